@@ -112,6 +112,9 @@ class Config:
 
 _HIGHEST_PORT = 65535
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_DURATION = 3660 * 86400.0
+"""Ten years. Beyond some longer time clocks, timers and calendars overflow, each at its own limit."""
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
@@ -119,11 +122,14 @@ def parse_duration(text: str) -> float:
     """Read a duration as Prometheus writes it (``250ms``, ``1m30s``), in seconds.
 
     Raises:
-        UsageError: it is not a positive duration.
+        UsageError: it is not a positive duration, or longer than ten years.
     """
     seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
     if _DURATION.sub("", text) or seconds <= 0:
         message = f"{text!r} is not a duration; write for example 500ms, 1s, 10m or 1h30m"
+        raise UsageError(message)
+    if seconds > _LONGEST_DURATION:
+        message = f"{text[:40]!r} is too long for a duration; write at most {_LONGEST_DURATION / 86400:.0f}d"
         raise UsageError(message)
     return seconds
 

@@ -78,6 +78,16 @@ def test_the_gpus_are_taken_back_in_time(standin: StandIn, exporter: Exporter, d
     exporter.until(lambda page: page.up, "data")
 
 
+def test_the_longest_release_is_shown(standin: StandIn, exporter: Exporter, door: str) -> None:
+    """A release of 30 days, the longest, is shown with its end, and ``--resume`` ends it."""
+    assert run("release", "--for=30d", door, driver=standin.env()).returncode == 0
+    page = exporter.until(released, "the page to say so")
+    until = page.value("released_until_timestamp_seconds") or 0.0
+    assert 29 * 86400 < until - page.time <= 30 * 86400 + 1
+    assert run("release", "--resume", door, driver=standin.env()).returncode == 0
+    exporter.until(lambda page: page.up, "data")
+
+
 def test_a_host_without_a_driver_can_be_told(standin: StandIn, door: str) -> None:
     """While there is no driver, as during its update, the command works too."""
     standin.driver_error = 9
@@ -150,6 +160,8 @@ def ask_as_nobody(path: Path) -> object:
         *(b"", b"\n", b"{", b"[]\n", b"x" * 10_000, b"\xff\xfe\n", b'{"resume": true}\n'),
         b'{"version": 1, "ask": "release", "seconds": -1}\n',
         b'{"version": 1, "ask": "release", "seconds": "x"}\n',
+        b'{"version": 1, "ask": "release", "seconds": 359999999999996400}\n',
+        b'{"version": 1, "ask": "release", "seconds": 1e300}\n',
         b'{"version": 9, "ask": "resume"}\n',
     ],
 )

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from contextlib import aclosing
 
 from vramledger.accounting.tracker import HoldingTracker
@@ -16,7 +17,7 @@ from vramledger.commands.output import write_output
 from vramledger.commands.parser import Commands, add_log, pid
 from vramledger.commands.sampling_loop import SAMPLES_MIN
 from vramledger.model.snapshot import Snapshot
-from vramledger.serving.source import attach_nothing, idle_threshold, open_source, snapshots
+from vramledger.serving.source import DEMO_SKIP, attach_nothing, idle_threshold, open_source, snapshots
 from vramledger.views.evidence import evidence_json, evidence_lines
 from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.table import render_table
@@ -45,7 +46,10 @@ def run(args: argparse.Namespace) -> int:
     """Print one sample, or every sample until interrupted."""
 
     async def show_samples() -> int:
-        source, kind, recording = await open_source(args.source, args.replay_speed, sampling_config(args))
+        begun = time.time()
+        source, kind, recording = await open_source(
+            args.source, args.replay_speed, sampling_config(args), demo_skip=DEMO_SKIP
+        )
         tracker = HoldingTracker(
             idle_after=idle_threshold(args.idle_after, source),
             interval=args.interval,
@@ -57,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
         terminal = sys.stdout.isatty()
         async with aclosing(snapshots(source, tracker, attach)) as published:  # type: ignore[type-var]
             async for snapshot in published:
+                if kind == "replay" and (snapshot.time or begun) < begun:
+                    continue  # what the demo skips
                 up = snapshot.up
                 if args.why is not None and up:
                     # The first sample of a process has no work to compare with, and may precede its facts.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from math import inf
 from typing import NamedTuple
 
 from vramledger.agent_protocol.messages import FORMAT_VERSION, make_failure, make_request, make_success
@@ -23,6 +22,9 @@ REQUEST_SECONDS = 5.0
 
 RESPONSE_SECONDS = 90.0
 """The exporter must answer within this time: a release waits for the sampler's end."""
+
+MAX_RELEASE_SECONDS = 30 * 86400.0
+"""The longest release. A longer one is a mistake, and a forgotten one ends."""
 
 RELEASE = "release"
 RESUME = "resume"
@@ -94,7 +96,7 @@ def read_response(line: bytes) -> ControlResponse:
 
 
 def _read_seconds(value: object) -> float | None:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_RELEASE_SECONDS:
         return float(value)
     return None
 
