@@ -18,6 +18,9 @@ IDLE_AFTER = 600.0
 AGENT_SOCKET = Path(DEFAULT_SOCKET)
 CONTROL_SOCKET = Path("/run/vramledger/control.sock")
 
+CONTROL_VARIABLE = "VRAMLEDGER_CONTROL_SOCKET"
+"""Where commands find the exporter, for scripts that call several of them."""
+
 OWNERS_MAX = 25
 """The number of a device's owners that have series of their own: with it, a host of 8 GPUs and 64 holders
 stays below 1,500 series."""

@@ -87,6 +87,7 @@ class HoldingTracker:
         self._ghosts = GhostWatch()
         self._last: float | None = None
         self._boot_time: float | None = None
+        self._watched_since: float | None = None
 
     def reset(self) -> None:
         """Forget all but what is counted since the exporter started; the next reading is a new start."""
@@ -142,6 +143,7 @@ class HoldingTracker:
             agents=self._agents.agents,
             agent_socket=reading.agent_socket,
             ooms=self._ooms.totals(),
+            watched_since=self._watched_since,
         )
 
     def _publish_failure(self, reading: Reading, failure: tuple[str, str]) -> Snapshot:
@@ -168,6 +170,8 @@ class HoldingTracker:
         if self._boot_time is not None and reading.boot_time != self._boot_time:
             self._follow_clock(reading.boot_time - self._boot_time)
         self._boot_time = reading.boot_time
+        if self._watched_since is None:
+            self._watched_since = reading.time
         return Sample(reading, {row.pid: row for row in reading.rows}, self._longest_gap, after_gap)
 
     def _follow_clock(self, seconds: float) -> None:
@@ -176,6 +180,8 @@ class HoldingTracker:
             state.shift_times(seconds)
         self._processes.shift_times(seconds)
         self._ghosts.shift_times(seconds)
+        if self._watched_since is not None:
+            self._watched_since += seconds
 
     def _account_device(
         self,

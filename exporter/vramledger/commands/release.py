@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import time
 
-from vramledger.commands.arguments import add_control
+from vramledger.commands.arguments import add_control, control_socket
+from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.output import write_output
 from vramledger.commands.parser import Commands, add_log, duration
-from vramledger.config import CONTROL_SOCKET
 from vramledger.errors import UsageError
 from vramledger.serving.control_client import request_exporter
 from vramledger.serving.control_messages import MAX_RELEASE_SECONDS, RELEASE, RESUME, ControlRequest
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         message = f"--for is at most {MAX_RELEASE_SECONDS / 86400:.0f}d; a longer release would be forgotten"
         raise UsageError(message)
     request = ControlRequest(RESUME) if args.resume else ControlRequest(RELEASE, args.seconds)
-    until = request_exporter(args.control_socket or CONTROL_SOCKET, request).released_until
+    until = run_until_interrupted(request_exporter(control_socket(args), request)).released_until
     if until is not None:
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(until))
         back = "'vramledger release --resume' reopens them"

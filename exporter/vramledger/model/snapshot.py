@@ -344,6 +344,7 @@ class Snapshot:
         agents: what the agents of holders report, by pid.
         agent_socket: the state of the agents' socket, None when there is no such socket.
         ooms: failed allocations since the exporter started, by owner and framework.
+        watched_since: Unix time of the first sample; nothing is known of what was before. None before it.
     """
 
     serial: int = 0
@@ -366,6 +367,7 @@ class Snapshot:
     agents: Mapping[int, AgentSnapshot] = field(default_factory=dict)
     agent_socket: AgentSocket | None = None
     ooms: tuple[OwnerOoms, ...] = ()
+    watched_since: float | None = None
 
     def facts_of(self, pid: int) -> ProcessFacts | None:
         """Return what is known of a holder, None when /proc hides it or its facts have not arrived yet."""

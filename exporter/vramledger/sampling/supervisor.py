@@ -90,6 +90,7 @@ class Supervisor:
         self._early_restarts: deque[float] = deque(maxlen=MAX_EARLY_RESTARTS)
         self._late_readings: list[Reading] = []
         self._release: _Release | None = None
+        self._killed: asyncio.subprocess.Process | None = None
         self._woken = asyncio.Event()
         self._gpus_released = asyncio.Event()
 
@@ -104,7 +105,7 @@ class Supervisor:
         try:
             while True:
                 while (released := self._released_reading()) is not None:
-                    self._gpus_released.set()
+                    self._note_released()
                     yield released
                     await self._wait_for_call(self._config.interval)
                 self._gpus_released.clear()
@@ -123,7 +124,7 @@ class Supervisor:
                         if self._early_restarts:
                             self._early_restarts.pop()  # the attempt had a result
                     yield reading
-                if self._release is not None:
+                if self._is_released(process):
                     self._failures = 0
                 elif process.returncode == DEVICES_CHANGED:
                     log.info("The number of GPUs changed, starting a fresh sampler")
@@ -150,12 +151,15 @@ class Supervisor:
         Raises:
             DriverError: the sampler cannot be ended now; the GPUs will be released as soon as it ends.
         """
-        self._release = _Release(time.monotonic() + seconds, time.time() + seconds)
+        # A release that replaces another one waits for the same event.
+        settled = asyncio.Event() if self._release is None else self._release.settled
+        release = self._release = _Release(time.monotonic() + seconds, time.time() + seconds, settled)
         self._woken.set()
         if self._process is not None:
+            self._killed = self._process
             _kill_sampler(self._process)
         try:
-            await asyncio.wait_for(self._gpus_released.wait(), RELEASE_TIMEOUT)
+            await asyncio.wait_for(settled.wait(), RELEASE_TIMEOUT)
         except asyncio.TimeoutError as error:
             message = (
                 "the GPUs are not released yet: a call of the sampler is stuck in the "
@@ -163,19 +167,41 @@ class Supervisor:
             )
             reason = "timeout"
             raise DriverError(reason, message) from error
+        if self._is_reopened(release):
+            reason, message = "internal", "another command has reopened the GPUs"
+            raise DriverError(reason, message)
         log.info("Released the GPUs", extra=fields(seconds=seconds))
-        return self._release.until
+        return release.until
+
+    def _is_released(self, process: asyncio.subprocess.Process) -> bool:
+        """Tell whether a sampler ends for a release, also when the GPUs have been reopened since."""
+        return self._release is not None or process is self._killed
+
+    def _is_reopened(self, release: _Release) -> bool:
+        return self._release is None and release.end > time.monotonic()
 
     def resume(self) -> None:
         """Sample again before the time of :meth:`release` is over."""
-        self._release = None
+        self._end_release()
         self._woken.set()
+
+    def _end_release(self) -> None:
+        """End the release that there may be; the command that waits for it gets its answer."""
+        if self._release is not None:
+            self._release.settled.set()
+        self._release = None
+
+    def _note_released(self) -> None:
+        self._gpus_released.set()
+        if self._release is not None:
+            self._release.settled.set()
 
     def _released_reading(self) -> Reading | None:
         """Return the failure to show while the GPUs are released, None when they are not."""
         release = self._release
         if release is not None and release.end <= time.monotonic():
-            release = self._release = None
+            self._end_release()
+            release = None
         if release is None:
             if self._gpus_released.is_set():
                 log.info("Reopening the GPUs")
@@ -239,8 +265,9 @@ class Supervisor:
         begun = time.monotonic()
         hung_since: float | None = None
         while True:
-            reading, over = (None, True) if self._release else await self._read_next(process, deadline)
-            if self._release is not None:
+            released = self._is_released(process)
+            reading, over = (None, True) if released else await self._read_next(process, deadline)
+            if self._is_released(process):
                 reading, over = None, True  # the output from before its end, and the fact that it has ended
             deadline = reading_timeout(self._config)
             if reading is not None and self._is_current(reading):
@@ -342,10 +369,17 @@ def _failed_reading(reason: str, message: str) -> Reading:
 
 
 class _Release(NamedTuple):
-    """The time at which a release of the GPUs ends: as monotonic time and as Unix time."""
+    """A release of the GPUs.
+
+    Attributes:
+        end: the monotonic time at which it ends.
+        until: the same as Unix time.
+        settled: whether the GPUs are released, or another command has ended it before.
+    """
 
     end: float
     until: float
+    settled: asyncio.Event
 
 
 async def read_once(config: SamplingConfig, samples: int = 1) -> list[Reading]:
