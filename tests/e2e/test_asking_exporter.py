@@ -225,7 +225,7 @@ def header(**changes: object) -> bytes:
 def test_an_exporter_of_another_version(
     standin: StandIn, tmp_path: Path, kind: socket.SocketKind, answer: bytes, said: str
 ) -> None:
-    """Beside an exporter that answers otherwise than this version, a command looks for itself and says why."""
+    """Beside an exporter of another version a command looks for itself, and says why."""
     path = tmp_path / "control"
     answers(path, kind, answer)
     done = run("show", f"--control.socket={path}", driver=standin.env())
