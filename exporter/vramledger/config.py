@@ -87,6 +87,7 @@ class Config:
         systemd_socket: listen on the sockets that systemd passes on, instead of ``listen``.
         control_socket: of ``vramledger release``; None for the usual path, if we may use it.
         page: whether the live page is served.
+        web_user: the user that root's exporter becomes; None for the usual one.
         source: ``nvml``, ``auto``, or ``replay:FILE``.
         replay_speed: how many recorded seconds pass in a second.
         idle_after: seconds without a sign of work after which a holding is idle; None for what a recording
@@ -104,6 +105,7 @@ class Config:
     systemd_socket: bool = False
     control_socket: Path | None = None
     page: bool = True
+    web_user: str | None = None
     source: str = "nvml"
     replay_speed: float = 1.0
     idle_after: float | None = None

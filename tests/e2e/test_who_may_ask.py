@@ -83,7 +83,7 @@ def ask(path: Path, request: ControlRequest, *wrapper: str, uid: int = 0) -> tup
 @pytest.fixture
 def directory() -> Iterator[Path]:
     """Return a directory that every user reaches."""
-    with tempfile.TemporaryDirectory(prefix="control-", dir="/tmp") as name:  # noqa: S108 a container has it
+    with tempfile.TemporaryDirectory(prefix="control-", dir="/tmp") as name:
         Path(name).chmod(0o755)
         yield Path(name)
 
@@ -136,7 +136,7 @@ def test_another_user_may_only_read(standin: StandIn, directory: Path, uid: int)
 
 
 def test_root_of_the_host_may_do_everything(standin: StandIn, directory: Path) -> None:
-    """Root of the host may release, reopen and read, also in a mount namespace of its own, as in a service."""
+    """Root of the host may release, reopen and read, also in a mount namespace, as of a service."""
     require_namespaces()
     path = directory / "control"
     with exporting(standin, path) as exporter:

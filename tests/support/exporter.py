@@ -232,7 +232,7 @@ class Exporter:
 
     def _find_samplers(self) -> list[psutil.Process]:
         found = []
-        for child in self.process.children():
+        for child in self.process.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 if alive(child) and "vramledger.sampling.sampler" in " ".join(child.cmdline()):
                     found.append(child)

@@ -295,14 +295,14 @@ def _with_idle_threshold(snapshot: Snapshot, idle_after: float | None) -> Snapsh
     if idle_after is None:
         return snapshot
 
-    def judge(holding: Holding) -> Holding:
+    def with_threshold(holding: Holding) -> Holding:
         idle_for = (snapshot.time or 0.0) - holding.since
         if holding.state is not State.IDLE or idle_for >= idle_after:
             return holding
         return replace(holding, state=State.ACTIVE, why=f"no GPU work for only {idle_for:.0f} s")
 
     devices = tuple(
-        replace(device, holdings=tuple(map(judge, device.holdings))) for device in snapshot.devices
+        replace(device, holdings=tuple(map(with_threshold, device.holdings))) for device in snapshot.devices
     )
     return replace(snapshot, devices=devices)
 

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
-import vramledger
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, RecordingError
-from vramledger.logs import fields, log, settings
+from vramledger.logs import fields, log
 from vramledger.model.reading import RELEASED, Reading, decode
 from vramledger.readers.hosts.driver_watch import DriverWatch
-from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED, encode_config
+from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED
+from vramledger.sampling.sampler_process import SamplerProcess, Starter, start_child
 
 START_TIMEOUT = 60.0
 """Seconds until the first reading: without the persistence daemon nvmlInit wakes each GPU for seconds."""
@@ -53,17 +50,6 @@ sampling period, because its end says nothing about the next one. The first samp
 sooner, for example killed by the kernel when memory was short, is also replaced within that time. After the
 next such end there is a wait, so that a failure that repeats does not cause a restart loop."""
 
-PACKAGE_ROOT = str(Path(vramledger.__file__).parents[1])
-START_PROGRAM = (
-    "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
-    "from vramledger.sampling.sampler import main; main()"
-)
-"""This is not ``-m``, which puts the current directory first on the path: root's sampler would import a
-``queue.py`` that somebody left there. (``-P`` exists since 3.11, and ``-I`` hides the user's own
-packages.)"""
-
-LINE_LIMIT = 64 * 1024 * 1024
-
 RELEASE_TIMEOUT = 60.0
 """Seconds within which a sampler must end after the request to release the GPUs."""
 
@@ -82,7 +68,8 @@ class Supervisor:
     def __init__(self, config: SamplingConfig) -> None:
         """Prepare; nothing is started before :meth:`readings` is iterated."""
         self._config = config
-        self._process: asyncio.subprocess.Process | None = None
+        self._start: Callable[[SamplingConfig], Awaitable[SamplerProcess]] = start_child
+        self._process: SamplerProcess | None = None
         self._failures = 0
         self._retried_at_once = False
         self._driver_watch = DriverWatch(config.procfs, config.rootfs)
@@ -90,7 +77,7 @@ class Supervisor:
         self._early_restarts: deque[float] = deque(maxlen=MAX_EARLY_RESTARTS)
         self._late_readings: list[Reading] = []
         self._release: _Release | None = None
-        self._killed: asyncio.subprocess.Process | None = None
+        self._killed: SamplerProcess | None = None
         self._woken = asyncio.Event()
         self._gpus_released = asyncio.Event()
 
@@ -99,6 +86,10 @@ class Supervisor:
         """The running sampler's pid."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
+
+    def use_starter(self, starter: Starter) -> None:
+        """Have samplers started by a process that has the rights for it, because we give ours up."""
+        self._start = starter.start
 
     async def readings(self) -> AsyncIterator[Reading | None]:
         """Yield readings for ever; a failure of the sampler is a reading with a ``failure``."""
@@ -138,7 +129,7 @@ class Supervisor:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        _kill_sampler(process)
+        process.kill_now()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(process.wait(), SILENCE_GRACE)
 
@@ -157,7 +148,7 @@ class Supervisor:
         self._woken.set()
         if self._process is not None:
             self._killed = self._process
-            _kill_sampler(self._process)
+            self._process.kill_now()
         try:
             await asyncio.wait_for(settled.wait(), RELEASE_TIMEOUT)
         except asyncio.TimeoutError as error:
@@ -173,7 +164,7 @@ class Supervisor:
         log.info("Released the GPUs", extra=fields(seconds=seconds))
         return release.until
 
-    def _is_released(self, process: asyncio.subprocess.Process) -> bool:
+    def _is_released(self, process: SamplerProcess) -> bool:
         """Tell whether a sampler ends for a release, also when the GPUs have been reopened since."""
         return self._release is not None or process is self._killed
 
@@ -244,22 +235,12 @@ class Supervisor:
                 self._failures = 0
                 return
 
-    async def _start_sampler(self) -> asyncio.subprocess.Process:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            START_PROGRAM,
-            PACKAGE_ROOT,
-            encode_config(self._config),
-            *settings(),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            limit=LINE_LIMIT,
-        )
+    async def _start_sampler(self) -> SamplerProcess:
+        self._process = await self._start(self._config)
         log.debug("Started a sampler", extra=fields(pid=self._process.pid))
         return self._process
 
-    async def _read_until_end(self, process: asyncio.subprocess.Process) -> AsyncIterator[Reading]:
+    async def _read_until_end(self, process: SamplerProcess) -> AsyncIterator[Reading]:
         """Yield one sampler's readings; return when it has ended or had to be ended."""
         deadline = START_TIMEOUT
         begun = time.monotonic()
@@ -310,9 +291,7 @@ class Supervisor:
             events=tuple(event for each in late for event in each.events),
         )
 
-    async def _read_next(
-        self, process: asyncio.subprocess.Process, deadline: float
-    ) -> tuple[Reading | None, bool]:
+    async def _read_next(self, process: SamplerProcess, deadline: float) -> tuple[Reading | None, bool]:
         """Return the next reading, or the failure that ends the sampler, and whether it is such a failure.
 
         Returns no reading when the sampler has ended and its last line has already said why.
@@ -340,9 +319,9 @@ class Supervisor:
         except RecordingError:
             return _failed_reading("sampler-exit", "the sampler's output broke off and it is restarted"), True
 
-    async def _end_sampler(self, process: asyncio.subprocess.Process) -> None:
+    async def _end_sampler(self, process: SamplerProcess) -> None:
         """Kill a sampler and wait until it has ended, for as long as the kernel takes."""
-        _kill_sampler(process)
+        process.kill_now()
         try:
             await asyncio.wait_for(process.wait(), SILENCE_GRACE)
         except asyncio.TimeoutError:
@@ -351,17 +330,6 @@ class Supervisor:
                 extra=fields(pid=process.pid),
             )
             await process.wait()
-
-
-def _kill_sampler(process: asyncio.subprocess.Process) -> None:
-    """Kill a sampler that has not been waited for.
-
-    We do not use its own ``kill``, which reaps the process while asyncio's thread still waits for it. The
-    thread then reports an unknown child and makes up an exit status (Python 3.10 and 3.11).
-    """
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
 
 
 def _failed_reading(reason: str, message: str) -> Reading:

@@ -8,9 +8,10 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 
+import vramledger
 from vramledger import __version__
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.server import run_agent_server
@@ -19,7 +20,8 @@ from vramledger.logs import fields, log
 from vramledger.model.snapshot import Snapshot
 from vramledger.readers.hosts.open_device_files import read_open_device_files
 from vramledger.sampling import malloc
-from vramledger.sampling.privileges import READ_CAPABILITIES, drop_privileges
+from vramledger.sampling.privileges import User, can_run_as, drop_privileges, find_user
+from vramledger.sampling.sampler_process import Starter
 from vramledger.sampling.supervisor import Supervisor, reading_timeout
 from vramledger.serving.callers import Caller
 from vramledger.serving.control_messages import (
@@ -88,10 +90,13 @@ async def _serve_source(
         else nullcontext()
     )
     page = PageState()
+    user = _choose_user(config)
+    # What needs a right comes first: the sockets, then the process that starts samplers.
     async with (
-        serve(config, publisher, on_bound=_drop_privileges, state=page),
-        _control_socket(config, source, publisher, page, idle_after),
         agents as agent_server,
+        _control_socket(config, source, publisher, page, idle_after),
+        _starter(config, source) as start_starter,
+        serve(config, publisher, lambda: _give_up_rights(start_starter, user), page),
         notify_service_manager(),
     ):
         malloc.freeze_objects()
@@ -103,8 +108,47 @@ async def _serve_source(
         await cancel_and_wait(publishing)
 
 
-def _drop_privileges() -> None:
-    drop_privileges(READ_CAPABILITIES)
+def _choose_user(config: Config) -> User | None:
+    """Return the user that we become, None to stay who we are; make the sockets' directories for it.
+
+    Raises:
+        StartupError: there is no user of this name.
+    """
+    user = find_user(config.web_user)
+    if user is None:
+        return None
+    program = (vramledger.__file__, os.__file__, sys.modules["aiohttp"].__file__)
+    if not can_run_as(user, filter(None, program)):
+        return None
+    for path in (config.agent_socket, config.control_socket or CONTROL_SOCKET):
+        if not path.parent.exists():
+            with suppress(OSError):  # the socket's own message says why
+                path.parent.mkdir(mode=0o755, parents=True)
+                os.chown(path.parent, *user)
+    return user
+
+
+@asynccontextmanager
+async def _starter(config: Config, source: SnapshotSource) -> AsyncIterator[Callable[[], None]]:
+    """Yield a function that starts the process which starts samplers; that ends with the block."""
+    started: list[Starter] = []
+
+    def start() -> None:
+        if isinstance(source, Supervisor):
+            started.append(Starter(config.sampling))
+            source.use_starter(started[0])
+
+    try:
+        yield start
+    finally:
+        for each in started:
+            each.close()
+
+
+def _give_up_rights(start_starter: Callable[[], None], user: User | None) -> None:
+    """Leave every right to the process that starts samplers."""
+    start_starter()
+    drop_privileges(become=user)
 
 
 async def _publish(
