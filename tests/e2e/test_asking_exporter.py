@@ -96,6 +96,20 @@ def test_end_finds_every_orphan_that_the_exporter_saw(standin: StandIn, stage: S
     assert set(map(int, ended)) == orphans
 
 
+def test_end_knows_for_how_long_somebody_is_idle(standin: StandIn, stage: Stage) -> None:
+    """``end --state idle`` needs no wait beside an exporter; ``--idle-after`` selects by the time."""
+    require_host_pid_namespace()
+    with crowded(standin, stage) as (exporter, states):
+        asking = {**standin.env(), **exporter.found}
+        (idle,) = (pid for pid, state in states.items() if state == "idle")
+        longer = run("end", "--state=idle", "--idle-after=1h", driver=asking)
+        shorter = run("end", "--state=idle", "--idle-after=100ms", "--sample.interval=50ms", driver=asking)
+    assert longer.stdout == "no holder is selected, there is nothing to end\n"
+    assert "without an exporter" not in longer.stderr
+    assert f"would end pid {idle}" in shorter.stdout
+    assert "--idle-after is shorter than the exporter's 0.5 s" in shorter.stderr
+
+
 def test_two_commands_at_once(standin: StandIn, stage: Stage) -> None:
     """Two ``end --yes`` for the same holders both finish; each holder is ended once, and nobody else."""
     require_host_pid_namespace()
