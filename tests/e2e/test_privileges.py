@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -120,6 +121,18 @@ def test_the_web_part_may_do_nothing(exporter: Exporter) -> None:
     assert set(held) == {"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"}
     assert set(held.values()) == {0}
     assert status(exporter.process)["NoNewPrivs"] == "1"
+
+
+def test_the_web_part_changes_no_file(standin: StandIn, control: str) -> None:
+    """Where the kernel has Landlock, the web part may change no file, and its sockets still go at its end."""
+    require_root()
+    if ctypes.CDLL(None, use_errno=True).syscall(444, None, 0, 1) < 1:
+        do_without("needs a kernel with Landlock")
+    with serving(*QUICK, control, "--log.level=debug", driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "data")
+        assert "May change no file but the sockets" in exporter.log
+        assert run("release", control, driver=standin.env()).returncode == 0
+    assert not Path(control.partition("=")[2]).exists()
 
 
 def test_only_the_web_part_listens(exporter: Exporter) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from pathlib import Path
 
 import vramledger
 from vramledger import __version__
@@ -20,6 +21,7 @@ from vramledger.logs import fields, log
 from vramledger.model.snapshot import Snapshot
 from vramledger.readers.hosts.open_device_files import read_open_device_files
 from vramledger.sampling import malloc
+from vramledger.sampling.landlock import forbid_changes
 from vramledger.sampling.privileges import User, can_run_as, drop_privileges, find_user
 from vramledger.sampling.sampler_process import Starter
 from vramledger.sampling.supervisor import Supervisor, reading_timeout
@@ -96,7 +98,7 @@ async def _serve_source(
         agents as agent_server,
         _control_socket(config, source, publisher, page, idle_after),
         _starter(config, source) as start_starter,
-        serve(config, publisher, lambda: _give_up_rights(start_starter, user), page),
+        serve(config, publisher, lambda: _give_up_rights(config, start_starter, user), page),
         notify_service_manager(),
     ):
         malloc.freeze_objects()
@@ -120,7 +122,7 @@ def _choose_user(config: Config) -> User | None:
     program = (vramledger.__file__, os.__file__, sys.modules["aiohttp"].__file__)
     if not can_run_as(user, filter(None, program)):
         return None
-    for path in (config.agent_socket, config.control_socket or CONTROL_SOCKET):
+    for path in _socket_paths(config):
         if not path.parent.exists():
             with suppress(OSError):  # the socket's own message says why
                 path.parent.mkdir(mode=0o755, parents=True)
@@ -145,10 +147,15 @@ async def _starter(config: Config, source: SnapshotSource) -> AsyncIterator[Call
             each.close()
 
 
-def _give_up_rights(start_starter: Callable[[], None], user: User | None) -> None:
+def _socket_paths(config: Config) -> tuple[Path, Path]:
+    return config.agent_socket, config.control_socket or CONTROL_SOCKET
+
+
+def _give_up_rights(config: Config, start_starter: Callable[[], None], user: User | None) -> None:
     """Leave every right to the process that starts samplers."""
     start_starter()
     drop_privileges(become=user)
+    forbid_changes(path.parent for path in _socket_paths(config))
 
 
 async def _publish(
