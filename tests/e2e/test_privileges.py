@@ -6,8 +6,10 @@ import ctypes
 import os
 import subprocess
 import sys
+import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -89,19 +91,25 @@ def starter(exporter: Exporter) -> psutil.Process:
     return found
 
 
-@pytest.fixture
-def own_user(standin: StandIn, control: str) -> Iterator[Exporter]:
-    """Run an exporter as root with a Python that every user may read, so that it becomes its own user."""
+@contextmanager
+def readable_by_all(standin: StandIn, *flags: str, wrapper: Sequence[str] = ()) -> Iterator[Exporter]:
+    """Run an exporter with a Python that every user may read, so that it can become another user."""
     require_root()
     python = Path("/usr/bin/python3")
     packages = Path(aiohttp.__file__).parents[1]
     if not (sys.version_info[:2] == system_version(python) and packages.stat().st_mode & 0o005):
         do_without("needs a Python of this version that every user may read")
     path = f"{SOURCES}:{packages}"
-    with serving(
-        *QUICK, control, driver={**standin.env(), "PYTHONPATH": path}, python=str(python)
-    ) as running:
+    driver = {**standin.env(), "PYTHONPATH": path}
+    with serving(*QUICK, *flags, driver=driver, python=str(python), wrapper=wrapper) as running:
         running.until(lambda page: page.up, "data")
+        yield running
+
+
+@pytest.fixture
+def own_user(standin: StandIn, control: str) -> Iterator[Exporter]:
+    """Run an exporter as root that becomes its own user."""
+    with readable_by_all(standin, control) as running:
         yield running
 
 
@@ -159,6 +167,46 @@ def test_the_web_part_is_a_user_of_its_own(own_user: Exporter, standin: StandIn,
     assert own_user.sampler != before
     assert "by the exporter" in run("show", control, driver=standin.env()).stdout
     assert "level=warning" not in own_user.log
+
+
+SIGHT = "+sys_ptrace,+dac_read_search"
+DEPLOYMENTS = {
+    "container": (("--inh-caps=-all", f"--bounding-set=-all,{SIGHT},+setuid,+setgid"), 65532, SEEING),
+    "container of before": (("--inh-caps=-all", f"--bounding-set=-all,{SIGHT}"), 0, SEEING),
+    "container without rights": (("--inh-caps=-all", "--bounding-set=-all", "--reuid=65532"), 65532, 0),
+    "service": (
+        ("--reuid=12345", f"--inh-caps={SIGHT}", f"--ambient-caps={SIGHT}", f"--bounding-set=-all,{SIGHT}"),
+        12345,
+        SEEING,
+    ),
+}
+"""The rights that a container and a service start with, the user that listens, and what the sampler gets."""
+
+
+@pytest.mark.parametrize(("flags", "uid", "seeing"), DEPLOYMENTS.values(), ids=DEPLOYMENTS)
+def test_what_is_deployed_is_enough(standin: StandIn, flags: tuple[str, ...], uid: int, seeing: int) -> None:
+    """With the rights of each deployment the web part has none, and the sampler those for reading /proc."""
+    wrapper = [str(require_tool("setpriv")), "--clear-groups", *flags]
+    state = Path(standin.env()["VRAMLEDGER_STANDIN"])
+    state.chmod(0o666)
+    for path in (state, Path(standin.env()["LD_LIBRARY_PATH"], "libnvidia-ml.so.1")):
+        for above in path.parents[:-2]:
+            above.chmod(0o755)  # the runner's folders are private
+    with (
+        tempfile.TemporaryDirectory(prefix="control-") as directory,
+        readable_by_all(standin, *open_to_all(Path(directory)), wrapper=wrapper) as exporter,
+    ):
+        held = sets(exporter.process)
+        assert (held["CapEff"], held["CapPrm"], held["CapInh"], held["CapAmb"]) == (0, 0, 0, 0)
+        assert status(exporter.process)["Uid"].split() == [str(uid)] * 4
+        assert sets(exporter.sampler)["CapEff"] == seeing
+        assert "Could not give up" not in exporter.log
+
+
+def open_to_all(directory: Path) -> tuple[str, str]:
+    """Return the flags of sockets in a directory in which every user may make them."""
+    directory.chmod(0o777)
+    return f"--control.socket={directory}/control", f"--agent.socket={directory}/agent"
 
 
 def test_its_user_cannot_touch_the_part_with_rights(own_user: Exporter) -> None:
