@@ -234,7 +234,7 @@ class Exporter:
         found = []
         for child in self.process.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                if alive(child) and "vramledger.sampling.sampler" in " ".join(child.cmdline()):
+                if alive(child) and "vramledger.sampling.sampler" in " ".join(child.cmdline()[:3]):
                     found.append(child)
         self.samplers.update(found)
         return found

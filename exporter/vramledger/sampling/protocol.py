@@ -1,4 +1,4 @@
-"""Define how the exporter starts its sampler: command line, configuration, exit statuses, and requests.
+"""Define how the exporter starts its sampler: command line, configuration, exit statuses.
 
 This is a separate module, so that the exporter need not load what only the sampler uses: the driver's
 bindings alone take 3.5 MiB and 11 ms.
@@ -21,13 +21,6 @@ initialisation."""
 DRIVER_FAILED = 3
 """The exit status after a failure of the driver as a whole, which the last line has reported."""
 
-STARTER_START, STARTER_KILL = "start", "kill"
-"""The requests of the exporter to the process that starts samplers; a descriptor for the sampler's output
-comes with the first."""
-
-STARTER_STARTED, STARTER_FAILED, STARTER_ENDED = "started", "failed", "ended"
-"""The answers, each with a number: the sampler's pid, an error of the system, the sampler's exit status."""
-
 _PACKAGE_ROOT = str(Path(vramledger.__file__).parents[1])
 _PROGRAM = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
@@ -45,7 +38,7 @@ def sampler_command(*arguments: str) -> list[str]:
 
 def starter_command(*arguments: str) -> list[str]:
     """Return the command line of the process that starts samplers with these arguments."""
-    return [sys.executable, "-c", _PROGRAM.format("starter"), _PACKAGE_ROOT, *arguments]
+    return [sys.executable, "-c", _PROGRAM.format("starter"), _PACKAGE_ROOT, *sampler_command(*arguments)]
 
 
 def encode_config(config: SamplingConfig) -> str:

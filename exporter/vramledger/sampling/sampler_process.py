@@ -14,15 +14,13 @@ from typing import Protocol
 from vramledger.config import SamplingConfig
 from vramledger.errors import StartupError
 from vramledger.logs import settings
-from vramledger.sampling.protocol import (
+from vramledger.sampling.protocol import encode_config, sampler_command, starter_command
+from vramledger.sampling.starter import (
     STARTER_ENDED,
     STARTER_FAILED,
     STARTER_KILL,
     STARTER_START,
     STARTER_STARTED,
-    encode_config,
-    sampler_command,
-    starter_command,
 )
 
 LINE_LIMIT = 64 * 1024 * 1024

@@ -3,30 +3,30 @@
 The exporter listens on the network and has no right at all, so it cannot give a sampler one. This process has
 the rights to read /proc, listens to nobody but the exporter, and does only two things: it starts the sampler
 that its own command line describes, and it kills that. It ends with the exporter, and so does the sampler.
+
+It is there all the time, so it imports little: its memory counts.
 """
 
 from __future__ import annotations
 
-import array
 import os
 import select
 import signal
-import socket
 import sys
+from _socket import CMSG_SPACE, MSG_DONTWAIT, SCM_RIGHTS, SOL_SOCKET, socket
 from contextlib import suppress
 
 from vramledger.logs import configure
 from vramledger.sampling.privileges import READ_CAPABILITIES, drop_privileges
-from vramledger.sampling.protocol import (
-    STARTER_ENDED,
-    STARTER_FAILED,
-    STARTER_KILL,
-    STARTER_START,
-    STARTER_STARTED,
-    sampler_command,
-)
+
+STARTER_START, STARTER_KILL = "start", "kill"
+"""The requests of the exporter; a descriptor for the sampler's output comes with the first."""
+
+STARTER_STARTED, STARTER_FAILED, STARTER_ENDED = "started", "failed", "ended"
+"""The answers, each with a number: the sampler's pid, an error of the system, the sampler's exit status."""
 
 _MESSAGE_BYTES = 64
+_DESCRIPTOR_BYTES = 4
 _IGNORED = (signal.SIGINT, signal.SIGTERM)
 """The exporter handles these signals, and we end with it."""
 
@@ -34,9 +34,9 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM)
 class _RequestLoop:
     """The connection to the exporter, and the sampler that runs."""
 
-    def __init__(self, exporter: socket.socket, arguments: list[str]) -> None:
+    def __init__(self, exporter: socket, command: list[str]) -> None:
         self._exporter = exporter
-        self._command = sampler_command(*arguments)
+        self._command = command
         self._sampler: int | None = None
 
     def run(self) -> None:
@@ -66,9 +66,9 @@ class _RequestLoop:
 
     def _serve_request(self) -> bool:
         """Do what the exporter requests, if it requests anything; tell whether it is still there."""
-        space = socket.CMSG_SPACE(array.array("i").itemsize)
+        space = CMSG_SPACE(_DESCRIPTOR_BYTES)
         try:
-            message, ancillary, _, _ = self._exporter.recvmsg(_MESSAGE_BYTES, space, socket.MSG_DONTWAIT)
+            message, ancillary, _, _ = self._exporter.recvmsg(_MESSAGE_BYTES, space, MSG_DONTWAIT)
         except BlockingIOError:
             return True
         except OSError:
@@ -100,8 +100,7 @@ class _RequestLoop:
 
     def _kill(self) -> None:
         if self._sampler is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self._sampler, signal.SIGKILL)
+            os.kill(self._sampler, signal.SIGKILL)  # it has not been waited for: its pid is still its own
 
     def _answer(self, message: str) -> None:
         with suppress(OSError):  # the exporter has ended, which the next request says
@@ -110,8 +109,8 @@ class _RequestLoop:
 
 def _descriptor(ancillary: list[tuple[int, int, bytes]]) -> int | None:
     for level, kind, content in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            return array.array("i", content)[0]
+        if level == SOL_SOCKET and kind == SCM_RIGHTS:
+            return int.from_bytes(content[:_DESCRIPTOR_BYTES], sys.byteorder)
     return None
 
 
@@ -119,10 +118,9 @@ def main() -> None:
     """Serve the exporter at the other end of standard input until it ends."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    configure(*sys.argv[2:4])
+    configure(*sys.argv[-2:])  # the sampler's last arguments
     drop_privileges(inherit=READ_CAPABILITIES)
-    with socket.socket(fileno=os.dup(0)) as exporter:
-        _RequestLoop(exporter, sys.argv[1:]).run()
+    _RequestLoop(socket(fileno=os.dup(0)), sys.argv[1:]).run()
 
 
 if __name__ == "__main__":
