@@ -100,6 +100,7 @@ class HoldingTracker:
         self._uncharged = UnchargedTracker()
         self._last: float | None = None
         self._boot_time: float | None = None
+        self._watched_since: float | None = None
 
     def reset(self) -> None:
         """Forget all but what is counted since the exporter started; the next reading is a new start."""
@@ -168,6 +169,7 @@ class HoldingTracker:
             ooms=self._ooms.totals(),
             to_count=self._holders_to_count(sample),
             launches=reading.launches if _counts_launches(reading) else None,
+            watched_since=self._watched_since,
         )
 
     def _publish_failure(self, reading: Reading, failure: tuple[str, str]) -> Snapshot:
@@ -194,6 +196,8 @@ class HoldingTracker:
         if self._boot_time is not None and reading.boot_time != self._boot_time:
             self._follow_clock(reading.boot_time - self._boot_time)
         self._boot_time = reading.boot_time
+        if self._watched_since is None:
+            self._watched_since = reading.time
         return Sample(reading, {row.pid: row for row in reading.rows}, self._longest_gap, after_gap)
 
     def _follow_clock(self, seconds: float) -> None:
@@ -205,6 +209,8 @@ class HoldingTracker:
         self._work.shift_times(seconds)
         self._waits.shift_times(seconds)
         self._uncharged.shift_times(seconds)
+        if self._watched_since is not None:
+            self._watched_since += seconds
 
     def _find_uncharged(
         self,

@@ -310,8 +310,8 @@ def _reason(holding: Holding, snapshot: Snapshot, why: str, *, counts: bool) -> 
     return CheckReason(holding.state.value, text, counts, holding.pid, holding.held)
 
 
-def results_json(results: Iterable[CheckResult]) -> dict[str, Json]:
-    """Return the results as JSON values."""
+def results_json(results: Iterable[CheckResult], watched_since: float | None = None) -> dict[str, Json]:
+    """Return the results as JSON values, with the Unix time since which the holders were watched."""
     results = list(results)
     words = {CLEAN: "clean", NOT_CLEAN: "not-clean", CANNOT_TELL: "cannot-tell"}
     status = overall_status(results)
@@ -319,6 +319,7 @@ def results_json(results: Iterable[CheckResult]) -> dict[str, Json]:
         "version": 1,
         "verdict": words[status],
         "exit_status": status,
+        "watched_since": watched_since,
         "devices": [
             {
                 "gpu": result.gpu,

@@ -24,6 +24,9 @@ from vramledger.views.remedies import able_hidden
 LAST_WAIT = 10.0
 """Seconds after SIGKILL until we give up on a process: a call that is stuck in the driver keeps it alive."""
 
+_LONGEST_POLL = 86400.0
+"""Seconds; poll takes milliseconds as a C int, which ends after 24 days."""
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -216,7 +219,11 @@ class Termination:
             return self.ended
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
-        return bool(poll.poll(max(0.0, seconds) * 1000))
+        deadline = time.monotonic() + seconds
+        while not poll.poll(min(max(0.0, deadline - time.monotonic()), _LONGEST_POLL) * 1000):
+            if time.monotonic() >= deadline:
+                return False
+        return True
 
     def _set_outcome(self, outcome: str, *, ended: bool = False) -> None:
         self.outcome, self.ended = outcome, ended

@@ -451,6 +451,7 @@ class Snapshot:
         ooms: failed allocations since the exporter started, by owner and framework.
         launches: what was counted of quiet holders; None when nothing is counted on this host.
         to_count: the holders whose launches should be counted from now on, by pid and start time.
+        watched_since: Unix time of the first sample; nothing is known of what was before. None before it.
     """
 
     serial: int = 0
@@ -475,6 +476,7 @@ class Snapshot:
     ooms: tuple[OwnerOoms, ...] = ()
     launches: tuple[LaunchCount, ...] | None = None
     to_count: tuple[tuple[int, int], ...] = ()
+    watched_since: float | None = None
 
     def facts_of(self, pid: int) -> ProcessFacts | None:
         """Return what is known of a holder, None when /proc hides it or its facts have not arrived yet."""

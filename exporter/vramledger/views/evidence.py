@@ -70,8 +70,9 @@ def evidence_json(snapshot: Snapshot, pid: int) -> dict[str, Json] | None:
             for device, each in held
         ],
         "row": None if row is None else dict(row._asdict()),
-        "facts": None if facts is None else _facts_json(facts),
-        "first_parent": _parent_json((first or facts).parent) if facts is not None else None,
+        # Without the first facts, those that are there are only what the page shows.
+        "facts": None if facts is None or first is None else _facts_json(facts),
+        "first_parent": None if first is None else _parent_json(first.parent),
     }
 
 
@@ -106,9 +107,16 @@ def _lines(snapshot: Snapshot, pid: int, held: list[tuple[DeviceSnapshot, Holdin
         if agent is not None:
             yield from _pools(agent, device.reading.uuid, holding)
     yield from _agent(agent, now)
-    yield from _row(snapshot.rows.get(pid) if process is not None else None)
+    if facts is None or (process is not None and process.first is not None):
+        yield from _row(snapshot.rows.get(pid) if process is not None else None)
     if process is not None:
         yield f"  started        {span(now - process.start_time)} ago"
+    if facts is not None and (process is None or process.first is None):
+        kind, name = owner_of(facts) or UNKNOWN
+        yield f"  user           {facts.user or 'not known'} (uid {'?' if facts.uid is None else facts.uid})"
+        yield f"  owner          {kind} {name}".rstrip()
+        yield "  facts          not shown: only root and its own user see more of it than the page shows"
+        return
     if process is None or facts is None:
         yield "  facts          none: it has ended, /proc hides it, or they come with the next sample"
         return

@@ -27,6 +27,7 @@ def snapshot_json(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth] = _NO_
         else {"reason": snapshot.failure[0], "message": snapshot.failure[1]},
         "released_until": snapshot.released_until,
         "time": snapshot.time,
+        "watched_since": snapshot.watched_since,
         "source": snapshot.source,
         "recording": snapshot.recording,
         "host_pid_namespace": snapshot.host_pid_namespace,

@@ -13,24 +13,28 @@ from vramledger.model.policy import NO_POLICY, Policy
 from vramledger.model.snapshot import DeviceSnapshot, Holding, ProcessSnapshot, State
 from vramledger.model.uncharged_memory import beyond_contexts
 
-_END_IT = "`vramledger end --pid {pid} --yes`"
+_END_IT = "`vramledger end --pid {pid}`"
+"""A dry run: it says what it would end and why, and how to do it. Who copies a hint ends nothing by that."""
 
 _BY_STATE: Mapping[State, str] = {
     State.DEAD: "The driver has not freed it. When the GPU has no other holders: `nvidia-smi "
     "--gpu-reset -i {gpu}`; otherwise drain the node and restart it.",
-    State.ZOMBIE: f"It has exited and the driver still holds its bytes: {_END_IT}. If they stay, look for "
-    "NVRM and Xid in the kernel log.",
+    State.ZOMBIE: f"It has exited and the driver still holds its bytes: {_END_IT} says what would end it. "
+    "If they stay after that, look for NVRM and Xid in the kernel log.",
     State.STUCK: "No signal ends it, and no scheduler can free its memory. Look for NVRM and Xid in the "
     "kernel log; drain the node, then reset the GPU (`nvidia-smi --gpu-reset -i {gpu}`) or restart the node.",
-    State.ORPHANED: f"No program waits for its result any more. Ask its user, then {_END_IT}.",
-    State.STOPPED: f"Ask its user why it is stopped. `kill -CONT {{pid}}` continues it; {_END_IT} ends it.",
+    State.ORPHANED: f"No program waits for its result any more. Ask its user; then {_END_IT} says what would "
+    "be ended, and how.",
+    State.STOPPED: f"Ask its user why it is stopped. `kill -CONT {{pid}}` continues it; {_END_IT} says "
+    "how to end it.",
     State.UNKNOWN: "Run the exporter in the host's PID namespace; `vramledger doctor` says how.",
 }
 
 _KEPT = "Hidden pid {pids} has the device open and may keep it, as a forked child does: end that first."
 
 _WORKING_ORPHAN = (
-    f"It still works, although the program that started it has ended: ask its user. {_END_IT} ends it."
+    f"It still works, although the program that started it has ended: ask its user. {_END_IT} says how to "
+    "end it."
 )
 
 _BY_POLICY = {
@@ -79,7 +83,8 @@ def _for_idle(pid: int, process: ProcessSnapshot | None) -> str:
     if owner is not None and owner.notebook:
         first = "Ask its user to shut the notebook's kernel down."
     else:
-        first = f"Ask its user whether the program is still needed; if not: {_END_IT.format(pid=pid)}."
+        ending = _END_IT.format(pid=pid)
+        first = f"Ask its user whether the program is still needed; if not, {ending} says how to end it."
     framework = FRAMEWORKS_BY_NAME.get(policy.framework)
     remedy = framework.remedies.get(policy.policy) if framework is not None else None
     more = _GROWN if policy.policy == "growth" else None

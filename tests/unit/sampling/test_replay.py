@@ -158,6 +158,26 @@ def test_time_begins_now_and_never_goes_back(film: Path) -> None:
     assert times[100] - times[99] == pytest.approx(END_PAUSE)
 
 
+def test_what_is_skipped_has_just_passed(film: Path) -> None:
+    """The readings before the start come at once, with times before now; a second run skips nothing."""
+
+    async def run() -> list[float]:
+        found: list[float] = []
+        async with aclosing(Replay(film, 1e6, skip=40.0).readings()) as played:  # type: ignore[type-var]
+            async for each in played:
+                found += [] if each is None else [each.time]
+                if len(found) == 60:
+                    break
+        return found
+
+    before = time.time()
+    times = asyncio.run(run())
+    assert before <= times[20] <= time.time()
+    assert times[0] == pytest.approx(times[20] - 40)
+    assert times == sorted(times)
+    assert times[50] - times[49] == pytest.approx(END_PAUSE)
+
+
 @pytest.mark.parametrize(("simulated", "name"), [(False, "film.jsonl"), (True, "film.jsonl (simulated)")])
 def test_what_is_simulated_says_so(tmp_path: Path, name: str, *, simulated: bool) -> None:
     """The name in log, metrics and page distinguishes a simulation from a recording."""

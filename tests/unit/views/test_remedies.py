@@ -28,6 +28,16 @@ def test_every_state_but_active_has_a_remedy(state: State) -> None:
     assert "4711" in todo or state in (State.DEAD, State.STUCK, State.UNKNOWN)
 
 
+@pytest.mark.parametrize("working", [True, False])
+@pytest.mark.parametrize("state", State)
+def test_no_hint_ends_anything(state: State, *, working: bool) -> None:
+    """Who copies a hint gets a dry run: none contains ``--yes``, and the command has the pid."""
+    hint = remedy(replace(holding(4711, state=state), working=working), process(4711), 3) or ""
+
+    assert "--yes" not in hint
+    assert "vramledger end" not in hint or "`vramledger end --pid 4711`" in hint
+
+
 @pytest.mark.parametrize(
     ("framework", "policy", "says"),
     [
