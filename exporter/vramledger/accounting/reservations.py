@@ -31,7 +31,9 @@ _MPS_CONTROL = "nvidia-cuda-mps-control"
 _EVERY = "*"
 _REPLICA = "::"
 """The device plugin's mark of a time slice: ``GPU-…::1``."""
-_NUMBERED = re.compile(r"(?:nvidia|gpu-)(?P<minor>\d+)(?:/gi(?P<instance>\d+))?(?:/vgpu\d+)?")
+_NUMBERED = re.compile(
+    r"(?:nvidia|gpu-)(?P<minor>\d+)(?:/gi(?P<instance>\d+)(?:/ci(?P<compute>\d+))?)?(?:/vgpu\d+)?"
+)
 _OLD_MIG = re.compile(r"MIG-(?P<parent>GPU-[\w-]+)/(?P<gpu>\d+)/(?P<compute>\d+)", re.ASCII)
 
 
@@ -162,8 +164,10 @@ def fits(name: str, device: DeviceReading) -> bool:
     if name in (_EVERY, device.uuid) or (device.parent is not None and name == device.parent):
         return True
     if match := _NUMBERED.fullmatch(name):
-        instance = match["instance"]
-        return device.minor == int(match["minor"]) and instance in (None, str(device.gpu_instance))
+        given = (match["instance"], match["compute"])
+        own = (str(device.gpu_instance), str(device.compute_instance))
+        named = all(number in (None, mine) for number, mine in zip(given, own, strict=True))
+        return device.minor == int(match["minor"]) and named
     if match := _OLD_MIG.fullmatch(name):
         ids = (device.gpu_instance, device.compute_instance)
         return device.parent == match["parent"] and ids == (int(match["gpu"]), int(match["compute"]))

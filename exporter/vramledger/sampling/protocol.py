@@ -41,6 +41,11 @@ def starter_command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", _PROGRAM.format("starter"), _PACKAGE_ROOT, *sampler_command(*arguments)]
 
 
+def launch_counter_command(*arguments: str) -> list[str]:
+    """Return the command line of the process that counts launches."""
+    return [sys.executable, "-c", _PROGRAM.format("launch_counter"), _PACKAGE_ROOT, *arguments]
+
+
 def encode_config(config: SamplingConfig) -> str:
     """Write the sampler's only argument."""
     return json.dumps(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -18,7 +17,8 @@ from vramledger.config import SamplingConfig
 from vramledger.logs import fields, log, settings
 from vramledger.model.reading import LaunchCount, Reading
 from vramledger.sampling.launch_protocol import INTERVAL, OBSTACLE, decode_counts, encode_holders
-from vramledger.sampling.supervisor import LINE_LIMIT, PACKAGE_ROOT
+from vramledger.sampling.protocol import launch_counter_command
+from vramledger.sampling.sampler_process import LINE_LIMIT
 from vramledger.serving.source import Attach
 from vramledger.web.cancellation import background_task
 
@@ -31,11 +31,6 @@ again where a program's files hang."""
 END_TIMEOUT = 10.0
 """Seconds for which our end waits for that of the process: it takes up to 0.1 s for each open counter, and a
 service manager waits for it too."""
-
-_START = (
-    "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
-    "from vramledger.sampling.launch_counter import main; main()"
-)
 
 
 class LaunchCounting:
@@ -90,12 +85,7 @@ class LaunchCounting:
 async def count_launches(config: SamplingConfig) -> AsyncIterator[LaunchCounting]:
     """Start the process that counts, and end it with the block; the kernel then closes what it has open."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        _START,
-        PACKAGE_ROOT,
-        str(config.procfs),
-        *settings(),
+        *launch_counter_command(str(config.procfs), *settings()),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=LINE_LIMIT,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -428,3 +430,18 @@ def test_one_search_finds_who_has_the_device_open(tmp_path: Path, stage: Stage) 
     assert [(holder.pid, holder.minors) for holder in found[0]] == [(pid, (3,))]
     assert listed is not None
     assert listed[0] == ()
+
+
+def test_a_slow_sample_is_not_the_last_one(standin: StandIn) -> None:
+    """A driver that takes longer than one sample waits is asked again until ``--wait`` is over."""
+    require_host_pid_namespace()
+    standin.hang("nvmlDeviceGetMemoryInfo_v2")
+    command = [sys.executable, "-m", "vramledger", "check", "--wait=8s", "--sample.timeout=500ms"]
+    with subprocess.Popen(command, env={**os.environ, **standin.env()}, stdout=subprocess.PIPE) as process:
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(3)
+        finally:
+            standin.release()
+        output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output[:6]) == (0, b"GPU 0 ")

@@ -1,8 +1,13 @@
-"""Prolog, epilog and health check, run as slurmd runs them, on the stand-in driver and a stand-in Slurm."""
+"""Prolog, epilog and health check, run as slurmd runs them, on the stand-in driver and a stand-in Slurm.
+
+``test_real_slurm.py`` runs them under the real daemons.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,172 +18,449 @@ import pytest
 from tests.integration.readers.owners.test_owners_real import cgroup
 from tests.support.players.listed import listed_while_alive
 from tests.support.players.stage import Stage
-from tests.support.requirements import require_host_pid_namespace, require_tool
+from tests.support.requirements import require_host_pid_namespace, require_root, require_tool
+from tests.support.slurm.daemons import step_daemon
 from tests.support.standin.library import GIB, Code, StandIn
 
 ROOT = Path(__file__).resolve().parents[3]
-SLURM = ROOT / "deploy" / "slurm"
+SCRIPTS = ROOT / "deploy" / "slurm"
 NOBODY = 2**22
 """One above the largest pid of Linux: NVML lists it and the host does not have it, as after a crash."""
 
 SCONTROL = """\
-#!/bin/sh
-printf '%s\\n' "$*" >>"$SLURM_NOTES/calls"
+#!/bin/bash
+cd {here}
+echo "$*" >>calls
+[ ! -e broken ] || exit 1
 case $* in
-*State=RESUME*) echo none >"$SLURM_NOTES/reason" ;;
-*) printf '%s\\n' "$*" | sed 's/.*Reason=//' >"$SLURM_NOTES/reason" ;;
+*'show node'*) echo "NodeName=gpu01 Arch=x86_64 State=$(cat state) ThreadsPerCore=1 $(cat reason)" ;;
+*State=RESUME*) echo IDLE >state; : >reason ;;
+*State=DRAIN*)
+    words=$*
+    echo IDLE+DRAIN >state
+    echo "Reason=${{words#*Reason=}} [root@2026-11-22T10:00:00]" >reason ;;
 esac
+"""
+"""It has slurmctld's words of Slurm 22.05 and 26.05."""
+
+SLURMD = """\
+#!/bin/sh
+cat {here}/gres
 """
 
 
-class Slurm:
-    """A node of Slurm whose ``scontrol`` records its calls, and whose ``sinfo`` reports them."""
+class Node:
+    """A node of Slurm whose ``scontrol`` has a state and a reason, and records its calls."""
 
-    def __init__(self, notes: Path, standin: StandIn) -> None:
-        self._notes = notes
+    def __init__(self, here: Path, standin: StandIn) -> None:
+        self._here = here
         self._standin = standin
-        self.reason = "none"
+        (here / "vramledger").mkdir()
+        (here / "bin").mkdir()
+        for script in SCRIPTS.glob("*.sh"):
+            shutil.copy2(script, here / "vramledger")
+        environment = " ".join(f"{name}={value}" for name, value in standin.env().items())
         for name, text in {
-            "scontrol": SCONTROL,
-            "sinfo": '#!/bin/sh\ncat "$SLURM_NOTES/reason"\n',
-            "vramledger": f'#!/bin/sh\nexec {sys.executable} -m vramledger "$@"\n',
+            "scontrol": SCONTROL.format(here=here),
+            "slurmd": SLURMD.format(here=here),
+            "vramledger": "#!/bin/sh\n"
+            f"export {environment} PYTHONPATH={ROOT / 'exporter'}\n"
+            f'exec {sys.executable} -m vramledger "$@"\n',
         }.items():
-            program = notes / "bin" / name
-            program.parent.mkdir(exist_ok=True)
-            program.write_text(text, encoding="ascii")
-            program.chmod(0o755)
+            (here / "bin" / name).write_text(text, encoding="utf-8")
+            (here / "bin" / name).chmod(0o755)
+        self.set_gres("Gres Name=gpu Type=(null) Count=1 Index=0 ID=7696487 File=/dev/nvidia[0-1] (null)")
+        self.set_state("IDLE", "")
+        self.configure()
+
+    def configure(self, *lines: str) -> None:
+        """Write the settings; the wait is short unless they say otherwise."""
+        here = self._here
+        own = [f"SLURM_BIN={here}/bin", f"VRAMLEDGER={here}/bin/vramledger", "WAIT=20", "SETTLE=1", "GRACE=1"]
+        own += [f"RUN={here}/run", f"STATE={here}/state.d", f'FLAGS=("--records={here}/run")']
+        (here / "vramledger.conf").write_text("\n".join([*own, *lines]) + "\n", encoding="utf-8")
+
+    def set_gres(self, text: str) -> None:
+        """Make this the answer of ``slurmd -G``."""
+        (self._here / "gres").write_text(text + "\n", encoding="utf-8")
+
+    def set_state(self, state: str, reason: str, by: str = "root") -> None:
+        """Make this the node's state, as slurmctld has it."""
+        (self._here / "state").write_text(state + "\n", encoding="utf-8")
+        text = f"Reason={reason} [{by}@2026-11-22T09:00:00]\n" if reason else ""
+        (self._here / "reason").write_text(text, encoding="utf-8")
+
+    @property
+    def state(self) -> str:
+        """Return the node's state."""
+        return (self._here / "state").read_text(encoding="utf-8").strip()
 
     @property
     def reason(self) -> str:
-        """Return why the node is drained; ``none`` when it is not."""
-        return (self._notes / "reason").read_text(encoding="utf-8").strip()
-
-    @reason.setter
-    def reason(self, value: str) -> None:
-        (self._notes / "reason").write_text(value + "\n", encoding="utf-8")
+        """Return why the node is drained, without who and when; empty when it is not."""
+        text = (self._here / "reason").read_text(encoding="utf-8").strip()
+        return text.removeprefix("Reason=").rpartition(" [")[0]
 
     @property
-    def calls(self) -> list[str]:
-        """Return the calls of ``scontrol``."""
-        path = self._notes / "calls"
-        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    def updates(self) -> list[str]:
+        """Return the changes that ``scontrol`` was to make."""
+        path = self._here / "calls"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [line for line in lines if line.startswith("update")]
+
+    def break_scontrol(self, *, broken: bool = True) -> None:
+        """Make ``scontrol`` fail, as when slurmctld does not answer."""
+        path = self._here / "broken"
+        if broken:
+            path.touch()
+        else:
+            path.unlink()
+
+    def record(self, job: int, *devices: str, uid: int = 0) -> None:
+        """Record a job, as its prolog has done."""
+        path = self._here / "run" / "jobs" / "gpu01" / str(job)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        raw = {"job": str(job), "sluid": "", "uid": uid, "user": "", "account": "", "devices": devices}
+        path.write_text(json.dumps(raw), encoding="utf-8")
+
+    @property
+    def records(self) -> list[str]:
+        """Return the jobs that are recorded."""
+        return sorted(path.name for path in (self._here / "run" / "jobs").glob("*/*"))
 
     def remove_vramledger(self) -> None:
         """Make the node one without vramledger."""
-        (self._notes / "bin" / "vramledger").unlink()
+        (self._here / "bin" / "vramledger").unlink()
 
-    def run(self, script: str, **environment: str) -> int:
+    def run(self, script: str, *, job: int = 4711, **environment: str) -> int:
         """Run one of the scripts as slurmd does, and return its exit status."""
-        given = {
-            "PATH": f"{self._notes / 'bin'}:/usr/bin:/bin",
-            "PYTHONPATH": f"{ROOT / 'exporter'}:{ROOT}",
-            "SLURM_NOTES": str(self._notes),
-            "SLURMD_NODENAME": "gpu01",
-            "SLURM_JOB_ID": "4711",
-            "VRAMLEDGER_WAIT": "100ms",
-            **self._standin.env(),
-            **environment,
-        }
-        return subprocess.run([SLURM / script], env=given, check=False, timeout=60).returncode
+        given = {"SLURMD_NODENAME": "gpu01", "SLURM_JOB_ID": str(job), **environment}
+        path = self._here / "vramledger" / script
+        return subprocess.run([path], env=given, check=False, timeout=60).returncode
 
 
 @pytest.fixture
-def slurm(standin: StandIn, tmp_path: Path) -> Slurm:
+def node(standin: StandIn, tmp_path: Path) -> Node:
     """Return a node with two idle GPUs."""
     require_host_pid_namespace()
     require_tool("bash")
     standin.device_count = 2
-    return Slurm(tmp_path, standin)
+    return Node(tmp_path, standin)
 
 
-def test_prolog_lets_a_job_have_clean_gpus(slurm: Slurm, standin: StandIn) -> None:
+def test_a_job_gets_clean_gpus(node: Node, standin: StandIn) -> None:
     """A job on clean GPUs starts, even with leftovers on other GPUs; so does a job without GPUs."""
     standin.device(0).set_processes([(NOBODY, GIB)])
 
-    assert slurm.run("prolog.sh", SLURM_JOB_GPUS="1") == 0
-    assert slurm.run("prolog.sh") == 0
-    assert slurm.calls == []
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="1") == 0
+    assert node.run("prolog.sh") == 0
+    assert node.updates == []
 
 
-def test_prolog_judges_the_gpu_of_the_device_file(slurm: Slurm, standin: StandIn) -> None:
-    """Slurm's numbers are those of device files: where NVML counts otherwise, the job's own GPU is judged."""
-    for index in (0, 1):
-        standin.device(index).set(minor=1 - index)
+def test_slurms_numbers_follow_gres_conf(node: Node, standin: StandIn) -> None:
+    """Slurm's number 0 is the first file of gres.conf: neither NVML's index 0 nor /dev/nvidia0."""
+    node.set_gres("Gres Name=gpu Type=(null) Count=1 Index=1 ID=7696487 File=/dev/nvidia1 (null)")
     standin.device(0).set_processes([(NOBODY, GIB)])
 
-    assert slurm.run("prolog.sh", SLURM_JOB_GPUS="0") == 0
-    assert slurm.run("prolog.sh", SLURM_JOB_GPUS="1") == 1
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 0
+    for index in (0, 1):
+        standin.device(index).set(minor=1 - index)
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
 
 
-@pytest.mark.parametrize("variable", ["SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES"])
-def test_prolog_drains_a_node_with_leftovers(slurm: Slurm, standin: StandIn, variable: str) -> None:
-    """A leftover on one of the job's GPUs drains the node with its holder, and the job does not start."""
+def test_numbers_that_are_not_known_blame_only_what_slurm_manages(node: Node, standin: StandIn) -> None:
+    """Where a number cannot be mapped, every GPU of gres.conf is judged, and no other one."""
+    node.set_gres("Gres Name=gpu Type=(null) Count=1 Index=1 ID=7696487 File=/dev/nvidia1 (null)")
+    standin.device(0).set_processes([(NOBODY, GIB)])
+
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="7") == 0
     standin.device(1).set_processes([(NOBODY, GIB)])
-
-    assert slurm.run("prolog.sh", **{variable: "0,1"}) == 1
-    (call,) = slurm.calls
-    assert call.startswith("update NodeName=gpu01 State=DRAIN Reason=GPU not clean: GPU 1 ")
-    assert f"dead pid {NOBODY}" in call
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="7") == 1
 
 
-def test_prolog_does_not_start_a_job_blindly(slurm: Slurm, standin: StandIn) -> None:
-    """If it is not known whether a GPU is clean, the node is drained with that reason."""
+def test_a_mig_job_is_judged_on_its_instance(node: Node, standin: StandIn) -> None:
+    """The UUIDs that slurmd gives are the job's instances: a leftover on another one is not its own."""
+    first, second = standin.device(0).divide("3g.71gb", "3g.71gb")
+    first.set_processes([(NOBODY, GIB)])
+
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="1", CUDA_VISIBLE_DEVICES=second.uuid) == 0
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="0", CUDA_VISIBLE_DEVICES=first.uuid) == 1
+    assert node.reason.startswith("vram GPU0")
+
+
+def test_a_leftover_drains_with_cause_and_holder_first(node: Node, standin: StandIn) -> None:
+    """The first 20 characters of the reason, all that sinfo shows, name the GPU, who and how much."""
+    standin.device(1).set_processes([(NOBODY, 20 * GIB)])
+
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="0,1") == 1
+    assert node.reason[:20] == "vram GPU1 dead 20GiB"
+    assert node.reason.endswith(standin.device(1).uuid)
+
+
+def test_a_gpu_that_does_not_answer_drains_as_unknown(node: Node, standin: StandIn) -> None:
+    """If it is not known whether a GPU is clean, the reason says that, and blames nobody."""
+    node.configure("WAIT=2")
     standin.driver_error = Code.DRIVER_NOT_LOADED
 
-    assert slurm.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
-    assert slurm.reason.startswith("GPU unknown: ")
-    assert "cannot tell" in slurm.reason
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
+    assert node.reason.startswith("vram? ")
 
 
-def test_epilog_ends_what_the_job_left(slurm: Slurm, standin: StandIn, stage: Stage) -> None:
-    """A stopped process that the job left on its GPU is ended; another job's stopped process is not."""
-    job = str(900_000_000 + os.getpid())
+def test_a_driver_that_is_slow_once_drains_nothing(node: Node, standin: StandIn) -> None:
+    """The driver is asked until the wait is over: one slow sample does not count."""
+    standin.latency("nvmlInitWithFlags", 1_500_000)
+    standin.latency("nvmlDeviceGetMemoryInfo_v2", 1_200_000)
+
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 0
+    assert node.updates == []
+
+
+def test_a_hang_ends_in_time(node: Node, standin: StandIn) -> None:
+    """A driver that hangs gives an answer when the wait is over, and no later than slurmd waits."""
+    node.configure("WAIT=2")
+    standin.hang("nvmlInitWithFlags")
+    try:
+        assert node.run("health.sh") == 0
+    finally:
+        standin.release()
+    assert node.reason.startswith("vram? ")
+
+
+def test_a_prolog_that_cannot_drain_fails(node: Node, standin: StandIn) -> None:
+    """If slurmctld does not answer, prolog and epilog fail, so that slurmd keeps the next job away."""
+    standin.device(0).set_processes([(NOBODY, GIB)])
+    node.break_scontrol()
+
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
+    assert node.run("epilog.sh", SLURM_JOB_GPUS="0") == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "state"),
+    [
+        ("prolog.sh", "IDLE+DRAIN"),
+        ("epilog.sh", "MIXED+DRAIN"),
+        ("health.sh", "IDLE+DRAIN"),
+        ("health.sh", "DOWN"),
+        ("health.sh", "DOWN+DRAIN"),
+        ("health.sh", "IDLE+MAINT"),
+    ],
+)
+def test_what_people_have_set_stays(node: Node, standin: StandIn, script: str, state: str) -> None:
+    """A node that is drained or down is not touched, whatever is found and whatever is found later."""
+    standin.driver_error = Code.DRIVER_NOT_LOADED
+    node.configure("WAIT=1")
+    node.set_state(state, "HW ticket 4711")
+
+    node.run(script, SLURM_JOB_GPUS="0")
+    standin.driver_error = 0
+    node.run("health.sh")
+
+    assert (node.state, node.reason, node.updates) == (state, "HW ticket 4711", [])
+
+
+def test_an_epilog_after_a_failed_prolog_keeps_the_reason(node: Node, standin: StandIn) -> None:
+    """The epilog runs after a failed prolog too: the node has the prolog's reason, and one drain."""
+    standin.device(0).set_processes([(NOBODY, GIB)])
+
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
+    before = node.reason
+    assert node.run("epilog.sh", SLURM_JOB_GPUS="0") == 0
+    assert (node.reason, len(node.updates)) == (before, 1)
+
+
+@pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh", "health.sh"])
+def test_our_own_doubt_is_undone(node: Node, standin: StandIn, script: str) -> None:
+    """A node that was drained because the driver did not answer is resumed when it answers again."""
+    node.configure("WAIT=1")
+    standin.driver_error = Code.DRIVER_NOT_LOADED
+    node.run(script, SLURM_JOB_GPUS="0")
+    assert node.run("health.sh") == 0
+    assert node.state == "IDLE+DRAIN"
+
+    standin.driver_error = 0
+    node.configure()
+    assert node.run("health.sh") == 0
+    assert node.run("health.sh") == 0
+    assert [call.split()[2] for call in node.updates] == ["State=DRAIN", "State=RESUME"]
+
+
+@pytest.mark.parametrize(
+    ("state", "suffix", "by"),
+    [
+        ("IDLE+DRAIN", "; HW ticket 4711", "root"),
+        ("IDLE+DRAIN", "", "alice"),
+        ("DOWN+DRAIN", "", "root"),
+        ("IDLE+DRAIN+MAINT", "", "root"),
+    ],
+)
+def test_nothing_else_is_resumed(node: Node, standin: StandIn, state: str, suffix: str, by: str) -> None:
+    """A node whose reason somebody has added to, or has replaced, or which is down by now, stays as it is."""
+    node.configure("WAIT=1")
+    standin.driver_error = Code.DRIVER_NOT_LOADED
+    node.run("health.sh")
+    standin.driver_error = 0
+    node.configure()
+    node.set_state(state, node.reason + suffix, by)
+
+    node.run("health.sh")
+    assert node.state == state
+
+
+def test_a_leftover_is_not_resumed(node: Node, standin: StandIn) -> None:
+    """A node that was drained for a leftover stays drained when the memory is free: a person looks first."""
+    standin.device(0).set_processes([(NOBODY, GIB)])
+    node.run("prolog.sh", SLURM_JOB_GPUS="0")
+    standin.device(0).set_processes([])
+
+    node.run("health.sh")
+    assert node.state == "IDLE+DRAIN"
+
+
+def test_a_health_check_drains_for_no_holder(node: Node, standin: StandIn, stage: Stage) -> None:
+    """Jobs run while a node's health is checked: no holder makes a node unhealthy."""
+    with listed_while_alive(standin, stage.start()):
+        assert node.run("health.sh") == 0
+    assert node.updates == []
+
+
+def test_a_missing_vramledger_is_not_a_recovery(node: Node, standin: StandIn) -> None:
+    """A node that has lost vramledger is not resumed; a job that starts there drains it as unknown."""
+    node.configure("WAIT=1")
+    standin.driver_error = Code.DRIVER_NOT_LOADED
+    node.run("health.sh")
+    standin.driver_error = 0
+    node.remove_vramledger()
+    node.run("health.sh")
+    assert node.state == "IDLE+DRAIN"
+
+    node.set_state("IDLE", "")
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
+    assert node.reason.startswith("vram? ")
+
+
+@pytest.mark.parametrize("meanwhile", ["", "#!/bin/sh\necho ImportError: no module >&2\nexit 1\n"])
+def test_an_upgrade_is_waited_for(node: Node, tmp_path: Path, meanwhile: str) -> None:
+    """A job that starts while vramledger is being replaced waits for it, and its node stays."""
+    program, away = tmp_path / "bin" / "vramledger", tmp_path / "bin" / "vramledger.new"
+    program.rename(away)
+    if meanwhile:
+        program.write_text(meanwhile, encoding="utf-8")
+        program.chmod(0o755)
+    node.configure("WAIT=20")
+    fetch = f"while [ ! -e {tmp_path}/run ]; do sleep 0.01; done; sleep 0.5; mv {away} {program}"
+    mover = subprocess.Popen(["sh", "-c", fetch])
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 0
+    assert mover.wait() == 0
+    assert node.updates == []
+
+
+def test_an_installation_is_replaced_at_once(tmp_path: Path) -> None:
+    """An update keeps the settings, and a hook that runs keeps its files until the update after the next."""
+    require_root()
+    target = tmp_path / "vramledger"
+    install = [str(SCRIPTS / "install.sh"), str(target)]
+    subprocess.run(install, check=True, capture_output=True)
+    first = target.resolve()
+    (tmp_path / "vramledger.conf").write_text("WAIT=7\n", encoding="utf-8")
+    subprocess.run(install, check=True, capture_output=True)
+
+    assert target.resolve() != first
+    assert (first / "hook.sh").exists()
+    assert (tmp_path / "vramledger.conf").read_text(encoding="utf-8") == "WAIT=7\n"
+    subprocess.run(install, check=True, capture_output=True)
+    assert not first.exists()
+    names = {path.name for path in target.iterdir()}
+    assert names == {"hook.sh", "prolog.sh", "epilog.sh", "health.sh"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "status"),
+    [(("NOT_CLEAN=warn",), 0), (("UNKNOWN=warn",), 1), (("FLAGS+=(--owner=dead)",), 1)],
+)
+def test_the_policy_is_the_settings(
+    node: Node, standin: StandIn, settings: tuple[str, ...], status: int
+) -> None:
+    """With ``warn`` a prolog lets the job start and changes nothing; the other policy does not count."""
+    node.configure(*settings)
+    standin.device(0).set_processes([(NOBODY, GIB)])
+
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == status
+    assert len(node.updates) == status
+
+
+def test_a_job_is_recorded_while_it_runs(node: Node) -> None:
+    """The prolog records the devices that slurmd has given to a job, and its epilog removes the record."""
+    node.run("prolog.sh", SLURM_JOB_GPUS="1", SLURM_JOB_UID="0", SLURM_JOB_ACCOUNT="physics")
+    assert node.records == ["4711"]
+    node.run("epilog.sh", SLURM_JOB_GPUS="1")
+    assert node.records == []
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_an_epilog_ends_what_its_job_has_left(
+    node: Node, standin: StandIn, stage: Stage, stopped: bool
+) -> None:
+    """Whatever its job has left is ended, in any state; another job's process is not, and drains nothing."""
+    require_root()
+    node.configure("SETTLE=15")
+    job = 900_000_000 + os.getpid()
     leftover, neighbour = stage.start(), stage.start()
     with (
-        cgroup(f"slurm/uid_0/job_{job}/step_batch") as place,
+        cgroup(f"slurm_gpu01/uid_0/job_{job}/step_batch") as place,
+        cgroup(f"slurm_gpu01/uid_0/job_{job + 1}/step_batch") as other,
         listed_while_alive(standin, leftover, neighbour),
+        step_daemon(job + 1),
     ):
         (place / "cgroup.procs").write_text(str(leftover.pid))
-        for each in (leftover, neighbour):
-            each.stop()
-        status = slurm.run("epilog.sh", SLURM_JOB_GPUS="0", SLURM_JOB_ID=job)
+        (other / "cgroup.procs").write_text(str(neighbour.pid))
+        if stopped:
+            leftover.stop()
+        status = node.run("epilog.sh", job=job, SLURM_JOB_GPUS="0")
         ended, spared = leftover.wait(), neighbour.running
 
     assert (status, ended, spared) == (0, -signal.SIGTERM, True)
-    assert slurm.calls == []
+    assert node.updates == []
 
 
-def test_epilog_drains_when_memory_does_not_come_back(slurm: Slurm, standin: StandIn) -> None:
-    """Memory of a process that is gone drains the node; the reason names the job."""
-    standin.device(0).set_processes([(NOBODY, GIB)])
-
-    assert slurm.run("epilog.sh", SLURM_JOB_GPUS="0") == 0  # a failing epilog would drain with a worse reason
-    assert slurm.reason.startswith("GPU not clean after job 4711: GPU 0 ")
-
-
-def test_health_drains_once_and_resumes(slurm: Slurm, standin: StandIn) -> None:
-    """A node without its driver is drained once, and resumed when the driver is back."""
-    standin.driver_error = Code.DRIVER_NOT_LOADED
-    assert [slurm.run("health.sh") for _ in range(2)] == [0, 0]
-    assert slurm.reason.startswith("vramledger: ")
-
-    standin.driver_error = 0
-    assert [slurm.run("health.sh") for _ in range(2)] == [0, 0]
-    assert [call.split()[2] for call in slurm.calls] == ["State=DRAIN", "State=RESUME"]
+def test_shared_gpus(node: Node, standin: StandIn, stage: Stage) -> None:
+    """A holder of a running job that has the GPU too is not a leftover; it is one when the job has ended."""
+    require_root()
+    job = 900_000_000 + os.getpid()
+    neighbour = stage.start()
+    standin.device(0).set_memory(unattributed=0)
+    with cgroup(f"slurm/uid_0/job_{job}/step_batch") as place, listed_while_alive(standin, neighbour):
+        (place / "cgroup.procs").write_text(str(neighbour.pid))
+        node.record(job, "nvidia0")
+        with step_daemon(job):
+            assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 0
+        assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
 
 
-def test_health_leaves_what_others_drained(slurm: Slurm) -> None:
-    """A node that a person drained stays drained, even when it is healthy."""
-    slurm.reason = "fan replaced next week"
+def test_a_running_job_on_anothers_gpu(node: Node, standin: StandIn, stage: Stage) -> None:
+    """A running job that uses a GPU which Slurm did not give to it makes it unclean for the next job."""
+    require_root()
+    job = 900_000_000 + os.getpid()
+    trespasser = stage.start()
+    with (
+        cgroup(f"slurm/uid_0/job_{job}/step_batch") as place,
+        listed_while_alive(standin, trespasser),
+        step_daemon(job),
+    ):
+        (place / "cgroup.procs").write_text(str(trespasser.pid))
+        node.record(job, "nvidia1")
+        assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
 
-    assert slurm.run("health.sh") == 0
-    assert slurm.calls == []
 
-
-def test_health_resumes_nothing_that_it_cannot_judge(slurm: Slurm) -> None:
-    """A node that has lost vramledger does not count as recovered."""
-    slurm.reason = "vramledger: cannot tell"
-    slurm.remove_vramledger()
-
-    slurm.run("health.sh")
-    assert slurm.calls == []
+def test_managed_memory_of_a_running_job_is_not_left_over(node: Node, standin: StandIn, stage: Stage) -> None:
+    """Bytes that NVML charges to nobody are not judged beside a running job, and are where nobody holds."""
+    require_root()
+    job = 900_000_000 + os.getpid()
+    neighbour = stage.start()
+    standin.device(0).set_memory(unattributed=8 * GIB)
+    with cgroup(f"slurm/uid_0/job_{job}/step_batch") as place:
+        (place / "cgroup.procs").write_text(str(neighbour.pid))
+        with listed_while_alive(standin, neighbour), step_daemon(job):
+            assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 0
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
+    assert node.reason.startswith("vram GPU0 nobody 8GiB")

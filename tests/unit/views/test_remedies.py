@@ -32,7 +32,7 @@ def test_every_state_but_active_has_a_remedy(state: State) -> None:
 @pytest.mark.parametrize("state", State)
 def test_no_hint_ends_anything(state: State, *, working: bool) -> None:
     """Who copies a hint gets a dry run: none contains ``--yes``, and the command has the pid."""
-    hint = remedy(replace(holding(4711, state=state), working=working), process(4711), 3) or ""
+    hint = remedy(replace(holding(4711, state=state), working=working), process(4711), device(3)) or ""
 
     assert "--yes" not in hint
     assert "vramledger end" not in hint or "`vramledger end --pid 4711`" in hint

@@ -20,6 +20,9 @@ LONGEST_VALUE = 4096
 """Bytes of a variable's value that are kept; 64 UUIDs take 2,624."""
 
 
+TITLE_CAP = 4096
+"""Bytes of a process' title that are read; slurmstepd's is ``slurmstepd: [4711.extern]``."""
+
 CLOCK_STEP = 0.1
 """Seconds by which the clock must have been set to count as a step: between the reads of two clocks a busy
 host may let milliseconds pass. A clock that NTP slows down or speeds up takes the boot time along."""
@@ -150,6 +153,24 @@ class Host:
         denied: list[str] = []
         data = facts.read_file(f"{self.root}/{pid}/cgroup", facts.FILE_CAP, denied)
         return tuple(data.decode(errors="replace").splitlines()) if data else None
+
+    def comm(self, pid: int) -> str | None:
+        """Return the kernel's name of a process now, None when it is gone or hidden."""
+        data = facts.read_file(f"{self.root}/{pid}/comm", facts.FILE_CAP, [])
+        return data.decode(errors="replace").rstrip("\n") if data else None
+
+    def uid(self, pid: int) -> int | None:
+        """Return the number of the user as whom a process acts now, None when it is gone or hidden."""
+        status = facts.status_fields(facts.read_file(f"{self.root}/{pid}/status", facts.FILE_CAP, []))
+        numbers = status.get(b"Uid", b"").split()
+        return int(numbers[1]) if len(numbers) > 1 else None
+
+    def title(self, pid: int) -> bytes:
+        """Return what a process has written as its own title; empty when it is gone, hidden or a zombie.
+
+        It may hang: see ``bounded``.
+        """
+        return facts.read_file(f"{self.root}/{pid}/cmdline", TITLE_CAP, [])
 
     def _exists(self, pid: int) -> bool:
         """Tell whether a process without a row exists: a proc mounted with hidepid shows no entry.

@@ -1,7 +1,8 @@
 """Notice that an owner has ended while its process still runs, from the host's files, never by a guess.
 
 An owner has marks on the host while it exists. The kubelet has a directory for the pod, a runtime has one for
-the running container, and Slurm's step daemon has a cgroup for itself. A mark counts as gone when two checks
+the running container, and Slurm's step daemon has a cgroup for itself; with version 1 of cgroups the daemon
+itself is looked for. A mark counts as gone when two checks
 in a row miss it in a directory that can still be listed. One of these must also prove that the mark belongs
 there:
 
@@ -95,8 +96,14 @@ def check_owners(
     files: HostFiles,
     processes: Mapping[int, WatchedProcess],
     cgroup_of: Callable[[int], tuple[str, ...] | None],
+    running_steps: Callable[[], Collection[tuple[str, str]] | None] = lambda: None,
 ) -> dict[int, str]:
-    """Check every watched process once; return the evidence for those whose owner has ended."""
+    """Check every watched process once; return the evidence for those whose owner has ended.
+
+    ``running_steps`` returns (job, step) of each of Slurm's step daemons, None when they are not known.
+    """
+    by_daemon = {pid: step for pid, each in processes.items() if (step := _step_by_daemon(each.place))}
+    steps = running_steps() if by_daemon else None
     listings: _Listings = {}
     kubelets = {
         _kubelet(each.place) for each in processes.values() if _POD in _find_marks(files, each, listings)
@@ -104,6 +111,8 @@ def check_owners(
     ended: dict[int, str] = {}
     for pid, each in processes.items():
         why = _removed_mark(each, listings, kubelets) or _recorded_end(files, each, listings)
+        if not why and steps is not None and pid in by_daemon and by_daemon[pid] not in steps:
+            why = _REMOVAL_EVIDENCE[_STEP]
         if not why and (each.missed or each.checks % CGROUP_CHECK_EVERY == 0):
             why = _left_cgroup(files, each, cgroup_of(pid))
         each.checks += 1
@@ -200,6 +209,17 @@ def _step_directory(place: CgroupPlace) -> str:
         return ""
     head, mark, _ = place.path.partition(f"/step_{place.slurm.step}/")
     return f"{CGROUPS}{head}{mark}".rstrip("/") if mark else ""
+
+
+def _step_by_daemon(place: CgroupPlace) -> tuple[str, str] | None:
+    """Return job and step of a process whose step has no mark in the cgroups: version 1 has none.
+
+    A job that the path names by its SLUID is not compared: the daemon's title has its number.
+    """
+    mark = place.slurm
+    if mark is None or not mark.step or not mark.job.isdigit() or _step_directory(place):
+        return None
+    return (mark.job, mark.step) if place.user_manager is None and not place.containers else None
 
 
 def _left_cgroup(files: HostFiles, each: WatchedProcess, now: tuple[str, ...] | None) -> str | None:

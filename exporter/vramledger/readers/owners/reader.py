@@ -15,6 +15,7 @@ from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import ended
 from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.owners.resolver import ResolvedOwner, resolve_from_facts, resolve_owner
+from vramledger.readers.owners.slurm_steps import running_steps
 
 CHECK_INTERVAL = 10.0
 """Seconds between two checks of whether owners have ended, and of missing names."""
@@ -108,6 +109,9 @@ class OwnerReader:
         known = self._holders.get(identity)
         newest = requested.get(identity) or (known.facts if known is not None else resolution.facts)
         facts = replace(newest, owner=resolution.resolved.owner)
+        if known is not None and known.watched is not None and not _can_end(resolution.resolved):
+            # Version 1 of cgroups shows a zombie at the root: it still belongs to the job that it was in.
+            facts = replace(facts, owner=known.facts.owner, cgroup=known.facts.cgroup)
         # The owner that a process had first can end; a process that was moved still belongs to that owner.
         watch = known.watched if known is not None else None
         if watch is None:
@@ -134,8 +138,15 @@ class OwnerReader:
                 resolutions.append(self._resolve(holder.facts))
         watched = {pid: each.watched for (pid, _), each in holders.items() if each.watched is not None}
         starts = {pid: start for pid, start in holders}  # noqa: C416 a dict of its keys' parts
-        evidence = ended.check_owners(self._files, watched, self._host.cgroup)
+        evidence = ended.check_owners(
+            self._files, watched, self._host.cgroup, partial(running_steps, self._host)
+        )
         return _OwnerCheck({(pid, starts[pid]): why for pid, why in evidence.items()}, resolutions)
+
+
+def _can_end(resolved: ResolvedOwner) -> bool:
+    """Tell whether the owner is one that can end before its processes do."""
+    return bool(resolved.place.pod_uid or resolved.place.containers or resolved.place.slurm)
 
 
 def _resolved_from_facts(facts: ProcessFacts) -> _ResolvedFacts:

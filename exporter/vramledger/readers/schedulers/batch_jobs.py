@@ -1,10 +1,12 @@
 """Read which devices Slurm and Nomad have assigned to jobs, from the environment of the jobs' processes.
 
-Both are found by their cgroups, which the kernel attests, so jobs that hold nothing are found as well. A
-job's first process says which devices it has. ``SLURM_JOB_GPUS`` or ``SLURM_STEP_GPUS`` are global numbers,
-those of ``/dev/nvidiaN``, and Nomad's device plugin puts UUIDs into ``NVIDIA_VISIBLE_DEVICES``. This needs no
-access to the controller or API of either, only the right to read the environment. A job that forges its
-environment misstates only its own devices. ``CUDA_VISIBLE_DEVICES`` and ``GPU_DEVICE_ORDINAL`` are not
+Where the scripts of deploy/slurm run, each Slurm job has a record of what slurmd gave to it, also a job
+without a process. Other jobs are found by their cgroups, which the kernel attests, so jobs that hold nothing
+are found as well. A job's first process says which devices it has. ``SLURM_JOB_GPUS`` or ``SLURM_STEP_GPUS``
+are positions in gres.conf, which :mod:`slurm_gres` maps to device files, and Nomad's device plugin puts
+UUIDs into ``NVIDIA_VISIBLE_DEVICES``. This needs no access to the controller or API of either, only the
+right to read the environment. A job that forges its environment misstates only its own devices.
+``CUDA_VISIBLE_DEVICES`` and ``GPU_DEVICE_ORDINAL`` are not
 evidence: where devices are constrained they count from 0 in every job.
 """
 
@@ -12,13 +14,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from vramledger.model.reading import Grant, Scheduler
 from vramledger.readers.owners.cgroups import parse_cgroup
 from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.owners.slurm import SCOPE
+from vramledger.readers.schedulers.slurm_gres import devices_of, parse_capabilities, parse_gres
+from vramledger.readers.schedulers.slurm_jobs import RECORDS, JobRecord, read_records
 
 SLURM, NOMAD = "slurm", "nomad"
 
@@ -45,9 +49,9 @@ was just forked has them only after its exec, and ``env -i`` drops them."""
 
 _CGROUPS = "sys/fs/cgroup"
 _SYSTEM = f"{_CGROUPS}/system.slice"
-_SLURM_V1 = tuple(
-    f"{_CGROUPS}/{controller}/slurm" for controller in ("freezer", "devices", "memory", "cpuset")
-)
+_CONTROLLERS_V1 = ("freezer", "devices", "memory", "cpuset")
+_ROOT_V1 = re.compile(r"slurm(?:_[\w.-]+)?")
+"""The name has the node's as a suffix where slurmd was built for several on a host, as Debian's is."""
 _SLURM_PART = re.compile(r"(?!(?:slurm|system)$).+")
 """Any cgroup except those of Slurm's own daemons: a job may make further cgroups below its own."""
 _SLURM_DEPTH = 8
@@ -57,7 +61,6 @@ _GRES = re.compile(
 )
 _NOMAD_V1 = tuple(f"{_CGROUPS}/{controller}/nomad" for controller in ("freezer", "devices", "cpuset"))
 _NOMAD_DEPTH = 2
-_NUMBERS = re.compile(r"\d{1,3}(?:-\d{1,3})?")
 _DEVICE = re.compile(r"(?:GPU|MIG)-[\w/-]{1,80}", re.ASCII)
 _LIST_CAP = 1024 * 1024
 
@@ -122,21 +125,54 @@ class _JobReader:
 
 def read_slurm(files: HostFiles, environment: Environment) -> Scheduler | None:
     """Read which devices Slurm's jobs on this host have; None if the host has no slurmd."""
+    recorded = [each for each in read_records(files).values() if each.devices is not None]
     roots = [
         f"{_SYSTEM}/{name}" for name in sorted(files.list_names(_SYSTEM) or ()) if SCOPE.fullmatch(name)
-    ] or [root for root in _SLURM_V1 if files.has_directory(root)][:1]
-    if not roots:
+    ] or _slurm_roots_v1(files)
+    if not roots and not recorded:
         return None
+    gres = _read_gres(files)
     reader = _JobReader(files, environment)
+    jobs = _read_slurm_cgroups(reader, roots, gres, recorded)
+    for record in recorded:
+        if record.job not in jobs and record.sluid not in jobs:
+            jobs[record.job] = dict.fromkeys(record.devices or ())
+    grants = tuple(Grant(SLURM, job, tuple(devices)) for job, devices in sorted(jobs.items()) if devices)
+    managed = tuple(dict.fromkeys(gres or ()))
+    if not managed and (grants or _slurm_has_gpus(files)):
+        managed = (ALL_DEVICES,)
+    return Scheduler(SLURM, managed, grants, reader.complete)
+
+
+def _read_slurm_cgroups(
+    reader: _JobReader, roots: Iterable[str], gres: tuple[str, ...] | None, recorded: Iterable[JobRecord]
+) -> dict[str, dict[str, None]]:
+    """Return the devices of each job that has a cgroup, by the name that the cgroup has for it.
+
+    That name, the number or the SLUID, is also the one by which the owner of its processes is known.
+    """
+    known = {name: each.devices for each in recorded for name in (each.job, each.sluid) if name}
     jobs: dict[str, dict[str, None]] = {}
+
+    def devices_written(variables: Mapping[str, str]) -> tuple[str, ...] | None:
+        written = next((variables[name] for name in SLURM_VARIABLES if variables.get(name)), "")
+        if not written:
+            return None
+        devices = devices_of(written, gres)
+        if devices is None:  # it has a GPU, and it is not known which
+            reader.complete = False
+        return devices or ()
+
     for root in roots:
         for cgroup in reader.cgroups(root, _SLURM_PART, _SLURM_DEPTH):
             mark = parse_cgroup([f"0::{cgroup.removeprefix(_CGROUPS)}"]).slurm
-            if mark is not None and (devices := reader.first_answer(cgroup, _slurm_devices)):
-                jobs.setdefault(mark.job, {}).update(dict.fromkeys(devices))
-    grants = tuple(Grant(SLURM, job, tuple(devices)) for job, devices in sorted(jobs.items()))
-    managed = (ALL_DEVICES,) if grants or _slurm_has_gpus(files) else ()
-    return Scheduler(SLURM, managed, grants, reader.complete)
+            if mark is None:
+                continue
+            devices = (
+                known.get(mark.job) if mark.job in known else reader.first_answer(cgroup, devices_written)
+            )
+            jobs.setdefault(mark.job, {}).update(dict.fromkeys(devices or ()))
+    return jobs
 
 
 def read_nomad(files: HostFiles, environment: Environment) -> Scheduler | None:
@@ -154,9 +190,31 @@ def read_nomad(files: HostFiles, environment: Environment) -> Scheduler | None:
     return Scheduler(NOMAD, (), tuple(grants), reader.complete)
 
 
-def _slurm_devices(variables: Mapping[str, str]) -> tuple[str, ...] | None:
-    written = next((variables[name] for name in SLURM_VARIABLES if variables.get(name)), "")
-    return parse_slurm_devices(written) or None
+def _slurm_roots_v1(files: HostFiles) -> list[str]:
+    """Return Slurm's cgroups in the first hierarchy of version 1 that has them, of every slurmd."""
+    for controller in _CONTROLLERS_V1:
+        names = files.list_directories(f"{_CGROUPS}/{controller}") or ()
+        if found := [f"{_CGROUPS}/{controller}/{name}" for name in sorted(names) if _ROOT_V1.fullmatch(name)]:
+            return found
+    return []
+
+
+def _read_gres(files: HostFiles) -> tuple[str, ...] | None:
+    """Return the devices of Slurm's numbers: as slurmd has said to the scripts, or from gres.conf.
+
+    Where several slurmd of a host differ, or the configuration does not say it, it is not known.
+    """
+    capabilities = files.read("proc/driver/nvidia-caps/mig-minors", _LIST_CAP) or b""
+    places = [
+        f"{RECORDS}/{name}" for name in sorted(files.list_names(RECORDS) or ()) if name.startswith("gres.")
+    ] or [f"{directory}/gres.conf" for directory in _SLURM_CONFIGURATION]
+    texts = (files.read(place, _LIST_CAP) for place in places)
+    found = {
+        parse_gres(text.decode(errors="replace"), parse_capabilities(capabilities.decode(errors="replace")))
+        for text in texts
+        if text is not None
+    }
+    return found.pop() if len(found) == 1 else None
 
 
 def _nomad_task(variables: Mapping[str, str]) -> tuple[str, tuple[str, ...]] | None:
@@ -166,21 +224,6 @@ def _nomad_task(variables: Mapping[str, str]) -> tuple[str, tuple[str, ...]] | N
         return None
     names = (variables.get("NOMAD_JOB_NAME"), variables.get("NOMAD_TASK_NAME"), alloc)
     return "/".join(each for each in names if each), devices
-
-
-def parse_slurm_devices(written: str) -> tuple[str, ...]:
-    """Read ``0,2-3``, or the UUIDs of MIG instances, as Slurm writes them.
-
-    A number N means ``/dev/nvidiaN``.
-    """
-    found: list[str] = []
-    for word in written.split(","):
-        if _NUMBERS.fullmatch(word):
-            first, _, last = word.partition("-")
-            found += [f"nvidia{number}" for number in range(int(first), int(last or first) + 1)]
-        elif _DEVICE.fullmatch(word):
-            found.append(word)
-    return tuple(found)
 
 
 def _slurm_has_gpus(files: HostFiles) -> bool:

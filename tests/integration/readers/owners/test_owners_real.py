@@ -13,6 +13,7 @@ import tarfile
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ import pytest
 from tests.support import requirements
 from tests.support.players.stage import Stage
 from tests.support.ports import free_port
+from tests.support.slurm.daemons import node_daemon, step_daemon
 from tests.support.waiting import wait_until
 from tests.unit.readers.owners.test_ended import Clock
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
@@ -270,3 +272,36 @@ def _api(port: int, what: str, body: object = None) -> object:
             return json.load(answer)
     except OSError:
         return None
+
+
+def test_a_step_whose_daemon_has_ended(stage: Stage) -> None:
+    """With cgroups of version 1, a process is left over when slurmd runs and its step's daemon does not."""
+    job = 900_000_000 + os.getpid()
+    survivor = stage.start()
+    owners, host, clock = fresh()
+    with cgroup(f"slurm_n1/uid_0/job_{job}/step_batch") as place, node_daemon():
+        (place / "cgroup.procs").write_text(str(survivor.pid))
+        with step_daemon(job), step_daemon(job, "extern"):
+            row, owner = asked(owners, host, survivor.pid)
+            assert owner is not None
+            assert (owner.type, owner.name) == ("slurm", str(job))
+            for _ in range(MISSES_NEEDED + 1):
+                assert evidence(owners, clock, row) is None
+        wait_until(lambda: evidence(owners, clock, row), "the end is seen")
+        survivor.end()
+
+
+def test_a_zombie_belongs_to_its_job(stage: Stage) -> None:
+    """Version 1 of cgroups shows a zombie at the root: it is still its job's, and not its user's."""
+    process = stage.start()
+    owners, host, _ = fresh()
+    with cgroup(f"slurm_n1/uid_0/job_{900_000_000 + os.getpid()}/step_batch") as place:
+        (place / "cgroup.procs").write_text(str(process.pid))
+        row, before = asked(owners, host, process.pid)
+        facts = host.facts(row)
+        assert facts is not None
+        (again,) = owners.add_owners([replace(facts, parent=None, cgroup=("1:name=systemd:/",))], timeout=30)
+        process.end()
+
+    assert before is not None
+    assert (before.type, again.owner) == ("slurm", before)

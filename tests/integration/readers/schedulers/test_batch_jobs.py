@@ -5,6 +5,7 @@ The cgroups are directories of a tree of ours, named as the kernel's are; whose 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.schedulers import batch_jobs
 from vramledger.readers.schedulers.reader import READ_INTERVAL, SchedulerReader
+from vramledger.readers.schedulers.slurm_gres import devices_of
 
 SCOPE = "system.slice/slurmstepd.scope"
 ALLOC = "5b3b6f0e-1c2d-4e5f-8a9b-0c1d2e3f4a5b"
@@ -54,6 +56,15 @@ def start(tmp_path: Path, stage: Stage) -> Start:
     return one
 
 
+GPUS = tuple(f"nvidia{number}" for number in range(8))
+
+
+def configure(root: Path, text: str = "Name=gpu File=/dev/nvidia[0-7]\n") -> None:
+    """Write gres.conf, which says what Slurm's numbers are."""
+    (root / "etc/slurm").mkdir(parents=True)
+    (root / "etc/slurm/gres.conf").write_text(text)
+
+
 def read(
     root: Path, which: Callable[[HostFiles, batch_jobs.Environment], Scheduler | None]
 ) -> Scheduler | None:
@@ -64,6 +75,7 @@ def read(
 
 def test_jobs_and_their_gpus(start: Start, tmp_path: Path) -> None:
     """A job has the devices of its batch script and of its steps; one without GPUs has no reservation."""
+    configure(tmp_path)
     start(f"{SCOPE}/job_41/step_batch/user/task_0", SLURM_JOB_GPUS="0,2-3", CUDA_VISIBLE_DEVICES="0,1,2")
     start(f"{SCOPE}/job_42/step_0/user/task_0", SLURM_STEP_GPUS="1", CUDA_VISIBLE_DEVICES="0")
     start(f"{SCOPE}/job_42/step_0/user/task_1", SLURM_STEP_GPUS="4", CUDA_VISIBLE_DEVICES="0")
@@ -71,7 +83,7 @@ def test_jobs_and_their_gpus(start: Start, tmp_path: Path) -> None:
 
     assert read(tmp_path, batch_jobs.read_slurm) == Scheduler(
         "slurm",
-        ("*",),
+        GPUS,
         (
             Grant("slurm", "41", ("nvidia0", "nvidia2", "nvidia3")),
             Grant("slurm", "42", ("nvidia1", "nvidia4")),
@@ -81,32 +93,91 @@ def test_jobs_and_their_gpus(start: Start, tmp_path: Path) -> None:
 
 def test_jobs_in_the_first_version_of_cgroups(start: Start, tmp_path: Path) -> None:
     """Slurm's own hierarchy of cgroup version 1 is read as well."""
-    start("freezer/slurm/uid_1000/job_7/step_0/task_0", SLURM_STEP_GPUS="MIG-aaaa-bb")
+    start("freezer/slurm_n1/uid_1000/job_7/step_0/task_0", SLURM_STEP_GPUS="MIG-aaaa-bb")
+    start("freezer/slurm/uid_1000/job_8/step_0/task_0", SLURM_STEP_GPUS="MIG-cccc-dd")
+
+    grants = (Grant("slurm", "7", ("MIG-aaaa-bb",)), Grant("slurm", "8", ("MIG-cccc-dd",)))
+    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler("slurm", ("*",), grants)
+
+
+def test_slurms_number_is_a_position_in_gres_conf(start: Start, tmp_path: Path) -> None:
+    """With ``File=/dev/nvidia[2-3]`` Slurm's number 0 is ``/dev/nvidia2``, and Slurm manages no other GPU."""
+    configure(tmp_path, "NodeName=n[1-4] Name=gpu Type=h200 File=/dev/nvidia[2-3]\n")
+    start(f"{SCOPE}/job_41/step_batch/user/task_0", SLURM_JOB_GPUS="0")
 
     assert read(tmp_path, batch_jobs.read_slurm) == Scheduler(
-        "slurm", ("*",), (Grant("slurm", "7", ("MIG-aaaa-bb",)),)
+        "slurm", ("nvidia2", "nvidia3"), (Grant("slurm", "41", ("nvidia2",)),)
+    )
+
+
+@pytest.mark.parametrize("text", ["AutoDetect=nvml\n", "Name=gpu File=/dev/nvidia0\n"])
+def test_a_number_that_cannot_be_mapped(start: Start, tmp_path: Path, text: str) -> None:
+    """A GPU that the configuration does not name gives no reservation, and the result is incomplete."""
+    configure(tmp_path, text)
+    start(f"{SCOPE}/job_41/step_batch/user/task_0", SLURM_JOB_GPUS="1")
+
+    found = read(tmp_path, batch_jobs.read_slurm)
+    assert found is not None
+    assert (found.grants, found.complete) == ((), False)
+
+
+def test_what_the_prolog_has_recorded(start: Start, tmp_path: Path) -> None:
+    """A job has what slurmd gave to it, also without a process, and whatever its environment says."""
+    configure(tmp_path)
+    records = tmp_path / "run/vramledger-slurm/jobs/n1"
+    records.mkdir(parents=True)
+    sluids = {49: "s7KXM81KTA2V00"}
+    jobs: tuple[tuple[int, list[str] | None], ...]
+    jobs = ((41, ["nvidia5"]), (44, ["nvidia1/gi2"]), (45, []), (46, None), (49, ["nvidia6"]))
+    for job, devices in jobs:
+        text = {
+            "job": str(job),
+            "sluid": sluids.get(job, ""),
+            "uid": 1,
+            "user": "a",
+            "account": "",
+            "devices": devices,
+        }
+        (records / str(job)).write_text(json.dumps(text))
+    (records / ".47.123").write_text("{")
+    (records / "48").write_text("{")
+    start(f"{SCOPE}/job_41/step_batch/user/task_0", SLURM_JOB_GPUS="0,1,2")
+    start(f"{SCOPE}/job_45/step_extern/user/task_0", SLURM_JOB_GPUS="3")
+    start(f"{SCOPE}/s7KXM81KTA2V00/step_batch/user/task_0", SLURM_JOB_GPUS="3")
+
+    found = read(tmp_path, batch_jobs.read_slurm)
+    assert found is not None
+    assert found.grants == (
+        Grant("slurm", "41", ("nvidia5",)),
+        Grant("slurm", "44", ("nvidia1/gi2",)),
+        Grant("slurm", "s7KXM81KTA2V00", ("nvidia6",)),
     )
 
 
 @pytest.mark.parametrize(
     ("name", "text", "managed"),
     [
-        ("gres.conf", "# Name=gpu\nName=gpu Type=h200 File=/dev/nvidia[0-7]\n", True),
-        ("gres.conf", "NodeName=n[1-9] Name=gpu File=/dev/nvidia0\n", True),
-        ("gres.conf", "AutoDetect=nvml\n", True),
-        ("slurm.conf", "GresTypes=license,gpu\n", True),
-        ("gres.conf", "# Name=gpu\nName=license Count=2\n", False),
-        ("slurm.conf", "GresTypes=license\n", False),
+        ("gres.conf", "# Name=gpu\nName=gpu Type=h200 File=/dev/nvidia[0-1]\n", ("nvidia0", "nvidia1")),
+        ("gres.conf", "NodeName=n[1-9] Name=gpu File=/dev/nvidia0\n", ("nvidia0",)),
+        (
+            "gres.conf",
+            "NodeName=n1 Name=gpu File=/dev/nvidia0\nNodeName=n2 Name=gpu File=/dev/nvidia1\n",
+            ("*",),
+        ),
+        ("gres.conf", "AutoDetect=nvml\n", ("*",)),
+        ("slurm.conf", "GresTypes=license,gpu\n", ("*",)),
+        ("gres.conf", "# Name=gpu\nName=license Count=2\n", ()),
+        ("slurm.conf", "GresTypes=license\n", ()),
     ],
 )
-def test_a_node_between_two_jobs(tmp_path: Path, name: str, text: str, managed: bool) -> None:
+def test_a_node_between_two_jobs(tmp_path: Path, name: str, text: str, managed: tuple[str, ...]) -> None:
     """Without a job, the configuration says whether Slurm assigns GPUs here."""
     (tmp_path / "etc/slurm").mkdir(parents=True)
     (tmp_path / "etc/slurm" / name).write_text(text)
     assert read(tmp_path, batch_jobs.read_slurm) is None
 
     (tmp_path / "sys/fs/cgroup" / SCOPE / "system").mkdir(parents=True)
-    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler("slurm", ("*",) if managed else (), ())
+    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler("slurm", managed, ())
 
 
 def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
@@ -156,7 +227,7 @@ def test_nothing_else_of_an_environment_is_kept(start: Start) -> None:
 @given(st.text(max_size=200))
 def test_any_value_gives_devices_or_none(told: str) -> None:
     """A job's variable gives at most as many devices as can be named."""
-    for device in batch_jobs.parse_slurm_devices(told):
+    for device in devices_of(told, GPUS) or ():
         assert device.startswith(("nvidia", "GPU-", "MIG-"))
         assert device.isprintable()
 
@@ -173,11 +244,12 @@ class Steps:
 
 def test_a_job_that_is_read_before_its_exec(tmp_path: Path, stage: Stage) -> None:
     """A process has its job's variables from its exec on: a read before that is not remembered for ever."""
+    configure(tmp_path)
     forked = stage.run(["/bin/sh", "-c", "read go; SLURM_STEP_GPUS=3 exec sleep 600"], stdin=subprocess.PIPE)
     join_cgroup(tmp_path, f"{SCOPE}/job_41/step_0/user/task_0", forked.pid)
     clock = Steps()
     reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
-    assert reader.read_schedulers() == ()  # no GPU was seen to be assigned
+    assert not any(each.grants for each in reader.read_schedulers())
 
     assert forked.popen.stdin is not None
     forked.popen.stdin.write(b"go\n")
@@ -193,6 +265,7 @@ def test_a_job_that_is_read_before_its_exec(tmp_path: Path, stage: Stage) -> Non
 
 def test_a_read_says_when_it_began(start: Start, tmp_path: Path) -> None:
     """The time belongs to the read whose result is returned, and not to one that is under way."""
+    configure(tmp_path)
     start(f"{SCOPE}/job_41/step_0/user/task_0", SLURM_STEP_GPUS="0")
     clock = Steps()
     reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
@@ -207,6 +280,7 @@ def test_a_read_says_when_it_began(start: Start, tmp_path: Path) -> None:
 
 def test_the_process_that_says_it_may_be_any_of_a_job(start: Start, tmp_path: Path) -> None:
     """Processes without the variables, and cgroups that the job made below its own, hide no reservation."""
+    configure(tmp_path)
     task = f"{SCOPE}/job_41/step_0/user/task_0"
     for _ in range(4):
         start(task)

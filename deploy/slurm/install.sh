@@ -1,0 +1,24 @@
+#!/bin/bash
+# Install the scripts into /etc/slurm/vramledger, or into the directory that is given, and the settings beside it. Run it again
+# to update. The old version is replaced in one rename, so that no job is judged by half of each.
+set -eu
+here=$(cd -- "$(dirname -- "$0")" && pwd)
+target=${1:-/etc/slurm/vramledger}
+
+fail() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
+[ "$(id -u)" = 0 ] || fail "needs root: sudo $0"
+[ -L "$target" ] || [ ! -e "$target" ] || fail "$target is there, and was not made by this script; move it away"
+
+version=$target.$(date +%s).$$
+mkdir -p "$version"
+for script in hook prolog epilog health; do install -m 755 "$here/$script.sh" "$version/"; done
+[ -e "${target%/*}/vramledger.conf" ] || install -m 644 "$here/vramledger.conf" "${target%/*}/vramledger.conf"
+
+old=$(readlink "$target" || true)
+ln -s "${version##*/}" "$version.link"
+mv -T "$version.link" "$target"
+# A hook that has begun reads its own file to the end; only the one before the last is removed.
+for each in "$target".*.*; do
+    case ${each##*/} in "${version##*/}" | "$old") ;; *) rm -rf "$each" ;; esac
+done
+printf 'installed in %s; settings: %s\n' "$target" "${target%/*}/vramledger.conf"

@@ -1,0 +1,244 @@
+"""Prolog, epilog and health check under the real Slurm, with the stand-in driver.
+
+``make test`` tests the logic of the scripts (``test_slurm.py``); these tests start munged, slurmctld and
+slurmd.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.slurm.cluster import HOLDER, Cluster, Site
+from tests.support.standin.library import Code
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
+
+QUICK = "WAIT=15\nSETTLE=5\nGRACE=1\n"
+SHARED = Site(
+    devices=4,
+    gres="gpu:2,shard:8",
+    gres_conf="Name=gpu File=/dev/nvidia[2-3]\nName=shard Count=8",
+    settings=QUICK,
+)
+"""Slurm manages /dev/nvidia2 and 3 of four GPUs, and shares them."""
+
+
+@pytest.fixture(scope="module", params=[("older", "v1"), ("newer", "v1"), ("newer", "v2")], ids="-".join)
+def shared(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Give a cluster with shared GPUs, of each version of Slurm and of cgroups."""
+    version, cgroup = request.param
+    with Cluster(replace(SHARED, version=version, cgroup=cgroup)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Iterator[Cluster]:
+    """Give the cluster with its node idle, its driver healthy and its GPUs free."""
+    yield shared
+    shared.drivers["n1"].standin.driver_error = 0
+    shared.drivers["n1"].standin.release()
+    shared.run("scancel", "--user=alice,bob", check=False)
+    for pid in shared.drivers["n1"].holders:
+        if pid < 2**22:
+            os.kill(pid, signal.SIGKILL)
+    shared.drivers["n1"].forget_dead()
+    shared.wait_idle()
+    if shared.states()["n1"] != "IDLE":
+        shared.resume()
+    wait_until(lambda: shared.states()["n1"] == "IDLE", "the node is idle again")
+
+
+def holds(cluster: Cluster, count: int) -> None:
+    """Wait until this number of processes holds memory."""
+    wait_until(lambda: len(cluster.drivers["n1"].holders) == count, f"{count} holders")
+
+
+def test_jobs_share_a_gpu(cluster: Cluster) -> None:
+    """The second and third job on a shared GPU start beside the first one, and none drains the node."""
+    jobs = [
+        cluster.submit("--gres=shard:1", hold="4 gpus=2", user=user) for user in ("alice", "bob", "alice")
+    ]
+    holds(cluster, 3)
+    for job in jobs:
+        assert cluster.wait_for(job, "COMPLETED", "FAILED", "NODE_FAIL") == "COMPLETED"
+    cluster.wait_idle()
+    assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
+
+
+def test_memory_on_gpus_that_slurm_does_not_manage(cluster: Cluster) -> None:
+    """Somebody's memory on GPU 0 and 1, which are not in gres.conf, does not concern a job on GPU 2."""
+    driver = cluster.drivers["n1"]
+    cluster.run("/usr/bin/python3", str(HOLDER), "1", str(driver.directory), "gpus=0,1", "dead=yes")
+    job = cluster.submit("--gres=gpu:1", hold="1 gpus=2")
+    assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
+    cluster.wait_idle()
+    assert cluster.states() == {"n1": "IDLE"}
+
+
+def test_a_leftover_on_the_jobs_gpu_drains(cluster: Cluster) -> None:
+    """A leftover on GPU 2, which is Slurm's GPU 0, drains the node, and the job is requeued, not held."""
+    driver = cluster.drivers["n1"]
+    cluster.run("/usr/bin/python3", str(HOLDER), "1", str(driver.directory), "gpus=2", "dead=yes", "gib=20")
+    job = cluster.submit("--gres=gpu:1", hold="1 gpus=2")
+    wait_until(cluster.reason, "the node is drained")
+    assert cluster.reason()[:20] == "vram GPU2 dead 20GiB"
+    wait_until(lambda: cluster.state_of(job) == "PENDING", "the job is requeued")
+    assert "held" not in cluster.run("squeue", "-h", "-o", "%r", "-j", str(job)).lower()
+
+
+def test_the_epilog_drains_for_dead_memory(cluster: Cluster) -> None:
+    """Memory that a job leaves without a process drains the node."""
+    cluster.wait_for(cluster.submit("--gres=gpu:1", hold="1 gpus=2 gib=11 dead=yes"), "COMPLETED")
+    wait_until(cluster.reason, "the node is drained")
+    assert cluster.reason().startswith("vram GPU2 dead 11GiB")
+
+
+def test_a_persons_reason_stays(cluster: Cluster) -> None:
+    """A node that a person drained while a job ran keeps its reason, through the epilog and health checks."""
+    job = cluster.submit("--gres=gpu:1", hold="1 gpus=2 dead=yes")
+    cluster.wait_for(job, "RUNNING", "COMPLETED")
+    cluster.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=HW ticket 4711")
+    cluster.wait_idle()
+    cluster.drivers["n1"].standin.driver_error = Code.DRIVER_NOT_LOADED
+    health(cluster)
+    cluster.drivers["n1"].standin.driver_error = 0
+    health(cluster)
+    assert (cluster.states(), cluster.reason()) == ({"n1": "DRAINED"}, "HW ticket 4711")
+
+
+def test_a_driver_blip_is_undone(cluster: Cluster) -> None:
+    """A node that was drained because the driver was gone comes back with it; an addition keeps it out."""
+    driver = cluster.drivers["n1"].standin
+    driver.driver_error = Code.DRIVER_NOT_LOADED
+    health(cluster)
+    assert cluster.reason().startswith("vram? ")
+    driver.driver_error = 0
+    health(cluster)
+    assert cluster.states() == {"n1": "IDLE"}
+
+    driver.driver_error = Code.DRIVER_NOT_LOADED
+    health(cluster)
+    driver.driver_error = 0
+    added = f"{cluster.reason()}; HW ticket 4711"
+    cluster.run("scontrol", "update", "NodeName=n1", f"Reason={added}")
+    health(cluster)
+    assert (cluster.states(), cluster.reason()) == ({"n1": "DRAINED"}, added)
+
+
+def test_a_hang_is_drained_before_slurmd_gives_up(cluster: Cluster) -> None:
+    """A driver that hangs drains the node in the health check, in less time than slurmd waits."""
+    cluster.drivers["n1"].standin.hang("nvmlInitWithFlags")
+    health(cluster)
+    assert cluster.reason().startswith("vram? ")
+
+
+def test_a_cancelled_job_leaves_nothing(cluster: Cluster) -> None:
+    """A job that ignores SIGTERM is killed by Slurm, and its node is healthy."""
+    job = cluster.submit("--gres=gpu:1", hold="300 gpus=2 term=ignore")
+    holds(cluster, 1)
+    cluster.run("scancel", str(job))
+    cluster.wait_idle()
+    assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
+    holds(cluster, 0)
+
+
+def test_slurmctld_does_not_answer(cluster: Cluster) -> None:
+    """If the epilog cannot drain, it fails: the node does not come back idle with dead memory."""
+    job = cluster.submit("--gres=gpu:1", hold="2 gpus=2 gib=11 dead=yes")
+    cluster.wait_for(job, "RUNNING", "COMPLETED")
+    cluster.run("bash", "-c", "mkdir -p /opt/slurm; printf '#!/bin/sh\\nexit 1\\n' >/opt/slurm/scontrol")
+    cluster.run("chmod", "755", "/opt/slurm/scontrol")
+    cluster.configure(QUICK + "SLURM_BIN=/opt/slurm\n")
+    try:
+        wait_until(lambda: "DRAIN" in cluster.states()["n1"], "slurmd has drained the node", patience=60)
+        assert cluster.reason()
+    finally:
+        cluster.configure(QUICK)
+
+
+def health(cluster: Cluster) -> None:
+    """Run the health check as slurmd does: by root, with nothing in its environment but a parent's "-N"."""
+    cluster.run("env", "-i", "bash", "-c", "/etc/slurm/vramledger/health.sh; true", "slurmd", "-N", "n1")
+
+
+@contextmanager
+def one(site: Site) -> Iterator[Cluster]:
+    """Give a cluster for one test."""
+    with Cluster(site) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("proctrack", ["linuxproc", "pgid"])
+def test_survivors_without_cgroups(proctrack: str) -> None:
+    """Where Slurm tracks processes without cgroups, an epilog ends what has left its step, and only that."""
+    options = {
+        "ProctrackType": f"proctrack/{proctrack}",
+        "TaskPlugin": "task/affinity",
+        "PrologFlags": "Alloc",
+    }
+    with one(replace(SHARED, options=options)) as cluster:
+        other = cluster.submit("--gres=shard:1", hold="300 gpus=2", user="bob")
+        holds(cluster, 1)
+        ready = cluster.here / "out" / "ready"
+        hold = f"300 gpus=2 escape=yes term=ignore ready={ready}"
+        job = cluster.submit("--gres=shard:1", command=f"HOLDER 300 HOLDS {hold.partition(' ')[2]}; true")
+        cluster.wait_for(job, "COMPLETED")
+        wait_until(lambda: len(cluster.drivers["n1"].holders) == 1, "the epilog has ended the survivor")
+        assert cluster.state_of(other) == "RUNNING"
+        cluster.run("scancel", str(other))
+        cluster.wait_idle()
+        assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
+
+
+def test_a_survivor_outside_the_jobs_cgroup() -> None:
+    """A process that left its job's cgroup is ended, because its environment and its user show the job."""
+    with one(SHARED) as cluster:
+        ready = cluster.here / "out" / "ready"
+        command = f"HOLDER 300 HOLDS gpus=2 escape=yes term=ignore ready={ready}; sleep 3"
+        job = cluster.submit("--gres=gpu:1", command=command)
+        holds(cluster, 1)
+        (pid,) = cluster.drivers["n1"].holders
+        Path("/sys/fs/cgroup/freezer/cgroup.procs").write_text(str(pid), encoding="ascii")
+        cluster.wait_for(job, "COMPLETED")
+        cluster.wait_idle()
+        assert cluster.drivers["n1"].holders == []
+        assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
+
+
+def test_instances() -> None:
+    """Two jobs on two MIG instances of one GPU run side by side; a leftover on one drains for its own job."""
+    lines = [
+        "Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21,/dev/nvidia-caps/nvidia-cap22",
+        "Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap30,/dev/nvidia-caps/nvidia-cap31",
+    ]
+    minors = "gpu0/gi1/access 21\ngpu0/gi1/ci0/access 22\ngpu0/gi2/access 30\ngpu0/gi2/ci0/access 31\n"
+    with one(Site(devices=1, gres="gpu:2", gres_conf="\n".join(lines), settings=QUICK)) as cluster:
+        cluster.drivers["n1"].standin.device(0).divide("3g.71gb", "3g.71gb")
+        cluster.write_mig_minors(minors)
+        first = cluster.submit("--gres=gpu:1", hold="4 gpus=0 mig=0")
+        holds(cluster, 1)
+        second = cluster.submit("--gres=gpu:1", hold="2 gpus=0 mig=1", user="bob")
+        for job in (first, second):
+            assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
+        cluster.wait_idle()
+        assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
+        cluster.wait_for(cluster.submit("--gres=gpu:1", hold="1 gpus=0 mig=0 dead=yes"), "COMPLETED")
+        wait_until(lambda: cluster.reason().startswith("vram GPU0 dead 4GiB"), "the node is drained")
+
+
+def test_a_health_check_of_slurmd() -> None:
+    """The health check that slurmd itself runs drains a node whose driver is gone, and resumes it."""
+    options = {"HealthCheckInterval": "3"}
+    with one(replace(SHARED, nodes=("n1",), options=options)) as cluster:
+        cluster.drivers["n1"].standin.driver_error = Code.DRIVER_NOT_LOADED
+        wait_until(lambda: cluster.reason().startswith("vram? "), "the node is drained", patience=60)
+        cluster.drivers["n1"].standin.driver_error = 0
+        wait_until(lambda: cluster.states() == {"n1": "IDLE"}, "the node is resumed", patience=60)

@@ -1,0 +1,401 @@
+"""Run a real Slurm: munged, slurmctld and a slurmd for each node, in namespaces for mounts and the network.
+
+``.ci/provision/slurm`` fetches two versions. They are laid over /usr, and /etc, /run and the logs are
+private to the namespace, so nothing of this machine changes except its cgroups, which :meth:`Cluster.close`
+removes. The PID namespace is the host's, because NVML and vramledger need that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from tests.support.requirements import (
+    PROJECT,
+    do_without,
+    require_host_pid_namespace,
+    require_root,
+    require_tool,
+)
+from tests.support.slurm.driver import NodeDriver
+from tests.support.standin.library import build, compiler
+from tests.support.waiting import wait_until
+
+FETCHED = PROJECT / ".cache" / "slurm"
+HOLDER = PROJECT / "tests" / "support" / "slurm" / "holder.py"
+SCRIPTS = PROJECT / "deploy" / "slurm"
+
+USERS = {"slurm": 64030, "alice": 64031, "bob": 64032}
+"""The users of the namespace; the first runs slurmctld."""
+
+_NAMESPACE = """\
+set -e
+mount -t overlay overlay -o lowerdir={fetched}/usr:/usr,upperdir={here}/usr,workdir={here}/usr.work /usr
+mount -t overlay overlay -o lowerdir=/etc,upperdir={here}/etc,workdir={here}/etc.work /etc
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /var/lib
+mount -t tmpfs tmpfs /mnt
+for file in null zero random urandom tty full; do touch /mnt/$file; mount --bind /dev/$file /mnt/$file; done
+mkdir /mnt/shm /mnt/pts /mnt/nvidia-caps
+mount --bind /dev/shm /mnt/shm
+mount --bind /dev/pts /mnt/pts
+ln -s /proc/self/fd /mnt/fd
+for number in $(seq 0 7); do mknod -m 666 /mnt/nvidia$number c 195 $number; done
+mknod -m 666 /mnt/nvidiactl c 195 255
+for number in $(seq 0 40); do mknod -m 444 /mnt/nvidia-caps/nvidia-cap$number c 235 $number; done
+mount --move /mnt /dev
+if [ {cgroup} = v2 ]; then
+    mount -t cgroup2 none /sys/fs/cgroup
+    mkdir -p /sys/fs/cgroup/system.slice
+    echo {here}/cgroup_v2.so >/etc/ld.so.preload
+fi
+ip link set lo up
+ip address add 10.99.0.1/32 dev lo
+mkdir -p /run/munge /etc/munge /etc/slurm /var/lib/slurm
+dd if=/dev/urandom of=/etc/munge/key bs=64 count=1 status=none
+chmod 600 /etc/munge/key
+chown slurm /var/lib/slurm
+munged --force --key-file=/etc/munge/key --pid-file=/run/munge/pid --log-file=/run/munge/log \\
+    --seed-file=/run/munge/seed
+echo ready
+exec sleep infinity
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """How a cluster is configured.
+
+    Attributes:
+        version: ``older`` or ``newer``, as ``.ci/provision/slurm`` fetches them.
+        cgroup: ``v1`` or ``v2``; version 2 has no controllers here, which Slurm needs only to limit jobs.
+        nodes: their names.
+        devices: the GPUs that the driver of each node has.
+        gres: ``Gres=`` of each node.
+        gres_conf: the text of gres.conf.
+        options: further settings of slurm.conf; they replace those that are here.
+        settings: the text of the scripts' own file.
+    """
+
+    version: str = "older"
+    cgroup: str = "v1"
+    nodes: tuple[str, ...] = ("n1",)
+    devices: int = 2
+    gres: str = "gpu:2"
+    gres_conf: str = "Name=gpu File=/dev/nvidia[0-1]"
+    options: Mapping[str, str] = field(default_factory=dict)
+    settings: str = ""
+
+
+class Cluster:
+    """One slurmctld and its nodes; a context manager."""
+
+    def __init__(self, site: Site) -> None:
+        """Start the daemons, and wait until the nodes are idle."""
+        require_root()
+        require_host_pid_namespace()
+        for tool in ("unshare", "nsenter", "ip", "mount"):
+            require_tool(tool)
+        if not (FETCHED / site.version / "usr/sbin/slurmd").exists():
+            do_without(f"no Slurm ({site.version}) in .cache/slurm; bash .ci/provision/slurm fetches it")
+        self.site = site
+        # The cgroups of two clusters would have the same names.
+        place = Path(tempfile.gettempdir(), "vramledger-slurm.lock")
+        self._lock = place.open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.here = Path(tempfile.mkdtemp(prefix="vramledger-slurm-"))
+        self.here.chmod(0o755)
+        self.log = self.here / "log"
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self.drivers: dict[str, NodeDriver] = {}
+        self._holder: subprocess.Popen[str] | None = None
+        try:
+            library = build(self.here / "library")
+            for name in site.nodes:
+                self.drivers[name] = NodeDriver(self.here / name, library, devices=site.devices)
+            self._write_files(library)
+            if site.cgroup == "v2":
+                self._build_cgroup_v2()
+            self._enter()
+            self.start("slurmctld", ["slurmctld", "-D"])
+            for name in site.nodes:
+                self.start(name, ["slurmd", "-D", "-N", name])
+            wait_until(
+                lambda: set(self.states().values()) == {"IDLE"},
+                "the nodes are idle",
+                patience=60,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Cluster:  # noqa: PYI034  # typing has Self from 3.11 on
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write_files(self, library: Path) -> None:
+        site = self.site
+        for name in ("usr", "usr.work", "etc", "etc.work", "log", "out"):
+            (self.here / name).mkdir()
+        self.log.chmod(0o1777)
+        (self.here / "out").chmod(0o1777)
+        etc, here = self.here / "etc", self.here
+        entries = {"passwd": "{0}:x:{1}:{1}::/tmp:/bin/bash\n", "group": "{0}:x:{1}:\n"}
+        for file, entry in entries.items():
+            added = "".join(entry.format(name, number) for name, number in USERS.items())
+            (etc / file).write_text(Path("/etc", file).read_text() + added)
+        slurm = etc / "slurm"
+        (slurm / "vramledger").mkdir(parents=True)
+        for script in SCRIPTS.glob("*.sh"):
+            shutil.copy2(script, slurm / "vramledger")
+        (slurm / "vramledger.conf").write_text(site.settings)
+        (slurm / "gres.conf").write_text(site.gres_conf + "\n")
+        (slurm / "cgroup.conf").write_text(self._cgroup_conf())
+        values = {
+            "ClusterName": "trial",
+            "SlurmctldHost": "localhost(127.0.0.1)",
+            "SlurmUser": "slurm",
+            "AuthType": "auth/munge",
+            "CredType": "cred/munge",
+            "AuthInfo": "socket=/run/munge/munge.socket.2",
+            "ProctrackType": "proctrack/cgroup",
+            "TaskPlugin": "task/cgroup",
+            "SelectType": "select/cons_tres",
+            "SelectTypeParameters": "CR_Core",
+            "GresTypes": "gpu,shard,mps",
+            "StateSaveLocation": "/var/lib/slurm",
+            "SlurmdSpoolDir": f"{here}/spool-%n",
+            "SlurmctldPidFile": "/run/slurmctld.pid",
+            "SlurmdPidFile": "/run/slurmd-%n.pid",
+            "SlurmctldLogFile": f"{self.log}/slurmctld",
+            "SlurmdLogFile": f"{self.log}/slurmd-%n",
+            "SlurmdDebug": "verbose",
+            "ReturnToService": "1",
+            "MpiDefault": "none",
+            "KillWait": "2",
+            "SchedulerParameters": "nohold_on_prolog_fail,sched_min_interval=100000,batch_sched_delay=0",
+            "Prolog": "/etc/slurm/vramledger/prolog.sh",
+            "Epilog": "/etc/slurm/vramledger/epilog.sh",
+            "PrologFlags": "Alloc,Contain",
+            "PrologEpilogTimeout": "120",
+            "HealthCheckProgram": "/etc/slurm/vramledger/health.sh",
+            "HealthCheckInterval": "0",
+            "HealthCheckNodeState": "IDLE",
+            "SlurmdParameters": "config_overrides",
+            **site.options,
+        }
+        lines = [f"{key}={value}" for key, value in values.items() if value]
+        for number, name in enumerate(self.drivers):
+            lines.append(
+                f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={17001 + number} CPUs=16"
+                f" CoresPerSocket=16 RealMemory=8000 Gres={site.gres} State=UNKNOWN"
+            )
+        lines.append(
+            f"PartitionName=all Nodes={','.join(self.drivers)} Default=YES MaxTime=INFINITE State=UP"
+        )
+        (slurm / "slurm.conf").write_text("\n".join(lines) + "\n")
+        program = self.here / "usr" / "local" / "bin" / "vramledger"
+        program.parent.mkdir(parents=True)
+        program.write_text(
+            "#!/bin/bash\n"
+            f"export LD_LIBRARY_PATH={library.parent} PYTHONPATH={PROJECT / 'exporter'}\n"
+            f"export VRAMLEDGER_STANDIN={here}/${{SLURMD_NODENAME:-n1}}/standin.state\n"
+            f'exec {sys.executable} -m vramledger "$@"\n'
+        )
+        program.chmod(0o755)
+
+    def _cgroup_conf(self) -> str:
+        lines = [f"CgroupPlugin=cgroup/{self.site.cgroup}", "CgroupMountpoint=/sys/fs/cgroup"]
+        lines += [f"Constrain{each}=no" for each in ("Devices", "RAMSpace", "Cores")]
+        if self.site.cgroup == "v2":
+            lines.append("IgnoreSystemd=yes")
+        return "\n".join(lines) + "\n"
+
+    def _build_cgroup_v2(self) -> None:
+        source = PROJECT / "tests" / "support" / "slurm" / "cgroup_v2.c"
+        output = str(self.here / "cgroup_v2.so")
+        flags = ["-O2", "-fPIC", "-shared", "-o", output, str(source), "-ldl"]
+        subprocess.run([*compiler(), *flags], check=True)
+
+    def _enter(self) -> None:
+        fetched = FETCHED / self.site.version
+        script = _NAMESPACE.format(fetched=fetched, here=self.here, cgroup=self.site.cgroup)
+        with (self.log / "namespace").open("wb") as errors:
+            self._holder = subprocess.Popen(
+                ["unshare", "--mount", "--net", "--propagation", "private", "sh", "-c", script],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != "ready\n":
+            do_without(f"this machine does not let us mount: {(self.log / 'namespace').read_text().strip()}")
+
+    def _command(self, words: Sequence[str], user: str | None = None) -> list[str]:
+        assert self._holder is not None
+        ids = [] if user is None else [f"--setuid={USERS[user]}", f"--setgid={USERS[user]}"]
+        return ["nsenter", f"--target={self._holder.pid}", "--mount", "--net", *ids, "--wd=/tmp", *words]
+
+    def configure(self, settings: str) -> None:
+        """Replace the scripts' settings."""
+        self.run("bash", "-c", f"cat >/etc/slurm/vramledger.conf <<'END'\n{settings}\nEND")
+
+    def write_mig_minors(self, text: str) -> None:
+        """Write what the numbers of the device files of MIG instances stand for, as the driver does."""
+        place = "/proc/driver/nvidia-caps"
+        self.run(
+            "bash",
+            "-c",
+            f"mount -t tmpfs tmpfs /proc/driver; mkdir {place}; cat >{place}/mig-minors <<'END'\n{text}END",
+        )
+
+    def start(self, name: str, words: Sequence[str]) -> None:
+        """Start a daemon in the namespace; :meth:`close` ends it."""
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+        with (self.log / f"{name}.out").open("ab") as output:
+            self._daemons[name] = subprocess.Popen(
+                self._command(words), env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def stop(self, name: str) -> None:
+        """End a daemon."""
+        daemon = self._daemons.pop(name)
+        daemon.terminate()
+        try:
+            daemon.wait(10)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+
+    def run(self, *words: str, user: str | None = None, check: bool = True, **environment: str) -> str:
+        """Run a command in the namespace and return its output."""
+        result = subprocess.run(
+            self._command(words, user),
+            env={"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/bin", **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=110,
+        )
+        if check and result.returncode:
+            message = f"{' '.join(words)}: {result.returncode}\n{result.stdout}{result.stderr}"
+            raise AssertionError(message)
+        return result.stdout
+
+    def submit(
+        self, *flags: str, hold: str = "", command: str = "", user: str = "alice", node: str = "n1"
+    ) -> int:
+        """Submit a batch job that runs the holder with these words, or a shell command; return its number.
+
+        In the command HOLDER stands for the holder's program, and HOLDS for the directory after it.
+        """
+        text = command or f"exec HOLDER {hold.partition(' ')[0]} HOLDS {hold.partition(' ')[2]}"
+        text = text.replace("HOLDS", str(self.drivers[node].directory)).replace(
+            "HOLDER", f"/usr/bin/python3 {HOLDER}"
+        )
+        output = f"--output={self.here}/out/%j"
+        words = ("sbatch", "--parsable", output, f"--nodelist={node}", *flags, "--wrap", text)
+        return int(self.run(*words, user=user).partition(";")[0])
+
+    def states(self) -> dict[str, str]:
+        """Return the state of each node, as ``sinfo`` prints it, without a mark."""
+        output = self.run("sinfo", "-h", "-N", "-o", "%N %T", check=False)
+        return {
+            name: state.upper().rstrip("*") for name, state in (line.split() for line in output.splitlines())
+        }
+
+    def reason(self, node: str = "n1") -> str:
+        """Return why a node is drained; empty when it is not."""
+        text = self.run("scontrol", "-o", "show", "node", node)
+        match = re.search(r" Reason=(.*) \[\w+@[^\]]*\]", text)
+        return match[1] if match else ""
+
+    def state_of(self, job: int) -> str:
+        """Return the state of a job."""
+        text = self.run("scontrol", "-o", "show", "job", str(job), check=False)
+        match = re.search(r"JobState=(\w+)", text)
+        return match[1] if match else "GONE"
+
+    def wait_for(self, job: int, *states: str, timeout: float = 60) -> str:
+        """Wait until a job has one of these states, and return it."""
+        found = ""
+
+        def reached() -> bool:
+            nonlocal found
+            found = self.state_of(job)
+            return found in states
+
+        wait_until(reached, f"job {job} is {' or '.join(states)}", patience=timeout)
+        return found
+
+    def wait_idle(self, node: str = "n1", timeout: float = 90) -> None:
+        """Wait until no job is on a node and no epilog runs there any more."""
+        quiet = {"IDLE", "DRAINED", "DOWN", "MAINT"}
+        wait_until(lambda: self.states().get(node) in quiet, f"{node} is quiet", patience=timeout)
+
+    def resume(self, node: str = "n1") -> None:
+        """Resume a node, as a person does."""
+        self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+    def steps(self) -> Iterable[int]:
+        """Yield the pids of the processes that have this cluster's mount namespace."""
+        assert self._holder is not None
+        with contextlib.suppress(OSError):
+            ours = Path(f"/proc/{self._holder.pid}/ns/mnt").readlink()
+            for entry in Path("/proc").iterdir():
+                with contextlib.suppress(OSError):
+                    if entry.name.isdigit() and (entry / "ns/mnt").readlink() == ours:
+                        yield int(entry.name)
+
+    def close(self) -> None:
+        """End every process of the namespace, and remove its cgroups and files."""
+        for driver in self.drivers.values():
+            driver.standin.release()
+        if self._holder is not None:
+            for name in reversed(list(self._daemons)):
+                with contextlib.suppress(Exception):
+                    self.stop(name)
+            for _ in range(50):
+                others = [pid for pid in self.steps() if pid != self._holder.pid]
+                if not others:
+                    break
+                for pid in others:
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.05)
+            self._remove_cgroups()
+            self._holder.kill()
+            self._holder.wait()
+            if self._holder.stdout is not None:
+                self._holder.stdout.close()
+        for driver in self.drivers.values():
+            driver.close()
+        if os.environ.get("KEEP"):
+            return
+        shutil.rmtree(self.here, ignore_errors=True)
+        self._lock.close()
+
+    def _remove_cgroups(self) -> None:
+        names = {f"slurm_{node}" for node in self.drivers} | {
+            f"{node}_slurmstepd.scope" for node in self.drivers
+        }
+        for directory, _, _ in os.walk("/sys/fs/cgroup", topdown=False):
+            if names.intersection(Path(directory).parts) or Path(directory).name == "slurm":
+                with contextlib.suppress(OSError):
+                    Path(directory).rmdir()

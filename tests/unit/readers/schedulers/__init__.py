@@ -1,0 +1,1 @@
+"""Tests of the schedulers' readers, from values to values."""
