@@ -52,25 +52,28 @@ class WorkerRun:
 
     Attributes:
         stop: held until the thread is to stop.
+        stopping: the thread is to stop.
         done: held until it has stopped.
         ended: it has stopped.
         pid: of the process that it runs in; a forked child has the object, and no thread.
         native_id: the kernel's number of the thread.
     """
 
-    __slots__ = ("done", "ended", "native_id", "pid", "stop")
+    __slots__ = ("done", "ended", "native_id", "pid", "stop", "stopping")
 
     def __init__(self) -> None:
         self.stop = _thread.allocate_lock()
         self.stop.acquire()
         self.done = _thread.allocate_lock()
         self.done.acquire()
+        self.stopping = False
         self.ended = False
         self.pid = os.getpid()
         self.native_id = 0
 
     def request_stop(self) -> None:
-        """Tell the thread to end."""
+        """Tell the thread to end; if a signal interrupts this, it ends at its next turn."""
+        self.stopping = True
         if self.stop.locked():
             self.stop.release()
 
@@ -142,7 +145,11 @@ class Worker:
         What a signal handler raises here goes on into the program, and the thread is not started.
         """
         self.adopt_process()
-        if self.current_run is not None or self.stopped or sys.is_finalizing():
+        run = self.current_run
+        if run is not None and not run.stopping:
+            self.suspended = False
+            return
+        if self.stopped or sys.is_finalizing():
             return
         if self.session is None:
             self.session = ExporterSession(self.settings, self.poller, self.handlers or {}, self.errors)
@@ -191,7 +198,7 @@ class Worker:
         wait: float | None = 0.0
         try:
             self._register_hooks()
-            while wait is not None and not run.stop.acquire(timeout=wait):
+            while wait is not None and not run.stop.acquire(timeout=wait) and not run.stopping:
                 wait = self.settings.interval
                 try:
                     wait = self.run_turn(time.monotonic())
@@ -226,10 +233,11 @@ class Worker:
 
     def stop_thread(self, timeout: float) -> bool:
         """Stop the thread and wait for its end; return whether there was one."""
-        run, self.current_run = self.current_run, None
+        run = self.current_run
         if run is None or run.pid != os.getpid():
             return False
         run.request_stop()
+        self.current_run = None
         run.wait_until_gone(timeout)
         return True
 
@@ -253,8 +261,8 @@ class Worker:
         run = self.current_run
         if not self._alone or run is None:
             return
+        # A signal may end this at each of its steps. Then the thread goes on or is stopping; both are known.
         self.suspended = True
-        self.current_run = None
         run.request_stop()
         try:
             run.wait_until_gone(STOP_TIMEOUT_SECONDS)

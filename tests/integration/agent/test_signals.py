@@ -205,6 +205,65 @@ def test_forks_are_not_warned_of(place: Path, exporter: FakeExporter) -> None:
     assert len(exporter.reports) == 1
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="before 3.12 no thread is stopped for a fork")
+def test_a_fork_interrupted_at_any_step_leaves_one_thread(place: Path, exporter: FakeExporter) -> None:
+    """Wherever a signal interrupts our steps before a fork, it arrives, and we have one thread afterwards."""
+    code = textwrap.dedent("""
+        import os, signal, sys, time, torch
+        class Alarm(Exception): pass
+        def handler(number, frame):
+            raise Alarm
+        signal.signal(signal.SIGALRM, handler)
+        kept = torch.Tensor(8)
+        wait_for_report()
+        from vramledger.agent import worker as module
+        worker, left = module.worker, 0
+        OURS = {f.__code__ for f in (module.Worker._stop_before_fork, module.WorkerRun.request_stop,
+                                     module.WorkerRun.wait_until_gone)}
+        def trace(frame, event, argument):
+            global left
+            if frame.f_code not in OURS:
+                return None
+            frame.f_trace_opcodes = True
+            if event in ("line", "opcode"):  # Python 3.12 tells lines alone
+                left -= 1
+                if left == 0:
+                    signal.raise_signal(signal.SIGALRM)
+            return trace
+        def threads():
+            return len(os.listdir("/proc/self/task"))
+        def wait_for(number):
+            deadline = time.monotonic() + 20
+            while threads() != number or worker.current_run is None or worker.suspended:
+                assert time.monotonic() < deadline, (step, threads(), worker.current_run, worker.suspended)
+                worker.resume()
+                time.sleep(0.001)
+        for step in range(1, 400):
+            worker._alone, left, arrived = True, step, False
+            try:
+                sys.settrace(trace)
+                pid = os.fork()
+                if pid == 0:
+                    os._exit(0)
+                sys.settrace(None)
+                for _ in range(100):  # what the hook caught arrives after it
+                    pass
+            except Alarm:
+                arrived = True
+            sys.settrace(None)
+            os.wait()
+            wait_for(2)
+            if left > 0:
+                break
+            assert arrived, step
+        print(step > 10, worker.errors)
+    """)
+    flags = ("-W", "ignore:This process:DeprecationWarning")
+
+    assert finish(start(WAIT_FOR_REPORT + code, environment(place, FAKE), *flags)) == "True {}\n"
+    assert exporter.reports
+
+
 @pytest.mark.parametrize("exporter_there", [True, False])
 def test_a_fork_leaves_the_thread_where_the_program_has_others(place: Path, exporter_there: bool) -> None:
     """In a program with threads of its own, as every one that uses a GPU, a fork does not touch ours."""

@@ -58,7 +58,7 @@ def sleeper(*, in_a_thread: bool = False) -> Iterator[ProcessRow]:
 def sleeping_threads(pid: int) -> list[Path]:
     """Return the thread that has made a child and sleeps until the child exits, if it does already.
 
-    A page fault, too, puts a thread into state D for a moment: so its child must be there, and it the only one.
+    A page fault, too, puts a thread into state D for a moment: so its child must be there, and it alone.
     """
     children = [each for each in psutil.Process(pid).children() if each.status() != psutil.STATUS_ZOMBIE]
     found = [each for each in Path(f"/proc/{pid}/task").iterdir() if ") D " in (each / "stat").read_text()]
