@@ -1,7 +1,7 @@
 # Every command of the project. Each sets up what it needs by itself, the first time it is called;
 # without make, `bash .ci/task NAME` does the same.
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all frameworks lint format bench recordings pictures faults fleet soak fuzz deploy generate alerts dashboards docs release clean
+.PHONY: help run test test-all frameworks lint format bench recordings pictures faults fleet soak fuzz deploy generate alerts dashboards docs release lock clean
 
 # Further arguments for the command behind a target, for example: make test ARGS="-k ledger"
 ARGS ?=
@@ -63,8 +63,11 @@ alerts: ## Write the alert rules from alerts/src and alerts/thresholds.yml, and 
 generate: ## Write every generated file anew: what follows from the declarations, documents, rules, dashboards
 	@bash .ci/task generate
 
-release: ## Build into dist/ what a release publishes: packages, chart, PrometheusRule
-	@bash .ci/task release
+release: ## Build into dist/ what a release publishes, with digests, origin and list of contents
+	@bash .ci/task release $(ARGS)
+
+lock: ## Choose anew the versions that the image installs, and write their hashes
+	@bash .ci/task lock $(ARGS)
 
 docs: ## Write METRICS.md and its pages anew from the declared metrics and exporter/docs/src
 	@bash .ci/task docs $(ARGS)

@@ -15,10 +15,10 @@ INTERPRETER = """#!/bin/sh
 [ "$1" != 3.12 ] || exit 1
 echo "$PWD/python$1"
 """
-ENVIRONMENT = """#!/bin/sh
+ENVIRONMENT = r"""#!/bin/sh
 mkdir -p "$1/bin"
 cp python "$1/bin/python"
-for tool in ruff mypy shellcheck; do ln -sf /bin/true "$1/bin/$tool"; done
+for tool in $(sed -n 's#^ *\.venv/bin/\([a-z-]*\) .*#\1#p' .ci/task | grep -v python); do ln -sf /bin/true "$1/bin/$tool"; done
 """
 PYTHON = """#!/bin/sh
 case "$*" in

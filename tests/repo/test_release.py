@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import subprocess
@@ -12,12 +14,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from tests.repo.test_packaging import build
 from tests.support.exporter import no_driver
 from tests.support.fleet.engines import until
 from tests.support.ports import free_port
-from tests.support.requirements import do_without
+from tests.support.requirements import do_without, require_tool
 from tests.support.waiting import PATIENCE
 from vramledger import __version__
 
@@ -113,3 +117,75 @@ def test_wheel_runs_in_a_fresh_environment(environment: Path, tmp_path: Path) ->
     assert "vramledger" in page
     assert code == 0
     assert (environment / "share/man/man1/vramledger.1").exists()
+
+
+def locked(name: str) -> dict[str, list[str]]:
+    """Return the packages of a lock file of the image, each with its hashes."""
+    text = (ROOT / "deploy/docker" / name).read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines()]
+    return {line[0]: [part for part in line if part.startswith("--hash=sha256:")] for line in lines if line}
+
+
+def test_the_image_installs_locked_packages_only() -> None:
+    """Each package of the image has a version that pyproject.toml allows, and hashes; none is missing."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = locked("requirements.txt")
+    versions = {name.partition("==")[0]: Version(name.partition("==")[2]) for name in packages}
+
+    assert all(packages.values())
+    assert all(locked("build-requirements.txt").values())
+    for text in project["project"]["dependencies"]:
+        wanted = Requirement(text)
+        assert versions[wanted.name.lower()] in wanted.specifier, f"{text}; run: make lock"
+    (hatchling,) = [each for each in project["dependency-groups"]["test"] if each.startswith("hatchling")]
+    assert hatchling in locked("build-requirements.txt")
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_a_release_is_made_by_one_command_and_proves_its_origin(tmp_path: Path) -> None:
+    """Two builds of one commit give the same packages; digests, signature, origin and contents agree with the files."""
+    require_tool("ssh-keygen")
+    clone, key = tmp_path / "clone", tmp_path / "key"
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    (clone / ".cache").symlink_to(ROOT / ".cache")
+    (clone / ".git/info/exclude").write_text("/.cache\n/.venv\n")
+    make = ["bash", ".ci/task", "release", f"--sign={key}", "--builder=urn:test"]
+    built = []
+    for _ in range(2):
+        subprocess.run(make, check=True, cwd=clone, capture_output=True)
+        built.append({each.name: each.read_bytes() for each in (clone / "dist").iterdir()})
+    first, files = built
+    stem = f"vramledger-{__version__}"
+
+    assert sorted(files) == sorted(
+        [
+            "SHA256SUMS", "SHA256SUMS.sig", "prometheusrule.yaml", f"{stem}-py3-none-any.whl", f"{stem}.tar.gz",
+            f"{stem}.tgz", f"{stem}-requirements.txt", f"{stem}.cdx.json", f"{stem}.provenance.json",
+        ]
+    )  # fmt: skip
+    for name in (f"{stem}-py3-none-any.whl", f"{stem}.tar.gz", f"{stem}.cdx.json"):
+        assert first[name] == files[name], name
+
+    subjects = json.loads(files[f"{stem}.provenance.json"])["subject"]
+    digests = {each["name"]: each["digest"]["sha256"] for each in subjects}
+    assert digests[f"{stem}.tgz"] == hashlib.sha256(files[f"{stem}.tgz"]).hexdigest()
+    inside = {(each["name"], each["version"]) for each in json.loads(files[f"{stem}.cdx.json"])["components"]}
+    assert inside == {tuple(name.split("==")) for name in locked("requirements.txt")}
+
+    signers = tmp_path / "signers"
+    signers.write_text(f'releases namespaces="vramledger-release" {key.with_suffix(".pub").read_text()}')
+    verify = ["ssh-keygen", "-Y", "verify", "-f", signers, "-I", "releases", "-n", "vramledger-release"]
+    verify += ["-s", clone / "dist/SHA256SUMS.sig"]
+    sums = ["sha256sum", "--check", "--quiet", "SHA256SUMS"]
+    assert subprocess.run(verify, check=False, input=files["SHA256SUMS"], capture_output=True).returncode == 0
+    assert subprocess.run(verify, check=False, input=b"x", capture_output=True).returncode != 0
+    assert subprocess.run(sums, check=False, cwd=clone / "dist").returncode == 0
+    (clone / "dist/prometheusrule.yaml").write_text("changed")
+    assert subprocess.run(sums, check=False, cwd=clone / "dist", capture_output=True).returncode != 0
+
+    (clone / "README.md").write_text("changed")
+    done = subprocess.run(make, check=False, cwd=clone, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "not committed" in done.stderr

@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
-def type_error(value: object, shape: Any) -> str | None:  # noqa: ANN401, PLR0911 - a return a kind of annotation
+def type_error(value: object, shape: Any) -> str | None:  # noqa: ANN401 an annotation
     """Return what is wrong with a value, in a few words; None when it has this shape.
 
     Numbers must be finite. A whole number counts as a float, but a bool does not count as a number.
@@ -17,7 +17,15 @@ def type_error(value: object, shape: Any) -> str | None:  # noqa: ANN401, PLR091
     if shape is Any or shape is object:
         return None
     wrong = f"{str(value)[:40]!r} is not of type {getattr(shape, '__name__', shape)}"
-    origin, inner = get_origin(shape), get_args(shape)
+    origin = get_origin(shape)
+    if origin is not None:
+        return _generic_error(value, origin, get_args(shape), wrong)
+    if is_dataclass(shape) or hasattr(shape, "_fields"):
+        return _record_error(value, shape) if isinstance(value, shape) else wrong
+    return None if _is_plain(value, shape) else wrong
+
+
+def _generic_error(value: object, origin: Any, inner: tuple[Any, ...], wrong: str) -> str | None:  # noqa: ANN401
     if origin in (Union, UnionType):
         return None if any(type_error(value, each) is None for each in inner) else wrong
     if origin is Literal:
@@ -26,16 +34,16 @@ def type_error(value: object, shape: Any) -> str | None:  # noqa: ANN401, PLR091
         return _tuple_error(value, inner) if isinstance(value, (tuple, list)) else wrong
     if origin in (dict, Mapping):
         return _mapping_error(value, *inner) if isinstance(value, Mapping) else wrong
-    if origin is frozenset:
-        return None if isinstance(value, frozenset) else wrong
+    return None if isinstance(value, origin) else wrong
+
+
+def _is_plain(value: object, shape: Any) -> bool:  # noqa: ANN401 an annotation
     if shape in (None, NoneType):
-        return None if value is None else wrong
-    if is_dataclass(shape) or hasattr(shape, "_fields"):
-        return _record_error(value, shape) if isinstance(value, shape) else wrong
+        return value is None
     if shape in (int, float):
         number = isinstance(value, (int, float) if shape is float else int) and not isinstance(value, bool)
-        return None if number and value - value == 0 else wrong  # type: ignore[operator]
-    return None if isinstance(value, shape) else wrong
+        return number and value - value == 0  # type: ignore[operator]
+    return isinstance(value, shape)
 
 
 @cache
