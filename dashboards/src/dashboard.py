@@ -147,12 +147,12 @@ def choice_variable(name: str, label: str, values: Sequence[str], chosen: str) -
 
 
 def annotation(name: str, colour: str, expr: str, title: str, text: str, *, shown: bool = True) -> Json:
-    """Make marks on the time axis where an expression has a value; ``shown`` at first, or only if chosen."""
+    """Make marks on the time axis where an expression has a value; ``shown`` always, or only if chosen."""
     return {
         "name": name,
         "datasource": SOURCE,
         "enable": shown,
-        "hide": False,
+        "hide": shown,
         "iconColor": colour,
         "expr": expr,
         "step": "30s",

@@ -166,44 +166,51 @@ def ended_holders() -> Panel:
             Column("Value #B", "Fastest growth", "Bps", width=110),
             Column("Value #C", "Last seen", TIME_AGO, width=120),
         ],
-        sort="Value #A", rows_of="Value #A", height=8,
+        sort="Value #A", rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
 def failed_allocations() -> Panel:
     process = f"{NODE_LABELS}, pid"
-    here = f"and on ({process}) max by ({process}) ({holdings(CHOSEN_DEVICE)})"
-    when = selector("vramledger_framework_last_oom_timestamp_seconds")
-    asked = selector("vramledger_framework_last_oom_requested_bytes")
-    mine = f"sum by ({process}) ({holdings(CHOSEN_DEVICE)})"
-    all_held = f"sum by ({NODE_LABELS}) ({holdings(CHOSEN_DEVICE)})"
-    free = f"sum by ({NODE_LABELS}) ({device_bytes('free', CHOSEN_DEVICE)})"
-    split = device_selector("vramledger_torch_inactive_split_bytes")
-    cached = device_selector("vramledger_torch_reclaimable_bytes")
+    held = f"sum by ({process}) ({holdings(CHOSEN_DEVICE)})"
+    ever = f"max_over_time(({held})[$__range:1m])"
+    here = f"and on ({process}) {ever}"
+    total = f"sum by ({NODE_LABELS}) ({holdings(CHOSEN_DEVICE)})"
+    others = f"max_over_time((-({held} - on ({NODE_LABELS}) group_left () {total}))[$__range:1m])"
+
+    def newest(figure: str) -> str:
+        return f"last_over_time({figure}[$__range])"
+
+    when = newest(selector("vramledger_framework_last_oom_timestamp_seconds"))
+    asked = newest(selector("vramledger_framework_last_oom_requested_bytes"))
+    split = newest(device_selector("vramledger_torch_inactive_split_bytes"))
+    cached = newest(device_selector("vramledger_torch_reclaimable_bytes"))
+    least = f"min_over_time({device_bytes('free', CHOSEN_DEVICE)}[$__range])"
+    free = f"{ever} * 0 + on ({NODE_LABELS}) group_left () sum by ({NODE_LABELS}) ({least})"
     return table(
         "Why allocations failed",
-        "The newest failed allocation of each program on the device: what it asked for and the verdict of "
-        "its agent. Beside it what is free on the device now, what others hold, and what of the "
-        "program's own pool is cached or split. The table is empty if none failed, or if no program has "
-        "an agent.",
+        "The newest failed allocation of each program on the device, also of programs that have ended: "
+        "what it asked for and the verdict of its agent. Beside it, within the time range, the least that "
+        "was free, the highest that others held together, and what of its own pool was last cached or "
+        "split. The table is empty if none failed, or if no program has an agent.",
         Query(f"1000 * topk(10, max by ({process}, framework, verdict) ({when} {here}))"),
         Query(f"max by ({process}, framework) ({asked} {here})"),
-        Query(f"{mine} * 0 + on ({NODE_LABELS}) group_left () {free}"),
-        Query(f"-({mine} - on ({NODE_LABELS}) group_left () {all_held})"),
+        Query(free),
+        Query(others),
         Query(f"sum by ({process}) ({cached})"),
         Query(f"sum by ({process}) ({split})"),
         columns=[
             PROCESS_COLUMN,
-            Column("framework", "Framework", width=100),
-            Column("Value #A", "When", TIME_AGO, width=110),
-            Column("Value #B", "Asked", BYTES, width=90),
+            Column("framework", "Framework", width=95),
+            Column("Value #A", "When", TIME_AGO, width=125),
+            Column("Value #B", "Asked", BYTES, width=100),
             Column("verdict", "Verdict"),
-            Column("Value #C", "Free now", BYTES, width=90),
-            Column("Value #D", "Others hold", BYTES, width=90),
-            Column("Value #E", "Its cache", BYTES, width=90),
-            Column("Value #F", "Its split", BYTES, width=90),
+            Column("Value #C", "Free, at least", BYTES, width=110),
+            Column("Value #D", "Others held", BYTES, width=110),
+            Column("Value #E", "Its cache", BYTES, width=100),
+            Column("Value #F", "Its split", BYTES, width=100),
         ],
-        sort="Value #A", rows_of="Value #A", height=8,
+        sort="Value #A", rows_of="Value #A", width=24, height=6,
     )  # fmt: skip
 
 

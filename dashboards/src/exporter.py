@@ -30,7 +30,7 @@ from dashboards.src.queries import (
     selector,
     ten_largest,
 )
-from dashboards.src.shared_panels import NODE_COLUMN, PROCESS_COLUMN, exporters
+from dashboards.src.shared_panels import NODE_COLUMN, PROCESS_COLUMN, gaps, watched_nodes
 
 
 def _by_node(figure: str) -> str:
@@ -121,8 +121,8 @@ def failed_samples() -> Panel:
     return time_series(
         "Failed samples",
         "Samples that could not read the driver at all, by reason.",
-        Query(f"sum by (reason) ({increase('vramledger_sample_failures_total')})", "{{reason}}"),
-        unit=COUNT, stacked=True,
+        Query(f"sum by (reason) ({increase('vramledger_sample_failures_total')}) > 0", "{{reason}}"),
+        unit=COUNT, absent="none, or no data", stacked=True,
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def sample_durations() -> Panel:
         "Duration of a sample, and of a scrape by Prometheus, on the ten slowest nodes each.",
         Query(_ten_nodes(sample), f"{NODE_LEGEND} sample"),
         Query(_ten_nodes(f"{by} ({selector('scrape_duration_seconds')})"), f"{NODE_LEGEND} scrape"),
-        unit=SECONDS,
+        unit=SECONDS, named=True, width=24,
     )  # fmt: skip
 
 
@@ -200,7 +200,7 @@ def exporter_cpu() -> Panel:
 
 
 def incomplete_data() -> list[Panel]:
-    dropped_by = f"sum by ({DEVICE_LABELS}) ({{}})"
+    dropped_by = f"(sum by ({DEVICE_LABELS}) ({{}}) > 0)"
     return [
         time_series(
             "Unreadable /proc files",
@@ -221,7 +221,7 @@ def incomplete_data() -> list[Panel]:
                 ),
                 DEVICE_LEGEND,
             ),
-            unit=SECONDS, width=8,
+            unit=SECONDS, absent="none, or no data", width=8,
         ),
         time_series(
             "Series dropped, by device",
@@ -234,7 +234,7 @@ def incomplete_data() -> list[Panel]:
                 ten_largest(dropped_by.format(selector("vramledger_owners_dropped")), DEVICE_LABELS),
                 f"{DEVICE_LEGEND} owners",
             ),
-            unit=COUNT, width=8,
+            unit=COUNT, absent="none, or no data", width=8,
         ),
     ]  # fmt: skip
 
@@ -322,12 +322,13 @@ def dashboard() -> Dashboard:
             Row(
                 "Now",
                 [
-                    exporters(),
+                    watched_nodes(width=8, height=4),
                     longest_sample(),
                     longest_scrape(),
                     blind_nodes(),
                     failing_collectors(),
                     dropped_series(),
+                    gaps(width=24),
                     exporter_states(),
                 ],
             ),

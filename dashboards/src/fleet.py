@@ -7,7 +7,6 @@ from dashboards.src.dashboard import (
     Dashboard,
     Row,
     choice_variable,
-    link_to_exporter_health,
     link_to_model,
     link_to_node,
 )
@@ -28,17 +27,11 @@ from dashboards.src.panels import (
 )
 from dashboards.src.queries import (
     DEVICE_LABELS,
-    DOWN,
-    DRIVER_LOST,
     HOLDING_LABELS,
     NODE_LABELS,
-    RELEASED,
-    STALLED,
     UNOWNED,
     UUID_LABELS,
-    WATCHING,
     demand_rate,
-    exporter_status,
     filling_rate,
     gibibyte_hours,
     holdings,
@@ -61,6 +54,8 @@ from dashboards.src.shared_panels import (
     TEAM_COLUMN,
     alert_counts,
     firing_alert_table,
+    gaps,
+    watched_nodes,
 )
 from vramledger.views.colours import GRAFANA
 
@@ -68,65 +63,6 @@ NODE_MEMORY = "vramledger_node:memory_bytes:sum"
 WHOLE_GPU = 'uuid!~"MIG-.*"'
 HELD = 'state!~"free|driver_reserved|unattributed"'
 USED = 'state!~"free|driver_reserved"'
-
-
-def watched_nodes() -> Panel:
-    status = exporter_status()
-    return stat(
-        "Exporters",
-        "Nodes by whether they are watched: the exporter answers, reads the driver and keeps sampling. "
-        "These dashboards have no data of a node that is not watched, and fleet totals exclude it. Partly "
-        "blind: nodes in the list beside it for another reason.",
-        Query(f"count({status} == {WATCHING}) or 0 * count({status})", "watched"),
-        Query(f"count({status} < {WATCHING}) or 0 * count({status})", "not watched"),
-        Query(f"count({status} == {RELEASED}) or 0 * count({status})", "released"),
-        Query(
-            f"count(count by ({NODE_LABELS}) ({partly_blind()})) or 0 * count({status})",
-            "partly blind",
-        ),
-        unit=COUNT, absent="no exporter is known", links=[link_to_exporter_health()],
-        colours={"watched": GRAFANA["active"], "not watched": GRAFANA["dead"]}, width=8,
-    )  # fmt: skip
-
-
-def partly_blind() -> str:
-    """Return the nodes of which something is not seen, with the label ``reason``."""
-    causes = {
-        "host PID namespace missing": f"{selector('vramledger_host_pid_namespace')} == 0",
-        "GPU not reachable": f"{selector('vramledger_device_up')} == 0",
-        "agent silent": f"{selector('vramledger_agent_up')} == 0",
-    }
-    return "\nor\n".join(
-        f'label_replace(count by ({NODE_LABELS}) ({expr}), "reason", "{reason}", "", "")'
-        for reason, expr in causes.items()
-    )
-
-
-def gaps() -> Panel:
-    names = {
-        DOWN: "exporter down",
-        DRIVER_LOST: "driver lost",
-        STALLED: "samples stopped",
-        RELEASED: "released",
-    }
-    status = exporter_status()
-    unwatched = "\nor\n".join(
-        f'label_replace({status} == {code}, "reason", "{reason}", "", "")' for code, reason in names.items()
-    )
-    since = f"timestamp({selector('vramledger_up')} == 1)"
-    return table(
-        "Nodes that are not fully watched",
-        "Why, and when the node's driver was last seen to answer (to 2 minutes, within the time range). "
-        "The table is empty if all nodes are watched; Exporters counts them.",
-        Query(f"topk(50, count by ({NODE_LABELS}, reason) ({unwatched}\nor\n{partly_blind()}))"),
-        Query(f"1000 * max by ({NODE_LABELS}) (max_over_time(({since})[$__range:2m]))"),
-        columns=[
-            NODE_COLUMN,
-            Column("reason", "Reason", link=link_to_exporter_health()),
-            Column("Value #B", "Last complete", TIME_AGO, width=130),
-        ],
-        sort="Value #B", ascending=True, rows_of="Value #A", width=8, height=8,
-    )  # fmt: skip
 
 
 def reachable_gpus() -> Panel:
@@ -139,26 +75,34 @@ def reachable_gpus() -> Panel:
         Query(f"sum({up})", "up"),
         Query(f"count({up} == 0) or 0 * count({up})", "down"),
         Query(f"count({held} == 0) or 0 * count({held})", "empty"),
-        unit=COUNT, width=8, colours={"down": GRAFANA["dead"]},
+        unit=COUNT, width=8, height=3, colours={"down": GRAFANA["dead"]},
     )  # fmt: skip
 
 
 def memory() -> Panel:
-    total = f"sum({selector(NODE_MEMORY)})"
     held = f"sum({selector(NODE_MEMORY, HELD)})"
     beyond = f"(sum({selector('vramledger_node:memory_beyond_need_bytes:sum')}) or vector(0))"
     return stat(
         "Memory",
-        "All memory of the devices that answer; what processes hold of it; what they need, where memory "
-        "of which no agent tells the need counts as needed; what is held without work (wasted), has no "
-        "owner to ask (unowned), or belongs to processes that cannot be seen (unknown).",
-        Query(total, "total"),
+        "All memory of the devices that answer; what processes hold of it; and what they need, where memory "
+        "whose need no agent tells counts as needed.",
+        Query(f"sum({selector(NODE_MEMORY)})", "total"),
         Query(held, "held"),
         Query(f"{held} - {beyond}", "needed"),
+        unit=BYTES, width=12, height=3,
+    )  # fmt: skip
+
+
+def wasted_memory() -> Panel:
+    none = f"0 * sum({selector(NODE_MEMORY)})"
+    return stat(
+        "Wasted memory",
+        "What is held without work (wasted), has no owner to ask (unowned), or belongs to processes that "
+        "cannot be seen (unknown).",
         Query(f"sum({selector('vramledger_node:memory_wasted_bytes:sum')})", "wasted"),
-        Query(f"sum({selector(NODE_MEMORY, state_matcher(UNOWNED))}) or 0 * {total}", "unowned"),
-        Query(f"sum({selector(NODE_MEMORY, state_matcher('unknown'))}) or 0 * {total}", "unknown"),
-        unit=BYTES, width=24, height=3,
+        Query(f"sum({selector(NODE_MEMORY, state_matcher(UNOWNED))}) or {none}", "unowned"),
+        Query(f"sum({selector(NODE_MEMORY, state_matcher('unknown'))}) or {none}", "unknown"),
+        unit=BYTES, width=12, height=3,
         colours={
             "wasted": GRAFANA["idle"], "unowned": GRAFANA["orphaned"], "unknown": GRAFANA["unknown"],
         },
@@ -182,7 +126,7 @@ def growing() -> Panel:
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             OWNER_COLUMN,
-            Column("Value #A", "Grows", "Bps", bar=True),
+            Column("Value #A", "Grows", "Bps", bar=True, width=150),
             Column("Value #B", "Full in", SECONDS, width=95),
             Column("Value #C", "Holds", BYTES, width=90),
             NODE_COLUMN,
@@ -192,7 +136,7 @@ def growing() -> Panel:
     )  # fmt: skip
 
 
-def waste(title: str, by: str, *first: Column) -> Panel:
+def waste(title: str, by: str, *first: Column, width: int) -> Panel:
     """Make a table of GiB-hours by owner or team and by state, from the exporters' counters."""
     held = "vramledger_owner:memory_bytes:rate4m"
     grouped = f"sum by ({by}) ({{}})"
@@ -212,13 +156,13 @@ def waste(title: str, by: str, *first: Column) -> Panel:
         *(Query(grouped.format(gibibyte_hours(held, state_matcher(state)))) for state in states.values()),
         columns=[
             *first,
-            Column("Value #A", "Wasted", GIB_HOURS, bar=True),
+            Column("Value #A", "Wasted", GIB_HOURS, bar=True, width=140),
             *(
-                Column(f"Value #{chr(ord('B') + place)}", name, GIB_HOURS, width=105)
+                Column(f"Value #{chr(ord('B') + place)}", name, GIB_HOURS, width=78)
                 for place, name in enumerate(states)
             ),
         ],
-        sort="Value #A", rows_of="Value #A", height=9,
+        sort="Value #A", rows_of="Value #A", width=width, height=9,
     )  # fmt: skip
 
 
@@ -272,7 +216,7 @@ def changed() -> Panel:
             Column("Value #C", "At the end", BYTES),
             Column("Value #D", "A week ago", BYTES),
         ],
-        sort="Value #A", rows_of="Value #A", height=9,
+        sort="Value #A", rows_of="Value #A", width=24, height=8,
     )  # fmt: skip
 
 
@@ -386,13 +330,13 @@ def dashboard() -> Dashboard:
         "What to act on now, whose GPU memory is wasted, and what has changed. Click an owner, a team, a "
         "node or a process to see more.",
         [
-            Row("Now", [watched_nodes(), reachable_gpus(), alert_counts(), memory()]),
+            Row("Now", [watched_nodes(), reachable_gpus(), alert_counts(), memory(), wasted_memory()]),
             Row("Act now", [firing_alert_table(width=16), gaps(), growing(), full_but_unused()]),
             Row(
                 "Waste",
                 [
-                    waste("Waste by owner", "owner_type, owner", OWNER_COLUMN, OWNER_TYPE_COLUMN),
-                    waste("Waste by team", "team", TEAM_COLUMN),
+                    waste("Waste by owner", "owner_type, owner", OWNER_COLUMN, OWNER_TYPE_COLUMN, width=13),
+                    waste("Waste by team", "team", TEAM_COLUMN, width=11),
                     largest_wasted_holdings(),
                     waste_over_time(),
                 ],

@@ -144,7 +144,6 @@ def could_share() -> Panel:
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
-            OWNER_COLUMN,
             Column("Value #B", "Holds", BYTES, width=90),
             Column("Value #C", "Needs", BYTES, width=90),
             Column("Value #A", "More fit by memory", COUNT, width=95),
@@ -200,14 +199,14 @@ def fragmentation() -> Panel:
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
-            Column("Value #A", "In free pieces", BYTES, bar=True),
+            Column("Value #A", "In free pieces", BYTES, bar=True, width=140),
             Column("Value #B", "Of its pool", SHARE, width=85),
             Column("Value #C", "Retries", COUNT, width=80),
             Column("Value #D", "Largest free block", BYTES, width=105),
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", height=9,
+        sort="Value #A", rows_of="Value #A", width=14, height=9,
     )  # fmt: skip
 
 
@@ -227,7 +226,7 @@ def unneeded_cache() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value", height=9,
+        sort="Value", width=10, height=9,
     )  # fmt: skip
 
 

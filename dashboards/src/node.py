@@ -7,7 +7,6 @@ from dashboards.src.panels import (
     BAD,
     BYTES,
     COUNT,
-    DEVICE_LEGEND,
     GOOD,
     SHARE,
     YES_OR_NO,
@@ -100,7 +99,7 @@ def devices() -> Panel:
         Query(f"{by} ({selector('vramledger_device_ghost')})"),
         columns=[
             GPU_COLUMN,
-            Column("name", "Product"),
+            Column("name", "Product", width=150),
             Column("Value #A", "Answers", COUNT, mappings=[YES_OR_NO], width=85),
             Column("Value #C", "Memory used", SHARE, bar=True, width=150),
             Column("Value #D", "Wasted", BYTES, bar=True),
@@ -139,7 +138,7 @@ def device_reachability() -> Panel:
     return state_timeline(
         "Devices reachable",
         "Whether each device's whole ledger could be read. In a gap the exporter itself did not answer.",
-        Query(f"topk(64, sum by ({DEVICE_LABELS}) ({selector('vramledger_device_up')}))", DEVICE_LEGEND),
+        Query(f"topk(64, sum by ({DEVICE_LABELS}) ({selector('vramledger_device_up')}))", "GPU {{gpu}}"),
         mappings=[YES_OR_NO],
     )  # fmt: skip
 

@@ -53,6 +53,8 @@ from vramledger.views.colours import GRAFANA
 HOLDS_NOTHING = "holds nothing, or no data"
 MEAN_HELD, MEAN_WASTED = "vramledger_owner:memory_bytes:rate4m", "vramledger_owner:memory_wasted_bytes:rate4m"
 CHOSEN = (CHOSEN_OWNER, CHOSEN_TEAM)
+NO_WASTE = f"0 * sum({gibibyte_hours(MEAN_HELD, *CHOSEN)})"
+"""0 where the owners held memory: an owner has a figure of waste only after it has wasted some."""
 _WEEKS_BACK = tuple(f" offset {weeks}w" for weeks in (1, 2, 3))
 
 
@@ -64,17 +66,12 @@ def chosen_holdings() -> str:
 
 def held_now() -> Panel:
     return stat(
-        "Holds", "Bytes that the chosen owners hold now, on all devices.",
-        Query(f"sum({chosen_holdings()})"), unit=BYTES, absent=HOLDS_NOTHING,
-    )  # fmt: skip
-
-
-def wasted_now() -> Panel:
-    return stat(
-        "Wastes",
-        "Mean of what the owners held without work within the last 4 minutes.",
-        Query(f"sum({selector(MEAN_WASTED, *CHOSEN)})"),
-        unit=BYTES, absent="wastes nothing, or no data", colour=GRAFANA["idle"],
+        "Memory",
+        "Bytes that the chosen owners hold now, on all devices; and the mean of what they held without work "
+        "within the last 4 minutes.",
+        Query(f"sum({chosen_holdings()})", "held"),
+        Query(f"sum({selector(MEAN_WASTED, *CHOSEN)}) or 0 * sum({chosen_holdings()})", "wasted"),
+        unit=BYTES, absent=HOLDS_NOTHING, colours={"wasted": GRAFANA["idle"]},
     )  # fmt: skip
 
 
@@ -93,7 +90,7 @@ def wasted_in_range() -> Panel:
     return stat(
         "Wasted in time range",
         "GiB-hours that the owners held without work within the time range.",
-        Query(f"sum({gibibyte_hours(MEAN_WASTED, *CHOSEN)})"),
+        Query(f"sum({gibibyte_hours(MEAN_WASTED, *CHOSEN)}) or {NO_WASTE}"),
         unit=GIB_HOURS, absent=NO_RULES, colour=GRAFANA["idle"],
     )  # fmt: skip
 
@@ -103,7 +100,7 @@ def cost() -> Panel:
         "Cost of the waste",
         "Hours of whole GPUs whose memory was wasted within the time range, times the chosen price of a "
         "GPU-hour.",
-        Query(f"$price * sum({gpu_hours_wasted(*CHOSEN)})"),
+        Query(f"$price * sum({gpu_hours_wasted(*CHOSEN)}) or {NO_WASTE}"),
         unit=COUNT, absent=NO_RULES, colour=GRAFANA["idle"],
     )  # fmt: skip
 
@@ -221,11 +218,11 @@ def dashboard() -> Dashboard:
         [
             Row(
                 "Now",
-                [exporters(), held_now(), wasted_now(), could_be_freed(), wasted_in_range(), cost()],
+                [exporters(), held_now(), active_share(), could_be_freed(), wasted_in_range(), cost()],
             ),
             Row("GiB-hours", [by_state(), trend()]),
             Row("Its processes", [processes(), firing_alert_table(CHOSEN_OWNER)]),
-            Row("Over time", [active_share(), held_by_state(), held_by_owner()]),
+            Row("Over time", [held_by_state(), held_by_owner()]),
         ],
         [
             team_variable(),

@@ -87,9 +87,9 @@ STATE_NAMES = value_mapping({state: (state, GRAFANA[state]) for state in STATES}
 STATE_CODES = value_mapping({code: (state, GRAFANA[state]) for code, state in enumerate(STATES, 1)})
 STATUS_NAMES = value_mapping(
     {
-        DOWN: ("exporter down", BAD),
+        DOWN: ("exporter down", GRAFANA["dead"]),
         DRIVER_LOST: ("driver does not answer", BAD),
-        STALLED: ("samples have stopped", BAD),
+        STALLED: ("samples have stopped", GRAFANA["unattributed"]),
         WATCHING: ("watching", GOOD),
         RELEASED: ("released on purpose", GRAFANA["stopped"]),
     }
@@ -110,18 +110,21 @@ def stat(
     width: int = 4,
     height: int = 4,
 ) -> Panel:
-    """Make a panel with one current figure, or one for each query; ``colours`` are by the query's name."""
+    """Make a panel with one current figure, or one for each query, which has its colour unless it is 0."""
     body = _panel_body("stat", title, description, queries, instant=True)
     body["fieldConfig"]["defaults"] |= {
         "unit": unit, "noValue": absent, "mappings": [*mappings], "links": [*links],
         "color": {"mode": "thresholds"} if mappings else {"mode": "fixed", "fixedColor": colour},
         "thresholds": _plain_thresholds(),
     }  # fmt: skip
-    body["fieldConfig"]["overrides"] = _colour_overrides(colours or {})
+    body["fieldConfig"]["overrides"] = [
+        _override(name, color={"mode": "thresholds"}, thresholds=_from_one(colour))
+        for name, colour in (colours or {}).items()
+    ]
     body["options"] = {
         "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
         "textMode": "auto" if len(queries) == 1 else "value_and_name", "wideLayout": True,
-        "text": {"titleSize": 12, "valueSize": 22},
+        "text": {"titleSize": 13, "valueSize": 24},
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     }  # fmt: skip
     return Panel(body, width, height)
@@ -169,12 +172,13 @@ def time_series(
         "gradientMode": "none", "showPoints": "never", "spanNulls": False, "lineInterpolation": "stepAfter",
         "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
     }  # fmt: skip
-    overrides = _colour_overrides(colours or {}, areas=stacked)
+    areas = {name: colour for name, colour in (colours or {}).items() if name not in lines}
+    overrides = _colour_overrides(areas, areas=stacked)
     overrides += [
         _override(
             name,
             **{
-                "color": {"mode": "fixed", "fixedColor": PLAIN},
+                "color": {"mode": "fixed", "fixedColor": (colours or {}).get(name, PLAIN)},
                 "custom.stacking": {"mode": "none", "group": "A"},
                 "custom.fillOpacity": 0,
                 "custom.lineWidth": 2,
@@ -374,6 +378,14 @@ def _plain_thresholds() -> Json:
     return {"mode": "absolute", "steps": [{"value": None, "color": PLAIN}]}
 
 
+def _from_one(colour: str) -> Json:
+    """Return thresholds that colour a figure unless it is 0."""
+    return {
+        "mode": "absolute",
+        "steps": [{"value": None, "color": PLAIN}, {"value": 1, "color": colour}],
+    }
+
+
 def _override(name: str, **properties: object) -> Json:
     return {
         "matcher": {"id": "byName", "options": name},
@@ -401,6 +413,7 @@ def _column_override(column: Column) -> Json:
     if column.mappings:
         properties["mappings"] = [*column.mappings]
         properties["custom.cellOptions"] = {"type": "color-text"}
+        properties["custom.align"] = "left"
     if column.width:
         properties["custom.width"] = column.width
     if column.bar:

@@ -34,7 +34,6 @@ from dashboards.src.shared_panels import (
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
     STATE_COLUMN,
-    TEAM_COLUMN,
     exporters,
     holdings_table,
 )
@@ -102,7 +101,7 @@ def time_until_full() -> Panel:
 def who() -> Panel:
     return holdings_table(
         "The process", HOLDERS_SAY, holdings(CHOSEN_PROCESS),
-        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, OWNER_COLUMN, TEAM_COLUMN],
+        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, OWNER_COLUMN],
         places=(GPU_COLUMN,), height=5,
     )  # fmt: skip
 
@@ -128,6 +127,7 @@ def where_memory_goes() -> Panel:
         colours={
             "outside the pools": GRAFANA["driver_reserved"], "in use": GRAFANA["active"],
             "fragments": GRAFANA["unattributed"], "cached": GRAFANA["idle"],
+            "peak need": GRAFANA["stopped"],
         },
         width=24, height=10,
     )  # fmt: skip

@@ -31,9 +31,15 @@ from dashboards.src.panels import (
 )
 from dashboards.src.queries import (
     DEVICE_LABELS,
+    DOWN,
+    DRIVER_LOST,
     HOLDING_LABELS,
+    NODE_LABELS,
+    RELEASED,
+    STALLED,
     STATES,
     UNOWNED,
+    WATCHING,
     alerts_since,
     demand_rate,
     device_bytes,
@@ -45,7 +51,6 @@ from dashboards.src.queries import (
     state_since,
     utilised_share,
     wasted_bytes,
-    with_team,
 )
 from vramledger.views.colours import GRAFANA
 
@@ -53,7 +58,7 @@ NODE_COLUMN = Column("instance", "Node", link=link_to_node())
 GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=60)
 OWNER_COLUMN = Column("owner", "Owner", link=link_to_owner())
 OWNER_TYPE_COLUMN = Column("owner_type", "Kind", width=85)
-TEAM_COLUMN = Column("team", "Team", link=link_to_team(), width=110)
+TEAM_COLUMN = Column("team", "Team", link=link_to_team(), width=100)
 PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=85)
 PROGRAM_COLUMN = Column("command", "Program")
 FRAMEWORK_COLUMNS = (
@@ -74,7 +79,7 @@ FIRST_STEPS = {
 """What to do first about a holder, by its state."""
 STEPS = value_mapping({state: (FIRST_STEPS[state], "text") for state in STATES})
 STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=90)
-STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=190)
+STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=235)
 SINCE = "Since"
 WORKS = value_mapping({0: ("no", GRAFANA["orphaned"]), 1: ("yes", GOOD)})
 SEVERITIES = ("page", "warning", "info")
@@ -85,6 +90,67 @@ SEVERITY_RANKS = value_mapping(
         3: ("info", GRAFANA["unknown"]),
     }
 )
+
+
+def watched_nodes(width: int = 8, height: int = 3) -> Panel:
+    """Make the figure of nodes by whether they are watched."""
+    status = exporter_status()
+    return stat(
+        "Exporters",
+        "Nodes by whether they are watched: the exporter answers, reads the driver and keeps sampling. "
+        "These dashboards have no data of a node that is not watched, and fleet totals exclude it. Partly "
+        "blind: nodes in the list of gaps for another reason.",
+        Query(f"count({status} == {WATCHING}) or 0 * count({status})", "watched"),
+        Query(f"count({status} < {WATCHING}) or 0 * count({status})", "not watched"),
+        Query(f"count({status} == {RELEASED}) or 0 * count({status})", "released"),
+        Query(
+            f"count(count by ({NODE_LABELS}) ({_partly_blind()})) or 0 * count({status})",
+            "partly blind",
+        ),
+        unit=COUNT, absent="no exporter is known", links=[link_to_exporter_health()],
+        colours={"watched": GRAFANA["active"], "not watched": GRAFANA["dead"]}, width=width, height=height,
+    )  # fmt: skip
+
+
+def _partly_blind() -> str:
+    """Return the nodes of which something is not seen, with the label ``reason``."""
+    causes = {
+        "host PID namespace missing": f"{selector('vramledger_host_pid_namespace')} == 0",
+        "GPU not reachable": f"{selector('vramledger_device_up')} == 0",
+        "agent silent": f"{selector('vramledger_agent_up')} == 0",
+    }
+    return "\nor\n".join(
+        f'label_replace(count by ({NODE_LABELS}) ({expr}), "reason", "{reason}", "", "")'
+        for reason, expr in causes.items()
+    )
+
+
+def gaps(width: int = 8) -> Panel:
+    """Make the table of nodes of which something is not seen, and why."""
+    names = {
+        DOWN: "exporter down",
+        DRIVER_LOST: "driver lost",
+        STALLED: "samples stopped",
+        RELEASED: "released",
+    }
+    status = exporter_status()
+    unwatched = "\nor\n".join(
+        f'label_replace({status} == {code}, "reason", "{reason}", "", "")' for code, reason in names.items()
+    )
+    since = f"timestamp({selector('vramledger_up')} == 1)"
+    return table(
+        "Nodes that are not fully watched",
+        "Why, and when the node's driver was last seen to answer (to 2 minutes, within the time range). "
+        "The table is empty if all nodes are watched; Exporters counts them.",
+        Query(f"topk(50, count by ({NODE_LABELS}, reason) ({unwatched}\nor\n{_partly_blind()}))"),
+        Query(f"1000 * max by ({NODE_LABELS}) (max_over_time(({since})[$__range:2m]))"),
+        columns=[
+            NODE_COLUMN,
+            Column("reason", "Reason", link=link_to_exporter_health(), width=200),
+            Column("Value #B", "Last seen", TIME_AGO, width=115),
+        ],
+        sort="Value #B", ascending=True, rows_of="Value #A", width=width, height=8,
+    )  # fmt: skip
 
 
 def exporters() -> Panel:
@@ -140,7 +206,7 @@ def alert_counts(width: int = 8) -> Panel:
             for severity in ("page", "warning")
         ),
         unit=COUNT, absent="the alerting rules are not loaded",
-        colours={"page": GRAFANA["dead"], "warning": GRAFANA["idle"]}, width=width,
+        colours={"page": GRAFANA["dead"], "warning": GRAFANA["idle"]}, width=width, height=3,
     )  # fmt: skip
 
 
@@ -159,7 +225,7 @@ def firing_alert_table(*matchers: str, width: int = 24, height: int = 8) -> Pane
         Query(f"min by ({by}) ({alerts_since(*matchers)})"),
         columns=[
             Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=85),
-            Column("alertname", "Alert", link=link_to_runbook()),
+            Column("alertname", "Alert", link=link_to_runbook(), width=235),
             Column("Value #B", SINCE, TIME_AGO, width=120),
             NODE_COLUMN,
             GPU_COLUMN,
@@ -193,9 +259,9 @@ def holdings_table(
         height: in rows.
     """
     by = f"{DEVICE_LABELS}, pid"
-    labels = f"{by}, state, step, user, team, command, framework, policy, owner_type, owner"
+    labels = f"{by}, state, step, command, owner_type, owner"
     largest = f"topk({rows}, {chosen})"
-    stepped = f'label_replace({with_team(largest)}, "step", "$1", "state", "(.*)")'
+    stepped = f'label_replace({largest}, "step", "$1", "state", "(.*)")'
     worked = selector("vramledger_process_last_active_timestamp_seconds")
     of_those = f"and on ({HOLDING_LABELS}) ({chosen})"
     return table(
@@ -211,15 +277,14 @@ def holdings_table(
             *columns,
             STATE_COLUMN,
             Column("Value #B", SINCE, TIME_AGO, width=110),
-            Column("Value #A", "Holds", BYTES, bar=True, width=150),
-            Column("Value #F", "Needs", BYTES, width=90),
-            Column("Value #E", "Grows", "Bps", width=95),
-            Column("Value #C", "SM", SHARE, width=75),
+            Column("Value #A", "Holds", BYTES, bar=True, width=140),
+            Column("Value #F", "Needs", BYTES, width=85),
+            Column("Value #E", "Grows", "Bps", width=90),
+            Column("Value #C", "SM", SHARE, width=65),
             Column("Value #D", "Last work", TIME_AGO, width=110),
-            Column("Value #G", "Orphan works", COUNT, mappings=[WORKS], width=85),
+            Column("Value #G", "Orphan works", COUNT, mappings=[WORKS], width=80),
             STEP_COLUMN,
             *places,
-            *FRAMEWORK_COLUMNS,
         ],
         sort="Value #A", rows_of="Value #A", width=24, height=height,
     )  # fmt: skip
@@ -236,7 +301,7 @@ def holders(*matchers: str, places: Sequence[Column] = (GPU_COLUMN,), height: in
     """Make the table of the holders that the matchers choose."""
     return holdings_table(
         "Holders", HOLDERS_SAY, holdings(*matchers),
-        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, OWNER_COLUMN, TEAM_COLUMN],
+        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, OWNER_COLUMN],
         places=places, height=height,
     )  # fmt: skip
 

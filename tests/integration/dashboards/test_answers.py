@@ -203,7 +203,7 @@ def test_wasted_gibibyte_hours_are_those_of_the_simulation(engine: Engine) -> No
 def test_wasted_means_the_same_everywhere(engine: Engine) -> None:
     """The fleet, its teams, its owners and its nodes waste the same number of bytes, and of GiB-hours."""
     chosen = {"instance": "hoarder|pod|notebook|stopped|zombie|orphan|dead"}
-    (fleet,) = value(engine, "vramledger-fleet", "Memory", "D", **chosen)
+    (fleet,) = value(engine, "vramledger-fleet", "Wasted memory", **chosen)
     (node,) = value(engine, "vramledger-node", "Wasted", **chosen)
     teams = value(engine, "vramledger-fleet", "Waste by team", **chosen)
     owners = value(engine, "vramledger-fleet", "Waste by owner", **chosen)

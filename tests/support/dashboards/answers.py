@@ -10,8 +10,11 @@ from tests.support.dashboards.files import PanelQuery, all_queries, substitute_v
 from tests.support.dashboards.nodes import HOURS
 from tests.support.fleet.engines import Engine
 
+_NONE = "only what is above 0 is drawn"
 _YOUNG = "nothing is older than three hours"
 EMPTY: dict[tuple[str, str, str], str] = {
+    ("vramledger-exporter", "Unaccounted time", "A"): _NONE,
+    **{("vramledger-exporter", "Series dropped, by device", ref): _NONE for ref in "AB"},
     ("vramledger-fleet", "Changed", "B"): _YOUNG,
     ("vramledger-fleet", "Changed", "D"): _YOUNG,
     **{("vramledger-owner", "Wasted, week by week", ref): _YOUNG for ref in "BCD"},
