@@ -27,7 +27,7 @@ class ReleaseError(Exception):
     """The release cannot be made; the message says what to do."""
 
 
-def run(*command: str | Path, directory: Path = ROOT, **variables: str) -> str:
+def run(*command: str | Path, **variables: str) -> str:
     """Run a program, and return what it prints.
 
     Raises:
@@ -39,7 +39,7 @@ def run(*command: str | Path, directory: Path = ROOT, **variables: str) -> str:
             check=False,
             capture_output=True,
             text=True,
-            cwd=directory,
+            cwd=ROOT,
             env={**os.environ, **variables},
         )
     except OSError as error:

@@ -18,7 +18,8 @@ echo "$PWD/python$1"
 ENVIRONMENT = r"""#!/bin/sh
 mkdir -p "$1/bin"
 cp python "$1/bin/python"
-for tool in $(sed -n 's#^ *\.venv/bin/\([a-z-]*\) .*#\1#p' .ci/task | grep -v python); do ln -sf /bin/true "$1/bin/$tool"; done
+tools=$(sed -n 's#^ *\.venv/bin/\([a-z-]*\) .*#\1#p' .ci/task | grep -v python)
+for tool in $tools; do ln -sf /bin/true "$1/bin/$tool"; done
 """
 PYTHON = """#!/bin/sh
 case "$*" in

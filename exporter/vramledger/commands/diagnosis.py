@@ -27,14 +27,35 @@ class Finding:
 
 
 def diagnose(
-    reading: Reading, own_rights: OwnRights, status: ExporterStatus | None = None
+    reading: Reading,
+    own_rights: OwnRights,
+    status: ExporterStatus | None = None,
+    launch_obstacle: str | None = None,
 ) -> Iterator[Finding]:
-    """Yield the findings of one reading, our own rights and the agents' socket, the most important first."""
+    """Yield what was found, the most important first.
+
+    Args:
+        reading: one sample.
+        own_rights: our own rights.
+        status: the state of the agents' socket.
+        launch_obstacle: why launches cannot be counted, empty if they can; None where nobody has tried.
+    """
     yield from _driver(reading)
     yield _namespace(reading)
     yield from _rights(reading, own_rights)
+    if launch_obstacle is not None:
+        yield _launches(launch_obstacle)
     if status is not None:
         yield _agents(status)
+
+
+def _launches(obstacle: str) -> Finding:
+    """Say whether launches could be counted; that they cannot is not a fault, as few hosts need it."""
+    if obstacle:
+        return Finding(
+            FINE, "launches", f"cannot be counted ({obstacle}); only --collector.launches needs this"
+        )
+    return Finding(FINE, "launches", "can be counted with 'vramledger serve --collector.launches'")
 
 
 def _agents(status: ExporterStatus) -> Finding:
@@ -76,6 +97,7 @@ def _driver(reading: Reading) -> Iterator[Finding]:
                 ("memory", device.memory),
                 ("process list", device.processes),
                 ("process utilisation (so idleness is not known)", device.process_utilization),
+                ("GPM's counters (so idleness is only inferred, never proven)", device.activity),
             )
             if value is None
         ]

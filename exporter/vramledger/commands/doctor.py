@@ -10,6 +10,7 @@ from vramledger.commands.diagnosis import diagnose, findings_text
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.output import write_output
 from vramledger.commands.parser import Commands, add_log
+from vramledger.readers.launches.availability import find_obstacle
 from vramledger.readers.own_rights import read_own_rights
 from vramledger.sampling.supervisor import read_once
 
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Take one sample and print what it could not see; the exit status is 1 if there is anything."""
     config = sampling_config(args)
     (reading,) = run_until_interrupted(read_once(config))
-    findings = list(diagnose(reading, read_own_rights(config.procfs), find_exporter(args.agent_socket)))
+    rights, status = read_own_rights(config.procfs), find_exporter(args.agent_socket)
+    findings = list(diagnose(reading, rights, status, find_obstacle(str(config.procfs))))
     write_output(findings_text(findings))
     return 0 if all(finding.good for finding in findings) else 1

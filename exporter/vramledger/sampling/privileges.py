@@ -15,7 +15,10 @@ from vramledger.logs import fields, log
 READ_CAPABILITIES = frozenset({"dac_read_search", "sys_ptrace"})
 """What is needed to read other users' processes: environments, open files, mapped libraries."""
 
-_BITS = {"dac_read_search": 2, "sys_ptrace": 19}
+COUNT_CAPABILITIES = frozenset({"sys_admin", "perfmon"})
+"""What is needed to count the calls of other programs: the second is enough on some kernels."""
+
+_BITS = {"dac_read_search": 2, "sys_ptrace": 19, "sys_admin": 21, "perfmon": 38}
 _LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap")
 
 _VERSION_3 = 0x20080522

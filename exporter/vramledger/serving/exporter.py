@@ -22,9 +22,17 @@ from vramledger.sampling.privileges import READ_CAPABILITIES, drop_privileges
 from vramledger.sampling.supervisor import Supervisor, reading_timeout
 from vramledger.serving.control_messages import RESUME, ControlError, ControlRequest, ControlResponse
 from vramledger.serving.control_socket import serve_control
+from vramledger.serving.launch_counting import LaunchCounting, count_launches
 from vramledger.serving.publisher import SnapshotPublisher
 from vramledger.serving.service_manager import notify_service_manager
-from vramledger.serving.source import SnapshotSource, attach_nothing, idle_threshold, open_source, snapshots
+from vramledger.serving.source import (
+    Attach,
+    SnapshotSource,
+    attach_nothing,
+    idle_threshold,
+    open_source,
+    snapshots,
+)
 from vramledger.web.cancellation import cancel_and_wait
 
 
@@ -70,15 +78,24 @@ async def _serve_source(
         if kind == "nvml" and "agent" in config.sampling.collectors
         else nullcontext()
     )
+    counts = (
+        count_launches(config.sampling)
+        if kind == "nvml" and "launches" in config.sampling.collectors
+        else nullcontext()
+    )
     async with (
+        counts as launch_counting,  # before the web server: after that we have no right to count any more
         serve(config, publisher, on_bound=_drop_privileges),
         _control_socket(config, source),
         agents as agent_server,
         notify_service_manager(),
     ):
         malloc.freeze_objects()
-        attach = attach_nothing if agent_server is None else agent_server.add_agents
-        publishing = asyncio.create_task(_publish(source, snapshots(source, tracker, attach), publisher))
+        attach: Attach = attach_nothing if agent_server is None else agent_server.add_agents
+        if launch_counting is not None:
+            attach = launch_counting.attached(attach)
+        produced = snapshots(source, tracker, attach)
+        publishing = asyncio.create_task(_publish(source, produced, publisher, launch_counting))
         await asyncio.wait({publishing, stop}, return_when=asyncio.FIRST_COMPLETED)
         if publishing.done():
             publishing.result()
@@ -90,7 +107,10 @@ def _drop_privileges() -> None:
 
 
 async def _publish(
-    source: SnapshotSource, produced: AsyncIterator[Snapshot], publisher: SnapshotPublisher
+    source: SnapshotSource,
+    produced: AsyncIterator[Snapshot],
+    publisher: SnapshotPublisher,
+    launch_counting: LaunchCounting | None,
 ) -> None:
     """Publish every snapshot, log when the data is gone or back, and free unused memory from time to time."""
     failure: tuple[str, str] | None = None
@@ -99,6 +119,8 @@ async def _publish(
         async for snapshot in produced:
             publisher.sampler_pid = source.pid
             await publisher.publish(snapshot)
+            if launch_counting is not None:
+                launch_counting.set_holders(snapshot.to_count)
             _log_change(snapshot, failure)
             failure = snapshot.failure
             if time.monotonic() - trimmed > malloc.FREE_INTERVAL:
