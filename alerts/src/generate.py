@@ -360,8 +360,10 @@ def dashboard_url(alert: str, description: str, settings: Settings) -> str:
     named = set(re.findall(r"\$labels\.(\w+)", description))
     if alert.startswith("VramLedger"):
         uid, variables = "exporter", ["instance"]
+    elif "pid" in named:
+        uid, variables = "process", ["instance", "pid"]
     elif "owner" in named:
-        uid, variables = "owner", ["instance", "owner", "pid"]
+        uid, variables = "owner", ["instance", "owner"]
     elif "gpu" in named:
         uid, variables = "device", ["instance", "uuid"]
     else:

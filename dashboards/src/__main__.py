@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from dashboards.src import device, exporter, fleet, framework, node, owner
+from dashboards.src import device, exporter, fleet, framework, node, owner, process
 from dashboards.src.dashboard import PREFIX, Dashboard
 
 HOME = Path(__file__).parents[1]
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- panels: begin -->\n", "<!-- panels: end -->"
 
 def dashboards() -> list[Dashboard]:
     """Return every dashboard."""
-    return [module.dashboard() for module in (fleet, node, device, owner, framework, exporter)]
+    return [module.dashboard() for module in (fleet, node, device, owner, process, framework, exporter)]
 
 
 def readme_with_panels() -> str:

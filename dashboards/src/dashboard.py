@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from dashboards.src.panels import SOURCE, Json, Panel
-from dashboards.src.queries import TARGET_MATCHERS, selector
+from dashboards.src.queries import CHOSEN_TEAM, NODE_LABELS, TARGET_MATCHERS, selector
+
+THRESHOLDS = Path(__file__).parents[2] / "alerts" / "thresholds.yml"
+"""What the rules and the dashboards have in common."""
 
 SCHEMA = 42
 """Grafana 10 to 13 load it as it is, or migrate it; they refuse files of the next schema."""
@@ -14,8 +20,8 @@ TAG = "vramledger"
 COLUMNS = 24
 
 PREFIX = "vramledger-"
-FLEET, NODE, DEVICE, OWNER, FRAMEWORK, EXPORTER = (
-    f"{PREFIX}{name}" for name in ("fleet", "node", "device", "owner", "framework", "exporter")
+FLEET, NODE, DEVICE, OWNER, PROCESS, FRAMEWORK, EXPORTER = (
+    f"{PREFIX}{name}" for name in ("fleet", "node", "device", "owner", "process", "framework", "exporter")
 )
 _KEPT_PARAMETERS = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}"
 
@@ -41,6 +47,7 @@ class Dashboard:
         variables: in addition to those of every dashboard.
         annotations: marks on all its time series, see :func:`annotation`.
         time_range: how far back it looks when opened.
+        one_node: it shows one node, and not several or all.
     """
 
     uid: str
@@ -50,6 +57,7 @@ class Dashboard:
     variables: Sequence[Json] = ()
     annotations: Sequence[Json] = ()
     time_range: str = "now-6h"
+    one_node: bool = False
 
     def json(self) -> Json:
         """Return it in Grafana's file format."""
@@ -67,7 +75,7 @@ class Dashboard:
             "timezone": "browser",
             "links": [_dashboard_menu()],
             "annotations": {"list": [*self.annotations]},
-            "templating": {"list": [*_target_variables(), *self.variables]},
+            "templating": {"list": [*_target_variables(one_node=self.one_node), *self.variables]},
             "panels": [*_positioned_panels(self.rows)],
         }
 
@@ -99,24 +107,52 @@ def variable(
 
 def device_variable() -> Json:
     """Make the variable of one device: shown as node, index and product, identified by the UUID."""
-    named = f'label_join({selector("vramledger_device_info")}, "shown", " / ", "instance", "gpu", "name")'
+    info = selector("vramledger_device_info")
+    named = f'label_join({info}, "shown", " / ", "instance", "gpu", "name")'
     regex = r'/shown="(?<text>[^"]+)".*uuid="(?<value>[^"]+)"/'
     return variable("uuid", "GPU", f"query_result({named})", multi=False, regex=regex)
 
 
+def team_variable() -> Json:
+    """Make the variable of teams; All includes owners without one."""
+    names = f"label_values({selector('vramledger_owner:team:last')}, team)"
+    return variable("team", "Team or namespace", names, every=".*")
+
+
 def owner_variable() -> Json:
-    """Make the variable of owners; All includes those without a name."""
-    names = f"label_values({selector('vramledger_owner_memory_bytes')}, owner)"
+    """Make the variable of the owners of the chosen teams; All includes those without a name."""
+    names = f"label_values({selector('vramledger_owner:team:last', CHOSEN_TEAM)}, owner)"
     return variable("owner", "Owner", names, every=".*")
 
 
-def annotation(name: str, colour: str, expr: str, title: str, text: str) -> Json:
-    """Make an annotation: marks on the time axis where an expression has a value."""
+def process_variable() -> Json:
+    """Make the variable of one process of the chosen node."""
+    listed = selector("vramledger_process_memory_bytes", 'pid!="other"')
+    pids = f"label_values({listed}, pid)"
+    return variable("pid", "Process", pids, multi=False, sort=3)
+
+
+def choice_variable(name: str, label: str, values: Sequence[str], chosen: str) -> Json:
+    """Make a variable with fixed values: a figure that a panel calculates with."""
+    return {
+        "type": "custom",
+        "name": name,
+        "label": label,
+        "query": ",".join(values),
+        "multi": False,
+        "includeAll": False,
+        "current": {"text": chosen, "value": chosen},
+        "options": [{"text": value, "value": value, "selected": value == chosen} for value in values],
+    }
+
+
+def annotation(name: str, colour: str, expr: str, title: str, text: str, *, shown: bool = True) -> Json:
+    """Make marks on the time axis where an expression has a value; ``shown`` always, or only if chosen."""
     return {
         "name": name,
         "datasource": SOURCE,
-        "enable": True,
-        "hide": False,
+        "enable": shown,
+        "hide": shown,
         "iconColor": colour,
         "expr": expr,
         "step": "30s",
@@ -142,9 +178,29 @@ def link_to_owner() -> Json:
     return _link("Everything of this owner", OWNER, owner="owner")
 
 
+def link_to_team() -> Json:
+    """Link from a row to all owners of its team."""
+    return _link("All owners of this team", OWNER, team="team")
+
+
 def link_to_process() -> Json:
-    """Link from a row to the process on its owner's dashboard."""
-    return _link("This process", OWNER, instance="instance", owner="owner", pid="pid")
+    """Link from a row to the dashboard of its process."""
+    return _link("This process", PROCESS, instance="instance", pid="pid")
+
+
+def link_to_model() -> Json:
+    """Link from a row to the nodes with GPUs of its product."""
+    return _link("Nodes with this product", FLEET, model="name")
+
+
+def link_to_runbook() -> Json:
+    """Link from an alert to its runbook, at the address that the rules give it."""
+    place = yaml.safe_load(THRESHOLDS.read_text("utf-8"))["runbooks"]
+    fields = {"instance": "instance", "alert": "alertname"}
+    url = place
+    for name, field in fields.items():
+        url = url.replace(f"{{{name}}}", f"${{__data.fields.{field}}}")
+    return {"title": "Runbook", "url": url, "targetBlank": True}
 
 
 def link_to_exporter_health() -> Json:
@@ -179,7 +235,7 @@ def _dashboard_menu() -> Json:
     }
 
 
-def _target_variables() -> Iterator[Json]:
+def _target_variables(*, one_node: bool) -> Iterator[Json]:
     """Yield the variables of every dashboard; each one limits the choices of the next."""
     yield {
         "type": "datasource",
@@ -191,12 +247,22 @@ def _target_variables() -> Iterator[Json]:
         "includeAll": False,
     }
     yield variable("cluster", "Cluster", "label_values(vramledger_build_info, cluster)", every=".*")
-    # All has no pattern: `up` of every job would match it, and each other target would count as a dead
+    # All has no pattern: `up` of every other job would match it, and each other target would count as a dead
     # exporter.
     jobs = 'label_values(vramledger_build_info{cluster=~"$cluster"}, job)'
     yield variable("job", "Job", jobs, every="")
-    nodes = f"label_values(vramledger_build_info{{{TARGET_MATCHERS.rpartition(', ')[0]}}}, instance)"
-    yield variable("instance", "Instance", nodes)
+    where = TARGET_MATCHERS.rpartition(", ")[0]
+    yield variable("model", "GPU model", f"label_values(vramledger_device_info{{{where}}}, name)")
+    # All has no pattern either, so that the chosen models filter it. A node without the model is left out;
+    # a node of which nothing is known is not.
+    known = f"last_over_time(vramledger_device_info{{{where}}}[$__range])"
+    of_model = f'last_over_time(vramledger_device_info{{{where}, name=~"$model"}}[$__range])'
+    others = f"({known} unless on ({NODE_LABELS}) {of_model})"
+    nodes = f"last_over_time(up{{{where}}}[$__range]) unless on ({NODE_LABELS}) {others}"
+    yield variable(
+        "instance", "Node", f"query_result({nodes})",
+        multi=not one_node, every="", regex=r'/instance="(?<value>[^"]+)"/',
+    )  # fmt: skip
 
 
 def _positioned_panels(rows: Sequence[Row]) -> Iterator[Json]:

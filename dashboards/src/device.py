@@ -10,6 +10,7 @@ from dashboards.src.panels import (
     SECONDS,
     SHARE,
     STATE_CODES,
+    TIME_AGO,
     Column,
     Json,
     Panel,
@@ -24,16 +25,27 @@ from dashboards.src.queries import (
     CHOSEN_DEVICE,
     DEVICE_LABELS,
     HOLDING_LABELS,
+    NODE_LABELS,
     device_bytes,
+    filling_rate,
     firing_alerts,
     holdings,
     increase,
     rate,
     selector,
     state_codes,
-    wasted_bytes,
+    sum_of_others,
+    ten_largest,
 )
-from dashboards.src.shared_panels import OWNER_COLUMN, exporters, holders
+from dashboards.src.shared_panels import (
+    OWNER_COLUMN,
+    OWNER_TYPE_COLUMN,
+    PROCESS_COLUMN,
+    PROGRAM_COLUMN,
+    exporters,
+    holders,
+    wasted,
+)
 from vramledger.views.colours import GRAFANA
 
 HOLDER_LEGEND = "{{command}} {{pid}} of {{owner}}"
@@ -48,26 +60,15 @@ def device_selector(metric: str, *matchers: str) -> str:
 def memory_used() -> Panel:
     return stat(
         "Memory used",
-        (
-            "Share of the device that is in use, with the driver's reserve; and the highest "
-            "share of the last minute."
-        ),
+        "Share of the device that is in use, with the driver's reserve; and the highest share of the last "
+        "minute.",
         Query(f"max({device_selector('vramledger_device:memory_used:ratio')})", "now"),
         Query(
             f"max({device_selector('vramledger_device_memory_used_peak_bytes')})\n"
             f"/ max({device_selector('vramledger_device_memory_total_bytes')})",
-            "highest of a minute, without the reserve",
+            "peak",
         ),
         unit=SHARE,
-    )  # fmt: skip
-
-
-def wasted() -> Panel:
-    return stat(
-        "Wasted",
-        "Bytes that are held without work: by idle, stopped, stuck, exited and dead holders, and by "
-        "orphans that do not work.",
-        Query(f"sum({wasted_bytes(CHOSEN_DEVICE)})"), unit=BYTES, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
@@ -83,28 +84,30 @@ def unattributed() -> Panel:
 
 def process_count() -> Panel:
     return stat(
-        "Processes on it",
-        "Processes that NVML lists with memory, and processes that have the device open "
-        "but that NVML does not list.",
+        "Holders on it",
+        "Processes that NVML lists with memory, and processes that have the device open but that NVML "
+        "does not list. Ghost: 1 if the device is busy without any holder, which only a reset ends.",
         Query(f"sum({device_selector('vramledger_device_holders')})", "listed"),
         Query(f"sum({device_selector('vramledger_device_hidden_holders')})", "hidden"),
+        Query(f"max({device_selector('vramledger_device_ghost')})", "ghost"),
         unit=COUNT, absent="not available",
     )  # fmt: skip
 
 
 def time_until_full() -> Panel:
+    free = f"sum({device_selector('vramledger_device:memory_free_bytes:last')})"
+    rise = f"sum({filling_rate(CHOSEN_DEVICE)})"
     return stat(
         "Time until full",
-        "At the pace of the last 15 minutes, from the minimum of what is in use. Empty "
-        "while the minimum does not rise.",
-        Query(f"min({device_selector('vramledger_device:time_to_full_seconds:min5m')})"),
-        unit=SECONDS, absent="not rising, or no data",
+        "At the rate at which the minimum of all holders has risen within 15 minutes.",
+        Query(f"{free} / {rise}"),
+        unit=SECONDS, absent="no holder grows",
     )  # fmt: skip
 
 
 def ledger_over_time() -> Panel:
     return ledger_graph(
-        "The ledger",
+        "Ledger",
         "Where each byte of the device is, active memory first; the parts add up to the "
         "total exactly. In a gap the device or the exporter did not answer.",
         Query(f"sum by (state) ({device_bytes('.+', CHOSEN_DEVICE)})", "{{state}}"),
@@ -113,33 +116,114 @@ def ledger_over_time() -> Panel:
     )  # fmt: skip
 
 
+_BY_HOLDER = f"{HOLDING_LABELS}, command, owner"
+
+
 def holdings_over_time() -> Panel:
-    by = f"{HOLDING_LABELS}, command, owner"
+    held = f"sum by ({_BY_HOLDER}) ({holdings(CHOSEN_DEVICE)})"
     return time_series(
         "Holdings",
-        "Bytes of each process, as NVML reports them.",
-        Query(f"sum by ({by}) ({holdings(CHOSEN_DEVICE)})", HOLDER_LEGEND),
-        unit=BYTES, stacked=True, absent=NO_HOLDER,
+        "Bytes of the ten holders with the highest memory in the time range, as NVML reports them, and "
+        "the sum of all others.",
+        Query(ten_largest(held, _BY_HOLDER, "1m"), HOLDER_LEGEND),
+        Query(sum_of_others(held, _BY_HOLDER, "1m"), "all others"),
+        unit=BYTES, stacked=True, named=True, absent=NO_HOLDER, width=24,
     )  # fmt: skip
 
 
 def holder_states() -> Panel:
-    by = f"{HOLDING_LABELS}, command, owner"
+    largest = f"topk(30, max_over_time({holdings(CHOSEN_DEVICE)}[$__range] @ end()))"
+    codes = state_codes(CHOSEN_DEVICE)
     return state_timeline(
         "States of the holders",
-        "When each process started, which states it had, and when it ended.",
-        Query(f"max by ({by}) ({state_codes(CHOSEN_DEVICE)})", HOLDER_LEGEND),
-        mappings=[STATE_CODES], absent=NO_HOLDER,
+        "When each of the 30 largest processes of the time range started, which states it had, and when "
+        "it ended.",
+        Query(f"max by ({_BY_HOLDER}) ({codes})\nand on ({HOLDING_LABELS}) {largest}", HOLDER_LEGEND),
+        mappings=[STATE_CODES], width=24, height=9,
     )  # fmt: skip
 
 
-def owners_over_time() -> Panel:
-    held = device_selector("vramledger_owner_memory_bytes")
+def ended_holders() -> Panel:
+    by = f"{DEVICE_LABELS}, pid, command, owner"
+    held = holdings(CHOSEN_DEVICE)
+    here = device_selector("vramledger_process_memory_bytes", 'pid!="other"')
+    highest = f"max by ({by}) (max_over_time({held}[$__range]))"
+    ended = f"({highest}\nunless on ({HOLDING_LABELS}) {held} unless on ({HOLDING_LABELS}) {here})"
+    growth = f"max by ({by}) (max_over_time(deriv({held}[5m])[$__range:2m])) > 0"
+    last = f"max by ({by}) (max_over_time(timestamp({held})[$__range:1m]))"
+    return table(
+        "Holders that ended",
+        "The ten largest holders of the time range that have ended: the peak of each, its fastest "
+        "growth over 5 minutes, and when it was last seen. The table is empty if none has ended.",
+        Query(f"topk(10, {ended})"),
+        Query(growth),
+        Query(f"1000 * {last}"),
+        columns=[
+            PROCESS_COLUMN,
+            PROGRAM_COLUMN,
+            OWNER_COLUMN,
+            Column("Value #A", "Peak", BYTES, bar=True),
+            Column("Value #B", "Fastest growth", "Bps", width=110),
+            Column("Value #C", "Last seen", TIME_AGO, width=120),
+        ],
+        sort="Value #A", rows_of="Value #A", width=24, height=7,
+    )  # fmt: skip
+
+
+def failed_allocations() -> Panel:
+    process = f"{NODE_LABELS}, pid"
+    held = f"sum by ({process}) ({holdings(CHOSEN_DEVICE)})"
+    ever = f"max_over_time(({held})[$__range:1m])"
+    here = f"and on ({process}) {ever}"
+    total = f"sum by ({NODE_LABELS}) ({holdings(CHOSEN_DEVICE)})"
+    others = f"max_over_time((-({held} - on ({NODE_LABELS}) group_left () {total}))[$__range:1m])"
+
+    def newest(figure: str) -> str:
+        return f"last_over_time({figure}[$__range])"
+
+    when = newest(selector("vramledger_framework_last_oom_timestamp_seconds"))
+    asked = newest(selector("vramledger_framework_last_oom_requested_bytes"))
+    split = newest(device_selector("vramledger_torch_inactive_split_bytes"))
+    cached = newest(device_selector("vramledger_torch_reclaimable_bytes"))
+    least = f"min_over_time({device_bytes('free', CHOSEN_DEVICE)}[$__range])"
+    free = f"{ever} * 0 + on ({NODE_LABELS}) group_left () sum by ({NODE_LABELS}) ({least})"
+    return table(
+        "Why allocations failed",
+        "The newest failed allocation of each program on the device, also of programs that have ended: "
+        "what it asked for and the verdict of its agent. Beside it, within the time range, the least that "
+        "was free, the highest that others held together, and what of its own pool was last cached or "
+        "split. The table is empty if none failed, or if no program has an agent.",
+        Query(f"1000 * topk(10, max by ({process}, framework, verdict) ({when} {here}))"),
+        Query(f"max by ({process}, framework) ({asked} {here})"),
+        Query(free),
+        Query(others),
+        Query(f"sum by ({process}) ({cached})"),
+        Query(f"sum by ({process}) ({split})"),
+        columns=[
+            PROCESS_COLUMN,
+            Column("framework", "Framework", width=95),
+            Column("Value #A", "When", TIME_AGO, width=125),
+            Column("Value #B", "Asked", BYTES, width=100),
+            Column("verdict", "Verdict"),
+            Column("Value #C", "Free, at least", BYTES, width=110),
+            Column("Value #D", "Others held", BYTES, width=110),
+            Column("Value #E", "Its cache", BYTES, width=100),
+            Column("Value #F", "Its split", BYTES, width=100),
+        ],
+        sort="Value #A", rows_of="Value #A", width=24, height=6,
+    )  # fmt: skip
+
+
+def freed_on_exit() -> Panel:
+    freed = increase("vramledger_owner_memory_freed_bytes_total", CHOSEN_DEVICE)
+    not_freed = increase("vramledger_owner_memory_not_freed_bytes_total", CHOSEN_DEVICE)
     return time_series(
-        "Owners",
-        "Bytes by owner; these few series are cheap to keep for a long time.",
-        Query(f"sum by (owner_type, owner) ({held})", "{{owner}}"),
-        unit=BYTES, stacked=True, absent=NO_HOLDER,
+        "Freed on exit",
+        "When holdings end: how many of their bytes were freed, and how many stayed in use without a "
+        "holder.",
+        Query(f"sum({freed})", "freed"),
+        Query(f"sum({not_freed})", "not freed"),
+        unit=BYTES, absent="no owner has held memory, or no data", width=8,
     )  # fmt: skip
 
 
@@ -149,47 +233,7 @@ def overlap() -> Panel:
         "The excess of the sum of the holdings over the used memory: processes share "
         "memory, or the figures are a moment apart.",
         Query(f"max({device_selector('vramledger_device_memory_overlap_bytes')})", "overlap"),
-        unit=BYTES,
-    )  # fmt: skip
-
-
-def freed_on_exit() -> Panel:
-    freed = increase("vramledger_owner_memory_freed_bytes_total", CHOSEN_DEVICE)
-    not_freed = increase("vramledger_owner_memory_not_freed_bytes_total", CHOSEN_DEVICE)
-    return time_series(
-        "Freed on exit",
-        "When a holding ends: how many of its bytes were freed, and how many stayed in use without a holder.",
-        Query(f"sum by (owner) ({freed})", "{{owner}}: freed"),
-        Query(f"sum by (owner) ({not_freed})", "{{owner}}: not freed"),
-        unit=BYTES, absent="no owner has held memory, or no data",
-    )  # fmt: skip
-
-
-def started_and_ended() -> Panel:
-    memory = device_selector("vramledger_process_memory_bytes", 'pid!="other"')
-    before = f"{memory} offset $__interval"
-    by = f"count by ({DEVICE_LABELS})"
-    none = f"0 * count by ({DEVICE_LABELS}) ({device_selector('vramledger_device_up')})"
-    return time_series(
-        "Processes started and ended",
-        "Holders that appeared and disappeared between two points of the graph.",
-        Query(f"{by} ({memory}\nunless on ({HOLDING_LABELS}) {before}) or {none}", "came"),
-        Query(f"{by} ({before}\nunless on ({HOLDING_LABELS}) {memory}) or {none}", "went"),
-        unit=COUNT,
-    )  # fmt: skip
-
-
-def failed_allocations() -> Panel:
-    failures = increase("vramledger_torch_ooms_total", CHOSEN_DEVICE)
-    retries = increase("vramledger_torch_alloc_retries_total", CHOSEN_DEVICE)
-    return time_series(
-        "Failed allocations",
-        "Allocations of torch that failed for lack of memory, and those that torch could "
-        "serve only after it had emptied its cache. Only programs with an agent report "
-        "them.",
-        Query(f"sum by (pid) ({failures})", "{{pid}} out of memory"),
-        Query(f"sum by (pid) ({retries})", "{{pid}} retried"),
-        unit=COUNT, absent="not available: no torch program with an agent",
+        unit=BYTES, width=8,
     )  # fmt: skip
 
 
@@ -199,24 +243,29 @@ def xid_errors() -> Panel:
         "The driver's errors by number, since the exporter started. Look into each of "
         "them; 79 is a GPU that fell off the bus.",
         Query(f"sum by (xid) ({device_selector('vramledger_device_xid_errors_total')})", "XID {{xid}}"),
-        unit=COUNT, absent="none since the exporter started",
+        unit=COUNT, absent="none since the exporter started", width=8,
     )  # fmt: skip
 
 
-def reservation_owners() -> Panel:
+def reservations() -> Panel:
+    by = "owner_type, owner"
+    reserved = device_selector("vramledger_device_reservation_info")
+    held = device_selector("vramledger_owner_memory_bytes")
     return table(
         "Reserved for",
-        "The owners for whom a scheduler has reserved the device.",
-        Query(f"count by (owner_type, owner) ({device_selector('vramledger_device_reservation_info')})"),
-        columns=[OWNER_COLUMN, Column("owner_type", "Kind")],
-        absent="no reservation, or no scheduler reserves this GPU", height=8,
+        "The owners for whom a scheduler has reserved the device, and what each holds of it. The table is "
+        "empty if no scheduler reserves this GPU.",
+        Query(f"topk(20, count by ({by}) ({reserved}))"),
+        Query(f"sum by ({by}) ({held})"),
+        columns=[OWNER_COLUMN, OWNER_TYPE_COLUMN, Column("Value #B", "Holds", BYTES)],
+        rows_of="Value #A", height=8,
     )  # fmt: skip
 
 
 def held_without_reservation() -> Panel:
     return time_series(
         "Held without a reservation",
-        "Bytes and processes of owners that have no reservation of the device.",
+        "Bytes of owners that have no reservation of the device.",
         Query(f"sum({device_selector('vramledger_device_unreserved_memory_bytes')})", "bytes"),
         unit=BYTES, absent="not available: no scheduler reserves this GPU",
     )  # fmt: skip
@@ -226,8 +275,8 @@ def hardware() -> list[Panel]:
     return [
         time_series(
             "Utilisation",
-            "Share of the driver's last sampling period with a kernel running, and with device memory being "
-            "read or written.",
+            "Share of the driver's last sampling period with a kernel running, and with device memory "
+            "being read or written.",
             Query(device_selector("vramledger_device_utilization_ratio"), "kernels"),
             Query(device_selector("vramledger_device_memory_bandwidth_utilization_ratio"), "memory traffic"),
             unit=SHARE, maximum=1, absent=NOT_AVAILABLE, width=8,
@@ -291,6 +340,7 @@ def device_annotations() -> list[Json]:
     """Return what happened on the device, as marks on every graph."""
     memory = device_selector("vramledger_process_memory_bytes", 'pid!="other"')
     errors = device_selector("vramledger_device_xid_errors_total")
+    up = device_selector("vramledger_device_up")
     return [
         annotation(
             "Out of memory", GRAFANA["dead"],
@@ -299,19 +349,24 @@ def device_annotations() -> list[Json]:
         ),
         annotation(
             "Holders that ended", GRAFANA["unknown"],
-            f"{memory} offset 30s\nunless on ({HOLDING_LABELS}) {memory}",
+            # A failed scrape ends every series: a holder has ended only where its device still has a ledger.
+            f"({memory} offset 30s\nunless on ({HOLDING_LABELS}) {memory})\n"
+            f"and on ({DEVICE_LABELS}) {up} == 1",
             "holder gone", "pid {{pid}} on GPU {{gpu}} of {{instance}}",
         ),
         annotation(
             "XID errors", GRAFANA["orphaned"],
-            # A number's series begins with its first error, which `increase()` does not count.
-            f"increase({errors}[1m]) > 0\nor ({errors} unless {errors} offset 1m)",
+            # A number's series begins with its first error, which `increase()` does not count. After a
+            # failed scrape it begins again, but then it was there within the hour before.
+            f"increase({errors}[1m]) > 0\n"
+            f"or ({errors} unless last_over_time({errors}[1h] offset 1m)\n"
+            f"and on ({DEVICE_LABELS}) last_over_time({up}[5m] offset 1m))",
             "XID {{xid}}", "GPU {{gpu}} of {{instance}}",
         ),
         annotation(
             "Alerts", GRAFANA["orphaned"],
             firing_alerts('uuid=~"$uuid|"'),
-            "{{alertname}}", "{{severity}}: {{owner}} {{pid}} on GPU {{gpu}} of {{instance}}",
+            "{{alertname}}", "{{severity}}: {{owner}} {{pid}} on GPU {{gpu}} of {{instance}}", shown=False,
         ),
         annotation(
             "Released", GRAFANA["stopped"],
@@ -333,7 +388,7 @@ def dashboard() -> Dashboard:
                 [
                     exporters(),
                     memory_used(),
-                    wasted(),
+                    wasted(CHOSEN_DEVICE),
                     unattributed(),
                     process_count(),
                     time_until_full(),
@@ -342,18 +397,22 @@ def dashboard() -> Dashboard:
             ),
             Row(
                 "Holders",
+                [holders(CHOSEN_DEVICE, places=(), height=10), holdings_over_time(), holder_states()],
+            ),
+            Row(
+                "What happened",
                 [
-                    holders(CHOSEN_DEVICE, height=9),
-                    holdings_over_time(),
-                    holder_states(),
-                    owners_over_time(),
+                    failed_allocations(),
+                    ended_holders(),
+                    freed_on_exit(),
+                    xid_errors(),
                     overlap(),
                 ],
             ),
-            Row("What happened", [started_and_ended(), freed_on_exit(), failed_allocations(), xid_errors()]),
-            Row("Reservations", [reservation_owners(), held_without_reservation()], collapsed=True),
+            Row("Reservations", [reservations(), held_without_reservation()], collapsed=True),
             Row("Hardware", hardware(), collapsed=True),
         ],
         [device_variable()],
         device_annotations(),
+        one_node=True,
     )

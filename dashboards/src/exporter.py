@@ -28,17 +28,26 @@ from dashboards.src.queries import (
     increase,
     rate,
     selector,
+    ten_largest,
 )
-from dashboards.src.shared_panels import NODE_COLUMN, PID_COLUMN, exporters
+from dashboards.src.shared_panels import NODE_COLUMN, PROCESS_COLUMN, gaps, watched_nodes
+
+
+def _by_node(figure: str) -> str:
+    return f"max by ({NODE_LABELS}) ({figure})"
+
+
+def _ten_nodes(figure: str) -> str:
+    return ten_largest(figure, NODE_LABELS)
 
 
 def exporter_states() -> Panel:
     return state_timeline(
         "Exporter status",
-        "Down: it does not answer Prometheus. Driver does not answer: the exporter runs, "
-        "but NVML does not answer. Samples have stopped: it answers with an old sample.",
-        Query(exporter_status(), NODE_LEGEND),
-        mappings=[STATUS_NAMES], absent="no exporter is known", width=24,
+        "Down: it does not answer Prometheus. Driver does not answer: the exporter runs, but NVML does "
+        "not answer. Samples have stopped: it answers with an old sample. The 50 worst nodes.",
+        Query(f"bottomk(50, max by ({NODE_LABELS}) ({exporter_status()}))", NODE_LEGEND),
+        mappings=[STATUS_NAMES], width=24, height=10,
     )  # fmt: skip
 
 
@@ -62,8 +71,8 @@ def longest_scrape() -> Panel:
 def blind_nodes() -> Panel:
     return stat(
         "Blind nodes",
-        "Nodes whose exporter does not see the host's processes: every holder there is unknown. Run it with "
-        "the host's PID namespace.",
+        "Nodes whose exporter does not see the host's processes: every holder there is unknown. Run it "
+        "with the host's PID namespace.",
         Query(
             count_equal("vramledger_host_pid_namespace", 0)
         ),
@@ -90,10 +99,11 @@ def dropped_series() -> Panel:
 
 
 def versions() -> Panel:
+    versions = selector("vramledger_build_info")
     return table(
         "Versions and sources",
         "Which version runs on which node, and whether it reads the driver or plays a recording.",
-        Query(f"count by (instance, version, python_version) ({selector('vramledger_build_info')})"),
+        Query(f"topk(100, count by (instance, version, python_version) ({versions}))"),
         Query(f"count by (instance, source) ({selector('vramledger_source_info')})"),
         Query(f"1000 * max by (instance) ({selector('vramledger_sample_timestamp_seconds')})"),
         columns=[
@@ -103,6 +113,7 @@ def versions() -> Panel:
             Column("source", "Source"),
             Column("Value #C", "Newest sample", TIME_AGO),
         ],
+        rows_of="Value #A",
     )  # fmt: skip
 
 
@@ -110,19 +121,20 @@ def failed_samples() -> Panel:
     return time_series(
         "Failed samples",
         "Samples that could not read the driver at all, by reason.",
-        Query(f"sum by (reason) ({increase('vramledger_sample_failures_total')})", "{{reason}}"),
-        unit=COUNT, stacked=True,
+        Query(f"sum by (reason) ({increase('vramledger_sample_failures_total')}) > 0", "{{reason}}"),
+        unit=COUNT, absent="none, or no data", stacked=True,
     )  # fmt: skip
 
 
 def sample_durations() -> Panel:
     by = f"max by ({NODE_LABELS})"
+    sample = f"{by} ({selector('vramledger_sample_duration_seconds')})"
     return time_series(
         "Samples and scrapes",
-        "Duration of a sample, and of a scrape by Prometheus.",
-        Query(f"{by} ({selector('vramledger_sample_duration_seconds')})", f"{NODE_LEGEND} sample"),
-        Query(f"{by} ({selector('scrape_duration_seconds')})", f"{NODE_LEGEND} scrape"),
-        unit=SECONDS,
+        "Duration of a sample, and of a scrape by Prometheus, on the ten slowest nodes each.",
+        Query(_ten_nodes(sample), f"{NODE_LEGEND} sample"),
+        Query(_ten_nodes(f"{by} ({selector('scrape_duration_seconds')})"), f"{NODE_LEGEND} scrape"),
+        unit=SECONDS, named=True, width=24,
     )  # fmt: skip
 
 
@@ -132,8 +144,10 @@ def clock_skew() -> Panel:
         "How much older the newest sample is than the scrape. If it stays above the "
         "interval, samples have stopped or the clocks disagree.",
         Query(
-            f"abs(timestamp({selector('vramledger_sample_timestamp_seconds')}) - on ({NODE_LABELS}) "
-            f"{selector('vramledger_sample_timestamp_seconds')})",
+            _ten_nodes(
+                f"max by ({NODE_LABELS}) (abs(timestamp({selector('vramledger_sample_timestamp_seconds')}) "
+                f"- on ({NODE_LABELS}) {selector('vramledger_sample_timestamp_seconds')}))"
+            ),
             NODE_LEGEND,
         ),
         unit=SECONDS,
@@ -162,7 +176,7 @@ def series_per_scrape() -> Panel:
     return time_series(
         "Series in a scrape",
         "Number of samples on each node's page.",
-        Query(f"max by ({NODE_LABELS}) ({selector('scrape_samples_scraped')})", NODE_LEGEND),
+        Query(_ten_nodes(f"max by ({NODE_LABELS}) ({selector('scrape_samples_scraped')})"), NODE_LEGEND),
         unit=COUNT, width=8,
     )  # fmt: skip
 
@@ -171,7 +185,7 @@ def exporter_memory() -> Panel:
     return time_series(
         "The exporter's own memory",
         "Resident memory of the serving process.",
-        Query(f"max by ({NODE_LABELS}) ({selector('process_resident_memory_bytes')})", NODE_LEGEND),
+        Query(_ten_nodes(_by_node(selector("process_resident_memory_bytes"))), NODE_LEGEND),
         unit=BYTES, absent="not available: collector exporter is off, or no data", width=8,
     )  # fmt: skip
 
@@ -180,13 +194,13 @@ def exporter_cpu() -> Panel:
     return time_series(
         "The exporter's own CPU time",
         "Cores that the serving process keeps busy; the sampler is a separate process.",
-        Query(rate("process_cpu_seconds_total"), NODE_LEGEND),
+        Query(_ten_nodes(f"max by ({NODE_LABELS}) ({rate('process_cpu_seconds_total')})"), NODE_LEGEND),
         unit=COUNT, absent="not available: collector exporter is off, or no data", width=8,
     )  # fmt: skip
 
 
 def incomplete_data() -> list[Panel]:
-    dropped_by = f"sum by ({DEVICE_LABELS}) ({{}})"
+    dropped_by = f"(sum by ({DEVICE_LABELS}) ({{}}) > 0)"
     return [
         time_series(
             "Unreadable /proc files",
@@ -202,17 +216,25 @@ def incomplete_data() -> list[Panel]:
                 "missing in the owners' GiB-hours."
             ),
             Query(
-                increase("vramledger_owner_uncounted_seconds_total"),
+                ten_largest(
+                    dropped_by.format(increase("vramledger_owner_uncounted_seconds_total")), DEVICE_LABELS
+                ),
                 DEVICE_LEGEND,
             ),
-            unit=SECONDS, width=8,
+            unit=SECONDS, absent="none, or no data", width=8,
         ),
         time_series(
             "Series dropped, by device",
             "Holders and owners beyond the limits.",
-            Query(dropped_by.format(selector("vramledger_processes_dropped")), f"{DEVICE_LEGEND} holders"),
-            Query(dropped_by.format(selector("vramledger_owners_dropped")), f"{DEVICE_LEGEND} owners"),
-            unit=COUNT, width=8,
+            Query(
+                ten_largest(dropped_by.format(selector("vramledger_processes_dropped")), DEVICE_LABELS),
+                f"{DEVICE_LEGEND} holders",
+            ),
+            Query(
+                ten_largest(dropped_by.format(selector("vramledger_owners_dropped")), DEVICE_LABELS),
+                f"{DEVICE_LEGEND} owners",
+            ),
+            unit=COUNT, absent="none, or no data", width=8,
         ),
     ]  # fmt: skip
 
@@ -233,9 +255,9 @@ def web_config_in_use() -> Panel:
     return state_timeline(
         "Web configuration in use",
         "Whether the newest version of the file and of its certificates is in use; no: "
-        "it is wrong, and an older one is in use.",
-        Query(selector("vramledger_web_config_last_reload_successful"), NODE_LEGEND),
-        mappings=[YES_OR_NO], absent="not available: no --web.config.file", width=8,
+        "it is wrong, and an older one is in use. Not available without --web.config.file.",
+        Query(f"bottomk(20, {selector('vramledger_web_config_last_reload_successful')})", NODE_LEGEND),
+        mappings=[YES_OR_NO], width=8,
     )  # fmt: skip
 
 
@@ -253,21 +275,21 @@ def agents() -> list[Panel]:
         table(
             "Agents",
             "For each agent: whether it reports, why not, and when it last reported.",
-            Query(f"max by (instance, pid, reason) ({up})"),
+            Query(f"bottomk(50, max by (instance, pid, reason) ({up}))"),
             Query(f"1000 * max by (instance, pid) ({selector('vramledger_agent_report_timestamp_seconds')})"),
             columns=[
                 NODE_COLUMN,
-                PID_COLUMN,
-                Column("Value #A", "Reports", mappings=[YES_OR_NO], width=90),
+                PROCESS_COLUMN,
+                Column("Value #A", "Reports", COUNT, mappings=[YES_OR_NO], width=90),
                 Column("reason", "Why not"),
                 Column("Value #B", "Newest report", TIME_AGO),
             ],
-            absent="no program has an agent", width=18, height=8,
+            rows_of="Value #A", width=18, height=8,
         ),
         time_series(
             "Connections",
             "Processes that are connected to the agents' socket.",
-            Query(f"max by ({NODE_LABELS}) ({selector('vramledger_agent_connections')})", NODE_LEGEND),
+            Query(_ten_nodes(_by_node(selector("vramledger_agent_connections"))), NODE_LEGEND),
             unit=COUNT, absent=none,
             width=8,
         ),
@@ -300,12 +322,13 @@ def dashboard() -> Dashboard:
             Row(
                 "Now",
                 [
-                    exporters(),
+                    watched_nodes(width=8, height=4),
                     longest_sample(),
                     longest_scrape(),
                     blind_nodes(),
                     failing_collectors(),
                     dropped_series(),
+                    gaps(width=24),
                     exporter_states(),
                 ],
             ),

@@ -1,16 +1,21 @@
-"""Show where memory is wasted, and which owners waste it: the first dashboard to open."""
+"""Show what to act on now, whose memory is wasted, and what has changed: the first dashboard to open."""
 
 from __future__ import annotations
 
-from dashboards.src.dashboard import FLEET, Dashboard, Row, link_to_exporter_health
+from dashboards.src.dashboard import (
+    FLEET,
+    Dashboard,
+    Row,
+    choice_variable,
+    link_to_model,
+    link_to_node,
+)
 from dashboards.src.panels import (
     BYTES,
     COUNT,
-    DEVICE_LEGEND,
     GIB_HOURS,
-    NO_RULES,
+    SECONDS,
     SHARE,
-    STATE_NAMES,
     TIME_AGO,
     Column,
     Panel,
@@ -22,21 +27,20 @@ from dashboards.src.panels import (
 )
 from dashboards.src.queries import (
     DEVICE_LABELS,
+    HOLDING_LABELS,
     NODE_LABELS,
     UNOWNED,
-    WATCHING,
-    count_equal,
-    device_bytes,
-    exporter_status,
-    firing_alerts,
+    UUID_LABELS,
+    demand_rate,
+    filling_rate,
     gibibyte_hours,
     holdings,
-    idle_hours,
-    rules_heartbeat,
     selector,
-    state_since,
-    wasted_bytes,
+    state_matcher,
+    sum_of_others,
+    ten_largest,
     wasted_holdings,
+    with_team,
 )
 from dashboards.src.shared_panels import (
     GPU_COLUMN,
@@ -44,209 +48,277 @@ from dashboards.src.shared_panels import (
     OWNER_COLUMN,
     OWNER_TYPE_COLUMN,
     PROCESS_COLUMN,
-    PROGRAM_COLUMNS,
-    active_share,
-    idle_or_stopped,
-    unowned,
+    PROGRAM_COLUMN,
+    STATE_COLUMN,
+    STEP_COLUMN,
+    TEAM_COLUMN,
+    alert_counts,
+    firing_alert_table,
+    gaps,
+    watched_nodes,
 )
 from vramledger.views.colours import GRAFANA
 
+NODE_MEMORY = "vramledger_node:memory_bytes:sum"
+WHOLE_GPU = 'uuid!~"MIG-.*"'
+HELD = 'state!~"free|driver_reserved|unattributed"'
+USED = 'state!~"free|driver_reserved"'
 
-def watched_nodes() -> Panel:
+
+def reachable_gpus() -> Panel:
+    up = selector("vramledger_device_up", WHOLE_GPU)
+    held = f"sum by ({NODE_LABELS}, uuid) ({selector('vramledger_device_holders')})"
     return stat(
-        "Exporters",
-        "Nodes that are watched: the exporter answers, reads the driver and keeps "
-        "sampling. These dashboards have no data of any other node: fleet totals exclude "
-        "it.",
-        Query(f"count({exporter_status()} == {WATCHING}) or 0 * count({exporter_status()})", "watched"),
-        Query(f"count({exporter_status()} < {WATCHING}) or 0 * count({exporter_status()})", "not watched"),
-        unit=COUNT, absent="no exporter is known", links=[link_to_exporter_health()],
+        "GPUs",
+        "Whole GPUs, without MIG instances: those whose ledger could be read in the newest sample, those "
+        "that could not, and those that nobody holds.",
+        Query(f"sum({up})", "up"),
+        Query(f"count({up} == 0) or 0 * count({up})", "down"),
+        Query(f"count({held} == 0) or 0 * count({held})", "empty"),
+        unit=COUNT, width=8, height=3, colours={"down": GRAFANA["dead"]},
     )  # fmt: skip
 
 
-def capacity() -> Panel:
-    total = selector("vramledger_device:memory_total_bytes:last")
+def memory() -> Panel:
+    held = f"sum({selector(NODE_MEMORY, HELD)})"
+    beyond = f"(sum({selector('vramledger_node:memory_beyond_need_bytes:sum')}) or vector(0))"
     return stat(
-        "GPU memory",
-        "All memory of the devices that answer.",
-        Query(f"sum({total})"), unit=BYTES,
+        "Memory",
+        "All memory of the devices that answer; what processes hold of it; and what they need, where memory "
+        "whose need no agent tells counts as needed.",
+        Query(f"sum({selector(NODE_MEMORY)})", "total"),
+        Query(held, "held"),
+        Query(f"{held} - {beyond}", "needed"),
+        unit=BYTES, width=12, height=3,
     )  # fmt: skip
 
 
-def severity_matcher(severity: str) -> str:
-    return f'severity="{severity}"'
-
-
-def alert_counts() -> Panel:
+def wasted_memory() -> Panel:
+    none = f"0 * sum({selector(NODE_MEMORY)})"
     return stat(
-        "Alerts",
-        "Alerts that fire now, by severity. 0 is shown only if the alerting rules are loaded.",
-        *(
-            Query(f"count({firing_alerts(severity_matcher(severity))}) or {rules_heartbeat()}", severity)
-            for severity in ("page", "warning")
-        ),
-        unit=COUNT, absent="the alerting rules are not loaded",
+        "Wasted memory",
+        "What is held without work (wasted), has no owner to ask (unowned), or belongs to processes that "
+        "cannot be seen (unknown).",
+        Query(f"sum({selector('vramledger_node:memory_wasted_bytes:sum')})", "wasted"),
+        Query(f"sum({selector(NODE_MEMORY, state_matcher(UNOWNED))}) or {none}", "unowned"),
+        Query(f"sum({selector(NODE_MEMORY, state_matcher('unknown'))}) or {none}", "unknown"),
+        unit=BYTES, width=12, height=3,
+        colours={
+            "wasted": GRAFANA["idle"], "unowned": GRAFANA["orphaned"], "unknown": GRAFANA["unknown"],
+        },
     )  # fmt: skip
 
 
-def waste_by_owner() -> Panel:
-    by = "sum by (owner_type, owner)"
+def growing() -> Panel:
+    rate = demand_rate()
+    by = f"{DEVICE_LABELS}, pid"
+    free = f"sum by ({UUID_LABELS}) ({selector('vramledger_device:memory_free_bytes:last')})"
+    named = with_team(holdings())
     return table(
-        "Waste by owner",
-        "Owners of unused memory: GiB-hours held idle within the time range, and bytes "
-        "that are held without work now. A click on the owner shows which processes "
-        "and why.",
-        Query(f"{by} ({idle_hours()})"),
-        Query(f"{by} ({wasted_holdings()})"),
-        Query(f"{by} ({selector('vramledger_owner:memory_held_bytes:sum')})"),
+        "Growing",
+        "The ten holders whose minimum memory has risen fastest within 15 minutes, above all of the hour "
+        "before, and how long until their GPU is full at this rate. A preallocated pool does not fill its "
+        "GPU. The table is empty if no holder grows.",
+        Query(f"topk(10, {rate})"),
+        Query(f"{free}\n/ on ({UUID_LABELS}) group_right () {filling_rate()}"),
+        Query(f"sum by ({by}, command, owner, team) ({named} and on ({HOLDING_LABELS}) {rate})"),
         columns=[
+            PROCESS_COLUMN,
+            PROGRAM_COLUMN,
             OWNER_COLUMN,
-            OWNER_TYPE_COLUMN,
-            Column("Value #A", "Idle in time range", GIB_HOURS, bar=True),
-            Column("Value #B", "Wasted now", BYTES, width=120),
-            Column("Value #C", "Held now", BYTES, width=120),
+            Column("Value #A", "Grows", "Bps", bar=True, width=150),
+            Column("Value #B", "Full in", SECONDS, width=95),
+            Column("Value #C", "Holds", BYTES, width=90),
+            NODE_COLUMN,
+            GPU_COLUMN,
         ],
-        sort="Value #A", absent=NO_RULES,
+        sort="Value #A", rows_of="Value #A", height=8,
     )  # fmt: skip
 
 
-def waste_by_team() -> Panel:
-    team = 'label_replace(label_replace({}, "team", "$1", "user", "(.*)"), "team", "$1", "namespace", "(.+)")'
-    wasted = wasted_holdings()
+def waste(title: str, by: str, *first: Column, width: int) -> Panel:
+    """Make a table of GiB-hours by owner or team and by state, from the exporters' counters."""
+    held = "vramledger_owner:memory_bytes:rate4m"
+    grouped = f"sum by ({by}) ({{}})"
+    states = {
+        "Idle": "idle",
+        "Stopped": "stopped",
+        "Orphaned": "orphaned",
+        "Zombie, stuck, dead": "zombie|stuck|dead",
+        "Active": "active",
+    }
+    wasted = grouped.format(gibibyte_hours("vramledger_owner:memory_wasted_bytes:rate4m"))
     return table(
-        "Waste by team",
-        "The same by team: the namespace of a pod, otherwise the user. GiB-hours without work "
-        "within the time range, and bytes now.",
-        Query(f"sum by (team) ({team.format(gibibyte_hours(wasted))})"),
-        Query(f"sum by (team) ({team.format(wasted)})"),
-        Query(f"sum by (team) ({team.format(holdings())})"),
+        title,
+        "GiB-hours within the time range. Wasted is without orphans that still work. The table is empty "
+        "if nothing was wasted, or if the recording rules are not loaded.",
+        Query(f"topk(10, {wasted} > 0)"),
+        *(Query(grouped.format(gibibyte_hours(held, state_matcher(state)))) for state in states.values()),
         columns=[
-            Column("team", "Team"),
-            Column("Value #A", "Wasted in time range", GIB_HOURS, bar=True),
-            Column("Value #B", "Wasted now", BYTES, width=120),
-            Column("Value #C", "Held now", BYTES, width=120),
+            *first,
+            Column("Value #A", "Wasted", GIB_HOURS, bar=True, width=140),
+            *(
+                Column(f"Value #{chr(ord('B') + place)}", name, GIB_HOURS, width=78)
+                for place, name in enumerate(states)
+            ),
         ],
-        sort="Value #A", absent=NO_RULES,
+        sort="Value #A", rows_of="Value #A", width=width, height=9,
     )  # fmt: skip
 
 
 def largest_wasted_holdings() -> Panel:
-    worst = f"topk(25, {wasted_holdings()})"
+    worst = f"topk(10, {wasted_holdings()})"
+    stepped = f'label_replace({with_team(worst)}, "step", "$1", "state", "(.*)")'
+    labels = f"{DEVICE_LABELS}, pid, state, step, team, command, owner"
+    stamps = selector("vramledger_process:state_since_timestamp_seconds:last")
     return table(
-        "Largest unused holdings",
-        "The first owners to ask: the process, its owner, and since when it has its "
-        "state. A click on the pid shows its framework's figures; a click on the GPU "
-        "shows all holders of that device.",
-        Query(worst),
-        Query(state_since(worst)),
+        "Largest wasted holdings",
+        "The first owners to ask, and the first step. A click on the pid shows where the process' memory "
+        "goes. The table is empty if nothing is wasted.",
+        Query(f"sum by ({labels}) ({stepped})"),
+        Query(f"1000 * max by ({DEVICE_LABELS}, pid) ({stamps} and on ({HOLDING_LABELS}) {worst})"),
+        columns=[
+            PROCESS_COLUMN,
+            PROGRAM_COLUMN,
+            OWNER_COLUMN,
+            TEAM_COLUMN,
+            STATE_COLUMN,
+            Column("Value #B", "Since", TIME_AGO, width=120),
+            Column("Value #A", "Holds", BYTES, bar=True),
+            STEP_COLUMN,
+            NODE_COLUMN,
+            GPU_COLUMN,
+        ],
+        sort="Value #A", rows_of="Value #A", width=24, height=9,
+    )  # fmt: skip
+
+
+def changed() -> Panel:
+    held = selector("vramledger_owner:memory_held_bytes:sum")
+    now, then, week = (
+        f"sum by (owner_type, owner) ({held}{at})" for at in ("", " offset $__range", " offset 1w")
+    )
+    change = f"(({now} or 0 * {then}) - ({then} or 0 * {now}))"
+    return table(
+        "Changed",
+        "The ten owners whose memory has changed most between the beginning and the end of the time "
+        "range; and what they held at this hour a week ago. An empty cell: the owner held nothing then, "
+        "or nobody watched.",
+        Query(f"{change}\nand on (owner_type, owner) topk(10, abs({change}) > 2^20)"),
+        Query(then),
+        Query(now),
+        Query(week),
         columns=[
             OWNER_COLUMN,
-            Column("state", "State", mappings=[STATE_NAMES], width=100),
-            Column("Value #A", "Holds", BYTES, bar=True),
-            Column("Value #B", "Since", TIME_AGO, width=140),
-            PROCESS_COLUMN,
-            *PROGRAM_COLUMNS,
+            OWNER_TYPE_COLUMN,
+            Column("Value #A", "Change", BYTES),
+            Column("Value #B", "At the beginning", BYTES),
+            Column("Value #C", "At the end", BYTES),
+            Column("Value #D", "A week ago", BYTES),
         ],
-        sort="Value #A", absent="nothing is wasted, or no data: see Exporters", width=24, height=10,
+        sort="Value #A", rows_of="Value #A", width=24, height=8,
+    )  # fmt: skip
+
+
+def full_but_unused() -> Panel:
+    by = f"sum by ({DEVICE_LABELS})"
+    full = f"{by} ({selector('vramledger_device:memory_used:ratio')})"
+    busy = f"{by} (avg_over_time({selector('vramledger_device_utilization_ratio')}[15m]))"
+    return table(
+        "Full but unused GPUs",
+        "The ten fullest of the GPUs that are at least half full and on which, over 15 minutes, kernels "
+        "ran for less than 5 % of the time. The table is empty if there is none, or if the GPUs do not "
+        "report utilisation.",
+        Query(f"topk(10, {full} > 0.5 and on ({UUID_LABELS}) ({busy} < 0.05))"),
+        Query(busy),
+        Query(f"{by} ({selector('vramledger_device_memory_wasted_bytes')})"),
+        columns=[
+            NODE_COLUMN,
+            GPU_COLUMN,
+            Column("Value #A", "Memory used", SHARE, bar=True),
+            Column("Value #B", "Utilisation", SHARE, width=110),
+            Column("Value #C", "Wasted", BYTES, width=110),
+        ],
+        sort="Value #A", rows_of="Value #A", height=8,
+    )  # fmt: skip
+
+
+def capacity_by_model() -> Panel:
+    memory = selector(NODE_MEMORY)
+    held = f"sum by (name) ({selector(NODE_MEMORY, USED)})"
+    beyond = f"sum by (name) ({selector('vramledger_node:memory_beyond_need_bytes:sum')})"
+    name = f"max by ({NODE_LABELS}, uuid, name) ({selector('vramledger_device_info')})"
+    free = f"{selector('vramledger_device:memory_free_bytes:last')} >= $size * 2^30"
+    room = f"count by (name) ({name} and on ({NODE_LABELS}, uuid) ({free}))"
+    usual = "quantile_over_time(0.95, ({})[$__range:5m])"
+    return table(
+        "Capacity by GPU model",
+        "All memory of the devices that answer, what was used at the 95th percentile of the time range, "
+        "what of it was needed, and on how many devices a job of the chosen size would find its memory "
+        "free now.",
+        Query(f"sum by (name) ({memory})"),
+        Query(f"count by (name) ({name})"),
+        Query(usual.format(held)),
+        Query(usual.format(f"{held} - ({beyond} or 0 * {held})")),
+        Query(f"{room} or 0 * count by (name) ({name})"),
+        columns=[
+            Column("name", "Model", link=link_to_model()),
+            Column("Value #B", "Devices", COUNT, width=85),
+            Column("Value #A", "Memory", BYTES, width=100),
+            Column("Value #C", "Used, 95th percentile", BYTES, width=120),
+            Column("Value #D", "Needed, 95th percentile", BYTES, width=120),
+            Column("Value #E", "Room for a job of $size GiB", COUNT, width=130),
+        ],
+        sort="Value #A", height=8,
     )  # fmt: skip
 
 
 def worst_nodes() -> Panel:
     by = f"sum by ({NODE_LABELS})"
-    used = selector("vramledger_device:memory_used:ratio")
+    total = f"{by} ({selector(NODE_MEMORY)})"
+    unowned = f"{by} ({selector(NODE_MEMORY, state_matcher(UNOWNED))})"
+    free = f"{by} ({selector(NODE_MEMORY, state_matcher('free'))})"
     return table(
         "Worst nodes",
-        (
-            "Nodes with the most memory that is unused or without a "
-            "process now, and how full each node is."
-        ),
-        Query(f"topk(20, {by} ({wasted_bytes()}))"),
-        Query(f"{by} ({device_bytes(UNOWNED)})"),
-        Query(f"avg by ({NODE_LABELS}) ({used})"),
-        Query(f"sum by ({NODE_LABELS}) ({selector('vramledger_node:memory_short:count')})"),
+        "The ten nodes with the most wasted memory, what of their memory has no owner, and how full they "
+        "are.",
+        Query(f"topk(10, {by} ({selector('vramledger_node:memory_wasted_bytes:sum')}))"),
+        Query(unowned),
+        Query(f"1 - {free} / {total}"),
+        Query(f"{by} ({selector('vramledger_node:memory_short:count')})"),
         columns=[
-            NODE_COLUMN,
-            Column("Value #A", "Wasted now", BYTES, bar=True),
-            Column("Value #B", "Unowned", BYTES, width=120),
+            Column("instance", "Node", link=link_to_node()),
+            Column("Value #A", "Wasted", BYTES, bar=True),
+            Column("Value #B", "Unowned", BYTES, width=100),
             Column("Value #C", "Memory used", SHARE, width=90),
-            Column("Value #D", "Holders that lack memory", COUNT, width=170),
+            Column("Value #D", "Holders that lack memory", COUNT, width=110),
         ],
-        sort="Value #A",
-    )  # fmt: skip
-
-
-def alert_list() -> Panel:
-    by = "alertname, severity, cluster, instance, gpu, uuid, owner, pid"
-    return table(
-        "Firing alerts",
-        "The alert, its place and its owner. The runbook with the name of the alert says what to do.",
-        Query(f"count by ({by}) ({firing_alerts()})"),
-        columns=[
-            Column("severity", "Severity", width=100),
-            Column("alertname", "Alert"),
-            NODE_COLUMN,
-            GPU_COLUMN,
-            OWNER_COLUMN,
-            PROCESS_COLUMN,
-        ],
-        sort="severity", absent="none fires, or the alerting rules are not loaded",
+        sort="Value #A", rows_of="Value #A", height=8,
     )  # fmt: skip
 
 
 def ledger_over_time() -> Panel:
     return ledger_graph(
-        "The fleet's ledger",
-        "Where every byte of every device is; the parts add up to the total. Where "
-        "the graph steps down, a device has stopped answering.",
-        Query(f"sum by (state) ({device_bytes('.+')})", "{{state}}"),
+        "Fleet ledger",
+        "Where every byte of every device is; the parts add up to the total. Where the graph steps down, "
+        "a device has stopped answering.",
+        Query(f"sum by (state) ({selector(NODE_MEMORY)})", "{{state}}"),
+        Query(f"sum({selector(NODE_MEMORY)})", "total"),
+        total="total",
         width=24,
+        height=10,
     )
 
 
 def waste_over_time() -> Panel:
-    return ledger_graph(
-        "Wasted over time",
-        "Unused memory, by state.",
-        Query(f"sum by (state) ({wasted_holdings()} or {device_bytes('unattributed')})", "{{state}}"),
-    )
-
-
-def waste_over_time_by_owner() -> Panel:
+    wasted = f"sum by (owner) ({selector('vramledger_owner:memory_wasted_bytes:rate4m')})"
     return time_series(
-        "Wasted over time, by owner",
-        "The ten owners with the most at each moment.",
-        Query(f"topk(10, sum by (owner) ({wasted_holdings()}))", "{{owner}}"),
-        unit=BYTES, stacked=True,
-    )  # fmt: skip
-
-
-def reachable_gpus() -> Panel:
-    return stat(
-        "GPUs reachable",
-        "Devices whose whole ledger could be read in the newest sample, and those that could not.",
-        Query(f"sum({selector('vramledger_device_up')})", "up"),
-        Query(count_equal("vramledger_device_up", 0), "down"),
-        unit=COUNT,
-    )  # fmt: skip
-
-
-def idle_hours_total() -> Panel:
-    return stat(
-        "Idle in time range",
-        "GiB-hours that all owners held idle within the time range.",
-        Query(f"sum({idle_hours()})"), unit=GIB_HOURS, absent=NO_RULES, colour=GRAFANA["idle"],
-    )  # fmt: skip
-
-
-def fullest_gpus() -> Panel:
-    full = selector("vramledger_device:memory_used:ratio")
-    named = f"sum by ({DEVICE_LABELS}) ({full})"
-    return time_series(
-        "Fullest GPUs",
-        "The ten fullest at each moment, with the driver's reserve. A full device is not "
-        "wrong by itself: servers and TensorFlow fill it on purpose.",
-        Query(f"topk(10, {named})", DEVICE_LEGEND),
-        unit=SHARE, maximum=1,
+        "Wasted, by owner",
+        "The ten owners that wasted most at any time of the range, and the sum of all others; means of 4 "
+        "minutes.",
+        Query(ten_largest(wasted, "owner"), "{{owner}}"),
+        Query(sum_of_others(wasted, "owner"), "all others"),
+        unit=BYTES, stacked=True, named=True, width=24,
     )  # fmt: skip
 
 
@@ -255,44 +327,23 @@ def dashboard() -> Dashboard:
     return Dashboard(
         FLEET,
         "Fleet",
-        "Where GPU memory is wasted, and by whom. Click an owner to see its processes, a "
-        "node to see its devices.",
+        "What to act on now, whose GPU memory is wasted, and what has changed. Click an owner, a team, a "
+        "node or a process to see more.",
         [
+            Row("Now", [watched_nodes(), reachable_gpus(), alert_counts(), memory(), wasted_memory()]),
+            Row("Act now", [firing_alert_table(width=16), gaps(), growing(), full_but_unused()]),
             Row(
-                "Now",
+                "Waste",
                 [
-                    watched_nodes(),
-                    reachable_gpus(),
-                    active_share(
-                        "Share of the held memory whose holders work, or may work. The "
-                        "rest is idle, stopped, orphaned, exited or dead."
-                    ),
-                    idle_or_stopped(
-                        "Memory of holders that exist but do nothing: they showed no GPU "
-                        "work for a long time, or they are stopped. Ask their owners."
-                    ),
-                    unowned(
-                        "Memory without an owner to ask: it belongs to workers whose "
-                        "program has ended (orphaned), to processes that have exited or "
-                        "do not exist (zombie, dead), or to no process at all "
-                        "(unattributed)."
-                    ),
-                    alert_counts(),
-                ],
-            ),
-            Row("Waste by owner and team", [waste_by_owner(), waste_by_team(), largest_wasted_holdings()]),
-            Row("Where", [worst_nodes(), alert_list()]),
-            Row(
-                "Over time",
-                [
-                    capacity(),
-                    idle_hours_total(),
-                    ledger_over_time(),
+                    waste("Waste by owner", "owner_type, owner", OWNER_COLUMN, OWNER_TYPE_COLUMN, width=13),
+                    waste("Waste by team", "team", TEAM_COLUMN, width=11),
+                    largest_wasted_holdings(),
                     waste_over_time(),
-                    waste_over_time_by_owner(),
-                    fullest_gpus(),
                 ],
             ),
+            Row("Capacity and change", [capacity_by_model(), worst_nodes(), changed()]),
+            Row("Over time", [ledger_over_time()]),
         ],
+        [choice_variable("size", "Job size in GiB", ("10", "20", "40", "70", "130"), "40")],
         time_range="now-24h",
     )

@@ -1,13 +1,12 @@
-"""Show what frameworks take and what their programs need; and the figures that only PyTorch has."""
+"""Show who holds more than it needs, by framework and policy, and which programs could share a GPU."""
 
 from __future__ import annotations
 
-from dashboards.src.dashboard import FRAMEWORK, Dashboard, Row, owner_variable
+from dashboards.src.dashboard import FRAMEWORK, Dashboard, Row
 from dashboards.src.panels import (
     BYTES,
     COUNT,
     NO_HOLDER,
-    PROCESS_LEGEND,
     SHARE,
     Column,
     Panel,
@@ -17,40 +16,46 @@ from dashboards.src.panels import (
     time_series,
 )
 from dashboards.src.queries import (
-    CHOSEN_OWNER,
     DEVICE_LABELS,
+    HOLDING_LABELS,
     NODE_LABELS,
-    bytes_beyond_need,
     count_equal,
-    filtered_by_holdings,
     holdings,
-    holdings_metric,
-    increase,
-    join_processes,
     rate,
     selector,
+    ten_largest,
 )
-from dashboards.src.shared_panels import GPU_COLUMN, NODE_COLUMN, OWNER_COLUMN, PROCESS_COLUMN, exporters
+from dashboards.src.shared_panels import (
+    FRAMEWORK_COLUMNS,
+    GPU_COLUMN,
+    NODE_COLUMN,
+    OWNER_COLUMN,
+    PROCESS_COLUMN,
+    PROGRAM_COLUMN,
+    exporters,
+)
+from vramledger.views.colours import GRAFANA
 
-NO_AGENT = "not available: no agent in any program"
-NO_TORCH = "not available: no torch program with an agent"
-FRAMEWORK_LEGEND = f"{PROCESS_LEGEND} {{{{framework}}}}"
-PREALLOCATING = 'policy=~"preallocate|fraction"'
+NO_AGENT = "no program has an agent"
+NO_TORCH = "no torch program has an agent"
+PROCESS = "{{instance}} GPU {{gpu}}: {{command}} {{pid}}"
+BY_PROCESS = f"{DEVICE_LABELS}, pid"
 
 
-def owners_metric(metric: str) -> str:
-    """Return a metric of the chosen owners' processes."""
-    return holdings_metric(metric, CHOSEN_OWNER)
+def need() -> str:
+    """Return the highest need of each program whose agent tells it."""
+    return selector("vramledger_process_needed_peak_bytes")
 
 
-def owners_sum(metric: str) -> str:
-    """Return the sum of a metric over the chosen owners' processes."""
-    return f"sum{owners_metric(metric)}"
+def beyond_need() -> str:
+    """Return each holding's bytes above its need, with the labels of its owner."""
+    return f"clamp_min({holdings()} - on ({HOLDING_LABELS}) group_left () {need()}, 0)"
 
 
-def owners_increase(metric: str) -> str:
-    """Return by how much a counter of the chosen owners' processes has risen, from point to point."""
-    return filtered_by_holdings(increase(metric), CHOSEN_OWNER)
+def named(figure: str) -> str:
+    """Return a figure of processes with the program's name."""
+    names = f"sum by ({BY_PROCESS}, command) ({holdings()} * 0)"
+    return f"sum by ({BY_PROCESS}) ({figure}) + on ({HOLDING_LABELS}) group_right () {names}"
 
 
 def agents_reporting() -> Panel:
@@ -61,25 +66,17 @@ def agents_reporting() -> Panel:
         "figures here.",
         Query(count_equal("vramledger_agent_up", 1), "report"),
         Query(count_equal("vramledger_agent_up", 0), "silent"),
-        unit=COUNT, absent="no program has an agent",
+        unit=COUNT, absent=NO_AGENT,
     )  # fmt: skip
 
 
-def torch_caches() -> Panel:
-    reserved = owners_sum("vramledger_torch_reserved_bytes")
-    allocated = owners_sum("vramledger_torch_allocated_bytes")
+def need_known() -> Panel:
+    known = f"sum({holdings()} and on ({HOLDING_LABELS}) {need()})"
     return stat(
-        "In torch's caches",
-        "Memory that torch has taken from the driver but that no live tensor uses.",
-        Query(f"{reserved} - {allocated}"), unit=BYTES, absent=NO_TORCH,
-    )  # fmt: skip
-
-
-def reclaimable() -> Panel:
-    return stat(
-        "Could be freed",
-        "What torch.cuda.empty_cache() would free now, over all programs.",
-        Query(owners_sum("vramledger_torch_reclaimable_bytes")), unit=BYTES, absent=NO_TORCH,
+        "Need is known for",
+        "Share of the held memory whose program has an agent that tells its need. The rest is not judged "
+        "here.",
+        Query(f"({known} or 0 * sum({holdings()})) / sum({holdings()})"), unit=SHARE, absent=NO_HOLDER,
     )  # fmt: skip
 
 
@@ -87,16 +84,15 @@ def held_beyond_need() -> Panel:
     return stat(
         "Held beyond need",
         "The memory that programs hold above their highest need.",
-        Query(bytes_beyond_need(CHOSEN_OWNER)), unit=BYTES, absent=NO_AGENT,
+        Query(f"sum({beyond_need()})"), unit=BYTES, absent=NO_AGENT, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
-def preallocating() -> Panel:
+def reclaimable() -> Panel:
     return stat(
-        "Preallocated pools",
-        "Memory of programs whose framework preallocates the device or a fraction of it.",
-        Query(f"sum({holdings(CHOSEN_OWNER, PREALLOCATING)})"), unit=BYTES,
-        absent="none, or no data",
+        "Could be freed",
+        "What torch.cuda.empty_cache() would free now, over all programs.",
+        Query(f"sum({selector('vramledger_torch_reclaimable_bytes')})"), unit=BYTES, absent=NO_TORCH,
     )  # fmt: skip
 
 
@@ -105,11 +101,146 @@ def more_jobs_fit() -> Panel:
         "More jobs would fit",
         "How many more jobs like the running ones would fit, by memory and by SMs, if each program held "
         "only what it needs. The free memory of a GPU counts once.",
+        Query(f"sum({selector('vramledger_device:more_jobs_fit:floor')})"), unit=COUNT, absent=NO_AGENT,
+    )  # fmt: skip
+
+
+def by_policy() -> Panel:
+    by = "framework, policy"
+    known = f"{holdings()} and on ({HOLDING_LABELS}) {need()}"
+    return table(
+        "Held and needed, by framework and policy",
+        "What the programs of each framework hold by the way in which it takes memory, for how much of "
+        "that the need is known, and what of that is above the need.",
+        Query(f"topk(20, sum by ({by}) ({holdings()}))"),
+        Query(f"count by ({by}) ({holdings()})"),
+        Query(f"sum by ({by}) ({known})"),
+        Query(f"sum by ({by}) ({beyond_need()})"),
+        columns=[
+            *FRAMEWORK_COLUMNS,
+            Column("Value #B", "Holdings", COUNT, width=85),
+            Column("Value #A", "Held", BYTES, bar=True),
+            Column("Value #C", "Need known for", BYTES, width=110),
+            Column("Value #D", "Beyond need", BYTES, bar=True),
+        ],
+        sort="Value #A", rows_of="Value #A", height=9,
+    )  # fmt: skip
+
+
+def could_share() -> Panel:
+    by = f"{BY_PROCESS}, command, owner"
+    fit = selector("vramledger_process:more_jobs_fit:floor")
+    chosen = f"topk(10, {fit} > 0)"
+    of_those = f"and on ({HOLDING_LABELS}) ({fit} > 0)"
+    return table(
+        "Jobs that could share a GPU",
+        "The ten programs beside which most others with the same need would fit on their GPU, if each "
+        "held only what it needs; and how many of them its SMs could serve. The table is empty if none "
+        "would fit, or without agents.",
+        Query(f"sum by ({BY_PROCESS}) ({chosen})"),
+        Query(f"sum by ({by}) ({holdings()} {of_those})"),
+        Query(f"sum by ({BY_PROCESS}) ({need()} {of_those})"),
+        Query(f"max by ({BY_PROCESS}) ({selector('vramledger_process:jobs_fit_sms:floor')} {of_those})"),
+        columns=[
+            PROCESS_COLUMN,
+            PROGRAM_COLUMN,
+            Column("Value #B", "Holds", BYTES, width=90),
+            Column("Value #C", "Needs", BYTES, width=90),
+            Column("Value #A", "More fit by memory", COUNT, width=95),
+            Column("Value #D", "SMs serve", COUNT, width=85),
+            NODE_COLUMN,
+            GPU_COLUMN,
+        ],
+        sort="Value #A", rows_of="Value #A", height=9,
+    )  # fmt: skip
+
+
+def hoarding_factors() -> Panel:
+    by = f"{BY_PROCESS}, command, framework, policy, owner"
+    return table(
+        "Held beyond need, by program",
+        "The ten programs that hold most above their peak need, how many times their need they hold, and "
+        "what their agent could free at once. The table is empty if no agent tells a need.",
+        Query(f"topk(10, sum by ({by}) ({beyond_need()}))"),
+        Query(f"sum by ({BY_PROCESS}) ({holdings()})"),
+        Query(f"max by ({BY_PROCESS}) ({need()})"),
+        Query(f"max by ({BY_PROCESS}) ({selector('vramledger_process:hoarding_factor:ratio')})"),
+        Query(f"max by ({BY_PROCESS}) ({selector('vramledger_torch_reclaimable_bytes')})"),
+        columns=[
+            PROCESS_COLUMN,
+            PROGRAM_COLUMN,
+            OWNER_COLUMN,
+            Column("Value #A", "Beyond need", BYTES, bar=True),
+            Column("Value #B", "Holds", BYTES, width=95),
+            Column("Value #C", "Peak need", BYTES, width=95),
+            Column("Value #D", "Holds, times need", COUNT, width=95),
+            Column("Value #E", "Frees at once", BYTES, width=95),
+            *FRAMEWORK_COLUMNS,
+            NODE_COLUMN,
+            GPU_COLUMN,
+        ],
+        sort="Value #A", rows_of="Value #A", width=24, height=9,
+    )  # fmt: skip
+
+
+def fragmentation() -> Panel:
+    split = selector("vramledger_torch_inactive_split_bytes")
+    pool = selector("vramledger_torch_reserved_bytes")
+    retries = f"increase({selector('vramledger_torch_alloc_retries_total')}[$__range])"
+    return table(
+        "torch: fragmentation",
+        "The ten programs with the most memory in free pieces of used blocks, which cannot be freed to "
+        "the driver (0 with expandable segments, which help). It matters where allocations were retried "
+        "within the time range. The table is empty without a torch agent.",
+        Query(f"topk(10, {named(split)} > 0)"),
+        Query(f"sum by ({BY_PROCESS}) ({split} / on ({BY_PROCESS}) {pool})"),
+        Query(f"sum by ({BY_PROCESS}) ({retries})"),
+        Query(f"max by ({BY_PROCESS}) ({selector('vramledger_torch_largest_free_block_bytes')})"),
+        columns=[
+            PROCESS_COLUMN,
+            PROGRAM_COLUMN,
+            Column("Value #A", "In free pieces", BYTES, bar=True, width=140),
+            Column("Value #B", "Of its pool", SHARE, width=85),
+            Column("Value #C", "Retries", COUNT, width=80),
+            Column("Value #D", "Largest free block", BYTES, width=105),
+            NODE_COLUMN,
+            GPU_COLUMN,
+        ],
+        sort="Value #A", rows_of="Value #A", width=14, height=9,
+    )  # fmt: skip
+
+
+def unneeded_cache() -> Panel:
+    return table(
+        "Cache not needed for an hour",
+        "The ten largest parts of a pool that were not in use at any time within the hour, if the pool is "
+        "many times larger than that use; only for frameworks whose cache the program can empty. The "
+        "table is empty if there is none, or without agents.",
         Query(
-            f"sum({selector('vramledger_device:more_jobs_fit:floor')}\n"
-            f"and on ({NODE_LABELS}, uuid) {holdings(CHOSEN_OWNER)})"
+            f"topk(10, {named(selector('vramledger_process:cache_unneeded_bytes:max1h'))})"
         ),
-        unit=COUNT, absent=NO_AGENT,
+        columns=[
+            PROCESS_COLUMN,
+            PROGRAM_COLUMN,
+            Column("Value", "Not needed", BYTES, bar=True),
+            NODE_COLUMN,
+            GPU_COLUMN,
+        ],
+        sort="Value", width=10, height=9,
+    )  # fmt: skip
+
+
+def pools_by_framework() -> Panel:
+    def total(figure: str) -> str:
+        return f"sum by (framework) ({selector(f'vramledger_framework_{figure}_bytes')})"
+
+    return time_series(
+        "Pools and use, by framework",
+        "Over all programs: what each framework has taken from the driver, and what the programs use of "
+        "it.",
+        Query(total("pool"), "{{framework}} pool"),
+        Query(total("in_use"), "{{framework}} in use"),
+        unit=BYTES, absent=NO_AGENT,
     )  # fmt: skip
 
 
@@ -119,152 +250,43 @@ def torch_totals() -> Panel:
         "torch: reserved, allocated, active, requested",
         "Over all programs: memory taken from the driver, used by live tensors, the same "
         "with what streams may still use, and requested before rounding.",
-        *(Query(owners_sum(f"vramledger_torch_{name}_bytes"), name) for name in names),
-        unit=BYTES, absent=NO_TORCH,
-    )  # fmt: skip
-
-
-def torch_fragmentation() -> Panel:
-    split = owners_metric("vramledger_torch_inactive_split_bytes")
-    return time_series(
-        "torch: fragmentation",
-        "Share of the pool that is free and cannot be freed to the driver; 0 with expandable segments, where "
-        "it is not known. It matters when retries also rise.",
-        Query(
-            f"{split}\n/ on ({DEVICE_LABELS}, pid) {selector('vramledger_torch_reserved_bytes')}",
-            PROCESS_LEGEND,
-        ),
-        unit=SHARE, maximum=1, absent=NO_TORCH,
-    )  # fmt: skip
-
-
-def torch_split_blocks() -> Panel:
-    return time_series(
-        "torch: free parts of used blocks",
-        "They cannot be freed to the driver; 0 with expandable segments.",
-        Query(owners_metric("vramledger_torch_inactive_split_bytes"), PROCESS_LEGEND),
+        *(Query(f"sum({selector(f'vramledger_torch_{name}_bytes')})", name) for name in names),
         unit=BYTES, absent=NO_TORCH,
     )  # fmt: skip
 
 
 def torch_retries() -> Panel:
+    def increase(counter: str) -> str:
+        return f"sum(increase({selector(counter)}[$__rate_interval]))"
+
     return time_series(
         "torch: retries and failures",
         "Allocations that were served only after the cache was flushed, and those that failed for lack of "
         "memory.",
-        Query(owners_increase("vramledger_torch_alloc_retries_total"), f"{PROCESS_LEGEND} retries"),
-        Query(owners_increase("vramledger_torch_ooms_total"), f"{PROCESS_LEGEND} out of memory"),
+        Query(increase("vramledger_torch_alloc_retries_total"), "retries"),
+        Query(increase("vramledger_torch_ooms_total"), "out of memory"),
         unit=COUNT, absent=NO_TORCH,
     )  # fmt: skip
 
 
-def policy_counts() -> Panel:
-    policies = selector("vramledger_framework_policy_info")
-    return table(
-        "Frameworks and how they take memory",
-        "How many programs take memory by which policy, and how that is known.",
-        Query(f"count by (framework, policy, source) ({policies}\n{join_processes(CHOSEN_OWNER)})"),
-        columns=[
-            Column("framework", "Framework"),
-            Column("policy", "Policy"),
-            Column("source", "Known by"),
-            Column("Value", "Programs", COUNT, bar=True),
-        ],
-        sort="Value", absent=NO_HOLDER, height=8,
-    )  # fmt: skip
-
-
-def hoarding_factors() -> Panel:
-    by = f"{DEVICE_LABELS}, pid"
-    labels = f"{by}, command, framework, policy, owner"
-    return table(
-        "Hoarding factor",
-        "For each program: the held memory divided by its peak need, how many more jobs "
-        "with that need would fit on its device, and how many such jobs the SMs could "
-        "serve.",
-        Query(f"max by ({labels}) ({holdings(CHOSEN_OWNER)})"),
-        Query(f"max by ({by}) ({owners_metric('vramledger_process:peak_need_bytes:sum')})"),
-        Query(f"max by ({by}) ({owners_metric('vramledger_process:hoarding_factor:ratio')})"),
-        Query(f"max by ({by}) ({owners_metric('vramledger_process:more_jobs_fit:floor')})"),
-        Query(f"max by ({by}) ({owners_metric('vramledger_process:jobs_fit_sms:floor')})"),
-        columns=[
-            OWNER_COLUMN,
-            PROCESS_COLUMN,
-            Column("command", "Program"),
-            Column("framework", "Framework", width=110),
-            Column("policy", "Policy", width=110),
-            Column("Value #A", "Holds", BYTES, width=110),
-            Column("Value #B", "Most needed", BYTES, width=120),
-            Column("Value #C", "Holds, times need", COUNT, bar=True),
-            Column("Value #D", "More would fit", COUNT, width=130),
-            Column("Value #E", "Jobs by SMs", COUNT, width=120),
-            NODE_COLUMN,
-            GPU_COLUMN,
-        ],
-        sort="Value #C", absent=NO_AGENT, width=24,
-    )  # fmt: skip
-
-
-def pools_by_framework() -> Panel:
+def private_pools() -> Panel:
     return time_series(
-        "Pools and use, by framework",
-        "Over all programs: what each framework has taken from the driver, and what the programs use of it.",
-        *(
-            Query(f"sum by (framework) {owners_metric(f'vramledger_framework_{name}_bytes')}", legend)
-            for name, legend in (("pool", "{{framework}} pool"), ("in_use", "{{framework}} in use"))
-        ),
-        unit=BYTES, absent=NO_AGENT,
+        "Private pools of torch",
+        "Memory in private pools, such as those of CUDA graphs.",
+        Query(f"sum({selector('vramledger_torch_private_pools_bytes')})", "private pools"),
+        unit=BYTES, absent=NO_TORCH,
     )  # fmt: skip
 
 
-def need_by_program() -> Panel:
+def collector_runs() -> Panel:
+    runs = f"sum by ({NODE_LABELS}, pid) ({rate('vramledger_python_collections_total')})"
     return time_series(
-        "Pool and need, by program",
-        "What each framework has taken in each program, the program's highest use of it, and what it "
-        "uses now. If they differ for a long time, a preallocation or a cache is larger than necessary.",
-        Query(owners_metric("vramledger_framework_pool_bytes"), f"{FRAMEWORK_LEGEND} pool"),
-        Query(owners_metric("vramledger_framework_in_use_peak_bytes"), f"{FRAMEWORK_LEGEND} peak"),
-        Query(owners_metric("vramledger_framework_in_use_bytes"), f"{FRAMEWORK_LEGEND} in use"),
-        unit=BYTES, absent=NO_AGENT,
+        "Runs of Python's garbage collector",
+        "Runs in a second, of the ten programs with the most. Tensors in reference cycles stay until a "
+        "run, so a long time without one looks like a leak.",
+        Query(ten_largest(runs, f"{NODE_LABELS}, pid"), "{{instance}}: {{pid}}"),
+        unit="cps", absent=NO_AGENT, named=True,
     )  # fmt: skip
-
-
-def limits() -> Panel:
-    return time_series(
-        "Limits",
-        "The maximum that each framework may take in each program, if it reports a limit.",
-        Query(owners_metric("vramledger_framework_limit_bytes"), f"{FRAMEWORK_LEGEND} limit"),
-        unit=BYTES, absent="no framework reports a limit, or no agent in any program",
-    )  # fmt: skip
-
-
-def unneeded_cache() -> Panel:
-    return time_series(
-        "Cache not needed for an hour",
-        "The part of the pool that was not in use at any time within the hour, if the "
-        "pool is many times larger than that use; only for frameworks whose cache the "
-        "program can empty.",
-        Query(owners_metric("vramledger_process:cache_unneeded_bytes:max1h"), FRAMEWORK_LEGEND),
-        unit=BYTES, absent="no cache is that large, or no agent in any program",
-    )  # fmt: skip
-
-
-def rarely_needed() -> list[Panel]:
-    return [
-        time_series(
-            "Private pools of torch",
-            "Memory in private pools, such as those of CUDA graphs.",
-            Query(owners_metric("vramledger_torch_private_pools_bytes"), PROCESS_LEGEND),
-            unit=BYTES, absent=NO_TORCH,
-        ),
-        time_series(
-            "Runs of Python's garbage collector",
-            "Number of runs in a second. Tensors in reference cycles stay until a run, "
-            "so a long time without one looks like a leak.",
-            Query(rate("vramledger_python_collections_total"), "{{instance}}: {{pid}}"),
-            unit="cps", absent=NO_AGENT,
-        ),
-    ]  # fmt: skip
 
 
 def dashboard() -> Dashboard:
@@ -272,37 +294,29 @@ def dashboard() -> Dashboard:
     return Dashboard(
         FRAMEWORK,
         "Frameworks",
-        "What frameworks take and what their programs need, and how many more jobs would fit.",
+        "Who holds more than it needs, by framework and policy; which programs could share a GPU; what is "
+        "fragmentation.",
         [
             Row(
                 "Now",
                 [
                     exporters(),
                     agents_reporting(),
-                    torch_caches(),
-                    reclaimable(),
+                    need_known(),
                     held_beyond_need(),
+                    reclaimable(),
                     more_jobs_fit(),
                 ],
             ),
             Row(
                 "Programs that hold more than they need",
-                [hoarding_factors(), policy_counts(), pools_by_framework()],
+                [by_policy(), could_share(), hoarding_factors()],
             ),
             Row(
-                "Every framework",
-                [need_by_program(), limits(), unneeded_cache(), preallocating()],
+                "Fragmentation and caches",
+                [fragmentation(), unneeded_cache(), torch_retries(), torch_totals()],
             ),
-            Row(
-                "torch",
-                [
-                    torch_totals(),
-                    torch_fragmentation(),
-                    torch_split_blocks(),
-                    torch_retries(),
-                ],
-            ),
-            Row("Private pools, garbage collector", rarely_needed(), collapsed=True),
+            Row("Over time", [pools_by_framework(), private_pools()]),
+            Row("Garbage collector", [collector_runs()], collapsed=True),
         ],
-        [owner_variable()],
     )

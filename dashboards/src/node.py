@@ -1,13 +1,13 @@
-"""Show one node: its devices as ledgers, their holders, and the state of the hardware."""
+"""Show one node: its devices as ledgers, their holders, reservations against holdings, and what happened."""
 
 from __future__ import annotations
 
 from dashboards.src.dashboard import NODE, Dashboard, Row
 from dashboards.src.panels import (
+    BAD,
     BYTES,
     COUNT,
-    DEVICE_LEGEND,
-    NODE_LEGEND,
+    GOOD,
     SHARE,
     YES_OR_NO,
     Column,
@@ -19,27 +19,39 @@ from dashboards.src.panels import (
     state_timeline,
     table,
     time_series,
+    value_mapping,
 )
-from dashboards.src.queries import DEVICE_LABELS, NODE_LABELS, device_bytes, selector, wasted_bytes
+from dashboards.src.queries import (
+    DEVICE_LABELS,
+    device_bytes,
+    selector,
+    ten_largest,
+    wasted_bytes,
+)
 from dashboards.src.shared_panels import (
     GPU_COLUMN,
-    NODE_COLUMN,
+    OWNER_COLUMN,
+    OWNER_TYPE_COLUMN,
     active_share,
     exporters,
+    firing_alert_table,
     holders,
-    idle_or_stopped,
     unowned,
+    wasted,
 )
 
 NOT_AVAILABLE = "not available on these devices, or no data"
+NO_SCHEDULER = "not available: no scheduler reserves these GPUs"
+GHOST = value_mapping({0: ("no", GOOD), 1: ("yes: reset it", BAD)})
 
 
 def reachable_gpus() -> Panel:
+    up = selector("vramledger_device_up", 'uuid!~"MIG-.*"')
     return stat(
         "GPUs reachable",
-        "Devices whose whole ledger could be read in the newest sample, of all that the exporter knows.",
-        Query(f"sum({selector('vramledger_device_up')})", "up"),
-        Query(f"sum({selector('vramledger_node:devices:count')})", "known"),
+        "Whole GPUs whose ledger could be read in the newest sample, and those that could not.",
+        Query(f"sum({up})", "up"),
+        Query(f"count({up} == 0) or 0 * count({up})", "down"),
         unit=COUNT,
     )  # fmt: skip
 
@@ -55,11 +67,13 @@ def memory_used() -> Panel:
 
 def device_ledgers() -> Panel:
     parts = f"sum by ({DEVICE_LABELS}, state) ({device_bytes('.+')})"
-    named = f'label_join({parts}, "device", " GPU ", "instance", "gpu")'
+    total = f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device_memory_total_bytes')})"
+    share = f"{parts} / on ({DEVICE_LABELS}) group_left () {total}"
+    named = f'label_replace({share}, "device", "GPU $1", "gpu", "(.*)")'
     return bar_chart(
         "Devices as ledgers",
-        "One bar for each device: where each of its bytes is now. A missing device does "
-        "not answer, or is divided into instances that have bars of their own.",
+        "One bar for each device: which share of its memory is held in which state now. A missing device "
+        "does not answer, or is divided into instances that have bars of their own.",
         Query(f"sum by (device, state) ({named})"),
         row="device",
     )  # fmt: skip
@@ -67,14 +81,14 @@ def device_ledgers() -> Panel:
 
 def devices() -> Panel:
     by = f"sum by ({DEVICE_LABELS})"
-    name = selector("vramledger_device_info")
     up = selector("vramledger_device_up")
     return table(
         "Devices",
-        "The devices and their state. An empty field is not available: the device does "
-        "not answer or lacks the sensor. A click on the GPU shows its ledger over time.",
+        "The devices and their state. An empty cell is not available: the device does not answer or lacks "
+        "the sensor. Busy without a holder: only a reset ends it. A click on the GPU shows its ledger "
+        "over time.",
         Query(f"{by} ({up})"),
-        Query(f"count by ({DEVICE_LABELS}, name) ({name})"),
+        Query(f"count by ({DEVICE_LABELS}, name) ({selector('vramledger_device_info')})"),
         Query(f"{by} ({selector('vramledger_device:memory_used:ratio')})"),
         Query(f"{by} ({wasted_bytes()})"),
         Query(f"{by} ({device_bytes('unattributed')})"),
@@ -82,39 +96,40 @@ def devices() -> Panel:
         Query(f"{by} ({selector('vramledger_device_hidden_holders')})"),
         Query(f"{by} ({selector('vramledger_device_utilization_ratio')})"),
         Query(f"{by} ({selector('vramledger_device_temperature_celsius')})"),
+        Query(f"{by} ({selector('vramledger_device_ghost')})"),
         columns=[
-            NODE_COLUMN,
             GPU_COLUMN,
-            Column("name", "Product"),
-            Column("Value #A", "Answers", mappings=[YES_OR_NO], width=90),
-            Column("Value #C", "Memory used", SHARE, width=90),
+            Column("name", "Product", width=150),
+            Column("Value #A", "Answers", COUNT, mappings=[YES_OR_NO], width=85),
+            Column("Value #C", "Memory used", SHARE, bar=True, width=150),
             Column("Value #D", "Wasted", BYTES, bar=True),
-            Column("Value #E", "Unattributed", BYTES, width=120),
-            Column("Value #F", "Holders", COUNT, width=90),
-            Column("Value #G", "Hidden", COUNT, width=90),
-            Column("Value #H", "Utilisation", SHARE, width=110),
-            Column("Value #I", "Temperature", "celsius", width=120),
-            Column("uuid", "UUID"),
+            Column("Value #E", "Unattributed", BYTES, width=115),
+            Column("Value #F", "Holders", COUNT, width=80),
+            Column("Value #G", "Hidden holders", COUNT, width=85),
+            Column("Value #H", "Utilisation", SHARE, width=95),
+            Column("Value #I", "Temperature", "celsius", width=110),
+            Column("Value #J", "Busy without a holder", COUNT, mappings=[GHOST], width=110),
         ],
-        sort="Value #D", width=24,
+        sort="Value #D", width=24, height=8,
     )  # fmt: skip
 
 
 def ledger_over_time() -> Panel:
     return ledger_graph(
         "Ledger over time",
-        "Where each byte of the chosen nodes is; the parts add up to the total.",
+        "Where each byte of the node's devices is; the parts add up to the total.",
         Query(f"sum by (state) ({device_bytes('.+')})", "{{state}}"),
         Query(f"sum({selector('vramledger_device_memory_total_bytes')})", "total"),
-        total="total",
+        total="total", width=24,
     )  # fmt: skip
 
 
 def memory_used_by_device() -> Panel:
+    used = f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device:memory_used:ratio')})"
     return time_series(
         "Memory used, by device",
-        "Share of each device that is in use.",
-        Query(f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device:memory_used:ratio')})", DEVICE_LEGEND),
+        "Share of each device that is in use; the ten fullest.",
+        Query(ten_largest(used, DEVICE_LABELS), "GPU {{gpu}}"),
         unit=SHARE, maximum=1,
     )  # fmt: skip
 
@@ -123,7 +138,7 @@ def device_reachability() -> Panel:
     return state_timeline(
         "Devices reachable",
         "Whether each device's whole ledger could be read. In a gap the exporter itself did not answer.",
-        Query(f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device_up')})", DEVICE_LEGEND),
+        Query(f"topk(64, sum by ({DEVICE_LABELS}) ({selector('vramledger_device_up')}))", "GPU {{gpu}}"),
         mappings=[YES_OR_NO],
     )  # fmt: skip
 
@@ -131,60 +146,98 @@ def device_reachability() -> Panel:
 def holders_short_of_memory() -> Panel:
     return time_series(
         "Holders that lack memory",
-        "Processes that work and need more memory than there is. An idle holder on the "
-        "same node then blocks them.",
+        "Processes that work and need more memory than there is. An idle holder on the same node then "
+        "blocks them.",
         Query(
-            f"sum by ({NODE_LABELS}) ({selector('vramledger_node:memory_short:count')})\n"
-            f"or 0 * count by ({NODE_LABELS}) ({selector('vramledger_device:memory_used:ratio')})",
-            NODE_LEGEND,
+            f"sum({selector('vramledger_node:memory_short:count')})\n"
+            f"or 0 * count({selector('vramledger_device:memory_used:ratio')})",
+            "holders",
         ),
         unit=COUNT,
     )  # fmt: skip
 
 
-def held_without_reservation() -> Panel:
-    return time_series(
-        "Held without a reservation",
-        "Memory on devices that a scheduler has reserved for another owner, or for no "
-        "owner. Available where pods, Slurm or Nomad reserve GPUs.",
-        Query(
-            f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device_unreserved_memory_bytes')})",
-            DEVICE_LEGEND,
-        ),
-        unit=BYTES, absent="not available: no scheduler reserves these GPUs",
+def failed_allocations() -> Panel:
+    when = selector("vramledger_owner_last_oom_timestamp_seconds")
+    by = "owner_type, owner, framework"
+    return table(
+        "Owners that ran out of memory",
+        "The ten newest failed allocations, by owner, also of programs that have ended. The table is "
+        "empty if none failed, or if no program has an agent.",
+        Query(f"1000 * topk(10, max by ({by}) ({when}))"),
+        Query(f"sum by ({by}) ({selector('vramledger_owner_ooms_total')})"),
+        columns=[
+            OWNER_COLUMN,
+            OWNER_TYPE_COLUMN,
+            Column("framework", "Framework", width=110),
+            Column("Value #A", "Newest", "dateTimeFromNow", width=130),
+            Column("Value #B", "Failed", COUNT, width=80),
+        ],
+        sort="Value #A", rows_of="Value #A", height=8,
     )  # fmt: skip
 
 
-def reservations_by_use() -> Panel:
+def reservations() -> Panel:
+    by = f"{DEVICE_LABELS}, owner_type, owner"
+    reserved = selector("vramledger_device_reservation_info")
+    held = selector("vramledger_owner_memory_bytes")
+    scheduled = f"and on ({DEVICE_LABELS}) {selector('vramledger_device_reservations')}"
+    return table(
+        "Reservations and holdings",
+        "For each GPU that a scheduler assigns: for whom it is reserved, and what each owner holds of it. "
+        "An owner without a reservation has no business there; one without a holding blocks the GPU. The "
+        "table is empty if no scheduler reserves these GPUs.",
+        Query(f"topk(50, max by ({by}) ({reserved}) or 0 * sum by ({by}) ({held} {scheduled}))"),
+        Query(f"sum by ({by}) ({held})"),
+        columns=[
+            GPU_COLUMN,
+            OWNER_COLUMN,
+            OWNER_TYPE_COLUMN,
+            Column("Value #A", "Reserved", COUNT, mappings=[YES_OR_NO], width=100),
+            Column("Value #B", "Holds", BYTES, bar=True),
+        ],
+        sort="Value #B", rows_of="Value #A", height=8,
+    )  # fmt: skip
+
+
+def held_without_reservation() -> Panel:
+    unreserved = f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device_unreserved_memory_bytes')})"
     return time_series(
-        "Reservations by use",
-        "Reservations by whether their owner holds memory on the device.",
-        Query(f"sum by (use) ({selector('vramledger_device_reservations')})", "{{use}}"),
-        unit=COUNT, absent="not available: no scheduler reserves these GPUs",
+        "Held without a reservation",
+        "Memory on devices that a scheduler has reserved for another owner, or for no owner; the ten "
+        "devices with the most.",
+        Query(ten_largest(unreserved, DEVICE_LABELS), "GPU {{gpu}}"),
+        unit=BYTES, absent=NO_SCHEDULER,
     )  # fmt: skip
 
 
 def hardware() -> list[Panel]:
-    device = DEVICE_LEGEND
+    def ten(metric: str) -> str:
+        return ten_largest(f"sum by ({DEVICE_LABELS}) ({selector(metric)})", DEVICE_LABELS)
+
     return [
         time_series(
-            "Utilisation",
-            "Share of the driver's last sampling period with a kernel running; it misses small kernels.",
-            Query(selector("vramledger_device_utilization_ratio"), device),
-            unit=SHARE, maximum=1, absent=NOT_AVAILABLE, width=8,
-        ),
-        time_series(
-            "Power",
-            "Power draw of each board.",
-            Query(selector("vramledger_device_power_watts"), device),
-            unit="watt", absent=NOT_AVAILABLE, width=8,
-        ),
-        time_series(
-            "Temperature",
-            "Temperature of each GPU chip.",
-            Query(selector("vramledger_device_temperature_celsius"), device),
-            unit="celsius", absent=NOT_AVAILABLE, width=8,
-        ),
+            title, about,
+            Query(ten(metric), "GPU {{gpu}}"),
+            unit=unit, maximum=maximum, absent=NOT_AVAILABLE, width=8,
+        )
+        for title, about, metric, unit, maximum in (
+            (
+                "Utilisation",
+                "Share of the last sampling period with a kernel running; it misses small kernels.",
+                "vramledger_device_utilization_ratio",
+                SHARE,
+                1,
+            ),
+            ("Power", "Power draw of each board.", "vramledger_device_power_watts", "watt", None),
+            (
+                "Temperature",
+                "Temperature of each GPU chip.",
+                "vramledger_device_temperature_celsius",
+                "celsius",
+                None,
+            ),
+        )
     ]  # fmt: skip
 
 
@@ -193,7 +246,7 @@ def dashboard() -> Dashboard:
     return Dashboard(
         NODE,
         "Node",
-        "The devices of a node as ledgers, and who holds them.",
+        "The devices of one node as ledgers, who holds them, and what happened.",
         [
             Row(
                 "Now",
@@ -202,23 +255,17 @@ def dashboard() -> Dashboard:
                     reachable_gpus(),
                     memory_used(),
                     active_share("Share of the held memory whose holders work, or may work."),
-                    idle_or_stopped("Memory of holders that exist but do nothing."),
-                    unowned("Memory of orphaned, exited and dead processes, and of no process at all."),
+                    wasted(),
+                    unowned(),
                     device_ledgers(),
                     devices(),
                 ],
             ),
-            Row("Holders", [holders()]),
-            Row(
-                "Over time",
-                [
-                    ledger_over_time(),
-                    memory_used_by_device(),
-                    device_reachability(),
-                    holders_short_of_memory(),
-                ],
-            ),
-            Row("Reservations", [held_without_reservation(), reservations_by_use()], collapsed=True),
+            Row("Holders", [holders(height=11)]),
+            Row("What happened", [firing_alert_table(), failed_allocations(), device_reachability()]),
+            Row("Over time", [ledger_over_time(), memory_used_by_device(), holders_short_of_memory()]),
+            Row("Reservations", [reservations(), held_without_reservation()]),
             Row("Hardware", hardware(), collapsed=True),
         ],
+        one_node=True,
     )

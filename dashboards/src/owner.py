@@ -1,321 +1,232 @@
-"""Show one owner and its processes: what they hold, what they need of it, and what could be freed."""
+"""Show one owner or team: what it held, used and wasted, in GiB-hours and in money, and its processes."""
 
 from __future__ import annotations
 
-from dashboards.src.dashboard import OWNER, Dashboard, Row, owner_variable, variable
+from dashboards.src.dashboard import (
+    OWNER,
+    Dashboard,
+    Row,
+    choice_variable,
+    owner_variable,
+    team_variable,
+)
 from dashboards.src.panels import (
     BYTES,
     COUNT,
-    DEVICE_LEGEND,
     GIB_HOURS,
     NO_RULES,
-    PROCESS_LEGEND,
-    SECONDS,
     SHARE,
-    STATE_CODES,
-    TIME_AGO,
     Column,
     Panel,
     Query,
     ledger_graph,
     stat,
-    state_timeline,
     table,
     time_series,
 )
 from dashboards.src.queries import (
     CHOSEN_OWNER,
-    CHOSEN_PROCESSES,
-    DEVICE_LABELS,
+    CHOSEN_TEAM,
     HOLDING_LABELS,
-    bytes_beyond_need,
+    NODE_LABELS,
+    gibibyte_hours,
+    gpu_hours_wasted,
     holdings,
-    holdings_metric,
-    idle_hours,
-    join_processes,
     selector,
-    state_codes,
-    utilised_share,
+    state_matcher,
+    sum_of_others,
+    ten_largest,
 )
 from dashboards.src.shared_panels import (
-    GPU_COLUMN,
-    NODE_COLUMN,
+    HOLDERS_SAY,
     OWNER_COLUMN,
     OWNER_TYPE_COLUMN,
-    PID_COLUMN,
+    PROCESS_COLUMN,
+    PROGRAM_COLUMN,
+    TEAM_COLUMN,
     exporters,
+    firing_alert_table,
     holdings_table,
 )
 from vramledger.views.colours import GRAFANA
 
-NO_AGENT = "not available: no agent in these programs"
 HOLDS_NOTHING = "holds nothing, or no data"
+MEAN_HELD, MEAN_WASTED = "vramledger_owner:memory_bytes:rate4m", "vramledger_owner:memory_wasted_bytes:rate4m"
+CHOSEN = (CHOSEN_OWNER, CHOSEN_TEAM)
+NO_WASTE = f"0 * sum({gibibyte_hours(MEAN_HELD, *CHOSEN)})"
+"""0 where the owners held memory: an owner has a figure of waste only after it has wasted some."""
+_WEEKS_BACK = tuple(f" offset {weeks}w" for weeks in (1, 2, 3))
 
 
-def processes_metric(metric: str) -> str:
-    """Return a metric of the chosen processes of the chosen owner."""
-    return holdings_metric(metric, *CHOSEN_PROCESSES)
+def chosen_holdings() -> str:
+    """Return the holdings of the chosen owners of the chosen teams."""
+    teams = selector("vramledger_owner:team:last", CHOSEN_TEAM)
+    return f"({holdings(CHOSEN_OWNER)} and on ({NODE_LABELS}, owner_type, owner) {teams})"
 
 
 def held_now() -> Panel:
     return stat(
-        "Holds",
-        "Bytes that the chosen processes hold now, on all devices.",
-        Query(f"sum({holdings(*CHOSEN_PROCESSES)})"), unit=BYTES, absent=HOLDS_NOTHING,
+        "Memory",
+        "Bytes that the chosen owners hold now, on all devices; and the mean of what they held without work "
+        "within the last 4 minutes.",
+        Query(f"sum({chosen_holdings()})", "held"),
+        Query(f"sum({selector(MEAN_WASTED, *CHOSEN)}) or 0 * sum({chosen_holdings()})", "wasted"),
+        unit=BYTES, absent=HOLDS_NOTHING, colours={"wasted": GRAFANA["idle"]},
     )  # fmt: skip
 
 
 def active_share() -> Panel:
+    held = selector(MEAN_HELD, *CHOSEN)
+    active = selector(MEAN_HELD, state_matcher("active"), *CHOSEN)
+    share = f"sum(sum_over_time({active}[$__range])) / sum(sum_over_time({held}[$__range]))"
     return stat(
         "Share in active use",
-        "Share of the owner's memory in processes that work, or may work.",
-        Query(utilised_share("owner", CHOSEN_OWNER)),
-        unit=SHARE, absent=HOLDS_NOTHING, colour=GRAFANA["active"],
+        "Share of the owners' GiB-hours within the time range in processes that work, or may work.",
+        Query(share), unit=SHARE, absent=HOLDS_NOTHING, colour=GRAFANA["active"],
     )  # fmt: skip
 
 
-def longest_idle() -> Panel:
+def wasted_in_range() -> Panel:
     return stat(
-        "Idle for",
-        "The longest idle time of the chosen processes, by the node's own clock; a "
-        "restart of the exporter does not reset it.",
-        Query(f"max({processes_metric('vramledger_process:idle_seconds:last')})"),
-        unit=SECONDS, absent="none is idle, or no data", colour=GRAFANA["idle"],
+        "Wasted in time range",
+        "GiB-hours that the owners held without work within the time range.",
+        Query(f"sum({gibibyte_hours(MEAN_WASTED, *CHOSEN)}) or {NO_WASTE}"),
+        unit=GIB_HOURS, absent=NO_RULES, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
-def idle_in_range() -> Panel:
+def cost() -> Panel:
     return stat(
-        "Idle in time range",
-        "GiB-hours that the owner held idle within the time range.",
-        Query(f"sum({idle_hours(CHOSEN_OWNER)})"), unit=GIB_HOURS, absent=NO_RULES, colour=GRAFANA["idle"],
+        "Cost of the waste",
+        "Hours of whole GPUs whose memory was wasted within the time range, times the chosen price of a "
+        "GPU-hour.",
+        Query(f"$price * sum({gpu_hours_wasted(*CHOSEN)}) or {NO_WASTE}"),
+        unit=COUNT, absent=NO_RULES, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
-def reclaimable() -> Panel:
-    return stat(
-        "Could be freed",
-        "What torch.cuda.empty_cache() would free now, and what the processes hold "
-        "above their highest need. 'vramledger reclaim PID' frees the first, if the program consents.",
-        Query(f"sum({processes_metric('vramledger_torch_reclaimable_bytes')})", "at once"),
-        Query(bytes_beyond_need(*CHOSEN_PROCESSES), "beyond peak need"),
-        unit=BYTES, absent=NO_AGENT,
+def by_state() -> Panel:
+    by = "owner_type, owner, team"
+    total = f"sum by ({by}) ({gibibyte_hours(MEAN_HELD, *CHOSEN)})"
+    states = {
+        "Active": "active",
+        "Idle": "idle",
+        "Stopped": "stopped",
+        "Orphaned": "orphaned",
+        "Zombie, stuck, dead": "zombie|stuck|dead",
+    }
+    return table(
+        "GiB-hours by owner and state",
+        "What the 25 largest owners have held within the time range, by the state of the holders; what of "
+        "it was wasted, and the same in hours of whole GPUs and in money.",
+        Query(f"topk(25, {total})"),
+        Query(f"sum by ({by}) ({gibibyte_hours(MEAN_WASTED, *CHOSEN)})"),
+        Query(f"sum by ({by}) ({gpu_hours_wasted(*CHOSEN)})"),
+        Query(f"$price * sum by ({by}) ({gpu_hours_wasted(*CHOSEN)})"),
+        *(
+            Query(f"sum by ({by}) ({gibibyte_hours(MEAN_HELD, state_matcher(state), *CHOSEN)})")
+            for state in states.values()
+        ),
+        columns=[
+            OWNER_COLUMN,
+            OWNER_TYPE_COLUMN,
+            TEAM_COLUMN,
+            Column("Value #A", "Held", GIB_HOURS, bar=True),
+            *(
+                Column(f"Value #{chr(ord('E') + place)}", name, GIB_HOURS, width=110)
+                for place, name in enumerate(states)
+            ),
+            Column("Value #B", "Wasted", GIB_HOURS, bar=True),
+            Column("Value #C", "GPU-hours wasted", COUNT, width=95),
+            Column("Value #D", "Cost", COUNT, width=80),
+        ],
+        sort="Value #A", rows_of="Value #A", width=24, height=9,
     )  # fmt: skip
 
 
 def processes() -> Panel:
     return holdings_table(
-        "Processes",
-        "Every holding: its state and when it began, and how it takes memory.",
-        *CHOSEN_PROCESSES,
-        columns=[PID_COLUMN, OWNER_COLUMN, OWNER_TYPE_COLUMN],
-        absent=HOLDS_NOTHING, height=7,
+        "Processes", HOLDERS_SAY, chosen_holdings(),
+        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, OWNER_COLUMN], height=10,
     )  # fmt: skip
 
 
-def held_against_needed() -> Panel:
-    by = f"{DEVICE_LABELS}, pid"
-    taken = processes_metric("vramledger_framework_pool_bytes")
-    in_use = processes_metric("vramledger_framework_in_use_bytes")
-    grown = f"delta({selector('vramledger_process_memory_bytes')}[15m])"
-    return table(
-        "Held and needed",
-        "If an agent reports: the framework's pool, the memory in use, the peak need, "
-        "the held memory divided by the peak need, and how many more such jobs would "
-        "fit. Growth is the driver's figure over the last 15 minutes. An empty field is "
-        "not available.",
-        Query(f"sum by ({by}) ({holdings(*CHOSEN_PROCESSES)})"),
-        Query(f"sum by ({by}) {taken}"),
-        Query(f"sum by ({by}) {in_use}"),
-        Query(f"sum by ({by}) ({processes_metric('vramledger_process:peak_need_bytes:sum')})"),
-        Query(f"sum by ({by}) ({processes_metric('vramledger_process:hoarding_factor:ratio')})"),
-        Query(f"sum by ({by}) ({processes_metric('vramledger_process:more_jobs_fit:floor')})"),
-        Query(f"sum by ({by}) ({processes_metric('vramledger_torch_reclaimable_bytes')})"),
-        Query(f"sum by ({by}) ({grown} and on ({HOLDING_LABELS}) {holdings(*CHOSEN_PROCESSES)})"),
-        columns=[
-            PID_COLUMN,
-            NODE_COLUMN,
-            GPU_COLUMN,
-            Column("Value #A", "Holds", BYTES, bar=True),
-            Column("Value #B", "Framework has", BYTES, width=130),
-            Column("Value #C", "In use", BYTES, width=110),
-            Column("Value #D", "Most needed", BYTES, width=120),
-            Column("Value #E", "Holds, times need", COUNT, width=150),
-            Column("Value #F", "More would fit", COUNT, width=130),
-            Column("Value #G", "Free at once", BYTES, width=120),
-            Column("Value #H", "Growth in 15 min", BYTES, width=140),
-        ],
-        sort="Value #A", absent=HOLDS_NOTHING, width=24, height=7,
-    )  # fmt: skip
-
-
-def bytes_by_state() -> Panel:
+def held_by_state() -> Panel:
     return ledger_graph(
-        "Holding by state",
-        "What all processes of the owner have held, by the state of the holders.",
-        Query(f"sum by (state) ({selector('vramledger_owner_memory_bytes', CHOSEN_OWNER)})", "{{state}}"),
+        "Held, by state",
+        "What all processes of the owners have held, by the state of the holders; means of 4 minutes.",
+        Query(f"sum by (state) ({selector(MEAN_HELD, *CHOSEN)})", "{{state}}"),
         absent=HOLDS_NOTHING,
+        width=24,
     )
 
 
-def process_states() -> Panel:
-    by = f"{DEVICE_LABELS}, pid, command"
-    return state_timeline(
-        "States",
-        "When each process started, which states it had, and when it ended.",
-        Query(
-            f"max by ({by}) ({state_codes(*CHOSEN_PROCESSES)})",
-            f"{{{{command}}}} {{{{pid}}}} on {DEVICE_LEGEND}",
-        ),
-        mappings=[STATE_CODES], absent=HOLDS_NOTHING,
+def held_by_owner() -> Panel:
+    held = f"sum by (owner) ({selector(MEAN_HELD, *CHOSEN)})"
+    return time_series(
+        "Held, by owner",
+        "The ten owners that held most at any time of the range, and the sum of all others; means of 4 "
+        "minutes.",
+        Query(ten_largest(held, "owner"), "{{owner}}"),
+        Query(sum_of_others(held, "owner"), "all others"),
+        unit=BYTES, stacked=True, named=True, absent=HOLDS_NOTHING, width=24,
     )  # fmt: skip
 
 
-def memory_over_time() -> Panel:
-    return time_series(
-        "Held, pool, in use",
-        "The driver's figure of the process, the pool of its framework, and what its "
-        "live data uses. The difference of the last two is the framework's cache; the "
-        "difference of the first two is the context and libraries.",
-        Query(f"sum by ({DEVICE_LABELS}, pid) ({holdings(*CHOSEN_PROCESSES)})", f"{PROCESS_LEGEND} held"),
+def could_be_freed() -> Panel:
+    of_those = f"and on ({HOLDING_LABELS}) {chosen_holdings()}"
+    cached = selector("vramledger_torch_reclaimable_bytes")
+    return stat(
+        "Could be freed",
+        "What torch.cuda.empty_cache() would free now in the owners' programs. 'vramledger reclaim PID' "
+        "frees it, if the program consents.",
+        Query(f"sum({cached} {of_those})"),
+        unit=BYTES, absent="no agent",
+    )  # fmt: skip
+
+
+def trend() -> Panel:
+    by_owner = "sum by (owner_type, owner) ({})"
+    weeks = [gibibyte_hours(MEAN_WASTED, *CHOSEN, over=f"[7d]{back}") for back in ("", *_WEEKS_BACK)]
+    return table(
+        "Wasted, week by week",
+        "GiB-hours that the ten worst of the owners wasted within the last 7 days, and within each of the "
+        "three weeks before. An empty cell: nothing was wasted, or nobody watched.",
         *(
-            Query(
-                processes_metric(f"vramledger_framework_{name}_bytes"),
-                f"{PROCESS_LEGEND} {{{{framework}}}} {words}",
-            )
-            for name, words in (("pool", "pool"), ("in_use", "in use"))
+            Query(by_owner.format(week) if place else f"topk(10, {by_owner.format(week)})")
+            for place, week in enumerate(weeks)
         ),
-        unit=BYTES, absent=HOLDS_NOTHING,
-    )  # fmt: skip
-
-
-def minimum_demand() -> Panel:
-    return time_series(
-        "Minimum demand",
-        "The lowest demand of each few minutes: a leak lifts it, a sawtooth does not. "
-        "There is one line for each source: framework and native if an agent reports, "
-        "otherwise driver. In the driver's figure a leak looks the same as a cache.",
-        Query(processes_metric("vramledger_process:demand_bytes:min3m"), f"{PROCESS_LEGEND} {{{{source}}}}"),
-        unit=BYTES, absent=HOLDS_NOTHING,
-    )  # fmt: skip
-
-
-def steady_growth() -> Panel:
-    return time_series(
-        "Steady growth",
-        "How much the minimum has grown within 30 minutes, where it grew steadily: the "
-        "leak alerts use this figure.",
-        Query(
-            processes_metric("vramledger_process:demand_growth_bytes:delta30m"),
-            f"{PROCESS_LEGEND} {{{{source}}}}",
-        ),
-        unit=BYTES, absent="no steady growth, or no data",
-    )  # fmt: skip
-
-
-def tensor_categories() -> Panel:
-    return time_series(
-        "What the tensors are for",
-        "Live tensors of torch by category, where an agent could read the optimizer.",
-        Query(f"sum by (category) ({processes_metric('vramledger_torch_category_bytes')})", "{{category}}"),
-        unit=BYTES, stacked=True, absent="not available: no agent that knows an optimizer",
-    )  # fmt: skip
-
-
-def overhead() -> Panel:
-    return time_series(
-        "Outside the framework",
-        "The driver's figure minus the framework's pool: the context, libraries and code "
-        "that allocates directly. It should not grow.",
-        Query(processes_metric("vramledger_framework_overhead_bytes"), PROCESS_LEGEND),
-        unit=BYTES, absent=NO_AGENT,
-    )  # fmt: skip
-
-
-def policies() -> Panel:
-    policies = selector("vramledger_framework_policy_info")
-    chosen = join_processes(*CHOSEN_PROCESSES)
-    return table(
-        "How they take memory",
-        "Each process's framework and its policy, and how that is known: from the agent, "
-        "from its environment, or from its memory pattern. Preallocation takes what the "
-        "program may never need.",
-        Query(f"count by (instance, pid, framework, policy, source) ({policies}\n{chosen})"),
         columns=[
-            PID_COLUMN,
-            Column("framework", "Framework"),
-            Column("policy", "Policy"),
-            Column("source", "Known by"),
-            NODE_COLUMN,
+            OWNER_COLUMN,
+            OWNER_TYPE_COLUMN,
+            Column("Value #D", "3 weeks ago", GIB_HOURS),
+            Column("Value #C", "2 weeks ago", GIB_HOURS),
+            Column("Value #B", "Last week", GIB_HOURS),
+            Column("Value #A", "These 7 days", GIB_HOURS),
         ],
-        absent=HOLDS_NOTHING, height=8,
-    )  # fmt: skip
-
-
-def failed_allocations() -> Panel:
-    chosen = join_processes(*CHOSEN_PROCESSES)
-    when = selector("vramledger_framework_last_oom_timestamp_seconds")
-    asked = selector("vramledger_framework_last_oom_requested_bytes")
-    return table(
-        "Newest failed allocations",
-        (
-            "When an allocation of a program last failed, how much it requested, and the "
-            "agent's verdict on the cause."
-        ),
-        Query(f"1000 * max by (instance, pid, framework, verdict) ({when} {chosen})"),
-        Query(f"max by (instance, pid, framework) ({asked} {chosen})"),
-        columns=[
-            PID_COLUMN,
-            Column("framework", "Framework", width=110),
-            Column("verdict", "Why"),
-            Column("Value #A", "When", TIME_AGO, width=140),
-            Column("Value #B", "Asked for", BYTES, width=120),
-            NODE_COLUMN,
-        ],
-        sort="Value #A", absent="none, or no agent in these programs", height=8,
-    )  # fmt: skip
-
-
-def peak_and_current() -> Panel:
-    return time_series(
-        "Peak and current",
-        "The highest memory of each process since the exporter first saw it, and what it holds now.",
-        Query(processes_metric("vramledger_process_memory_peak_bytes"), f"{PROCESS_LEGEND} peak"),
-        Query(processes_metric("vramledger_process_memory_bytes"), f"{PROCESS_LEGEND} current"),
-        unit=BYTES, absent=HOLDS_NOTHING,
-    )  # fmt: skip
-
-
-def sm_utilisation() -> Panel:
-    return time_series(
-        "Work on the GPU",
-        "Share of time that each process kept the GPU's processors busy. Small kernels "
-        "do not show; a gap means unknown, not idle.",
-        Query(processes_metric("vramledger_process_sm_utilization_ratio"), PROCESS_LEGEND),
-        unit=SHARE, maximum=1, absent="not known, or no data",
+        sort="Value #A", rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
 def dashboard() -> Dashboard:
-    """Return the dashboard of an owner and its processes."""
-    pids = f"label_values({holdings(CHOSEN_OWNER)}, pid)"
+    """Return the dashboard of an owner."""
     return Dashboard(
         OWNER,
-        "Owner and process",
-        "What an owner's processes hold, what they need of it, whether it grows, and "
-        "what could be freed.",
+        "Owner",
+        "What an owner or a team held, used and wasted, in GiB-hours and in money; its processes, and its "
+        "alerts.",
         [
             Row(
                 "Now",
-                [exporters(), held_now(), active_share(), longest_idle(), idle_in_range(), reclaimable()],
+                [exporters(), held_now(), active_share(), could_be_freed(), wasted_in_range(), cost()],
             ),
-            Row("Its processes", [processes(), held_against_needed()]),
-            Row("Over time", [bytes_by_state(), process_states(), memory_over_time(), sm_utilisation()]),
-            Row("Growth", [minimum_demand(), steady_growth(), overhead(), peak_and_current()]),
-            Row("Why", [policies(), failed_allocations(), tensor_categories()]),
+            Row("GiB-hours", [by_state(), trend()]),
+            Row("Its processes", [processes(), firing_alert_table(CHOSEN_OWNER)]),
+            Row("Over time", [held_by_state(), held_by_owner()]),
         ],
         [
+            team_variable(),
             owner_variable(),
-            variable("pid", "Process", pids),
+            choice_variable("price", "Price of a GPU-hour", ("1", "2", "3", "4", "6", "10"), "2"),
         ],
-    )  # fmt: skip
+    )

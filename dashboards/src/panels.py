@@ -6,6 +6,7 @@ shown as the text of ``absent``, never as 0.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,9 @@ NO_HOLDER = "no process holds memory, or no data"
 GOOD, BAD, PLAIN = GRAFANA["active"], GRAFANA["orphaned"], "text"
 BYTES, SHARE, COUNT, SECONDS, TIME_AGO = "bytes", "percentunit", "short", "s", "dateTimeFromNow"
 GIB_HOURS = "suffix: GiB·h"
+EMPTY_CELL = "-"
+TEXT = "string"
+"""The unit of labels."""
 NODE_LEGEND = "{{instance}}"
 DEVICE_LEGEND = f"{NODE_LEGEND} GPU {{{{gpu}}}}"
 PROCESS_LEGEND = f"{DEVICE_LEGEND}: {{{{pid}}}}"
@@ -48,6 +52,7 @@ class Column:
         mappings: words and colours for its values.
         width: pixels; None lets Grafana choose.
         bar: drawn as a bar behind the figure.
+        hidden: not shown; only links need it.
     """
 
     field: str
@@ -57,6 +62,7 @@ class Column:
     mappings: Sequence[Json] = ()
     width: int | None = None
     bar: bool = False
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +87,9 @@ STATE_NAMES = value_mapping({state: (state, GRAFANA[state]) for state in STATES}
 STATE_CODES = value_mapping({code: (state, GRAFANA[state]) for code, state in enumerate(STATES, 1)})
 STATUS_NAMES = value_mapping(
     {
-        DOWN: ("exporter down", BAD),
+        DOWN: ("exporter down", GRAFANA["dead"]),
         DRIVER_LOST: ("driver does not answer", BAD),
-        STALLED: ("samples have stopped", BAD),
+        STALLED: ("samples have stopped", GRAFANA["unattributed"]),
         WATCHING: ("watching", GOOD),
         RELEASED: ("released on purpose", GRAFANA["stopped"]),
     }
@@ -98,21 +104,27 @@ def stat(
     unit: str,
     absent: str = NO_DATA,
     colour: str = PLAIN,
+    colours: Mapping[str, str] | None = None,
     mappings: Sequence[Json] = (),
     links: Sequence[Json] = (),
     width: int = 4,
     height: int = 4,
 ) -> Panel:
-    """Make a panel with one current figure, or one for each query."""
+    """Make a panel with one current figure, or one for each query, which has its colour unless it is 0."""
     body = _panel_body("stat", title, description, queries, instant=True)
     body["fieldConfig"]["defaults"] |= {
         "unit": unit, "noValue": absent, "mappings": [*mappings], "links": [*links],
         "color": {"mode": "thresholds"} if mappings else {"mode": "fixed", "fixedColor": colour},
         "thresholds": _plain_thresholds(),
     }  # fmt: skip
+    body["fieldConfig"]["overrides"] = [
+        _override(name, color={"mode": "thresholds"}, thresholds=_from_one(colour))
+        for name, colour in (colours or {}).items()
+    ]
     body["options"] = {
         "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
         "textMode": "auto" if len(queries) == 1 else "value_and_name", "wideLayout": True,
+        "text": {"titleSize": 13, "valueSize": 24},
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     }  # fmt: skip
     return Panel(body, width, height)
@@ -126,8 +138,10 @@ def time_series(
     absent: str = NO_DATA,
     colours: Mapping[str, str] | None = None,
     stacked: bool = False,
+    order: Sequence[str] = (),
     lines: Sequence[str] = (),
     maximum: float | None = None,
+    named: bool = False,
     width: int = 12,
     height: int = 8,
 ) -> Panel:
@@ -141,8 +155,10 @@ def time_series(
         absent: the text that is shown without data.
         colours: by the name of a series; others get one of Grafana's.
         stacked: the series add up.
+        order: the names of all series from the bottom of the stack to its top, not Grafana's alphabet.
         lines: names of series that are not part of the stack, such as its total.
         maximum: top of the axis.
+        named: the series are programs or devices; the legend is then a table with their figures.
         width: in columns.
         height: in rows.
     """
@@ -152,19 +168,17 @@ def time_series(
     if maximum is not None:
         defaults["max"] = maximum
     defaults["custom"] = {
-        "drawStyle": "line", "lineWidth": 1, "fillOpacity": 70 if stacked else 8, "gradientMode": "none",
-        "showPoints": "never", "spanNulls": False, "lineInterpolation": "stepAfter",
+        "drawStyle": "line", "lineWidth": 0 if stacked else 1, "fillOpacity": 80 if stacked else 0,
+        "gradientMode": "none", "showPoints": "never", "spanNulls": False, "lineInterpolation": "stepAfter",
         "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
     }  # fmt: skip
-    overrides = [
-        _override(name, color={"mode": "fixed", "fixedColor": colour})
-        for name, colour in (colours or {}).items()
-    ]
+    areas = {name: colour for name, colour in (colours or {}).items() if name not in lines}
+    overrides = _colour_overrides(areas, areas=stacked)
     overrides += [
         _override(
             name,
             **{
-                "color": {"mode": "fixed", "fixedColor": PLAIN},
+                "color": {"mode": "fixed", "fixedColor": (colours or {}).get(name, PLAIN)},
                 "custom.stacking": {"mode": "none", "group": "A"},
                 "custom.fillOpacity": 0,
                 "custom.lineWidth": 2,
@@ -173,9 +187,22 @@ def time_series(
         for name in lines
     ]
     body["fieldConfig"]["overrides"] = overrides
+    if order:
+        places = {name: place for place, name in enumerate(["Time", *order, *lines])}
+        arranged = {"excludeByName": {}, "indexByName": places, "renameByName": {}}
+        body["transformations"] = [
+            {"id": "joinByField", "options": {"byField": "Time", "mode": "outer"}},
+            {"id": "organize", "options": arranged},
+        ]
+    legend = (
+        {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull", "max"], "sortBy": "Last *",
+         "sortDesc": True, "width": 330}
+        if named
+        else {"displayMode": "list", "placement": "bottom", "calcs": []}
+    )  # fmt: skip
     body["options"] = {
-        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
-        "tooltip": {"mode": "multi", "sort": "desc"},
+        "legend": {"showLegend": True, **legend},
+        "tooltip": {"mode": "multi", "sort": "none" if order else "desc", "hideZeros": True},
     }
     return Panel(body, width, height)
 
@@ -189,11 +216,11 @@ def ledger_graph(
     width: int = 12,
     height: int = 8,
 ) -> Panel:
-    """Make a panel of the ledger's parts, stacked and in their colours, the total as a line."""
+    """Make a panel of the ledger's parts, stacked in its order and in its colours, the total as a line."""
     return time_series(
         title, description, *queries,
-        unit=BYTES, absent=absent, colours=GRAFANA, stacked=True, lines=[total] if total else [],
-        width=width, height=height,
+        unit=BYTES, absent=absent, colours=GRAFANA, stacked=True, order=[*PARTS],
+        lines=[total] if total else [], width=width, height=height,
     )  # fmt: skip
 
 
@@ -202,31 +229,59 @@ def table(
     description: str,
     *queries: Query,
     columns: Sequence[Column],
-    sort: str = "",
-    absent: str = NO_DATA,
+    sort: Sequence[str] | str = (),
+    ascending: bool = False,
+    absent: str = EMPTY_CELL,
+    rows_of: str = "",
     width: int = 12,
     height: int = 9,
 ) -> Panel:
-    """Make a table of current values: a row for each set of labels, with the figures of all queries."""
+    """Make a table of current values: a row for each set of labels, with the figures of all queries.
+
+    Args:
+        title: in a few words.
+        description: what it means, and what an empty table means.
+        queries: the queries; rows with the same labels are joined.
+        columns: from left to right.
+        sort: the fields by which the rows are sorted; an ``ascending`` sort has the smallest first.
+        ascending: see ``sort``.
+        absent: what an empty cell shows.
+        rows_of: the query that decides which rows are there; rows that only other queries have are left out.
+        width: in columns.
+        height: in rows.
+    """
     body = _panel_body("table", title, description, queries, instant=True, rows=True)
     fields = {column.field for column in columns}
-    if "uuid" not in fields and any(
-        "fields.uuid" in (column.link or {}).get("url", "") for column in columns
-    ):
-        columns = [*columns, Column("uuid", "UUID")]  # a link can only use what the table shows
+    needed = {
+        name
+        for column in columns
+        for link in ([column.link] if column.link else [])
+        for name in re.findall(r"__data\.fields\.(\w+)", link["url"])
+    }
+    columns = [*columns, *(Column(name, name, hidden=True) for name in sorted(needed - fields))]
     body["fieldConfig"]["defaults"] |= {
         "noValue": absent,
         "unit": COUNT,
-        "custom": {"align": "auto", "cellOptions": {"type": "auto"}, "filterable": True},
-    }
+        "custom": {
+            "align": "auto", "cellOptions": {"type": "auto"}, "filterable": False, "wrapHeaderText": True,
+            "minWidth": 60,
+        },
+    }  # fmt: skip
     body["fieldConfig"]["overrides"] = [_column_override(column) for column in columns]
     shown = {column.field: place for place, column in enumerate(columns)}
     arranged = {"excludeByName": {"Time": True}, "indexByName": shown, "renameByName": {}}
     joined = [{"id": "merge", "options": {}}] if len(queries) > 1 else []
+    kept = {
+        "filters": [{"fieldName": rows_of, "config": {"id": "isNotNull", "options": {}}}],
+        "type": "include",
+        "match": "all",
+    }
+    with_rows = [{"id": "filterByValue", "options": kept}] if rows_of else []
     hidden = {"id": "filterFieldsByName", "options": {"include": {"names": [*shown]}}}
-    body["transformations"] = [*joined, hidden, {"id": "organize", "options": arranged}]
+    body["transformations"] = [*joined, *with_rows, hidden, {"id": "organize", "options": arranged}]
     titles = {column.field: column.title for column in columns}
-    order = [{"displayName": titles[sort], "desc": True}] if sort else []
+    keys = [sort] if isinstance(sort, str) else [*sort]
+    order = [{"displayName": titles[key], "desc": not ascending} for key in keys]
     body["options"] = {"showHeader": True, "cellHeight": "sm", "sortBy": order}
     return Panel(body, width, height)
 
@@ -236,19 +291,21 @@ def state_timeline(
     description: str,
     *queries: Query,
     mappings: Sequence[Json],
-    absent: str = NO_DATA,
     width: int = 12,
     height: int = 8,
 ) -> Panel:
-    """Make a panel with a row for each series, which shows its states over the time range as colors."""
+    """Make a panel with a row for each series, which shows its states over the time range as colours.
+
+    In Grafana, the colour mode ``thresholds`` ignores the mappings of numbers, and ``noValue`` is drawn as a
+    state wherever a point is missing. So the timeline has neither.
+    """
     body = _panel_body("state-timeline", title, description, queries)
     body["fieldConfig"]["defaults"] |= {
-        "unit": COUNT, "noValue": absent, "mappings": [*mappings],
-        "color": {"mode": "thresholds"}, "thresholds": _plain_thresholds(),
+        "unit": COUNT, "mappings": [*mappings], "color": {"mode": "palette-classic"},
         "custom": {"fillOpacity": 85, "lineWidth": 0, "spanNulls": False},
     }  # fmt: skip
     body["options"] = {
-        "mergeValues": True, "showValue": "auto", "alignValue": "left", "rowHeight": 0.85,
+        "mergeValues": True, "showValue": "never", "alignValue": "left", "rowHeight": 0.85, "perPage": 10,
         "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
         "tooltip": {"mode": "single", "sort": "none"},
     }  # fmt: skip
@@ -261,12 +318,10 @@ def bar_chart(
     """Make one bar for each device, of stacked parts: the label ``row`` names the bar, ``state`` the part."""
     body = _panel_body("barchart", title, description, [query], instant=True, rows=True)
     body["fieldConfig"]["defaults"] |= {
-        "unit": BYTES, "noValue": NO_DATA, "min": 0, "color": {"mode": "palette-classic-by-name"},
+        "unit": SHARE, "noValue": NO_DATA, "min": 0, "max": 1, "color": {"mode": "palette-classic-by-name"},
         "custom": {"fillOpacity": 85, "lineWidth": 0},
     }  # fmt: skip
-    body["fieldConfig"]["overrides"] = [
-        _override(part, color={"mode": "fixed", "fixedColor": colour}) for part, colour in GRAFANA.items()
-    ]
+    body["fieldConfig"]["overrides"] = _colour_overrides(GRAFANA, areas=True)
     matrix = {"columnField": "state", "rowField": row, "valueField": "Value"}
     corner = f"{row}\\state"
     order = {name: place for place, name in enumerate([corner, *PARTS])}
@@ -323,6 +378,14 @@ def _plain_thresholds() -> Json:
     return {"mode": "absolute", "steps": [{"value": None, "color": PLAIN}]}
 
 
+def _from_one(colour: str) -> Json:
+    """Return thresholds that colour a figure unless it is 0."""
+    return {
+        "mode": "absolute",
+        "steps": [{"value": None, "color": PLAIN}, {"value": 1, "color": colour}],
+    }
+
+
 def _override(name: str, **properties: object) -> Json:
     return {
         "matcher": {"id": "byName", "options": name},
@@ -330,19 +393,34 @@ def _override(name: str, **properties: object) -> Json:
     }
 
 
+def _colour_overrides(colours: Mapping[str, str], *, areas: bool = False) -> list[Json]:
+    """Return the colours of series by name; as ``areas``, what is free is only shaded."""
+    return [
+        _override(
+            name,
+            color={"mode": "fixed", "fixedColor": colour},
+            **({"custom.fillOpacity": 15} if areas and name == "free" else {}),
+        )
+        for name, colour in colours.items()
+    ]
+
+
 def _column_override(column: Column) -> Json:
-    properties: Json = {"displayName": column.title}
-    if column.unit:
-        properties["unit"] = column.unit
+    # Without a unit of its own, a label of digits such as a pid is drawn as a number: 1.41 K.
+    properties: Json = {"displayName": column.title, "unit": column.unit or TEXT}
     if column.link:
         properties["links"] = [column.link]
     if column.mappings:
         properties["mappings"] = [*column.mappings]
         properties["custom.cellOptions"] = {"type": "color-text"}
+        properties["custom.align"] = "left"
     if column.width:
         properties["custom.width"] = column.width
     if column.bar:
         properties["custom.cellOptions"] = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
         properties["color"] = {"mode": "fixed", "fixedColor": GRAFANA["idle"]}
         properties["min"] = 0
+        properties["fieldMinMax"] = True
+    if column.hidden:
+        properties["custom.hideFrom.viz"] = True
     return _override(column.field, **properties)

@@ -13,11 +13,13 @@ TARGET_MATCHERS = 'cluster=~"$cluster", job=~"$job", instance=~"$instance"'
 
 NODE_LABELS = "cluster, job, instance"
 DEVICE_LABELS = f"{NODE_LABELS}, gpu, uuid"
-HOLDING_LABELS = f"{NODE_LABELS}, uuid, pid"
+UUID_LABELS = f"{NODE_LABELS}, uuid"
+HOLDING_LABELS = f"{UUID_LABELS}, pid"
 
 CHOSEN_DEVICE = 'uuid=~"$uuid"'
 CHOSEN_OWNER = 'owner=~"$owner"'
-CHOSEN_PROCESSES = (CHOSEN_OWNER, 'pid=~"$pid"')
+CHOSEN_TEAM = 'team=~"$team"'
+CHOSEN_PROCESS = 'pid=~"$pid"'
 """Matchers with the additional variables of some dashboards."""
 
 WASTED = "idle|stopped|orphaned|zombie|stuck|dead"
@@ -135,27 +137,70 @@ def join_processes(*matchers: str) -> str:
     return f"and on ({processes}) max by ({processes}) ({holdings(*matchers)})"
 
 
-def idle_hours(*matchers: str) -> str:
-    """Return GiB-hours that each owner held idle within the time range, from the exporter's own counter."""
-    seconds = selector("vramledger_owner_memory_byte_seconds_total", state_matcher("idle"), *matchers)
-    return f"increase({seconds}[$__range]) / 2^30 / 3600"
+_USAGE_INTERVAL = 240
+"""Seconds between two values of the recorded ``rate4m``, each a mean over that time."""
 
 
-def gibibyte_hours(held: str) -> str:
-    """Return GiB-hours within the time range of holdings, which have no counter, from a value each 5 minutes.
+def gibibyte_hours(metric: str, *matchers: str, over: str = "[$__range]") -> str:
+    """Return GiB-hours within the time range from a recorded mean of bytes."""
+    return f"sum_over_time({selector(metric, *matchers)}{over}) * {_USAGE_INTERVAL} / 3600 / 2^30"
 
-    How many values a range has depends on where it begins and on the version of the database, so they are
-    counted.
+
+def gpu_hours_wasted(*matchers: str) -> str:
+    """Return the hours of whole GPUs whose memory each owner has wasted within the time range."""
+    wasted = selector("vramledger_owner:devices_wasted:rate4m", *matchers)
+    return f"sum_over_time({wasted}[$__range]) * {_USAGE_INTERVAL} / 3600"
+
+
+def with_team(holdings: str) -> str:
+    """Return holdings with the label ``team``: the namespace of a pod, otherwise the user."""
+    by_user = f'label_replace({holdings}, "team", "$1", "user", "(.*)")'
+    return f'label_replace({by_user}, "team", "$1", "namespace", "(.+)")'
+
+
+def ten_largest(figure: str, by: str, step: str = "5m") -> str:
+    """Return the ten series with the highest value within the time range, at each point the same."""
+    highest = f"max_over_time(({figure})[$__range:{step}] @ end())"
+    return f"{figure}\nand on ({by}) topk(10, {highest})"
+
+
+def sum_of_others(figure: str, by: str, step: str = "5m") -> str:
+    """Return the sum of what :func:`ten_largest` leaves out."""
+    highest = f"max_over_time(({figure})[$__range:{step}] @ end())"
+    return f"sum({figure}\nunless on ({by}) topk(10, {highest}))"
+
+
+def demand_rate(*matchers: str) -> str:
+    """Return the rise of the minimum demand of each holding within 15 minutes, in bytes a second.
+
+    Only above every minimum of the hour before: else a sawtooth would rise.
     """
-    points = "scalar(count_over_time(vector(1)[$__range:5m]))"
-    return f"sum_over_time({held}[$__range:5m]) / {points} * $__range_s / 3600 / 2^30"
+    rise = selector("vramledger_process:demand_rise_bytes:delta15m", *matchers)
+    return f"sum by ({DEVICE_LABELS}, pid) ({rise}) / 900"
+
+
+def filling_rate(*matchers: str) -> str:
+    """Return :func:`demand_rate` of holdings that fill their device with it: no preallocated pools."""
+    filling = holdings('policy!~"preallocate|fraction"')
+    return f"({demand_rate(*matchers)}\nand on ({HOLDING_LABELS}) {filling})"
+
+
+_OUR_ALERTS = (
+    *('alertname=~"Gpu.*|VramLedger.*"', 'severity!="none"'),
+    *('cluster=~"$cluster"', 'instance=~"$instance|"'),
+)
 
 
 def firing_alerts(*matchers: str) -> str:
     """Return our alerts that fire at the chosen nodes, and those without a node."""
-    ours = ('alertname=~"Gpu.*|VramLedger.*"', 'alertstate="firing"', 'severity!="none"')
-    where = ('cluster=~"$cluster"', 'instance=~"$instance|"')
-    return f"ALERTS{{{', '.join([*ours, *where, *matchers])}}}"
+    firing = (*_OUR_ALERTS, 'alertstate="firing"', *matchers)
+    return f"ALERTS{{{', '.join(firing)}}}"
+
+
+def alerts_since(*matchers: str) -> str:
+    """Return when the condition of each of our firing alerts began, milliseconds of Unix time."""
+    since = f"ALERTS_FOR_STATE{{{', '.join([*_OUR_ALERTS, *matchers])}}}"
+    return f"1000 * ({since} and ignoring (alertstate) {firing_alerts(*matchers)})"
 
 
 def rules_heartbeat() -> str:

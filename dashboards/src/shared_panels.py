@@ -10,6 +10,8 @@ from dashboards.src.dashboard import (
     link_to_node,
     link_to_owner,
     link_to_process,
+    link_to_runbook,
+    link_to_team,
 )
 from dashboards.src.panels import (
     BYTES,
@@ -25,36 +27,130 @@ from dashboards.src.panels import (
     Query,
     stat,
     table,
+    value_mapping,
 )
 from dashboards.src.queries import (
     DEVICE_LABELS,
-    IDLE_OR_STOPPED,
+    DOWN,
+    DRIVER_LOST,
+    HOLDING_LABELS,
+    NODE_LABELS,
+    RELEASED,
+    STALLED,
+    STATES,
     UNOWNED,
+    WATCHING,
+    alerts_since,
+    demand_rate,
     device_bytes,
     exporter_status,
+    firing_alerts,
     holdings,
+    rules_heartbeat,
+    selector,
     state_since,
     utilised_share,
+    wasted_bytes,
 )
 from vramledger.views.colours import GRAFANA
 
 NODE_COLUMN = Column("instance", "Node", link=link_to_node())
-GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=70)
+GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=60)
 OWNER_COLUMN = Column("owner", "Owner", link=link_to_owner())
-OWNER_TYPE_COLUMN = Column("owner_type", "Kind", width=90)
-PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=90)
-PID_COLUMN = Column("pid", "Pid", width=90)
-"""The pid without a link to its process."""
-
-PROGRAM_COLUMNS = (
-    Column("user", "User", width=100),
-    Column("command", "Program"),
-    Column("framework", "Framework", width=110),
-    Column("policy", "Takes memory by", width=130),
-    NODE_COLUMN,
-    GPU_COLUMN,
+OWNER_TYPE_COLUMN = Column("owner_type", "Kind", width=85)
+TEAM_COLUMN = Column("team", "Team", link=link_to_team(), width=100)
+PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=85)
+PROGRAM_COLUMN = Column("command", "Program")
+FRAMEWORK_COLUMNS = (
+    Column("framework", "Framework", width=105),
+    Column("policy", "Policy", width=110),
 )
-"""The last columns of every table of holdings."""
+
+FIRST_STEPS = {
+    "active": "none",
+    "idle": "ask its user; else vramledger end",
+    "stopped": "ask its user; kill -CONT continues it",
+    "orphaned": "ask its user; else vramledger end",
+    "zombie": "vramledger end",
+    "stuck": "drain the node, reset the GPU",
+    "dead": "reset the GPU, or drain the node",
+    "unknown": "run vramledger doctor",
+}
+"""What to do first about a holder, by its state."""
+STEPS = value_mapping({state: (FIRST_STEPS[state], "text") for state in STATES})
+STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=90)
+STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=235)
+SINCE = "Since"
+WORKS = value_mapping({0: ("no", GRAFANA["orphaned"]), 1: ("yes", GOOD)})
+SEVERITIES = ("page", "warning", "info")
+SEVERITY_RANKS = value_mapping(
+    {
+        1: ("page", GRAFANA["dead"]),
+        2: ("warning", GRAFANA["idle"]),
+        3: ("info", GRAFANA["unknown"]),
+    }
+)
+
+
+def watched_nodes(width: int = 8, height: int = 3) -> Panel:
+    """Make the figure of nodes by whether they are watched."""
+    status = exporter_status()
+    return stat(
+        "Exporters",
+        "Nodes by whether they are watched: the exporter answers, reads the driver and keeps sampling. "
+        "These dashboards have no data of a node that is not watched, and fleet totals exclude it. Partly "
+        "blind: nodes in the list of gaps for another reason.",
+        Query(f"count({status} == {WATCHING}) or 0 * count({status})", "watched"),
+        Query(f"count({status} < {WATCHING}) or 0 * count({status})", "not watched"),
+        Query(f"count({status} == {RELEASED}) or 0 * count({status})", "released"),
+        Query(
+            f"count(count by ({NODE_LABELS}) ({_partly_blind()})) or 0 * count({status})",
+            "partly blind",
+        ),
+        unit=COUNT, absent="no exporter is known", links=[link_to_exporter_health()],
+        colours={"watched": GRAFANA["active"], "not watched": GRAFANA["dead"]}, width=width, height=height,
+    )  # fmt: skip
+
+
+def _partly_blind() -> str:
+    """Return the nodes of which something is not seen, with the label ``reason``."""
+    causes = {
+        "host PID namespace missing": f"{selector('vramledger_host_pid_namespace')} == 0",
+        "GPU not reachable": f"{selector('vramledger_device_up')} == 0",
+        "agent silent": f"{selector('vramledger_agent_up')} == 0",
+    }
+    return "\nor\n".join(
+        f'label_replace(count by ({NODE_LABELS}) ({expr}), "reason", "{reason}", "", "")'
+        for reason, expr in causes.items()
+    )
+
+
+def gaps(width: int = 8) -> Panel:
+    """Make the table of nodes of which something is not seen, and why."""
+    names = {
+        DOWN: "exporter down",
+        DRIVER_LOST: "driver lost",
+        STALLED: "samples stopped",
+        RELEASED: "released",
+    }
+    status = exporter_status()
+    unwatched = "\nor\n".join(
+        f'label_replace({status} == {code}, "reason", "{reason}", "", "")' for code, reason in names.items()
+    )
+    since = f"timestamp({selector('vramledger_up')} == 1)"
+    return table(
+        "Nodes that are not fully watched",
+        "Why, and when the node's driver was last seen to answer (to 2 minutes, within the time range). "
+        "The table is empty if all nodes are watched; Exporters counts them.",
+        Query(f"topk(50, count by ({NODE_LABELS}, reason) ({unwatched}\nor\n{_partly_blind()}))"),
+        Query(f"1000 * max by ({NODE_LABELS}) (max_over_time(({since})[$__range:2m]))"),
+        columns=[
+            NODE_COLUMN,
+            Column("reason", "Reason", link=link_to_exporter_health(), width=200),
+            Column("Value #B", "Last seen", TIME_AGO, width=115),
+        ],
+        sort="Value #B", ascending=True, rows_of="Value #A", width=width, height=8,
+    )  # fmt: skip
 
 
 def exporters() -> Panel:
@@ -76,55 +172,139 @@ def active_share(about: str) -> Panel:
     )  # fmt: skip
 
 
-def idle_or_stopped(about: str) -> Panel:
-    """Make the figure of memory that is idle or stopped; ``about`` describes it on its dashboard."""
+def wasted(*matchers: str) -> Panel:
+    """Make the figure of wasted memory of the devices that the matchers choose."""
     return stat(
-        "Idle or stopped", about, Query(f"sum({device_bytes(IDLE_OR_STOPPED)})"),
-        unit=BYTES, colour=GRAFANA["idle"],
+        "Wasted",
+        "Memory that is held without work: by idle, stopped, stuck, exited and dead holders, and by "
+        "orphans that do not work. Everywhere in these dashboards wasted means this.",
+        Query(f"sum({wasted_bytes(*matchers)})"), unit=BYTES, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
-def unowned(about: str) -> Panel:
-    """Make the figure of memory without an owner to ask; ``about`` describes it on its dashboard."""
+def unowned(*matchers: str) -> Panel:
+    """Make the figure of memory without an owner to ask."""
     return stat(
-        "Unowned", about, Query(f"sum({device_bytes(UNOWNED)})"),
+        "Unowned",
+        "Memory of orphaned, exited and dead processes, and of no process at all (unattributed). Holders "
+        "says what may be ended.",
+        Query(f"sum({device_bytes(UNOWNED, *matchers)})"),
         unit=BYTES, colour=GRAFANA["orphaned"],
+    )  # fmt: skip
+
+
+def alert_counts(width: int = 8) -> Panel:
+    """Make the figure of firing alerts, by severity."""
+    return stat(
+        "Alerts",
+        "Alerts that fire now, by severity. 0 is shown only if the alerting rules are loaded.",
+        *(
+            Query(
+                f"count({firing_alerts(_severity(severity))}) or {rules_heartbeat()}",
+                severity,
+            )
+            for severity in ("page", "warning")
+        ),
+        unit=COUNT, absent="the alerting rules are not loaded",
+        colours={"page": GRAFANA["dead"], "warning": GRAFANA["idle"]}, width=width, height=3,
+    )  # fmt: skip
+
+
+def firing_alert_table(*matchers: str, width: int = 24, height: int = 8) -> Panel:
+    """Make the table of firing alerts that the matchers choose, pages first, the oldest of them first."""
+    by = "alertname, cluster, job, instance, gpu, uuid, owner, pid, command"
+    ranks = "\nor\n".join(
+        f"{rank} * max by ({by}) ({firing_alerts(_severity(severity), *matchers)} > bool 0)"
+        for rank, severity in enumerate(SEVERITIES, 1)
+    )
+    return table(
+        "Firing alerts",
+        "Pages first, the oldest of them first. A click on the alert opens its runbook. The table is "
+        "empty if no alert fires; Alerts says whether the rules are loaded.",
+        Query(f"bottomk(50, {ranks})"),
+        Query(f"min by ({by}) ({alerts_since(*matchers)})"),
+        columns=[
+            Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=85),
+            Column("alertname", "Alert", link=link_to_runbook(), width=235),
+            Column("Value #B", SINCE, TIME_AGO, width=120),
+            NODE_COLUMN,
+            GPU_COLUMN,
+            OWNER_COLUMN,
+            PROCESS_COLUMN,
+            PROGRAM_COLUMN,
+        ],
+        sort=("Value #A", "Value #B"), ascending=True, rows_of="Value #A", width=width, height=height,
     )  # fmt: skip
 
 
 def holdings_table(
     title: str,
     description: str,
-    *matchers: str,
+    chosen: str,
+    *,
     columns: Sequence[Column],
-    absent: str,
+    places: Sequence[Column] = (NODE_COLUMN, GPU_COLUMN),
+    rows: int = 50,
     height: int,
 ) -> Panel:
-    """Make a table of the holdings that the matchers choose; ``columns`` come first and name the owner."""
-    chosen = holdings(*matchers)
-    by = f"{DEVICE_LABELS}, pid, state, user, command, framework, policy, owner_type, owner"
+    """Make a table of the largest of the chosen holdings, with what is known of each.
+
+    Args:
+        title: in a few words.
+        description: what it means.
+        chosen: the holdings, from :func:`holdings`.
+        columns: come first and name the holder.
+        places: say where it is.
+        rows: at most so many, the largest.
+        height: in rows.
+    """
+    by = f"{DEVICE_LABELS}, pid"
+    labels = f"{by}, state, step, command, owner_type, owner"
+    largest = f"topk({rows}, {chosen})"
+    stepped = f'label_replace({largest}, "step", "$1", "state", "(.*)")'
+    worked = selector("vramledger_process_last_active_timestamp_seconds")
+    of_those = f"and on ({HOLDING_LABELS}) ({chosen})"
     return table(
         title, description,
-        Query(f"sum by ({by}) ({chosen})"),
+        Query(f"sum by ({labels}) ({stepped})"),
         Query(f"max by ({by}) ({state_since(chosen)})"),
+        Query(f"max by ({by}) ({selector('vramledger_process_sm_utilization_ratio')} {of_those})"),
+        Query(f"1000 * max by ({by}) ({worked} {of_those})"),
+        Query(f"{demand_rate()} {of_those}"),
+        Query(f"max by ({by}) ({selector('vramledger_process_needed_peak_bytes')} {of_those})"),
+        Query(f"max by ({by}) ({selector('vramledger_process_orphan_working')} {of_those})"),
         columns=[
             *columns,
-            Column("state", "State", mappings=[STATE_NAMES], width=100),
-            Column("Value #B", "Since", TIME_AGO, width=140),
-            Column("Value #A", "Holds", BYTES, bar=True),
-            *PROGRAM_COLUMNS,
+            STATE_COLUMN,
+            Column("Value #B", SINCE, TIME_AGO, width=110),
+            Column("Value #A", "Holds", BYTES, bar=True, width=140),
+            Column("Value #F", "Needs", BYTES, width=85),
+            Column("Value #E", "Grows", "Bps", width=90),
+            Column("Value #C", "SM", SHARE, width=65),
+            Column("Value #D", "Last work", TIME_AGO, width=110),
+            Column("Value #G", "Orphan works", COUNT, mappings=[WORKS], width=80),
+            STEP_COLUMN,
+            *places,
         ],
-        sort="Value #A", absent=absent, width=24, height=height,
+        sort="Value #A", rows_of="Value #A", width=24, height=height,
     )  # fmt: skip
 
 
-def holders(*matchers: str, height: int = 10) -> Panel:
+HOLDERS_SAY = (
+    "The largest holders, with their state and since when. Needs: the highest need of the program, "
+    "where its agent tells it. Grows: the rise of the minimum within 15 minutes. An empty cell is not "
+    "known; in the state unknown, the exporter cannot see the process."
+)
+
+
+def holders(*matchers: str, places: Sequence[Column] = (GPU_COLUMN,), height: int = 10) -> Panel:
     """Make the table of the holders that the matchers choose."""
     return holdings_table(
-        "Holders",
-        "The holders of memory now, with their state and since when. In the state "
-        "unknown, the exporter cannot see the process.",
-        *matchers,
-        columns=[OWNER_COLUMN, OWNER_TYPE_COLUMN, PROCESS_COLUMN],
-        absent="no process holds memory, or no data: see Exporters", height=height,
+        "Holders", HOLDERS_SAY, holdings(*matchers),
+        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, OWNER_COLUMN],
+        places=places, height=height,
     )  # fmt: skip
+
+
+def _severity(severity: str) -> str:
+    return f'severity="{severity}"'

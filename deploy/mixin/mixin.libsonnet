@@ -18,5 +18,6 @@ local kept(key) = [
     'vramledger-framework.json': (import '../../dashboards/framework.json'),
     'vramledger-node.json': (import '../../dashboards/node.json'),
     'vramledger-owner.json': (import '../../dashboards/owner.json'),
+    'vramledger-process.json': (import '../../dashboards/process.json'),
   },
 }

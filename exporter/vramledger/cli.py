@@ -16,6 +16,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # 'vramledger run' imports nothing that starting a program does not need
     from collections.abc import Iterable, Sequence
 
+_EPILOG = """\
+Start with 'vramledger doctor': it says what this host lets vramledger see. Then, for example:
+  vramledger show                    who holds the memory of these GPUs, since when and why
+  vramledger end --state orphaned    which leftovers it would end; it ends them only with --yes
+  vramledger serve                   the exporter, with the live page at http://localhost:10839/
+
+'vramledger COMMAND --help' has the flags of a command."""
+
 _COMMANDS = tuple("serve show doctor check end run attach snapshot reclaim release capture slurm".split())
 
 
@@ -24,7 +32,12 @@ def parser(names: Iterable[str] = _COMMANDS) -> argparse.ArgumentParser:
 
     A command is loaded only when its parser is built: all of them would cost the exporter 1 MiB for ever.
     """
-    top = Parser(prog="vramledger", description="A ledger for GPU memory.")
+    top = Parser(
+        prog="vramledger",
+        description="A ledger for GPU memory.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     top.add_argument("--version", action="version", version=f"vramledger {__version__}")
     # Without prog, argparse makes it from a formatted usage, for which it imports shutil.
     commands = top.add_subparsers(

@@ -18,6 +18,9 @@ IDLE_AFTER = 600.0
 AGENT_SOCKET = Path(DEFAULT_SOCKET)
 CONTROL_SOCKET = Path("/run/vramledger/control.sock")
 
+CONTROL_VARIABLE = "VRAMLEDGER_CONTROL_SOCKET"
+"""Where commands find the exporter, for scripts that call several of them."""
+
 OWNERS_MAX = 25
 """The number of a device's owners that have series of their own: with it, a host of 8 GPUs and 64 holders
 stays below 1,500 series."""
@@ -35,7 +38,11 @@ COLLECTORS: Mapping[str, tuple[bool, str]] = {
         True,
         "the owner for whom a kubelet, Slurm or Nomad has reserved a device (no series without one)",
     ),
-    "pcie": (False, "PCIe throughput (20 ms a device and direction, read every 10 s)"),
+    "pcie": (False, "PCIe throughput (before Hopper 20 ms a device and direction, read every 10 s)"),
+    "launches": (
+        False,
+        "launches, copies and memsets of quiet holders, counted by uprobes (needs root or CAP_SYS_ADMIN)",
+    ),
     "exporter": (True, "the exporter's own process and sampler"),
 }
 """For each collector: whether it is on by default, and what it gives."""
@@ -84,6 +91,7 @@ class Config:
         systemd_socket: listen on the sockets that systemd passes on, instead of ``listen``.
         control_socket: of ``vramledger release``; None for the usual path, if we may use it.
         page: whether the live page is served.
+        web_user: the user that root's exporter becomes; None for the usual one.
         source: ``nvml``, ``auto``, or ``replay:FILE``.
         replay_speed: how many recorded seconds pass in a second.
         idle_after: seconds without a sign of work after which a holding is idle; None for what a recording
@@ -101,6 +109,7 @@ class Config:
     systemd_socket: bool = False
     control_socket: Path | None = None
     page: bool = True
+    web_user: str | None = None
     source: str = "nvml"
     replay_speed: float = 1.0
     idle_after: float | None = None
@@ -112,6 +121,9 @@ class Config:
 
 _HIGHEST_PORT = 65535
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_DURATION = 3660 * 86400.0
+"""Ten years. Beyond some longer time clocks, timers and calendars overflow, each at its own limit."""
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
@@ -119,11 +131,14 @@ def parse_duration(text: str) -> float:
     """Read a duration as Prometheus writes it (``250ms``, ``1m30s``), in seconds.
 
     Raises:
-        UsageError: it is not a positive duration.
+        UsageError: it is not a positive duration, or longer than ten years.
     """
     seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
     if _DURATION.sub("", text) or seconds <= 0:
         message = f"{text!r} is not a duration; write for example 500ms, 1s, 10m or 1h30m"
+        raise UsageError(message)
+    if seconds > _LONGEST_DURATION:
+        message = f"{text[:40]!r} is too long for a duration; write at most {_LONGEST_DURATION / 86400:.0f}d"
         raise UsageError(message)
     return seconds
 

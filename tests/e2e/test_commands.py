@@ -26,6 +26,7 @@ from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, Code, StandIn
 from tests.support.waiting import wait_until
 from vramledger import __version__
+from vramledger.cli import parser
 
 
 @pytest.fixture
@@ -42,6 +43,10 @@ WRONG = {
     "duration without unit": (["serve", "--sample.interval=1"], "'1' is not a duration; write for example"),
     "duration of nothing": (["serve", "--sample.timeout=0s"], "'0s' is not a duration"),
     "duration of words": (["show", "--idle-after=soon"], "'soon' is not a duration"),
+    "duration that overflows": (["serve", "--sample.interval=99999999999999h"], "is too long for a duration"),
+    "duration of infinity": (["end", "--pid=7", f"--grace={'9' * 400}d"], "is too long for a duration"),
+    "release for ever": (["release", "--for=31d"], "--for is at most 30d"),
+    "release beyond time": (["release", "--for=99999999999999h"], "is too long for a duration"),
     "address without port": (["serve", "--web.listen-address=host"], "'host' is not a listen address"),
     "port too high": (["serve", "--web.listen-address=:65536"], "':65536' is not a listen address"),
     "bare IPv6": (["serve", "--web.listen-address=::1:9"], "'::1:9' is not a listen address; write"),
@@ -230,6 +235,15 @@ def test_auto_stays_with_a_driver_that_fails(standin: StandIn) -> None:
     assert done.stdout.startswith("No data (no-permission): ")
 
 
+def test_auto_without_a_driver_shows_something_at_once(nothing: dict[str, str]) -> None:
+    """``show --source=auto`` without a driver shows the recording where it is worth reading."""
+    done = run("show", "--source=auto", "--log.level=error", driver=nothing)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("RECORDING demo.jsonl.gz (simulated): this is not the data of this host.")
+    for state in ("active", "idle", "orphaned"):
+        assert f" {state} " in done.stdout
+
+
 def test_watching_ends_with_its_reader_and_on_interrupt(standin: StandIn) -> None:
     """``show --watch | head`` ends silently, and ^C ends it with status 130; neither prints a traceback."""
     for end in ("close", "interrupt"):
@@ -307,6 +321,19 @@ def test_a_capture_onto_a_full_disk(standin: StandIn, tmp_path: Path, limit: str
         standin.device(0).set_processes([(pid, pid) for pid in range(1000, 1300)])  # more than its 512 bytes
     done = run("capture", *QUICK, "--duration=1s", place, driver=standin.env(), wrapper=wrapper)
     assert f"cannot write {place}: {said}" in started_in_vain(done)
+
+
+def test_help_says_where_to_start(nothing: dict[str, str]) -> None:
+    """``--help`` says where to start and has three examples, and each is a command line that is accepted."""
+    done = run("--help", driver=nothing)
+    assert done.returncode == 0
+    assert "Start with 'vramledger doctor'" in done.stdout
+    examples = [
+        line.split("   ")[0].split()[1:] for line in done.stdout.splitlines() if "  vramledger " in line
+    ]
+    assert [each[0] for each in examples] == ["show", "end", "serve"]
+    for example in examples:
+        parser().parse_args(example)
 
 
 def test_version_is_told(nothing: dict[str, str]) -> None:

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
+import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
 
-from tests.support.exporter import QUICK, Exporter, run, serving
+from tests.support.exporter import (
+    LOOPBACK,
+    QUICK,
+    SOURCES,
+    Exporter,
+    alive,
+    command,
+    environment,
+    run,
+    serving,
+)
 from tests.support.players.stage import Stage
 from tests.support.ports import free_port
-from tests.support.requirements import require_root, require_tool
+from tests.support.requirements import do_without, require_root, require_tool
 from tests.support.secured import USERS
 from tests.support.standin.library import GIB, StandIn
 from tests.support.waiting import wait_until
@@ -59,13 +73,209 @@ def exporter(standin: StandIn, control: str) -> Iterator[Exporter]:
         yield running
 
 
+def listening(process: psutil.Process) -> set[str]:
+    """Return the sockets on which a process listens, TCP and Unix."""
+    inodes = set()
+    for table, state, flag in (("tcp", 3, "0A"), ("tcp6", 3, "0A"), ("unix", 3, "00010000")):
+        for line in Path(f"/proc/net/{table}").read_text(encoding="utf-8").splitlines()[1:]:
+            fields = line.split()
+            if fields[state] == flag:
+                inodes.add(fields[6] if table == "unix" else fields[9])
+    targets = [os.readlink(each) for each in Path(f"/proc/{process.pid}/fd").iterdir()]  # noqa: PTH115
+    return {each for each in targets if each.removeprefix("socket:[").rstrip("]") in inodes}
+
+
+def starter(exporter: Exporter) -> psutil.Process:
+    """Return the process that starts samplers."""
+    (found,) = exporter.process.children()
+    return found
+
+
+@contextmanager
+def readable_by_all(standin: StandIn, *flags: str, wrapper: Sequence[str] = ()) -> Iterator[Exporter]:
+    """Run an exporter with a Python that every user may read, so that it can become another user."""
+    require_root()
+    python = Path("/usr/bin/python3")
+    packages = Path(aiohttp.__file__).parents[1]
+    if not (sys.version_info[:2] == system_version(python) and packages.stat().st_mode & 0o005):
+        do_without("needs a Python of this version that every user may read")
+    path = f"{SOURCES}:{packages}"
+    driver = {**standin.env(), "PYTHONPATH": path}
+    with serving(*QUICK, *flags, driver=driver, python=str(python), wrapper=wrapper) as running:
+        running.until(lambda page: page.up, "data")
+        yield running
+
+
+@pytest.fixture
+def own_user(standin: StandIn, control: str) -> Iterator[Exporter]:
+    """Run an exporter as root that becomes its own user."""
+    with readable_by_all(standin, control) as running:
+        yield running
+
+
+def system_version(python: Path) -> tuple[int, ...]:
+    """Return the version of the system's Python, () if there is none."""
+    program = "import sys; print(*sys.version_info[:2])"
+    try:
+        done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
+    except OSError:
+        return ()
+    return tuple(map(int, done.stdout.split()))
+
+
 def test_the_web_part_may_do_nothing(exporter: Exporter) -> None:
-    """Started with every capability, the web part uses none and can get only two of them again."""
+    """Started with every capability, the web part has none in any set and can get none."""
     held = sets(exporter.process)
-    assert held["CapEff"] == 0
-    assert held["CapPrm"] == held["CapInh"] == held["CapBnd"] == held["CapAmb"]
-    assert held["CapPrm"] & ~SEEING == 0
+    assert set(held) == {"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"}
+    assert set(held.values()) == {0}
     assert status(exporter.process)["NoNewPrivs"] == "1"
+
+
+def test_the_web_part_changes_no_file(standin: StandIn, control: str) -> None:
+    """Where the kernel has Landlock, the web part may change no file, and its sockets still go at its end."""
+    require_root()
+    if ctypes.CDLL(None, use_errno=True).syscall(444, None, 0, 1) < 1:
+        do_without("needs a kernel with Landlock")
+    with serving(*QUICK, control, "--log.level=debug", driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "data")
+        assert "May change no file but the sockets" in exporter.log
+        assert run("release", control, driver=standin.env()).returncode == 0
+    assert not Path(control.partition("=")[2]).exists()
+
+
+def test_only_the_web_part_listens(exporter: Exporter) -> None:
+    """Of all processes only the web part listens, on the port and two sockets; those with rights do not."""
+    assert len(listening(exporter.process)) == 3
+    privileged = exporter.process.children(recursive=True)
+    assert [listening(each) for each in privileged] == [set()] * 2
+    assert sets(starter(exporter))["CapEff"] == 0
+    assert sets(starter(exporter))["CapPrm"] & ~SEEING == 0
+
+
+def test_the_web_part_is_a_user_of_its_own(own_user: Exporter, standin: StandIn, control: str) -> None:
+    """As root's exporter it becomes another user, without groups, and everything still works."""
+    assert status(own_user.process)["Uid"].split() == ["65532"] * 4
+    assert status(own_user.process)["Gid"].split() == ["65532"] * 4
+    assert status(own_user.process)["Groups"] == ""
+    assert set(sets(own_user.process).values()) == {0}
+    assert own_user.sampler.uids().real == starter(own_user).uids().real == 0
+    assert sets(own_user.sampler)["CapEff"] == SEEING & sets(own_user.sampler)["CapEff"] != 0
+    before = own_user.sampler
+    assert run("release", control, driver=standin.env()).returncode == 0
+    assert run("release", "--resume", control, driver=standin.env()).returncode == 0
+    own_user.until(lambda page: page.up, "data")
+    assert own_user.sampler != before
+    assert "by the exporter" in run("show", control, driver=standin.env()).stdout
+    assert "level=warning" not in own_user.log
+
+
+SIGHT = "+sys_ptrace,+dac_read_search"
+DEPLOYMENTS = {
+    "container": (("--inh-caps=-all", f"--bounding-set=-all,{SIGHT},+setuid,+setgid"), 65532, SEEING),
+    "container of before": (("--inh-caps=-all", f"--bounding-set=-all,{SIGHT}"), 0, SEEING),
+    "container without rights": (("--inh-caps=-all", "--bounding-set=-all", "--reuid=65532"), 65532, 0),
+    "service": (
+        ("--reuid=12345", f"--inh-caps={SIGHT}", f"--ambient-caps={SIGHT}", f"--bounding-set=-all,{SIGHT}"),
+        12345,
+        SEEING,
+    ),
+}
+"""The rights that a container and a service start with, the user that listens, and what the sampler gets."""
+
+
+@pytest.mark.parametrize(("flags", "uid", "seeing"), DEPLOYMENTS.values(), ids=DEPLOYMENTS)
+def test_what_is_deployed_is_enough(standin: StandIn, flags: tuple[str, ...], uid: int, seeing: int) -> None:
+    """With the rights of each deployment the web part has none, and the sampler those for reading /proc."""
+    wrapper = [str(require_tool("setpriv")), "--clear-groups", *flags]
+    state = Path(standin.env()["VRAMLEDGER_STANDIN"])
+    state.chmod(0o666)
+    for path in (state, Path(standin.env()["LD_LIBRARY_PATH"], "libnvidia-ml.so.1")):
+        for above in path.parents[:-2]:
+            above.chmod(0o755)  # the runner's folders are private
+    with (
+        tempfile.TemporaryDirectory(prefix="control-") as directory,
+        readable_by_all(standin, *open_to_all(Path(directory)), wrapper=wrapper) as exporter,
+    ):
+        held = sets(exporter.process)
+        assert (held["CapEff"], held["CapPrm"], held["CapInh"], held["CapAmb"]) == (0, 0, 0, 0)
+        assert status(exporter.process)["Uid"].split() == [str(uid)] * 4
+        assert sets(exporter.sampler)["CapEff"] == seeing
+        assert "Could not give up" not in exporter.log
+
+
+def open_to_all(directory: Path) -> tuple[str, str]:
+    """Return the flags of sockets in a directory in which every user may make them."""
+    directory.chmod(0o777)
+    return f"--control.socket={directory}/control", f"--agent.socket={directory}/agent"
+
+
+def test_its_user_cannot_touch_the_part_with_rights(own_user: Exporter) -> None:
+    """Code that runs as the web part's user can neither signal nor trace the starter and the sampler."""
+    program = (
+        "import os, sys\nos.setgroups([]); os.setgid(65532); os.setuid(65532)\n"
+        "for pid in sys.argv[1:]:\n"
+        "    for act in (lambda: os.kill(int(pid), 9), lambda: open(f'/proc/{pid}/mem', 'rb')):\n"
+        "        try: act()\n"
+        "        except PermissionError: print('refused')\n"
+    )
+    pids = [str(each.pid) for each in (starter(own_user), own_user.sampler)]
+    done = subprocess.run(
+        ["/usr/bin/python3", "-c", program, *pids], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["refused"] * 4
+    assert own_user.next_sample().up
+
+
+def test_a_user_that_may_not_read_the_program(standin: StandIn, control: str) -> None:
+    """If the other user may not read the program, the web part stays root without a right, and says so."""
+    require_root()
+    python = Path(sys.executable).resolve()
+    if all(each.stat().st_mode & 0o001 for each in python.parents):
+        do_without("needs a Python that only root may read")
+    with serving(*QUICK, control, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "data")
+        assert status(exporter.process)["Uid"].split() == ["0"] * 4
+        assert set(sets(exporter.process).values()) == {0}
+        assert "The part that listens stays root, without any capability" in exporter.log
+
+
+def test_it_may_stay_root(standin: StandIn, control: str) -> None:
+    """``--web.user=root`` keeps the user; a name that nobody has is one line and 1."""
+    require_root()
+    with serving(*QUICK, control, "--web.user=root", driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "data")
+        assert status(exporter.process)["Uid"].split() == ["0"] * 4
+        assert "stays root" not in exporter.log
+    done = run("serve", "--web.user=no-such", driver=standin.env())
+    assert done.returncode == 1
+    assert "vramledger: --web.user=no-such: there is no such user; make it, or give a number" in done.stderr
+
+
+def test_without_the_starter_it_ends(standin: StandIn, control: str) -> None:
+    """If the process with the rights is killed, the exporter says so and ends, to be started again."""
+    require_root()
+    process = subprocess.Popen(
+        command("serve", LOOPBACK, *QUICK, control),
+        env=environment(standin.env()),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        wait_until(lambda: psutil.Process(process.pid).children(recursive=True)[1:], "a sampler")
+        found, sampler = psutil.Process(process.pid).children(recursive=True)
+        found.kill()
+        log = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert "vramledger: the process that starts samplers has ended; start the exporter again" in log
+    wait_until(lambda: not alive(sampler), "the sampler to end with it")
+
+
+def test_all_end_with_the_web_part(exporter: Exporter) -> None:
+    """When the web part is killed, the starter and the sampler end."""
+    left = exporter.process.children(recursive=True)
+    assert len(left) == 2
+    exporter.kill()
+    wait_until(lambda: not any(map(alive, left)), "the others to end")
 
 
 def test_every_thread_has_given_up(exporter: Exporter) -> None:
@@ -150,10 +360,10 @@ def test_sockets_of_systemd(standin: StandIn, control: str) -> None:
     assert done.returncode == 1
     assert "systemd has passed no sockets" in done.stderr
     port = free_port()
-    command = [str(activate), f"--listen=127.0.0.1:{port}", "-E", "PYTHONPATH", "-E", "LD_LIBRARY_PATH"]
+    activating = [str(activate), f"--listen=127.0.0.1:{port}", "-E", "PYTHONPATH", "-E", "LD_LIBRARY_PATH"]
     serve = [sys.executable, "-m", "vramledger", "serve", "--web.systemd-socket", control]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "exporter"), **standin.env()}
-    with subprocess.Popen([*command, *serve], env=environment, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen([*activating, *serve], env=environment, stderr=subprocess.DEVNULL) as process:
         try:
             wait_until(lambda: healthy(port), "an answer on the socket")
         finally:

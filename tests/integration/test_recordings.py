@@ -12,6 +12,7 @@ import pytest
 from tests.support import judging
 from tests.support.judging import Entry
 from tests.tools.recordings.scenarios import PLAYS
+from tests.tools.recordings.uncharged import UNCHARGED
 from vramledger.model.snapshot import Snapshot
 
 ENTRIES = judging.load()
@@ -34,7 +35,7 @@ def replayed() -> Callable[[Entry], list[Snapshot]]:
 
 def test_every_situation_is_recorded() -> None:
     """Every planned situation has a recording, and the manifest is not empty."""
-    everywhere = {play.name for play in PLAYS if not play.needs}
+    everywhere = {play.name for play in (*PLAYS, *UNCHARGED) if not play.needs}
     assert everywhere - {entry.name for entry in ENTRIES} == set()
 
 

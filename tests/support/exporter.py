@@ -149,8 +149,8 @@ def entries(log: str) -> list[dict[str, str]]:
 
 
 def environment(driver: Mapping[str, str]) -> dict[str, str]:
-    """Return a command's environment: our sources, and this driver instead of the host's."""
-    return {**os.environ, "PYTHONPATH": str(SOURCES), **driver}
+    """Return a command's environment: our sources, this driver, and no exporter, instead of the host's."""
+    return {**os.environ, "PYTHONPATH": str(SOURCES), "VRAMLEDGER_CONTROL_SOCKET": "/nowhere", **driver}
 
 
 def no_driver(directory: Path) -> dict[str, str]:
@@ -232,9 +232,9 @@ class Exporter:
 
     def _find_samplers(self) -> list[psutil.Process]:
         found = []
-        for child in self.process.children():
+        for child in self.process.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                if alive(child) and "vramledger.sampling.sampler" in " ".join(child.cmdline()):
+                if alive(child) and "vramledger.sampling.sampler" in " ".join(child.cmdline()[:3]):
                     found.append(child)
         self.samplers.update(found)
         return found
@@ -253,6 +253,11 @@ class Exporter:
             ):
                 found.append(process.pid)
         return found
+
+    @property
+    def found(self) -> dict[str, str]:
+        """The environment in which a command finds this exporter."""
+        return {"VRAMLEDGER_CONTROL_SOCKET": str(self._log.with_name("control"))}
 
     def listen(self) -> None:
         """Wait until it listens, and read the port."""
@@ -342,11 +347,12 @@ def serving(
     """
     with tempfile.TemporaryDirectory(prefix="exporter-") as directory:
         log = Path(directory, "log")
+        sockets = (f"--agent.socket={directory}/agent", f"--control.socket={directory}/control")
         with log.open("wb") as stderr:
             process = subprocess.Popen(
                 [
                     *wrapper,
-                    *command("serve", LOOPBACK, f"--agent.socket={directory}/agent", *flags, python=python),
+                    *command("serve", LOOPBACK, *sockets, *flags, python=python),
                 ],
                 env=environment(driver),
                 stdin=subprocess.DEVNULL,

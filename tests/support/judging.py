@@ -10,7 +10,7 @@ from pathlib import Path
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import COLLECTORS
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
-from vramledger.model.snapshot import Ledger, Snapshot
+from vramledger.model.snapshot import Holding, Ledger, Snapshot
 from vramledger.sampling.replay import read_recording
 
 HOME = Path(__file__).parents[1] / "recordings"
@@ -40,6 +40,8 @@ class Entry:
         host_pid_namespace: what the readings must say; None: not looked at.
         unattributed_below: upper bound of unattributed / total; None where bytes belong to nobody.
         unattributed_between: bytes on device 0 in the last reading, where they do.
+        uncharged: bytes on device 0 that NVML charges to nobody, by the pid that has them; not looked at
+            where empty.
         settling: readings above the bound, while a process came or went.
         gpu: product name and driver version.
     """
@@ -59,6 +61,7 @@ class Entry:
     host_pid_namespace: bool | None = None
     unattributed_below: float | None = 0.01
     unattributed_between: list[int] | None = None
+    uncharged: dict[int, int] = field(default_factory=dict)
     settling: int = 0
     gpu: str = ""
 
@@ -70,7 +73,7 @@ def load(directory: Path = HOME, name: str = MANIFEST) -> list[Entry]:
         return []
     entries = []
     for raw in json.loads(path.read_text()):
-        for key in ("expected", "roles", "policies", "devices"):
+        for key in ("expected", "roles", "policies", "devices", "uncharged"):
             raw[key] = {int(pid): value for pid, value in raw.get(key, {}).items()}
         raw["passed"] = [(int(pid), state) for pid, state in raw.get("passed", [])]
         entries.append(Entry(**raw))
@@ -201,6 +204,25 @@ def problems(entry: Entry, snapshots: Sequence[Snapshot]) -> list[str]:  # noqa:
         ledger = last.devices[0].ledger
         if ledger is None or not low <= ledger.unattributed <= high:
             found.append(f"unattributed on device 0 not within {low} to {high}: {ledger}")
+    return found + (uncharged_problems(entry, last) if entry.uncharged else [])
+
+
+def uncharged_problems(entry: Entry, last: Snapshot) -> list[str]:
+    """Return where a holder gets bytes that it does not have, or its range excludes those that it has."""
+    found = []
+    for holding in last.devices[0].holdings:
+        have, given = entry.uncharged.get(holding.pid, 0), holding.uncharged
+        least, most = (0, 0) if given is None else (given.least, given.most)
+        slack = 32 * MIB + have // 50
+        if not least <= have + slack or not most >= have - slack:
+            role = entry.roles.get(holding.pid, "?")
+            found.append(
+                f"pid {holding.pid} ({role}) has {have // MIB} MiB uncharged, and gets {least // MIB} to"
+                f" {most // MIB}"
+            )
+    ledger = last.devices[0].ledger
+    if ledger is None or ledger.unattributed > max(ledger.used // 100, 128 * MIB):
+        found.append(f"unattributed is more than 1 % of the used bytes: {ledger}")
     return found
 
 
@@ -230,7 +252,7 @@ def figures(entry: Entry, snapshots: Sequence[Snapshot]) -> list[str]:
         lines += [
             f"    {entry.roles.get(holding.pid, '?')} ({holding.pid}): {(holding.memory or 0) / MIB:.0f} MiB"
             f" [{holding.kinds}] sm {holding.sm} {holding.state.value}: {holding.why}"
-            f"; {_policy(last, holding.pid)}"
+            f"; {_policy(last, holding.pid)}; {_uncharged(entry, holding)}"
             for holding in device.holdings
         ]
     mean = sum(each.duration for each in snapshots) / len(snapshots)
@@ -239,6 +261,14 @@ def figures(entry: Entry, snapshots: Sequence[Snapshot]) -> list[str]:
         f" sample {mean * 1000:.1f} ms (longest {max(each.duration for each in snapshots) * 1000:.1f})"
     )
     return lines
+
+
+def _uncharged(entry: Entry, holding: Holding) -> str:
+    truth = f"has {entry.uncharged.get(holding.pid, 0) // MIB} MiB uncharged in truth"
+    if holding.uncharged is None:
+        return f"{truth}, gets none"
+    least, most, managed, grade, why = holding.uncharged
+    return f"{truth}, gets {least // MIB} to {most // MIB} ({managed // MIB} managed, {grade.value}): {why}"
 
 
 def _policy(snapshot: Snapshot, pid: int) -> str:

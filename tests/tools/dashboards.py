@@ -98,7 +98,9 @@ def main() -> None:
     parser.add_argument(
         "--copies", type=int, default=0, help="then time the queries over so many copies of all nodes"
     )
-    copies = parser.parse_args().copies
+    parser.add_argument("--hours", type=float, default=24, help="the time range of the timed queries")
+    parser.add_argument("--every", type=float, default=60, help="seconds between two samples of the copies")
+    asked = parser.parse_args()
     program = require_tool("prometheus")
     require_tool("promtool")
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
@@ -107,10 +109,12 @@ def main() -> None:
         samples = database.collect(scrapes(), Path(scratch))
         with database.prometheus(program, Path(scratch) / "prometheus", samples) as engine:
             found = list(answers(engine))
-        if copies:
-            fleet = scale.copy_nodes(samples, copies)
-            with database.prometheus(program, Path(scratch) / "fleet", fleet) as engine:
-                print(scale.report(engine))
+        if asked.copies:
+            fleet = scale.copy_nodes(samples, asked.copies, asked.hours, asked.every)
+            ahead = asked.hours * 3600  # Prometheus takes no times before 1970
+            with database.prometheus(program, Path(scratch) / "fleet", fleet, ahead) as engine:
+                for line in scale.report(engine, asked.hours, ahead):
+                    print(line, flush=True)
     TARGET.parent.mkdir(parents=True, exist_ok=True)
     TARGET.write_text(text(found, version), encoding="utf-8")
     print(f"wrote {TARGET.relative_to(PROJECT)}")

@@ -180,11 +180,14 @@ class AgentJoiner:
 
 
 def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
-    """Return NVML's bytes minus the frameworks', None if one is not known or they contradict each other."""
+    """Return what a process holds minus what its frameworks took, None if one is not known.
+
+    Also None where they contradict each other: a pool of managed memory may lie on the host.
+    """
     pool = agent.pool(uuid)
-    if pool is None or holding.memory is None or pool > holding.memory:
+    if pool is None or holding.held is None or pool > holding.held:
         return None
-    return holding.memory - pool
+    return holding.held - pool
 
 
 def needed(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
@@ -263,15 +266,17 @@ def _least(framework: FrameworkReport, device: DeviceReport) -> int:
 
 
 def _held_bytes(reading: Reading) -> dict[int, dict[str, int | None]]:
-    """Return the bytes that the driver lists by pid and device.
+    """Return the bytes that a process can have at most, by pid and device: charged, and mapped as managed.
 
     A GPU in MIG mode lists the bytes of its instances a second time.
     """
+    mapped = {each.pid: each.bound or 0 for each in reading.managed}
     held: dict[int, dict[str, int | None]] = {}
     for device in reading.devices:
         if not device.divided:
             for entry in device.processes or ():
-                held.setdefault(entry.pid, {})[device.uuid] = entry.memory
+                most = None if entry.memory is None else entry.memory + mapped.get(entry.pid, 0)
+                held.setdefault(entry.pid, {})[device.uuid] = most
     return held
 
 

@@ -12,9 +12,16 @@ from vramledger.model.snapshot import Ledger, State
 
 
 def balance(
-    memory: MemoryReading, holdings: Iterable[tuple[State, int]], *, blind: bool = False
+    memory: MemoryReading,
+    holdings: Iterable[tuple[State, int]],
+    *,
+    blind: bool = False,
+    uncharged: Iterable[tuple[State, int]] = (),
 ) -> Ledger | None:
     """Balance a device's memory over (state, bytes) of its holdings.
+
+    ``uncharged`` are the bytes that NVML charges to no process and whose holders are known, at most those
+    that the holdings leave over.
 
     We are ``blind`` outside the host's PID namespace, where NVML lists no process to us. The bytes beyond the
     holdings then belong to holders that we cannot see: they are unknown, and not unattributed.
@@ -40,7 +47,11 @@ def balance(
         taken = min(excess, states[state])
         states[state] -= taken
         excess -= taken
-    rest = used - sum(states.values())
+    rest = left = used - sum(states.values())
+    for state, held in uncharged:
+        given = min(held, rest)
+        states[state] += given
+        rest -= given
     if blind:
         states[State.UNKNOWN] += rest
         rest = 0
@@ -51,4 +62,5 @@ def balance(
         states=states,
         unattributed=rest,
         overlap=overlap,
+        uncharged=left,
     )

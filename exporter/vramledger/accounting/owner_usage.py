@@ -18,7 +18,7 @@ from vramledger.accounting.pid_reuse import same_process
 from vramledger.accounting.sample import Sample
 from vramledger.model.label import label_text
 from vramledger.model.reading import ProcessFacts
-from vramledger.model.snapshot import Ledger, OwnerUsage, OwnerUsageTotals, State
+from vramledger.model.snapshot import Ledger, OwnerUsage, OwnerUsageTotals, State, UndividedBytes
 
 UNKNOWN = ("unknown", "")
 """Type and name of the owner of a holding whose process we never saw."""
@@ -32,7 +32,7 @@ slow scrape still sees it."""
 
 GONE_MAX = 5
 """The maximum number of a device's owners that hold nothing any more and still have series: those that left
-last. This keeps the page of 8 GPUs and 64 holders below 1,650 series, however often owners change. If
+last. This keeps the page of 8 GPUs and 64 holders below 1,730 series, however often owners change. If
 more than 5 owners leave one device between two scrapes, the usage of the first of them since the last scrape
 is not seen."""
 
@@ -105,6 +105,7 @@ class _Episode:
     last: float
     unattributed: int
     overlap: int
+    left: int
     ended: list[tuple[Key, int]]
 
 
@@ -119,6 +120,8 @@ class DeviceUsage:
         self._held: dict[Key, dict[State, int]] = {}
         self._wasted: Counter[Key] = Counter()
         self._ledger: Ledger | None = None
+        self._shared: UndividedBytes | None = None
+        self._left = 0
         self._last: float | None = None
         self._unanswered = False
         self._uncounted = 0.0
@@ -128,8 +131,15 @@ class DeviceUsage:
         """Record that a sample had no data of this device, so that the span around it is not known."""
         self._unanswered = True
 
-    def update(
-        self, charges: Sequence[Charge], ledger: Ledger | None, now: float, gap: float
+    def update(  # noqa: PLR0913 one argument a fact
+        self,
+        charges: Sequence[Charge],
+        ledger: Ledger | None,
+        now: float,
+        gap: float,
+        *,
+        shared: UndividedBytes | None = None,
+        left: int = 0,
     ) -> OwnerUsageTotals:
         """Record one sample.
 
@@ -138,8 +148,11 @@ class DeviceUsage:
             ledger: the balance of the same sample, None if the driver gave no figures for one.
             now: monotonic seconds of the sample.
             gap: the longest span between two samples that still counts, in seconds.
+            shared: bytes that one of several holders has; if all of them have one owner, they are its own.
+            left: bytes that ended holders have left to others.
         """
         self._integrate(now, gap)
+        self._shared = shared
         known = {charge.pid: self._charge(charge, now) for charge in charges}
         ended = [
             before
@@ -147,11 +160,11 @@ class DeviceUsage:
             if pid not in known or not same_process(before.charge.start, known[pid].charge.start)
         ]
         # The owner of a holding that ends at this sample still has its own entry, from the sample before.
-        self._count_freed(ended, ledger, now)
+        self._count_freed(ended, ledger, left, now)
         self._known = known
         dropped = self._sum_by_owner(now)
         self._count_dead(now)
-        self._ledger = ledger
+        self._ledger, self._left = ledger, left
         return self._publish(dropped)
 
     def _integrate(self, now: float, gap: float) -> None:
@@ -188,6 +201,7 @@ class DeviceUsage:
             held = sums.setdefault(each.owner, {})
             if each.charge.memory is not None:
                 held[each.charge.state] = held.get(each.charge.state, 0) + each.charge.memory
+        self._add_shared(sums)
         for key, usage in self._owners.items():
             if key in sums:
                 usage.gone = None
@@ -209,6 +223,12 @@ class DeviceUsage:
         self._sum_wasted()
         return len(overflow_owners)
 
+    def _add_shared(self, sums: Mapping[Key, dict[State, int]]) -> None:
+        """Add bytes that one of several holders has, if all of them have one owner."""
+        if self._shared is not None and self._shared.owner is not None and self._shared.owner in sums:
+            held = sums[self._shared.owner]
+            held[self._shared.state] = held.get(self._shared.state, 0) + self._shared.bytes
+
     def _sum_wasted(self) -> None:
         self._wasted = Counter()
         for each in self._known.values():
@@ -217,6 +237,10 @@ class DeviceUsage:
                 self._wasted[key] += each.charge.memory or 0
                 usage = self._owners[key]
                 usage.wasted_seconds = usage.wasted_seconds or 0.0
+        if self._shared is not None and self._shared.wasted and self._shared.owner is not None:
+            self._wasted[self._shared.owner if self._shared.owner in self._owners else OTHER] += (
+                self._shared.bytes
+            )
 
     def _add_owner(self, key: Key, now: float) -> bool:
         """Give an owner its own entry; if necessary remove the owner that has been gone for longest."""
@@ -250,17 +274,22 @@ class DeviceUsage:
                 each.counted = True
                 self._usage(each.owner).not_freed += each.charge.memory or 0
 
-    def _count_freed(self, ended: Iterable[_ChargedHolding], ledger: Ledger | None, now: float) -> None:
+    def _count_freed(
+        self, ended: Iterable[_ChargedHolding], ledger: Ledger | None, left: int, now: float
+    ) -> None:
         """Measure what the ended holdings have freed, once the device does not change any more.
 
         NVML does not say which process a byte belonged to. But what an ended holding leaves behind is in use
         and belongs to no listed process, so ``unattributed`` rises by it. Where bytes were counted twice
-        (shared memory), the overlap shrinks instead, and the other process goes on holding them.
+        (shared memory), the overlap shrinks instead, and the other process goes on holding them. Another
+        process also goes on holding what was left to it.
         """
         gone = [(each.owner, each.charge.memory) for each in ended if each.charge.memory]
         if gone and self._ledger is not None:
             if self._episode is None:
-                self._episode = _Episode(now, now, self._ledger.unattributed, self._ledger.overlap, [])
+                self._episode = _Episode(
+                    now, now, self._ledger.unattributed, self._ledger.overlap, self._left, []
+                )
             self._episode.last = now
             self._episode.ended += gone
         episode = self._episode
@@ -273,7 +302,8 @@ class DeviceUsage:
         not_freed = min(total, max(0, ledger.unattributed - episode.unattributed))
         if not_freed <= NOISE:
             not_freed = 0
-        shared = min(total - not_freed, max(0, episode.overlap - ledger.overlap))
+        kept = max(0, episode.overlap - ledger.overlap) + max(0, left - episode.left)
+        shared = min(total - not_freed, kept)
         for owner, memory in episode.ended:
             usage = self._usage(owner)
             stayed = not_freed * memory // total
@@ -317,11 +347,20 @@ class UsageTracker:
         """Record that a device did not answer, or did not say who holds its memory."""
         self._usage_of(uuid).mark_unanswered()
 
-    def update(
-        self, uuid: str, charges: Sequence[Charge], ledger: Ledger | None, sample: Sample
+    def update(  # noqa: PLR0913 one argument a fact
+        self,
+        uuid: str,
+        charges: Sequence[Charge],
+        ledger: Ledger | None,
+        sample: Sample,
+        *,
+        shared: UndividedBytes | None = None,
+        left: int = 0,
     ) -> OwnerUsageTotals:
         """Record one sample of a device."""
-        return self._usage_of(uuid).update(charges, ledger, sample.monotonic, sample.longest_gap)
+        return self._usage_of(uuid).update(
+            charges, ledger, sample.monotonic, sample.longest_gap, shared=shared, left=left
+        )
 
     def keep_only(self, uuids: Iterable[str]) -> None:
         """Forget all devices except those with these UUIDs."""

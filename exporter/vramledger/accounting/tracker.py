@@ -2,9 +2,9 @@
 
 Each step has a module of its own: devices (which devices exist), processes (facts), agent_figures (what
 agents report), holding_table (which holding is which), states (why each exists), ledger (the balance),
-owner_usage (who is charged), reservations (what schedulers have granted). Everything is keyed by identity: a
-device by UUID, a process by pid and start time. The clock is the reading's own, so a recording gives the same
-snapshots whenever it is replayed.
+uncharged (who has what NVML charges to nobody), owner_usage (who is charged), reservations (what schedulers
+have granted). Everything is keyed by identity: a device by UUID, a process by pid and start time. The clock
+is the reading's own, so a recording gives the same snapshots whenever it is replayed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,14 @@ from dataclasses import replace
 
 from vramledger.accounting import reservations, states
 from vramledger.accounting.agent_figures import AgentJoiner
+from vramledger.accounting.busy_without_work import BusyWithoutWorkWatch
+from vramledger.accounting.counted_launches import (
+    COUNTED_SHARE,
+    COUNTED_STATES,
+    Candidate,
+    choose_holders,
+)
+from vramledger.accounting.device_work import DeviceWorkTracker
 from vramledger.accounting.devices import (
     DeviceTracker,
     failure_of_all,
@@ -31,9 +39,10 @@ from vramledger.accounting.owner_usage import UNKNOWN, Charge, Key, UsageTracker
 from vramledger.accounting.pid_reuse import classify_reused
 from vramledger.accounting.processes import ProcessTracker
 from vramledger.accounting.sample import DeviceSample, Sample
-from vramledger.accounting.states import StateVerdict
+from vramledger.accounting.states import Quiet, StateVerdict
+from vramledger.accounting.uncharged import MemoryPool, PoolHolder, PoolResult, UnchargedTracker
 from vramledger.config import OWNERS_MAX
-from vramledger.model.reading import FAILURE_REASONS, RELEASED, DeviceReading, Reading
+from vramledger.model.reading import FAILURE_REASONS, RELEASED, DeviceReading, HiddenHolder, Reading
 from vramledger.model.snapshot import (
     DeviceSnapshot,
     Holding,
@@ -42,6 +51,7 @@ from vramledger.model.snapshot import (
     ProcessSnapshot,
     Snapshot,
     State,
+    UndividedBytes,
 )
 
 GAP = 5.0
@@ -85,8 +95,12 @@ class HoldingTracker:
         self._owners = UsageTracker(self._owners_max)
         self._agents = AgentJoiner()
         self._ghosts = GhostWatch()
+        self._work = DeviceWorkTracker(self._idle_after)
+        self._waits = BusyWithoutWorkWatch()
+        self._uncharged = UnchargedTracker()
         self._last: float | None = None
         self._boot_time: float | None = None
+        self._watched_since: float | None = None
 
     def reset(self) -> None:
         """Forget all but what is counted since the exporter started; the next reading is a new start."""
@@ -115,10 +129,21 @@ class HoldingTracker:
         for uuid in destroyed:
             self._holdings.drop_device(uuid)
         known = tuple(without_partial_ledger(device) for device in known)
-        holdings = {each.uuid: self._update_holdings(each, sample) for each in known if each.error is None}
         sharers = memory_sharers(known)
+        holdings = {
+            each.uuid: self._update_holdings(each, sample, shared=each.uuid in sharers)
+            for each in known
+            if each.error is None
+        }
+        found = self._find_uncharged(known, holdings, sharers, sample)
         devices = tuple(
-            self._account_device(each, holdings, sharers.get(each.uuid, (each.uuid,)), sample)
+            self._account_device(
+                each,
+                holdings,
+                sharers.get(each.uuid, (each.uuid,)),
+                found.get(sharers.get(each.uuid, (each.uuid,))[0], PoolResult()),
+                sample,
+            )
             for each in known
         )
         devices = reservations.join(reading, devices, self._processes.facts_of, self._processes.known_since)
@@ -142,6 +167,9 @@ class HoldingTracker:
             agents=self._agents.agents,
             agent_socket=reading.agent_socket,
             ooms=self._ooms.totals(),
+            to_count=self._holders_to_count(sample),
+            launches=reading.launches if _counts_launches(reading) else None,
+            watched_since=self._watched_since,
         )
 
     def _publish_failure(self, reading: Reading, failure: tuple[str, str]) -> Snapshot:
@@ -168,6 +196,8 @@ class HoldingTracker:
         if self._boot_time is not None and reading.boot_time != self._boot_time:
             self._follow_clock(reading.boot_time - self._boot_time)
         self._boot_time = reading.boot_time
+        if self._watched_since is None:
+            self._watched_since = reading.time
         return Sample(reading, {row.pid: row for row in reading.rows}, self._longest_gap, after_gap)
 
     def _follow_clock(self, seconds: float) -> None:
@@ -176,12 +206,62 @@ class HoldingTracker:
             state.shift_times(seconds)
         self._processes.shift_times(seconds)
         self._ghosts.shift_times(seconds)
+        self._work.shift_times(seconds)
+        self._waits.shift_times(seconds)
+        self._uncharged.shift_times(seconds)
+        if self._watched_since is not None:
+            self._watched_since += seconds
+
+    def _find_uncharged(
+        self,
+        devices: Sequence[DeviceReading],
+        held: dict[str, tuple[Holding, ...] | None],
+        sharers: Mapping[str, tuple[str, ...]],
+        sample: Sample,
+    ) -> dict[str, PoolResult]:
+        """Find who has what NVML charges to nobody, and add it to the holdings in ``held``.
+
+        Where NVML lists no process to us, the holders are not known, and nothing is added.
+        """
+        bounds = {(each.pid, each.start): each.bound for each in sample.reading.managed}
+        pools = []
+        for device in devices:
+            group = sharers.get(device.uuid, (device.uuid,))
+            lists = [held.get(uuid) for uuid in group]
+            if device.uuid != group[0] or None in lists or sample.reading.host_pid_namespace is False:
+                continue
+            everybody = [(uuid, each) for uuid, some in zip(group, lists, strict=True) for each in some or ()]
+            ledger = _balanced(device, [each for _, each in everybody], blind=False)
+            if ledger is not None and device.error is None:
+                holders = tuple(self._pool_holder(uuid, each, bounds, sample) for uuid, each in everybody)
+                hidden = _hidden_users(device, sample.reading)
+                pools.append(MemoryPool(device.uuid, ledger, holders, hidden))
+        found = self._uncharged.update(pools, sample.monotonic, sample.time, sample.longest_gap)
+        for pool in pools:
+            for uuid in {holder.uuid for holder in pool.holders}:
+                held[uuid] = _with_uncharged(uuid, held[uuid] or (), found[pool.key])
+        return found
+
+    def _pool_holder(
+        self, uuid: str, holding: Holding, bounds: Mapping[tuple[int, int], int | None], sample: Sample
+    ) -> PoolHolder:
+        facts = self._processes.facts_of(holding.pid, holding.start)
+        agent = self._agents.agents.get(holding.pid)
+        return PoolHolder(
+            uuid,
+            holding,
+            None if facts is None else facts.user,
+            self._owner_of(holding, sample),
+            None if holding.start is None else bounds.get((holding.pid, holding.start)),
+            None if agent is None else agent.managed(uuid, holding.memory or 0),
+        )
 
     def _account_device(
         self,
         device: DeviceReading,
         held: Mapping[str, tuple[Holding, ...] | None],
         sharers: tuple[str, ...],
+        uncharged: PoolResult,
         sample: Sample,
     ) -> DeviceSnapshot:
         """Make a device's part of the snapshot: its holdings, its balance, its owners.
@@ -191,6 +271,7 @@ class HoldingTracker:
             held: the holdings of every device that answered, by UUID; None where they are not known.
             sharers: the UUIDs of the devices that have the same memory: this one, and where it is a compute
                 instance, the others of its GPU instance.
+            uncharged: who has what NVML charges to nobody.
             sample: the sample.
         """
         xids = self._devices.xids(device.uuid)
@@ -201,9 +282,9 @@ class HoldingTracker:
         blind = sample.reading.host_pid_namespace is False
         ledger = used_peak = None
         lists = [held.get(uuid) for uuid in sharers]
-        if device.memory is not None and None not in lists:
-            everybody = ((each.state, each.memory or 0) for held_there in lists for each in held_there or ())
-            ledger = balance(device.memory, everybody, blind=blind)
+        if None not in lists:
+            everybody = [each for held_there in lists for each in held_there or ()]
+            ledger = _balanced(device, everybody, blind=blind, undivided=uncharged.undivided)
         if ledger is not None:
             used_peak = self._devices.record_used(device.uuid, sample.monotonic, ledger.used)
         hidden = hidden_on(device, sample.reading.hidden if sample.reading.host_pid_namespace else None)
@@ -219,38 +300,82 @@ class HoldingTracker:
             xids=xids,
             ghost=ghost,
             ghost_since=ghost_since,
-            owner_usage=self._charge_owners(device, holdings, ledger, sample),
+            owner_usage=self._charge_owners(device, holdings, ledger, uncharged, sample),
+            undivided=uncharged.undivided,
+            left=uncharged.left,
             memory_counted_under=sharers[0] if sharers[0] != device.uuid else None,
         )
 
-    def _update_holdings(self, device: DeviceReading, sample: Sample) -> tuple[Holding, ...] | None:
+    def _mps_servers(self, device: DeviceReading, sample: Sample) -> frozenset[int]:
+        """Return the holders that are servers of MPS, also where only their name says so."""
+        servers = set()
+        for entry in device.processes or ():
+            row = sample.rows.get(entry.pid)
+            facts = None if row is None else self._processes.facts_of(row.pid, row.start)
+            named = facts is not None and facts.command == reservations.MPS_SERVER
+            if named or reservations.mps_user(facts) is not None:
+                servers.add(entry.pid)
+        return frozenset(servers)
+
+    def _update_holdings(
+        self, device: DeviceReading, sample: Sample, *, shared: bool
+    ) -> tuple[Holding, ...] | None:
         """Match what NVML lists with the known holdings and classify each; the largest first.
 
         None where NVML did not give the list.
         """
+        servers = self._mps_servers(device, sample)
+        sample.mps_servers.update(servers)
+        work = self._work.update(device, servers, sample, shared=shared)
+        waits_since = self._waits.update(device, sample)
         if device.processes is None:
             return None
         utilization = {each.pid: each for each in device.process_utilization or ()}
-        on_device = DeviceSample(sample, device, utilization, self._agents.allocated_on(device.uuid))
+        on_device = DeviceSample(sample, device, utilization, work, self._agents.allocated_on(device.uuid))
         holdings = []
         for entry in device.processes:
             state = self._holdings.match(entry, on_device)
             row = sample.rows.get(entry.pid)
             state.mark_bystander(bystander=row is not None and self._processes.is_bystander(row, sample))
             state.record_sample(entry, on_device)
+            quiet = state.quiet(work, sample, self._idle_after)
             working = states.is_working(
-                sample.monotonic - state.quiet_since[0],
+                quiet,
                 None if state.worked_at is None else sample.monotonic - state.worked_at,
                 self._idle_after,
             )
-            verdict = self._classify(state, on_device, working=working)
-            state.record_verdict(verdict, sample)
-            holdings.append(state.holding(entry, verdict, working=working))
+            waits = waits_since if len(device.processes) == 1 or state.keeps_busy else None
+            verdict = self._classify(state, on_device, quiet, working=working)
+            if waits is not None:
+                verdict = states.with_busy_without_work(verdict, sample.time - waits)
+            state.record_verdict(verdict, quiet, sample)
+            held = state.holding(entry, verdict, working=working)
+            holdings.append(replace(held, busy_without_work_since=waits) if waits is not None else held)
         holdings.sort(key=lambda holding: (-(holding.memory or 0), holding.pid))
         return tuple(holdings)
 
+    def _holders_to_count(self, sample: Sample) -> tuple[tuple[int, int], ...]:
+        """Choose the holders whose launches should be counted."""
+        if "launches" not in sample.reading.collectors or sample.reading.host_pid_namespace is False:
+            return ()
+        candidates = [
+            Candidate(
+                (state.pid, state.start),
+                state.memory or 0,
+                sample.monotonic - state.workless_since[0],
+                state.device_quiet >= COUNTED_SHARE * self._idle_after,
+            )
+            for state in self._holdings
+            if state.state in COUNTED_STATES
+            and state.start is not None
+            and state.watched == sample.monotonic
+            and state.pid in sample.rows
+            and state.pid not in sample.mps_servers
+        ]
+        return choose_holders(candidates, sample.reading.launches, self._idle_after)
+
     def _classify(
-        self, state: HoldingState, on_device: DeviceSample, *, working: bool | None
+        self, state: HoldingState, on_device: DeviceSample, quiet: Quiet | None, *, working: bool | None
     ) -> StateVerdict:
         """Say why a holding exists; the first rule that applies wins."""
         sample = on_device.sample
@@ -262,9 +387,7 @@ class HoldingTracker:
             return states.classify_unseen(presence, host_pid_namespace=sample.reading.host_pid_namespace)
         verdict = sample.verdicts[state.pid]
         if verdict is None:
-            quiet = sample.monotonic - state.quiet_since[0]
-            worked = state.last_active is not None
-            return states.classify_work(quiet, self._idle_after, worked=worked, evidence=state.evidence)
+            return self._classify_work(state, quiet, sample)
         if verdict.state is State.ORPHANED:
             return states.with_work(verdict, working=working, idle_after=self._idle_after)
         if verdict.state is State.STUCK and (xids := self._devices.xids(on_device.device.uuid)):
@@ -272,8 +395,20 @@ class HoldingTracker:
             return verdict._replace(why=f"{verdict.why}; this GPU has had XID {numbers}")
         return verdict
 
+    def _classify_work(self, state: HoldingState, quiet: Quiet | None, sample: Sample) -> StateVerdict:
+        if quiet is not None:
+            return states.classify_idle(quiet, sample.monotonic)
+        seconds = sample.monotonic - state.quiet_since[0]
+        worked = state.last_active is not None
+        return states.classify_active(seconds, self._idle_after, worked=worked, evidence=state.evidence)
+
     def _charge_owners(
-        self, device: DeviceReading, holdings: Sequence[Holding], ledger: Ledger | None, sample: Sample
+        self,
+        device: DeviceReading,
+        holdings: Sequence[Holding],
+        ledger: Ledger | None,
+        uncharged: PoolResult,
+        sample: Sample,
     ) -> OwnerUsageTotals | None:
         """Charge a device's holdings to their owners; return None if its holders are not known."""
         if device.divided:
@@ -287,12 +422,14 @@ class HoldingTracker:
                 each.start,
                 self._owner_of(each, sample),
                 each.state,
-                each.memory,
+                each.held,
                 each.wasted,
             )
             for each in holdings
         ]
-        return self._owners.update(device.uuid, charges, ledger, sample)
+        shared = uncharged.undivided if device.uuid == uncharged.key else None
+        left = sum(each.least for each in uncharged.left if each.pids)
+        return self._owners.update(device.uuid, charges, ledger, sample, shared=shared, left=left)
 
     def _owner_of(self, holding: Holding, sample: Sample) -> Key | None:
         """Return the owner of a holding, None while it is not known.
@@ -324,5 +461,54 @@ class HoldingTracker:
         """Drop what no longer exists."""
         self._owners.keep_only(self._devices.uuids)
         self._ghosts.keep_only(frozenset(self._devices.uuids))
+        self._work.keep_only(frozenset(self._devices.uuids))
+        self._waits.keep_only(frozenset(self._devices.uuids))
+        self._uncharged.keep_only(frozenset(self._devices.uuids))
         self._holdings.drop_unlisted(sample.reading.devices)
         self._processes.drop_ended(sample.rows.values(), self._holdings.pids())
+
+
+def _counts_launches(reading: Reading) -> bool:
+    """Tell whether launches are counted on this host now."""
+    alive, _ = reading.collectors.get("launches", (False, 0.0))
+    return alive
+
+
+def _balanced(
+    device: DeviceReading,
+    holdings: Sequence[Holding],
+    *,
+    blind: bool,
+    undivided: UndividedBytes | None = None,
+) -> Ledger | None:
+    """Balance a device over its holdings, with what is known of bytes that NVML charges to nobody."""
+    if device.memory is None:
+        return None
+    uncharged = [(each.state, each.uncharged.least) for each in holdings if each.uncharged is not None]
+    if undivided is not None:
+        uncharged.append((undivided.state, undivided.bytes))
+    charged = ((each.state, each.memory or 0) for each in holdings)
+    return balance(device.memory, charged, blind=blind, uncharged=uncharged)
+
+
+def _with_uncharged(uuid: str, holdings: Sequence[Holding], found: PoolResult) -> tuple[Holding, ...]:
+    """Return the holdings of a device with what they have uncharged, the largest first."""
+    if not found.held:
+        return tuple(holdings)
+    added = [replace(each, uncharged=found.held.get((uuid, each.pid))) for each in holdings]
+    return tuple(sorted(added, key=lambda each: (-(each.held or 0), each.pid)))
+
+
+def _hidden_users(device: DeviceReading, reading: Reading) -> tuple[HiddenHolder, ...] | None:
+    """Return the processes that have a device open and that NVML does not list, forked children too.
+
+    A child that outlives its parent may have the parent's memory.
+    """
+    if reading.hidden is None or device.minor is None:
+        return None
+    listed = {entry.pid for each in reading.devices for entry in each.processes or ()}
+    return tuple(
+        each
+        for each in reading.hidden
+        if device.minor in each.minors and each.kind != "monitor" and each.pid not in listed
+    )

@@ -70,7 +70,12 @@ def _describe_holders(
             continue
         facts = snapshot.facts_of(holding.pid)
         owner = facts.owner if facts is not None else None
-        about: dict[str, object] = {"state": holding.state.value, "bytes": holding.memory}
+        managed = 0 if holding.uncharged is None else holding.uncharged.managed
+        # Managed memory gives way to an allocation, so it is never the reason why one fails.
+        held = None if holding.held is None else holding.held - managed
+        about: dict[str, object] = {"state": holding.state.value, "bytes": held}
+        if managed:
+            about["managed"] = managed
         if asker:
             about["self"] = True
         if asker or uid == ROOT_UID or (facts is not None and facts.uid == uid):

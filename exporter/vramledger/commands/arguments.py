@@ -12,6 +12,7 @@ from vramledger.config import (
     AGENT_SOCKET,
     COLLECTORS,
     CONTROL_SOCKET,
+    CONTROL_VARIABLE,
     SamplingConfig,
     parse_listen_address,
 )
@@ -136,8 +137,13 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     """Declare the flag of the exporter's control socket."""
     parser.add_argument(
         "--control.socket", dest="control_socket", type=Path, default=None, metavar="FILE",
-        help=f"where 'vramledger release' reaches the exporter (default {CONTROL_SOCKET})",
+        help=f"where commands reach the exporter (default ${CONTROL_VARIABLE}, or else {CONTROL_SOCKET})",
     )  # fmt: skip
+
+
+def control_socket(args: argparse.Namespace) -> Path:
+    """Return where a command looks for the exporter."""
+    return args.control_socket or Path(os.environ.get(CONTROL_VARIABLE) or CONTROL_SOCKET)
 
 
 def sampling_config(args: argparse.Namespace) -> SamplingConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from vramledger.commands.arguments import add_sampling, sampling_config, size
+from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config, size
 from vramledger.commands.cleanliness import MAX_LEFTOVER, CheckTolerance
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.parser import Commands, add_log, duration
@@ -39,6 +39,7 @@ def add_command(commands: Commands) -> None:
         help="how long a GPU may take to become clean (default 5s)",
     )  # fmt: skip
     command.add_argument("--json", action="store_true", help="print JSON")
+    add_control(command)
     add_sampling(command)
     add_log(command)
     command.set_defaults(run=run)
@@ -51,5 +52,6 @@ def run(args: argparse.Namespace) -> int:
         tolerance=CheckTolerance(args.leftover, args.live, frozenset(args.owners)),
         wait=args.wait,
         as_json=args.json,
+        control_socket=control_socket(args),
     )
     return run_until_interrupted(run_check(sampling_config(args), options))

@@ -15,7 +15,7 @@ from vramledger.model.json_values import Json
 from vramledger.model.reading import HiddenHolder, ProcessFacts
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
 from vramledger.printable import printable
-from vramledger.views.table import gib
+from vramledger.views.table import gib, left_text
 
 CLEAN, NOT_CLEAN, CANNOT_TELL = 0, 1, 3
 """Exit statuses; 2 is a wrong flag."""
@@ -229,7 +229,10 @@ def _leftovers(
     unattributed = 0
     if device.ledger is not None and device.ledger.driver_reserved is not None:
         unattributed = device.ledger.unattributed
-    exceeded = sum(each.memory or 0 for each in holdings) + unattributed > tolerance.leftover
+    left = sum(each.held or 0 for each in holdings)
+    if device.undivided is not None and device.undivided.state in LEFTOVERS:
+        left += device.undivided.bytes  # every program that can have it is a leftover
+    exceeded = left + unattributed > tolerance.leftover
     for each in holdings:
         # A size that NVML does not report may be large.
         why = each.why + (", without a reservation" if _unreserved(device, each) else "")
@@ -238,9 +241,8 @@ def _leftovers(
         text = "this driver does not report its own reserve, so unattributed memory is not judged"
         yield CheckReason("no-reserve", text, counts=False)
     elif unattributed and exceeded:
-        yield CheckReason(
-            "unattributed", f"{gib(unattributed)} unattributed", counts=True, memory=unattributed
-        )
+        text = "; ".join([f"{gib(unattributed)} unattributed", *(left_text(each) for each in device.left)])
+        yield CheckReason("unattributed", text, counts=True, memory=unattributed)
 
 
 def _live(device: DeviceSnapshot, snapshot: Snapshot, tolerance: CheckTolerance) -> Iterator[CheckReason]:
@@ -253,7 +255,7 @@ def _live(device: DeviceSnapshot, snapshot: Snapshot, tolerance: CheckTolerance)
         if (mps := mps_user(facts)) is not None and mps[0] is not None:
             server = mps[0] == 0
             ours = ours or owner_matches(tolerance.owners, ("user", mps[1]))
-        harmless = server and each.memory is not None and each.memory <= tolerance.leftover
+        harmless = server and each.held is not None and each.held <= tolerance.leftover
         why = "without a reservation" if _unreserved(device, each) else ""
         yield _reason(each, snapshot, why, counts=not (tolerance.live or ours or harmless))
 
@@ -301,13 +303,15 @@ def _hidden_text(holder: HiddenHolder) -> str:
 
 def _reason(holding: Holding, snapshot: Snapshot, why: str, *, counts: bool) -> CheckReason:
     about = describe_process(snapshot.facts_of(holding.pid))
-    held = amount(holding.memory)
+    held = amount(holding.held)
+    if holding.uncharged is not None and holding.uncharged.least:
+        held += f", {amount(holding.uncharged.least)} of it uncharged"
     text = f"{holding.state.value} pid {holding.pid} {about} holds {held}" + (f" ({why})" if why else "")
-    return CheckReason(holding.state.value, text, counts, holding.pid, holding.memory)
+    return CheckReason(holding.state.value, text, counts, holding.pid, holding.held)
 
 
-def results_json(results: Iterable[CheckResult]) -> dict[str, Json]:
-    """Return the results as JSON values."""
+def results_json(results: Iterable[CheckResult], watched_since: float | None = None) -> dict[str, Json]:
+    """Return the results as JSON values, with the Unix time since which the holders were watched."""
     results = list(results)
     words = {CLEAN: "clean", NOT_CLEAN: "not-clean", CANNOT_TELL: "cannot-tell"}
     status = overall_status(results)
@@ -315,6 +319,7 @@ def results_json(results: Iterable[CheckResult]) -> dict[str, Json]:
         "version": 1,
         "verdict": words[status],
         "exit_status": status,
+        "watched_since": watched_since,
         "devices": [
             {
                 "gpu": result.gpu,

@@ -6,11 +6,17 @@ Findings are pure conclusions from one reading and a few facts about our own pro
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from vramledger.agent_server.discovery import NO_SOCKET, ExporterStatus
+from vramledger.config import CONTROL_VARIABLE
 from vramledger.model.reading import Reading
+from vramledger.printable import printable
+from vramledger.readers.hosts.exporters import RunningExporter
 from vramledger.readers.own_rights import OwnRights
 
 FINE, LACK = True, False
@@ -26,22 +32,91 @@ class Finding:
     remedy: str = ""
 
 
+class ExporterContact(NamedTuple):
+    """Whether commands and agents reach an exporter.
+
+    Attributes:
+        path: where commands look for it.
+        problem: why it gives no answer there, None if it does.
+        watched_since: Unix time since which it has watched.
+        agents: the state of the agents' socket.
+        running: the exporters that run, wherever their sockets are.
+    """
+
+    path: Path
+    problem: str | None
+    watched_since: float | None
+    agents: ExporterStatus
+    running: tuple[RunningExporter, ...]
+
+
 def diagnose(
-    reading: Reading, own_rights: OwnRights, status: ExporterStatus | None = None
+    reading: Reading,
+    own_rights: OwnRights,
+    contact: ExporterContact | None = None,
+    launch_obstacle: str | None = None,
 ) -> Iterator[Finding]:
-    """Yield the findings of one reading, our own rights and the agents' socket, the most important first."""
+    """Yield what was found, the most important first.
+
+    Args:
+        reading: one sample.
+        own_rights: our own rights.
+        contact: how commands and agents reach an exporter.
+        launch_obstacle: why launches cannot be counted, empty if they can; None where nobody has tried.
+    """
     yield from _driver(reading)
     yield _namespace(reading)
     yield from _rights(reading, own_rights)
-    if status is not None:
-        yield _agents(status)
+    if launch_obstacle is not None:
+        yield _launches(launch_obstacle)
+    if contact is not None:
+        yield from _exporter(contact)
 
 
-def _agents(status: ExporterStatus) -> Finding:
-    """Say whether agents can reach an exporter; a missing exporter is not a fault, as none may be wanted."""
+def _launches(obstacle: str) -> Finding:
+    """Say whether launches could be counted; that they cannot is not a fault, as few hosts need it."""
+    if obstacle:
+        return Finding(
+            FINE, "launches", f"cannot be counted ({obstacle}); only --collector.launches needs this"
+        )
+    return Finding(FINE, "launches", "can be counted with 'vramledger serve --collector.launches'")
+
+
+def _exporter(contact: ExporterContact) -> Iterator[Finding]:
+    """Say whether commands and agents reach an exporter."""
+    subject = f"exporter {contact.path}"
+    others = [each for each in contact.running if each.control_socket not in (None, str(contact.path))]
+    if contact.problem is None:
+        since = ""
+        if contact.watched_since is not None:
+            clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(contact.watched_since))
+            since = f", and has watched since {clock}"
+        yield Finding(FINE, subject, f"commands ask it{since}")
+    elif others:
+        where = ", ".join(f"pid {each.pid} at {each.control_socket}" for each in others)
+        remedy = f"add --control.socket={others[0].control_socket} to commands, or set {CONTROL_VARIABLE}"
+        yield Finding(LACK, subject, printable(f"an exporter listens elsewhere: {where}"), printable(remedy))
+    elif contact.running:
+        pids = ", ".join(str(each.pid) for each in contact.running)
+        text, _, remedy = contact.problem.rpartition("; ")
+        text, remedy = (text, remedy) if text else (remedy, "see its log")
+        yield Finding(LACK, subject, f"an exporter runs (pid {pids}), but {text}", remedy)
+    else:
+        text = "no exporter runs: commands know nothing of before, such as who was idle or orphaned"
+        yield Finding(LACK, subject, text, "start 'vramledger serve', for example as a service")
+    if contact.agents.problem != NO_SOCKET or contact.running:
+        yield _agents(contact.agents, contact.running)
+
+
+def _agents(status: ExporterStatus, running: Collection[RunningExporter]) -> Finding:
+    """Say whether agents can reach an exporter."""
     subject = f"agents {status.path}"
-    if status.problem == NO_SOCKET:
-        return Finding(FINE, subject, "no exporter listens here; start one with 'vramledger serve'")
+    elsewhere = [each.agent_socket for each in running if each.agent_socket not in (None, str(status.path))]
+    if status.problem == NO_SOCKET and elsewhere:
+        remedy = f"start programs with VRAMLEDGER_AGENT_SOCKET={elsewhere[0]}"
+        return Finding(
+            LACK, subject, printable(f"the exporter listens for agents at {elsewhere[0]}"), printable(remedy)
+        )
     if status.problem is not None:
         remedy = "start the exporter again, and see its log for 'No agents'"
         return Finding(LACK, subject, status.problem, remedy)
@@ -76,6 +151,7 @@ def _driver(reading: Reading) -> Iterator[Finding]:
                 ("memory", device.memory),
                 ("process list", device.processes),
                 ("process utilisation (so idleness is not known)", device.process_utilization),
+                ("GPM's counters (so idleness is only inferred, never proven)", device.activity),
             )
             if value is None
         ]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from vramledger.commands.arguments import add_sampling, sampling_config
+from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.parser import Commands, add_log, duration, pid
 from vramledger.commands.sampling_loop import EndOptions, run_end
 from vramledger.commands.termination import Selection
-from vramledger.config import IDLE_AFTER
 from vramledger.errors import UsageError
 from vramledger.model.snapshot import State
 
@@ -47,6 +46,7 @@ def add_command(commands: Commands) -> None:
         "--working", action="store_true", help="also end orphaned holders that still work on a GPU"
     )
     end.add_argument("--yes", action="store_true", help="end the holders, instead of only listing them")
+    add_control(end)
     add_sampling(end, idle=True)
     add_log(end)
     end.set_defaults(run=run)
@@ -64,5 +64,5 @@ def run(args: argparse.Namespace) -> int:
     if selection == Selection():
         message = "select holders with --pid, --state, --owner or --gpu"
         raise UsageError(message)
-    options = EndOptions(selection, args.grace, args.idle_after or IDLE_AFTER, args.yes)
+    options = EndOptions(selection, args.grace, args.idle_after, args.yes, control_socket(args))
     return run_until_interrupted(run_end(sampling_config(args), options))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import time
 
-from vramledger.commands.arguments import add_control
+from vramledger.commands.arguments import add_control, control_socket
+from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.output import write_output
 from vramledger.commands.parser import Commands, add_log, duration
-from vramledger.config import CONTROL_SOCKET
+from vramledger.errors import UsageError
 from vramledger.serving.control_client import request_exporter
-from vramledger.serving.control_messages import RELEASE, RESUME, ControlRequest
+from vramledger.serving.control_messages import MAX_RELEASE_SECONDS, RELEASE, RESUME, ControlRequest
 
 _DEFAULT_SECONDS = 600.0
 
@@ -27,7 +28,7 @@ def add_command(commands: Commands) -> None:
     how = release.add_mutually_exclusive_group()
     how.add_argument(
         "--for", dest="seconds", type=duration, default=_DEFAULT_SECONDS, metavar="DURATION",
-        help="for how long (default 10m)",
+        help="for how long, at most 30d (default 10m)",
     )  # fmt: skip
     how.add_argument("--resume", action="store_true", help="reopen the GPUs now")
     add_control(release)
@@ -37,10 +38,13 @@ def add_command(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Send the request to the exporter; return 0 when it has done it."""
+    if args.seconds > MAX_RELEASE_SECONDS:
+        message = f"--for is at most {MAX_RELEASE_SECONDS / 86400:.0f}d; a longer release would be forgotten"
+        raise UsageError(message)
     request = ControlRequest(RESUME) if args.resume else ControlRequest(RELEASE, args.seconds)
-    until = request_exporter(args.control_socket or CONTROL_SOCKET, request).released_until
+    until = run_until_interrupted(request_exporter(control_socket(args), request)).released_until
     if until is not None:
-        clock = time.strftime("%H:%M:%S", time.localtime(until))
+        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(until))
         back = "'vramledger release --resume' reopens them"
         write_output(f"The exporter has released the GPUs until {clock}; {back}.\n")
     else:

@@ -1,6 +1,7 @@
-"""Run the sampling loops of ``check`` and ``end``: sample until the result is sure, print it, and act.
+"""Run the loops of ``check`` and ``end``: look until the result is sure, print it, and act.
 
-They have no history, so they sample fast and only as long as necessary.
+They ask the running exporter, which has watched since it started. Where none answers they sample themselves,
+fast and only as long as necessary, and know nothing of what was before.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from vramledger.accounting.devices import hidden_on
 from vramledger.accounting.owner_usage import Key
@@ -32,13 +34,17 @@ from vramledger.commands.cleanliness import (
     unknown_devices,
     unseen_holders,
 )
+from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.termination import EndTarget, Selection, Termination, end_targets, select_targets
 from vramledger.config import IDLE_AFTER, SamplingConfig
+from vramledger.errors import StartupError
+from vramledger.logs import fields, log
 from vramledger.model.reading import DeviceReading, HiddenHolder, Reading
-from vramledger.model.snapshot import Snapshot, State
+from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
 from vramledger.printable import printable
 from vramledger.readers.hosts.hidden_holders import find_hidden_holders
 from vramledger.readers.hosts.host import Host
+from vramledger.readers.hosts.open_device_files import DEVICE_PREFIX, open_files
 from vramledger.sampling.supervisor import Supervisor
 from vramledger.views.table import gib
 
@@ -64,19 +70,21 @@ class CheckOptions:
     tolerance: CheckTolerance
     wait: float
     as_json: bool
+    control_socket: Path
 
 
 @dataclass(frozen=True, slots=True)
 class EndOptions:
     """The options of ``end``: ``grace`` is the time from SIGTERM to SIGKILL, seconds.
 
-    Without ``yes`` the holders are only listed.
+    Without ``yes`` the holders are only listed. ``idle_after`` is None where the user has not chosen it.
     """
 
     selection: Selection
     grace: float
-    idle_after: float
+    idle_after: float | None
     yes: bool
+    control_socket: Path
 
 
 async def _readings(supervisor: Supervisor) -> AsyncIterator[Reading]:
@@ -86,8 +94,28 @@ async def _readings(supervisor: Supervisor) -> AsyncIterator[Reading]:
                 yield reading
 
 
-def _listed_pids(reading: Reading) -> set[int]:
-    return {entry.pid for device in reading.devices for entry in device.processes or ()}
+async def _own_snapshots(
+    readings: AsyncIterator[Reading], tracker: HoldingTracker
+) -> AsyncIterator[Snapshot]:
+    async for reading in readings:
+        yield tracker.update(reading)
+
+
+async def _exporter_snapshots(path: Path) -> AsyncIterator[Snapshot]:
+    async with aclosing(follow_exporter(path)) as ledgers:  # type: ignore[type-var]
+        async for ledger in ledgers:
+            yield ledger.snapshot
+
+
+def _log_own_look(error: StartupError) -> None:
+    log.info(
+        "Looking without an exporter: what was before is not known, such as who was idle or orphaned",
+        extra=fields(why=str(error)),
+    )
+
+
+def _listed_pids(devices: Iterable[DeviceReading]) -> set[int]:
+    return {entry.pid for device in devices for entry in device.processes or ()}
 
 
 def _fast_sampling(config: SamplingConfig) -> SamplingConfig:
@@ -104,52 +132,80 @@ async def run_check(config: SamplingConfig, options: CheckOptions) -> int:
     A device that is not clean is checked again until ``wait`` is over: a process that has just ended needs a
     moment to free its memory.
     """
-    config = _fast_sampling(config)
-    supervisor = Supervisor(config)
-    tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=config.interval)
-    results: list[CheckResult] = []
-    count = clean = 0
-    deadline = time.monotonic() + options.wait
-    async with aclosing(_readings(supervisor)) as readings:  # type: ignore[type-var]
-        async for reading in readings:
-            snapshot = tracker.update(reading)
-            results = check_devices(snapshot, options.gpus, options.tolerance)
-            count += 1
-            clean = clean + 1 if overall_status(results) == CLEAN else 0
-            over = time.monotonic() >= deadline
-            # A driver that is slow once may answer the next time; one that is not there does not come.
-            slow = snapshot.failure is not None and snapshot.failure[0] == "timeout"
-            late = (not snapshot.up and (over or not slow)) or (count >= SAMPLES_MIN and over)
-            if clean >= SAMPLES_MIN or (late and any(each.status == CLEAN for each in results)):
-                own = {os.getpid(), supervisor.pid or 0}
-                results = await asyncio.to_thread(
-                    _recheck_with_hidden, config, options, own, reading, snapshot
-                )
-                # A process that the search cannot read will not be readable a moment later either.
-                late = late or overall_status(results) != NOT_CLEAN
-            if late:
-                break
+    try:
+        async with aclosing(_exporter_snapshots(options.control_socket)) as snapshots:  # type: ignore[type-var]
+            results, since = await _check(snapshots, config, options, lambda: None)
+    except StartupError as error:
+        _log_own_look(error)
+        config = _fast_sampling(config)
+        supervisor = Supervisor(config)
+        tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=config.interval)
+        async with aclosing(_readings(supervisor)) as readings:  # type: ignore[type-var]
+            snapshots = _own_snapshots(readings, tracker)
+            results, since = await _check(snapshots, config, options, lambda: supervisor.pid)
     if options.as_json:
-        print(json.dumps(results_json(results)))
+        print(json.dumps(results_json(results, since)))
     else:
         for result in results:
             print(result.line)
     return overall_status(results)
 
 
+async def _check(
+    snapshots: AsyncIterator[Snapshot],
+    config: SamplingConfig,
+    options: CheckOptions,
+    sampler_pid: Callable[[], int | None],
+) -> tuple[list[CheckResult], float | None]:
+    """Return the results, and since when the holders were watched (Unix time)."""
+    results: list[CheckResult] = []
+    since: float | None = None
+    count = clean = 0
+    deadline = time.monotonic() + options.wait
+    async for snapshot in snapshots:
+        results, since = check_devices(snapshot, options.gpus, options.tolerance), snapshot.watched_since
+        count += 1
+        clean = clean + 1 if overall_status(results) == CLEAN else 0
+        over = time.monotonic() >= deadline
+        # A driver that is slow once may answer the next time; one that is not there does not come.
+        slow = snapshot.failure is not None and snapshot.failure[0] == "timeout"
+        late = (not snapshot.up and (over or not slow)) or (count >= SAMPLES_MIN and over)
+        if clean >= SAMPLES_MIN or (late and any(each.status == CLEAN for each in results)):
+            own = {os.getpid(), sampler_pid() or 0}
+            results = await asyncio.to_thread(_recheck_with_hidden, config, options, own, snapshot)
+            # A process that the search cannot read will not be readable a moment later either.
+            late = late or overall_status(results) != NOT_CLEAN
+        if late:
+            break
+    return results, since
+
+
 def _recheck_with_hidden(
-    config: SamplingConfig, options: CheckOptions, own: set[int], reading: Reading, snapshot: Snapshot
+    config: SamplingConfig, options: CheckOptions, own: set[int], snapshot: Snapshot
 ) -> list[CheckResult]:
     """Check once more, after a search for hidden holders."""
-    found = find_hidden_holders(Host(config.procfs, config.rootfs), own, _listed_pids(reading))
+    listed = _listed_pids(device.reading for device in snapshot.devices)
+    found = find_hidden_holders(Host(config.procfs, config.rootfs), own, listed)
     holders, unreadable = found or (None, 0)
-    devices = tuple(replace(each, hidden=_hidden_on(each.reading, holders)) for each in snapshot.devices)
+    devices = tuple(_with_hidden(each, holders) for each in snapshot.devices)
     return check_devices(
         replace(snapshot, devices=devices),
         options.gpus,
         options.tolerance,
         search=SearchExtent(found is not None, unreadable),
     )
+
+
+def _with_hidden(device: DeviceSnapshot, holders: tuple[HiddenHolder, ...] | None) -> DeviceSnapshot:
+    """Return a device with its hidden holders: those found now, and others that the exporter has found.
+
+    Not every user may look into every process, and the exporter may.
+    """
+    found = _hidden_on(device.reading, holders)
+    if found is None:
+        return replace(device, hidden=None)
+    pids = {each.pid for each in found}
+    return replace(device, hidden=(*found, *(each for each in device.hidden or () if each.pid not in pids)))
 
 
 def _hidden_on(
@@ -162,14 +218,17 @@ def _hidden_on(
 async def run_end(config: SamplingConfig, options: EndOptions) -> int:
     """List the selected holders, end them if ``yes`` is given, and return the exit status."""
     config = _fast_sampling(config)
+    host = Host(config.procfs, config.rootfs)
     supervisor = Supervisor(config)
     async with aclosing(_readings(supervisor)) as readings:  # type: ignore[type-var]
-        reading, snapshot = await _watch_holders(readings, config, options)
-        if refusals := list(_selection_refusals(snapshot, options.selection)):
+        snapshot, reading, refusals = await _observe(readings, config, options)
+        if refusals:
             print("\n".join(refusals))
             return CANNOT_TELL
         own = {supervisor.pid or 0, *_own_pids()}
-        targets = select_targets(snapshot, options.selection, own)
+        targets = [
+            _confirm(target, reading, host) for target in select_targets(snapshot, options.selection, own)
+        ]
         missing = options.selection.pids - {target.pid for target in targets}
         for target in targets:
             print(target.line)
@@ -185,22 +244,95 @@ async def run_end(config: SamplingConfig, options: EndOptions) -> int:
         if chosen and not options.yes:
             print("nothing was ended: this was a dry run; add --yes to do it")
         elif chosen:
-            host = Host(config.procfs, config.rootfs)
             complete = await _end_and_watch(chosen, options.grace, host, reading, readings) and complete
     if not complete:
         return 1
     return CANNOT_TELL if unseen else 0
 
 
+async def _observe(
+    readings: AsyncIterator[Reading], config: SamplingConfig, options: EndOptions
+) -> tuple[Snapshot, Reading, list[str]]:
+    """Return what is known of the holders, a sample of our own, and why nothing can be selected."""
+    try:
+        snapshot = await _ask_exporter(options)
+        reading = await readings.__anext__()
+    except StartupError as error:
+        _log_own_look(error)
+        reading, snapshot = await _watch_holders(readings, config, options)
+    refusals = list(_selection_refusals(snapshot, options.selection))
+    if reading.failure is not None and not refusals:
+        refusals = [f"cannot say who holds memory ({reading.failure[0]}): {reading.failure[1]}"]
+    return snapshot, reading, refusals
+
+
+async def _ask_exporter(options: EndOptions) -> Snapshot:
+    """Return what the exporter knows of the holders, from a sample that began after the question.
+
+    Raises:
+        StartupError: no exporter answers, or none knows what was asked for.
+    """
+    count = 0
+    async with aclosing(follow_exporter(options.control_socket)) as ledgers:  # type: ignore[type-var]
+        async for snapshot, _, idle_after in ledgers:
+            if options.idle_after is not None and options.idle_after < idle_after:
+                message = f"--idle-after is shorter than the exporter's {idle_after:g} s"
+                raise StartupError(message)
+            count += 1
+            watched = (snapshot.time or 0.0) - (snapshot.watched_since or 0.0)
+            known = count >= SAMPLES_MIN and watched >= _watch_time(options.selection, idle_after)
+            if known or any(_selection_refusals(snapshot, options.selection)):
+                break
+    return _with_idle_threshold(snapshot, options.idle_after)
+
+
+def _watch_time(selection: Selection, idle_after: float) -> float:
+    """Return for how long holders must have been watched: only that can show whether somebody works."""
+    if State.IDLE in selection.states:
+        return idle_after
+    return ORPHANS_WATCHED if selection.spares_working_orphans else 0.0
+
+
+def _with_idle_threshold(snapshot: Snapshot, idle_after: float | None) -> Snapshot:
+    """Return a snapshot in which nobody is idle who has been so for less than ``idle_after``."""
+    if idle_after is None:
+        return snapshot
+
+    def with_threshold(holding: Holding) -> Holding:
+        idle_for = (snapshot.time or 0.0) - holding.since
+        if holding.state is not State.IDLE or idle_for >= idle_after:
+            return holding
+        return replace(holding, state=State.ACTIVE, why=f"no GPU work for only {idle_for:.0f} s")
+
+    devices = tuple(
+        replace(device, holdings=tuple(map(with_threshold, device.holdings))) for device in snapshot.devices
+    )
+    return replace(snapshot, devices=devices)
+
+
+def _confirm(target: EndTarget, reading: Reading, host: Host) -> EndTarget:
+    """Return a target, refused unless it certainly uses the driver at this moment.
+
+    So nobody is ended only because the exporter says so: the driver lists it now, or it has the driver's
+    files open.
+    """
+    if target.refusal is not None:
+        return target
+    row = host.row(target.pid)
+    if row is None or row.start != target.start:
+        return replace(target, refusal="it has ended since")
+    if target.pid not in _listed_pids(reading.devices) and not open_files(target.pid, DEVICE_PREFIX):
+        return replace(target, refusal="the driver does not list it any more, and it has no GPU open")
+    return target
+
+
 async def _watch_holders(
     readings: AsyncIterator[Reading], config: SamplingConfig, options: EndOptions
 ) -> tuple[Reading, Snapshot]:
     """Sample until the states of the holders are known, or until the selection cannot be made."""
-    tracker = HoldingTracker(idle_after=options.idle_after, interval=config.interval)
-    # Only watching can show whether somebody works.
-    watch = ORPHANS_WATCHED if options.selection.spares_working_orphans else 0.0
-    if State.IDLE in options.selection.states:
-        watch = options.idle_after
+    idle_after = options.idle_after or IDLE_AFTER
+    tracker = HoldingTracker(idle_after=idle_after, interval=config.interval)
+    watch = _watch_time(options.selection, idle_after)
     begun: float | None = None
     count = 0
     async for reading in readings:

@@ -49,6 +49,11 @@ def add_command(commands: Commands) -> None:
         "--web.page", dest="page", default=True, action=argparse.BooleanOptionalAction,
         help="the live page at / (default on)",
     )  # fmt: skip
+    web.add_argument(
+        "--web.user", dest="web_user", default=None, metavar="USER",
+        help="the user that the part which listens becomes if it is root, name or number (default vramledger "
+        "if this user is there, otherwise 65532)",
+    )  # fmt: skip
     add_source(serve)
     serve.add_argument(
         "--processes.max", dest="processes_max", type=count, default=Config().processes_max, metavar="N",
@@ -74,6 +79,7 @@ def _config(args: argparse.Namespace) -> Config:
         systemd_socket=args.systemd_socket,
         control_socket=args.control_socket,
         page=args.page,
+        web_user=args.web_user,
         source=args.source,
         replay_speed=args.replay_speed,
         idle_after=args.idle_after,

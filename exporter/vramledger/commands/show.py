@@ -6,20 +6,32 @@ import argparse
 import json
 import os
 import sys
+import time
+from collections.abc import Mapping
 from contextlib import aclosing
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.discovery import agent_joiner
-from vramledger.commands.arguments import add_agent_socket, add_sampling, add_source, sampling_config
+from vramledger.commands.arguments import (
+    add_agent_socket,
+    add_control,
+    add_sampling,
+    add_source,
+    control_socket,
+    sampling_config,
+)
+from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.output import write_output
 from vramledger.commands.parser import Commands, add_log, pid
 from vramledger.commands.sampling_loop import SAMPLES_MIN
+from vramledger.errors import StartupError
 from vramledger.model.snapshot import Snapshot
-from vramledger.serving.source import attach_nothing, idle_threshold, open_source, snapshots
+from vramledger.serving.source import DEMO_SKIP, attach_nothing, idle_threshold, open_source, snapshots
 from vramledger.views.evidence import evidence_json, evidence_lines
 from vramledger.views.ledger_json import snapshot_json
-from vramledger.views.table import render_table
+from vramledger.views.table import render_table, span
+from vramledger.views.timeline import HoldingGrowth, Key
 
 
 def add_command(commands: Commands) -> None:
@@ -36,6 +48,7 @@ def add_command(commands: Commands) -> None:
     )
     add_source(show)
     add_agent_socket(show)
+    add_control(show)
     add_sampling(show, idle=True)
     add_log(show)
     show.set_defaults(run=run)
@@ -43,45 +56,84 @@ def add_command(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one sample, or every sample until interrupted."""
+    return run_until_interrupted(_show(args))
 
-    async def show_samples() -> int:
-        source, kind, recording = await open_source(args.source, args.replay_speed, sampling_config(args))
-        tracker = HoldingTracker(
-            idle_after=idle_threshold(args.idle_after, source),
-            interval=args.interval,
-            source=kind,
-            recording=recording,
-        )
-        attach = agent_joiner(args.agent_socket) if kind == "nvml" else attach_nothing
-        up = False
+
+async def _show(args: argparse.Namespace) -> int:
+    """Show what the exporter knows; where none answers, or other data is wanted, look ourselves."""
+    why = "--idle-after is given" if args.idle_after is not None else ""
+    if not args.source.startswith("replay:") and not why:
+        try:
+            return await _show_exporter(args)
+        except StartupError as error:
+            why = str(error)
+    return await _show_own(args, why)
+
+
+async def _show_exporter(args: argparse.Namespace) -> int:
+    up = False
+    async with aclosing(follow_exporter(control_socket(args))) as ledgers:  # type: ignore[type-var]
+        async for snapshot, growth, _ in ledgers:
+            up = snapshot.up
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(snapshot.watched_since))
+            note = f"Watched since {since} by the exporter." if up else ""
+            if not _print_sample(args, snapshot, growth, note):
+                return 1
+            if not args.watch:
+                break
+    return 0 if up else 1
+
+
+async def _show_own(args: argparse.Namespace, why: str) -> int:
+    begun = time.time()
+    source, kind, recording = await open_source(
+        args.source, args.replay_speed, sampling_config(args), demo_skip=DEMO_SKIP
+    )
+    tracker = HoldingTracker(
+        idle_after=idle_threshold(args.idle_after, source),
+        interval=args.interval,
+        source=kind,
+        recording=recording,
+    )
+    attach = agent_joiner(args.agent_socket) if kind == "nvml" else attach_nothing
+    up = False
+    async with aclosing(snapshots(source, tracker, attach)) as published:  # type: ignore[type-var]
+        async for snapshot in published:
+            if kind == "replay" and (snapshot.time or begun) < begun:
+                continue  # what the demo skips
+            up = snapshot.up
+            # The first sample of a process has no work to compare with, and may precede its facts.
+            if up and snapshot.serial < SAMPLES_MIN and (kind == "nvml" or args.why is not None):
+                continue
+            note = ""
+            if kind == "nvml" and up:
+                watched = span((snapshot.time or 0.0) - (snapshot.watched_since or 0.0))
+                note = f"Watched for {watched} by this command alone: what was before is not known. ({why})"
+            if not _print_sample(args, snapshot, {}, note):
+                return 1
+            if not args.watch:
+                break
+    return 0 if up else 1
+
+
+def _print_sample(
+    args: argparse.Namespace, snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth], note: str
+) -> bool:
+    """Print a sample, and in the table a note; tell whether there was what was asked for."""
+    if args.why is not None and snapshot.up:
+        evidence = _evidence_text(snapshot, args.why, as_json=args.json)
+        if not evidence:
+            print(f"vramledger: pid {args.why} holds no GPU memory that we can see here", file=sys.stderr)
+            return False
+        write_output(evidence if args.json or not note else f"{evidence}{note}\n")
+    elif args.json:
+        write_output(json.dumps(snapshot_json(snapshot, growth)) + "\n")
+    else:
         terminal = sys.stdout.isatty()
-        async with aclosing(snapshots(source, tracker, attach)) as published:  # type: ignore[type-var]
-            async for snapshot in published:
-                up = snapshot.up
-                if args.why is not None and up:
-                    # The first sample of a process has no work to compare with, and may precede its facts.
-                    if snapshot.serial < SAMPLES_MIN:
-                        continue
-                    evidence = _evidence_text(snapshot, args.why, as_json=args.json)
-                    if not evidence:
-                        print(
-                            f"vramledger: pid {args.why} holds no GPU memory that we can see here",
-                            file=sys.stderr,
-                        )
-                        return 1
-                    write_output(evidence)
-                elif args.json:
-                    write_output(json.dumps(snapshot_json(snapshot)) + "\n")
-                else:
-                    clear = "\x1b[H\x1b[2J" if args.watch and terminal else ""
-                    write_output(
-                        clear + render_table(snapshot, colour=terminal and "NO_COLOR" not in os.environ)
-                    )
-                if not args.watch:
-                    break
-        return 0 if up else 1
-
-    return run_until_interrupted(show_samples())
+        clear = "\x1b[H\x1b[2J" if args.watch and terminal else ""
+        table = render_table(snapshot, colour=terminal and "NO_COLOR" not in os.environ)
+        write_output(f"{clear}{table}{note}\n" if note else f"{clear}{table}")
+    return True
 
 
 def _evidence_text(snapshot: Snapshot, pid: int, *, as_json: bool) -> str:

@@ -17,11 +17,15 @@ from dataclasses import dataclass
 from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
 from vramledger.commands.cleanliness import amount, describe_process, device_matches, owner_matches
 from vramledger.errors import VramledgerError
-from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
+from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Snapshot, State
 from vramledger.printable import printable
+from vramledger.views.remedies import able_hidden
 
 LAST_WAIT = 10.0
 """Seconds after SIGKILL until we give up on a process: a call that is stuck in the driver keeps it alive."""
+
+_LONGEST_POLL = 86400.0
+"""Seconds; poll takes milliseconds as a C int, which ends after 24 days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class EndTarget:
         memory: bytes by the device's (index, UUID), None where NVML does not report them.
         states: its states on these devices.
         why: the evidence for its state.
+        grade: how good that is.
         refusal: why it must not be ended, None when it may be ended.
     """
 
@@ -63,6 +68,7 @@ class EndTarget:
     memory: dict[Key, int | None]
     states: frozenset[State]
     why: str
+    grade: Grade
     refusal: str | None
 
     @property
@@ -71,7 +77,7 @@ class EndTarget:
         verb = "would not end" if self.refusal else "would end"
         where = ", ".join(f"{amount(held)} on GPU {gpu}" for (gpu, _), held in sorted(self.memory.items()))
         states = "/".join(sorted(state.value for state in self.states))
-        tail = self.refusal or self.why
+        tail = self.refusal or f"{self.why} ({self.grade.value})"
         return printable(f"{verb} pid {self.pid} {self.about}: {states}, {where}: {tail}")
 
 
@@ -119,7 +125,12 @@ def _target(
     if pid == 1 or pid in own:
         refusal = "it is init" if pid == 1 else "it is this program, or what started it"
     elif State.DEAD in states:
+        kept = [pid for device, _ in holdings for pid in able_hidden(device)]
         refusal = "its process has ended; only a reset of the GPU frees the memory"
+        if kept:
+            refusal = (
+                f"its process has ended; hidden pid {kept[0]} has the GPU open and may keep it: end that"
+            )
     elif State.UNKNOWN in states or row is None:
         refusal = "we may not see which process it is"
     elif State.ZOMBIE in states and row.threads <= 1:
@@ -133,17 +144,26 @@ def _target(
         and pid not in selection.pids
     ):
         refusal = "it still works on the GPU; to end it anyway, name it with --pid or add --working"
+    elif State.IDLE in states and pid not in selection.pids and any(_may_work(each) for _, each in holdings):
+        refusal = (
+            "that it is idle is only inferred, small work may have been missed; to end it, name it with --pid"
+        )
     elif State.ACTIVE in states and pid not in selection.pids:
         refusal = "it is active; to end it anyway, name it with --pid"
     return EndTarget(
         pid=pid,
         start=None if row is None else row.start,
         about=describe_process(snapshot.facts_of(pid)),
-        memory={device.key: each.memory for device, each in holdings},
+        memory={device.key: each.held for device, each in holdings},
         states=states,
         why=holdings[0][1].why,
+        grade=holdings[0][1].grade,
         refusal=refusal,
     )
+
+
+def _may_work(holding: Holding) -> bool:
+    return holding.state is State.IDLE and holding.grade is Grade.INFERRED
 
 
 class Termination:
@@ -199,7 +219,11 @@ class Termination:
             return self.ended
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
-        return bool(poll.poll(max(0.0, seconds) * 1000))
+        deadline = time.monotonic() + seconds
+        while not poll.poll(min(max(0.0, deadline - time.monotonic()), _LONGEST_POLL) * 1000):
+            if time.monotonic() >= deadline:
+                return False
+        return True
 
     def _set_outcome(self, outcome: str, *, ended: bool = False) -> None:
         self.outcome, self.ended = outcome, ended

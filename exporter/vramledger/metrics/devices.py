@@ -106,11 +106,33 @@ FAMILIES = (
     ),
     _device(
         "ledger",
+        "device_memory_uncharged_bytes",
+        lambda device: None if (ledger := _counted(device)) is None else ledger.uncharged,
+        "Used memory that NVML charges to no process, whether its holder is known or not "
+        "(nvmlDeviceGetMemoryInfo minus the process lists).",
+        source=f"nvmlDeviceGetMemoryInfo, {PROCESS_LISTS}",
+        absent=_NOT_COUNTED_TWICE,
+    ),
+    _device(
+        "ledger",
+        "device_memory_undivided_bytes",
+        lambda device: (
+            None if _counted(device) is None or device.undivided is None else device.undivided.bytes
+        ),
+        "Uncharged memory that one of several holders has, or some of them together; the ledger counts it "
+        "under the mildest state of these holders.",
+        source="the sources of `vramledger_process_uncharged_memory_bytes`",
+        absent=f"when there are none; {_NOT_COUNTED_TWICE}",
+    ),
+    _device(
+        "ledger",
         "device_memory_wasted_bytes",
         lambda device: device.wasted,
-        "Memory that is held without any work: by holders that are idle, stopped, stuck, zombie or dead, and "
-        "by orphaned holders that do not work (NVML's process lists and the states).",
-        source=f"{PROCESS_LISTS}, `/proc`, nvmlDeviceGetProcessUtilization, the agent's report",
+        "Memory that is held without any work: by holders that are stopped, stuck, zombie or dead, and by "
+        "idle and orphaned ones of which it is proven or seen that they do not work (NVML's process lists "
+        "and the states).",
+        source=f"{PROCESS_LISTS}, `/proc`, nvmlGpmMetricsGet, nvmlDeviceGetProcessUtilization, the agent's "
+        "report",
         absent=_WITHOUT_LEDGER,
     ),
     _device(

@@ -70,7 +70,7 @@ def collect(snapshot: Snapshot) -> Collected:
             )
         if reservation_status.unreserved_pids is None:
             continue
-        known = [each.memory for each in device.holdings if each.pid in reservation_status.unreserved_pids]
+        known = [each.held for each in device.holdings if each.pid in reservation_status.unreserved_pids]
         holders.append((key, len(known)))
         if None not in known:
             memory.append((key, sum(each or 0 for each in known)))

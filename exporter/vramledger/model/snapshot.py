@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 from vramledger.model.agent_report import AgentReport, AgentSocket
 from vramledger.model.policy import NO_POLICY, Policy
-from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessFacts, ProcessRow
+from vramledger.model.reading import DeviceReading, HiddenHolder, LaunchCount, ProcessFacts, ProcessRow
 
 
 class State(str, enum.Enum):
@@ -30,8 +30,79 @@ class State(str, enum.Enum):
     UNKNOWN = "unknown"
 
 
-WASTED_STATES = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.STOPPED, State.IDLE})
-"""The states in which memory is always wasted. Orphaned memory is wasted if its holder does not work."""
+class Grade(str, enum.Enum):
+    """How good the evidence for a state is."""
+
+    PROVEN = "proven"
+    """Counted by the hardware, or attested by the kernel."""
+    SEEN = "seen"
+    """The device did nothing most of the time, and all work in the rest was another holder's."""
+    INFERRED = "inferred"
+    """From circumstances: it may be otherwise."""
+
+
+WASTED_STATES = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.STOPPED})
+"""The states in which memory is always wasted. Idle and orphaned memory is if it is proven or seen that
+its holder does not work."""
+
+
+class UnchargedBytes(NamedTuple):
+    """What a holder has on a device besides what NVML charges to it.
+
+    Attributes:
+        least: bytes that are certainly its own.
+        most: bytes that it can have at most; about as many as ``least`` where that is exact.
+        managed: those of ``least`` that are managed memory, which gives way to an allocation of another
+            program.
+        grade: how good the evidence for ``least`` is, or for the range.
+        why: the evidence, one sentence.
+    """
+
+    least: int
+    most: int
+    managed: int
+    grade: Grade
+    why: str
+
+
+class UndividedBytes(NamedTuple):
+    """Bytes that NVML charges to nobody and that one of several holders has, or several of them together.
+
+    Attributes:
+        bytes: how many.
+        pids: who can have them, among the holders that NVML lists.
+        state: the state under which the ledger counts them, the mildest of these holders.
+        wasted: all of these holders hold their memory without any work.
+        owner: type and name of the owner of all of them; None if they have several, or if it is not known.
+    """
+
+    bytes: int
+    pids: tuple[int, ...]
+    state: State
+    wasted: bool
+    owner: tuple[str, str] | None
+
+
+class LeftBytes(NamedTuple):
+    """Memory that a holder left behind when it ended, because another process has a handle of it.
+
+    Attributes:
+        pid: who had created it.
+        user: the name of its user, None when not known.
+        ended: Unix time at which its end was seen.
+        least: bytes that are certainly still there.
+        most: bytes that can still be there.
+        pids: the holders that can have them.
+        why: the evidence, one clause.
+    """
+
+    pid: int
+    user: str | None
+    ended: float
+    least: int
+    most: int
+    pids: tuple[int, ...]
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +122,12 @@ class Holding:
         last_active: Unix time of the last sign of GPU work, None when none was ever seen.
         quiet_since: Unix time since which every sample gave evidence of quiet.
         evidence: whether the newest sample gave evidence of work or of quiet.
-        working: True if work was seen within the idle threshold, False if every sample for at least that long
-            showed none, None while neither is known.
+        working: True if work was seen within the idle threshold, False if it is proven or seen that there was
+            none for at least that long, None while neither is known.
+        grade: how good the evidence for the state is.
+        busy_without_work_since: Unix time since which it keeps the device busy, which has computed and moved
+            nothing; None when that is not so, not for minutes yet, or not known.
+        uncharged: what it has besides ``memory``, None when it has nothing, or when nothing is known.
     """
 
     pid: int
@@ -68,11 +143,24 @@ class Holding:
     quiet_since: float | None = None
     evidence: bool = False
     working: bool | None = None
+    grade: Grade = Grade.INFERRED
+    busy_without_work_since: float | None = None
+    uncharged: UnchargedBytes | None = None
+
+    @property
+    def held(self) -> int | None:
+        """All bytes that are certainly its own, charged or not; None when NVML does not report them."""
+        return (
+            self.memory
+            if self.memory is None or self.uncharged is None
+            else self.memory + self.uncharged.least
+        )
 
     @property
     def wasted(self) -> bool:
-        """Whether the memory is held without any work; an orphan counts only when it certainly did none."""
-        return self.state in WASTED_STATES or (self.state is State.ORPHANED and self.working is False)
+        """Whether the memory is held without any work, which for a live process must be proven or seen."""
+        may_work = self.state in (State.IDLE, State.ORPHANED)
+        return self.state in WASTED_STATES or (may_work and self.working is False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +172,9 @@ class Ledger:
         free: what a process could still take.
         driver_reserved: the driver's own; None where the driver does not report it separately from used.
         states: bytes of the holdings by state, minus the overlap; every state is present.
-        unattributed: used by no process that NVML lists.
+        unattributed: used by no process that NVML lists, and by none that can be named.
         overlap: the excess of the sum of the holdings over used.
+        uncharged: bytes that NVML charges to no process; all that is not unattributed is among the states.
     """
 
     total: int
@@ -94,6 +183,7 @@ class Ledger:
     states: Mapping[State, int]
     unattributed: int
     overlap: int
+    uncharged: int = 0
 
     @property
     def used(self) -> int:
@@ -190,6 +280,8 @@ class DeviceSnapshot:
         up: it answered in this sample.
         ledger: None when the device has no memory of its own, or did not report enough. For a compute
             instance it is that of its GPU instance, with the holdings of all that share the memory.
+        undivided: bytes that one of several holders has; None if there are none.
+        left: what ended holders have left behind.
         memory_counted_under: the UUID of the compute instance under which this memory is counted; None if
             it is counted under the device itself.
         used_peak: highest used bytes over the last minute of samples.
@@ -216,13 +308,17 @@ class DeviceSnapshot:
     ghost: bool | None = None
     ghost_since: float | None = None
     memory_counted_under: str | None = None
+    undivided: UndividedBytes | None = None
+    left: tuple[LeftBytes, ...] = ()
 
     @property
     def wasted(self) -> int | None:
         """Bytes held without any work; None without a ledger. Shared memory counts once."""
         if self.ledger is None:
             return None
-        held = sum(each.memory or 0 for each in self.holdings if each.wasted)
+        held = sum(each.held or 0 for each in self.holdings if each.wasted)
+        if self.undivided is not None and self.undivided.wasted:
+            held += self.undivided.bytes
         return min(held, self.ledger.used)
 
     @property
@@ -307,6 +403,15 @@ class AgentSnapshot:
         """Return what all frameworks together have taken on a device, None if one does not report it."""
         return _sum(pool.general.get("pool") for pool in self.pools.get(uuid, ()))
 
+    def managed(self, uuid: str, charged: int) -> int | None:
+        """Return what its frameworks report of a device, if that is more than NVML charges; otherwise None.
+
+        Then it is managed memory: a framework's pool is allocated as a whole in one way or in the other.
+        """
+        general = (pool.general for pool in self.pools.get(uuid, ()))
+        taken = sum(max(figures.get("pool", 0), figures.get("in_use", 0)) for figures in general)
+        return taken if taken > charged else None
+
     def need(self, uuid: str) -> int | None:
         """Return the sum of each framework's peak of memory in use, None if one does not report it."""
         return _sum(pool.general.get("in_use_peak") for pool in self.pools.get(uuid, ()))
@@ -344,6 +449,9 @@ class Snapshot:
         agents: what the agents of holders report, by pid.
         agent_socket: the state of the agents' socket, None when there is no such socket.
         ooms: failed allocations since the exporter started, by owner and framework.
+        launches: what was counted of quiet holders; None when nothing is counted on this host.
+        to_count: the holders whose launches should be counted from now on, by pid and start time.
+        watched_since: Unix time of the first sample; nothing is known of what was before. None before it.
     """
 
     serial: int = 0
@@ -366,6 +474,9 @@ class Snapshot:
     agents: Mapping[int, AgentSnapshot] = field(default_factory=dict)
     agent_socket: AgentSocket | None = None
     ooms: tuple[OwnerOoms, ...] = ()
+    launches: tuple[LaunchCount, ...] | None = None
+    to_count: tuple[tuple[int, int], ...] = ()
+    watched_since: float | None = None
 
     def facts_of(self, pid: int) -> ProcessFacts | None:
         """Return what is known of a holder, None when /proc hides it or its facts have not arrived yet."""

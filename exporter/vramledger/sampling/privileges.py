@@ -7,15 +7,29 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from vramledger.errors import StartupError
 from vramledger.logs import fields, log
 
 READ_CAPABILITIES = frozenset({"dac_read_search", "sys_ptrace"})
 """What is needed to read other users' processes: environments, open files, mapped libraries."""
 
-_BITS = {"dac_read_search": 2, "sys_ptrace": 19}
+COUNT_CAPABILITIES = frozenset({"sys_admin", "perfmon"})
+"""What is needed to count the calls of other programs: the second is enough on some kernels."""
+
+DEFAULT_UID = 65532
+"""The user of the container image; it needs no entry in /etc/passwd."""
+
+_USER = "vramledger"
+_ROOT = 0
+_UID_MAX = 2**32 - 1
+
+_BITS = {"dac_read_search": 2, "sys_ptrace": 19, "sys_admin": 21, "perfmon": 38}
 _LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap")
 
 _VERSION_3 = 0x20080522
@@ -33,6 +47,13 @@ class _CapabilityData(ctypes.Structure):
         ("permitted", ctypes.c_uint32),
         ("inheritable", ctypes.c_uint32),
     )
+
+
+class User(NamedTuple):
+    """A user, and its group."""
+
+    uid: int
+    gid: int
 
 
 class CapabilitySets(NamedTuple):
@@ -75,29 +96,91 @@ def _set_capabilities(sets: CapabilitySets) -> None:
     _call_libc("capset", ctypes.byref(_CapabilityHeader(_VERSION_3, 0)), data)
 
 
-def drop_privileges(inherit: frozenset[str] = frozenset(), use: frozenset[str] = frozenset()) -> None:
+def drop_privileges(
+    inherit: frozenset[str] = frozenset(), use: frozenset[str] = frozenset(), become: User | None = None
+) -> None:
     """Keep no capabilities but these: those to ``use``, and those that child processes ``inherit``.
 
-    After that, no process that we start can gain any other right, not even through a setuid program. If
-    ``use`` is empty, other processes of our user cannot read our memory or our files in /proc. If the kernel
-    does not let us give up something, we log it and go on.
+    After that, no process that we start can gain any other right, not even through a setuid program. With
+    ``become``, root becomes that user. If ``use`` is empty, other processes of our user cannot read our
+    memory or our files in /proc. If the kernel does not let us give up something, we log it and go on.
     """
     permitted_now = read_capabilities().permitted
     kept = permitted_now & _bit_mask(inherit | use)
+    sets = CapabilitySets(permitted_now & _bit_mask(use), kept, permitted_now & _bit_mask(inherit))
+    steps: list[Callable[[], None]] = [
+        lambda: _prctl(_NO_NEW_PRIVS, 1),
+        lambda: _prctl(_AMBIENT, _AMBIENT_CLEAR),
+        lambda: _shrink_bounding_set(permitted_now, _bit_mask(inherit | use)),
+    ]
+    if become is not None:
+        steps.append(lambda: _become(become))
+    steps.append(lambda: _set_capabilities(sets))
+    passed_on = [_BITS[name] for name in sorted(inherit) if permitted_now >> _BITS[name] & 1]
+    steps += [partial(_prctl, _AMBIENT, _AMBIENT_RAISE, bit) for bit in passed_on]
+    if not use:
+        steps.append(lambda: _prctl(_SET_DUMPABLE, 0))
+    for step in steps:  # one that fails, as under a filter of system calls, must not stop the others
+        try:
+            step()
+        except OSError as error:
+            log.warning("Could not give up all privileges", extra=fields(err=error))
+
+
+def find_user(name: str | None) -> User | None:
+    """Return the user that the part which listens becomes; None where we are not root, or it is root.
+
+    Without a name it is ``vramledger`` where the host has this user, otherwise :data:`DEFAULT_UID`, which
+    needs no entry.
+
+    Raises:
+        StartupError: there is no such user.
+    """
+    if os.geteuid() != _ROOT:
+        return None
+    import pwd  # noqa: PLC0415 only root needs it
+
     try:
-        _prctl(_NO_NEW_PRIVS, 1)
-        _prctl(_AMBIENT, _AMBIENT_CLEAR)
-        _shrink_bounding_set(permitted_now, _bit_mask(inherit | use))
-        _set_capabilities(
-            CapabilitySets(permitted_now & _bit_mask(use), kept, permitted_now & _bit_mask(inherit))
+        known = (
+            pwd.getpwuid(int(name)) if name is not None and name.isdigit() else pwd.getpwnam(name or _USER)
         )
-        for name in inherit:
-            if permitted_now >> _BITS[name] & 1:
-                _prctl(_AMBIENT, _AMBIENT_RAISE, _BITS[name])
-        if not use:
-            _prctl(_SET_DUMPABLE, 0)
+    except KeyError:
+        if name is None or name.isdigit():
+            uid = DEFAULT_UID if name is None else int(name)
+            return User(uid, uid) if 0 < uid < _UID_MAX else None
+        message = f"--web.user={name}: there is no such user; make it, or give a number"
+        raise StartupError(message) from None
+    return User(known.pw_uid, known.pw_gid) if known.pw_uid != _ROOT else None
+
+
+def can_run_as(user: User, files: Iterable[str]) -> bool:
+    """Tell whether root can become a user who may read these files: those of our own program."""
+    groups = os.getgroups()
+    try:
+        os.setgroups([])
+        os.setegid(user.gid)
+        os.seteuid(user.uid)
+        for each in files:
+            os.close(os.open(each, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
-        log.warning("Could not give up all privileges", extra=fields(err=error))
+        log.warning(
+            "The part that listens stays root, without any capability", extra=fields(uid=user.uid, err=error)
+        )
+        return False
+    finally:
+        if os.geteuid() != _ROOT:
+            os.seteuid(_ROOT)
+        if os.getegid() != os.getgid():
+            os.setegid(os.getgid())
+        with suppress(OSError):
+            os.setgroups(groups)
+    return True
+
+
+def _become(user: User) -> None:
+    os.setgroups([])
+    os.setresgid(user.gid, user.gid, user.gid)
+    os.setresuid(user.uid, user.uid, user.uid)
 
 
 def _shrink_bounding_set(permitted_now: int, kept: int) -> None:

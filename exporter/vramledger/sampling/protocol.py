@@ -1,4 +1,4 @@
-"""Define the configuration that the exporter passes to its sampler, and the sampler's exit statuses.
+"""Define how the exporter starts its sampler: command line, configuration, exit statuses.
 
 This is a separate module, so that the exporter need not load what only the sampler uses: the driver's
 bindings alone take 3.5 MiB and 11 ms.
@@ -7,9 +7,11 @@ bindings alone take 3.5 MiB and 11 ms.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import vramledger
 from vramledger.config import SamplingConfig
 
 DEVICES_CHANGED = 4
@@ -18,6 +20,30 @@ initialisation."""
 
 DRIVER_FAILED = 3
 """The exit status after a failure of the driver as a whole, which the last line has reported."""
+
+_PACKAGE_ROOT = str(Path(vramledger.__file__).parents[1])
+_PROGRAM = (
+    "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
+    "from vramledger.sampling.{} import main; main()"
+)
+"""This is not ``-m``, which puts the current directory first on the path: root's sampler would import a
+``queue.py`` that somebody left there. (``-P`` exists since 3.11, and ``-I`` hides the user's own
+packages.)"""
+
+
+def sampler_command(*arguments: str) -> list[str]:
+    """Return the command line of a sampler; the arguments are its configuration, and those of the log."""
+    return [sys.executable, "-c", _PROGRAM.format("sampler"), _PACKAGE_ROOT, *arguments]
+
+
+def starter_command(*arguments: str) -> list[str]:
+    """Return the command line of the process that starts samplers with these arguments."""
+    return [sys.executable, "-c", _PROGRAM.format("starter"), _PACKAGE_ROOT, *sampler_command(*arguments)]
+
+
+def launch_counter_command(*arguments: str) -> list[str]:
+    """Return the command line of the process that counts launches."""
+    return [sys.executable, "-c", _PROGRAM.format("launch_counter"), _PACKAGE_ROOT, *arguments]
 
 
 def encode_config(config: SamplingConfig) -> str:

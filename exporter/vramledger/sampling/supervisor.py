@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
-import vramledger
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, RecordingError
-from vramledger.logs import fields, log, settings
+from vramledger.logs import fields, log
 from vramledger.model.reading import RELEASED, Reading, decode
 from vramledger.readers.hosts.driver_watch import DriverWatch
-from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED, encode_config
+from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED
+from vramledger.sampling.sampler_process import SamplerProcess, Starter, start_child
 
 START_TIMEOUT = 60.0
 """Seconds until the first reading: without the persistence daemon nvmlInit wakes each GPU for seconds."""
@@ -53,17 +50,6 @@ sampling period, because its end says nothing about the next one. The first samp
 sooner, for example killed by the kernel when memory was short, is also replaced within that time. After the
 next such end there is a wait, so that a failure that repeats does not cause a restart loop."""
 
-PACKAGE_ROOT = str(Path(vramledger.__file__).parents[1])
-START_PROGRAM = (
-    "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
-    "from vramledger.sampling.sampler import main; main()"
-)
-"""This is not ``-m``, which puts the current directory first on the path: root's sampler would import a
-``queue.py`` that somebody left there. (``-P`` exists since 3.11, and ``-I`` hides the user's own
-packages.)"""
-
-LINE_LIMIT = 64 * 1024 * 1024
-
 RELEASE_TIMEOUT = 60.0
 """Seconds within which a sampler must end after the request to release the GPUs."""
 
@@ -82,7 +68,8 @@ class Supervisor:
     def __init__(self, config: SamplingConfig) -> None:
         """Prepare; nothing is started before :meth:`readings` is iterated."""
         self._config = config
-        self._process: asyncio.subprocess.Process | None = None
+        self._start: Callable[[SamplingConfig], Awaitable[SamplerProcess]] = start_child
+        self._process: SamplerProcess | None = None
         self._failures = 0
         self._retried_at_once = False
         self._driver_watch = DriverWatch(config.procfs, config.rootfs)
@@ -90,6 +77,7 @@ class Supervisor:
         self._early_restarts: deque[float] = deque(maxlen=MAX_EARLY_RESTARTS)
         self._late_readings: list[Reading] = []
         self._release: _Release | None = None
+        self._killed: SamplerProcess | None = None
         self._woken = asyncio.Event()
         self._gpus_released = asyncio.Event()
 
@@ -99,12 +87,16 @@ class Supervisor:
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
+    def use_starter(self, starter: Starter) -> None:
+        """Have samplers started by a process that has the rights for it, because we give ours up."""
+        self._start = starter.start
+
     async def readings(self) -> AsyncIterator[Reading | None]:
         """Yield readings for ever; a failure of the sampler is a reading with a ``failure``."""
         try:
             while True:
                 while (released := self._released_reading()) is not None:
-                    self._gpus_released.set()
+                    self._note_released()
                     yield released
                     await self._wait_for_call(self._config.interval)
                 self._gpus_released.clear()
@@ -123,7 +115,7 @@ class Supervisor:
                         if self._early_restarts:
                             self._early_restarts.pop()  # the attempt had a result
                     yield reading
-                if self._release is not None:
+                if self._is_released(process):
                     self._failures = 0
                 elif process.returncode == DEVICES_CHANGED:
                     log.info("The number of GPUs changed, starting a fresh sampler")
@@ -137,7 +129,7 @@ class Supervisor:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        _kill_sampler(process)
+        process.kill_now()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(process.wait(), SILENCE_GRACE)
 
@@ -150,12 +142,15 @@ class Supervisor:
         Raises:
             DriverError: the sampler cannot be ended now; the GPUs will be released as soon as it ends.
         """
-        self._release = _Release(time.monotonic() + seconds, time.time() + seconds)
+        # A release that replaces another one waits for the same event.
+        settled = asyncio.Event() if self._release is None else self._release.settled
+        release = self._release = _Release(time.monotonic() + seconds, time.time() + seconds, settled)
         self._woken.set()
         if self._process is not None:
-            _kill_sampler(self._process)
+            self._killed = self._process
+            self._process.kill_now()
         try:
-            await asyncio.wait_for(self._gpus_released.wait(), RELEASE_TIMEOUT)
+            await asyncio.wait_for(settled.wait(), RELEASE_TIMEOUT)
         except asyncio.TimeoutError as error:
             message = (
                 "the GPUs are not released yet: a call of the sampler is stuck in the "
@@ -163,19 +158,41 @@ class Supervisor:
             )
             reason = "timeout"
             raise DriverError(reason, message) from error
+        if self._is_reopened(release):
+            reason, message = "internal", "another command has reopened the GPUs"
+            raise DriverError(reason, message)
         log.info("Released the GPUs", extra=fields(seconds=seconds))
-        return self._release.until
+        return release.until
+
+    def _is_released(self, process: SamplerProcess) -> bool:
+        """Tell whether a sampler ends for a release, also when the GPUs have been reopened since."""
+        return self._release is not None or process is self._killed
+
+    def _is_reopened(self, release: _Release) -> bool:
+        return self._release is None and release.end > time.monotonic()
 
     def resume(self) -> None:
         """Sample again before the time of :meth:`release` is over."""
-        self._release = None
+        self._end_release()
         self._woken.set()
+
+    def _end_release(self) -> None:
+        """End the release that there may be; the command that waits for it gets its answer."""
+        if self._release is not None:
+            self._release.settled.set()
+        self._release = None
+
+    def _note_released(self) -> None:
+        self._gpus_released.set()
+        if self._release is not None:
+            self._release.settled.set()
 
     def _released_reading(self) -> Reading | None:
         """Return the failure to show while the GPUs are released, None when they are not."""
         release = self._release
         if release is not None and release.end <= time.monotonic():
-            release = self._release = None
+            self._end_release()
+            release = None
         if release is None:
             if self._gpus_released.is_set():
                 log.info("Reopening the GPUs")
@@ -218,29 +235,20 @@ class Supervisor:
                 self._failures = 0
                 return
 
-    async def _start_sampler(self) -> asyncio.subprocess.Process:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            START_PROGRAM,
-            PACKAGE_ROOT,
-            encode_config(self._config),
-            *settings(),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            limit=LINE_LIMIT,
-        )
+    async def _start_sampler(self) -> SamplerProcess:
+        self._process = await self._start(self._config)
         log.debug("Started a sampler", extra=fields(pid=self._process.pid))
         return self._process
 
-    async def _read_until_end(self, process: asyncio.subprocess.Process) -> AsyncIterator[Reading]:
+    async def _read_until_end(self, process: SamplerProcess) -> AsyncIterator[Reading]:
         """Yield one sampler's readings; return when it has ended or had to be ended."""
         deadline = START_TIMEOUT
         begun = time.monotonic()
         hung_since: float | None = None
         while True:
-            reading, over = (None, True) if self._release else await self._read_next(process, deadline)
-            if self._release is not None:
+            released = self._is_released(process)
+            reading, over = (None, True) if released else await self._read_next(process, deadline)
+            if self._is_released(process):
                 reading, over = None, True  # the output from before its end, and the fact that it has ended
             deadline = reading_timeout(self._config)
             if reading is not None and self._is_current(reading):
@@ -283,9 +291,7 @@ class Supervisor:
             events=tuple(event for each in late for event in each.events),
         )
 
-    async def _read_next(
-        self, process: asyncio.subprocess.Process, deadline: float
-    ) -> tuple[Reading | None, bool]:
+    async def _read_next(self, process: SamplerProcess, deadline: float) -> tuple[Reading | None, bool]:
         """Return the next reading, or the failure that ends the sampler, and whether it is such a failure.
 
         Returns no reading when the sampler has ended and its last line has already said why.
@@ -313,9 +319,9 @@ class Supervisor:
         except RecordingError:
             return _failed_reading("sampler-exit", "the sampler's output broke off and it is restarted"), True
 
-    async def _end_sampler(self, process: asyncio.subprocess.Process) -> None:
+    async def _end_sampler(self, process: SamplerProcess) -> None:
         """Kill a sampler and wait until it has ended, for as long as the kernel takes."""
-        _kill_sampler(process)
+        process.kill_now()
         try:
             await asyncio.wait_for(process.wait(), SILENCE_GRACE)
         except asyncio.TimeoutError:
@@ -326,26 +332,22 @@ class Supervisor:
             await process.wait()
 
 
-def _kill_sampler(process: asyncio.subprocess.Process) -> None:
-    """Kill a sampler that has not been waited for.
-
-    We do not use its own ``kill``, which reaps the process while asyncio's thread still waits for it. The
-    thread then reports an unknown child and makes up an exit status (Python 3.10 and 3.11).
-    """
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
-
-
 def _failed_reading(reason: str, message: str) -> Reading:
     return Reading(time=time.time(), monotonic=time.monotonic(), failure=(reason, message))
 
 
 class _Release(NamedTuple):
-    """The time at which a release of the GPUs ends: as monotonic time and as Unix time."""
+    """A release of the GPUs.
+
+    Attributes:
+        end: the monotonic time at which it ends.
+        until: the same as Unix time.
+        settled: whether the GPUs are released, or another command has ended it before.
+    """
 
     end: float
     until: float
+    settled: asyncio.Event
 
 
 async def read_once(config: SamplingConfig, samples: int = 1) -> list[Reading]:

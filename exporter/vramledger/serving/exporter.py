@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from pathlib import Path
 
+import vramledger
 from vramledger import __version__
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.server import run_agent_server
@@ -18,14 +21,37 @@ from vramledger.logs import fields, log
 from vramledger.model.snapshot import Snapshot
 from vramledger.readers.hosts.open_device_files import read_open_device_files
 from vramledger.sampling import malloc
-from vramledger.sampling.privileges import READ_CAPABILITIES, drop_privileges
+from vramledger.sampling.landlock import forbid_changes
+from vramledger.sampling.privileges import User, can_run_as, drop_privileges, find_user
+from vramledger.sampling.sampler_process import Starter
 from vramledger.sampling.supervisor import Supervisor, reading_timeout
-from vramledger.serving.control_messages import RESUME, ControlError, ControlRequest, ControlResponse
-from vramledger.serving.control_socket import serve_control
+from vramledger.serving.callers import Caller
+from vramledger.serving.control_messages import (
+    RESUME,
+    ControlError,
+    ControlRequest,
+    ControlResponse,
+    LedgerHeader,
+)
+from vramledger.serving.control_socket import ControlHandlers, serve_control
+from vramledger.serving.launch_counting import LaunchCounting, count_launches
+from vramledger.serving.ledger_answer import write_answer
 from vramledger.serving.publisher import SnapshotPublisher
 from vramledger.serving.service_manager import notify_service_manager
-from vramledger.serving.source import SnapshotSource, attach_nothing, idle_threshold, open_source, snapshots
+from vramledger.serving.source import (
+    Attach,
+    SnapshotSource,
+    attach_nothing,
+    idle_threshold,
+    open_source,
+    snapshots,
+)
+from vramledger.views.public_view import public_view
 from vramledger.web.cancellation import cancel_and_wait
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vramledger.web.services import PageState
 
 
 async def serve_until_signalled(config: Config) -> None:
@@ -53,10 +79,13 @@ async def _serve_source(
     config: Config, source: SnapshotSource, kind: str, recording: str | None, stop: asyncio.Task[bool]
 ) -> None:
     """Serve one source until ``stop`` is done."""
-    from vramledger.web.app import serve  # noqa: PLC0415 aiohttp takes 100 ms, which other commands save
+    # aiohttp takes 100 ms, which other commands save
+    from vramledger.web.app import serve  # noqa: PLC0415
+    from vramledger.web.services import PageState  # noqa: PLC0415
 
+    idle_after = idle_threshold(config.idle_after, source)
     tracker = HoldingTracker(
-        idle_after=idle_threshold(config.idle_after, source),
+        idle_after=idle_after,
         interval=config.sampling.interval,
         source=kind,
         recording=recording,
@@ -70,27 +99,87 @@ async def _serve_source(
         if kind == "nvml" and "agent" in config.sampling.collectors
         else nullcontext()
     )
+    counts = (
+        count_launches(config.sampling)
+        if kind == "nvml" and "launches" in config.sampling.collectors
+        else nullcontext()
+    )
+    page = PageState()
+    user = _choose_user(config)
+    # What needs a right comes first: the sockets, then the processes that count and that start samplers.
     async with (
-        serve(config, publisher, on_bound=_drop_privileges),
-        _control_socket(config, source),
         agents as agent_server,
+        _control_socket(config, source, publisher, page, idle_after),
+        counts as launch_counting,
+        _starter(config, source) as start_starter,
+        serve(config, publisher, lambda: _give_up_rights(config, start_starter, user), page),
         notify_service_manager(),
     ):
         malloc.freeze_objects()
-        attach = attach_nothing if agent_server is None else agent_server.add_agents
-        publishing = asyncio.create_task(_publish(source, snapshots(source, tracker, attach), publisher))
+        attach: Attach = attach_nothing if agent_server is None else agent_server.add_agents
+        if launch_counting is not None:
+            attach = launch_counting.attached(attach)
+        produced = snapshots(source, tracker, attach)
+        publishing = asyncio.create_task(_publish(source, produced, publisher, launch_counting))
         await asyncio.wait({publishing, stop}, return_when=asyncio.FIRST_COMPLETED)
         if publishing.done():
             publishing.result()
         await cancel_and_wait(publishing)
 
 
-def _drop_privileges() -> None:
-    drop_privileges(READ_CAPABILITIES)
+def _choose_user(config: Config) -> User | None:
+    """Return the user that we become, None to stay who we are; make the sockets' directories for it.
+
+    Raises:
+        StartupError: there is no user of this name.
+    """
+    user = find_user(config.web_user)
+    if user is None:
+        return None
+    program = (vramledger.__file__, os.__file__, sys.modules["aiohttp"].__file__)
+    if not can_run_as(user, filter(None, program)):
+        return None
+    for path in _socket_paths(config):
+        if not path.parent.exists():
+            with suppress(OSError):  # the socket's own message says why
+                path.parent.mkdir(mode=0o755, parents=True)
+                os.chown(path.parent, *user)
+    return user
+
+
+@asynccontextmanager
+async def _starter(config: Config, source: SnapshotSource) -> AsyncIterator[Callable[[], None]]:
+    """Yield a function that starts the process which starts samplers; that ends with the block."""
+    started: list[Starter] = []
+
+    def start() -> None:
+        if isinstance(source, Supervisor):
+            started.append(Starter(config.sampling))
+            source.use_starter(started[0])
+
+    try:
+        yield start
+    finally:
+        for each in started:
+            each.close()
+
+
+def _socket_paths(config: Config) -> tuple[Path, Path]:
+    return config.agent_socket, config.control_socket or CONTROL_SOCKET
+
+
+def _give_up_rights(config: Config, start_starter: Callable[[], None], user: User | None) -> None:
+    """Leave every right to the process that starts samplers."""
+    start_starter()
+    drop_privileges(become=user)
+    forbid_changes(path.parent for path in _socket_paths(config))
 
 
 async def _publish(
-    source: SnapshotSource, produced: AsyncIterator[Snapshot], publisher: SnapshotPublisher
+    source: SnapshotSource,
+    produced: AsyncIterator[Snapshot],
+    publisher: SnapshotPublisher,
+    launch_counting: LaunchCounting | None,
 ) -> None:
     """Publish every snapshot, log when the data is gone or back, and free unused memory from time to time."""
     failure: tuple[str, str] | None = None
@@ -99,6 +188,8 @@ async def _publish(
         async for snapshot in produced:
             publisher.sampler_pid = source.pid
             await publisher.publish(snapshot)
+            if launch_counting is not None:
+                launch_counting.set_holders(snapshot.to_count)
             _log_change(snapshot, failure)
             failure = snapshot.failure
             if time.monotonic() - trimmed > malloc.FREE_INTERVAL:
@@ -118,22 +209,68 @@ def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
 
 
 @asynccontextmanager
-async def _control_socket(config: Config, source: SnapshotSource) -> AsyncIterator[None]:
-    """Listen for ``vramledger release``, if there is a driver to release."""
+async def _control_socket(
+    config: Config, source: SnapshotSource, publisher: SnapshotPublisher, page: PageState, idle_after: float
+) -> AsyncIterator[None]:
+    """Listen for commands, if this is the exporter of a host and not of a recording."""
     if not isinstance(source, Supervisor):
         yield
         return
-
-    async def handle_request(request: ControlRequest) -> ControlResponse:
-        if request.ask == RESUME:
-            source.resume()
-            return ControlResponse(released_until=None)
-        until = await source.release(request.seconds)
-        if held := await asyncio.to_thread(read_open_device_files):
-            message = f"the GPUs are not released: still open by pid: {held}; please report this"
-            raise ControlError(message)
-        return ControlResponse(until)
-
+    handlers = ControlHandlers(
+        control=lambda request: _control(source, request),
+        ledger=_LedgerDesk(publisher, page, idle_after, reading_timeout(config.sampling)).answer,
+        page_open=page.open_to_all,
+    )
     path = config.control_socket
-    async with serve_control(path or CONTROL_SOCKET, handle_request, required=path is not None):
+    async with serve_control(path or CONTROL_SOCKET, handlers, required=path is not None):
         yield
+
+
+async def _control(source: Supervisor, request: ControlRequest) -> ControlResponse:
+    """Release the GPUs, or reopen them."""
+    if request.ask == RESUME:
+        source.resume()
+        return ControlResponse(released_until=None)
+    until = await source.release(request.seconds)
+    if held := await asyncio.to_thread(read_open_device_files):
+        message = f"the GPUs are not released: still open by pid: {held}; please report this"
+        raise ControlError(message)
+    return ControlResponse(until)
+
+
+class _LedgerDesk:
+    """Answer commands that ask for the ledger; an answer is written once for all who may see the same."""
+
+    def __init__(self, publisher: SnapshotPublisher, page: PageState, idle_after: float, wait: float) -> None:
+        self._publisher = publisher
+        self._page = page
+        self._idle_after = idle_after
+        self._wait = wait
+        self._run = secrets.token_hex(4)
+        self._token = ""
+        self._answers: dict[int | None, asyncio.Future[bytes]] = {}
+
+    async def answer(self, request: ControlRequest, caller: Caller) -> tuple[LedgerHeader, bytes]:
+        """Return the newest snapshot; wait for one if the client has the newest already."""
+        snapshot = self._publisher.snapshot
+        if request.after == self._token_of(snapshot):
+            newer = self._publisher.wait_for_newer(snapshot.serial)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(newer, self._wait)
+            snapshot = self._publisher.snapshot
+        token = self._token_of(snapshot)
+        if token != self._token:
+            self._token, self._answers = token, {}
+        viewer = None if caller.trusted else caller.peer.uid
+        if viewer not in self._answers:
+            writing = asyncio.to_thread(self._write, snapshot, viewer)
+            self._answers[viewer] = asyncio.ensure_future(writing)
+        text = await asyncio.shield(self._answers[viewer])
+        return LedgerHeader(__version__, token, self._wait, self._idle_after, len(text)), text
+
+    def _token_of(self, snapshot: Snapshot) -> str:
+        return f"{self._run}-{snapshot.serial}-{int(snapshot.up)}"
+
+    def _write(self, snapshot: Snapshot, viewer: int | None) -> bytes:
+        shown = snapshot if viewer is None else public_view(snapshot, viewer)
+        return write_answer(shown, self._page.timeline.growth(shown))

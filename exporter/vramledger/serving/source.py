@@ -16,6 +16,10 @@ from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.replay import Replay, demo_recording
 from vramledger.sampling.supervisor import Supervisor, read_once
 
+DEMO_SKIP = 480.0
+"""Seconds of the bundled recording after which it has a holder that is idle, one that is orphaned, and one
+that works. At its beginning the GPUs are empty."""
+
 _NO_DRIVER = ("no-library", "no-driver", "no-devices")
 """Without a GPU, --source=auto shows a recording. Any other failure is a failure of this host, and may
 end."""
@@ -42,16 +46,19 @@ def idle_threshold(configured: float | None, source: SnapshotSource) -> float:
 
 
 async def open_source(
-    source: str, speed: float, sampling: SamplingConfig
+    source: str, speed: float, sampling: SamplingConfig, *, demo_skip: float = 0.0
 ) -> tuple[SnapshotSource, str, str | None]:
-    """Return the source, its kind, and the name of the recording if it is one."""
+    """Return the source, its kind, and the name of the recording if it is one.
+
+    With ``--source=auto`` the bundled recording begins after ``demo_skip`` recorded seconds.
+    """
     if source.startswith("replay:"):
         replay = Replay(Path(source.removeprefix("replay:")), speed)
         return replay, "replay", replay.name
     if source == "auto":
         (reading,) = await read_once(sampling)
         if reading.failure is not None and reading.failure[0] in _NO_DRIVER:
-            replay = Replay(demo_recording(), speed)
+            replay = Replay(demo_recording(), speed, demo_skip)
             log.warning(
                 "NO NVIDIA DRIVER: showing a RECORDING, not this host",
                 extra=fields(reason=reading.failure[0], err=reading.failure[1], recording=replay.name),

@@ -57,7 +57,7 @@ GRAFANA: Mapping[str, str] = {
     "unknown": "#97939f",
     "unattributed": "#ff326c",
     "driver_reserved": "#64647f",
-    "free": "rgba(128, 136, 146, 0.2)",
+    "free": "#808892",
 }
 """The same hues, for places where one colour is used in both themes, as in a dashboard; the same search found
 them."""

@@ -62,6 +62,7 @@ def evidence_json(snapshot: Snapshot, pid: int) -> dict[str, Json] | None:
                 "evidence": each.evidence,
                 "utilization_by_process_answered": device.reading.process_utilization is not None,
                 "device_utilization": (device.reading.utilization or {}).get("gpu"),
+                "device_activity": None if device.reading.activity is None else dict(device.reading.activity),
                 "schedulers": None
                 if device.reservation_status is None
                 else list(device.reservation_status.schedulers),
@@ -69,8 +70,9 @@ def evidence_json(snapshot: Snapshot, pid: int) -> dict[str, Json] | None:
             for device, each in held
         ],
         "row": None if row is None else dict(row._asdict()),
-        "facts": None if facts is None else _facts_json(facts),
-        "first_parent": _parent_json((first or facts).parent) if facts is not None else None,
+        # Without the first facts, those that are there are only what the page shows.
+        "facts": None if facts is None or first is None else _facts_json(facts),
+        "first_parent": None if first is None else _parent_json(first.parent),
     }
 
 
@@ -100,14 +102,21 @@ def _lines(snapshot: Snapshot, pid: int, held: list[tuple[DeviceSnapshot, Holdin
     agent = snapshot.agents.get(pid)
     for device, holding in held:
         yield from _holding(device, holding, now)
-        if advice := remedy(holding, process, device.reading.index):
+        if advice := remedy(holding, process, device):
             yield f"    what to do   {advice}"
         if agent is not None:
             yield from _pools(agent, device.reading.uuid, holding)
     yield from _agent(agent, now)
-    yield from _row(snapshot.rows.get(pid) if process is not None else None)
+    if facts is None or (process is not None and process.first is not None):
+        yield from _row(snapshot.rows.get(pid) if process is not None else None)
     if process is not None:
         yield f"  started        {span(now - process.start_time)} ago"
+    if facts is not None and (process is None or process.first is None):
+        kind, name = owner_of(facts) or UNKNOWN
+        yield f"  user           {facts.user or 'not known'} (uid {'?' if facts.uid is None else facts.uid})"
+        yield f"  owner          {kind} {name}".rstrip()
+        yield "  facts          not shown: only root and its own user see more of it than the page shows"
+        return
     if process is None or facts is None:
         yield "  facts          none: it has ended, /proc hides it, or they come with the next sample"
         return
@@ -119,19 +128,35 @@ def _holding(device: DeviceSnapshot, holding: Holding, now: float) -> Iterator[s
     kinds = {"C": "compute", "G": "graphics", "M": "MPS"}
     lists = ", ".join(kinds.get(kind, kind) for kind in holding.kinds) or "no list"
     yield f"  GPU {gpu} {uuid}"
-    yield f"    state        {holding.state.value}, for {span(now - holding.since)}"
+    yield f"    state        {holding.state.value} ({holding.grade.value}), for {span(now - holding.since)}"
     yield f"    because      {holding.why}"
     yield f"    memory       {gib(holding.memory)}, peak {gib(holding.peak)}; NVML's lists: {lists}"
+    if holding.uncharged is not None:
+        yield f"    uncharged    {holding.uncharged.why} ({holding.uncharged.grade.value})"
     sm = "no sample for it" if holding.sm is None else f"SM {holding.sm:.0%}"
     busy = (device.reading.utilization or {}).get("gpu")
     whole = "unknown" if busy is None else f"{busy:.0%}"
     answered = "not answered" if device.reading.process_utilization is None else "answered"
     yield f"    utilisation  {sm}; query by process {answered}; whole device {whole}"
+    yield from _counters(device)
     yield from _reservation(device, holding)
     worked = "never seen" if holding.last_active is None else f"{span(now - holding.last_active)} ago"
     quiet = "not known" if holding.quiet_since is None else span(now - holding.quiet_since)
     newest = "says something" if holding.evidence else "says nothing"
     yield f"    work         last sign {worked}; quiet by evidence for {quiet}; the newest sample {newest}"
+
+
+def _counters(device: DeviceSnapshot) -> Iterator[str]:
+    """Say what the GPU's own counters show of the time since the sample before."""
+    activity = device.reading.activity
+    if activity is None or "sm" not in activity:
+        yield "    counters     none (GPM needs Hopper or newer), so idleness is not proven"
+        return
+    kernels = "no kernel ran" if activity["sm"] == 0 else f"SM {activity['sm']:.2%}"
+    links = (name for name in activity if name.startswith(("pcie", "nvlink")))
+    traffic = sum(activity[name] for name in links) / 2**20
+    memory = f"memory {activity['dram']:.1%}, " if "dram" in activity else ""
+    yield f"    counters     {kernels}, {memory}{traffic:.1f} MiB/s over PCIe and NVLink"
 
 
 def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:
@@ -164,8 +189,8 @@ def _pools(agent: AgentSnapshot, uuid: str, holding: Holding) -> Iterator[str]:
     rest, need = overhead(agent, uuid, holding), needed(agent, uuid, holding)
     if rest is not None:
         yield f"    beyond them  {gib(rest)}: context, libraries, other code"
-    if need is not None and holding.memory is not None:
-        more = holding.memory - need
+    if need is not None and holding.held is not None:
+        more = holding.held - need
         over = (
             "holds that now" if not more else f"holds {gib(abs(more))} {'more' if more > 0 else 'less'} now"
         )

@@ -27,6 +27,7 @@ def snapshot_json(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth] = _NO_
         else {"reason": snapshot.failure[0], "message": snapshot.failure[1]},
         "released_until": snapshot.released_until,
         "time": snapshot.time,
+        "watched_since": snapshot.watched_since,
         "source": snapshot.source,
         "recording": snapshot.recording,
         "host_pid_namespace": snapshot.host_pid_namespace,
@@ -58,6 +59,7 @@ def _device(
             "used_peak": device.used_peak,
             "wasted": device.wasted,
             "unattributed": ledger.unattributed,
+            "uncharged": ledger.uncharged,
             "overlap": ledger.overlap,
             "states": {state.value: held for state, held in ledger.states.items()},
         },
@@ -67,6 +69,24 @@ def _device(
         "ghost": device.ghost,
         "ghost_since": device.ghost_since,
         "about_unattributed": about_unattributed(device),
+        "undivided": None
+        if device.undivided is None
+        else {
+            "bytes": device.undivided.bytes,
+            "pids": list(device.undivided.pids),
+            "state": device.undivided.state.value,
+        },
+        "left_behind": [
+            {
+                "pid": each.pid,
+                "user": each.user,
+                "ended": each.ended,
+                "least": each.least,
+                "most": each.most,
+                "pids": list(each.pids),
+            }
+            for each in device.left
+        ],
         "holdings": [
             holding_json(
                 holding,
@@ -117,17 +137,29 @@ def holding_json(
         "policy_why": policy.why if policy is not None else None,
         "started": process.start_time if process is not None else None,
         "memory": holding.memory,
+        "held": holding.held,
+        "uncharged": None
+        if holding.uncharged is None
+        else {
+            "least": holding.uncharged.least,
+            "most": holding.uncharged.most,
+            "managed": holding.uncharged.managed,
+            "grade": holding.uncharged.grade.value,
+            "why": holding.uncharged.why,
+        },
         "peak": holding.peak,
         "state": holding.state.value,
+        "grade": holding.grade.value,
         "since": holding.since,
         "why": holding.why,
         "sm_utilization": holding.sm,
         "last_active": holding.last_active,
         "quiet_since": holding.quiet_since if holding.evidence else None,
         "working": holding.working,
+        "busy_without_work_since": holding.busy_without_work_since,
         "wasted": holding.wasted,
         "growth": None if growth is None else {"bytes": growth.bytes, "seconds": growth.seconds},
-        "what_to_do": remedy(holding, process, device.reading.index),
+        "what_to_do": remedy(holding, process, device),
         "unreserved": None
         if device.reservation_status is None or device.reservation_status.unreserved_pids is None
         else holding.pid in device.reservation_status.unreserved_pids,

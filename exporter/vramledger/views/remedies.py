@@ -11,23 +11,30 @@ from collections.abc import Mapping
 from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME
 from vramledger.model.policy import NO_POLICY, Policy
 from vramledger.model.snapshot import DeviceSnapshot, Holding, ProcessSnapshot, State
+from vramledger.model.uncharged_memory import beyond_contexts
 
-_END_IT = "`vramledger end --pid {pid} --yes`"
+_END_IT = "`vramledger end --pid {pid}`"
+"""A dry run: it says what it would end and why, and how to do it. Who copies a hint ends nothing by that."""
 
 _BY_STATE: Mapping[State, str] = {
     State.DEAD: "The driver has not freed it. When the GPU has no other holders: `nvidia-smi "
     "--gpu-reset -i {gpu}`; otherwise drain the node and restart it.",
-    State.ZOMBIE: f"It has exited and the driver still holds its bytes: {_END_IT}. If they stay, look for "
-    "NVRM and Xid in the kernel log.",
+    State.ZOMBIE: f"It has exited and the driver still holds its bytes: {_END_IT} says what would end it. "
+    "If they stay after that, look for NVRM and Xid in the kernel log.",
     State.STUCK: "No signal ends it, and no scheduler can free its memory. Look for NVRM and Xid in the "
     "kernel log; drain the node, then reset the GPU (`nvidia-smi --gpu-reset -i {gpu}`) or restart the node.",
-    State.ORPHANED: f"No program waits for its result any more. Ask its user, then {_END_IT}.",
-    State.STOPPED: f"Ask its user why it is stopped. `kill -CONT {{pid}}` continues it; {_END_IT} ends it.",
+    State.ORPHANED: f"No program waits for its result any more. Ask its user; then {_END_IT} says what would "
+    "be ended, and how.",
+    State.STOPPED: f"Ask its user why it is stopped. `kill -CONT {{pid}}` continues it; {_END_IT} says "
+    "how to end it.",
     State.UNKNOWN: "Run the exporter in the host's PID namespace; `vramledger doctor` says how.",
 }
 
+_KEPT = "Hidden pid {pids} has the device open and may keep it, as a forked child does: end that first."
+
 _WORKING_ORPHAN = (
-    f"It still works, although the program that started it has ended: ask its user. {_END_IT} ends it."
+    f"It still works, although the program that started it has ended: ask its user. {_END_IT} says how to "
+    "end it."
 )
 
 _BY_POLICY = {
@@ -40,21 +47,33 @@ _BY_POLICY = {
 _GROWN = "Its pool never shrinks; only the end of the program frees the memory."
 
 
-def remedy(holding: Holding, process: ProcessSnapshot | None, gpu: int) -> str | None:
+def remedy(holding: Holding, process: ProcessSnapshot | None, device: DeviceSnapshot) -> str | None:
     """Say what to do about a holding; None when nothing needs to be done.
 
     Args:
         holding: the bytes and why they are held.
         process: what is known of the holder, None when /proc does not show it.
-        gpu: index of the device.
+        device: where they are held.
     """
+    gpu = device.reading.index
     if holding.state is State.ACTIVE:
         return None
     if holding.state is State.IDLE:
         return _for_idle(holding.pid, process)
     if holding.state is State.ORPHANED and holding.working:
         return _WORKING_ORPHAN.format(pid=holding.pid)
+    if holding.state is State.DEAD and (pids := able_hidden(device)):
+        return f"{_KEPT.format(pids=', '.join(map(str, pids[:5])))} {_BY_STATE[State.DEAD].format(gpu=gpu)}"
     return _BY_STATE[holding.state].format(pid=holding.pid, gpu=gpu)
+
+
+def able_hidden(device: DeviceSnapshot) -> list[int]:
+    """Return the hidden processes that may keep the memory of a dead one, such as its forked children.
+
+    Measured on an H100: a child that a killed program had forked kept its 4 GiB by the inherited files alone,
+    and NVML went on listing the dead pid until the child ended.
+    """
+    return [each.pid for each in device.hidden or () if each.kind in ("cuda", "unknown")]
 
 
 def _for_idle(pid: int, process: ProcessSnapshot | None) -> str:
@@ -64,7 +83,8 @@ def _for_idle(pid: int, process: ProcessSnapshot | None) -> str:
     if owner is not None and owner.notebook:
         first = "Ask its user to shut the notebook's kernel down."
     else:
-        first = f"Ask its user whether the program is still needed; if not: {_END_IT.format(pid=pid)}."
+        ending = _END_IT.format(pid=pid)
+        first = f"Ask its user whether the program is still needed; if not, {ending} says how to end it."
     framework = FRAMEWORKS_BY_NAME.get(policy.framework)
     remedy = framework.remedies.get(policy.policy) if framework is not None else None
     more = _GROWN if policy.policy == "growth" else None
@@ -78,16 +98,28 @@ def about_unattributed(device: DeviceSnapshot) -> str | None:
     ledger, hidden = device.ledger, device.hidden
     if ledger is None or not ledger.unattributed:
         return None
-    what = "Used, but NVML lists no process that holds it."
+    what = f"Used, but NVML lists no process that holds it.{_tried(device)}"
     if hidden is None:
         return (
             f"{what} Whether a hidden process has the device open is not known here; see `vramledger doctor`."
         )
-    able = [each for each in hidden if each.kind in ("cuda", "unknown")]
-    if able:
-        pids = ", ".join(str(each.pid) for each in able[:5])
+    if able := able_hidden(device):
+        pids = ", ".join(map(str, able[:5]))
         return f"{what} Hidden processes that may hold it: pid {pids}. End them when their users agree."
-    return f"{what} No hidden process has the device open: it is the driver's own, or managed memory."
+    return f"{what} No hidden process has the device open: it is the driver's own, or was not freed."
+
+
+def _tried(device: DeviceSnapshot) -> str:
+    """Say what else was looked for, where the bytes are more than contexts leave: mappings and handles."""
+    if device.ledger is None or not beyond_contexts(device.ledger.unattributed, len(device.holdings)):
+        return ""
+    able = [str(each.pid) for each in device.holdings if each.uncharged is not None]
+    parts = [" No holder is known to map as much managed memory."]
+    if able:
+        parts = [f" By its mappings pid {', '.join(able[:5])} can have a part of it as managed memory."]
+    for each in device.left:
+        parts.append(f" Some of it was {each.why}.")
+    return "".join(parts)
 
 
 def about_hidden(kind: str) -> str:

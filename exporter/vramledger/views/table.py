@@ -6,12 +6,16 @@ from collections.abc import Iterator
 
 from vramledger.model.policy import UNKNOWN, Policy
 from vramledger.model.reading import ProcessFacts
-from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
+from vramledger.model.snapshot import DeviceSnapshot, Holding, LeftBytes, Snapshot, State, UndividedBytes
 from vramledger.printable import printable
 from vramledger.views.remedies import remedy
 
 _GIB = 1024.0**3
+_SHOWN = 128 * 2**20
+"""The smallest difference between the ends of a range that the table shows."""
+
 _LONGEST_OWNER = 60
+_PIDS_SHOWN = 5
 _REMEDIES_MAX = 3
 """The maximum number of holders of a device for which the table says what to do."""
 _COLOURS = {
@@ -30,6 +34,16 @@ _COLUMNS = ("PID", "OWNER", "COMMAND", "FRAMEWORK", "MEMORY", "SM", "STATE", "FO
 def gib(value: int | None) -> str:
     """Write bytes as GiB, or a dash when not known."""
     return "-" if value is None else f"{value / _GIB:.2f} GiB"
+
+
+def memory_text(holding: Holding) -> str:
+    """Write what a holder has, and how much of it NVML does not charge to it."""
+    uncharged = holding.uncharged
+    if uncharged is None:
+        return gib(holding.memory)
+    if uncharged.least and uncharged.most - uncharged.least < _SHOWN:
+        return f"{gib(holding.held)} ({gib(uncharged.least)} uncharged)"
+    return f"{gib(holding.held)} (up to {gib(uncharged.most - uncharged.least)} more)"
 
 
 def span(seconds: float) -> str:
@@ -111,15 +125,36 @@ def _ledger_lines(device: DeviceSnapshot) -> Iterator[str]:
     if ledger.overlap:
         parts.append(f"overlap {gib(ledger.overlap)}")
     yield "  " + " · ".join(parts)
+    if device.undivided is not None:
+        yield f"  undivided: {undivided_text(device.undivided)}"
+    for each in device.left:
+        yield f"  left behind: {printable(left_text(each))}"
     if device.memory_counted_under is not None:
         yield f"  this memory is that of its GPU instance, shared with {device.memory_counted_under}"
+
+
+def undivided_text(undivided: UndividedBytes) -> str:
+    """Say who can have the bytes that one of several holders has."""
+    pids = ", ".join(map(str, undivided.pids[:_PIDS_SHOWN]))
+    more = f" and {len(undivided.pids) - _PIDS_SHOWN} more" if len(undivided.pids) > _PIDS_SHOWN else ""
+    return f"{gib(undivided.bytes)} that NVML charges to nobody are in one or several of pid {pids}{more}"
+
+
+def left_text(left: LeftBytes) -> str:
+    """Say what an ended holder has left behind, and who can have it."""
+    amount = gib(left.most) if left.most - left.least < _SHOWN else f"up to {gib(left.most)}"
+    pids = ", ".join(map(str, left.pids[:_PIDS_SHOWN])) + (", …" if len(left.pids) > _PIDS_SHOWN else "")
+    heirs = f"held by pid {pids}" if left.pids else "and no process that NVML lists can have them"
+    if len(left.pids) > 1:
+        heirs = f"held by one or several of pid {pids}"
+    return f"{amount} {left.why}; {heirs}"
 
 
 def _remedies(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
     """Say what to do for the few largest; ``--why PID`` says it for every holder."""
     shown = 0
     for holding in device.holdings:
-        advice = remedy(holding, snapshot.processes.get(holding.pid), device.reading.index)
+        advice = remedy(holding, snapshot.processes.get(holding.pid), device)
         if advice is not None and shown < _REMEDIES_MAX:
             yield f"  {holding.state.value} {holding.pid}: {advice}"
             shown += 1
@@ -148,7 +183,7 @@ def _row(holding: Holding, snapshot: Snapshot) -> tuple[str, ...]:
         printable(_owner(facts) or "-"),
         printable((facts.command if facts is not None else "") or "-"),
         "-" if process is None else framework_text(process.policy),
-        gib(holding.memory),
+        memory_text(holding),
         "-" if holding.sm is None else f"{holding.sm:.0%}",
         holding.state.value,
         span((snapshot.time or 0) - holding.since),

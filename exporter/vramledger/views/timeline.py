@@ -77,8 +77,8 @@ class Timeline:
                     self._index[uuid] = device.reading.index
                     _keep_fullest(self._devices.setdefault(uuid, {}), step, device.ledger)
                 for holding in device.holdings:
-                    if holding.memory is not None:
-                        self._record_size((uuid, holding.pid, holding.start), snapshot.time, holding.memory)
+                    if holding.held is not None:
+                        self._record_size((uuid, holding.pid, holding.start), snapshot.time, holding.held)
             if new_step:
                 self._drop_older(step - int(SPAN / STEP), snapshot.time)
 
@@ -116,8 +116,8 @@ class Timeline:
                 for holding in device.holdings:
                     key = (device.reading.uuid, holding.pid, holding.start)
                     history = self._holdings.get(key)
-                    if history is not None and holding.memory is not None and now > history.times[0]:
-                        found[key] = HoldingGrowth(holding.memory - history.sizes[0], now - history.times[0])
+                    if history is not None and holding.held is not None and now > history.times[0]:
+                        found[key] = HoldingGrowth(holding.held - history.sizes[0], now - history.times[0])
         return found
 
     def as_json(self) -> dict[str, Json]:

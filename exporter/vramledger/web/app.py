@@ -13,6 +13,7 @@ from aiohttp import hdrs, web
 from vramledger.config import Config, ListenAddress
 from vramledger.logs import fields, log
 from vramledger.metrics.exposition import Exposition
+from vramledger.views.timeline import Timeline
 from vramledger.web.access.access_control import AccessControl
 from vramledger.web.access.host_names import names_of_loopback
 from vramledger.web.cancellation import background_task
@@ -23,7 +24,7 @@ from vramledger.web.render_cache import RenderCache
 from vramledger.web.response_headers import NO_SNIFFING
 from vramledger.web.routes import add_routes, plain_errors
 from vramledger.web.scrape import Scrape
-from vramledger.web.services import CONFIG, SERVICES, AppServices
+from vramledger.web.services import CONFIG, SERVICES, AppServices, PageState
 
 RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -40,6 +41,7 @@ def make_app(
     services: AppServices,
     exposition: Exposition | None = None,
     access: AccessControl | None = None,
+    timeline: Timeline | None = None,
 ) -> web.Application:
     """Build the application that serves ``services``; it owns the threads on which it renders.
 
@@ -66,19 +68,24 @@ def make_app(
     app[SERVICES] = services
     app.cleanup_ctx.append(close_threads)
     app.on_response_prepare.append(complete_headers)
-    page_stream = add_routes(app, Scrape(config, services, exposition, render_cache), render_cache)
+    scrape = Scrape(config, services, exposition, render_cache)
+    page_stream = add_routes(app, scrape, render_cache, timeline or Timeline())
     access.on_permissions_changed(page_stream.disconnect_viewers)
     return app
 
 
 @asynccontextmanager
 async def serve(
-    config: Config, services: AppServices, on_bound: Callable[[], None] = lambda: None
+    config: Config,
+    services: AppServices,
+    on_bound: Callable[[], None] = lambda: None,
+    state: PageState | None = None,
 ) -> AsyncIterator[tuple[ListenAddress, ...]]:
     """Listen on all addresses of the configuration until the block ends, then stop gracefully.
 
     ``on_bound`` is called after the last step that may need a privilege, a low port, and before the first
-    step that must later work without it: reading the files of ``--web.config.file``.
+    step that must later work without it: reading the files of ``--web.config.file``. ``state`` is filled for
+    the control socket.
 
     Yields:
         The addresses with the ports that the system chose.
@@ -91,7 +98,10 @@ async def serve(
     sockets = systemd_sockets() if config.systemd_socket else listen(config.listen)
     try:
         on_bound()
-        async with _run_application(config, services, sockets) as access:
+        state = state or PageState()
+        async with _run_application(config, services, sockets, state) as access:
+            reachable = any(each.family != socket.AF_UNIX for each in sockets)
+            state.check_open = lambda: reachable and access.open_to_all
             addresses = tuple(map(bound_address, sockets))
             for address in addresses:
                 page = _page_url(address, secure=access.context is not None)
@@ -104,11 +114,11 @@ async def serve(
 
 @asynccontextmanager
 async def _run_application(
-    config: Config, services: AppServices, sockets: list[socket.socket]
+    config: Config, services: AppServices, sockets: list[socket.socket], state: PageState
 ) -> AsyncIterator[AccessControl]:
     access = AccessControl(config.web_config)
     access.host_names = names_of_loopback(map(bound_address, sockets), config.listen)
-    app = make_app(config, services, access=access)
+    app = make_app(config, services, access=access, timeline=state.timeline)
     # Its errors are caused by clients (scanners, TLS on a plain port): a line a minute, a traceback at debug
     # only.
     logger = logging.getLogger(f"{log.name}.http")

@@ -19,10 +19,11 @@ from vramledger.web.services import CONFIG, SERVICES
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def add_routes(app: web.Application, scrape: Scrape, render_cache: RenderCache) -> PageStream:
+def add_routes(
+    app: web.Application, scrape: Scrape, render_cache: RenderCache, timeline: Timeline
+) -> PageStream:
     """Route all paths, each for GET and HEAD; return the streams of the page."""
     config, services = app[CONFIG], app[SERVICES]
-    timeline = Timeline()
     page_stream = PageStream(services, timeline)
     app.cleanup_ctx.append(page_stream.run)
     app.on_shutdown.append(page_stream.end_streams)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from aiohttp import web
 
 from vramledger.config import Config
 from vramledger.model.snapshot import Snapshot
+from vramledger.views.timeline import Timeline
 
 
 class AppServices(Protocol):
@@ -27,6 +30,23 @@ class AppServices(Protocol):
 
     async def wait_for_newer(self, serial: int) -> Snapshot:
         """Wait until a snapshot newer than ``serial`` is published, and return it."""
+
+
+@dataclass
+class PageState:
+    """What the pages share with the control socket.
+
+    Attributes:
+        timeline: what the page remembers.
+        check_open: tells whether everybody who reaches the page may read it.
+    """
+
+    timeline: Timeline = field(default_factory=Timeline)
+    check_open: Callable[[], bool] = lambda: False
+
+    def open_to_all(self) -> bool:
+        """Tell whether everybody who reaches the page may read it; nobody before it is served."""
+        return self.check_open()
 
 
 CONFIG = web.AppKey("config", Config)

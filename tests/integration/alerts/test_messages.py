@@ -12,6 +12,7 @@ from tests.integration.alerts.test_alerts import CASES
 from tests.integration.alerts.test_false_pages import torch
 from tests.support.alerts.nodes import Holder, Node
 from tests.support.alerts.promtool import Alert, firing
+from tests.support.dashboards.files import load_dashboards
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
@@ -64,10 +65,14 @@ def test_a_message_has_no_rubbish(alerts: list[Alert]) -> None:
 
 
 def test_a_message_leads_to_its_dashboard(alerts: list[Alert]) -> None:
-    """The link to the dashboard has the alert's own node and GPU, and none that it does not have."""
+    """The link has the alert's own node and GPU, and sets only variables that its dashboard has."""
+    dashboards = load_dashboards()
     for each in alerts:
         url = each.annotations["dashboard_url"]
-        assert re.search(r"/d/vramledger-(exporter|owner|device|node)\?var-cluster=&var-job=", url), url
+        found = re.search(r"/d/([a-z-]+)\?var-cluster=&var-job=", url)
+        assert found, url
+        variables = {one["name"] for one in dashboards[found[1]]["templating"]["list"]}
+        assert set(re.findall(r"[?&]var-(\w+)=", url)) <= variables, url
         if "instance" in each.labels and "instance" in url:
             assert f"var-instance={each.labels['instance'].replace(':', '%3A')}" in url
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.builders import MIB, device, failed, holding, process, snapshot
+from tests.support.builders import MIB, device, failed, holding, managed, process, snapshot
 from tests.support.exporter import run
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace, require_root
@@ -29,7 +29,7 @@ from vramledger.commands.cleanliness import (
     results_json,
 )
 from vramledger.model.reading import HiddenHolder, Owner, ParentFacts
-from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
+from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State, UndividedBytes
 from vramledger.readers.hosts.hidden_holders import find_hidden_holders
 from vramledger.readers.hosts.host import Host
 
@@ -230,6 +230,38 @@ def test_an_old_driver_s_reserve_is_no_leftover() -> None:
 
     assert status(shot) == CLEAN
     assert "not judged" in check_devices(shot, NOBODY, CheckTolerance())[0].line
+
+
+def test_managed_memory_of_a_live_owner_is_not_a_leftover() -> None:
+    """8 GiB of managed memory count as their holder's: alone they refuse, an allowed owner is clean."""
+    live = empty(9 * MIB, holding(7, uncharged=managed(8 * GIB)))
+
+    (refused,) = check_devices(snapshot(live), NOBODY, CheckTolerance())
+    assert refused.status == NOT_CLEAN
+    assert "holds 8.50 GiB, 8.00 GiB of it uncharged" in refused.line
+    assert "unattributed" not in refused.line
+    assert status(snapshot(live), CheckTolerance(owners=frozenset({"ada"}))) == CLEAN
+
+
+def test_managed_memory_of_the_dead_counts_as_theirs() -> None:
+    """A small orphan with much managed memory is a leftover beyond the limit."""
+    orphan = holding(7, 16 * MIB, State.ORPHANED, uncharged=managed(GIB))
+
+    assert status(snapshot(empty(0, orphan)), CheckTolerance(live=True)) == NOT_CLEAN
+
+
+@pytest.mark.parametrize(("state", "expected"), [(State.ACTIVE, CLEAN), (State.ORPHANED, NOT_CLEAN)])
+def test_bytes_of_several_holders(state: State, expected: int) -> None:
+    """Bytes that one of several holders has are a leftover only if every one of them is a leftover."""
+    both = [holding(7, 16 * MIB, State.ORPHANED), holding(8, 16 * MIB, state)]
+    shared = UndividedBytes(GIB, (7, 8), state, False, None)
+
+    assert (
+        status(
+            snapshot(device(0, both, unattributed=0, undivided=shared, hidden=())), CheckTolerance(live=True)
+        )
+        == expected
+    )
 
 
 def test_what_cannot_be_told() -> None:

@@ -113,14 +113,17 @@ def test_flags_exist() -> None:
 
 
 def test_sees_the_host_and_takes_no_gpu() -> None:
-    """The pod has the host's processes and two capabilities, and requests no GPU from the scheduler."""
+    """The pod has the host's processes and four capabilities, and requests no GPU from the scheduler."""
     spec = pod(template())
     (container,) = spec["containers"]
     security = container["securityContext"]
 
     assert spec["hostPID"] is True
     assert spec["automountServiceAccountToken"] is False
-    assert security["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE", "DAC_READ_SEARCH"]}
+    assert security["capabilities"] == {
+        "drop": ["ALL"],
+        "add": ["SYS_PTRACE", "DAC_READ_SEARCH", "SETUID", "SETGID"],
+    }
     assert security["readOnlyRootFilesystem"] is True
     assert security["allowPrivilegeEscalation"] is False
     assert "nvidia.com/gpu" not in json.dumps(container["resources"])

@@ -49,6 +49,34 @@ def test_unit_stays_closed(tmp_path: Path) -> None:
     assert f"{EXPOSURE} or less" in (SYSTEMD / "README.md").read_text(encoding="utf-8")
 
 
+def test_unit_lets_it_give_up_its_rights() -> None:
+    """The filter of system calls allows what the exporter needs to give up its capabilities."""
+    filters = re.findall(
+        r"^SystemCallFilter=(.*)$", (SYSTEMD / "vramledger.service").read_text(), re.MULTILINE
+    )
+    allowed: set[str] = set()
+    for each in filters:
+        calls = set()
+        for name in each.lstrip("~").split():
+            calls |= system_calls(name)
+        allowed = allowed - calls if each.startswith("~") else allowed | calls
+    assert {"capset", "capget", "prctl", "kill", "sendmsg"} <= allowed
+    assert {"setuid", "setresuid", "mount", "bpf"}.isdisjoint(allowed)
+
+
+def system_calls(name: str) -> set[str]:
+    """Return the calls of a set of systemd's, with those of the sets in it; or the one call of this name."""
+    if not name.startswith("@"):
+        return {name}
+    listed = subprocess.run(
+        [require_tool("systemd-analyze"), "syscall-filter", "--no-pager", name],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    lines = (line.strip() for line in listed.stdout.splitlines()[1:])
+    names = [line for line in lines if line and not line.startswith("#")]
+    return set().union(*(system_calls(each) for each in names))
+
+
 def test_user_and_folder_are_understood(tmp_path: Path) -> None:
     """The user and the socket's folder are made as written, in a separate root."""
     (tmp_path / "etc").mkdir()

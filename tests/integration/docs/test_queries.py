@@ -14,7 +14,18 @@ import pytest
 
 from docs.src.generate import DOCS, exporter_families, queries
 from tests.support import builders
-from tests.support.builders import MIB, OOMS, SOCKET, TOTAL, agent, device, holding, process, snapshot
+from tests.support.builders import (
+    MIB,
+    OOMS,
+    SOCKET,
+    TOTAL,
+    agent,
+    device,
+    holding,
+    managed,
+    process,
+    snapshot,
+)
 from tests.support.requirements import VERSIONS, require_version
 from vramledger.config import COLLECTORS
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
@@ -22,7 +33,14 @@ from vramledger.metrics.contract import FAMILIES
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.metrics.families import Collected
 from vramledger.model.reading import HiddenHolder
-from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, Snapshot, State
+from vramledger.model.snapshot import (
+    DeviceSnapshot,
+    Reservation,
+    ReservationStatus,
+    Snapshot,
+    State,
+    UndividedBytes,
+)
 
 INDEX = re.findall(
     r"^ *```promql\n(.*?)^ *```$", (DOCS / "METRICS.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
@@ -110,15 +128,22 @@ def rich_host() -> Snapshot:
     working = device(
         0,
         [
-            replace(holding(101, 900 * MIB, State.ORPHANED, sm=0.5, last_active=builders.NOW), working=False),
+            replace(
+                holding(101, 900 * MIB, State.ORPHANED, sm=0.5, last_active=builders.NOW),
+                working=False,
+                busy_without_work_since=builders.NOW,
+                uncharged=managed(MIB, 2 * MIB),
+            ),
             holding(102),
         ],
+        undivided=UndividedBytes(MIB, (101, 102), State.ACTIVE, False, None),
         hardware={
             **builders.HARDWARE,
             "device_performance_state": 2.0,
             "device_pcie_link_generation": {"current": 3.0, "max": 5.0},
         },
         utilization={"gpu": 0.75, "memory": 0.25},
+        activity={**builders.ACTIVITY, "occupancy": 0.05, "dram": 0.9, "nvlink_receive": 0.0},
     )
     hoarded = device(
         1,
@@ -134,6 +159,7 @@ def rich_host() -> Snapshot:
             "device_pcie_link_width": {"current": 8.0, "max": 16.0},
         },
         utilization={"gpu": 0.0, "memory": 0.0},
+        activity={**builders.ACTIVITY, "sm": 0.0},
         hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (1,)),),
         xids={79: 1},
     )

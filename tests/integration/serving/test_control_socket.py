@@ -10,20 +10,23 @@ from pathlib import Path
 import pytest
 
 from vramledger.errors import StartupError
-from vramledger.serving.control_client import request_exporter
+from vramledger.serving.callers import Caller
+from vramledger.serving.control_client import request_exporter, request_ledger
 from vramledger.serving.control_messages import (
+    LEDGER,
     RELEASE,
     RESUME,
     ControlError,
     ControlRequest,
     ControlResponse,
+    LedgerHeader,
     read_request,
     read_response,
     write_failure,
     write_request,
     write_response,
 )
-from vramledger.serving.control_socket import serve_control
+from vramledger.serving.control_socket import ControlHandlers, serve_control
 
 ASKED = ControlRequest(RELEASE, 7.0)
 
@@ -33,17 +36,26 @@ async def echo(request: ControlRequest) -> ControlResponse:
     return ControlResponse(request.seconds)
 
 
-def test_the_socket_is_ready_its_owners_alone_and_removed(tmp_path: Path) -> None:
-    """It has mode 0600 with every umask, answers immediately, and leaves no file behind."""
+async def large(request: ControlRequest, _: Caller) -> tuple[LedgerHeader, bytes]:
+    """Answer with a snapshot of many packets."""
+    text = bytes(range(256)) * 4096
+    return LedgerHeader("1.2.3", f"after {request.after}", 2.5, 600.0, len(text)), text
+
+
+HANDLERS = ControlHandlers(echo, large, lambda: True)
+
+
+def test_the_socket_is_ready_open_to_all_and_removed(tmp_path: Path) -> None:
+    """Every user may connect with every umask, it answers immediately, and leaves no file behind."""
     path = tmp_path / "run" / "control.sock"
 
     async def serve() -> object:
-        async with serve_control(path, echo, required=True):
-            assert path.stat().st_mode & 0o777 == 0o600
+        async with serve_control(path, HANDLERS, required=True):
+            assert path.stat().st_mode & 0o777 == 0o666
             assert list(path.parent.iterdir()) == [path]
-            return await asyncio.to_thread(request_exporter, path, ASKED)
+            return await request_exporter(path, ASKED)
 
-    before = os.umask(0)
+    before = os.umask(0o077)
     try:
         assert asyncio.run(serve()) == ControlResponse(7.0)
     finally:
@@ -51,19 +63,32 @@ def test_the_socket_is_ready_its_owners_alone_and_removed(tmp_path: Path) -> Non
     assert list(path.parent.iterdir()) == []
 
 
+def test_a_snapshot_of_any_size_arrives_whole(tmp_path: Path) -> None:
+    """A snapshot that is larger than the kernel's buffer arrives whole, with what the exporter says of it."""
+    path = tmp_path / "control.sock"
+
+    async def serve() -> tuple[LedgerHeader, bytes]:
+        async with serve_control(path, HANDLERS, required=True):
+            return await request_ledger(path, "7")
+
+    header, text = asyncio.run(serve())
+    assert header == ("1.2.3", "after 7", 2.5, 600.0, 2**20)
+    assert text == bytes(range(256)) * 4096
+
+
 def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
     """A dead exporter's socket is replaced; one that answers stays, and the message says so."""
     path = tmp_path / "control.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(str(path))
 
     async def serve() -> None:
-        async with serve_control(path, echo, required=True):
+        async with serve_control(path, HANDLERS, required=True):
             with pytest.raises(StartupError, match="another exporter answers there; choose another path"):
-                async with serve_control(path, echo, required=True):
+                async with serve_control(path, HANDLERS, required=True):
                     pass
-            assert await asyncio.to_thread(request_exporter, path, ASKED) == ControlResponse(7.0)
-            async with serve_control(path, echo, required=False):
+            assert await request_exporter(path, ASKED) == ControlResponse(7.0)
+            async with serve_control(path, HANDLERS, required=False):
                 pass
             assert path.exists(), "who goes on without a socket removes nobody else's"
 
@@ -76,13 +101,19 @@ def test_a_long_path_is_no_longer_for_us(tmp_path: Path) -> None:
     path = Path(f"{tmp_path}/{'x' * (106 - len(str(tmp_path)))}")
 
     async def serve() -> None:
-        async with serve_control(path, echo, required=True):
-            assert await asyncio.to_thread(request_exporter, path, ASKED) == ControlResponse(7.0)
+        async with serve_control(path, HANDLERS, required=True):
+            assert await request_exporter(path, ASKED) == ControlResponse(7.0)
 
     asyncio.run(serve())
 
 
-@pytest.mark.parametrize("request_", [ControlRequest(RESUME), ControlRequest(RELEASE, 0.5)])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        *(ControlRequest(RESUME), ControlRequest(RELEASE, 0.5)),
+        *(ControlRequest(LEDGER), ControlRequest(LEDGER, after="ab-7-1")),
+    ],
+)
 def test_a_request_is_read_as_it_was_written(request_: ControlRequest) -> None:
     """The exporter reads exactly what a command writes."""
     assert read_request(write_request(request_)) == request_
@@ -111,7 +142,10 @@ def test_a_failure_is_an_error_with_its_reason() -> None:
         (b'{"version": 2, "ask": "resume"}', "another version"),
         (b'{"version": 1, "ask": "reboot"}', "does not know"),
         (b'{"version": 1, "ask": "release"}', "does not know"),
+        (b'{"version": 1, "ask": "ledger", "after": 7}', "does not know"),
+        (b'{"version": 1, "ask": "ledger", "after": "' + b"x" * 65 + b'"}', "does not know"),
         (b'{"version": 1, "ask": "release", "seconds": 0}', "does not know"),
+        (b'{"version": 1, "ask": "release", "seconds": 2592001}', "does not know"),
         (b'{"version": 1, "ask": "release", "seconds": true}', "does not know"),
         (b'{"version": 1, "ask": "release", "seconds": NaN}', "does not know"),
         (b'{"version": 1, "ask": "release", "seconds": Infinity}', "does not know"),

@@ -10,7 +10,16 @@ from tests.support.dashboards.files import PanelQuery, all_queries, substitute_v
 from tests.support.dashboards.nodes import HOURS
 from tests.support.fleet.engines import Engine
 
-EMPTY: dict[tuple[str, str, str], str] = {}
+_NONE = "only what is above 0 is drawn"
+_YOUNG = "nothing is older than three hours"
+EMPTY: dict[tuple[str, str, str], str] = {
+    ("vramledger-exporter", "Unaccounted time", "A"): _NONE,
+    **{("vramledger-exporter", "Series dropped, by device", ref): _NONE for ref in "AB"},
+    ("vramledger-fleet", "Changed", "B"): _YOUNG,
+    ("vramledger-fleet", "Changed", "D"): _YOUNG,
+    **{("vramledger-owner", "Wasted, week by week", ref): _YOUNG for ref in "BCD"},
+    ("vramledger-fleet", "Wasted, by owner", "B"): "no more than ten owners have wasted memory",
+}
 """Queries without a result on these nodes, each with the reason: dashboard, panel, ref."""
 
 SPAN = HOURS * 3600 - 600
@@ -31,15 +40,23 @@ def devices(engine: Engine, ahead: float) -> list[str]:
     return sorted(each["metric"]["uuid"] for each in found)
 
 
+def processes(engine: Engine, ahead: float) -> list[dict[str, str]]:
+    """Return node and pid of every process that holds memory."""
+    found = ask(engine, 'vramledger_process_memory_bytes{pid!="other"}', instant=True, span=SPAN, ahead=ahead)
+    pairs = {(each["metric"]["instance"], each["metric"]["pid"]) for each in found}
+    return [{"instance": instance, "pid": pid} for instance, pid in sorted(pairs)]
+
+
 def answers(engine: Engine, ahead: float = 0.0) -> Iterator[Answer]:
-    """Yield the answer to every query; to one about a device, that for the device of which most is known.
+    """Yield the answer to every query; about a device or process, that for the one of which most is known.
 
     Raises:
-        AssertionError: a query is refused, be it for one device alone.
+        AssertionError: a query is refused, be it for one device or process alone.
     """
-    uuids = devices(engine, ahead)
+    uuids = [{"uuid": uuid} for uuid in devices(engine, ahead)]
+    pids = processes(engine, ahead)
     for asked in all_queries():
-        choices = [{"uuid": uuid} for uuid in uuids] if "$uuid" in asked.expr else [{}]
+        choices = uuids if "$uuid" in asked.expr else pids if "$pid" in asked.expr else [{}]
         best: Sequence[Any] = []
         for chosen in choices:
             expr = substitute_variables(asked.expr, **chosen)

@@ -33,7 +33,7 @@ from vramledger.config import parse_duration
 STEP = 60.0
 """Seconds between two evaluations of the rules."""
 
-_RECORDED = '{__name__=~"vramledger_[a-z]+:.+|ALERTS"}'
+_RECORDED = '{__name__=~"vramledger_[a-z]+:.+|ALERTS|ALERTS_FOR_STATE"}'
 _TIME = re.compile(r"^    expr: .*, time: ([0-9a-z.]+),$")
 _SAMPLE = re.compile(r'\{__name__="([^"]+)"((?:, \w+="(?:[^"\\]|\\.)*")*)\} ([^,\s"]+)')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -215,8 +215,8 @@ def send(samples: Samples, engine: Engine, ahead: float = 0.0) -> None:
 
 
 @contextmanager
-def prometheus(program: Path, home: Path, samples: Samples) -> Iterator[Engine]:
-    """Run a Prometheus that has the samples."""
+def prometheus(program: Path, home: Path, samples: Samples, ahead: float = 0.0) -> Iterator[Engine]:
+    """Run a Prometheus that has the samples, shifted by some seconds."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "prometheus.yml").write_text("global: {}\n", encoding="ascii")
     port = free_port()
@@ -228,7 +228,7 @@ def prometheus(program: Path, home: Path, samples: Samples) -> Iterator[Engine]:
         "--web.enable-remote-write-receiver",
     ]
     with running(command, home, f"http://127.0.0.1:{port}") as engine:
-        send(samples, engine)
+        send(samples, engine, ahead)
         yield engine
 
 

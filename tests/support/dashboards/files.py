@@ -55,8 +55,19 @@ def all_queries() -> list[PanelQuery]:
 
 
 INTERVALS = {"__range": "3h", "__range_s": "10800", "__rate_interval": "1m", "__interval": "1m"}
-CHOICES = {"cluster": ".*", "job": "vramledger", "instance": ".+", "owner": ".*", "pid": ".+", "uuid": ".+"}
-"""The value of a variable when All is chosen."""
+CHOICES = {
+    "cluster": ".*",
+    "job": "vramledger",
+    "model": ".+",
+    "instance": ".+",
+    "team": ".*",
+    "owner": ".*",
+    "pid": ".+",
+    "uuid": ".+",
+    "size": "40",
+    "price": "2",
+}
+"""The value of a variable when All is chosen, or what a panel calculates with."""
 
 
 def substitute_variables(expr: str, **chosen: str) -> str:

@@ -1,62 +1,100 @@
-"""The cost of the dashboards' queries over a fleet: the same nodes many times, for their last minutes."""
+"""The cost of the dashboards' queries over a fleet: the same nodes many times, for hours or days."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.support.dashboards.database import Samples, ask
-from tests.support.dashboards.files import all_queries, substitute_variables
-from tests.support.dashboards.nodes import NOW
+from tests.support.dashboards.files import PanelQuery, all_queries, substitute_variables
+from tests.support.dashboards.nodes import HOURS, NOW
 from tests.support.fleet.engines import Engine
 
-MINUTES = 11
-"""As far back as any instant query looks, except those over the time range."""
+POINTS = 1440
+"""Points of a graph that is as wide as the page."""
 
 
 class QueryDuration(NamedTuple):
-    """What one query took, in seconds, at one moment with all nodes chosen."""
+    """What one query took, in seconds, and how many points it returned, asked as its panel asks it."""
 
     seconds: float
+    points: int
     dashboard: str
     panel: str
+    ref: str
 
 
-def copy_nodes(samples: Samples, copies: int) -> Samples:
-    """Return the last minutes of copies of every node, each with its own name and UUIDs."""
+def copy_nodes(samples: Samples, copies: int, hours: float, every: float) -> Samples:
+    """Return copies of every node, each with its own name and UUIDs, their hours repeated up to now.
+
+    Args:
+        samples: some hours of the nodes.
+        copies: how many of each node.
+        hours: how much history there is; the hours of the samples come again and again.
+        every: seconds from one sample of a series to the next.
+    """
     many = Samples()
+    span = HOURS * 3600
     for labels, values in samples.points.items():
-        newest = [each for each in values if each[0] > NOW - MINUTES * 60]
+        thinned = [each for each in values if (NOW - each[0]) % every == 0]
+        if not thinned:
+            continue
+        times = range(max(1, round(hours / HOURS)) - 1, -1, -1)
+        repeated = [(at - back * span, value) for back in times for at, value in thinned]
         own = dict(labels)
-        if newest:
-            for copy in range(copies if "instance" in own else 1):
-                names = {name: f"{own[name]}-{copy}" for name in ("instance", "uuid") if name in own}
-                many.points[tuple(sorted((own | names).items()))] = newest
+        for copy in range(copies if "instance" in own else 1):
+            names = {name: f"{own[name]}-{copy}" for name in ("instance", "uuid") if name in own}
+            many.points[tuple(sorted((own | names).items()))] = repeated
     return many
 
 
-def query_durations(engine: Engine) -> list[QueryDuration]:
-    """Return what each query took, the slowest first."""
-    uuid = ask(engine, "vramledger_device_info", instant=True, span=0)[0]["metric"]["uuid"]
-    found = []
-    for asked in all_queries():
-        chosen = {"uuid": uuid} if "$uuid" in asked.expr else {}
-        begun = time.perf_counter()
-        ask(engine, substitute_variables(asked.expr, **chosen), instant=True, span=0)
-        found.append(QueryDuration(time.perf_counter() - begun, asked.dashboard, asked.panel))
-    return sorted(found, reverse=True)
+def query_durations(engine: Engine, hours: float, ahead: float) -> list[QueryDuration]:
+    """Return what each query took, the slowest first: over the time range, All where it can be chosen."""
+    return sorted((_duration(engine, asked, hours, ahead) for asked in all_queries()), reverse=True)
 
 
-def report(engine: Engine) -> str:
-    """Return the fleet's size and the slowest queries as text."""
-    sizes = [
-        ask(engine, f"count({metric})", instant=True, span=0)[0]["value"][1]
+def _duration(engine: Engine, asked: PanelQuery, hours: float, ahead: float) -> QueryDuration:
+    span = hours * 3600
+    times = {"__range": f"{span:.0f}s", "__range_s": f"{span:.0f}", "__interval": f"{span / POINTS:.0f}s"}
+    rated = {"__rate_interval": f"{max(240, 4 * span / POINTS):.0f}s"}
+    device = ask(engine, "vramledger_device_info", instant=True, span=0, ahead=ahead)[0]["metric"]
+    place = f'vramledger_process_memory_bytes{{pid!="other", instance="{device["instance"]}"}}'
+    holders = ask(engine, place, instant=True, span=0, ahead=ahead)
+    chosen = {**times, **rated}
+    if asked.dashboard in ONE_NODE:
+        chosen |= {"instance": device["instance"], "uuid": device["uuid"]}
+        chosen |= {"pid": holders[0]["metric"]["pid"] if holders else "1"}
+    expr = substitute_variables(asked.expr, **chosen)
+    now = NOW + ahead
+    begun = time.perf_counter()
+    if asked.instant:
+        answer = engine.get("/api/v1/query", query=expr, time=str(now))
+    else:
+        graph = {"start": str(now - span), "end": str(now), "step": str(max(15, span / POINTS))}
+        answer = engine.get("/api/v1/query_range", query=expr, **graph)
+    assert answer is not None, f"refused: {expr}"
+    found = answer["data"]["result"]
+    seconds = time.perf_counter() - begun
+    points = sum(len(each.get("values", (0,))) for each in found)
+    return QueryDuration(seconds, points, asked.dashboard, asked.panel, asked.ref)
+
+
+ONE_NODE = ("vramledger-node", "vramledger-device", "vramledger-process")
+"""Dashboards that are about one node."""
+
+
+def report(engine: Engine, hours: float, ahead: float) -> Iterator[str]:
+    """Yield the fleet's size, the slowest queries, and what a load of each dashboard takes, as lines."""
+    gpus, holders = (
+        ask(engine, f"count({metric})", instant=True, span=0, ahead=ahead)[0]["value"][1]
         for metric in ("vramledger_device_up", "vramledger_process_memory_bytes")
-    ]
-    found = query_durations(engine)
-    lines = [f"{sizes[0]} GPUs, {sizes[1]} holders; each query at one moment:"]
-    lines += [f"{each.seconds:7.3f} s  {each.dashboard}: {each.panel}" for each in found[:5]]
+    )
+    found = query_durations(engine, hours, ahead)
+    yield f"{gpus} GPUs, {holders} holders, {hours:.0f} h; each query as its panel asks it:"
+    for each in found[:8]:
+        yield f"{each.seconds:7.3f} s {each.points:8} points  {each.dashboard}: {each.panel} {each.ref}"
     for dashboard in sorted({each.dashboard for each in found}):
-        total = sum(each.seconds for each in found if each.dashboard == dashboard)
-        lines.append(f"{total:7.3f} s  {dashboard}, all together")
-    return "\n".join(lines)
+        own = [each for each in found if each.dashboard == dashboard]
+        total, points = sum(each.seconds for each in own), sum(each.points for each in own)
+        yield f"{total:7.3f} s {points:8} points  {dashboard}, all {len(own)} queries together"

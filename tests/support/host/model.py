@@ -21,6 +21,7 @@ from vramledger.model.reading import (
     DriverWait,
     HardwareValue,
     HiddenHolder,
+    ManagedMappings,
     MemoryReading,
     Owner,
     ParentFacts,
@@ -32,6 +33,7 @@ from vramledger.model.reading import (
     Scheduler,
     XidEvent,
 )
+from vramledger.model.uncharged_memory import beyond_contexts, uncharged_bytes
 
 MIB = 2**20
 GIB = 2**30
@@ -60,13 +62,16 @@ class Use(NamedTuple):
 
     ``memory`` is bytes as NVML would list them, 0 before its context exists. ``work`` is the share of time
     that its kernels run, ``seen`` the share of seconds with work that leave a utilisation sample.
-    ``pools`` is what its agent would report of its frameworks.
+    ``pools`` is what its agent would report of its frameworks. ``uncharged`` are bytes that it has and that
+    NVML charges to nobody, ``mapped`` what it maps of ``/dev/nvidia-uvm``, None where that is not readable.
     """
 
     memory: int
     work: float = 0.0
     seen: float = 1.0
     pools: Mapping[str, Figures] = {}
+    uncharged: int = 0
+    mapped: int | None = 0
 
 
 class Program(Protocol):
@@ -231,6 +236,7 @@ class Gpu:
         profile: of an instance.
         divided: it is in MIG mode.
         sensors: what the hardware says of itself, by time.
+        counters: it has GPM's counters, as GPUs since Hopper have.
         says: fields of the device's reading as the driver gives them, whatever the processes do.
     """
 
@@ -243,6 +249,7 @@ class Gpu:
     profile: str | None = None
     divided: bool = False
     sensors: Callable[[float], Mapping[str, HardwareValue]] = one_temperature
+    counters: bool = True
     says: dict[str, Any] = field(default_factory=dict)
 
     def uuid(self, now: float) -> str:
@@ -272,6 +279,7 @@ class Host:
     schedulers: tuple[Scheduler, ...] = ()
     _uses: dict[tuple[Process, int], Use] = field(default_factory=dict)
     _told: dict[tuple[int, int], int] = field(default_factory=dict)
+    _ran_last: dict[int, int] = field(default_factory=dict)
 
     def restart(self) -> None:
         """Start again, like the sampler of a restarted exporter: all facts are sent again."""
@@ -323,6 +331,7 @@ class Host:
     def _full(self, outline: Reading, shown: Sequence[Process], now: float) -> Reading:
         """Add what the driver, /proc and the schedulers report."""
         alive = [process for process in shown if not process.met("dead", now)]
+        devices = tuple(self._device(gpu, shown, now, outline.time) for gpu in self.gpus)
         return replace(
             outline,
             duration=0.01,
@@ -330,7 +339,7 @@ class Host:
             ticks=TICKS,
             driver_version="580.159.04",
             cuda_version="13.0",
-            devices=tuple(self._device(gpu, shown, now, outline.time) for gpu in self.gpus),
+            devices=devices,
             rows=tuple(process.row(now) for process in alive),
             unseen=dict.fromkeys(
                 {process.pid for process in shown} - {process.pid for process in alive}, "gone"
@@ -346,6 +355,7 @@ class Host:
                 for process in alive
                 if process.met("stuck", now)
             ),
+            managed=tuple(self._mappings(alive, devices)),
             ended={process.pid: "its pod has ended" for process in alive if process.met("unowned", now)},
             facts=tuple(self._news(shown, alive, now)),
             hidden=tuple(
@@ -379,6 +389,21 @@ class Host:
                 report = report_of(pools, now - process.begin, clock)
             problem = "" if report else "silent"
             yield Agent(process.pid, process.start, UID, clock - (now - heard), problem, report)
+
+    def _mappings(
+        self, alive: Sequence[Process], devices: Sequence[DeviceReading]
+    ) -> Iterator[ManagedMappings]:
+        """Yield what each process maps of managed memory, over all of its devices, where it is read."""
+        pids = {
+            entry.pid
+            for device in devices
+            for entry in device.processes or ()
+            if beyond_contexts(uncharged_bytes(device) or 0, len(device.processes or ()))
+        }
+        for process in (each for each in alive if each.pid in pids):
+            mapped = [self._uses[process, place].mapped for place in process.places]
+            known = [each for each in mapped if each is not None]
+            yield ManagedMappings(process.pid, process.start, sum(known) if known == mapped else None)
 
     def _refused(self, now: float) -> dict[str, int]:
         return {"rate": int(sum(each.number * (now - each.since) for each in self.present("refused", now)))}
@@ -422,13 +447,11 @@ class Host:
             return device
         uses = {process: self._uses[process, place] for process in shown if place in process.places}
         listed = {process: use for process, use in uses.items() if use.memory}
-        everybody = sum(use.memory for (_, used_place), use in self._uses.items() if used_place == place)
+        everybody = sum(
+            use.memory + use.uncharged for (_, used_place), use in self._uses.items() if used_place == place
+        )
         used = min(everybody + gpu.unowned(now), gpu.total - gpu.reserved)
-        samples = [
-            ProcessUtilization(process.pid, clock, max(0.01, round(use.work, 2)), 0.05, 0.0, 0.0)
-            for process, use in listed.items()
-            if use.work and "M" not in process.kinds and self._seen(use)
-        ]
+        rows = self._rows(place, listed, clock)
         busy = round(min(1.0, sum(use.work for use in uses.values() if self._seen(use))), 2)
         device = replace(
             device,
@@ -436,10 +459,46 @@ class Host:
             memory=MemoryReading(gpu.total, gpu.total - gpu.reserved - used, used, gpu.reserved),
             processes=tuple(ProcessEntry(each.pid, use.memory, each.kinds) for each, use in listed.items()),
             utilization={"gpu": busy, "memory": round(busy / 4, 2)},
-            process_utilization=None if gpu.parent is not None else tuple(samples),
+            process_utilization=None if gpu.parent is not None else rows,
+            activity=self._activity(min(1.0, sum(use.work for use in uses.values())))
+            if gpu.counters
+            else None,
             hardware=gpu.sensors(now),
         )
         return replace(device, **gpu.says)
+
+    def _rows(
+        self, place: int, listed: Mapping[Process, Use], clock: float
+    ) -> tuple[ProcessUtilization, ...]:
+        """Return the driver's new rows: of seen work, otherwise one of 0 % of the process that ran last."""
+        workers = [process for process, use in listed.items() if use.work and "M" not in process.kinds]
+        rows = tuple(
+            ProcessUtilization(each.pid, clock, max(0.01, round(listed[each].work, 2)), 0.05, 0.0, 0.0)
+            for each in workers
+            if self._seen(listed[each])
+        )
+        if workers:
+            self._ran_last[place] = rows[-1].pid if rows else workers[-1].pid
+        last = self._ran_last.get(place)
+        if rows or last not in {each.pid for each in listed}:
+            return rows
+        return (ProcessUtilization(last, clock, 0.0, 0.0, 0.0, 0.0),)
+
+    def _activity(self, work: float) -> dict[str, float]:
+        """Return the means of GPM's counters for a share of time in which kernels ran."""
+        kernels = dict.fromkeys(("occupancy", "tensor", "fp32", "integer"), work / 4)
+        return {
+            "seconds": self.interval,
+            "graphics": max(work, 6e-5),
+            "sm": work,
+            **kernels,
+            "dram": max(work / 4, 4e-6),
+            "pcie_transmit": 4e5,
+            "pcie_receive": 2e5,
+            "video": 0.0,
+            "nvlink_transmit": 0.0,
+            "nvlink_receive": 0.0,
+        }
 
     def _seen(self, use: Use) -> bool:
         """Tell whether one of the driver's samples since the last reading, one a second, shows the work."""

@@ -33,6 +33,7 @@ from tests.tools.recordings.faults import FAULTS  # noqa: E402
 from tests.tools.recordings.rehearsal import Rehearsal  # noqa: E402
 from tests.tools.recordings.scenarios import PLAYS, Scenario  # noqa: E402
 from tests.tools.recordings.stage import Outcome, Stage, python_with_torch  # noqa: E402
+from tests.tools.recordings.uncharged import UNCHARGED  # noqa: E402
 
 MEASURING = 75.0
 """Seconds that are reserved for the measurements."""
@@ -87,7 +88,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.golden:
         return _rewrite_golden()
-    plays = [*PLAYS, FAULTS]
+    plays = [*PLAYS, *UNCHARGED, FAULTS]
     known = [play.name for play in plays]
     only = [name for name in args.only.split(",") if name]
     if unknown := set(only) - set(known):

@@ -88,6 +88,8 @@ class Rehearsal:
                 sizes.append((facts["pid"], facts["bytes"] + inherited))
             mps = [(facts["pid"], size) for facts, (_, size) in zip(here, sizes, strict=True) if facts["mps"]]
             nobody = sum(facts.get("unattributed", 0) for facts in here)
+            kept = {facts["keeps"] for facts in here if "keeps" in facts}
+            nobody += sum(shares[key]["shared"] for key in kept & shares.keys() if not shares[key]["alive"])
             busy = sorted(
                 {int(facts["mps"] or facts["pid"]) for facts in here if facts.get("busy_until", 0) > now}
             )

@@ -248,7 +248,7 @@ def mps_clients(stage: Stage) -> None:
         "CUDA_MPS_PIPE_DIRECTORY": str(directory), "CUDA_MPS_LOG_DIRECTORY": str(directory),
         "CUDA_VISIBLE_DEVICES": "0",
     }  # fmt: skip
-    control = _mps_control(stage)
+    control = mps_control(stage)
     recorder = stage.record("mps-clients", "two clients of MPS, one busy and one quiet", idle_after=4.0)
     clients: list[Program] = []
     try:
@@ -283,7 +283,12 @@ def mps_clients(stage: Stage) -> None:
             )
 
 
-def _mps_control(stage: Stage) -> str:
+def mps_control(stage: Stage) -> str:
+    """Return the path of the program that controls MPS, empty in a rehearsal.
+
+    Raises:
+        TroubleError: this host has none.
+    """
     if stage.rehearsing:
         return ""
     places = ["/usr/bin", "/usr/local/nvidia/bin", *os.environ.get("PATH", "").split(":")]

@@ -234,6 +234,42 @@ def test_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("one_gpu")
+def test_cupy_with_a_managed_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that the program has set, as for managed memory, counts beside the default one, and once."""
+
+    class Pool:
+        def __init__(self, total: int, limit: int) -> None:
+            self.total, self.limit = total, limit
+
+        def malloc(self) -> None:
+            pytest.fail("the agent allocates nothing")
+
+        def used_bytes(self) -> int:
+            return self.total - 1
+
+        def total_bytes(self) -> int:
+            return self.total
+
+        def get_limit(self) -> int:
+            return self.limit
+
+    default, own = Pool(10, 0), Pool(100, 500)
+    for allocator, figures in (
+        (own.malloc, {"in_use": 108, "pool": 110, "limit": 500}),
+        (default.malloc, {"in_use": 9, "pool": 10, "limit": None}),
+        (len, {"in_use": 9, "pool": 10, "limit": None}),
+        (None, {"in_use": 9, "pool": 10, "limit": None}),
+    ):
+        cuda = SimpleNamespace(get_allocator=lambda allocator=allocator: allocator)
+        put(monkeypatch, "cupy", get_default_memory_pool=lambda: default, cuda=cuda)
+
+        entry = cupy.make_provider().read()
+
+        assert entry is not None
+        assert entry["devices"] == [{"ordinal": 0, **figures}]
+
+
+@pytest.mark.usefixtures("one_gpu")
 def test_cupy_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """With several devices the pool is not read: it would answer for our thread's device."""
 

@@ -11,7 +11,19 @@ from pathlib import Path
 import pytest
 
 from tests.support import builders
-from tests.support.builders import MIB, OOMS, SOCKET, agent, crowd, device, failed, holding, process, snapshot
+from tests.support.builders import (
+    MIB,
+    OOMS,
+    SOCKET,
+    agent,
+    crowd,
+    device,
+    failed,
+    holding,
+    managed,
+    process,
+    snapshot,
+)
 from vramledger import metrics
 from vramledger.config import COLLECTORS
 from vramledger.metrics import sampling
@@ -21,6 +33,7 @@ from vramledger.metrics.hardware import HARDWARE
 from vramledger.model.reading import FAILURE_REASONS, DeviceReading, HiddenHolder
 from vramledger.model.snapshot import (
     DeviceSnapshot,
+    Grade,
     OwnerUsage,
     OwnerUsageTotals,
     Pool,
@@ -28,6 +41,8 @@ from vramledger.model.snapshot import (
     ReservationStatus,
     Snapshot,
     State,
+    UnchargedBytes,
+    UndividedBytes,
 )
 from vramledger.readers.nvml.hardware import HARDWARE_METRICS, SLOW, SLOW_INTERVAL
 
@@ -113,13 +128,18 @@ def test_every_family_can_be_served() -> None:
     rich = device(
         0,
         [
-            holding(101, sm=0.5, last_active=builders.NOW),
+            replace(
+                holding(101, sm=0.5, last_active=builders.NOW, uncharged=managed(MIB)),
+                busy_without_work_since=builders.NOW - 600,
+            ),
             replace(holding(102, state=State.ORPHANED), working=False),
         ],
         hardware=builders.HARDWARE,
         utilization={"gpu": 0.5, "memory": 0.25},
+        activity=builders.ACTIVITY,
         hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (0,)),),
         xids={79: 1},
+        undivided=UndividedBytes(MIB, (101, 102), State.ACTIVE, False, None),
     )
     reserved = Reservation("pod", "ml/train-0", "kubelet", held=True)
     usage = OwnerUsage("user", "ada", {State.IDLE: 1}, {State.IDLE: 1.0}, 1.0, 0, 0)
@@ -172,6 +192,29 @@ def test_what_is_not_known_is_absent() -> None:
     assert page["device_holders"].get((*key, "active")) == 1
     assert page["device_memory_overlap_bytes"] == {key: 0}
     assert page["processes_dropped"] == {key: 0}
+
+
+def test_charged_and_uncharged_bytes_are_apart() -> None:
+    """What NVML charges stays NVML's figure; what else it has is in series of its own, with the grade."""
+    some = UnchargedBytes(0, 2048 * MIB, 0, Grade.INFERRED, "")
+    shared = UndividedBytes(2048 * MIB, (102, 103), State.ACTIVE, False, None)
+    one = device(
+        0,
+        [holding(101, uncharged=managed(1024 * MIB)), holding(102, uncharged=some), holding(103)],
+        undivided=shared,
+    )
+
+    page = served(snapshot(one))
+
+    assert page["process_memory_bytes"].get((*one.key, "101")) == 512 * MIB
+    assert page["process_uncharged_memory_bytes"] == {
+        (*one.key, "101", "seen"): 1024 * MIB,
+        (*one.key, "102", "inferred"): 0,
+    }
+    assert page["process_uncharged_memory_max_bytes"].get((*one.key, "102")) == 2048 * MIB
+    assert page["device_memory_uncharged_bytes"] == {one.key: (1024 + 2048 + 14) * MIB}
+    assert page["device_memory_undivided_bytes"] == {one.key: 2048 * MIB}
+    assert page["device_memory_bytes"].get((*one.key, "active")) == (3 * 512 + 1024 + 2048) * MIB
 
 
 def test_no_holders_is_zero_and_not_asked_is_absent() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import Agent
 from vramledger.model.reading import (
     DeviceReading,
+    DriverWait,
     HiddenHolder,
+    LaunchCount,
     MemoryReading,
     ParentFacts,
     ProcessEntry,
@@ -22,7 +25,7 @@ from vramledger.model.reading import (
     Reading,
     encode,
 )
-from vramledger.model.snapshot import Snapshot
+from vramledger.model.snapshot import Snapshot, State
 from vramledger.sampling.replay import END_PAUSE, Replay, encode_header
 from vramledger.serving.source import snapshots
 from vramledger.views.timeline import Timeline
@@ -122,6 +125,26 @@ def test_each_pass_is_of_other_processes(film: Path) -> None:
     assert hidden.start == second.facts.start
 
 
+@pytest.mark.parametrize(
+    ("seen", "state"),
+    [
+        ({"waits": (DriverWait(7, 100_000, 7, "rpcSendMessage", 90.0),)}, State.STUCK),
+        ({"launches": (LaunchCount(7, 100_000, 90.0),)}, State.IDLE),
+    ],
+    ids=["stuck", "idle"],
+)
+def test_each_pass_knows_whom_the_facts_are_about(
+    tmp_path: Path, seen: dict[str, tuple[DriverWait | LaunchCount, ...]], state: State
+) -> None:
+    """A process that is stuck, or whose launches were counted, is so in every pass."""
+    path = tmp_path / "film.jsonl"
+    lines = [encode(replace(reading(second), **seen)) for second in range(0, 100, 2)]  # type: ignore[arg-type]
+    path.write_bytes(encode_header() + b"".join(lines))
+    shots, _ = play(path, 100)
+
+    assert [shot.devices[0].holdings[0].state for shot in (shots[49], shots[99])] == [state, state]
+
+
 def test_time_begins_now_and_never_goes_back(film: Path) -> None:
     """The first reading has the time at which it is shown; each pass follows the one before."""
     before = time.time()
@@ -133,6 +156,26 @@ def test_time_begins_now_and_never_goes_back(film: Path) -> None:
     assert times == sorted(times)
     assert times[50] - times[49] == pytest.approx(END_PAUSE)
     assert times[100] - times[99] == pytest.approx(END_PAUSE)
+
+
+def test_what_is_skipped_has_just_passed(film: Path) -> None:
+    """The readings before the start come at once, with times before now; a second run skips nothing."""
+
+    async def run() -> list[float]:
+        found: list[float] = []
+        async with aclosing(Replay(film, 1e6, skip=40.0).readings()) as played:  # type: ignore[type-var]
+            async for each in played:
+                found += [] if each is None else [each.time]
+                if len(found) == 60:
+                    break
+        return found
+
+    before = time.time()
+    times = asyncio.run(run())
+    assert before <= times[20] <= time.time()
+    assert times[0] == pytest.approx(times[20] - 40)
+    assert times == sorted(times)
+    assert times[50] - times[49] == pytest.approx(END_PAUSE)
 
 
 @pytest.mark.parametrize(("simulated", "name"), [(False, "film.jsonl"), (True, "film.jsonl (simulated)")])

@@ -6,17 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.builders import device, holding, process
+from tests.support.builders import MIB, device, holding, process
 from vramledger.model.policy import Policy
 from vramledger.model.reading import HiddenHolder, Owner
-from vramledger.model.snapshot import State
+from vramledger.model.snapshot import Grade, LeftBytes, State, UnchargedBytes
 from vramledger.views.remedies import about_hidden, about_unattributed, remedy
+
+GIB = 1024 * MIB
 
 
 @pytest.mark.parametrize("state", State)
 def test_every_state_but_active_has_a_remedy(state: State) -> None:
     """Each state says what to do, with its own pid and GPU; an active holder has none."""
-    todo = remedy(holding(4711, state=state), process(4711), 3)
+    todo = remedy(holding(4711, state=state), process(4711), device(3))
 
     if state is State.ACTIVE:
         assert todo is None
@@ -24,6 +26,16 @@ def test_every_state_but_active_has_a_remedy(state: State) -> None:
     assert todo is not None
     assert "{" not in todo
     assert "4711" in todo or state in (State.DEAD, State.STUCK, State.UNKNOWN)
+
+
+@pytest.mark.parametrize("working", [True, False])
+@pytest.mark.parametrize("state", State)
+def test_no_hint_ends_anything(state: State, *, working: bool) -> None:
+    """Who copies a hint gets a dry run: none contains ``--yes``, and the command has the pid."""
+    hint = remedy(replace(holding(4711, state=state), working=working), process(4711), device(3)) or ""
+
+    assert "--yes" not in hint
+    assert "vramledger end" not in hint or "`vramledger end --pid 4711`" in hint
 
 
 @pytest.mark.parametrize(
@@ -39,7 +51,7 @@ def test_an_idle_holder_learns_of_its_policy(framework: str, policy: str, says: 
     """Besides asking its user, the sentence says which setting of its framework helps."""
     known = replace(process(7), policy=Policy(framework, policy, "pattern", "seen"))
 
-    todo = remedy(holding(7, state=State.IDLE), known, 0)
+    todo = remedy(holding(7, state=State.IDLE), known, device(0))
 
     assert todo is not None
     assert "Ask its user" in todo
@@ -52,7 +64,7 @@ def test_a_notebook_is_shut_down_by_its_user() -> None:
     assert known.facts is not None
     known = replace(known, facts=replace(known.facts, owner=Owner("user", "ada", notebook="a.ipynb")))
 
-    todo = remedy(holding(7, state=State.IDLE), known, 0)
+    todo = remedy(holding(7, state=State.IDLE), known, device(0))
 
     assert todo == "Ask its user to shut the notebook's kernel down."
 
@@ -64,6 +76,28 @@ def test_unattributed_memory_is_explained_as_far_as_is_known() -> None:
 
     assert about_unattributed(device(0, unattributed=0)) is None
     assert "pid 77." in str(about_unattributed(device(0, hidden=(stray, watcher))))
-    assert "managed memory" in str(about_unattributed(device(0, hidden=(watcher,))))
+    assert "was not freed" in str(about_unattributed(device(0, hidden=(watcher,))))
     assert "not known here" in str(about_unattributed(device(0)))
     assert len({about_hidden(kind) for kind in ("cuda", "monitor", "inherited", "unknown")}) == 4
+
+
+def test_unattributed_memory_says_what_was_tried() -> None:
+    """Beyond what contexts leave, the text says who could have a part of it and who had created it."""
+    several = UnchargedBytes(0, GIB, 0, Grade.INFERRED, "")
+    left = LeftBytes(694, "alice", 0.0, GIB, GIB, (), "created by pid 694 of alice, which ended at 03:12 UTC")
+    able = device(0, [replace(holding(7), uncharged=several)], unattributed=4 * GIB, hidden=())
+
+    assert "No holder is known to map" in str(about_unattributed(device(0, unattributed=4 * GIB, hidden=())))
+    assert "pid 7 can have a part" in str(about_unattributed(able))
+    assert "created by pid 694 of alice" in str(about_unattributed(replace(able, left=(left,))))
+    assert "map" not in str(about_unattributed(device(0, unattributed=9 * MIB, hidden=())))
+
+
+def test_memory_of_the_dead_may_be_kept_by_a_child() -> None:
+    """Where a hidden process has the device open, it is to be ended first, before anybody resets the GPU."""
+    child = HiddenHolder(1203, 1, "cuda", "x", None, (0,))
+
+    todo = str(remedy(holding(7, state=State.DEAD), None, device(0, hidden=(child,))))
+
+    assert todo.startswith("Hidden pid 1203 has the device open")
+    assert "Hidden" not in str(remedy(holding(7, state=State.DEAD), None, device(0, hidden=())))

@@ -1,7 +1,7 @@
-"""Read CuPy's default pool in this process.
+"""Read CuPy's pools in this process: the default one, and the one that the program has set instead.
 
-The pool answers for the calling thread's current device, so it is read only where there can be only one
-device.
+A program sets a pool of its own for managed memory, for example. A pool answers for the calling thread's
+current device, so it is read only where there can be only one device.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import sys
 
 from vramledger.agent import visible_devices
 from vramledger.agent.frameworks.provider import Provider
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class CuPy(Provider):
@@ -26,14 +30,14 @@ class CuPy(Provider):
         return "cupy" in sys.modules and visible_devices.has_open_device()
 
     def read(self) -> dict[str, object] | None:
-        """Return the default pool's bytes in use, its size, and the limit if one was set."""
+        """Return the pools' bytes in use, their size, and the limit of the current one if it was set."""
         cupy = sys.modules.get("cupy")
         if cupy is None:
             return None
         entry: dict[str, object] = {"framework": self.name, "version": getattr(cupy, "__version__", None)}
         if not visible_devices.at_most_one():
             return {**entry, "supported": False, "devices": []}
-        pool = cupy.get_default_memory_pool()
+        pools = _pools(cupy)
         return {
             **entry,
             "supported": True,
@@ -42,12 +46,22 @@ class CuPy(Provider):
             "devices": [
                 {
                     "ordinal": 0,
-                    "in_use": int(pool.used_bytes()),
-                    "pool": int(pool.total_bytes()),
-                    "limit": int(pool.get_limit()) or None,  # 0 means none
+                    "in_use": sum(int(pool.used_bytes()) for pool in pools),
+                    "pool": sum(int(pool.total_bytes()) for pool in pools),
+                    "limit": int(pools[-1].get_limit()) or None,  # 0 means none
                 }
             ],
         }
+
+
+def _pools(cupy: Any) -> list[Any]:  # noqa: ANN401 CuPy is not installed where this is checked
+    """Return the default pool, and the pool that allocates now if it is another one."""
+    pools = [cupy.get_default_memory_pool()]
+    find = getattr(getattr(cupy, "cuda", None), "get_allocator", None)
+    current = getattr(find(), "__self__", None) if find is not None else None
+    if current is not None and current != pools[0] and hasattr(current, "total_bytes"):
+        pools.append(current)
+    return pools
 
 
 def make_provider() -> CuPy:

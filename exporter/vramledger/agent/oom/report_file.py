@@ -172,4 +172,6 @@ def format_holder(holder: dict[str, object]) -> str:
     who = holder.get("owner") or holder.get("owner_type") or "another user's process"
     pid = holder.get("pid")
     name = str(who) if pid is None else f"{who}, pid {pid}"
-    return f"{format_bytes(holder.get('bytes')):>14}  {name}, {holder.get('state')}"
+    managed = holder.get("managed")
+    more = f", and {format_bytes(managed)} of managed memory, which gives way" if managed else ""
+    return f"{format_bytes(holder.get('bytes')):>14}  {name}, {holder.get('state')}{more}"

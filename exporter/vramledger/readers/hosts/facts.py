@@ -118,8 +118,7 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
     if facts is None:
         return None
     denied = list(facts.denied)
-    # The main thread of a zombie leader has released its memory; the threads that still run have it.
-    directory = _living_thread_path(root, row) if row.state == "Z" else f"{root}/{row.pid}"
+    directory = find_memory_directory(root, row)
     argv = split_arguments(read_file(f"{directory}/cmdline", FILE_CAP, denied))
     environment = b"\0" + read_file(f"{directory}/environ", ENVIRON_CAP, denied)
     signs = _worker_variables(environment)
@@ -333,6 +332,14 @@ def _is_leader_alive(root: str, row: ProcessRow) -> bool | None:
         return False
     except (OSError, ValueError):
         return None
+
+
+def find_memory_directory(root: str, row: ProcessRow) -> str:
+    """Return the directory whose files show the memory of a process.
+
+    The main thread of a zombie leader has released its memory; the threads that still run have it.
+    """
+    return _living_thread_path(root, row) if row.state == "Z" else f"{root}/{row.pid}"
 
 
 def _living_thread_path(root: str, row: ProcessRow) -> str:

@@ -1,4 +1,4 @@
-"""Find which device files of the driver our own processes have open."""
+"""Find which device files of the driver a process has open."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-_DEVICE = "/dev/nvidia"
+DEVICE_PREFIX = "/dev/nvidia"
 _PROC = Path("/proc")
 """This is the real /proc, not --path.procfs: these processes are in our own PID namespace."""
 
 
-def read_open_device_files(prefix: str = _DEVICE) -> dict[int, list[str]]:
+def read_open_device_files(prefix: str = DEVICE_PREFIX) -> dict[int, list[str]]:
     """Return the open files of this process and its descendants that begin with ``prefix``, by pid."""
     found = {}
     for pid in (os.getpid(), *_child_pids(os.getpid())):
-        if names := sorted(set(_open_files(pid, prefix))):
+        if names := sorted(open_files(pid, prefix)):
             found[pid] = names
     return found
 
@@ -29,13 +29,13 @@ def _child_pids(pid: int) -> Iterable[int]:
                 yield from _child_pids(child)
 
 
-def _open_files(pid: int, prefix: str) -> Iterable[str]:
-    try:
-        entries = list((_PROC / str(pid) / "fd").iterdir())
-    except OSError:  # the process has ended, or has rights that we gave up
-        return
-    for entry in entries:
-        with suppress(OSError):
-            target = str(entry.readlink())
-            if target.startswith(prefix):
-                yield target
+def open_files(pid: int, prefix: str) -> set[str]:
+    """Return the open files of a process that begin with ``prefix``; none if we may not see them."""
+    found: set[str] = set()
+    with suppress(OSError):  # the process has ended, or has rights that we gave up
+        for entry in (_PROC / str(pid) / "fd").iterdir():
+            with suppress(OSError):
+                target = str(entry.readlink())
+                if target.startswith(prefix):
+                    found.add(target)
+    return found

@@ -81,6 +81,12 @@ class AccessControl:
         """The headers of every answer that does not set them itself."""
         return self._settings.headers.items()
 
+    @property
+    def open_to_all(self) -> bool:
+        """Whether a request needs neither a password nor a certificate."""
+        settings = self._settings
+        return not settings.users and (settings.tls is None or settings.tls.client_auth != REQUIRED)
+
     def collect(self) -> Collected:
         """Return the families of access; return those of the web config file only if there is such a file."""
         found: Collected = [(WEB_REFUSED, [((reason,), self._refused[reason]) for reason in WEB_REFUSALS])]

@@ -71,7 +71,8 @@ def read_settings(path: Path) -> AccessSettings:
     try:
         return _settings(_parse(path), path.parent)
     except OSError as error:
-        message = f"cannot read --web.config.file={path}: {error.strerror}"
+        whose = "; it is read as the user of --web.user" if isinstance(error, PermissionError) else ""
+        message = f"cannot read --web.config.file={path}: {error.strerror}{whose}"
     except (_ConfigFileError, UnicodeDecodeError) as error:
         message = f"--web.config.file={path}: {' '.join(str(error).split())}"  # a key may have a newline
     raise StartupError(message)

@@ -1,7 +1,7 @@
 // A card for each device: its ledger as a bar, the last 15 minutes, and the bytes that no holder in the table has.
 
 import { arrange, attribute, byId, element, prose, Text } from "./elements.js";
-import { bytes, percent } from "./format.js";
+import { bytes, moment, percent } from "./format.js";
 import { Chart } from "./chart.js";
 import { part, PARTS } from "./model.js";
 import { Bar } from "./summary.js";
@@ -98,13 +98,22 @@ class Card {
 
   /** Unattributed memory, overlap and hidden holders, each with its explanation. */
   explain(device) {
-    const told = JSON.stringify([device.memory?.unattributed, device.memory?.overlap, device.about_unattributed, device.hidden]);
+    const told = JSON.stringify([device.memory?.unattributed, device.memory?.overlap, device.about_unattributed, device.undivided, device.left_behind, device.hidden]);
     if (told === this.told) return;
     this.told = told;
     const open = this.extras.querySelector("details")?.open ?? false;
     const lines = [];
     if (device.memory?.unattributed) {
       lines.push(element("li", {}, element("strong", {}, `Unattributed ${bytes(device.memory.unattributed)}. `), ...prose(device.about_unattributed)));
+    }
+    if (device.undivided) {
+      const words = `NVML charges it to nobody; it is in one or several of pid ${device.undivided.pids.slice(0, 8).join(", ")}. It counts as ${device.undivided.state}.`;
+      lines.push(element("li", {}, element("strong", {}, `Undivided ${bytes(device.undivided.bytes)}. `), words));
+    }
+    for (const each of device.left_behind ?? []) {
+      const heirs = each.pids.length ? `Pid ${each.pids.slice(0, 8).join(", ")} can have it.` : "No process that NVML lists can have it.";
+      const words = `Pid ${each.pid} of ${each.user ?? "an unknown user"} created it and ended at ${moment(each.ended)}. ${heirs}`;
+      lines.push(element("li", {}, element("strong", {}, `Left behind ${bytes(each.most)}. `), words));
     }
     if (device.memory?.overlap) {
       const words = "The holdings add up to more than is used: holders share memory, or the readings are a moment apart.";
@@ -115,7 +124,7 @@ class Card {
       lines.push(element("li", {}, element("strong", {}, who), ...prose(each.about)));
     }
     const hidden = (device.hidden ?? []).length;
-    const title = [device.memory?.unattributed ? `${bytes(device.memory.unattributed)} unattributed` : "", hidden ? `${hidden} hidden` : ""];
+    const title = [device.memory?.unattributed ? `${bytes(device.memory.unattributed)} unattributed` : "", device.undivided ? `${bytes(device.undivided.bytes)} undivided` : "", hidden ? `${hidden} hidden` : ""];
     this.extras.replaceChildren(
       ...(lines.length
         ? [element("details", { open }, element("summary", {}, `Unowned: ${title.filter(Boolean).join(", ") || "overlap"}`), element("ul", {}, ...lines))]

@@ -12,7 +12,7 @@ const COLUMNS = [
   { id: "gpu", title: "GPU", by: (row) => row.gpu },
   { id: "pid", title: "PID", by: (row) => row.pid, wide: true },
   { id: "owner", title: "Owner, program", by: (row) => `${owner(row)} ${row.command ?? ""}`.toLowerCase() },
-  { id: "memory", title: "Memory", by: (row) => row.memory, falling: true },
+  { id: "memory", title: "Memory", by: (row) => row.held, falling: true },
   { id: "growth", title: "Growth", by: (row) => row.growth?.bytes ?? null, falling: true, wide: true },
   { id: "framework", title: "Framework, policy", by: (row) => `${known(row.framework)} ${known(row.policy)}`, wide: true },
   { id: "quiet", title: "No work for", by: (row) => (row.working_now ? -Infinity : row.quiet_since === null ? null : -row.quiet_since), falling: true, wide: true },
@@ -97,7 +97,7 @@ export class Holders {
     if (first === null || second === null) {
       if (first !== second) return first === null ? 1 : -1; // unknown values come last in both directions
     } else if (first !== second) return (first < second ? -1 : 1) * (falling ? -1 : 1);
-    return (other[1].memory ?? -1) - (one[1].memory ?? -1) || (one[0] < other[0] ? -1 : 1);
+    return (other[1].held ?? -1) - (one[1].held ?? -1) || (one[0] < other[0] ? -1 : 1);
   }
 
   /** Bring the table up to date; `forced` also puts rows in order while one of them has the focus. */
@@ -192,8 +192,8 @@ class Line {
     text.pid.set(String(row.pid));
     text.owner.set(owner(row) || "unknown owner");
     text.command.set(program(row));
-    text.memory.set(bytes(row.memory));
-    const share = total && row.memory !== null ? row.memory / total : null;
+    text.memory.set(bytes(row.held));
+    const share = total && row.held !== null ? row.held / total : null;
     const used = inUse(row);
     text.share.set(share === null ? "" : percent(share));
     text.used.set(used === null ? "" : `${bytes(used)} in use`);
@@ -214,7 +214,7 @@ class Line {
   /** Update what changes only with the clock. */
   tick(now) {
     const { row, text } = this;
-    text.since.set(row.since ? `for ${span(now - row.since)}` : "");
+    text.since.set(row.since ? `for ${span(now - row.since)}${row.state === "idle" ? `, ${row.grade}` : ""}` : "");
     text.quiet.set(row.working_now ? "working" : row.quiet_since === null ? UNKNOWN : span(now - row.quiet_since));
   }
 
@@ -235,10 +235,11 @@ class Line {
     const { row } = this;
     const facts = [
       ["What to do", row.what_to_do ?? "Nothing: it works, or may work."],
-      ["State", `${row.state} since ${moment(row.since)}: ${row.why ?? REASONS[row.state]}`],
+      ["State", `${row.state} (${row.grade}) since ${moment(row.since)}: ${row.why ?? REASONS[row.state]}`],
       ["Last sign of work", row.working_now ? "now" : row.last_active === null ? "none was seen" : moment(row.last_active)],
       ["GPU use", row.sm_utilization === null ? "no sample for it" : percent(row.sm_utilization)],
-      ["Memory", `${bytes(row.memory)} now, ${bytes(row.peak)} at most${row.growth?.bytes ? `, ${change(row.growth.bytes)} in ${span(row.growth.seconds)}` : ""}`],
+      ["Memory", `${bytes(row.held)} now, ${bytes(row.peak)} at most${row.uncharged ? " by NVML" : ""}${row.growth?.bytes ? `, ${change(row.growth.bytes)} in ${span(row.growth.seconds)}` : ""}`],
+      ...(row.uncharged ? [["Uncharged", `${row.uncharged.why} (${row.uncharged.grade})`]] : []),
       ...inside(row),
       ["Framework", known(row.framework) ? `${row.framework}, policy ${known(row.policy) || "not known"}: ${row.policy_why ?? ""}` : row.policy_why ?? "not known"],
       ["Process", `pid ${row.pid}, ${row.command || "unknown program"}${row.started === null ? "" : `, started ${moment(row.started)}`}`],

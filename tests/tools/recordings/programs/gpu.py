@@ -83,11 +83,22 @@ class Cuda:
         """Take memory with cuMemAlloc."""
         self._take("cuMemAlloc_v2", size)
 
-    def hold_managed(self, size: int) -> None:
-        """Take managed memory and touch all of it on the device, which brings it there."""
+    def hold_managed(self, size: int, resident: int | None = None, host: int = 0) -> None:
+        """Take managed memory and touch ``resident`` bytes of it on the device, all unless told otherwise.
+
+        That brings them there; ``host`` bytes at its end are touched on the host.
+        """
         self._take("cuMemAllocManaged", size, 1)  # CU_MEM_ATTACH_GLOBAL
-        self._call("cuMemsetD8_v2", self._blocks[-1], 1, ctypes.c_size_t(size))
+        if resident := size if resident is None else resident:
+            self._call("cuMemsetD8_v2", self._blocks[-1], 1, ctypes.c_size_t(resident))
         self._call("cuCtxSynchronize")
+        ctypes.memset(self._blocks[-1].value + size - host, 1, host)
+
+    def total(self) -> int:
+        """Return the bytes of the device."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return total.value
 
     def drop(self) -> None:
         """Free the last allocation."""
@@ -205,9 +216,20 @@ class Pretend:
         self._blocks.append(size)
         self._write()
 
-    def hold_managed(self, size: int) -> None:
-        """Hold bytes that the driver charges to no process."""
-        self.note(unattributed=size)
+    def hold_managed(self, size: int, resident: int | None = None, host: int = 0) -> None:  # noqa: ARG002
+        """Hold bytes that the driver charges to no process, and map as many as CUDA would."""
+        directory = rehearsing()
+        if directory is not None:
+            fresh = directory / f"nvidia-uvm.{os.getpid()}"
+            with fresh.open("wb+") as file:
+                file.truncate(size + 2 * 2**20)
+                fresh.rename(directory / "nvidia-uvm")
+                self._managed = mmap.mmap(file.fileno(), 0)
+        self.note(unattributed=size if resident is None else resident)
+
+    def total(self) -> int:
+        """Return the bytes of the device."""
+        return 100 * GIB
 
     def drop(self) -> None:
         """Write down fewer bytes."""

@@ -1,0 +1,75 @@
+"""Ask the running exporter for its ledger: it has watched since it started, a command only since now."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from vramledger import __version__
+from vramledger.errors import StartupError
+from vramledger.model.records import RecordError
+from vramledger.model.snapshot import Snapshot
+from vramledger.serving.control_client import NoExporterError, request_ledger
+from vramledger.serving.ledger_answer import read_answer
+from vramledger.views.timeline import HoldingGrowth, Key
+
+_RESTART_SECONDS = 5.0
+"""Seconds for which an exporter that has answered before may be away: systemd restarts it after 2 s."""
+
+_RETRY_INTERVAL = 0.25
+
+
+class ExporterLedger(NamedTuple):
+    """What the exporter knows now.
+
+    Attributes:
+        snapshot: its newest.
+        growth: how the holdings have grown, as its page shows it.
+        idle_after: its idle threshold, seconds.
+    """
+
+    snapshot: Snapshot
+    growth: Mapping[Key, HoldingGrowth]
+    idle_after: float
+
+
+async def follow_exporter(path: Path) -> AsyncIterator[ExporterLedger]:
+    """Yield what the exporter knows: the newest at once, then whenever it has a newer sample.
+
+    An exporter that has just started answers with its first sample.
+
+    When it restarts, what follows is from the new one, which has watched for less time.
+
+    Raises:
+        NoExporterError: no exporter answers, or none does any more.
+        StartupError: it refuses, or has another version.
+    """
+    token: str | None = None
+    wait = 0.0
+    answered: float | None = None
+    while True:
+        try:
+            header, text = await request_ledger(path, token, wait)
+        except NoExporterError:
+            if answered is None or time.monotonic() - answered > _RESTART_SECONDS:
+                raise
+            await asyncio.sleep(_RETRY_INTERVAL)
+            continue
+        answered = time.monotonic()
+        if header.program != __version__:
+            message = f"the exporter is vramledger {header.program}, this is {__version__}"
+            raise StartupError(message)
+        if header.token == token:
+            continue  # no newer sample yet
+        token, wait = header.token, header.wait
+        try:
+            answer = read_answer(text)
+        except RecordError as error:
+            message = f"the exporter's answer cannot be read: {error}"
+            raise StartupError(message) from error
+        if answer.snapshot.time is None:
+            continue  # it has just started
+        yield ExporterLedger(answer.snapshot, dict(answer.growth), header.idle_after)

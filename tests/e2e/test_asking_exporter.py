@@ -1,0 +1,266 @@
+"""``show``, ``check`` and ``end`` ask the running exporter: one question has one answer everywhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.exporter import QUICK, Exporter, command, environment, run, serving
+from tests.support.players.stage import Stage
+from tests.support.requirements import require_host_pid_namespace
+from tests.support.standin.library import GIB, StandIn
+from tests.support.waiting import wait_until
+from vramledger.serving.control_messages import write_failure
+
+NOT_ASKED = "by this command alone: what was before is not known."
+
+
+@contextmanager
+def crowded(standin: StandIn, stage: Stage) -> Iterator[tuple[Exporter, dict[int, str]]]:
+    """Run an exporter that has watched holders of every kind; yield it, and the state of each pid."""
+    working, quiet, stopped = stage.start(), stage.start(), stage.start()
+    launcher = stage.start(session=False)
+    orphans = [launcher.start() for _ in range(5)]
+    everyone = [working, quiet, stopped, *orphans]
+    standin.device(0).set_processes([(each.pid, GIB) for each in everyone])
+    standin.device(0).busy(working.pid)
+    with serving(*QUICK, "--idle-after=500ms", driver=standin.env()) as exporter:
+        exporter.until(lambda page: len(page.values("process_memory_bytes")) == len(everyone), "the holders")
+        launcher.end()
+        stopped.stop()
+        states = {working.pid: "active", quiet.pid: "idle", stopped.pid: "stopped"}
+        states |= {each.pid: "orphaned" for each in orphans}
+        exporter.until(lambda page: all(page.state(pid) == states[pid] for pid in states), "the states")
+        yield exporter, states
+
+
+def by_pid(ledger: dict[str, object]) -> dict[int, object]:
+    """Return what a ledger says of each holding, without what the moment of the sample decides."""
+    moving = {"why", "sm_utilization", "last_active", "quiet_since", "growth", "since"}
+    devices = ledger["devices"]
+    assert isinstance(devices, list)
+    return {
+        each["pid"]: {name: value for name, value in each.items() if name not in moving}
+        for device in devices
+        for each in device["holdings"]
+    }
+
+
+def test_one_question_has_one_answer(standin: StandIn, stage: Stage) -> None:
+    """Page, Prometheus, ``show``, ``show --why``, ``check`` and ``end`` name the same states and owners."""
+    require_host_pid_namespace()
+    with crowded(standin, stage) as (exporter, states):
+        asking = {**standin.env(), **exporter.found}
+        page = json.loads(exporter.get("/api/v1/ledger")[1])
+        shown = json.loads(run("show", "--json", driver=asking).stdout)
+        table = run("show", driver=asking).stdout
+        evidence = {pid: run("show", f"--why={pid}", driver=asking).stdout for pid in (*states,)[:4]}
+        check = run("check", "--wait=100ms", "--json", driver=asking)
+        ends = {state: run("end", f"--state={state}", driver=asking) for state in ("idle", "orphaned")}
+
+    assert by_pid(shown) == by_pid(page)
+    assert shown["watched_since"] == page["watched_since"]
+    assert {pid: holding["state"] for pid, holding in by_pid(page).items()} == states  # type: ignore[index]
+    rows = re.findall(r"^ +(\d+) .* (active|idle|stopped|orphaned) ", table, re.MULTILINE)
+    assert {int(pid): state for pid, state in rows} == states
+    assert "by the exporter." in table
+    for pid, text in evidence.items():
+        assert f"    state        {states[pid]}, for" in text
+    reasons = json.loads(check.stdout)["devices"][0]["reasons"]
+    assert {each["pid"]: each["kind"] for each in reasons if each["pid"]} == states
+    assert check.returncode == 1
+    for state, done in ends.items():
+        named = {int(pid) for pid in re.findall(r"would end pid (\d+)", done.stdout)}
+        assert named == {pid for pid, its in states.items() if its == state}
+        assert done.returncode == 0, done.stdout
+
+
+def test_end_finds_every_orphan_that_the_exporter_saw(standin: StandIn, stage: Stage) -> None:
+    """``end --yes`` ends all five orphans at once, because the exporter saw their parent end."""
+    require_host_pid_namespace()
+    with crowded(standin, stage) as (exporter, states):
+        orphans = {pid for pid, state in states.items() if state == "orphaned"}
+        done = run(
+            "end", "--state=orphaned", "--yes", "--grace=5s", driver={**standin.env(), **exporter.found}
+        )
+    ended = re.findall(r"^pid (\d+) .*ended by SIGTERM", done.stdout, re.MULTILINE)
+    assert set(map(int, ended)) == orphans
+
+
+def test_end_knows_for_how_long_somebody_is_idle(standin: StandIn, stage: Stage) -> None:
+    """``end --state idle`` needs no wait beside an exporter; ``--idle-after`` selects by the time."""
+    require_host_pid_namespace()
+    with crowded(standin, stage) as (exporter, states):
+        asking = {**standin.env(), **exporter.found}
+        (idle,) = (pid for pid, state in states.items() if state == "idle")
+        longer = run("end", "--state=idle", "--idle-after=1h", driver=asking)
+        shorter = run("end", "--state=idle", "--idle-after=100ms", "--sample.interval=50ms", driver=asking)
+    assert longer.stdout == "no holder is selected, there is nothing to end\n"
+    assert "without an exporter" not in longer.stderr
+    assert f"would end pid {idle}" in shorter.stdout
+    assert "--idle-after is shorter than the exporter's 0.5 s" in shorter.stderr
+
+
+def test_two_commands_at_once(standin: StandIn, stage: Stage) -> None:
+    """Two ``end --yes`` for the same holders both finish; each holder is ended once, and nobody else."""
+    require_host_pid_namespace()
+    with crowded(standin, stage) as (exporter, states):
+        asking = environment({**standin.env(), **exporter.found})
+        both = [
+            subprocess.Popen(
+                command("end", "--state=orphaned", "--yes"), env=asking, stdout=subprocess.PIPE, text=True
+            )
+            for _ in range(2)
+        ]
+        texts = [each.communicate(timeout=60)[0] for each in both]
+        kept = [pid for pid, state in states.items() if state != "orphaned"]
+        assert all(Path(f"/proc/{pid}").exists() for pid in kept)
+    for pid, state in states.items():
+        if state == "orphaned":
+            assert any(re.search(rf"^pid {pid} .*: ended by SIGTERM", each, re.MULTILINE) for each in texts)
+
+
+def test_two_releases_at_once(standin: StandIn) -> None:
+    """Of a release and a resume at the same time both are answered, and the exporter goes on."""
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "data")
+        asking = environment({**standin.env(), **exporter.found})
+        for _ in range(3):
+            several = [
+                subprocess.Popen(command("release", flag), env=asking, stdout=subprocess.DEVNULL)
+                for flag in ("--for=1h", "--resume", "--for=2h", "--for=1ms")
+            ]
+            assert all(each.wait(60) in (0, 1) for each in several)
+        assert run("release", "--resume", driver={**standin.env(), **exporter.found}).returncode == 0
+        exporter.until(lambda page: page.up, "data")
+        assert "level=error" not in exporter.log
+
+
+def test_without_an_exporter_they_look_and_say_so(standin: StandIn, stage: Stage) -> None:
+    """Where none answers, each command looks for itself, with two samples, and says what it cannot know."""
+    require_host_pid_namespace()
+    standin.device(0).set_processes([(stage.start().pid, GIB)])
+    done = run("show", driver=standin.env())
+    assert NOT_ASKED in done.stdout.splitlines()[-1]
+    assert "no exporter answers at /nowhere" in done.stdout.splitlines()[-1]
+    assert "watched for 0 s" not in done.stdout
+    for arguments in (["check", "--wait=100ms"], ["end", "--state=zombie"]):
+        done = run(*arguments, driver=standin.env())
+        assert "Looking without an exporter: what was before is not known" in done.stderr
+
+
+def test_an_exporter_that_hangs_is_not_waited_for(standin: StandIn) -> None:
+    """Beside an exporter that is stopped (SIGSTOP) a command looks for itself after a few seconds."""
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "data")
+        exporter.process.send_signal(signal.SIGSTOP)
+        try:
+            done = run("show", driver={**standin.env(), **exporter.found})
+        finally:
+            exporter.process.send_signal(signal.SIGCONT)
+        assert done.returncode == 0
+        assert NOT_ASKED in done.stdout
+        assert "does not answer" in done.stdout
+
+
+def test_a_restart_in_the_middle_is_followed(standin: StandIn, tmp_path: Path) -> None:
+    """``show --watch`` goes on with the exporter that replaces the one that was killed."""
+    flag = f"--control.socket={tmp_path / 'control'}"
+    with serving(*QUICK, flag, driver=standin.env()) as first:
+        first.until(lambda page: page.up, "data")
+        watching = subprocess.Popen(
+            command("show", "--watch", "--json", flag),
+            env=environment(standin.env()),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert watching.stdout is not None
+        before = json.loads(watching.stdout.readline())
+        first.kill()
+    with serving(*QUICK, flag, driver=standin.env()) as second, watching:
+        second.until(lambda page: page.up, "data")
+        since = {before["watched_since"]}
+
+        def followed() -> bool:
+            since.add(json.loads(watching.stdout.readline())["watched_since"])  # type: ignore[union-attr]
+            return len(since) > 1
+
+        wait_until(followed, "a sample of the second exporter")
+        ledger = json.loads(second.get("/api/v1/ledger")[1])
+        assert ledger["watched_since"] == max(since)
+        watching.kill()
+
+
+def answers(path: Path, kind: socket.SocketKind, answer: bytes) -> threading.Thread:
+    """Answer one request on a socket as another program would."""
+    listening = socket.socket(socket.AF_UNIX, kind)
+    listening.bind(str(path))
+    listening.listen()
+
+    def serve() -> None:
+        with listening:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(4096)
+                connection.send(answer)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return thread
+
+
+def header(**changes: object) -> bytes:
+    """Return what precedes a snapshot of an exporter of another version."""
+    fields = {"program": "0.0.1", "token": "a", "wait": 1.0, "idle_after": 600.0, "size": 2, **changes}
+    return json.dumps({"version": 1, "ok": True, **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "said"),
+    [
+        (socket.SOCK_STREAM, b"", "is of another version"),
+        (socket.SOCK_SEQPACKET, write_failure("the exporter does not know this request"), "know"),
+        (socket.SOCK_SEQPACKET, b'{"version": 2, "ok": true}', "another version"),
+        (socket.SOCK_SEQPACKET, b"\xff", "not a message"),
+        (socket.SOCK_SEQPACKET, header(size=10**12), "not a snapshot"),
+        (socket.SOCK_SEQPACKET, header(wait=float("inf")), "not a snapshot"),
+        (socket.SOCK_SEQPACKET, header(), "gave no answer"),
+    ],
+)
+def test_an_exporter_of_another_version(
+    standin: StandIn, tmp_path: Path, kind: socket.SocketKind, answer: bytes, said: str
+) -> None:
+    """Beside an exporter of another version a command looks for itself, and says why."""
+    path = tmp_path / "control"
+    answers(path, kind, answer)
+    done = run("show", f"--control.socket={path}", driver=standin.env())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert NOT_ASKED in done.stdout
+    assert said in done.stdout.splitlines()[-1]
+
+
+def test_a_lying_exporter_ends_nobody(
+    standin: StandIn, stage: Stage, standin_library: Path, tmp_path: Path
+) -> None:
+    """A program that the driver does not list is not ended, although the exporter says that it holds."""
+    require_host_pid_namespace()
+    bystander = stage.start()
+    standin.device(0).set_processes([(bystander.pid, GIB)])
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.state(bystander.pid), "the holder")
+        lying = {**standin.env(), **exporter.found}
+        (tmp_path / "other").mkdir()
+        with StandIn(tmp_path / "other", standin_library, devices=2) as honest:
+            done = run("end", f"--pid={bystander.pid}", "--yes", driver={**lying, **honest.env()})
+        assert bystander.running
+    assert "the driver does not list it any more, and it has no GPU open" in done.stdout
+    assert done.returncode == 1

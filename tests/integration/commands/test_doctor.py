@@ -1,0 +1,72 @@
+"""``vramledger doctor`` finds the exporter, wherever its sockets are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.exporter import QUICK, run, serving
+from tests.support.standin.library import StandIn
+from vramledger.readers.hosts.exporters import RunningExporter, find_exporters
+
+
+def test_an_exporter_that_answers_is_found(standin: StandIn) -> None:
+    """An exporter that commands reach is in order, and since when it has watched is said."""
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "data")
+        done = run("doctor", driver={**standin.env(), **exporter.found})
+    path = exporter.found["VRAMLEDGER_CONTROL_SOCKET"]
+    assert f"ok    exporter {path}: commands ask it, and has watched since 20" in done.stdout
+
+
+def test_an_exporter_elsewhere_is_found(standin: StandIn) -> None:
+    """An exporter whose sockets are elsewhere is a gap; the remedies name its own sockets."""
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "data")
+        pid = exporter.process.pid
+        done = run("doctor", "--agent.socket=/nowhere-else", driver=standin.env())
+    path = exporter.found["VRAMLEDGER_CONTROL_SOCKET"]
+    assert done.returncode == 1
+    assert "LACK  exporter /nowhere: an exporter listens elsewhere: " in done.stdout
+    assert f"pid {pid} at {path}" in done.stdout
+    assert "LACK  agents /nowhere-else: the exporter listens for agents at " in done.stdout
+
+
+def test_no_exporter_is_a_gap(standin: StandIn, tmp_path: Path) -> None:
+    """Where no exporter runs, ``doctor`` says what commands then do not know, and what to start."""
+    (tmp_path / "proc").mkdir()
+    for name in ("stat", "self", "sys", "uptime"):
+        (tmp_path / "proc" / name).symlink_to(f"/proc/{name}")
+    done = run("doctor", f"--path.procfs={tmp_path / 'proc'}", driver=standin.env())
+    assert done.returncode == 1
+    assert "LACK  exporter /nowhere: no exporter runs: commands know nothing of before" in done.stdout
+    assert "remedy: start 'vramledger serve'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "sockets"),
+    [
+        (["/opt/v/bin/python", "/opt/v/bin/vramledger", "serve"], (None, None)),
+        (
+            ["python", "-m", "vramledger", "serve", "--control.socket=/a", "--control.socket", "/b"],
+            ("/b", None),
+        ),
+        (["vramledger", "serve", "--agent.socket", "/c", "--control.socket="], ("", "/c")),
+        (["vramledger", "serve", "--agent.socket"], (None, None)),
+        (["vramledger", "show", "serve"], None),
+        (["less", "serve"], None),
+        (["serve"], None),
+        ([""], None),
+    ],
+)
+def test_exporters_are_known_by_their_command_line(
+    tmp_path: Path, words: list[str], sockets: tuple[str | None, str | None] | None
+) -> None:
+    """Only ``vramledger serve`` is an exporter, however it is started; its last flags count."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cmdline").write_text("\0".join(words) + "\0", encoding="utf-8")
+    (tmp_path / "8").mkdir()
+    (tmp_path / "acpi").mkdir()
+    found = find_exporters(tmp_path)
+    assert found == (() if sockets is None else (RunningExporter(7, *sockets),))

@@ -1,0 +1,169 @@
+"""What was learnt by looking at the dashboards in a running Grafana 12.3, as rules that need none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from tests.integration.dashboards.test_files import links, properties, targets_of
+from tests.support.dashboards.files import HOME, Json, load_dashboards, panels
+from vramledger.views.colours import PARTS
+
+DASHBOARDS = load_dashboards()
+EACH = pytest.mark.parametrize("uid", list(DASHBOARDS))
+
+LABELS_OF_FEW = {
+    *("state", "severity", "reason", "clock", "type", "kind", "direction", "category", "file", "collector"),
+    *("provider", "use", "framework", "source", "xid", "name"),
+}
+"""Labels with few values: a series for each of them is not too many."""
+
+IN_ONE_PLACE = {"vramledger-process": {"gpu"}}
+"""Labels that have few values on a dashboard because of its variables: a process holds memory on few GPUs."""
+
+
+def of_type(uid: str, kind: str) -> Iterator[Json]:
+    """Yield the panels of one kind."""
+    return (panel for panel in panels(DASHBOARDS[uid]) if panel["type"] == kind)
+
+
+@EACH
+def test_a_label_is_never_drawn_as_a_number(uid: str) -> None:
+    """Each column of a label has the unit string: with a number's unit, pid 3021234 is drawn as 3.02 Mil."""
+    for panel in of_type(uid, "table"):
+        for field, column in properties(panel).items():
+            if not re.fullmatch(r"Value( #[A-Z])?", field):
+                assert column.get("unit") == "string", f"{panel['title']}: {field}"
+
+
+@EACH
+def test_a_timeline_draws_its_mappings(uid: str) -> None:
+    """A timeline's colours are not those of thresholds, which hide mappings; no gap is drawn as a value."""
+    for panel in of_type(uid, "state-timeline"):
+        defaults = panel["fieldConfig"]["defaults"]
+        assert defaults["color"]["mode"] != "thresholds", panel["title"]
+        assert "noValue" not in defaults, panel["title"]
+        assert panel["options"]["perPage"] <= 15, f"{panel['title']}: its labels overlap"
+
+
+@EACH
+def test_a_stack_is_in_the_order_of_the_ledger(uid: str) -> None:
+    """Where states are stacked, they come in the ledger's order, active first and free last."""
+    for panel in panels(DASHBOARDS[uid]):
+        legends = {target["legendFormat"] for target in targets_of(panel)}
+        custom = panel["fieldConfig"]["defaults"].get("custom", {})
+        stacked = custom.get("stacking", {}).get("mode") == "normal" or panel["type"] == "barchart"
+        by_state = "{{state}}" in legends or "(device, state)" in targets_of(panel)[0]["expr"]
+        if not (stacked and by_state):
+            continue
+        (arranged,) = [each for each in panel["transformations"] if each["id"] == "organize"]
+        places = arranged["options"]["indexByName"]
+        assert sorted(PARTS, key=lambda part: places[part]) == [*PARTS], panel["title"]
+
+
+@EACH
+def test_bars_in_cells_have_a_range_of_their_own(uid: str) -> None:
+    """A gauge in a cell goes to the maximum of its own column; Grafana would take that of the whole table."""
+    for panel in of_type(uid, "table"):
+        for field, column in properties(panel).items():
+            if column.get("custom.cellOptions", {}).get("type") == "gauge":
+                assert column.get("fieldMinMax") is True, f"{panel['title']}: {field}"
+
+
+@EACH
+def test_an_empty_cell_has_no_sentence(uid: str) -> None:
+    """A table's text for no value is in each empty cell, so it is only a mark."""
+    for panel in of_type(uid, "table"):
+        assert len(panel["fieldConfig"]["defaults"]["noValue"]) == 1, panel["title"]
+
+
+@EACH
+def test_only_stacks_are_filled(uid: str) -> None:
+    """Lines that are not stacked have no fill: twenty of them become mud."""
+    for panel in of_type(uid, "timeseries"):
+        custom = panel["fieldConfig"]["defaults"]["custom"]
+        if custom["stacking"]["mode"] == "none":
+            assert custom["fillOpacity"] == 0, panel["title"]
+        else:
+            assert custom["lineWidth"] == 0, f"{panel['title']}: an empty part is drawn as a line"
+
+
+@EACH
+def test_links_carry_raw_values_to_variables_that_exist(uid: str) -> None:
+    """A link sets variables that its target has, from columns that are drawn raw or hidden."""
+    for panel, url in links(DASHBOARDS[uid]):
+        fields = re.findall(r"\$\{__data\.fields\.(\w+)", url)
+        for field in fields:
+            column = properties(panel)[field]
+            assert column.get("unit") == "string", f"{panel['title']}: {field}"
+        found = re.match(r"/d/([\w-]+)\?", url)
+        if found:
+            there = {each["name"] for each in DASHBOARDS[found[1]]["templating"]["list"]}
+            assert set(re.findall(r"[?&]var-(\w+)=", url)) <= there, url
+
+
+@EACH
+def test_no_panel_draws_an_unlimited_number_of_series(uid: str) -> None:
+    """Series or rows of programs, owners or nodes are the largest few; others are by labels of few values."""
+    few = LABELS_OF_FEW | IN_ONE_PLACE.get(uid, set())
+    for panel in panels(DASHBOARDS[uid]):
+        if panel["type"] == "stat":
+            continue
+        first, *others = targets_of(panel)
+        if panel["type"] == "table":
+            if _labels_of(first["expr"]) - few or not re.search(r"\bby\b", first["expr"]):
+                limited = _is_limited(first["expr"]) or uid == "vramledger-node"
+                assert limited, f"{panel['title']}: {first['expr']}"
+                kept = [each for each in panel["transformations"] if each["id"] == "filterByValue"]
+                assert not others or kept or uid == "vramledger-node", (
+                    f"{panel['title']}: rows of other queries"
+                )
+            continue
+        for target in (first, *others):
+            named = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            if named - few:
+                assert _is_limited(target["expr"]), f"{panel['title']}: {target['expr']}"
+
+
+def _is_limited(expr: str) -> bool:
+    return re.search(r"\b(?:topk|bottomk)\(\d+", expr) is not None
+
+
+def _labels_of(expr: str) -> set[str]:
+    outer = re.match(r"[\s\d*()\w]*?\bby \(([^)]*)\)", expr)
+    return set(re.findall(r"\w+", outer[1])) if outer else set()
+
+
+@EACH
+def test_no_annotation_covers_the_graphs(uid: str) -> None:
+    """Alerts fire for hours, and their marks cover the graph; so they are shown only if chosen."""
+    for each in DASHBOARDS[uid]["annotations"]["list"]:
+        assert each["enable"] is ("ALERTS" not in each["expr"]), each["name"]
+
+
+@EACH
+def test_variables_filter_every_panel(uid: str) -> None:
+    """Each variable that filters is in every query of its dashboard, or in the choices of one that is."""
+    listed = [each for each in DASHBOARDS[uid]["templating"]["list"] if each["type"] == "query"]
+    for place, each in enumerate(listed):
+        name = f"${each['name']}"
+        if any(name in other["definition"] for other in listed[place + 1 :]):
+            continue
+        for panel in panels(DASHBOARDS[uid]):
+            if panel["title"] in ("Exporters", "Firing alerts"):
+                continue  # an exporter has no owner
+            assert any(name in target["expr"] for target in targets_of(panel)), f"{panel['title']}: {name}"
+
+
+def test_a_runbook_is_where_the_rules_say() -> None:
+    """The link of an alert leads to the address that its rule has for the runbook."""
+    place = yaml.safe_load((HOME.parent / "alerts/thresholds.yml").read_text("utf-8"))["runbooks"]
+    found = {url for content in DASHBOARDS.values() for _, url in links(content) if "runbook" in url}
+    wanted = place.replace("{instance}", "${__data.fields.instance}").replace(
+        "{alert}", "${__data.fields.alertname}"
+    )
+
+    assert found == {wanted}

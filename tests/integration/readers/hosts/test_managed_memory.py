@@ -1,0 +1,146 @@
+"""How much managed memory a holder can have, read from the mappings of real processes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from vramledger.model.reading import DeviceReading, ManagedMappings, MemoryReading, ProcessEntry, ProcessRow
+from vramledger.readers.hosts.managed_memory import (
+    CHANGED_INTERVAL,
+    READ_INTERVAL,
+    ManagedMemoryReader,
+    managed_bound,
+    read_managed_bound,
+)
+from vramledger.readers.hosts.stat import read_row
+
+MIB = 2**20
+GIB = 2**30
+BASE = 2 * MIB
+
+
+@contextmanager
+def program(place: Path, *sizes: int) -> Iterator[ProcessRow]:
+    """Run a process that maps files of these sizes under the name of the driver's."""
+    ready, begin = os.pipe()
+    pid = os.fork()
+    if not pid:
+        maps = []
+        for size in sizes:
+            with place.open("wb+") as file:
+                file.truncate(size)
+                maps.append(mmap.mmap(file.fileno(), 0))
+            place.unlink()
+        os.write(begin, b".")
+        signal.pause()
+        os._exit(len(maps))
+    try:
+        os.read(ready, 1)
+        row = read_row("/proc", pid)
+        assert row is not None
+        yield row
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(ready)
+        os.close(begin)
+
+
+@pytest.fixture
+def uvm(tmp_path: Path) -> Path:
+    """Return a path that ends as the driver's device file does, as in a container's own root."""
+    (tmp_path / "dev").mkdir()
+    return tmp_path / "dev" / "nvidia-uvm"
+
+
+def device(pid: int, uncharged: int, charged: int = 518 * MIB) -> DeviceReading:
+    """Make a device with one holder and bytes that NVML charges to nobody."""
+    used = charged + uncharged
+    memory = MemoryReading(80 * GIB, 79 * GIB - used, used, GIB)
+    return DeviceReading(0, "GPU-0", memory=memory, processes=(ProcessEntry(pid, charged, "C"),))
+
+
+def test_a_real_process(uvm: Path) -> None:
+    """All mappings of the driver's file count, also of a file that is deleted, less what everybody maps."""
+    with program(uvm, BASE, 5 * GIB, 3 * GIB) as row:
+        assert read_managed_bound("/proc", row) == 8 * GIB
+
+
+def test_a_process_without_managed_memory(uvm: Path) -> None:
+    """What every CUDA program maps is not managed memory."""
+    with program(uvm, BASE) as row:
+        assert read_managed_bound("/proc", row) == 0
+
+
+def test_a_process_that_has_ended(uvm: Path) -> None:
+    """Nothing is known of a process that is gone, or whose pid is another process by now."""
+    with program(uvm, GIB) as row:
+        assert read_managed_bound("/proc", row._replace(start=row.start + 1)) is None
+    assert read_managed_bound("/proc", row) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"7f0000000000-7f0040000000 rw-s 00000000 00:06 400 /dev/nvidia-uvm-tools",
+        b"7f0000000000-7f0040000000 rw-s 00000000 00:06 400 /dev/nvidia-uvm\\012 /dev/nvidia0",
+        b"7f0000000000-7f0040000000 rw-s 00000000 00:06 400 /tmp/not-nvidia-uvm",
+        b"7f0040000000-7f0000000000 rw-s 00000000 00:06 400 /dev/nvidia-uvm",
+        b"xyz-7f0000000000 rw-s 00000000 00:06 400 /dev/nvidia-uvm",
+        b"7f0000000000-7f0040000000 rw-s 00000000 00:00 0 [/dev/nvidia-uvm]",
+    ],
+)
+def test_other_mappings_do_not_count(line: bytes) -> None:
+    """Only a mapping of a file of exactly this name counts, and no size is negative."""
+    assert managed_bound(b"7e0000000000-7e0040000000 r--p 0 0:0 1 /bin/x\n" + line + b"\n") == 0
+
+
+def test_nothing_is_read_without_uncharged_bytes(tmp_path: Path) -> None:
+    """While contexts explain the uncharged bytes, no process is looked at: a wrong path is not noticed."""
+    reader = ManagedMemoryReader(str(tmp_path / "nowhere"))
+    row = read_row("/proc", os.getpid())
+    assert row is not None
+    assert reader.update([device(row.pid, 20 * MIB)], [row], 5.0) == ()
+    unknown = ManagedMappings(row.pid, row.start, None)
+    assert reader.update([device(row.pid, 60 * MIB)], [row], 5.0) == (unknown,)
+
+
+def test_the_pace(uvm: Path, tmp_path: Path) -> None:
+    """A process is read again after a while, sooner if the bytes have changed."""
+    now = 0.0
+    proc = tmp_path / "proc"
+    proc.symlink_to("/proc")
+    reader = ManagedMemoryReader(str(proc), clock=lambda: now)
+    with program(uvm, BASE + GIB) as row:
+
+        def bound(uncharged: int) -> list[int | None]:
+            return [each.bound for each in reader.update([device(row.pid, uncharged)], [row], 5.0)]
+
+        assert bound(GIB) == [GIB]
+        proc.unlink()  # from here on a read finds nothing, so that it shows
+        now = CHANGED_INTERVAL + 0.1
+        assert bound(GIB) == [GIB]
+        assert bound(2 * GIB) == [None]
+        proc.symlink_to("/proc")
+        assert bound(2 * GIB) == [None]
+        now += READ_INTERVAL + 0.1
+        assert bound(2 * GIB) == [GIB]
+        assert bound(0) == []
+
+
+def test_a_driver_that_hides_its_reserve(uvm: Path) -> None:
+    """Where the driver's reserve counts as used, nothing is read: the bytes may be the driver's own."""
+    with program(uvm, BASE + GIB) as row:
+        plain = device(row.pid, GIB)
+        assert plain.memory is not None
+        hidden = DeviceReading(
+            0, "GPU-0", memory=plain.memory._replace(reserved=None), processes=plain.processes
+        )
+        assert ManagedMemoryReader("/proc").update([hidden], [row], 5.0) == ()
