@@ -168,8 +168,8 @@ async def _check(
         clean = clean + 1 if overall_status(results) == CLEAN else 0
         over = time.monotonic() >= deadline
         # A driver that is slow once may answer the next time; one that is not there does not come.
-        failed = not snapshot.up and (over or snapshot.failure is None or snapshot.failure[0] != "timeout")
-        late = failed or (count >= SAMPLES_MIN and over)
+        slow = snapshot.failure is not None and snapshot.failure[0] == "timeout"
+        late = (not snapshot.up and (over or not slow)) or (count >= SAMPLES_MIN and over)
         if clean >= SAMPLES_MIN or (late and any(each.status == CLEAN for each in results)):
             own = {os.getpid(), sampler_pid() or 0}
             results = await asyncio.to_thread(_recheck_with_hidden, config, options, own, snapshot)
