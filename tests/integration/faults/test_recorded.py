@@ -26,16 +26,14 @@ _RANKS: Raised = {("GpuMemoryOrphaned", "rank-0"), ("GpuMemoryOrphaned", "rank-1
 
 RAISED: dict[str, Raised] = {
     "agents": {
-        ("GpuMemoryHoarded", "cache"), ("GpuMemoryHoarded", "jax"), ("GpuFrameworkCacheHigh", "cache"),
+        ("GpuFrameworkCacheHigh", "cache"),
         ("GpuOutOfMemory", "failed"),
     },
-    "busy-and-idle": {("GpuMemoryHoarded", "idle")},
     "hidden-holder": {("GpuHiddenHolder", "-")},
     # It also made an unused context on the second card, and then slept with three quarters of the first.
     "jax-preallocation": {("GpuStrayContext", "holder"), ("GpuMemoryHoarded", "holder")},
     "lively": {
         *_ORPHANS, ("GpuMemoryStopped", "stopped"),
-        ("GpuMemoryHoarded", "notebook"), ("GpuMemoryHoarded", "leak"),
     },
     "notebook-kernel": {("GpuNotebookIdle", "kernel")},
     "pid-namespace-inside": {("VramLedgerBlind", "-")},
@@ -47,7 +45,11 @@ RAISED: dict[str, Raised] = {
     "zombie-leader": {("GpuMemoryZombie", "leader")},
     **{f"orphans-{how}{late}": _ORPHANS for how in ("fork", "spawn", "subprocess") for late in ("", "-late")},
 }  # fmt: skip
-"""The alerts of each recording when nothing changes any more; a recording without an entry has none."""
+"""The alerts of each recording when nothing changes any more; a recording without an entry has none.
+
+In ``agents``, ``busy-and-idle`` and ``lively`` a program keeps the device busy, so that the others are idle only by
+inference, and nobody is called a hoarder.
+"""
 
 TRUE_BESIDES = frozenset({"GpuMemoryNearlyFull", "GpuMemoryFilling"})
 """About the device, where several programs have just taken most of it."""

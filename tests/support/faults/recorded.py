@@ -20,7 +20,7 @@ from tests.support.host.series import Trace
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import IDLE_AFTER
 from vramledger.model.agent_report import Agent
-from vramledger.model.reading import Reading
+from vramledger.model.reading import DeviceReading, Reading
 from vramledger.sampling.replay import read_recording, shift_times
 
 FAULTS = "faults"
@@ -66,7 +66,7 @@ def recorded_scrapes(
     boot_time = first.boot_time + EPOCH - first.time
     scrape = 0.0
     for recorded, now in moments:
-        reading = notes.with_agents(recorded)
+        reading = _with_counters(notes.with_agents(recorded))
         there = replace(
             shift_times(reading, EPOCH + now - reading.time),
             monotonic=now,
@@ -79,6 +79,21 @@ def recorded_scrapes(
         while scrape <= now:
             yield renderer.lines(snapshot)
             scrape += every
+
+
+def _with_counters(reading: Reading) -> Reading:
+    """Return a reading with the counters that its GPUs have, if it was recorded before they were read.
+
+    They say that kernels ran where the driver's own utilisation says so, and that none ran otherwise.
+    """
+    return replace(reading, devices=tuple(_counted(device) for device in reading.devices))
+
+
+def _counted(device: DeviceReading) -> DeviceReading:
+    if device.activity is not None or device.utilization is None:
+        return device
+    shares = [device.utilization.get("gpu", 0.0), *(row.sm for row in device.process_utilization or ())]
+    return replace(device, activity={"seconds": 1.0, "graphics": 6e-5, "sm": max(shares), "dram": 6e-6})
 
 
 def _failed_before(agent: Agent, seconds: float) -> Agent:

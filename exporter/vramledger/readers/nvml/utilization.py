@@ -82,8 +82,8 @@ class UtilizationLog:
     The driver's answer has one row for each process: its newest stamp, and the mean of all that the log has
     since the time that we ask for (H100, driver 580: asked for everything, an idle program has 1 % for
     minutes). Asked for the rows after the newest stamp of all processes, it loses rows: those of other
-    processes are stamped earlier and come later (H200: two of three). So we ask for the last seconds, and a
-    row is new if its process had another stamp before.
+    processes are stamped earlier and come later (H200: two of three). So we ask for the time since the
+    last reading and some seconds before it, and a row is new if its process had another stamp before.
     """
 
     def __init__(self, nvml: Nvml) -> None:
@@ -92,6 +92,7 @@ class UtilizationLog:
         self._buffer = RowBuffer(_SAMPLE)
         self._stamps: dict[int, int] = {}
         self._newest: tuple[int, float] | None = None
+        self._read_at: float | None = None
 
     def read(
         self, handle: Handle, wall: float, monotonic: float, listed_pids: Collection[int] | None
@@ -113,7 +114,9 @@ class UtilizationLog:
             raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)
         function = self._function
         now = int(wall * 1e6)
-        begin = ctypes.c_ulonglong(max(0, self._driver_time(now, monotonic) - _LOOK_BACK))
+        since_last = 0.0 if self._read_at is None else monotonic - self._read_at
+        span = _LOOK_BACK + int(since_last * 1e6)
+        begin = ctypes.c_ulonglong(max(0, self._driver_time(now, monotonic) - span))
         rows: Rows
         try:
             rows = self._buffer.read(
@@ -123,6 +126,7 @@ class UtilizationLog:
             if error.value != NOT_FOUND:
                 raise
             rows = ()  # no process ran
+        self._read_at = monotonic
         newest, garbage = self._new_rows(rows, now, begin.value)
         stamps = self._stamps.values()
         if stamps:

@@ -140,6 +140,20 @@ def test_no_row_is_lost_because_the_clock_was_set(
         assert [row.pid for row in reading.process_utilization or ()] == [10]
 
 
+def test_no_row_is_lost_because_the_readings_are_far_apart(
+    standin_here: StandIn, reader: DeviceReader
+) -> None:
+    """Each reading covers the time since the last one, also after some that failed."""
+    device = standin_here.device(0)
+    reader.read(1000.0, 0.0)
+    device.raw_sample(10, timestamp=1_003_000_000, sm=5)
+    standin_here.fail("nvmlDeviceGetProcessUtilization", Code.UNKNOWN)
+    reader.read(1030.0, 30.0)
+    standin_here.fail("nvmlDeviceGetProcessUtilization", Code.SUCCESS)
+    (reading,) = reader.read(1060.0, 60.0)
+    assert [row.pid for row in reading.process_utilization or ()] == [10]
+
+
 def test_rows_of_before_the_first_reading_are_old(standin_here: StandIn, reader: DeviceReader) -> None:
     """The driver's log keeps the last row of a process for minutes; that is not work of now."""
     device = standin_here.device(0)
