@@ -38,7 +38,11 @@ COLLECTORS: Mapping[str, tuple[bool, str]] = {
         True,
         "the owner for whom a kubelet, Slurm or Nomad has reserved a device (no series without one)",
     ),
-    "pcie": (False, "PCIe throughput (20 ms a device and direction, read every 10 s)"),
+    "pcie": (False, "PCIe throughput (before Hopper 20 ms a device and direction, read every 10 s)"),
+    "launches": (
+        False,
+        "launches, copies and memsets of quiet holders, counted by uprobes (needs root or CAP_SYS_ADMIN)",
+    ),
     "exporter": (True, "the exporter's own process and sampler"),
 }
 """For each collector: whether it is on by default, and what it gives."""

@@ -60,6 +60,8 @@ def test_a_collector_that_is_off_asks_nothing(
 ) -> None:
     """A collector has its families and its queries only when it is on; everything else is as usual."""
     standin.device(0).set_processes([(stage.start().pid, GIB)])
+    for number in range(standin.device_count):  # GPM's counters would replace the query for PCIe
+        standin.device(number).set(gpm_supported=0)
     others = COLLECTORS.keys() - set(names)
     flags = [f"--{'' if on else 'no-'}collector.{name}" for name in names]
     flags += [f"--{'no-' if on else ''}collector.{name}" for name in others]

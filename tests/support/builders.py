@@ -23,6 +23,7 @@ from vramledger.model.reading import (
     DeviceReading,
     HardwareValue,
     HiddenHolder,
+    LaunchCount,
     MemoryReading,
     ParentFacts,
     ProcessEntry,
@@ -31,6 +32,7 @@ from vramledger.model.reading import (
 from vramledger.model.snapshot import (
     AgentSnapshot,
     DeviceSnapshot,
+    Grade,
     Holding,
     OwnerOoms,
     Pool,
@@ -69,6 +71,15 @@ HARDWARE: Mapping[str, HardwareValue] = {
 }
 
 
+ACTIVITY: Mapping[str, float] = {
+    "seconds": 1.0, "graphics": 0.97, "sm": 0.91, "occupancy": 0.25, "integer": 0.02, "tensor": 0.88,
+    "dram": 0.24,
+    "fp64": 0.0, "fp32": 0.01, "fp16": 0.0, "pcie_transmit": 1024.0, "pcie_receive": 2048.0, "video": 0.0,
+    "nvlink_transmit": 7.7e9, "nvlink_receive": 7.6e9,
+}  # fmt: skip
+"""What GPM's counters say of a training."""
+
+
 def holding(  # noqa: PLR0913 - a builder has as many knobs as the thing it builds
     pid: int,
     memory: int | None = 512 * MIB,
@@ -78,9 +89,21 @@ def holding(  # noqa: PLR0913 - a builder has as many knobs as the thing it buil
     last_active: float | None = None,
     why: str = "it works",
 ) -> Holding:
-    """Make a holding that began a minute before NOW."""
-    start = None if state in (State.DEAD, State.UNKNOWN) else pid * 100
-    return Holding(pid, start, memory, memory, "C", state, NOW - 60, why, sm, last_active)
+    """Make a holding that began a minute before NOW, in a state that is proven."""
+    return Holding(
+        pid=pid,
+        start=None if state in (State.DEAD, State.UNKNOWN) else pid * 100,
+        memory=memory,
+        peak=memory,
+        kinds="C",
+        state=state,
+        since=NOW - 60,
+        why=why,
+        sm=sm,
+        last_active=last_active,
+        working=False if state is State.IDLE else None,
+        grade=Grade.INFERRED if state is State.UNKNOWN else Grade.PROVEN,
+    )
 
 
 def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it builds
@@ -93,6 +116,7 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
     unattributed: int = 14 * MIB,
     hardware: Mapping[str, HardwareValue] | None = None,
     utilization: Mapping[str, float] | None = None,
+    activity: Mapping[str, float] | None = None,
     hidden: tuple[HiddenHolder, ...] | None = None,
     xids: Mapping[int, int] | None = None,
 ) -> DeviceSnapshot:
@@ -110,6 +134,7 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
         memory=memory,
         processes=tuple(ProcessEntry(each.pid, each.memory, each.kinds) for each in held),
         utilization=utilization,
+        activity=activity,
         hardware=hardware or {},
     )
     ledger = balance(memory, known)
@@ -177,6 +202,7 @@ def snapshot(
         processes={each.pid: each for each in processes},
         failures=dict.fromkeys(FAILURE_REASONS, 0),
         collectors={"ledger": (True, 0.001), "process": (True, 0.002)},
+        launches=(LaunchCount(1, 100, 300.0), LaunchCount(2, 100, None, problem="it maps no libcuda.so")),
     )
 
 
@@ -207,7 +233,9 @@ def crowd(gpus: int, holders: int, *, turn: int = 0, serial: int = 1) -> Snapsho
             for number in range(holders)
         ]
         utilization = {"gpu": (37 + turn) % 100 / 100, "memory": 0.12}
-        devices.append(device(index, held, hardware=HARDWARE, utilization=utilization, hidden=()))
+        devices.append(
+            device(index, held, hardware=HARDWARE, utilization=utilization, activity=ACTIVITY, hidden=())
+        )
     return snapshot(*devices, serial=serial)
 
 

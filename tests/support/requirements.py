@@ -15,6 +15,8 @@ from typing import NoReturn
 
 import pytest
 
+from vramledger.readers.launches.availability import find_obstacle
+
 PROJECT = Path(__file__).resolve().parents[2]
 
 NOT_TESTED = "NOT TESTED: "
@@ -118,3 +120,9 @@ def _namespaces() -> bool:
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     command = ["unshare", *user, "--pid", "--fork", "--mount-proc", "true"]
     return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def require_uprobes() -> None:
+    """Continue only where the kernel lets us count the calls of another program."""
+    if obstacle := find_obstacle("/proc"):
+        do_without(f"counting launches: {obstacle}")

@@ -23,7 +23,17 @@ from random import Random
 
 from tests.support.host.agents import GIB, MIB
 from tests.support.host.model import CONTEXT, EPOCH, Gpu, Host, Process, Use
-from tests.support.host.programs import Held, Torch, idle, in_bursts, sawtooth, tensorflow, until, with_leak
+from tests.support.host.programs import (
+    Demand,
+    Held,
+    Torch,
+    idle,
+    in_bursts,
+    sawtooth,
+    tensorflow,
+    until,
+    with_leak,
+)
 from vramledger.agent_protocol.frameworks import POOL_FIGURES, TORCH_FIGURES
 from vramledger.model.agent_report import Agent, AgentReport, FrameworkReport, OutOfMemory
 from vramledger.model.reading import Owner, Reading, encode
@@ -59,7 +69,7 @@ def processes(random: Random) -> list[Process]:
     need = until(45, lambda age: (6 + 0.8 * min(age, 40)) * GIB, lambda _: 6 * GIB)
     notebook = Cached(Torch(need, work=until(55, lambda _: 0.9, idle)))
     rank = Torch(lambda age: min(1.0, age / 30) * 48 * GIB, work=until(296, lambda _: 0.9, idle))
-    server = Held(lambda age: min(1.0, age / 20) * 58 * GIB, work=in_bursts(random, 5, 7, 0.6))
+    server = Held(lambda age: min(1.0, age / 20) * 58 * GIB, work=bursts(5, 14, 0.6))
     return [
         Process(
             4120, {0: training}, begin=1, end=45 * 60, user="ada", command="train_llm.py",
@@ -78,8 +88,8 @@ def processes(random: Random) -> list[Process]:
             owner=Owner("user", "dana", notebook="dana/attention.ipynb"), agent=True,
         ),
         Process(
-            4533, {2: Torch(sawtooth(random, 28 * GIB, 18 * GIB, 5.0))}, begin=4, user="root",
-            command="train_ranker.py", owner=pod("ml-prod", "ranker-0"), agent=True,
+            4533, {2: Torch(sawtooth(random, 28 * GIB, 18 * GIB, 5.0), work=bursts(4, 12))},
+            begin=4, user="root", command="train_ranker.py", owner=pod("ml-prod", "ranker-0"), agent=True,
         ),
         Process(
             4619, {3: rank}, begin=4, user="erin", command="pretrain.py",
@@ -90,6 +100,11 @@ def processes(random: Random) -> list[Process]:
             owner=Owner("unit", "vllm.service", unit="vllm.service"),
         ),
     ]  # fmt: skip
+
+
+def bursts(busy: float, period: float, level: float = 0.9) -> Demand:
+    """Work for some seconds of every period; the rest shows what others on the device do."""
+    return lambda age: level if age % period < busy else 0.0
 
 
 def pod(namespace: str, name: str) -> Owner:

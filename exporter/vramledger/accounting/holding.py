@@ -1,22 +1,24 @@
 """Remember one holding from sample to sample: its peak, its last work, its state.
 
-A holding is (device, process). Signs of work are utilisation samples, a change of its bytes, and the
-allocations that its agent counts. Measured on an H200: a program with small kernels has no utilisation sample
-in 96 of 100 seconds. So one empty second proves nothing, and a change of bytes counts as work.
+A holding is (device, process). Signs of work are what the device's counters and rows say (``device_work``), a
+change of its bytes, and the allocations that its agent counts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vramledger.accounting.counted_launches import proves_quiet
 from vramledger.accounting.policies import MemoryPattern
-from vramledger.accounting.sample import DeviceSample, Sample
-from vramledger.accounting.states import StateVerdict
-from vramledger.model.reading import DeviceReading, ProcessEntry, ProcessUtilization
-from vramledger.model.snapshot import Holding, State
+from vramledger.accounting.sample import Clock, DeviceSample, Sample, WorkEvidence
+from vramledger.accounting.states import Quiet, StateVerdict
+from vramledger.model.reading import DeviceReading, LaunchCount, ProcessEntry, ProcessUtilization
+from vramledger.model.snapshot import Grade, Holding, State
 
 SAMPLE_LIFETIME = 2.5
 """Seconds for which a utilisation sample is shown; the driver makes one a second for a busy process."""
+
+HALF = 0.5
 
 
 @dataclass(slots=True)
@@ -31,14 +33,17 @@ class HoldingState:
         watched: monotonic time of the last sample that listed it.
         memory: the last bytes that NVML reported.
         peak: highest bytes so far.
-        quiet_since: (monotonic, Unix) time since which every sample gave evidence of quiet.
+        quiet_since: the moment since which every sample gave evidence of quiet.
+        workless_since: the moment of the last sign of work, or of the first sample.
+        device_quiet: for how many seconds the device's own counters prove the quiet.
+        nothing_seconds: the device's ``nothing_seconds`` of that moment.
         evidence: whether the newest sample gave evidence of work or of quiet.
         last_active: Unix time of the last sign of work.
         worked_at: monotonic time of the last sign of work.
-        utilization: newest utilisation sample.
-        utilization_at: monotonic time of that sample; its own timestamp is of the wall clock, which may be
-            set.
+        utilization: newest utilisation row.
+        utilization_at: monotonic time at which that row was new; its own stamp is of a clock that may be set.
         state: last published state.
+        grade: how good the evidence for it was.
         since: Unix time at which that state began.
         pid_successor: start ticks of a process that has got the pid while the bytes stayed.
         bystander: the process that has the pid now certainly does not use a GPU; the holder is not known.
@@ -51,7 +56,10 @@ class HoldingState:
     seen: float
     updated: float
     watched: float
-    quiet_since: tuple[float, float]
+    quiet_since: Clock
+    workless_since: Clock
+    device_quiet: float = 0.0
+    nothing_seconds: float = 0.0
     memory: int | None = None
     peak: int | None = None
     evidence: bool = False
@@ -60,6 +68,7 @@ class HoldingState:
     utilization: ProcessUtilization | None = None
     utilization_at: float = 0.0
     state: State | None = None
+    grade: Grade | None = None
     since: float = 0.0
     pid_successor: int | None = None
     bystander: bool = False
@@ -72,6 +81,7 @@ class HoldingState:
         self.updated += seconds
         self.since += seconds
         self.quiet_since = (self.quiet_since[0], self.quiet_since[1] + seconds)
+        self.workless_since = (self.workless_since[0], self.workless_since[1] + seconds)
         if self.last_active is not None:
             self.last_active += seconds
 
@@ -84,31 +94,67 @@ class HoldingState:
         if self.bystander:
             self.start = None
 
+    @property
+    def keeps_busy(self) -> bool:
+        """Whether the driver's newest row says that the process takes at least half of the device's time."""
+        fresh = self.watched - self.utilization_at <= SAMPLE_LIFETIME
+        return self.utilization is not None and fresh and self.utilization.sm >= HALF
+
     def record_sample(self, entry: ProcessEntry, on_device: DeviceSample) -> None:
         """Record what one sample says: the bytes, and whether the holder worked.
 
         Where samples are missing before this one, we do not know that the quiet lasted.
         """
-        sample, device = on_device.sample, on_device.device
+        sample, device, work = on_device.sample, on_device.device, on_device.work
         changed = None not in (self.memory, entry.memory) and entry.memory != self.memory
         gap = sample.monotonic - self.watched > sample.longest_gap
         utilization = on_device.utilization.get(self.pid)
         if utilization is not None:
-            age = max(0.0, sample.time - utilization.time)
-            self.utilization, self.utilization_at = utilization, sample.monotonic - age
-        if _is_work(utilization) or changed or self.pid in on_device.allocated:
+            self.utilization, self.utilization_at = utilization, sample.monotonic
+        count = self._launch_count(sample)
+        launched = count is not None and count.calls > 0
+        worked = self.pid in work.workers or changed or self.pid in on_device.allocated or launched
+        if worked or gap:
+            self.workless_since = sample.clock
+        if worked:
             self.last_active, self.worked_at = sample.time, sample.monotonic
-            self.evidence = True
-            self.quiet_since = sample.clock
-        else:
-            self.evidence = _quiet_is_known(entry, device)
-            if gap or not self.evidence:
-                self.quiet_since = sample.clock
+        self.evidence = worked or work.shows_quiet(self.pid)
+        if worked or gap or not self.evidence:
+            self.quiet_since, self.nothing_seconds = sample.clock, work.nothing_seconds
         if entry.memory is not None:
             self.memory = entry.memory
             self.peak = entry.memory if self.peak is None else max(self.peak, entry.memory)
             self._update_pattern(entry.memory, device)
         self.watched, self.updated = sample.clock
+
+    def quiet(self, work: WorkEvidence, sample: Sample, idle_after: float) -> Quiet | None:
+        """Return since when the holder has been quiet, by the best evidence that goes back far enough.
+
+        Args:
+            work: what the newest sample says.
+            sample: the newest sample.
+            idle_after: for how many seconds it must have been quiet; None is returned if it was not.
+        """
+        now = sample.monotonic
+        self.device_quiet = 0.0
+        if work.nothing_since is not None:
+            since = max(self.quiet_since, work.nothing_since)
+            self.device_quiet = now - since[0]
+            if self.device_quiet >= idle_after:
+                return Quiet(Grade.PROVEN, since)
+        count = self._launch_count(sample)
+        if proves_quiet(count, idle_after) and now - self.workless_since[0] >= idle_after:
+            return Quiet(Grade.PROVEN, self.workless_since, None if count is None else count.quiet)
+        if work.attributed_since is not None and self.pid not in work.clients:
+            attributed_since, nothing_then = work.attributed_since
+            if work.nothing_seconds - max(self.nothing_seconds, nothing_then) >= idle_after:
+                return Quiet(Grade.SEEN, max(self.quiet_since, attributed_since))
+        if now - self.quiet_since[0] >= idle_after:
+            return Quiet(Grade.INFERRED, self.quiet_since)
+        return None
+
+    def _launch_count(self, sample: Sample) -> LaunchCount | None:
+        return None if self.start is None else sample.launches.get((self.pid, self.start))
 
     def _update_pattern(self, memory: int, device: DeviceReading) -> None:
         """Update the memory pattern; a sample without the device's total leaves it as it was."""
@@ -122,16 +168,17 @@ class HoldingState:
         else:
             self.pattern = MemoryPattern(memory, device.memory.total)
 
-    def record_verdict(self, verdict: StateVerdict, sample: Sample) -> None:
+    def record_verdict(self, verdict: StateVerdict, quiet: Quiet | None, sample: Sample) -> None:
         """Record the state of this sample, and keep the time at which the state began.
 
-        A holding that is active when first seen counts as active since its process started. A holding that is
-        idle when first seen counts as idle since its last sign of work.
+        A holding that is active when first seen counts as active since its process started. An idle holding
+        counts as idle since the evidence of this grade begins.
         """
-        if verdict.state is self.state:
+        self.grade = verdict.grade
+        if verdict.state is State.IDLE and quiet is not None:
+            self.since = quiet.since[1]
+        elif verdict.state is self.state:
             return
-        if verdict.state is State.IDLE:
-            self.since = self.quiet_since[1]
         elif self.state is None and verdict.state is State.ACTIVE and self.start is not None:
             self.since = min(sample.started_at(self.start), sample.time)
         else:
@@ -156,22 +203,5 @@ class HoldingState:
             quiet_since=self.quiet_since[1],
             evidence=self.evidence,
             working=working,
+            grade=verdict.grade,
         )
-
-
-def _is_work(utilization: ProcessUtilization | None) -> bool:
-    return utilization is not None and (
-        utilization.sm > 0 or utilization.memory > 0 or utilization.encoder > 0 or utilization.decoder > 0
-    )
-
-
-def _quiet_is_known(entry: ProcessEntry, device: DeviceReading) -> bool:
-    """Tell whether a missing utilisation sample means something for this holder.
-
-    A device that did nothing at all is evidence for all its holders. Otherwise the per-process query must
-    have succeeded. A client of MPS gives no evidence, because the driver counts its work for the server's
-    pid.
-    """
-    if device.utilization is not None and device.utilization.get("gpu") == 0:
-        return True
-    return device.process_utilization is not None and "M" not in entry.kinds

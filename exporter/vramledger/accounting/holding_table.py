@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from vramledger.accounting.holding import HoldingState
 from vramledger.accounting.pid_reuse import PidUse, pid_use
 from vramledger.accounting.policies import MemoryPattern
-from vramledger.accounting.sample import DeviceSample, Sample
+from vramledger.accounting.sample import DeviceSample
 from vramledger.model.reading import DeviceReading, ProcessEntry, ProcessRow
 
 
@@ -30,7 +30,7 @@ class HoldingTable:
         row = sample.rows.get(entry.pid)
         state = self._states.get(key)
         if state is None:
-            return self._add(key, row, sample)
+            return self._add(key, row, on_device)
         if row is None:
             return state
         if row.start == state.start:
@@ -38,14 +38,15 @@ class HoldingTable:
             return state
         use = pid_use(state, entry, row, sample)
         if use is PidUse.NEW_HOLDER:
-            return self._add(key, row, sample)
+            return self._add(key, row, on_device)
         if use is PidUse.SUCCESSOR:
             state.pid_successor = row.start
         else:
             state.start = row.start
         return state
 
-    def _add(self, key: tuple[str, int], row: ProcessRow | None, sample: Sample) -> HoldingState:
+    def _add(self, key: tuple[str, int], row: ProcessRow | None, on_device: DeviceSample) -> HoldingState:
+        sample = on_device.sample
         # We know that the holding is new only where the sample before read the device.
         watched = not sample.after_gap and key[0] in self._answered
         state = self._states[key] = HoldingState(
@@ -55,6 +56,8 @@ class HoldingTable:
             updated=sample.time,
             watched=sample.monotonic,
             quiet_since=sample.clock,
+            workless_since=sample.clock,
+            nothing_seconds=on_device.work.nothing_seconds,
             from_start=watched,
         )
         return state

@@ -32,7 +32,7 @@ slow scrape still sees it."""
 
 GONE_MAX = 5
 """The maximum number of a device's owners that hold nothing any more and still have series: those that left
-last. This keeps the page of 8 GPUs and 64 holders below 1,650 series, however often owners change. If
+last. This keeps the page of 8 GPUs and 64 holders below 1,730 series, however often owners change. If
 more than 5 owners leave one device between two scrapes, the usage of the first of them since the last scrape
 is not seen."""
 

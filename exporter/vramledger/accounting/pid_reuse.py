@@ -13,7 +13,7 @@ from vramledger.accounting.holding import HoldingState
 from vramledger.accounting.sample import Sample
 from vramledger.accounting.states import StateVerdict
 from vramledger.model.reading import ProcessEntry, ProcessRow
-from vramledger.model.snapshot import State
+from vramledger.model.snapshot import Grade, State
 
 CLOCK_SLACK = 1.0
 """Seconds by which a start time, in ticks since a boot time of whole seconds, may seem too early."""
@@ -48,7 +48,8 @@ def classify_reused(state: HoldingState, sample: Sample) -> StateVerdict | None:
     if state.pid not in sample.rows:
         return None
     if state.pid_successor is not None:
-        return StateVerdict(State.DEAD, "its process has ended, and the pid now belongs to another program")
+        why = "its process has ended, and the pid now belongs to another program"
+        return StateVerdict(State.DEAD, why, Grade.PROVEN)
     if not state.bystander:
         return None
     if sample.reading.host_pid_namespace is not True:
@@ -59,6 +60,7 @@ def classify_reused(state: HoldingState, sample: Sample) -> StateVerdict | None:
         State.DEAD,
         "its process has ended: the program that has the pid now does not use the GPU (it has no device file "
         "open and maps no library of the driver)",
+        Grade.PROVEN,
     )
 
 

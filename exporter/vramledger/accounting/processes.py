@@ -15,7 +15,7 @@ from vramledger.accounting.sample import Sample
 from vramledger.accounting.states import StateVerdict
 from vramledger.model.policy import NO_POLICY, UNKNOWN, Policy
 from vramledger.model.reading import DriverWait, ProcessFacts, ProcessRow, Reading
-from vramledger.model.snapshot import ProcessSnapshot
+from vramledger.model.snapshot import Grade, ProcessSnapshot
 
 SETTLED_AFTER = 60.0
 """Seconds that a verdict on the policy must have stood, and that a process must have lived, before the
@@ -140,14 +140,17 @@ class ProcessTracker:
     ) -> StateVerdict | None:
         known = self.get(row.pid, row.start)
         if known is None:
-            return states.classify_process(row, reading.ended.get(row.pid), stuck)
+            return states.classify_process(row, reading.ended.get(row.pid), stuck, orphan_grade=Grade.PROVEN)
         relations = (row.ppid, row.pgrp, row.session)
         if known.orphan_relations != relations:  # only these or new facts change the evidence
             known.orphan_relations = relations
             known.orphaned = states.orphan_evidence(
                 row, known.first, known.now, host_pid_namespace=reading.host_pid_namespace
             )
-        return states.classify_process(row, reading.ended.get(row.pid) or known.orphaned, stuck)
+        ended = reading.ended.get(row.pid)
+        watched = known.first.parent is not None and known.first.parent.pid != row.ppid
+        grade = Grade.PROVEN if ended or watched else Grade.INFERRED
+        return states.classify_process(row, ended or known.orphaned, stuck, orphan_grade=grade)
 
     def update_policies(
         self,

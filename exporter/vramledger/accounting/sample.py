@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vramledger.accounting.states import StateVerdict
-from vramledger.model.reading import DeviceReading, ProcessRow, ProcessUtilization, Reading
+from vramledger.model.reading import DeviceReading, LaunchCount, ProcessRow, ProcessUtilization, Reading
+
+Clock = tuple[float, float]
+"""A moment: monotonic and Unix time, seconds."""
 
 
 @dataclass(slots=True)
@@ -19,6 +22,8 @@ class Sample:
         rows: the processes that /proc shows, by pid.
         longest_gap: seconds; if two samples are further apart, samples are missing between them.
         after_gap: samples are missing before this one, or it is the first.
+        launches: what was counted of quiet holders, by pid and start time.
+        mps_servers: the pids of the MPS servers, which launch nothing themselves while their clients work.
         verdicts: the state that a process has on all its devices, by pid; None where each device's work
             decides.
         time: Unix time of the sample, seconds.
@@ -31,19 +36,50 @@ class Sample:
     longest_gap: float
     after_gap: bool
     verdicts: Mapping[int, StateVerdict | None] = field(default_factory=dict)
+    mps_servers: set[int] = field(default_factory=set)
+    launches: Mapping[tuple[int, int], LaunchCount] = field(init=False)
     time: float = field(init=False)
     monotonic: float = field(init=False)
-    clock: tuple[float, float] = field(init=False)
+    clock: Clock = field(init=False)
 
     def __post_init__(self) -> None:
         # Plain attributes, not properties: every holding reads them, 512 on a host with 8 GPUs and 64 holders
         # each.
         self.time, self.monotonic = self.reading.time, self.reading.monotonic
         self.clock = (self.monotonic, self.time)
+        self.launches = {(count.pid, count.start): count for count in self.reading.launches}
 
     def started_at(self, start: int) -> float:
         """Return the Unix time of a start in ticks since boot."""
         return started_at(self.reading, start)
+
+
+class WorkEvidence(NamedTuple):
+    """What a sample of a device says of the work of its holders.
+
+    Attributes:
+        workers: the pids that worked since the sample before.
+        nothing_since: since when the counters have proven that the device did nothing; None when it did
+            something, or there are no counters.
+        nothing_seconds: for how long they have proven it, since the first sample altogether.
+        attributed_since: since when all work was done in short bursts by processes that the driver named, and
+            ``nothing_seconds`` of that moment; None without counters.
+        unknown: the device worked, or may have worked, and nothing says for whom.
+        clients_unknown: the same for a client of MPS.
+        clients: the clients of MPS: the driver names their server in place of them.
+    """
+
+    workers: frozenset[int] = frozenset()
+    nothing_since: Clock | None = None
+    nothing_seconds: float = 0.0
+    attributed_since: tuple[Clock, float] | None = None
+    unknown: bool = True
+    clients_unknown: bool = True
+    clients: frozenset[int] = frozenset()
+
+    def shows_quiet(self, pid: int) -> bool:
+        """Tell whether the sample would show work of this holder."""
+        return not (self.clients_unknown if pid in self.clients else self.unknown)
 
 
 class DeviceSample(NamedTuple):
@@ -53,12 +89,14 @@ class DeviceSample(NamedTuple):
         sample: the sample.
         device: what the driver reported.
         utilization: the holders' own utilisation samples, as far as the driver gave any, by pid.
+        work: what it says of the holders' work.
         allocated: pids whose agents report an allocation there since the previous report.
     """
 
     sample: Sample
     device: DeviceReading
     utilization: Mapping[int, ProcessUtilization]
+    work: WorkEvidence
     allocated: Collection[int] = ()
 
 

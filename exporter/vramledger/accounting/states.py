@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vramledger.model.reading import DriverWait, ParentFacts, ProcessFacts, ProcessRow
-from vramledger.model.snapshot import State
+from vramledger.model.snapshot import Grade, State
 
 SHELLS = frozenset("sh ash bash dash zsh fish ksh ksh93 mksh csh tcsh busybox nu xonsh pwsh".split())
 """A job whose shell has gone is what ``nohup``, ``disown`` and a closed terminal leave behind: it is not an
@@ -76,10 +76,23 @@ STRONG_WORKER_EVIDENCE = frozenset(
 
 
 class StateVerdict(NamedTuple):
-    """A state and its evidence in one sentence."""
+    """A state, its evidence in one sentence, and how good that is."""
 
     state: State
     why: str
+    grade: Grade = Grade.INFERRED
+
+
+class Quiet(NamedTuple):
+    """That a holder has been quiet for the idle threshold: how well that is known, and since when.
+
+    ``since`` is a monotonic and a Unix time. ``counted`` is for how many seconds no launch was counted, None
+    if that is not the evidence.
+    """
+
+    grade: Grade
+    since: tuple[float, float]
+    counted: float | None = None
 
 
 def base_name(comm: str) -> str:
@@ -218,7 +231,8 @@ def _own_signs(facts: ProcessFacts, parent: ParentFacts, *, host_init: bool) -> 
 def classify_unseen(presence: str | None, *, host_pid_namespace: bool | None) -> StateVerdict:
     """Judge a pid that NVML lists and /proc does not show; ``presence`` is as in ``Reading.unseen``."""
     if presence == "gone" and host_pid_namespace is True:
-        return StateVerdict(State.DEAD, "NVML lists the pid, and this host has no such process")
+        why = "NVML lists the pid, and this host has no such process"
+        return StateVerdict(State.DEAD, why, Grade.PROVEN)
     if presence == "denied":
         return StateVerdict(State.UNKNOWN, "the process exists, but /proc does not show it to us (hidepid)")
     return StateVerdict(State.UNKNOWN, "we are not in the host's PID namespace and cannot see the process")
@@ -231,7 +245,11 @@ def stuck_threads(waits: Iterable[DriverWait]) -> dict[tuple[int, int], DriverWa
 
 
 def classify_process(
-    row: ProcessRow, orphaned: str | None, stuck: DriverWait | None = None
+    row: ProcessRow,
+    orphaned: str | None,
+    stuck: DriverWait | None = None,
+    *,
+    orphan_grade: Grade = Grade.INFERRED,
 ) -> StateVerdict | None:
     """Return the state that a process has on all its devices; None means idle or active, device by device.
 
@@ -239,6 +257,7 @@ def classify_process(
         row: its newest row.
         orphaned: the evidence that it is an orphan.
         stuck: the longest wait of its threads in the driver, if one is long enough.
+        orphan_grade: how good the evidence that it is an orphan is.
     """
     waits = ""
     if stuck is not None:
@@ -248,31 +267,30 @@ def classify_process(
         if row.threads > 1:
             live = row.threads - 1
             why = f"its main thread has exited, {live} other thread(s) still run"
-            return StateVerdict(State.ZOMBIE, f"{why}; {waits}" if waits else why)
-        return StateVerdict(
-            State.ZOMBIE, "it has exited, its parent has not reaped it, the bytes are still held"
-        )
+            return StateVerdict(State.ZOMBIE, f"{why}; {waits}" if waits else why, Grade.PROVEN)
+        why = "it has exited, its parent has not reaped it, the bytes are still held"
+        return StateVerdict(State.ZOMBIE, why, Grade.PROVEN)
     if waits:
-        return StateVerdict(State.STUCK, f"{waits}, and no signal ends it")
+        return StateVerdict(State.STUCK, f"{waits}, and no signal ends it", Grade.PROVEN)
     if orphaned is not None:
-        return StateVerdict(State.ORPHANED, orphaned)
+        return StateVerdict(State.ORPHANED, orphaned, orphan_grade)
     if row.state in "Tt":
         by = "a debugger" if row.state == "t" else "SIGSTOP (or a terminal's ^Z)"
-        return StateVerdict(State.STOPPED, f"stopped by {by}")
+        return StateVerdict(State.STOPPED, f"stopped by {by}", Grade.PROVEN)
     return None
 
 
-def is_working(quiet: float, worked_ago: float | None, idle_after: float) -> bool | None:
-    """Tell whether a holder works: True by a sign of work, False by evidence of quiet, None without either.
+def is_working(quiet: Quiet | None, worked_ago: float | None, idle_after: float) -> bool | None:
+    """Tell whether a holder works: True by a sign of work, False if it is proven or seen that it does not.
 
     Args:
-        quiet: for how many seconds every sample has shown that no work was done.
+        quiet: that it was quiet for the idle threshold, and how well that is known.
         worked_ago: seconds since the last sign of work, None if none was ever seen.
         idle_after: after how many seconds without work it no longer works.
     """
     if worked_ago is not None and worked_ago < idle_after:
         return True
-    return False if quiet >= idle_after else None
+    return False if quiet is not None and quiet.grade is not Grade.INFERRED else None
 
 
 def with_work(orphaned: StateVerdict, *, working: bool | None, idle_after: float) -> StateVerdict:
@@ -280,13 +298,38 @@ def with_work(orphaned: StateVerdict, *, working: bool | None, idle_after: float
     words = {
         True: "it still works on the GPU",
         False: f"it has not worked on the GPU for {idle_after:.0f} s",
-        None: "whether it works on the GPU is not known yet",
+        None: "whether it works on the GPU is not known",
     }
     return orphaned._replace(why=f"{orphaned.why}; {words[working]}")
 
 
-def classify_work(quiet: float, idle_after: float, *, worked: bool, evidence: bool) -> StateVerdict:
-    """Tell idle from active.
+def with_busy_without_work(verdict: StateVerdict, seconds: float) -> StateVerdict:
+    """Add to the evidence of a holder that it keeps the device busy, which computes and moves nothing."""
+    what = f"busy without work for {seconds:.0f} s: it runs a kernel, and the GPU computes and moves nothing"
+    if verdict.state is State.ACTIVE:
+        return verdict._replace(why=f"{what}, as in a collective that waits for another rank")
+    return verdict._replace(why=f"{verdict.why}; {what}")
+
+
+_IDLE_WHY = {
+    Grade.PROVEN: "the GPU's own counters show that nothing ran on it",
+    Grade.SEEN: "the GPU did nothing most of the time, and the driver named other holders for the rest",
+    Grade.INFERRED: "small work may have been missed",
+}
+
+
+def classify_idle(quiet: Quiet, now: float) -> StateVerdict:
+    """Return the verdict on a holder that has been quiet for the idle threshold; ``now`` is monotonic."""
+    seconds = now - quiet.since[0]
+    reason = _IDLE_WHY[quiet.grade]
+    if quiet.counted is not None:
+        reason = f"no launch, copy or memset was counted in the last {quiet.counted:.0f} s"
+    why = f"no sign of GPU work for {seconds:.0f} s; {reason}"
+    return StateVerdict(State.IDLE, why, quiet.grade)
+
+
+def classify_active(quiet: float, idle_after: float, *, worked: bool, evidence: bool) -> StateVerdict:
+    """Say why a holder that lives is not idle.
 
     Args:
         quiet: for how many seconds every sample has shown that no work was done.
@@ -294,14 +337,10 @@ def classify_work(quiet: float, idle_after: float, *, worked: bool, evidence: bo
         worked: whether work was ever seen.
         evidence: whether the newest sample shows anything, work or no work.
     """
-    if quiet >= idle_after:
-        return StateVerdict(State.IDLE, f"no sign of GPU work for {quiet:.0f} s")
     if not evidence:
-        return StateVerdict(
-            State.ACTIVE, "alive; the driver does not report whether it works, so it is never called idle"
-        )
+        return StateVerdict(State.ACTIVE, "alive; nothing says whether it works, so it is not called idle")
     if worked:
-        return StateVerdict(State.ACTIVE, f"GPU work seen {quiet:.0f} s ago" if quiet >= 1 else "working now")
-    return StateVerdict(
-        State.ACTIVE, f"alive; no GPU work seen yet, watched for {quiet:.0f} s of {idle_after:.0f}"
-    )
+        why = f"GPU work seen {quiet:.0f} s ago" if quiet >= 1 else "working now"
+        return StateVerdict(State.ACTIVE, why, Grade.PROVEN)
+    why = f"alive; no GPU work seen yet, watched for {quiet:.0f} s of {idle_after:.0f}"
+    return StateVerdict(State.ACTIVE, why)

@@ -15,6 +15,14 @@ from dataclasses import replace
 
 from vramledger.accounting import reservations, states
 from vramledger.accounting.agent_figures import AgentJoiner
+from vramledger.accounting.busy_without_work import BusyWithoutWorkWatch
+from vramledger.accounting.counted_launches import (
+    COUNTED_SHARE,
+    COUNTED_STATES,
+    Candidate,
+    choose_holders,
+)
+from vramledger.accounting.device_work import DeviceWorkTracker
 from vramledger.accounting.devices import (
     DeviceTracker,
     failure_of_all,
@@ -31,7 +39,7 @@ from vramledger.accounting.owner_usage import UNKNOWN, Charge, Key, UsageTracker
 from vramledger.accounting.pid_reuse import classify_reused
 from vramledger.accounting.processes import ProcessTracker
 from vramledger.accounting.sample import DeviceSample, Sample
-from vramledger.accounting.states import StateVerdict
+from vramledger.accounting.states import Quiet, StateVerdict
 from vramledger.config import OWNERS_MAX
 from vramledger.model.reading import FAILURE_REASONS, RELEASED, DeviceReading, Reading
 from vramledger.model.snapshot import (
@@ -85,6 +93,8 @@ class HoldingTracker:
         self._owners = UsageTracker(self._owners_max)
         self._agents = AgentJoiner()
         self._ghosts = GhostWatch()
+        self._work = DeviceWorkTracker(self._idle_after)
+        self._waits = BusyWithoutWorkWatch()
         self._last: float | None = None
         self._boot_time: float | None = None
         self._watched_since: float | None = None
@@ -116,8 +126,12 @@ class HoldingTracker:
         for uuid in destroyed:
             self._holdings.drop_device(uuid)
         known = tuple(without_partial_ledger(device) for device in known)
-        holdings = {each.uuid: self._update_holdings(each, sample) for each in known if each.error is None}
         sharers = memory_sharers(known)
+        holdings = {
+            each.uuid: self._update_holdings(each, sample, shared=each.uuid in sharers)
+            for each in known
+            if each.error is None
+        }
         devices = tuple(
             self._account_device(each, holdings, sharers.get(each.uuid, (each.uuid,)), sample)
             for each in known
@@ -144,6 +158,8 @@ class HoldingTracker:
             agent_socket=reading.agent_socket,
             ooms=self._ooms.totals(),
             watched_since=self._watched_since,
+            to_count=self._holders_to_count(sample),
+            launches=reading.launches if _counts_launches(reading) else None,
         )
 
     def _publish_failure(self, reading: Reading, failure: tuple[str, str]) -> Snapshot:
@@ -182,6 +198,8 @@ class HoldingTracker:
         self._ghosts.shift_times(seconds)
         if self._watched_since is not None:
             self._watched_since += seconds
+        self._work.shift_times(seconds)
+        self._waits.shift_times(seconds)
 
     def _account_device(
         self,
@@ -229,34 +247,76 @@ class HoldingTracker:
             memory_counted_under=sharers[0] if sharers[0] != device.uuid else None,
         )
 
-    def _update_holdings(self, device: DeviceReading, sample: Sample) -> tuple[Holding, ...] | None:
+    def _mps_servers(self, device: DeviceReading, sample: Sample) -> frozenset[int]:
+        """Return the holders that are servers of MPS, also where only their name says so."""
+        servers = set()
+        for entry in device.processes or ():
+            row = sample.rows.get(entry.pid)
+            facts = None if row is None else self._processes.facts_of(row.pid, row.start)
+            named = facts is not None and facts.command == reservations.MPS_SERVER
+            if named or reservations.mps_user(facts) is not None:
+                servers.add(entry.pid)
+        return frozenset(servers)
+
+    def _update_holdings(
+        self, device: DeviceReading, sample: Sample, *, shared: bool
+    ) -> tuple[Holding, ...] | None:
         """Match what NVML lists with the known holdings and classify each; the largest first.
 
         None where NVML did not give the list.
         """
+        servers = self._mps_servers(device, sample)
+        sample.mps_servers.update(servers)
+        work = self._work.update(device, servers, sample, shared=shared)
+        waits_since = self._waits.update(device, sample)
         if device.processes is None:
             return None
         utilization = {each.pid: each for each in device.process_utilization or ()}
-        on_device = DeviceSample(sample, device, utilization, self._agents.allocated_on(device.uuid))
+        on_device = DeviceSample(sample, device, utilization, work, self._agents.allocated_on(device.uuid))
         holdings = []
         for entry in device.processes:
             state = self._holdings.match(entry, on_device)
             row = sample.rows.get(entry.pid)
             state.mark_bystander(bystander=row is not None and self._processes.is_bystander(row, sample))
             state.record_sample(entry, on_device)
+            quiet = state.quiet(work, sample, self._idle_after)
             working = states.is_working(
-                sample.monotonic - state.quiet_since[0],
+                quiet,
                 None if state.worked_at is None else sample.monotonic - state.worked_at,
                 self._idle_after,
             )
-            verdict = self._classify(state, on_device, working=working)
-            state.record_verdict(verdict, sample)
-            holdings.append(state.holding(entry, verdict, working=working))
+            waits = waits_since if len(device.processes) == 1 or state.keeps_busy else None
+            verdict = self._classify(state, on_device, quiet, working=working)
+            if waits is not None:
+                verdict = states.with_busy_without_work(verdict, sample.time - waits)
+            state.record_verdict(verdict, quiet, sample)
+            held = state.holding(entry, verdict, working=working)
+            holdings.append(replace(held, busy_without_work_since=waits) if waits is not None else held)
         holdings.sort(key=lambda holding: (-(holding.memory or 0), holding.pid))
         return tuple(holdings)
 
+    def _holders_to_count(self, sample: Sample) -> tuple[tuple[int, int], ...]:
+        """Choose the holders whose launches should be counted."""
+        if "launches" not in sample.reading.collectors or sample.reading.host_pid_namespace is False:
+            return ()
+        candidates = [
+            Candidate(
+                (state.pid, state.start),
+                state.memory or 0,
+                sample.monotonic - state.workless_since[0],
+                state.device_quiet >= COUNTED_SHARE * self._idle_after,
+            )
+            for state in self._holdings
+            if state.state in COUNTED_STATES
+            and state.start is not None
+            and state.watched == sample.monotonic
+            and state.pid in sample.rows
+            and state.pid not in sample.mps_servers
+        ]
+        return choose_holders(candidates, sample.reading.launches, self._idle_after)
+
     def _classify(
-        self, state: HoldingState, on_device: DeviceSample, *, working: bool | None
+        self, state: HoldingState, on_device: DeviceSample, quiet: Quiet | None, *, working: bool | None
     ) -> StateVerdict:
         """Say why a holding exists; the first rule that applies wins."""
         sample = on_device.sample
@@ -268,15 +328,20 @@ class HoldingTracker:
             return states.classify_unseen(presence, host_pid_namespace=sample.reading.host_pid_namespace)
         verdict = sample.verdicts[state.pid]
         if verdict is None:
-            quiet = sample.monotonic - state.quiet_since[0]
-            worked = state.last_active is not None
-            return states.classify_work(quiet, self._idle_after, worked=worked, evidence=state.evidence)
+            return self._classify_work(state, quiet, sample)
         if verdict.state is State.ORPHANED:
             return states.with_work(verdict, working=working, idle_after=self._idle_after)
         if verdict.state is State.STUCK and (xids := self._devices.xids(on_device.device.uuid)):
             numbers = ", ".join(map(str, sorted(xids)))
             return verdict._replace(why=f"{verdict.why}; this GPU has had XID {numbers}")
         return verdict
+
+    def _classify_work(self, state: HoldingState, quiet: Quiet | None, sample: Sample) -> StateVerdict:
+        if quiet is not None:
+            return states.classify_idle(quiet, sample.monotonic)
+        seconds = sample.monotonic - state.quiet_since[0]
+        worked = state.last_active is not None
+        return states.classify_active(seconds, self._idle_after, worked=worked, evidence=state.evidence)
 
     def _charge_owners(
         self, device: DeviceReading, holdings: Sequence[Holding], ledger: Ledger | None, sample: Sample
@@ -330,5 +395,13 @@ class HoldingTracker:
         """Drop what no longer exists."""
         self._owners.keep_only(self._devices.uuids)
         self._ghosts.keep_only(frozenset(self._devices.uuids))
+        self._work.keep_only(frozenset(self._devices.uuids))
+        self._waits.keep_only(frozenset(self._devices.uuids))
         self._holdings.drop_unlisted(sample.reading.devices)
         self._processes.drop_ended(sample.rows.values(), self._holdings.pids())
+
+
+def _counts_launches(reading: Reading) -> bool:
+    """Tell whether launches are counted on this host now."""
+    alive, _ = reading.collectors.get("launches", (False, 0.0))
+    return alive

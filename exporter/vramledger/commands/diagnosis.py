@@ -51,14 +51,35 @@ class ExporterContact(NamedTuple):
 
 
 def diagnose(
-    reading: Reading, own_rights: OwnRights, contact: ExporterContact | None = None
+    reading: Reading,
+    own_rights: OwnRights,
+    contact: ExporterContact | None = None,
+    launch_obstacle: str | None = None,
 ) -> Iterator[Finding]:
-    """Yield the findings of one reading, our own rights and the exporter, the most important first."""
+    """Yield what was found, the most important first.
+
+    Args:
+        reading: one sample.
+        own_rights: our own rights.
+        contact: whether commands and agents reach an exporter.
+        launch_obstacle: why launches cannot be counted, empty if they can; None where nobody has tried.
+    """
     yield from _driver(reading)
     yield _namespace(reading)
     yield from _rights(reading, own_rights)
+    if launch_obstacle is not None:
+        yield _launches(launch_obstacle)
     if contact is not None:
         yield from _exporter(contact)
+
+
+def _launches(obstacle: str) -> Finding:
+    """Say whether launches could be counted; that they cannot is not a fault, as few hosts need it."""
+    if obstacle:
+        return Finding(
+            FINE, "launches", f"cannot be counted ({obstacle}); only --collector.launches needs this"
+        )
+    return Finding(FINE, "launches", "can be counted with 'vramledger serve --collector.launches'")
 
 
 def _exporter(contact: ExporterContact) -> Iterator[Finding]:
@@ -130,6 +151,7 @@ def _driver(reading: Reading) -> Iterator[Finding]:
                 ("memory", device.memory),
                 ("process list", device.processes),
                 ("process utilisation (so idleness is not known)", device.process_utilization),
+                ("GPM's counters (so idleness is only inferred, never proven)", device.activity),
             )
             if value is None
         ]

@@ -21,6 +21,7 @@ from vramledger.commands.output import write_output
 from vramledger.commands.parser import Commands, add_log
 from vramledger.errors import StartupError
 from vramledger.readers.hosts.exporters import find_exporters
+from vramledger.readers.launches.availability import find_obstacle
 from vramledger.readers.own_rights import read_own_rights
 from vramledger.sampling.supervisor import read_once
 
@@ -44,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     config = sampling_config(args)
     (reading,) = run_until_interrupted(read_once(config))
     contact = run_until_interrupted(_contact_exporter(args, config.procfs))
-    findings = list(diagnose(reading, read_own_rights(config.procfs), contact))
+    obstacle = find_obstacle(str(config.procfs))
+    findings = list(diagnose(reading, read_own_rights(config.procfs), contact, obstacle))
     write_output(findings_text(findings))
     return 0 if all(finding.good for finding in findings) else 1
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
 from vramledger.commands.cleanliness import amount, describe_process, device_matches, owner_matches
 from vramledger.errors import VramledgerError
-from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
+from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Snapshot, State
 from vramledger.printable import printable
 
 LAST_WAIT = 10.0
@@ -57,6 +57,7 @@ class EndTarget:
         memory: bytes by the device's (index, UUID), None where NVML does not report them.
         states: its states on these devices.
         why: the evidence for its state.
+        grade: how good that is.
         refusal: why it must not be ended, None when it may be ended.
     """
 
@@ -66,6 +67,7 @@ class EndTarget:
     memory: dict[Key, int | None]
     states: frozenset[State]
     why: str
+    grade: Grade
     refusal: str | None
 
     @property
@@ -74,7 +76,7 @@ class EndTarget:
         verb = "would not end" if self.refusal else "would end"
         where = ", ".join(f"{amount(held)} on GPU {gpu}" for (gpu, _), held in sorted(self.memory.items()))
         states = "/".join(sorted(state.value for state in self.states))
-        tail = self.refusal or self.why
+        tail = self.refusal or f"{self.why} ({self.grade.value})"
         return printable(f"{verb} pid {self.pid} {self.about}: {states}, {where}: {tail}")
 
 
@@ -136,6 +138,10 @@ def _target(
         and pid not in selection.pids
     ):
         refusal = "it still works on the GPU; to end it anyway, name it with --pid or add --working"
+    elif State.IDLE in states and pid not in selection.pids and any(_may_work(each) for _, each in holdings):
+        refusal = (
+            "that it is idle is only inferred, small work may have been missed; to end it, name it with --pid"
+        )
     elif State.ACTIVE in states and pid not in selection.pids:
         refusal = "it is active; to end it anyway, name it with --pid"
     return EndTarget(
@@ -145,8 +151,13 @@ def _target(
         memory={device.key: each.memory for device, each in holdings},
         states=states,
         why=holdings[0][1].why,
+        grade=holdings[0][1].grade,
         refusal=refusal,
     )
+
+
+def _may_work(holding: Holding) -> bool:
+    return holding.state is State.IDLE and holding.grade is Grade.INFERRED
 
 
 class Termination:

@@ -52,5 +52,6 @@ def collectors(most: int) -> dict[str, Callable[[Snapshot], Collected]]:
         "energy": partial(hardware.collect, collector="energy"),
         "xid": partial(devices.collect, collector="xid"),
         "hidden": partial(devices.collect, collector="hidden"),
+        "launches": processes.collect_launches,
         "pcie": partial(hardware.collect, collector="pcie"),
     }

@@ -108,9 +108,11 @@ FAMILIES = (
         "ledger",
         "device_memory_wasted_bytes",
         lambda device: device.wasted,
-        "Memory that is held without any work: by holders that are idle, stopped, stuck, zombie or dead, and "
-        "by orphaned holders that do not work (NVML's process lists and the states).",
-        source=f"{PROCESS_LISTS}, `/proc`, nvmlDeviceGetProcessUtilization, the agent's report",
+        "Memory that is held without any work: by holders that are stopped, stuck, zombie or dead, and by "
+        "idle and orphaned ones of which it is proven or seen that they do not work (NVML's process lists "
+        "and the states).",
+        source=f"{PROCESS_LISTS}, `/proc`, nvmlGpmMetricsGet, nvmlDeviceGetProcessUtilization, the agent's "
+        "report",
         absent=_WITHOUT_LEDGER,
     ),
     _device(

@@ -8,7 +8,7 @@ from vramledger.logs import fields, log
 from vramledger.metrics import devices
 from vramledger.metrics.devices import DeviceFamily
 from vramledger.metrics.families import DEVICE, PREFIX, Collected, devices_shown
-from vramledger.model.snapshot import Snapshot
+from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 
 _UNSUPPORTED = "when the device or the driver does not support it"
 
@@ -190,10 +190,66 @@ HARDWARE_FAMILIES = (
     _hardware(
         "pcie",
         "device_pcie_throughput_bytes_per_second",
-        "PCIe traffic over a window of 20 ms, from nvmlDeviceGetPcieThroughput, read every 10 seconds.",
+        "PCIe traffic since the sample before, from nvmlGpmMetricsGet; before Hopper over a window of 20 ms, "
+        "from nvmlDeviceGetPcieThroughput, read every 10 seconds.",
         "direction",
-        source="nvmlDeviceGetPcieThroughput",
+        source="nvmlGpmMetricsGet; before Hopper nvmlDeviceGetPcieThroughput",
         absent="when `--collector.pcie` is not given",
+    ),
+)
+
+
+def _activity(name: str, help_: str, by: str | None = None, **figures: str) -> DeviceFamily:
+    """Declare a family of GPM's counters: one figure, or one for each value of the label ``by``."""
+
+    def read(device: DeviceSnapshot) -> devices.Value:
+        activity = device.reading.activity or {}
+        if by is None:
+            return activity.get(figures["figure"])
+        return {label: activity[name] for label, name in figures.items() if name in activity} or None
+
+    return DeviceFamily(
+        PREFIX + name,
+        (*DEVICE, by) if by else DEVICE,
+        f"{help_}, as a mean since the sample before, from nvmlGpmMetricsGet.",
+        "hardware",
+        "nvmlGpmMetricsGet",
+        "before Hopper, in the first sample, when MIG divides the GPU, and when the query failed",
+        read,
+    )
+
+
+ACTIVITY_FAMILIES = (
+    _activity(
+        "device_sm_active_ratio",
+        "Share of the SMs' time in which a kernel ran on them; exactly 0 if no kernel ran at all",
+        figure="sm",
+    ),
+    _activity(
+        "device_sm_occupancy_ratio",
+        "Warps on the SMs as a share of their maximum",
+        figure="occupancy",
+    ),
+    _activity(
+        "device_pipe_active_ratio",
+        "Share of the SMs' time in which this pipe computed",
+        "pipe",
+        tensor="tensor",
+        fp16="fp16",
+        fp32="fp32",
+        fp64="fp64",
+    ),
+    _activity(
+        "device_memory_bandwidth_used_ratio",
+        "Traffic of the device's memory as a share of its maximum",
+        figure="dram",
+    ),
+    _activity(
+        "device_nvlink_throughput_bytes_per_second",
+        "Traffic over all NVLinks of the device",
+        "direction",
+        transmit="nvlink_transmit",
+        receive="nvlink_receive",
     ),
 )
 
@@ -202,7 +258,7 @@ HARDWARE: Mapping[str, DeviceFamily] = {
 }
 """The keys of ``DeviceReading.hardware`` and the families that they become."""
 
-FAMILIES = (*UTILIZATION_FAMILIES, *HARDWARE_FAMILIES)
+FAMILIES = (*UTILIZATION_FAMILIES, *ACTIVITY_FAMILIES, *HARDWARE_FAMILIES)
 
 
 def collect(snapshot: Snapshot, collector: str) -> Collected:

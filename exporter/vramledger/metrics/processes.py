@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from vramledger.metrics.families import (
     devices_shown,
     split_largest,
 )
-from vramledger.model.reading import Owner
+from vramledger.model.reading import LaunchCount, Owner
 from vramledger.model.snapshot import Holding, Snapshot, State
 
 OTHER = "other"
@@ -73,26 +74,37 @@ HOLDING_FAMILIES = (
         lambda holding: holding.last_active,
         "Unix time of the last sign of GPU work of the process, from NVML's utilisation "
         "or a change of its bytes; absent before the first sign.",
-        source="nvmlDeviceGetProcessUtilization, the process lists, and the agent's count of allocations",
+        source="nvmlGpmMetricsGet, nvmlDeviceGetProcessUtilization, the process lists, and the agent's count "
+        "of allocations",
         absent="before the first sign of work",
+    ),
+    _holding(
+        "process_busy_without_work_since_timestamp_seconds",
+        lambda holding: holding.busy_without_work_since,
+        "Unix time since which the process has kept the device busy while it computed and moved nothing, as "
+        "in a collective that waits for a lost rank, from GPM's counters; absent before 2 minutes of it.",
+        source="nvmlGpmMetricsGet, nvmlDeviceGetUtilizationRates, nvmlDeviceGetProcessUtilization",
+        absent="when the device works or does nothing, before 2 minutes of it, and before Hopper",
     ),
     _holding(
         "process_orphan_working",
         lambda holding: (
             None if holding.state is not State.ORPHANED or holding.working is None else float(holding.working)
         ),
-        "1 if an orphaned holder still works on the GPU, 0 if it has not for --idle-after, from "
-        "NVML's utilisation, changes of its bytes and its agent.",
+        "1 if an orphaned holder still works on the GPU, 0 if it is proven or seen that it has not for "
+        "--idle-after, from GPM's counters, NVML's utilisation, changes of its bytes and its agent.",
         source="the signs of `vramledger_process_last_active_timestamp_seconds`",
         absent="when the holder is not orphaned, and before either is known",
     ),
     _holding(
         "process_state_since_timestamp_seconds",
         lambda holding: holding.since,
-        "Unix time at which the holding entered this state, from /proc and NVML, one "
-        "series for each holding; for idle the time of the last sign of work.",
+        "Unix time at which the holding entered this state, from /proc and NVML, one series for each "
+        "holding; for idle the time since which evidence of this grade shows no work.",
         "state",
-        source="NVML's process lists, `/proc/PID/stat`, nvmlDeviceGetProcessUtilization, the agent's report",
+        "grade",
+        source="NVML's process lists, `/proc/PID/stat`, nvmlGpmMetricsGet, nvmlDeviceGetProcessUtilization, "
+        "the agent's report",
         absent="never",
     ),
 )
@@ -146,6 +158,15 @@ PROCESSES_DROPPED = Family(
     source="NVML's process lists and `--processes.max`",
     absent="when NVML did not give the process list",
 )
+COUNTED = Family(
+    PREFIX + "launch_counted_processes",
+    ("result",),
+    "Quiet holders whose kernel launches, copies and memsets are counted by uprobes: quiet, starting, "
+    "working, or impossible.",
+    "launches",
+    source="perf_event_open with uprobes on the functions of libcuda",
+    absent="when `--collector.launches` is not given, or the process that counts has ended",
+)
 
 FAMILIES = (
     *HOLDING_FAMILIES,
@@ -154,7 +175,11 @@ FAMILIES = (
     FRAMEWORK_POLICY,
     UNREADABLE,
     PROCESSES_DROPPED,
+    COUNTED,
 )
+
+LAUNCH_RESULTS = ("quiet", "starting", "working", "impossible")
+"""Every value of ``result``: no call for a known time, not known yet, calls, and it cannot be counted."""
 
 
 def collect(snapshot: Snapshot, most: int) -> Collected:
@@ -168,9 +193,10 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
         for holding in sorted(kept, key=lambda each: each.pid):
             pids.add(holding.pid)
             labels = (*key, str(holding.pid))
+            stated_labels = (*labels, holding.state.value, holding.grade.value)
             for read, append, stated in readers:
                 if (value := read(holding)) is not None:
-                    append(((*labels, holding.state.value) if stated else labels, value))
+                    append((stated_labels if stated else labels, value))
         known = [holding.memory for holding in rest if holding.memory is not None]
         if known:
             samples[PROCESS_MEMORY].append(((*key, OTHER), sum(known)))
@@ -200,6 +226,22 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
         (FRAMEWORK_POLICY, policies),
         (PROCESSES_DROPPED, dropped),
     ]
+
+
+def collect_launches(snapshot: Snapshot) -> Collected:
+    """Return how many holders' launches are counted, with which result."""
+    if snapshot.launches is None:
+        return [(COUNTED, [])]
+    results = Counter(map(_launch_result, snapshot.launches))
+    return [(COUNTED, [((result,), results[result]) for result in LAUNCH_RESULTS])]
+
+
+def _launch_result(count: LaunchCount) -> str:
+    if count.problem:
+        return "impossible"
+    if count.calls:
+        return "working"
+    return "starting" if count.quiet is None else "quiet"
 
 
 def _unreadable(snapshot: Snapshot) -> Iterable[Sample]:

@@ -60,7 +60,12 @@ class ProcessEntry(NamedTuple):
 
 
 class ProcessUtilization(NamedTuple):
-    """One validated sample of ``nvmlDeviceGetProcessUtilization``; ratios 0 to 1, Unix seconds."""
+    """One validated row of ``nvmlDeviceGetProcessUtilization``; ratios 0 to 1, Unix seconds.
+
+    About twice a second the driver notes which process ran last, and what it used since the last note. So a
+    process that does nothing has a row of 0 after the other, as long as no other process runs (measured on
+    H200 and H100).
+    """
 
     pid: int
     time: float
@@ -104,6 +109,25 @@ class DriverWait(NamedTuple):
     thread: int
     channel: str
     seconds: float
+
+
+class LaunchCount(NamedTuple):
+    """What was counted of the kernel launches, copies and memsets of a process, from outside.
+
+    Attributes:
+        pid: the process.
+        start: its start time in clock ticks since boot.
+        quiet: for how many seconds every such call would have been counted, and there was none; None while
+            that is not known.
+        calls: the calls that were counted; after the first ones the counting ends.
+        problem: why its calls cannot be counted, as a sentence about it; empty if they can.
+    """
+
+    pid: int
+    start: int
+    quiet: float | None
+    calls: int = 0
+    problem: str = ""
 
 
 class ParentFacts(NamedTuple):
@@ -276,9 +300,16 @@ class DeviceReading:
         duration: seconds spent in NVML for this device.
         memory: None when NVML does not report it (unified memory, a divided GPU).
         processes: the holders of memory; None when the query failed, empty when there are none.
-        utilization: ``gpu`` and ``memory`` as ratios over the driver's last sampling period.
-        process_utilization: None when the query failed or is not supported; empty when it
-            succeeded and showed no working process.
+        utilization: ``gpu`` and ``memory`` as ratios over the driver's last sampling period; before Hopper
+            also ``gpu_peak``, the highest ``gpu`` of all periods since the previous reading.
+        process_utilization: the rows that are new since the previous reading, at most one a process; None
+            when the query failed or is not supported, empty when no process ran since.
+        activity: the means of GPM's counters since the previous reading that had them: ``seconds`` (the time
+            that they cover), the busy shares ``graphics``, ``sm``, ``occupancy``, ``integer``, ``tensor``,
+            ``fp64``, ``fp32``, ``fp16``, ``dram`` and ``video`` (the busiest engine) as ratios, and
+            ``pcie_transmit``, ``pcie_receive``, ``nvlink_transmit``, ``nvlink_receive`` in bytes a second;
+            empty in the first reading, None when the query failed, and before Hopper. ``sm`` is exactly 0 if
+            and only if no kernel ran.
         hardware: further readings by the key that :data:`vramledger.metrics.hardware.HARDWARE` declares; a
             value, or values by label.
         failed: the queries that failed for another reason than "not supported".
@@ -300,6 +331,7 @@ class DeviceReading:
     processes: tuple[ProcessEntry, ...] | None = None
     utilization: Mapping[str, float] | None = None
     process_utilization: tuple[ProcessUtilization, ...] | None = None
+    activity: Mapping[str, float] | None = None
     hardware: Mapping[str, HardwareValue] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
 
@@ -344,6 +376,7 @@ class Reading:
         facts: for processes seen for the first time or with a new parent.
         device_files: whether a user of the driver can be recognised by open device files: we have some.
         waits: the holders' threads that sleep in the driver, as the newest search found them.
+        launches: what was counted of quiet holders; the exporter adds it to what the sampler read.
         hidden: result of the last complete search for hidden holders, None before the first.
         hidden_unreadable: processes that this search may not look into, None before the first.
         schedulers: the schedulers of this host and what they assigned when last read; empty without any.
@@ -373,6 +406,7 @@ class Reading:
     facts: tuple[ProcessFacts, ...] = ()
     device_files: bool = False
     waits: tuple[DriverWait, ...] = ()
+    launches: tuple[LaunchCount, ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
     hidden_unreadable: int | None = None
     schedulers: tuple[Scheduler, ...] = ()
@@ -402,6 +436,7 @@ def decode(line: bytes | str) -> Reading:
         raw["ended"] = {int(pid): why for pid, why in raw.get("ended", {}).items()}
         raw["facts"] = tuple(_facts(facts) for facts in raw.get("facts", ()))
         raw["waits"] = tuple(DriverWait(*wait) for wait in raw.get("waits", ()))
+        raw["launches"] = tuple(LaunchCount(*count) for count in raw.get("launches", ()))
         raw["events"] = tuple(XidEvent(*event) for event in raw.get("events", ()))
         raw["collectors"] = {
             name: (bool(ok), float(seconds)) for name, (ok, seconds) in raw.get("collectors", {}).items()
@@ -500,7 +535,8 @@ def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in (Reading, DeviceReading, ProcessFacts)}
 
 _KEEP_EMPTY = frozenset(
-    "processes process_utilization hidden host_pid_namespace leader_alive uses_gpu cgroup libraries".split()
+    "processes process_utilization activity hidden host_pid_namespace leader_alive uses_gpu cgroup"
+    " libraries".split()
 )
 """These fields keep an empty value, because an empty result of a query differs from "not known".
 """

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 from vramledger.model.agent_report import AgentReport, AgentSocket
 from vramledger.model.policy import NO_POLICY, Policy
-from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessFacts, ProcessRow
+from vramledger.model.reading import DeviceReading, HiddenHolder, LaunchCount, ProcessFacts, ProcessRow
 
 
 class State(str, enum.Enum):
@@ -30,8 +30,20 @@ class State(str, enum.Enum):
     UNKNOWN = "unknown"
 
 
-WASTED_STATES = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.STOPPED, State.IDLE})
-"""The states in which memory is always wasted. Orphaned memory is wasted if its holder does not work."""
+class Grade(str, enum.Enum):
+    """How good the evidence for a state is."""
+
+    PROVEN = "proven"
+    """Counted by the hardware, or attested by the kernel."""
+    SEEN = "seen"
+    """The device did nothing most of the time, and all work in the rest was another holder's."""
+    INFERRED = "inferred"
+    """From circumstances: it may be otherwise."""
+
+
+WASTED_STATES = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.STOPPED})
+"""The states in which memory is always wasted. Idle and orphaned memory is if it is proven or seen that
+its holder does not work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +63,11 @@ class Holding:
         last_active: Unix time of the last sign of GPU work, None when none was ever seen.
         quiet_since: Unix time since which every sample gave evidence of quiet.
         evidence: whether the newest sample gave evidence of work or of quiet.
-        working: True if work was seen within the idle threshold, False if every sample for at least that long
-            showed none, None while neither is known.
+        working: True if work was seen within the idle threshold, False if it is proven or seen that there was
+            none for at least that long, None while neither is known.
+        grade: how good the evidence for the state is.
+        busy_without_work_since: Unix time since which it keeps the device busy, which has computed and moved
+            nothing; None when that is not so, not for minutes yet, or not known.
     """
 
     pid: int
@@ -68,11 +83,14 @@ class Holding:
     quiet_since: float | None = None
     evidence: bool = False
     working: bool | None = None
+    grade: Grade = Grade.INFERRED
+    busy_without_work_since: float | None = None
 
     @property
     def wasted(self) -> bool:
-        """Whether the memory is held without any work; an orphan counts only when it certainly did none."""
-        return self.state in WASTED_STATES or (self.state is State.ORPHANED and self.working is False)
+        """Whether the memory is held without any work, which for a live process must be proven or seen."""
+        may_work = self.state in (State.IDLE, State.ORPHANED)
+        return self.state in WASTED_STATES or (may_work and self.working is False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +363,8 @@ class Snapshot:
         agent_socket: the state of the agents' socket, None when there is no such socket.
         ooms: failed allocations since the exporter started, by owner and framework.
         watched_since: Unix time of the first sample; nothing is known of what was before. None before it.
+        launches: what was counted of quiet holders; None when nothing is counted on this host.
+        to_count: the holders whose launches should be counted from now on, by pid and start time.
     """
 
     serial: int = 0
@@ -368,6 +388,8 @@ class Snapshot:
     agent_socket: AgentSocket | None = None
     ooms: tuple[OwnerOoms, ...] = ()
     watched_since: float | None = None
+    launches: tuple[LaunchCount, ...] | None = None
+    to_count: tuple[tuple[int, int], ...] = ()
 
     def facts_of(self, pid: int) -> ProcessFacts | None:
         """Return what is known of a holder, None when /proc hides it or its facts have not arrived yet."""

@@ -26,7 +26,10 @@ _USER = "vramledger"
 _ROOT = 0
 _UID_MAX = 2**32 - 1
 
-_BITS = {"dac_read_search": 2, "sys_ptrace": 19}
+COUNT_CAPABILITIES = frozenset({"sys_admin", "perfmon"})
+"""What is needed to count the calls of other programs: the second is enough on some kernels."""
+
+_BITS = {"dac_read_search": 2, "sys_ptrace": 19, "sys_admin": 21, "perfmon": 38}
 _LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap")
 
 _VERSION_3 = 0x20080522

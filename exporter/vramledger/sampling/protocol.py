@@ -21,7 +21,7 @@ initialisation."""
 DRIVER_FAILED = 3
 """The exit status after a failure of the driver as a whole, which the last line has reported."""
 
-_PACKAGE_ROOT = str(Path(vramledger.__file__).parents[1])
+PACKAGE_ROOT = str(Path(vramledger.__file__).parents[1])
 _PROGRAM = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
     "from vramledger.sampling.{} import main; main()"
@@ -33,12 +33,12 @@ packages.)"""
 
 def sampler_command(*arguments: str) -> list[str]:
     """Return the command line of a sampler; the arguments are its configuration, and those of the log."""
-    return [sys.executable, "-c", _PROGRAM.format("sampler"), _PACKAGE_ROOT, *arguments]
+    return [sys.executable, "-c", _PROGRAM.format("sampler"), PACKAGE_ROOT, *arguments]
 
 
 def starter_command(*arguments: str) -> list[str]:
     """Return the command line of the process that starts samplers with these arguments."""
-    return [sys.executable, "-c", _PROGRAM.format("starter"), _PACKAGE_ROOT, *sampler_command(*arguments)]
+    return [sys.executable, "-c", _PROGRAM.format("starter"), PACKAGE_ROOT, *sampler_command(*arguments)]
 
 
 def encode_config(config: SamplingConfig) -> str:

@@ -246,6 +246,8 @@ def shift_starts(reading: Reading, later: float) -> Reading:
         hidden=None
         if reading.hidden is None
         else tuple(holder._replace(start=holder.start + ticks) for holder in reading.hidden),
+        waits=tuple(wait._replace(start=wait.start + ticks) for wait in reading.waits),
+        launches=tuple(count._replace(start=count.start + ticks) for count in reading.launches),
         agents=tuple(agent._replace(start=agent.start + ticks) for agent in reading.agents),
     )
 

@@ -8,14 +8,13 @@ parent dies, or when the driver as a whole does not work.
 from __future__ import annotations
 
 import collections
-import ctypes
 import os
 import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from vramledger.config import SamplingConfig
@@ -33,6 +32,7 @@ from vramledger.readers.nvml.hardware import HARDWARE_METRICS
 from vramledger.readers.owners.reader import OwnerReader
 from vramledger.readers.schedulers.reader import SchedulerReader
 from vramledger.sampling import malloc
+from vramledger.sampling.ending import end_with_parent
 from vramledger.sampling.privileges import READ_CAPABILITIES, drop_privileges
 from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED, decode_config
 
@@ -70,6 +70,7 @@ class _DeviceThread(threading.Thread):
         self.busy = False
         self.result: tuple[DeviceReading, ...] | DriverError = ()
         self.known: tuple[DeviceReading, ...] = (reader.identity,)
+        self._late: tuple[DeviceReading, ...] = ()
         self._reader = reader
         self._finished = finished
         self._requests: queue.SimpleQueue[Callable[[], tuple[DeviceReading, ...]]] = queue.SimpleQueue()
@@ -90,8 +91,17 @@ class _DeviceThread(threading.Thread):
         """Return the newest result, or raise the driver's failure."""
         if isinstance(self.result, DriverError):
             raise self.result
-        self.known = self.result
-        return self.result
+        late = {device.uuid: device for device in self._late}
+        self._late = ()
+        self.known = tuple(_with_work_of(late.get(device.uuid), device) for device in self.result)
+        return self.known
+
+    def keep_late_result(self) -> None:
+        """Keep the work that a late answer shows: the next answer does not show it again."""
+        self.busy = False
+        if not isinstance(self.result, DriverError):
+            late = {device.uuid: device for device in self._late}
+            self._late = tuple(_with_work_of(late.get(device.uuid), device) for device in self.result)
 
     def timed_out(self) -> tuple[DeviceReading, ...]:
         """Return the devices as known, without data, because they have not answered in time."""
@@ -241,7 +251,7 @@ class Sampler:
                 thread for thread in self._threads if gone & _listed_pids(thread.known) and not thread.busy
             ]
             fresh = {device.uuid: device for device in self._read_devices(again, wall, begun)}
-            devices = tuple(_merge_readings(device, fresh.get(device.uuid)) for device in devices)
+            devices = tuple(_with_work_of(device, fresh.get(device.uuid, device)) for device in devices)
         self._gone = gone
         return devices, rows, unseen
 
@@ -276,11 +286,11 @@ class Sampler:
         """Request a reading from the threads that are free, and wait for their answers until the deadline.
 
         A thread that is still in a call of an earlier sample is not waited for. Its answer is then old and is
-        dropped, and it gets a new request in the next sample.
+        dropped, except the work that it shows. The thread gets a new request in the next sample.
         """
         threads = list(threads)
         while not self._finished.empty():
-            self._finished.get().busy = False
+            self._finished.get().keep_late_result()
         requested = [thread for thread in threads if not thread.busy]
         for thread in requested:
             thread.request_reading(wall, begun)
@@ -300,10 +310,12 @@ class Sampler:
                 thread = self._finished.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 break
-            thread.busy = False
             if thread in waiting:
+                thread.busy = False
                 waiting.remove(thread)
                 answered.add(thread)
+            else:
+                thread.keep_late_result()
         return answered
 
     def _collect_facts(self, rows: tuple[ProcessRow, ...]) -> tuple[ProcessFacts, ...]:
@@ -360,6 +372,7 @@ _COLLECTOR_BY_QUERY = {
     **{question.key: question.collector for question in HARDWARE_METRICS},
     "utilization": "hardware",
     "process_utilization": "process",
+    "activity": "process",
 }
 
 
@@ -375,23 +388,31 @@ def failed_collectors(devices: Iterable[DeviceReading]) -> Iterator[str]:
             yield _COLLECTOR_BY_QUERY.get(name, "ledger")
 
 
-def _merge_readings(old: DeviceReading, new: DeviceReading | None) -> DeviceReading:
-    """Return the second reading of a device, with the signs of work that only the first reading has."""
-    if new is None or old.process_utilization is None:
-        return old if new is None else new
-    return replace(new, process_utilization=(*old.process_utilization, *(new.process_utilization or ())))
+def _with_work_of(old: DeviceReading | None, new: DeviceReading) -> DeviceReading:
+    """Return a device's newer reading, with the work that only its earlier reading shows."""
+    if old is None or old is new or new.error is not None:
+        return new
+    rows, activity = new.process_utilization, new.activity
+    if old.process_utilization:
+        rows = (*old.process_utilization, *(rows or ()))
+    if activity and old.activity and activity != old.activity:
+        activity = _mean(old.activity, activity)
+    return replace(new, process_utilization=rows, activity=activity)
+
+
+def _mean(old: Mapping[str, float], new: Mapping[str, float]) -> dict[str, float]:
+    """Return the means over two spans that follow each other; a figure that one of them lacks is left out."""
+    seconds = old["seconds"] + new["seconds"]
+    means = {
+        name: (old[name] * old["seconds"] + value * new["seconds"]) / seconds
+        for name, value in new.items()
+        if name in old
+    }
+    return {**means, "seconds": seconds}
 
 
 def _listed_pids(devices: Iterable[DeviceReading]) -> set[int]:
     return {entry.pid for device in devices for entry in device.processes or ()}
-
-
-def _end_with_parent() -> None:
-    """Have the kernel kill us when the exporter dies: while a call hangs, we cannot notice a closed pipe."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        sys.exit(0)
 
 
 def _write_reading(reading: Reading) -> None:
@@ -449,7 +470,7 @@ def main() -> int:
     """Run until the exporter or an error ends it; the exit status says why it ended."""
     malloc.use_one_arena()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is handled by the exporter
-    _end_with_parent()
+    end_with_parent()
     configure(*sys.argv[2:4])
     # device threads hold the GIL for microseconds; the default of 5 ms would make them wait
     sys.setswitchinterval(0.0005)

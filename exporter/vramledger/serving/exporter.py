@@ -35,9 +35,17 @@ from vramledger.serving.control_messages import (
 )
 from vramledger.serving.control_socket import ControlHandlers, serve_control
 from vramledger.serving.ledger_answer import write_answer
+from vramledger.serving.launch_counting import LaunchCounting, count_launches
 from vramledger.serving.publisher import SnapshotPublisher
 from vramledger.serving.service_manager import notify_service_manager
-from vramledger.serving.source import SnapshotSource, attach_nothing, idle_threshold, open_source, snapshots
+from vramledger.serving.source import (
+    Attach,
+    SnapshotSource,
+    attach_nothing,
+    idle_threshold,
+    open_source,
+    snapshots,
+)
 from vramledger.views.public_view import public_view
 from vramledger.web.cancellation import cancel_and_wait
 
@@ -93,8 +101,14 @@ async def _serve_source(
     )
     page = PageState()
     user = _choose_user(config)
-    # What needs a right comes first: the sockets, then the process that starts samplers.
+    counts = (
+        count_launches(config.sampling)
+        if kind == "nvml" and "launches" in config.sampling.collectors
+        else nullcontext()
+    )
+    # What needs a right comes first: the process that counts, the sockets, the process that starts samplers.
     async with (
+        counts as launch_counting,
         agents as agent_server,
         _control_socket(config, source, publisher, page, idle_after),
         _starter(config, source) as start_starter,
@@ -102,8 +116,11 @@ async def _serve_source(
         notify_service_manager(),
     ):
         malloc.freeze_objects()
-        attach = attach_nothing if agent_server is None else agent_server.add_agents
-        publishing = asyncio.create_task(_publish(source, snapshots(source, tracker, attach), publisher))
+        attach: Attach = attach_nothing if agent_server is None else agent_server.add_agents
+        if launch_counting is not None:
+            attach = launch_counting.attached(attach)
+        produced = snapshots(source, tracker, attach)
+        publishing = asyncio.create_task(_publish(source, produced, publisher, launch_counting))
         await asyncio.wait({publishing, stop}, return_when=asyncio.FIRST_COMPLETED)
         if publishing.done():
             publishing.result()
@@ -159,7 +176,10 @@ def _give_up_rights(config: Config, start_starter: Callable[[], None], user: Use
 
 
 async def _publish(
-    source: SnapshotSource, produced: AsyncIterator[Snapshot], publisher: SnapshotPublisher
+    source: SnapshotSource,
+    produced: AsyncIterator[Snapshot],
+    publisher: SnapshotPublisher,
+    launch_counting: LaunchCounting | None,
 ) -> None:
     """Publish every snapshot, log when the data is gone or back, and free unused memory from time to time."""
     failure: tuple[str, str] | None = None
@@ -168,6 +188,8 @@ async def _publish(
         async for snapshot in produced:
             publisher.sampler_pid = source.pid
             await publisher.publish(snapshot)
+            if launch_counting is not None:
+                launch_counting.set_holders(snapshot.to_count)
             _log_change(snapshot, failure)
             failure = snapshot.failure
             if time.monotonic() - trimmed > malloc.FREE_INTERVAL:

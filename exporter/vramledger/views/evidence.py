@@ -62,6 +62,7 @@ def evidence_json(snapshot: Snapshot, pid: int) -> dict[str, Json] | None:
                 "evidence": each.evidence,
                 "utilization_by_process_answered": device.reading.process_utilization is not None,
                 "device_utilization": (device.reading.utilization or {}).get("gpu"),
+                "device_activity": None if device.reading.activity is None else dict(device.reading.activity),
                 "schedulers": None
                 if device.reservation_status is None
                 else list(device.reservation_status.schedulers),
@@ -127,7 +128,7 @@ def _holding(device: DeviceSnapshot, holding: Holding, now: float) -> Iterator[s
     kinds = {"C": "compute", "G": "graphics", "M": "MPS"}
     lists = ", ".join(kinds.get(kind, kind) for kind in holding.kinds) or "no list"
     yield f"  GPU {gpu} {uuid}"
-    yield f"    state        {holding.state.value}, for {span(now - holding.since)}"
+    yield f"    state        {holding.state.value} ({holding.grade.value}), for {span(now - holding.since)}"
     yield f"    because      {holding.why}"
     yield f"    memory       {gib(holding.memory)}, peak {gib(holding.peak)}; NVML's lists: {lists}"
     sm = "no sample for it" if holding.sm is None else f"SM {holding.sm:.0%}"
@@ -135,11 +136,25 @@ def _holding(device: DeviceSnapshot, holding: Holding, now: float) -> Iterator[s
     whole = "unknown" if busy is None else f"{busy:.0%}"
     answered = "not answered" if device.reading.process_utilization is None else "answered"
     yield f"    utilisation  {sm}; query by process {answered}; whole device {whole}"
+    yield from _counters(device)
     yield from _reservation(device, holding)
     worked = "never seen" if holding.last_active is None else f"{span(now - holding.last_active)} ago"
     quiet = "not known" if holding.quiet_since is None else span(now - holding.quiet_since)
     newest = "says something" if holding.evidence else "says nothing"
     yield f"    work         last sign {worked}; quiet by evidence for {quiet}; the newest sample {newest}"
+
+
+def _counters(device: DeviceSnapshot) -> Iterator[str]:
+    """Say what the GPU's own counters show of the time since the sample before."""
+    activity = device.reading.activity
+    if activity is None or "sm" not in activity:
+        yield "    counters     none (GPM needs Hopper or newer), so idleness is not proven"
+        return
+    kernels = "no kernel ran" if activity["sm"] == 0 else f"SM {activity['sm']:.2%}"
+    links = (name for name in activity if name.startswith(("pcie", "nvlink")))
+    traffic = sum(activity[name] for name in links) / 2**20
+    memory = f"memory {activity['dram']:.1%}, " if "dram" in activity else ""
+    yield f"    counters     {kernels}, {memory}{traffic:.1f} MiB/s over PCIe and NVLink"
 
 
 def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from pickle import PicklingError
 
@@ -28,8 +29,10 @@ ROOT = Path(__file__).parents[3]
 def left() -> set[str]:
     """Return what isolated() could leave in this process: children and descriptors."""
     helpers = ("forkserver", "resource_tracker")
-    children = [child for child in psutil.Process().children(recursive=True) if child.is_running()]
-    lines = [" ".join(child.cmdline()) for child in children]
+    lines = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            lines.add(" ".join(child.cmdline()))
     return {line for line in lines if line and not any(helper in line for helper in helpers)}
 
 

@@ -14,6 +14,7 @@ from tests.support.alerts.nodes import Holder, Node, changing_at, uuid
 from tests.support.alerts.promtool import Alert, alert_names, alerts_over_time, expect, firing
 from tests.support.host.model import GIB
 from tests.support.requirements import EACH_VERSION
+from vramledger.model.snapshot import Grade
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
@@ -293,6 +294,8 @@ CASES = [
     Case("hoarded", Node([IDLE]), 5, "GpuMemoryHoarded-w"),
     Case("hoarded-at-the-boundary", Node([IDLE]), 4.5, ""),
     Case("hoarded-an-hour", Node([replace(IDLE, since=-54.5)]), 10, ""),
+    Case("hoarded-by-what-is-seen", Node([replace(IDLE, grade=Grade.SEEN)]), 5, "GpuMemoryHoarded-w"),
+    Case("idle-only-by-inference", Node([replace(IDLE, grade=Grade.INFERRED, gib=70)]), 60, ""),
     Case("hoarded-by-share", Node([replace(IDLE, gib=8)], total=40), 6, "GpuMemoryHoarded-w"),
     Case("hoarded-little", Node([replace(IDLE, gib=9.9)]), 60, ""),
     Case("server-that-holds-on-purpose", Node([replace(IDLE, framework="vllm", gib=90)]), 60, ""),
@@ -316,6 +319,7 @@ CASES = [
     ),
     Case("notebook", Node([NOTEBOOK]), 5, "GpuNotebookIdle-w"),
     Case("notebook-at-the-boundary", Node([NOTEBOOK]), 4, ""),
+    Case("notebook-idle-only-by-inference", Node([replace(NOTEBOOK, grade=Grade.INFERRED)]), 60, ""),
     Case("notebook-with-a-context", Node([replace(NOTEBOOK, gib=0.9)]), 30, ""),
     Case("notebook-in-use", Node([replace(NOTEBOOK, state="active")]), 90, ""),
     Case("preallocated", Node([PREALLOCATED, replace(TRAINER, gib=2)]), 15, "GpuMemoryPreallocatedShared-w"),
@@ -324,6 +328,12 @@ CASES = [
     Case("preallocated-less", Node([replace(PREALLOCATED, gib=49), replace(TRAINER, gib=2)]), 60, ""),
     Case("stray", Node(STRAY, gpus=2), 15, "GpuStrayContext-i"),
     Case("stray-at-the-boundary", Node(STRAY, gpus=2), 14.5, ""),
+    Case(
+        "stray-only-by-inference",
+        Node([replace(each, grade=Grade.INFERRED) for each in STRAY], gpus=2),
+        60,
+        "",
+    ),
     Case("both-in-use", Node([replace(STRAY[0], state="active"), STRAY[1]], gpus=2), 60, ""),
     Case("stuck", Node([replace(ORPHAN, state="stuck")]), 10, "GpuMemoryStuck-p"),
     Case("stuck-at-the-boundary", Node([replace(ORPHAN, state="stuck")]), 9.5, ""),

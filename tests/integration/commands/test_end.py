@@ -21,7 +21,7 @@ from vramledger.commands.cleanliness import CANNOT_TELL
 from vramledger.commands.termination import EndTarget, Selection, end_targets, select_targets
 from vramledger.errors import VramledgerError
 from vramledger.model.reading import ProcessRow
-from vramledger.model.snapshot import Snapshot, State
+from vramledger.model.snapshot import Grade, Snapshot, State
 from vramledger.readers.hosts.host import Host
 
 HOST = Host(Path("/proc"))
@@ -38,7 +38,7 @@ def start_of(pid: int) -> int | None:
 
 def target(pid: int, start: int | None, *states: State) -> EndTarget:
     """Make a target that may be ended."""
-    return EndTarget(pid, start, "it", {("0", "GPU-0"): MIB}, frozenset(states), "why", None)
+    return EndTarget(pid, start, "it", {("0", "GPU-0"): MIB}, frozenset(states), "why", Grade.PROVEN, None)
 
 
 def crowd() -> Snapshot:

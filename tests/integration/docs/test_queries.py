@@ -110,7 +110,11 @@ def rich_host() -> Snapshot:
     working = device(
         0,
         [
-            replace(holding(101, 900 * MIB, State.ORPHANED, sm=0.5, last_active=builders.NOW), working=False),
+            replace(
+                holding(101, 900 * MIB, State.ORPHANED, sm=0.5, last_active=builders.NOW),
+                working=False,
+                busy_without_work_since=builders.NOW,
+            ),
             holding(102),
         ],
         hardware={
@@ -119,6 +123,7 @@ def rich_host() -> Snapshot:
             "device_pcie_link_generation": {"current": 3.0, "max": 5.0},
         },
         utilization={"gpu": 0.75, "memory": 0.25},
+        activity={**builders.ACTIVITY, "occupancy": 0.05, "dram": 0.9, "nvlink_receive": 0.0},
     )
     hoarded = device(
         1,
@@ -134,6 +139,7 @@ def rich_host() -> Snapshot:
             "device_pcie_link_width": {"current": 8.0, "max": 16.0},
         },
         utilization={"gpu": 0.0, "memory": 0.0},
+        activity={**builders.ACTIVITY, "sm": 0.0},
         hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (1,)),),
         xids={79: 1},
     )

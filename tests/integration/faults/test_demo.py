@@ -23,7 +23,7 @@ FIRES = {
     # Alert and severity, the pid that it names, and by which minute of the recording it fires.
     ("GpuOutOfMemory", "warning", "4377"): 8,
     ("GpuMemoryOrphaned", "warning", "4619"): 12,
-    ("GpuMemoryOrphaned", "page", "4619"): 26,
+    ("GpuMemoryOrphaned", "page", "4619"): 34,
     ("GpuMemoryLeakSuspected", "warning", "4120"): 36,
     ("GpuMemoryPreallocatedShared", "warning", "4410"): 20,
     ("GpuMemoryFilling", "warning", ""): 42,

@@ -21,6 +21,7 @@ from vramledger.model.reading import DeviceReading, MemoryReading, Owner, Proces
 from vramledger.model.snapshot import (
     AgentSnapshot,
     DeviceSnapshot,
+    Grade,
     Holding,
     Ledger,
     OwnerUsage,
@@ -62,6 +63,7 @@ class Holder:
         last_active: minute of the last sign of work, None for none.
         start: minute at which the process started.
         agent: values of each figure of its agent, by the name of its family without the prefix.
+        grade: how good the evidence for its state is.
     """
 
     pid: int
@@ -81,6 +83,7 @@ class Holder:
     notebook: str = ""
     agent: Mapping[str, Values] = field(default_factory=dict)
     agent_up: Values = None
+    grade: Grade = Grade.PROVEN
 
     def __post_init__(self) -> None:
         """Assume an agent if a report is given."""
@@ -233,7 +236,19 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
         owned.setdefault((holder.owner_type, holder.owner), Counter())[kind] += state.memory
         since, active = state.since * 60, None if state.last_active is None else state.last_active * 60
         holdings.append(
-            Holding(holder.pid, 1, state.memory, state.memory, "C", kind, since, "", state.sm, active)
+            Holding(
+                pid=holder.pid,
+                start=1,
+                memory=state.memory,
+                peak=state.memory,
+                kinds="C",
+                state=kind,
+                since=since,
+                why="",
+                sm=state.sm,
+                last_active=active,
+                grade=holder.grade,
+            )
         )
     held[State.UNKNOWN] += round(node.unknown * GIB)
     total, unattributed = round(node.total * GIB), round(node.unattributed * GIB)

@@ -231,6 +231,7 @@ class Gpu:
         profile: of an instance.
         divided: it is in MIG mode.
         sensors: what the hardware says of itself, by time.
+        counters: it has GPM's counters, as GPUs since Hopper have.
         says: fields of the device's reading as the driver gives them, whatever the processes do.
     """
 
@@ -243,6 +244,7 @@ class Gpu:
     profile: str | None = None
     divided: bool = False
     sensors: Callable[[float], Mapping[str, HardwareValue]] = one_temperature
+    counters: bool = True
     says: dict[str, Any] = field(default_factory=dict)
 
     def uuid(self, now: float) -> str:
@@ -272,6 +274,7 @@ class Host:
     schedulers: tuple[Scheduler, ...] = ()
     _uses: dict[tuple[Process, int], Use] = field(default_factory=dict)
     _told: dict[tuple[int, int], int] = field(default_factory=dict)
+    _ran_last: dict[int, int] = field(default_factory=dict)
 
     def restart(self) -> None:
         """Start again, like the sampler of a restarted exporter: all facts are sent again."""
@@ -424,11 +427,7 @@ class Host:
         listed = {process: use for process, use in uses.items() if use.memory}
         everybody = sum(use.memory for (_, used_place), use in self._uses.items() if used_place == place)
         used = min(everybody + gpu.unowned(now), gpu.total - gpu.reserved)
-        samples = [
-            ProcessUtilization(process.pid, clock, max(0.01, round(use.work, 2)), 0.05, 0.0, 0.0)
-            for process, use in listed.items()
-            if use.work and "M" not in process.kinds and self._seen(use)
-        ]
+        rows = self._rows(place, listed, clock)
         busy = round(min(1.0, sum(use.work for use in uses.values() if self._seen(use))), 2)
         device = replace(
             device,
@@ -436,10 +435,46 @@ class Host:
             memory=MemoryReading(gpu.total, gpu.total - gpu.reserved - used, used, gpu.reserved),
             processes=tuple(ProcessEntry(each.pid, use.memory, each.kinds) for each, use in listed.items()),
             utilization={"gpu": busy, "memory": round(busy / 4, 2)},
-            process_utilization=None if gpu.parent is not None else tuple(samples),
+            process_utilization=None if gpu.parent is not None else rows,
+            activity=self._activity(min(1.0, sum(use.work for use in uses.values())))
+            if gpu.counters
+            else None,
             hardware=gpu.sensors(now),
         )
         return replace(device, **gpu.says)
+
+    def _rows(
+        self, place: int, listed: Mapping[Process, Use], clock: float
+    ) -> tuple[ProcessUtilization, ...]:
+        """Return the driver's new rows: of seen work, otherwise one of 0 % of the process that ran last."""
+        workers = [process for process, use in listed.items() if use.work and "M" not in process.kinds]
+        rows = tuple(
+            ProcessUtilization(each.pid, clock, max(0.01, round(listed[each].work, 2)), 0.05, 0.0, 0.0)
+            for each in workers
+            if self._seen(listed[each])
+        )
+        if workers:
+            self._ran_last[place] = rows[-1].pid if rows else workers[-1].pid
+        last = self._ran_last.get(place)
+        if rows or last not in {each.pid for each in listed}:
+            return rows
+        return (ProcessUtilization(last, clock, 0.0, 0.0, 0.0, 0.0),)
+
+    def _activity(self, work: float) -> dict[str, float]:
+        """Return the means of GPM's counters for a share of time in which kernels ran."""
+        kernels = dict.fromkeys(("occupancy", "tensor", "fp32", "integer"), work / 4)
+        return {
+            "seconds": self.interval,
+            "graphics": max(work, 6e-5),
+            "sm": work,
+            **kernels,
+            "dram": max(work / 4, 4e-6),
+            "pcie_transmit": 4e5,
+            "pcie_receive": 2e5,
+            "video": 0.0,
+            "nvlink_transmit": 0.0,
+            "nvlink_receive": 0.0,
+        }
 
     def _seen(self, use: Use) -> bool:
         """Tell whether one of the driver's samples since the last reading, one a second, shows the work."""

@@ -24,7 +24,7 @@ START = Process(PID, {}, begin=-900.0).start
 class OneHolder:
     """A GPU of 80 GiB, 1 GiB of which is the driver's, and a shell's job that holds 10 GiB of it.
 
-    The GPU is busy, and the driver has no sample of the job's work: somebody quiet.
+    The job does nothing.
 
     Attributes:
         host: both of them, and what is wrong.
@@ -39,7 +39,6 @@ class OneHolder:
         """Start a second before the first sample."""
         self.now = 0.0
         self.gpu = gpu(0)
-        self.gpu.says["utilization"] = {"gpu": 0.5, "memory": 0.1}
         self.program = Fixed(10 * GIB)
         self.holder = Process(PID, {0: self.program}, begin=-900.0, user="ann", framework="", starter=SHELL)
         self.host = Host([self.gpu], [self.holder], Random(1))  # noqa: S311 nothing here is left to chance
@@ -69,6 +68,10 @@ class OneHolder:
         for _ in range(seconds - 1):
             self.sample()
         return self.holding()
+
+    def say_nothing_of_work(self) -> None:
+        """Let the driver fail every query about work from now on."""
+        self.driver_says(process_utilization=None, utilization=None, activity=None)
 
     def reuse_pid(self, memory: int) -> None:
         """Start another process half a second from now with the holder's pid and this number of bytes."""

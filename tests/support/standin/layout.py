@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from ctypes import Structure, c_char, c_uint32, c_uint64, sizeof
+from ctypes import Structure, c_char, c_double, c_uint32, c_uint64, sizeof
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +28,7 @@ MAX_DEVICES = _constant("MAX_DEVICES")
 MAX_INSTANCES = _constant("MAX_INSTANCES")
 MAX_PROCESSES = _constant("MAX_PROCESSES")
 MAX_EVENTS = _constant("MAX_EVENTS")
+MAX_GPM_METRICS = _constant("MAX_GPM_METRICS")
 ANY_DEVICE = MAX_DEVICES
 NOT_AVAILABLE = 2**64 - 1
 """NVML's value for "not available" among 64-bit values."""
@@ -84,6 +85,8 @@ class UnitLayout(_Layout):
         *((name, c_uint32) for name in ("present", "gpu_instance", "compute_instance")),
         *((name, c_uint32) for name in ("gpu_slices", "compute_slices", "unused")),
         ("lists", ListLayout * len(LISTS)),
+        ("gpm_level", c_double * MAX_GPM_METRICS),
+        ("gpm_total", c_double * MAX_GPM_METRICS),
     ]
 
 
@@ -98,7 +101,7 @@ class DeviceLayout(_Layout):
         ("throttle_reasons", c_uint64),
         ("energy", c_uint64),
         ("ecc", c_uint64 * 2),
-        *((name, c_uint64) for name in ("bar1_total", "bar1_used", "event_types", "last_seen")),
+        *((name, c_uint64) for name in ("bar1_total", "bar1_used", "event_types")),
         *((name, c_uint32) for name in ("minor", "lost", "mig_mode")),
         *((f"{name}_utilization", c_uint32) for name in ("gpu", "memory", "encoder", "decoder")),
         *((name, c_uint32) for name in ("temperature", "memory_temperature", "power", "power_limit")),
@@ -111,6 +114,7 @@ class DeviceLayout(_Layout):
         ("pcie_receive", c_uint32),
         *((f"pcie_{name}", c_uint32) for name in ("generation", "max_generation", "width", "max_width")),
         *((name, c_uint32) for name in ("capability_major", "capability_minor", "persistence")),
+        *((name, c_uint32) for name in ("gpm_supported", "gpm_last_metric", "gpu_utilization_peak")),
         ("sample_count", c_uint32),
         ("samples", SampleLayout * MAX_PROCESSES),
     ]

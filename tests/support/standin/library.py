@@ -53,6 +53,12 @@ OLD_DRIVER = (
     "nvmlDeviceGetConfComputeMemSizeInfo",
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetTemperatureV",
+    "nvmlGpmQueryDeviceSupport",
+    "nvmlGpmSampleAlloc",
+    "nvmlGpmSampleFree",
+    "nvmlGpmSampleGet",
+    "nvmlGpmMigSampleGet",
+    "nvmlGpmMetricsGet",
 )
 """For ``without``: the functions that a driver of the 470 series does not have."""
 
@@ -93,11 +99,32 @@ MEASURED_ON_H200: Mapping[str, int] = {
     "nvmlDeviceGetBAR1MemoryInfo": 114,
     "nvmlDeviceGetMigMode": 114,
     "nvmlDeviceGetProcessUtilization": 1850,
+    "nvmlDeviceGetSamples": 1850,
     "nvmlDeviceGetTotalEnergyConsumption": 3050,
     "nvmlDeviceGetFieldValues": 3050,
     "nvmlDeviceGetPcieThroughput": 20800,
+    "nvmlGpmSampleGet": 230,
+    "nvmlGpmMigSampleGet": 230,
+    "nvmlGpmMetricsGet": 20,
 }
 """Median µs of a call on one H200, driver 580.159.04; functions that are not named took about 1 µs."""
+
+
+GPM_METRICS: Mapping[str, int] = {
+    "graphics": 1, "sm": 2, "occupancy": 3, "integer": 4, "tensor": 5, "dram": 10, "fp64": 11, "fp32": 12,
+    "fp16": 13, "pcie_transmit": 20, "pcie_receive": 21, "decoder": 30, "jpeg": 40, "optical_flow": 50,
+    "nvlink_receive": 60, "nvlink_transmit": 61,
+}  # fmt: skip
+"""The metrics of GPM that the stand-in has, by NVML's number: percent, and MiB/s for the links."""
+
+IDLE_GPM: Mapping[str, float] = {
+    **dict.fromkeys(GPM_METRICS, 0.0),
+    "graphics": 0.006,
+    "dram": 0.0004,
+    "pcie_transmit": 0.4,
+    "pcie_receive": 0.2,
+}
+"""What an H200 says of a second in which nothing ran."""
 
 
 def compiler() -> list[str]:
@@ -212,6 +239,21 @@ class Unit:
         raw.count_after_size_question = raw.count
         raw.count = before
 
+    def set_activity(self, **levels: float | None) -> None:
+        """Say from now on that the engines do this, in GPM's units; None is "not supported"."""
+        for name, level in levels.items():
+            self._unit.gpm_level[GPM_METRICS[name]] = -1.0 if level is None else level
+
+    def do(self, **amounts: float) -> None:
+        """Let the engines do something once: the next pair of samples has so much more."""
+        for name, amount in amounts.items():
+            self._unit.gpm_total[GPM_METRICS[name]] += amount
+
+    def be_idle(self) -> None:
+        """Let the engines do nothing from now on."""
+        self._unit.gpm_level[:] = [-1.0] * layout.MAX_GPM_METRICS
+        self.set_activity(**IDLE_GPM)
+
     def _fill(self, kind: str, processes: list[tuple[int, int | None]]) -> None:
         raw = self._unit.lists[LISTS.index(kind)]
         raw.count_after_size_question = 0
@@ -249,11 +291,6 @@ class Device(Unit):
     @lost.setter
     def lost(self, value: bool) -> None:
         self.raw.lost = value
-
-    @property
-    def last_seen(self) -> int:
-        """The time stamp (µs) that the last process utilisation query passed."""
-        return int(self.raw.last_seen)
 
     def busy(self, pid: int, sm: float = 0.4, memory: float = 0.1) -> None:
         """Report GPU work (ratios) for a pid at every call from now on."""
@@ -300,6 +337,7 @@ class Device(Unit):
             raw.gpu_slices = raw.compute_slices = int(slices)
             raw.present = 1
             unit = Unit(raw)
+            unit.be_idle()
             unit.set_processes()
             instances.append(unit)
         self.raw.mig_mode = 1
@@ -343,6 +381,7 @@ class StandIn:
         device.uuid = f"GPU-{index:08d}-0000-0000-0000-000000000000"
         device.name = "NVIDIA H200"
         device.set_memory(total=143_771 * MIB, reserved=644_939_776)
+        device.be_idle()
         device.raw.whole.gpu_instance = device.raw.whole.compute_instance = 2**32 - 1
         device.set(
             bus_id=f"00000000:{index + 11:02X}:00.0",
@@ -365,6 +404,8 @@ class StandIn:
             pcie_max_width=16,
             capability_major=9,
             persistence=1,
+            gpm_supported=1,
+            gpm_last_metric=layout.MAX_GPM_METRICS - 1,
         )
 
     def __enter__(self) -> StandIn:  # noqa: PYI034  # typing has Self from 3.11 on

@@ -519,18 +519,20 @@ struct process_sample {
 API nvmlDeviceGetProcessUtilization(void *handle, struct process_sample *samples, unsigned *count,
                                     unsigned long long last_seen) {
     WHOLE(nvmlDeviceGetProcessUtilization);
-    unsigned room = samples ? *count : 0, listed = device->sample_count;
+    unsigned room = samples ? *count : 0, listed = 0;
     uint64_t now = nanoseconds(CLOCK_REALTIME) / 1000;
-    device->last_seen = last_seen;
+    for (unsigned i = 0; i < device->sample_count; i++) {
+        struct utilization_sample *from = &device->samples[i];
+        if (from->timestamp && from->timestamp <= last_seen) continue;
+        if (listed < room)
+            samples[listed] = (struct process_sample){from->pid, from->timestamp ? from->timestamp : now,
+                                                      from->sm, from->memory, from->encoder, from->decoder};
+        listed++;
+    }
     *count = listed;
     if (grown(count)) return INSUFFICIENT_SIZE;
     if (!listed) return NOT_FOUND;
     if (listed > room) return INSUFFICIENT_SIZE;
-    for (unsigned i = 0; i < listed; i++) {
-        struct utilization_sample *from = &device->samples[i];
-        samples[i] = (struct process_sample){from->pid, from->timestamp ? from->timestamp : now, from->sm,
-                                             from->memory, from->encoder, from->decoder};
-    }
     spoil(samples, listed * sizeof *samples);
     return SUCCESS;
 }
@@ -546,6 +548,29 @@ API nvmlDeviceGetUtilizationRates(void *handle, struct utilization *utilization)
     if (device->mig_mode) return NOT_SUPPORTED;
     *utilization = (struct utilization){device->gpu_utilization, device->memory_utilization};
     spoil(utilization, sizeof *utilization);
+    return SUCCESS;
+}
+
+struct sample {
+    unsigned long long timestamp, value;
+};
+
+/* The driver's log of the whole GPU's utilisation (kind 1): a peak half a second ago, and what is now. */
+API nvmlDeviceGetSamples(void *handle, unsigned kind, unsigned long long last_seen, unsigned *type,
+                         unsigned *count, struct sample *samples) {
+    WHOLE(nvmlDeviceGetSamples);
+    if (device->mig_mode || kind != 1) return NOT_SUPPORTED;
+    unsigned room = samples ? *count : 0;
+    uint64_t now = nanoseconds(CLOCK_REALTIME) / 1000;
+    if (last_seen >= now) return NOT_FOUND;
+    *type = 1;
+    *count = 2;
+    if (!samples) return SUCCESS;
+    if (room < 2) return INSUFFICIENT_SIZE;
+    unsigned peak = device->gpu_utilization_peak;
+    samples[0] = (struct sample){now - 1, peak > device->gpu_utilization ? peak : device->gpu_utilization};
+    samples[1] = (struct sample){now, device->gpu_utilization};
+    spoil(samples, 2 * sizeof *samples);
     return SUCCESS;
 }
 
@@ -757,6 +782,85 @@ API nvmlDeviceGetAttributes_v2(void *handle, struct attributes *attributes) {
     attributes->compute_slices = unit->compute_slices;
     attributes->megabytes = unit->total >> 20;
     spoil(attributes, sizeof *attributes);
+    return SUCCESS;
+}
+
+/* ---- GPM: cumulative counters, two samples of which give what happened in between ---- */
+
+struct gpm_support {
+    unsigned version, supported;
+};
+
+struct gpm_sample {
+    double level[MAX_GPM_METRICS], total[MAX_GPM_METRICS];
+};
+
+struct gpm_metric {
+    unsigned number, status;
+    double value;
+    const char *texts[3];
+};
+
+struct gpm_request {
+    unsigned version, count;
+    struct gpm_sample *before, *after;
+    struct gpm_metric metrics[];
+};
+
+API nvmlGpmQueryDeviceSupport(void *handle, struct gpm_support *support) {
+    WHOLE(nvmlGpmQueryDeviceSupport);
+    if (support->version != 1) return ARGUMENT_VERSION_MISMATCH;
+    support->supported = device->gpm_supported;
+    return SUCCESS;
+}
+
+API nvmlGpmSampleAlloc(struct gpm_sample **sample) {
+    SYSTEM(nvmlGpmSampleAlloc);
+    *sample = calloc(1, sizeof **sample);
+    return SUCCESS;
+}
+
+API nvmlGpmSampleFree(struct gpm_sample *sample) {
+    SYSTEM(nvmlGpmSampleFree);
+    free(sample);
+    return SUCCESS;
+}
+
+static int take_gpm_sample(struct device *device, struct unit *unit, struct gpm_sample *sample) {
+    if (!device->gpm_supported) return NOT_SUPPORTED;
+    memcpy(sample->level, unit->gpm_level, sizeof sample->level);
+    memcpy(sample->total, unit->gpm_total, sizeof sample->total);
+    return SUCCESS;
+}
+
+API nvmlGpmSampleGet(void *handle, struct gpm_sample *sample) {
+    WHOLE(nvmlGpmSampleGet);
+    return take_gpm_sample(device, unit, sample);
+}
+
+API nvmlGpmMigSampleGet(void *handle, unsigned gpu_instance, struct gpm_sample *sample) {
+    WHOLE(nvmlGpmMigSampleGet);
+    for (unsigned i = 0; i < MAX_INSTANCES; i++) {
+        struct unit *instance = &device->instances[i];
+        if (device->mig_mode && instance->present && instance->gpu_instance == gpu_instance)
+            return take_gpm_sample(device, instance, sample);
+    }
+    return INVALID_ARGUMENT;
+}
+
+API nvmlGpmMetricsGet(struct gpm_request *request) {
+    SYSTEM(nvmlGpmMetricsGet);
+    if (request->version != 1) return ARGUMENT_VERSION_MISMATCH;
+    uint32_t last = state->devices[0].gpm_last_metric;
+    for (unsigned i = 0; i < request->count; i++)
+        if (request->metrics[i].number > last) return INVALID_ARGUMENT;
+    for (unsigned i = 0; i < request->count; i++) {
+        struct gpm_metric *metric = &request->metrics[i];
+        double level = request->after->level[metric->number];
+        metric->status = level < 0 ? NOT_SUPPORTED : SUCCESS;
+        metric->value = level + request->after->total[metric->number] - request->before->total[metric->number];
+        spoil(&metric->value, sizeof metric->value);
+    }
     return SUCCESS;
 }
 

@@ -6,12 +6,13 @@
 #include <stdint.h>
 
 #define STATE_MAGIC 0x4152564d4c454447ULL
-#define STATE_VERSION 2
+#define STATE_VERSION 4
 
 #define MAX_DEVICES 16
 #define MAX_INSTANCES 8
 #define MAX_PROCESSES 512
 #define MAX_EVENTS 64
+#define MAX_GPM_METRICS 256
 #define ANY_DEVICE MAX_DEVICES /* column of a control that holds for all devices and for none */
 
 /* The used bytes of a unit are the sum of its processes and its unattributed bytes. */
@@ -54,6 +55,7 @@
     X(nvmlDeviceGetRunningProcessDetailList)  \
     X(nvmlDeviceGetProcessUtilization)        \
     X(nvmlDeviceGetUtilizationRates)          \
+    X(nvmlDeviceGetSamples)                   \
     X(nvmlDeviceGetEncoderUtilization)        \
     X(nvmlDeviceGetDecoderUtilization)        \
     X(nvmlDeviceGetTemperature)               \
@@ -96,7 +98,13 @@
     X(nvmlDeviceGetDriverModel)               \
     X(nvmlDeviceGetDriverModel_v2)            \
     X(nvmlDeviceGetComputeMode)               \
-    X(nvmlDeviceGetCudaComputeCapability)
+    X(nvmlDeviceGetCudaComputeCapability)     \
+    X(nvmlGpmQueryDeviceSupport)              \
+    X(nvmlGpmSampleAlloc)                     \
+    X(nvmlGpmSampleFree)                      \
+    X(nvmlGpmSampleGet)                       \
+    X(nvmlGpmMigSampleGet)                    \
+    X(nvmlGpmMetricsGet)
 
 #define NUMBER(name) number_##name,
 enum function { FUNCTIONS(NUMBER) FUNCTION_COUNT };
@@ -128,19 +136,23 @@ struct unit {
     uint32_t present, gpu_instance, compute_instance;
     uint32_t gpu_slices, compute_slices, unused;
     struct process_list lists[LIST_COUNT];
+    /* By NVML's number of the metric, in its unit: what a pair of samples answers while nothing else happens
+     * (a negative number: not supported), and what has happened, which counts once. */
+    double gpm_level[MAX_GPM_METRICS], gpm_total[MAX_GPM_METRICS];
 };
 
 struct device {
     struct unit whole;
     struct unit instances[MAX_INSTANCES];
     char bus_id[32], serial[32];
-    uint64_t throttle_reasons, energy, ecc[2], bar1_total, bar1_used, event_types, last_seen;
+    uint64_t throttle_reasons, energy, ecc[2], bar1_total, bar1_used, event_types;
     uint32_t minor, lost, mig_mode;
     uint32_t gpu_utilization, memory_utilization, encoder_utilization, decoder_utilization;
     uint32_t temperature, memory_temperature, power, power_limit, clocks[4], max_clocks[4];
     uint32_t performance_state, fan_speed, remapped_rows[4];
     uint32_t pcie_transmit, pcie_receive, pcie_generation, pcie_max_generation, pcie_width, pcie_max_width;
-    uint32_t capability_major, capability_minor, persistence, sample_count;
+    uint32_t capability_major, capability_minor, persistence, gpm_supported, gpm_last_metric;
+    uint32_t gpu_utilization_peak, sample_count; /* the highest sample between two questions */
     struct utilization_sample samples[MAX_PROCESSES];
 };
 

@@ -191,7 +191,7 @@ def test_dead_is_said_only_where_every_process_can_be_seen(
     assert states.classify_unseen(presence, host_pid_namespace=host).state is state
 
 
-def state_of(letter: str, orphaned: str | None, threads: int = 1) -> tuple[State, str]:
+def state_of(letter: str, orphaned: str | None, threads: int = 1) -> states.StateVerdict:
     """Return the verdict on a process from the kernel's letter."""
     verdict = states.classify_process(ROW._replace(state=letter, threads=threads), orphaned)
     assert verdict is not None
@@ -210,9 +210,3 @@ def test_a_zombie_leader_with_live_threads_says_so() -> None:
     """The evidence of a zombie distinguishes live threads from a driver that has not freed memory."""
     assert "3 other thread(s) still run" in state_of("Z", None, threads=4)[1]
     assert "not reaped" in state_of("Z", None)[1]
-
-
-def test_idle_needs_the_whole_span() -> None:
-    """A holding is active a moment before the threshold, and idle at it."""
-    assert states.classify_work(599.9, 600, worked=True, evidence=True).state is State.ACTIVE
-    assert states.classify_work(600, 600, worked=True, evidence=True).state is State.IDLE

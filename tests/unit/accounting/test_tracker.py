@@ -19,7 +19,7 @@ from vramledger.model.reading import (
     ProcessUtilization,
     XidEvent,
 )
-from vramledger.model.snapshot import State
+from vramledger.model.snapshot import Grade, State
 
 TRAINING = ParentFacts(500, 60, "python3", "train.py", init=False)
 
@@ -56,14 +56,14 @@ class TestIdle:
 
         holding = host.holding()
 
-        assert holding.state is State.IDLE
+        assert (holding.state, holding.grade) == (State.IDLE, Grade.PROVEN)
         assert holding.since == NOW + 1
         assert holding.last_active is None
 
     def test_a_failed_question_is_never_idleness(self) -> None:
-        """Where utilisation is not available, no holding is ever idle."""
+        """Where nothing about work is available, no holding is ever idle."""
         host = OneHolder()
-        host.driver_says(process_utilization=None)
+        host.say_nothing_of_work()
 
         assert host.watch(100).state is State.ACTIVE
 
@@ -71,26 +71,21 @@ class TestIdle:
         """A single sample without an answer ends the time of evidence."""
         host = OneHolder()
         host.watch(9)
-        host.driver_says(process_utilization=None)
+        host.say_nothing_of_work()
         host.sample()
-        host.driver_says(process_utilization=())
+        host.gpu.says.clear()
 
         assert host.watch(9).state is State.ACTIVE
         assert host.watch(1).state is State.IDLE
 
     def test_a_device_that_does_nothing_is_evidence_for_all(self) -> None:
-        """Device utilisation of exactly 0 replaces the query by process."""
+        """Device utilisation of 0 replaces the query by process; without counters it proves nothing."""
         host = OneHolder()
-        host.driver_says(process_utilization=None, utilization={"gpu": 0.0, "memory": 0.0})
+        host.driver_says(process_utilization=None, utilization={"gpu": 0.0, "memory": 0.0}, activity=None)
 
-        assert host.watch(12).state is State.IDLE
+        holding = host.watch(12)
 
-    def test_a_client_of_mps_is_not_idle_without_samples(self) -> None:
-        """Under MPS the driver counts work for the server, so silence about a client means nothing."""
-        host = OneHolder()
-        host.holder.kinds = "CM"
-
-        assert host.watch(100).state is State.ACTIVE
+        assert (holding.state, holding.grade) == (State.IDLE, Grade.INFERRED)
 
     def test_changing_bytes_are_work(self) -> None:
         """A holding whose bytes change is not idle, whatever utilisation says."""
@@ -140,6 +135,7 @@ class TestIdle:
         host.program.work = 0.4
         assert host.holding().sm == 0.4
         host.program.work = 0.0
+        host.driver_says(process_utilization=())
 
         assert host.watch(2).sm == 0.4
         assert host.watch(1).sm is None
@@ -169,6 +165,7 @@ class TestWatching:
         host.program.work = 0.4
         host.sample()
         host.program.work = 0.0
+        host.driver_says(process_utilization=())
         (device,) = host.sample(after=5.0, time=NOW - 3600).devices
 
         assert device.holdings[0].sm is None

@@ -56,20 +56,20 @@ def test_an_orphan_that_stops_working_wastes_its_memory_from_the_idle_threshold_
 def test_an_orphan_of_which_nothing_is_known_wastes_nothing() -> None:
     """Without an answer about work the driver has said nothing against it, however long it is watched."""
     host = orphaned()
-    host.driver_says(process_utilization=None)
+    host.say_nothing_of_work()
     holding = host.watch(60)
 
     assert holding.state is State.ORPHANED
     assert holding.working is None
     assert not holding.wasted
-    assert holding.why.endswith("; whether it works on the GPU is not known yet")
+    assert holding.why.endswith("; whether it works on the GPU is not known")
 
 
 def test_work_of_long_ago_without_evidence_since_is_not_known() -> None:
     """An orphan that worked once, and about which the driver then says nothing, neither works nor wastes."""
     host = orphaned()
     watch_at_work(host, 5)
-    host.driver_says(process_utilization=None)
+    host.say_nothing_of_work()
     holding = host.watch(30)
 
     assert holding.working is None

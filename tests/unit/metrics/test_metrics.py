@@ -113,11 +113,14 @@ def test_every_family_can_be_served() -> None:
     rich = device(
         0,
         [
-            holding(101, sm=0.5, last_active=builders.NOW),
+            replace(
+                holding(101, sm=0.5, last_active=builders.NOW), busy_without_work_since=builders.NOW - 600
+            ),
             replace(holding(102, state=State.ORPHANED), working=False),
         ],
         hardware=builders.HARDWARE,
         utilization={"gpu": 0.5, "memory": 0.25},
+        activity=builders.ACTIVITY,
         hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (0,)),),
         xids={79: 1},
     )

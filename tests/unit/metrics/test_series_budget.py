@@ -62,15 +62,15 @@ class Churn:
 
 
 @pytest.mark.parametrize("after", [1.0, 10.0, 200.0])
-def test_a_full_host_under_churn_stays_below_1650_series(after: float) -> None:
-    """8 GPUs, 64 holders whose owners are all replaced every two samples, at any pace: never 1,650 series."""
+def test_a_full_host_under_churn_stays_below_1730_series(after: float) -> None:
+    """8 GPUs, 64 holders whose owners are all replaced every two samples, at any pace: never 1,730 series."""
     churn = Churn()
     most: Counter[str] = Counter()
     for turn in range(30):
         names = Counter(each.split("{")[0] for each in series(churn.turn(turn, after)))
         most = max(most, names, key=Counter.total)
 
-    assert most.total() < 1650, most.most_common(8)
+    assert most.total() < 1730, most.most_common(8)
 
 
 def test_a_change_of_state_makes_one_series_of_the_holding() -> None:

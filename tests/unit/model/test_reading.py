@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from vramledger.errors import RecordingError
 from vramledger.model.reading import (
     DeviceReading,
+    DriverWait,
     HiddenHolder,
+    LaunchCount,
     MemoryReading,
     Owner,
     ParentFacts,
@@ -80,6 +82,8 @@ FULL = Reading(
         ),
     ),
     hidden=(HiddenHolder(5, 50, "cuda", "x", None, (0, 1)),),
+    waits=(DriverWait(7, 70, 8, "rpcSendMessage", 61.5),),
+    launches=(LaunchCount(7, 70, 12.5, 0, ""), LaunchCount(8, 80, None, 3, "why")),
     events=(XidEvent("GPU-0", 79, 1.0),),
     collectors={"ledger": (False, 0.5)},
 )

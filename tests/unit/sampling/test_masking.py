@@ -13,6 +13,7 @@ from vramledger.model.reading import (
     DeviceReading,
     Grant,
     HiddenHolder,
+    LaunchCount,
     Owner,
     ParentFacts,
     ProcessFacts,
@@ -91,13 +92,17 @@ MASKED = {
     "Scheduler.managed": Reading(1.0, 1.0, schedulers=(Scheduler("kubelet", (f"MIG-{SECRET}",), ()),)),
     "HiddenHolder.command": hidden(SECRET, None),
     "HiddenHolder.user": hidden("python", SECRET),
+    "LaunchCount.problem": Reading(
+        1.0, 1.0, launches=(LaunchCount(1, 2, None, 0, f"{SECRET} is unreadable"),)
+    ),
 }
 """For every field with a user's text: a reading that shows this text unless it is masked."""
 
 HARMLESS = set(
     "Reading.driver_version Reading.cuda_version Reading.unseen Reading.collectors"
     " DeviceReading.name DeviceReading.pci_bus_id DeviceReading.mig_profile DeviceReading.error"
-    " DeviceReading.utilization DeviceReading.hardware DeviceReading.failed ProcessEntry.kinds"
+    " DeviceReading.utilization DeviceReading.activity DeviceReading.hardware DeviceReading.failed"
+    " ProcessEntry.kinds"
     " ProcessRow.state"
     " ProcessFacts.ignores ProcessFacts.signs ParentFacts.signs ProcessFacts.libraries ProcessFacts.denied"
     " Owner.type Grant.type Scheduler.name HiddenHolder.kind DriverWait.channel".split()

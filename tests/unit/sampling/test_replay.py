@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import Agent
 from vramledger.model.reading import (
     DeviceReading,
+    DriverWait,
     HiddenHolder,
+    LaunchCount,
     MemoryReading,
     ParentFacts,
     ProcessEntry,
@@ -22,7 +25,7 @@ from vramledger.model.reading import (
     Reading,
     encode,
 )
-from vramledger.model.snapshot import Snapshot
+from vramledger.model.snapshot import Snapshot, State
 from vramledger.sampling.replay import END_PAUSE, Replay, encode_header
 from vramledger.serving.source import snapshots
 from vramledger.views.timeline import Timeline
@@ -120,6 +123,26 @@ def test_each_pass_is_of_other_processes(film: Path) -> None:
     assert [shot.agents[7].problem for shot in (shots[0], shots[50])] == ["silent", "silent"]
     (hidden,) = shots[50].devices[0].hidden or ()
     assert hidden.start == second.facts.start
+
+
+@pytest.mark.parametrize(
+    ("seen", "state"),
+    [
+        ({"waits": (DriverWait(7, 100_000, 7, "rpcSendMessage", 90.0),)}, State.STUCK),
+        ({"launches": (LaunchCount(7, 100_000, 90.0),)}, State.IDLE),
+    ],
+    ids=["stuck", "idle"],
+)
+def test_each_pass_knows_whom_the_facts_are_about(
+    tmp_path: Path, seen: dict[str, tuple[DriverWait | LaunchCount, ...]], state: State
+) -> None:
+    """A process that is stuck, or whose launches were counted, is so in every pass."""
+    path = tmp_path / "film.jsonl"
+    lines = [encode(replace(reading(second), **seen)) for second in range(0, 100, 2)]  # type: ignore[arg-type]
+    path.write_bytes(encode_header() + b"".join(lines))
+    shots, _ = play(path, 100)
+
+    assert [shot.devices[0].holdings[0].state for shot in (shots[49], shots[99])] == [state, state]
 
 
 def test_time_begins_now_and_never_goes_back(film: Path) -> None:

@@ -11,8 +11,15 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from vramledger.model.reading import DeviceReading, HardwareValue, MemoryReading, ProcessEntry
+from vramledger.readers.nvml.activity import ActivityReader, pcie_throughput
 from vramledger.readers.nvml.calls import DeviceLostError, query, raise_if_gone, read_uuid
-from vramledger.readers.nvml.hardware import HARDWARE_METRICS, SLOW, SLOW_INTERVAL, HardwareMetric
+from vramledger.readers.nvml.hardware import (
+    HARDWARE_METRICS,
+    PCIE_THROUGHPUT,
+    SLOW,
+    SLOW_INTERVAL,
+    HardwareMetric,
+)
 from vramledger.readers.nvml.mig import MigInstance, read_instances
 from vramledger.readers.nvml.process_lists import ProcessList, merge_lists
 from vramledger.readers.nvml.return_codes import (
@@ -26,7 +33,7 @@ from vramledger.readers.nvml.return_codes import (
     Handle,
     Nvml,
 )
-from vramledger.readers.nvml.utilization import UtilizationLog, read_utilization
+from vramledger.readers.nvml.utilization import DeviceUtilizationLog, UtilizationLog, read_utilization
 
 _LAST_MINOR: Final = 2**20 - 1
 """The kernel stores a minor number in 20 bits."""
@@ -57,11 +64,15 @@ class DeviceReader:
         enabled = [each for each in HARDWARE_METRICS if each.collector in collectors]
         self._fast_metrics = [each for each in enabled if each.pace != SLOW]
         self._slow_metrics = [each for each in enabled if each.pace == SLOW]
+        self._reads_pcie = any(each.key == PCIE_THROUGHPUT for each in enabled)
         self._lists = [
             (kind, ProcessList(nvml, f"nvmlDeviceGet{name}RunningProcesses"))
             for kind, name in (("C", "Compute"), ("G", "Graphics"), ("M", "MPSCompute"))
         ]
         self._utilization_log = UtilizationLog(nvml)
+        self._device_log = DeviceUtilizationLog(nvml)
+        self._activity = ActivityReader(nvml)
+        self._instance_activity: dict[int, ActivityReader] = {}
         self._memory_v2 = True
         self._memory_worked = False
         self._slow_due = float("-inf")
@@ -139,10 +150,12 @@ class DeviceReader:
         try:
             if slow or not self._layout_known:
                 self._read_mig_layout(failed)
-            reading = self._read_gpu(wall, failed, started, slow=slow)
-            return reading, *(self._read_instance(each) for each in self._instances or ())
+            reading = self._read_gpu(wall, monotonic, failed, started, slow=slow)
+            return reading, *(self._read_instance(each, monotonic) for each in self._instances or ())
         except DeviceLostError:
             self._slow_due = float("-inf")  # read everything again once it is back
+            for reader in (self._activity, *self._instance_activity.values()):
+                reader.forget()
             return self._lost_readings(started)
 
     def _lost_readings(self, started: float) -> tuple[DeviceReading, ...]:
@@ -154,11 +167,16 @@ class DeviceReader:
             self.index, *self._identity_fields, duration=time.perf_counter() - started, **read
         )
 
-    def _read_gpu(self, wall: float, failed: list[str], started: float, *, slow: bool) -> DeviceReading:
+    def _read_gpu(
+        self, wall: float, monotonic: float, failed: list[str], started: float, *, slow: bool
+    ) -> DeviceReading:
         divided = self._instances is not None
-        ledger: dict[str, Any] = {} if divided else self._read_memory_and_holders(wall, failed)
+        ledger: dict[str, Any] = {} if divided else self._read_memory_and_holders(wall, monotonic, failed)
         hardware = self._read_hardware(failed, slow=slow)
-        has_data = hardware or any(value is not None for value in ledger.values())
+        if self._reads_pcie and (traffic := pcie_throughput(ledger.get("activity"))):
+            hardware[PCIE_THROUGHPUT] = traffic
+        read = (value for name, value in ledger.items() if name != "activity")
+        has_data = hardware or any(value is not None for value in read)
         return self._gpu_reading(
             started,
             divided=divided,
@@ -168,7 +186,7 @@ class DeviceReader:
             **ledger,
         )
 
-    def _read_memory_and_holders(self, wall: float, failed: list[str]) -> dict[str, Any]:
+    def _read_memory_and_holders(self, wall: float, monotonic: float, failed: list[str]) -> dict[str, Any]:
         handle = self._handle
         # Memory and holders come first and together, so that the ledger is of one moment.
         memory = self._read_memory(handle, failed)
@@ -177,17 +195,27 @@ class DeviceReader:
         return {
             "memory": memory,
             "processes": processes,
-            "utilization": query(
-                self._nvml, partial(read_utilization, self._nvml), handle, "utilization", failed
-            ),
+            "utilization": query(self._nvml, self._read_utilization, handle, "utilization", failed),
             "process_utilization": query(
                 self._nvml,
-                partial(self._utilization_log.read, wall=wall, listed_pids=listed),
+                partial(self._utilization_log.read, wall=wall, monotonic=monotonic, listed_pids=listed),
                 handle,
                 "process_utilization",
                 failed,
             ),
+            "activity": query(
+                self._nvml, partial(self._activity.read, monotonic=monotonic), handle, "activity", failed
+            ),
         }
+
+    def _read_utilization(self, handle: Handle) -> dict[str, float] | None:
+        """Return the GPU's rates; without GPM also the highest one since the previous reading."""
+        rates = read_utilization(self._nvml, handle)
+        if rates is not None and self._activity.unsupported:
+            peak = query(self._nvml, self._device_log.highest, handle, "utilization", [])
+            if peak is not None:
+                rates["gpu_peak"] = peak
+        return rates
 
     def _read_hardware(self, failed: list[str], *, slow: bool) -> dict[str, HardwareValue]:
         values: dict[str, HardwareValue] = {}
@@ -201,6 +229,8 @@ class DeviceReader:
         if slow:
             self._slow_values = {}
         self._slow_failed = []
+        if not self._activity.unsupported and self._instances is None:
+            queried = [each for each in queried if each.key != PCIE_THROUGHPUT]  # 20 ms for what GPM says too
         for metric in queried:  # a failed query is repeated in the next sample, not in ten seconds
             _query_hardware_metric(self._nvml, metric, self._handle, self._slow_values, self._slow_failed)
         values.update(self._slow_values)
@@ -258,20 +288,41 @@ class DeviceReader:
         failed += errors[:1]
         if not errors:
             self._instances = instances
+            if instances is not None:
+                self._activity.forget()
+            present = {instance.gpu_instance for instance in instances or ()}
+            for number in [each for each in self._instance_activity if each not in present]:
+                self._instance_activity.pop(number).close()
 
-    def _read_instance(self, instance: MigInstance) -> DeviceReading:
+    def _read_instance_activity(
+        self, instance: MigInstance, monotonic: float, failed: list[str]
+    ) -> dict[str, float] | None:
+        """Read the counters of the GPU instance, which compute instances on it share."""
+        number = instance.gpu_instance
+        if number is None:
+            return None
+        reader = self._instance_activity.get(number)
+        if reader is None:
+            reader = self._instance_activity[number] = ActivityReader(self._nvml, number)
+        read = partial(reader.read, monotonic=monotonic)
+        answer: dict[str, float] | None = query(self._nvml, read, self._handle, "activity", failed)
+        return answer
+
+    def _read_instance(self, instance: MigInstance, monotonic: float) -> DeviceReading:
         started = time.perf_counter()
         failed: list[str] = []
         memory = self._read_memory(instance.handle, failed)
         processes = self._read_processes(instance.handle, failed)
         if failed:
             self._layout_known = False  # the instance may have been destroyed: look again at the next sample
+        activity = self._read_instance_activity(instance, monotonic, failed)
         return self._instance_reading(
             instance,
             error="failed" if failed and memory is None and processes is None else None,
             duration=time.perf_counter() - started,
             memory=memory,
             processes=processes,
+            activity=activity,
             failed=tuple(failed),
         )
 

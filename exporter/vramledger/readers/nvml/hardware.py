@@ -192,6 +192,10 @@ def _throughput_reader(direction: int) -> HardwareQuery:
     return _number_reader("nvmlDeviceGetPcieThroughput", direction, scale=1024.0, maximum=_KILOBYTES)
 
 
+PCIE_THROUGHPUT: Final = "device_pcie_throughput_bytes_per_second"
+"""The metric that GPM's counters also give."""
+
+
 class HardwareMetric(NamedTuple):
     """How one family is read: ``key`` is its name without ``vramledger_``, ``pace`` SLOW or EACH."""
 
@@ -294,7 +298,7 @@ HARDWARE_METRICS: Final = (
     ),
     HardwareMetric("device_memory_temperature_celsius", "energy", SLOW, _read_memory_temperature),  # 3,050 µs
     HardwareMetric(
-        "device_pcie_throughput_bytes_per_second",  # 20,800 µs a direction
+        PCIE_THROUGHPUT,  # 20,800 µs a direction
         "pcie",
         SLOW,
         _labelled_reader(transmit=_throughput_reader(0), receive=_throughput_reader(1)),

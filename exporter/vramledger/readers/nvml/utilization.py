@@ -1,4 +1,4 @@
-"""Read how busy a GPU was, and by which processes."""
+"""Read how busy a GPU was, and which process ran on it last."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from vramledger.readers.nvml.return_codes import (
 _SAMPLE: Final = struct.Struct("@I4xQIIII")
 """pid, µs since 1970, then SM, memory, encoder and decoder in percent."""
 _CLOCK_TOLERANCE: Final = 5_000_000
-"""In µs; a sample further in the future than this is garbage."""
+"""In µs; a row further in the future than this is garbage."""
+_LOOK_BACK: Final = 2_500_000
+"""In µs; the driver makes a row about twice a second, and may show it a second later."""
 _PERCENT: Final = 100
 
 
@@ -38,23 +40,68 @@ def read_utilization(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
     return {name: value / 100 for name, value in values.items() if value != NONE_32} or None
 
 
+class DeviceUtilizationLog:
+    """The driver's samples of a whole GPU's utilisation, several a second, for GPUs without GPM.
+
+    ``nvmlDeviceGetUtilizationRates`` gives one of them. A burst between two readings is only in the others.
+    """
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self._newest = 0
+
+    def highest(self, handle: Handle) -> float | None:
+        """Return the highest sample since the previous reading as a ratio, None if there is no new one.
+
+        The first reading returns None: the log also holds what was before it.
+
+        Raises:
+            NVMLError: the query failed, or the answer is garbage.
+        """
+        nvml = self._nvml
+        first = self._newest == 0
+        try:
+            kind, samples = nvml.nvmlDeviceGetSamples(handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, self._newest)
+        except nvml.NVMLError as error:
+            if error.value == NOT_FOUND:
+                return None
+            raise
+        new = [each for each in samples if each.timeStamp > self._newest]
+        if not new:
+            return None
+        highest = max(each.sampleValue.uiVal for each in new)
+        if kind != nvml.NVML_VALUE_TYPE_UNSIGNED_INT or highest > _PERCENT:
+            raise nvml.NVMLError(UNKNOWN)
+        self._newest = max(each.timeStamp for each in new)
+        return None if first else highest / 100
+
+
 class UtilizationLog:
-    """The driver's log of process utilisation; each reading continues where the last one ended."""
+    """The driver's log of process utilisation; each reading returns what is new since the last one.
+
+    The driver's answer has one row for each process: its newest stamp, and the mean of all that the log has
+    since the time that we ask for (H100, driver 580: asked for everything, an idle program has 1 % for
+    minutes). Asked for the rows after the newest stamp of all processes, it loses rows: those of other
+    processes are stamped earlier and come later (H200: two of three). So we ask for the last seconds, and a
+    row is new if its process had another stamp before.
+    """
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
         self._function = find_function(nvml, "nvmlDeviceGetProcessUtilization")
         self._buffer = RowBuffer(_SAMPLE)
-        self._last_seen: int | None = None
+        self._stamps: dict[int, int] = {}
+        self._newest: tuple[int, float] | None = None
 
     def read(
-        self, handle: Handle, wall: float, listed_pids: Collection[int] | None
+        self, handle: Handle, wall: float, monotonic: float, listed_pids: Collection[int] | None
     ) -> tuple[ProcessUtilization, ...]:
-        """Return the newest valid sample of each pid that worked since the previous reading.
+        """Return the newest valid row of each pid that has a new one since the previous reading.
 
         Args:
             handle: the device.
             wall: the time now, Unix seconds.
+            monotonic: the same, of the monotonic clock.
             listed_pids: the holders of memory on the device, None when not known.
 
         Raises:
@@ -64,21 +111,22 @@ class UtilizationLog:
         """
         if self._function is None:
             raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)
-        now = int(wall * 1e6)
-        # Start from "now", as the log holds what ran before us; also after the clock was set back.
-        if self._last_seen is None or self._last_seen > now + _CLOCK_TOLERANCE:
-            self._last_seen = now
-        since = ctypes.c_ulonglong(self._last_seen)
         function = self._function
+        now = int(wall * 1e6)
+        begin = ctypes.c_ulonglong(max(0, self._driver_time(now, monotonic) - _LOOK_BACK))
+        rows: Rows
         try:
             rows = self._buffer.read(
-                self._nvml, lambda count, samples: function(handle, samples, count, since)
+                self._nvml, lambda count, samples: function(handle, samples, count, begin)
             )
         except self._nvml.NVMLError as error:
-            if error.value == NOT_FOUND:
-                return ()  # no process was busy
-            raise
-        newest, garbage, self._last_seen = _newest_samples(rows, self._last_seen, now)
+            if error.value != NOT_FOUND:
+                raise
+            rows = ()  # no process ran
+        newest, garbage = self._new_rows(rows, now, begin.value)
+        stamps = self._stamps.values()
+        if stamps:
+            self._newest = (max(stamps), monotonic)
         if garbage and (not newest or listed_pids is None or not garbage.isdisjoint(listed_pids)):
             raise self._nvml.NVMLError(UNKNOWN)
         return tuple(
@@ -86,25 +134,41 @@ class UtilizationLog:
             for pid, stamp, sm, memory, encoder, decoder in newest
         )
 
+    def _driver_time(self, now: int, monotonic: float) -> int:
+        """Return the time now as the driver's stamps have it, or an earlier one, in µs.
 
-def _newest_samples(rows: Rows, last_seen: int, now: int) -> tuple[list[tuple[int, ...]], set[int], int]:
-    """Return the newest valid row of each pid, the pids with garbage only, and the newest time, in µs.
+        Our clock may be set; if the driver does not follow it forwards, all its rows would look old.
+        """
+        if self._newest is None:
+            return now
+        stamp, then = self._newest
+        return min(now, stamp + int((monotonic - then) * 1e6))
 
-    Garbage with a plausible time also moves the newest time forward: the driver's log keeps such a row for a
-    long time, and we must read it only once.
-    """
-    newest: dict[int, tuple[int, ...]] = {}
-    garbage: set[int] = set()
-    seen = last_seen
-    for row in rows:
-        pid, stamp, *percents = row
-        if pid == 0 or stamp <= last_seen:
-            continue  # an unused row, or a sample that we already have
-        if stamp > now + _CLOCK_TOLERANCE or max(percents) > _PERCENT:
-            garbage.add(pid)
-            seen = max(seen, stamp) if stamp <= now else seen
-            continue
-        seen = max(seen, stamp)
-        if pid not in newest or stamp > newest[pid][1]:
-            newest[pid] = row
-    return list(newest.values()), garbage - newest.keys(), seen
+    def _new_rows(self, rows: Rows, now: int, begin: int) -> tuple[list[tuple[int, ...]], set[int]]:
+        """Return the newest valid new row of each pid, and the pids whose new rows are all garbage.
+
+        Garbage with a plausible time is remembered as well: the log keeps such a row for a while, and we must
+        report it only once.
+        """
+        newest: dict[int, tuple[int, ...]] = {}
+        garbage: set[int] = set()
+        stamps: dict[int, int] = {}
+        for row in rows:
+            pid, stamp, *percents = row
+            if pid == 0 or stamp <= begin:
+                continue  # an unused row, or an old one
+            if stamp == self._stamps.get(pid):
+                stamps[pid] = max(stamp, stamps.get(pid, 0))
+            elif stamp > now + _CLOCK_TOLERANCE:
+                garbage.add(pid)
+            else:
+                stamps[pid] = max(stamp, stamps.get(pid, 0))
+                if max(percents) > _PERCENT:
+                    garbage.add(pid)
+                elif pid not in newest or stamp > newest[pid][1]:
+                    newest[pid] = row
+        # A driver that gives several rows of a process repeats the older ones.
+        repeated = {pid for pid, stamp in stamps.items() if stamp == self._stamps.get(pid)}
+        self._stamps = stamps
+        fresh = [row for pid, row in newest.items() if pid not in repeated]
+        return fresh, garbage - newest.keys() - repeated

@@ -214,7 +214,7 @@ class Line {
   /** Update what changes only with the clock. */
   tick(now) {
     const { row, text } = this;
-    text.since.set(row.since ? `for ${span(now - row.since)}` : "");
+    text.since.set(row.since ? `for ${span(now - row.since)}${row.state === "idle" ? `, ${row.grade}` : ""}` : "");
     text.quiet.set(row.working_now ? "working" : row.quiet_since === null ? UNKNOWN : span(now - row.quiet_since));
   }
 
@@ -235,7 +235,7 @@ class Line {
     const { row } = this;
     const facts = [
       ["What to do", row.what_to_do ?? "Nothing: it works, or may work."],
-      ["State", `${row.state} since ${moment(row.since)}: ${row.why ?? REASONS[row.state]}`],
+      ["State", `${row.state} (${row.grade}) since ${moment(row.since)}: ${row.why ?? REASONS[row.state]}`],
       ["Last sign of work", row.working_now ? "now" : row.last_active === null ? "none was seen" : moment(row.last_active)],
       ["GPU use", row.sm_utilization === null ? "no sample for it" : percent(row.sm_utilization)],
       ["Memory", `${bytes(row.memory)} now, ${bytes(row.peak)} at most${row.growth?.bytes ? `, ${change(row.growth.bytes)} in ${span(row.growth.seconds)}` : ""}`],

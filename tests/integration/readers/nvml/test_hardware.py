@@ -16,6 +16,13 @@ from vramledger.readers.nvml.driver import Driver
 from vramledger.readers.nvml.hardware import HARDWARE_METRICS
 
 
+@pytest.fixture(autouse=True)
+def _older_gpu(standin_here: StandIn) -> None:
+    """Take a GPU without GPM, whose counters would replace one of the queries."""
+    for number in range(standin_here.device_count):
+        standin_here.device(number).set(gpm_supported=0)
+
+
 def test_hardware_is_in_base_units(standin_here: StandIn, reader: DeviceReader) -> None:
     """mW, mJ, MHz, KiB and percent become watts, joules, hertz, bytes and ratios."""
     standin_here.fail("nvmlDeviceGetFanSpeed", Code.SUCCESS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from tests.support.nvml_readers import read
 from tests.support.standin.library import (
     GIB,
@@ -112,16 +114,42 @@ def test_a_failed_utilization_query_is_no_evidence(standin_here: StandIn, reader
     assert (reading.process_utilization, reading.failed) == (None, ("process_utilization",))
 
 
-def test_the_utilization_log_is_read_from_now_on(standin_here: StandIn, reader: DeviceReader) -> None:
-    """The first query starts at the present, the next one at the newest sample."""
+def test_no_row_is_lost_because_another_is_newer(standin_here: StandIn, reader: DeviceReader) -> None:
+    """The driver's rows come late and in any order: one with an earlier stamp than another's is new too."""
     device = standin_here.device(0)
     reader.read(1000.0, 0.0)
-    assert device.last_seen == 1_000_000_000
     device.raw_sample(10, timestamp=1_000_700_000, sm=5)
-    device.raw_sample(20, timestamp=1_000_300_000, sm=5)
     reader.read(1001.0, 1.0)
-    reader.read(1002.0, 2.0)
-    assert device.last_seen == 1_000_700_000
+    device.raw_sample(20, timestamp=1_000_300_000, sm=5)
+    (reading,) = reader.read(1002.0, 2.0)
+    assert [row.pid for row in reading.process_utilization or ()] == [20]
+
+
+@pytest.mark.parametrize("step", [60.0, 3600.0, 86_400.0 * 365])
+def test_no_row_is_lost_because_the_clock_was_set(
+    standin_here: StandIn, reader: DeviceReader, step: float
+) -> None:
+    """A row is new although the driver's stamps do not follow our clock, which was set."""
+    device = standin_here.device(0)
+    reader.read(100_000_000.0, 0.0)
+    for second in (1, 2, 3):
+        device.idle()
+        device.raw_sample(10, timestamp=(100_000_000 + second) * 10**6, sm=5)
+        wall = 100_000_000.0 + second + (step if second > 1 else 0.0)
+        (reading,) = reader.read(wall, float(second))
+        assert [row.pid for row in reading.process_utilization or ()] == [10]
+
+
+def test_rows_of_before_the_first_reading_are_old(standin_here: StandIn, reader: DeviceReader) -> None:
+    """The driver's log keeps the last row of a process for minutes; that is not work of now."""
+    device = standin_here.device(0)
+    device.raw_sample(10, timestamp=900_000_000, sm=50)
+    device.raw_sample(20, timestamp=999_500_000, sm=50)
+    (reading,) = reader.read(1000.0, 0.0)
+    assert [row.pid for row in reading.process_utilization or ()] == [20]
+    device.raw_sample(30, timestamp=800_000_000, sm=50)
+    (reading,) = reader.read(1001.0, 1.0)
+    assert reading.process_utilization == ()
 
 
 def test_a_sample_is_reported_once(standin_here: StandIn, reader: DeviceReader) -> None:

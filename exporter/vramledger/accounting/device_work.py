@@ -1,0 +1,239 @@
+"""Find out what a device did between two samples, for whom, and since when it has done nothing.
+
+Measured on H200 and H100 (driver 580). GPM's SM counter is exactly 0 if no kernel ran. About twice a second
+the driver notes the process that ran last, in a row of its utilisation, again and again while nobody else
+runs. So a row of another process than before is work. The same process again says nothing at 0 %, and above 0
+only where something ran: the driver gives the mean of some seconds. Beside a busy process, small work of
+another one has no row at all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from vramledger.accounting.sample import Clock, Sample, WorkEvidence
+from vramledger.model.reading import DeviceReading, ProcessUtilization
+
+ROW_DELAY = 3.0
+"""Seconds within which the driver names the process that ran: it notes one twice a second, and we read the
+notes once a second."""
+
+COPY_RATE = 4.0 * 2**20
+"""Bytes a second over PCIe or NVLink above which somebody copies. Reading the driver, as we do, moves up to
+0.6 MiB/s on an idle H200."""
+
+MEMORY_SHARE = 1e-4
+"""The share of the memory's bandwidth above which somebody copies within the device; an idle H200 uses
+4e-6."""
+
+LONGEST_BURST = 10.0
+"""Seconds for which another holder may keep the device busy without a break: small work beside it is not
+seen."""
+
+BUSY_SHARE = 0.5
+"""The share of the idle threshold for which other holders may work. The work of a holder that has nothing to
+do with theirs falls into the rest of the time sooner or later."""
+
+_LINKS = ("pcie_transmit", "pcie_receive", "nvlink_transmit", "nvlink_receive")
+_CODERS = ("device_encoder_utilization_ratio", "device_decoder_utilization_ratio")
+
+
+class _Counted(NamedTuple):
+    """What GPM's counters say of the time since the last sample: whether kernels ran, and anything else."""
+
+    kernels: bool
+    other: bool
+
+
+@dataclass(slots=True)
+class _DeviceWork:
+    """What is remembered of one device.
+
+    Attributes:
+        updated: the newest sample in which it answered.
+        runner: the process that ran last, by the driver's newest row.
+        ran: whether something ran in the sample before, so that a row of it may come now.
+        named_at: monotonic time of the newest row that names work.
+        unnamed_at: monotonic time of the first work that no row has named yet.
+        nothing_since: since when the counters have proven that the device did nothing.
+        nothing_seconds: for how long they have proven it altogether.
+        attributed_since: since when all work was that of processes which the driver named, in short bursts;
+            with ``nothing_seconds`` of that moment.
+        busy: the spans of work within the idle threshold.
+    """
+
+    updated: Clock
+    runner: int | None = None
+    ran: bool = False
+    named_at: float = float("-inf")
+    unnamed_at: float | None = None
+    nothing_since: Clock | None = None
+    nothing_seconds: float = 0.0
+    attributed_since: tuple[Clock, float] | None = None
+    busy: deque[tuple[float, float]] = field(default_factory=deque)
+
+
+class DeviceWorkTracker:
+    """Remember what each device did, by UUID."""
+
+    def __init__(self, idle_after: float) -> None:
+        """Start without devices; ``idle_after`` is the idle threshold in seconds."""
+        self._idle_after = idle_after
+        self._devices: dict[str, _DeviceWork] = {}
+
+    def update(
+        self, device: DeviceReading, servers: Collection[int], sample: Sample, *, shared: bool
+    ) -> WorkEvidence:
+        """Record a sample of a device.
+
+        Args:
+            device: what the driver reported.
+            servers: the pids of the MPS servers: the driver names them in place of their clients.
+            sample: the sample.
+            shared: whether it shares its counters with other compute instances.
+        """
+        before = self._devices.get(device.uuid)
+        if before is None or sample.monotonic - before.updated[0] > sample.longest_gap:
+            runner = None if before is None else before.runner
+            before = self._devices[device.uuid] = _DeviceWork(sample.clock, runner)
+        known, now = before, sample.monotonic
+        counted = _read_counters(device.activity)
+        rate = _highest_rate(device)
+        busy = bool(rate) or (counted is not None and (counted.kernels or counted.other))
+        alone = not shared and len(device.processes or ()) == 1
+        kernels = counted.kernels if counted is not None else bool(rate)
+        ran = busy or counted is None
+        named = _named(known, device.process_utilization or (), kernels=kernels, ran=ran or known.ran)
+        known.ran = ran
+        if busy and alone:
+            named |= {entry.pid for entry in device.processes or ()}
+        worked = busy or bool(named)
+        late = _wait_for_name(known, now, named=bool(named), busy=busy)
+        self._record_span(known, sample, worked=worked, counted=counted is not None, late=late)
+        at_rest = not worked and (counted is not None or rate == 0)
+        return WorkEvidence(
+            workers=frozenset(named),
+            nothing_since=known.nothing_since,
+            nothing_seconds=known.nothing_seconds,
+            attributed_since=known.attributed_since,
+            unknown=late or (device.process_utilization is None and not at_rest),
+            clients_unknown=late or not at_rest,
+            clients=_mps_clients(device, servers),
+        )
+
+    def _record_span(
+        self, known: _DeviceWork, sample: Sample, *, worked: bool, counted: bool, late: bool
+    ) -> None:
+        """Record what the device did since the sample before."""
+        before, known.updated = known.updated, sample.clock
+        now = sample.monotonic
+        if not counted:
+            known.nothing_since = known.attributed_since = None
+            return
+        if worked:
+            known.nothing_since = None
+            if known.busy and known.busy[-1][1] >= before[0]:
+                known.busy[-1] = (known.busy[-1][0], now)
+            else:
+                known.busy.append((before[0], now))
+        else:
+            known.nothing_since = known.nothing_since or before
+            known.nothing_seconds += now - before[0]
+        begin = now - self._idle_after
+        while known.busy and known.busy[0][1] <= begin:
+            known.busy.popleft()
+        longest = max((end - start for start, end in known.busy), default=0.0)
+        share = sum(end - max(start, begin) for start, end in known.busy) / self._idle_after
+        if late or longest > LONGEST_BURST or share > BUSY_SHARE:
+            known.attributed_since = (sample.clock, known.nothing_seconds)
+        elif known.attributed_since is None:
+            known.attributed_since = (before, known.nothing_seconds - (0.0 if worked else now - before[0]))
+
+    def shift_times(self, seconds: float) -> None:
+        """Move the Unix times along with a clock that was set."""
+        for known in self._devices.values():
+            known.updated = _shifted(known.updated, seconds)
+            if known.nothing_since is not None:
+                known.nothing_since = _shifted(known.nothing_since, seconds)
+            if known.attributed_since is not None:
+                clock, total = known.attributed_since
+                known.attributed_since = (_shifted(clock, seconds), total)
+
+    def keep_only(self, uuids: Collection[str]) -> None:
+        """Forget all devices except those with these UUIDs."""
+        self._devices = {uuid: known for uuid, known in self._devices.items() if uuid in uuids}
+
+
+def _shifted(clock: Clock, seconds: float) -> Clock:
+    return clock[0], clock[1] + seconds
+
+
+def _read_counters(activity: Mapping[str, float] | None) -> _Counted | None:
+    """Return what the counters say; None where there are none, or where none of them moves.
+
+    Some counter of a live GPU always moves: reading the driver takes some bytes over PCIe.
+    """
+    if activity is None or "sm" not in activity:
+        return None
+    if not any(value > 0 for name, value in activity.items() if name != "seconds"):
+        return None
+    copies = any(activity.get(link, 0.0) > COPY_RATE for link in _LINKS)
+    other = copies or activity.get("dram", 0.0) > MEMORY_SHARE or activity.get("video", 0.0) > 0
+    return _Counted(kernels=activity["sm"] > 0, other=other)
+
+
+def _highest_rate(device: DeviceReading) -> float | None:
+    """Return the highest of the driver's own rates of utilisation, None where it gives none."""
+    rates = [] if device.utilization is None else list(device.utilization.values())
+    coders = [value for name in _CODERS if isinstance(value := device.hardware.get(name), float)]
+    return max(rates + coders) if rates else None
+
+
+def _named(known: _DeviceWork, rows: Collection[ProcessUtilization], *, kernels: bool, ran: bool) -> set[int]:
+    """Return the processes that the driver's new rows name as those that worked.
+
+    Args:
+        known: what is remembered of the device.
+        rows: the rows.
+        kernels: whether kernels ran: then a row of 0 % of the process that ran before names it too, if nobody
+            else is named.
+        ran: whether anything may have run: otherwise a row above 0 is of what ran before.
+    """
+    named: set[int] = set()
+    for row in sorted(rows, key=lambda each: each.time):
+        above_zero = max(row.sm, row.memory, row.encoder, row.decoder) > 0
+        if (above_zero and ran) or known.runner not in (None, row.pid):
+            named.add(row.pid)
+        known.runner = row.pid
+    return named or ({row.pid for row in rows} if kernels else set())
+
+
+def _wait_for_name(known: _DeviceWork, now: float, *, named: bool, busy: bool) -> bool:
+    """Tell whether the device worked and no row has said for whom, as long as one may take."""
+    if named:
+        known.named_at = now
+    if now - known.named_at < ROW_DELAY:
+        known.unnamed_at = None
+        return False
+    if busy and known.unnamed_at is None:
+        known.unnamed_at = now
+    late = known.unnamed_at is not None and now - known.unnamed_at >= ROW_DELAY
+    if late and not busy:
+        known.unnamed_at = None
+    return late
+
+
+def _mps_clients(device: DeviceReading, servers: Collection[int]) -> frozenset[int]:
+    """Return the holders whose work the driver counts for an MPS server, or may count for it.
+
+    Where no holder is in the list of MPS, the driver may not support that list: then every holder beside a
+    server may be a client.
+    """
+    holders = device.processes or ()
+    clients = {entry.pid for entry in holders if "M" in entry.kinds}
+    if not clients and any(entry.pid in servers for entry in holders):
+        clients = {entry.pid for entry in holders}
+    return frozenset(clients - set(servers))

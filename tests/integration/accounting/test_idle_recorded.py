@@ -1,0 +1,104 @@
+"""Idleness on a real GPU: 50 programs on one H100, and what each of them truly did.
+
+Each program wrote down when it worked, by the same clock as the sampler. Phases: ten kinds of work alone;
+16 programs with small work, pipelines and idle ones; a notebook alone and beside a server; 25 programs with a
+training; the same without the training.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from vramledger.accounting.tracker import HoldingTracker
+from vramledger.model.snapshot import Grade, Holding, State
+from vramledger.sampling.replay import read_recording
+
+HOME = Path(__file__).parents[2] / "recordings" / "idleness"
+LATE = 4.0
+"""Seconds after which work must be noticed: the driver names the process within 3 s."""
+
+
+class Program(NamedTuple):
+    """What a program did: monotonic times of its readiness, and of the beginning and end of each work."""
+
+    name: str
+    ready: float | None
+    work: list[tuple[float, float]]
+
+
+class Said(NamedTuple):
+    """What was said of a holder at a moment; ``since`` is monotonic too."""
+
+    now: float
+    since: float
+    holding: Holding
+
+
+def truth() -> dict[int, Program]:
+    """Return what each program did, by pid."""
+    with gzip.open(HOME / "h100.truth.gz", "rt") as lines:
+        read = [json.loads(line) for line in lines]
+    return {each["pid"]: Program(each["name"], each["ready"], each["work"]) for each in read}
+
+
+TRUTH = truth()
+
+
+def replay(idle_after: float) -> dict[int, list[Said]]:
+    """Return all that is said of each program."""
+    tracker = HoldingTracker(idle_after=idle_after)
+    said: dict[int, list[Said]] = defaultdict(list)
+    for reading in read_recording(HOME / "h100.jsonl.gz"):
+        for device in tracker.update(reading).devices:
+            for each in device.holdings:
+                since = reading.monotonic - (reading.time - each.since)
+                said[each.pid].append(Said(reading.monotonic, since, each))
+    return said
+
+
+def is_certainly_idle(said: Said) -> bool:
+    """Tell whether somebody may act on what is said."""
+    return said.holding.state is State.IDLE and said.holding.grade is not Grade.INFERRED
+
+
+@pytest.mark.parametrize("idle_after", [8.0, 15.0, 25.0, 40.0, 60.0])
+def test_nobody_who_worked_is_idle_above_inferred(idle_after: float) -> None:
+    """Since when a holder is idle at proven or seen, it has truly not worked."""
+    false = [
+        (TRUTH[pid].name, said.now, said.since, said.holding.why)
+        for pid, everything in replay(idle_after).items()
+        for said in everything
+        if is_certainly_idle(said) and pid in TRUTH
+        for begin, end in TRUTH[pid].work
+        if end > said.since + 1.0 and begin < said.now - LATE
+    ]
+    assert false == []
+
+
+@pytest.mark.parametrize("idle_after", [15.0, 25.0])
+def test_a_notebook_alone_is_proven_idle_in_time(idle_after: float) -> None:
+    """Within the threshold and 30 s of its last work it is idle, and that is proven."""
+    (pid,) = (pid for pid, program in TRUTH.items() if program.name == "n-notebook")
+    proven = [
+        said.now
+        for said in replay(idle_after)[pid]
+        if said.holding.grade is Grade.PROVEN and is_certainly_idle(said)
+    ]
+    ready = TRUTH[pid].ready
+    assert ready is not None
+    assert proven[0] - ready < idle_after + 30.0
+
+
+def test_those_who_do_nothing_are_idle_at_some_grade() -> None:
+    """Each program that did nothing for the threshold is idle, also on the busy GPU."""
+    said = replay(40.0)
+    nothing = [pid for pid, program in TRUTH.items() if not program.work and program.name.startswith("b-")]
+    assert len(nothing) >= 5
+    for pid in nothing:
+        assert any(each.holding.state is State.IDLE for each in said[pid]), TRUTH[pid].name

@@ -1,0 +1,1 @@
+"""Counting launches: real uprobes in real programs."""

@@ -1,0 +1,212 @@
+"""What the reader says of GPM's counters, from the stand-in through the real pynvml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.nvml_readers import ALL, Open, read
+from tests.support.standin.library import IDLE_GPM, OLD_DRIVER, Code, StandIn, build
+from vramledger.readers.nvml.device_reader import DeviceReader
+from vramledger.readers.nvml.driver import Driver
+
+MIB = 2**20
+
+
+def test_counters_are_means_in_base_units(standin_here: StandIn, reader: DeviceReader) -> None:
+    """Shares are ratios and traffic is bytes a second, from the second reading on."""
+    assert read(reader, 0.0).activity == {}
+    standin_here.device(0).set_activity(
+        sm=96.0, tensor=94.0, dram=24.0, pcie_receive=3.0, nvlink_transmit=7.5
+    )
+    activity = read(reader, 1.0).activity
+    assert activity is not None
+    seconds = activity["seconds"]
+    assert 0.0 < seconds < 60.0
+    assert activity == {
+        "seconds": seconds,
+        "graphics": 0.00006,
+        "sm": 0.96,
+        "occupancy": 0.0,
+        "integer": 0.0,
+        "tensor": 0.94,
+        "dram": 0.24,
+        "fp64": 0.0,
+        "fp32": 0.0,
+        "fp16": 0.0,
+        "pcie_transmit": 0.4 * MIB,
+        "pcie_receive": 3.0 * MIB,
+        "video": 0.0,
+        "nvlink_receive": 0.0,
+        "nvlink_transmit": 7.5 * MIB,
+    }
+
+
+def test_a_single_small_kernel_shows_and_nothing_is_exactly_zero(
+    standin_here: StandIn, reader: DeviceReader
+) -> None:
+    """The figure of a 64x64 matmul is not rounded to 0, and a second without a kernel is exactly 0."""
+    read(reader, 0.0)
+    standin_here.device(0).do(sm=2e-6)
+    assert (read(reader, 1.0).activity or {})["sm"] == pytest.approx(2e-8)
+    assert (read(reader, 2.0).activity or {})["sm"] == 0.0
+
+
+def test_a_second_reading_in_the_same_sample_takes_nothing_from_the_first(
+    standin_here: StandIn, reader: DeviceReader
+) -> None:
+    """A device that is read twice in a sample gives the same means twice."""
+    read(reader, 0.0)
+    standin_here.device(0).do(sm=5.0)
+    first, again = read(reader, 1.0).activity, read(reader, 1.0).activity
+    assert first is not None
+    assert first["sm"] == 0.05
+    assert again == first
+
+
+@pytest.mark.parametrize("function", ["nvmlGpmSampleGet", "nvmlGpmMetricsGet"])
+def test_a_failed_query_loses_no_work(standin_here: StandIn, reader: DeviceReader, function: str) -> None:
+    """The reading after a failed one covers its time as well."""
+    read(reader, 0.0)
+    standin_here.device(0).do(sm=5.0)
+    standin_here.fail(function, Code.UNKNOWN)
+    failed = read(reader, 1.0)
+    assert (failed.activity, failed.failed) == (None, ("activity",))
+    standin_here.fail(function, Code.SUCCESS)
+    assert (read(reader, 2.0).activity or {})["sm"] == 0.05
+
+
+def test_a_gpu_before_hopper_has_none(standin_here: StandIn, open_readers: Open) -> None:
+    """Where the device does not support it, nothing has failed, and it is asked only once."""
+    standin_here.device(0).set(gpm_supported=0)
+    (reader,) = open_readers()
+    for now in (0.0, 1.0, 2.0):
+        reading = read(reader, now)
+        assert (reading.activity, reading.failed) == (None, ())
+    assert standin_here.calls("nvmlGpmQueryDeviceSupport") == 1
+
+
+def test_without_counters_a_burst_between_two_readings_shows(
+    standin_here: StandIn, open_readers: Open
+) -> None:
+    """Before Hopper the driver's samples of the whole GPU say what its last rate does not."""
+    standin_here.device(0).set(gpm_supported=0)
+    (reader,) = open_readers()
+    read(reader, 0.0)
+    read(reader, 1.0)
+    standin_here.device(0).set(gpu_utilization_peak=60)
+    assert read(reader, 2.0).utilization == {"gpu": 0.0, "memory": 0.0, "gpu_peak": 0.6}
+    standin_here.fail("nvmlDeviceGetSamples", Code.UNKNOWN)
+    reading = read(reader, 3.0)
+    assert (reading.utilization, reading.failed) == ({"gpu": 0.0, "memory": 0.0}, ())
+
+
+def test_an_old_driver_has_none(standin_directory: Path, tmp_path: Path) -> None:
+    """Where the library does not have the functions, nothing has failed."""
+    library = build(standin_directory, without=OLD_DRIVER)
+    with StandIn(tmp_path, library) as standin, standin.in_this_process():
+        driver = Driver.open()
+        (reader,) = driver.readers(ALL)
+        readings = [read(reader, now) for now in (0.0, 1.0)]
+        driver.close()
+    assert [(each.activity, each.failed) for each in readings] == [(None, ()), (None, ())]
+
+
+def test_metrics_that_a_driver_does_not_know_are_left_out(
+    standin_here: StandIn, reader: DeviceReader
+) -> None:
+    """A driver that refuses a question with newer metrics answers the one without them."""
+    standin_here.device(0).set(gpm_last_metric=97)
+    read(reader, 0.0)
+    activity = read(reader, 1.0).activity
+    assert activity is not None
+    assert "sm" in activity
+
+
+def test_a_metric_that_the_card_does_not_have_is_absent(standin_here: StandIn, reader: DeviceReader) -> None:
+    """A card without NVLink has no NVLink traffic, rather than 0."""
+    standin_here.device(0).set_activity(nvlink_receive=None, nvlink_transmit=None)
+    read(reader, 0.0)
+    activity = read(reader, 1.0).activity
+    assert activity is not None
+    assert not {"nvlink_receive", "nvlink_transmit"} & activity.keys()
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e300, 4_000.0])
+def test_garbage_is_no_figure(standin_here: StandIn, reader: DeviceReader, value: float) -> None:
+    """An impossible share makes the query one that has failed."""
+    read(reader, 0.0)
+    standin_here.device(0).set_activity(sm=value)
+    reading = read(reader, 1.0)
+    assert (reading.activity, reading.failed) == (None, ("activity",))
+
+
+def test_what_answered_before_has_failed_and_is_not_unsupported(
+    standin_here: StandIn, reader: DeviceReader
+) -> None:
+    """A driver that says "not supported" later has failed, and is asked again."""
+    read(reader, 0.0)
+    assert read(reader, 1.0).activity
+    standin_here.fail("nvmlGpmSampleGet", Code.NOT_SUPPORTED)
+    assert read(reader, 2.0).failed == ("activity",)
+    standin_here.fail("nvmlGpmSampleGet", Code.SUCCESS)
+    assert read(reader, 3.0).activity
+
+
+def test_a_lost_gpu_is_read_as_for_the_first_time(standin_here: StandIn, reader: DeviceReader) -> None:
+    """A reset GPU counts from 0 again: samples of before and after it are never compared."""
+    read(reader, 0.0)
+    standin_here.device(0).lost = True
+    read(reader, 1.0)
+    standin_here.device(0).lost = False
+    assert read(reader, 20.0).activity == {}
+    assert read(reader, 21.0).activity
+
+
+def test_the_counters_replace_the_slow_query_for_pcie(standin_here: StandIn, reader: DeviceReader) -> None:
+    """With counters, PCIe traffic comes in each sample, and the call that takes 20 ms is never made."""
+    read(reader, 0.0)
+    standin_here.device(0).set_activity(pcie_transmit=1.0, pcie_receive=2.0)
+    throughput = read(reader, 1.0).hardware["device_pcie_throughput_bytes_per_second"]
+    assert throughput == {"transmit": MIB, "receive": 2 * MIB}
+    assert standin_here.calls("nvmlDeviceGetPcieThroughput") == 0
+
+
+def test_each_mig_instance_has_counters_of_its_own(standin_here: StandIn, reader: DeviceReader) -> None:
+    """One instance works, the other does not; the divided GPU itself has none."""
+    one, _ = standin_here.device(0).divide("3g.71gb", "3g.71gb")
+    reader.read(1000.0, 0.0)
+    one.set_activity(sm=50.0)
+    gpu, first, second = reader.read(1001.0, 1.0)
+    assert gpu.activity is None
+    assert [(each.activity or {}).get("sm") for each in (first, second)] == [0.5, 0.0]
+
+
+def test_compute_instances_share_the_counters_of_their_gpu_instance(
+    standin_here: StandIn, reader: DeviceReader
+) -> None:
+    """Both compute instances of a GPU instance say the same of one second."""
+    one, _ = standin_here.device(0).divide("1c.3g.71gb", "1c.3g.71gb")
+    reader.read(1000.0, 0.0)
+    one.set_activity(sm=50.0)
+    _, first, second = reader.read(1001.0, 1.0)
+    assert first.activity == second.activity
+    assert (first.activity or {})["sm"] == 0.5
+
+
+def test_a_destroyed_instance_frees_its_samples(standin_here: StandIn, reader: DeviceReader) -> None:
+    """The driver's memory for the samples of an instance goes with the instance."""
+    standin_here.device(0).divide("3g.71gb", "3g.71gb")
+    reader.read(1000.0, 0.0)
+    standin_here.device(0).undivide()
+    reader.read(1020.0, 20.0)
+    assert standin_here.calls("nvmlGpmSampleFree") == 4
+
+
+def test_an_idle_card_is_as_measured(standin_here: StandIn, reader: DeviceReader) -> None:
+    """The stand-in's idle GPU has the figures of an idle H200: no kernel, a little memory traffic."""
+    assert standin_here.device_count == 1
+    read(reader, 0.0)
+    activity = read(reader, 1.0).activity or {}
+    assert (activity["sm"], activity["dram"]) == (0.0, IDLE_GPM["dram"] / 100)

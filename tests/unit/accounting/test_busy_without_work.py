@@ -1,0 +1,193 @@
+"""A device that is busy for minutes and does nothing: figures of real programs on an H100, driver 580."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.host.model import GIB, Process
+from tests.support.host.one_holder import NOW, PID, SHELL, OneHolder
+from tests.support.host.programs import Fixed
+from vramledger.accounting.busy_without_work import WAITS_AFTER, BusyWithoutWorkWatch
+from vramledger.accounting.sample import Sample
+from vramledger.model.reading import DeviceReading, ProcessUtilization, Reading
+from vramledger.model.snapshot import State
+
+NOTHING = {
+    "graphics": 1.0,
+    "sm": 0.18,
+    "integer": 0.0016,
+    "tensor": 0.0,
+    "fp64": 0.0,
+    "fp32": 0.0,
+    "fp16": 0.0,
+    "dram": 0.000004,
+    "pcie_transmit": 600_000.0,
+    "pcie_receive": 500_000.0,
+    "nvlink_transmit": 0.0,
+    "nvlink_receive": 0.0,
+}
+"""A rank of a training that waits for another one which hangs."""
+
+WAITING = DeviceReading(0, "GPU-0", utilization={"gpu": 1.0, "memory": 0.0}, activity=NOTHING)
+
+
+class Watched:
+    """A watch that is given samples a second apart."""
+
+    def __init__(self) -> None:
+        """Begin at some moment."""
+        self.watch = BusyWithoutWorkWatch()
+        self.now = 1000.0
+
+    def wait(self, seconds: float) -> float | None:
+        """Give it a sample of the waiting device every five seconds."""
+        for _ in range(round(seconds / 5)):
+            said = self.after(5, WAITING)
+        return said
+
+    def after(self, seconds: float, device: DeviceReading, *, gap: bool = False) -> float | None:
+        """Return for how many seconds the device has been busy without work, None if it is not said."""
+        self.now += seconds
+        sample = Sample(Reading(self.now + 5e8, self.now), {}, 5.0, gap)
+        since = self.watch.update(device, sample)
+        return None if since is None else sample.time - since
+
+
+def active(**figures: float) -> DeviceReading:
+    """Return the device that waits, with other figures."""
+    return replace(WAITING, activity={**NOTHING, **figures})
+
+
+def test_said_after_minutes() -> None:
+    """A collective that hangs is said to be busy without work after minutes, with the time since it began."""
+    watched = Watched()
+
+    assert watched.after(0, WAITING) is None
+    assert watched.wait(WAITS_AFTER - 5) is None
+    assert watched.after(5, WAITING) == WAITS_AFTER
+    assert watched.wait(1000) == WAITS_AFTER + 1000
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        active(tensor=0.94, dram=0.24, integer=0.014),  # a matmul
+        active(dram=0.97, integer=0.073),  # filling memory
+        active(fp32=0.7, nvlink_transmit=7.67e9),  # a training on two GPUs
+        active(nvlink_receive=5e6),  # a collective that goes on slowly
+        active(pcie_receive=5e6),  # its data arrive
+        active(fp64=0.001),
+        active(video=0.01),
+        active(integer=0.3),  # cryptography
+        replace(WAITING, utilization={"gpu": 0.5, "memory": 0.0}),  # small kernels, one after the other
+        replace(WAITING, error="timeout", activity=None),
+    ],
+)
+def test_work_ends_it(work: DeviceReading) -> None:
+    """One sample with any work, or of a device that does not answer, begins the time again."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    assert watched.wait(WAITS_AFTER) is not None
+
+    assert watched.after(1, work) is None
+    assert watched.after(1, WAITING) is None
+    assert watched.wait(WAITS_AFTER - 5) is None
+
+
+def test_a_sample_without_counters_changes_nothing() -> None:
+    """The counters of the next sample cover the time of one that has none."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(WAITS_AFTER)
+    missing = replace(WAITING, activity=None)
+
+    assert watched.after(5, missing) == WAITS_AFTER + 5
+    assert watched.after(5, missing) is None, "counters that stay away say nothing"
+    assert watched.after(5, WAITING) is None
+
+
+def test_missing_samples_begin_it_again() -> None:
+    """Where samples are missing, the device may have worked."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(WAITS_AFTER)
+
+    assert watched.after(60, WAITING, gap=True) is None
+
+
+@pytest.mark.parametrize("figure", ["tensor", "fp32", "dram", "integer"])
+def test_missing_figures_say_nothing(figure: str) -> None:
+    """Without the figures that would show work, nothing is said of the device."""
+    watched = Watched()
+    partial = replace(WAITING, activity={name: value for name, value in NOTHING.items() if name != figure})
+
+    assert [watched.after(5, partial) for _ in range(50)] == [None] * 50
+
+
+def test_device_without_counters_says_nothing() -> None:
+    """Before Hopper nothing is said, however busy the device is."""
+    watched = Watched()
+    old = replace(WAITING, activity=None)
+
+    assert [watched.after(5, old) for _ in range(50)] == [None] * 50
+
+
+def test_clock_that_is_set() -> None:
+    """When the host's clock is set, the span stays the same."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(WAITS_AFTER)
+    watched.watch.shift_times(3600)
+
+    assert watched.after(0, WAITING) == WAITS_AFTER - 3600
+
+
+def test_device_that_is_gone_is_forgotten() -> None:
+    """A device that comes back is watched from the beginning."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(WAITS_AFTER - 5)
+    watched.watch.keep_only(())
+
+    assert watched.after(5, WAITING) is None
+
+
+@pytest.fixture
+def hung() -> OneHolder:
+    """Return a host whose only holder waits in a collective."""
+    host = OneHolder()
+    host.driver_says(utilization={"gpu": 1.0, "memory": 0.0}, activity=NOTHING)
+    return host
+
+
+def test_the_holder_says_it(hung: OneHolder) -> None:
+    """The holder of a device that does nothing says it as evidence, with its beginning; it stays active."""
+    assert hung.watch(100).busy_without_work_since is None
+    holding = hung.watch(100)
+
+    assert holding.state is State.ACTIVE
+    assert holding.busy_without_work_since == NOW + 1
+    assert holding.why.startswith("busy without work for 199 s: ")
+
+
+def test_work_of_the_holder_ends_it(hung: OneHolder) -> None:
+    """When the collective goes on, nothing is said any more."""
+    hung.watch(200)
+    hung.driver_says(activity={**NOTHING, "fp32": 0.7, "dram": 0.1})
+
+    assert hung.holding().busy_without_work_since is None
+
+
+def test_only_who_keeps_it_busy_says_it(hung: OneHolder) -> None:
+    """Of several holders only the one that the driver names as busy says it: the others do nothing."""
+    idle = Process(8, {0: Fixed(GIB)}, begin=-900.0, framework="", starter=SHELL)
+    hung.host.processes = [*hung.host.processes, idle]
+    for _ in range(200):
+        row = ProcessUtilization(PID, NOW + hung.now + 0.5, 1.0, 0.0, 0.0, 0.0)
+        hung.driver_says(process_utilization=(row,))
+        (device,) = hung.sample().devices
+
+    said = {holding.pid: holding.busy_without_work_since is not None for holding in device.holdings}
+    assert said == {PID: True, 8: False}

@@ -1,0 +1,1 @@
+"""Reading a library's functions, and their names."""

@@ -1,0 +1,105 @@
+"""The functions of a library, read from a file that nobody vouches for."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vramledger.readers.launches.elf import ElfError, find_functions
+from vramledger.readers.launches.mappings import find_mappings
+
+
+def functions_of(path: Path, wanted: Callable[[str], bool] = bool) -> dict[str, int]:
+    """Return the functions of a file."""
+    with path.open("rb") as file:
+        return find_functions(file.fileno(), wanted)
+
+
+@pytest.fixture(scope="module")
+def own_library() -> tuple[Path, int, int]:
+    """Return our C library, where it begins in our memory, and the address of one of its functions."""
+    address = ctypes.cast(ctypes.CDLL(None).ether_ntoa, ctypes.c_void_p).value or 0
+    for mapping in find_mappings(Path("/proc/self/maps").read_bytes()):
+        if mapping.start <= address < mapping.end:
+            return Path(mapping.path), mapping.start - mapping.offset, address
+    message = "the C library is not mapped"
+    raise AssertionError(message)
+
+
+def test_offset_is_that_of_the_running_function(own_library: tuple[Path, int, int]) -> None:
+    """The offset of a function in its file is where the loader has put it."""
+    path, base, address = own_library
+
+    assert functions_of(path, lambda name: name == "ether_ntoa") == {"ether_ntoa": address - base}
+
+
+def test_function_that_is_chosen_at_load_is_refused(own_library: tuple[Path, int, int]) -> None:
+    """A function with several implementations has no single place, and is not taken for one."""
+    with pytest.raises(ElfError, match="is chosen when it is loaded"):
+        functions_of(own_library[0], lambda name: name == "memcpy")
+
+
+def test_imported_function_is_not_found() -> None:
+    """A function that the file only uses is not one that it defines."""
+    python = Path(sys.executable).resolve()
+
+    assert functions_of(python, lambda name: name == "ether_ntoa") == {}
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x7fELF", b"#!/bin/sh\n", b"\x7fELF\x02\x01" + bytes(58), bytes(4096)]
+)
+def test_no_library(tmp_path: Path, content: bytes) -> None:
+    """A file that is not a library is refused."""
+    (tmp_path / "file").write_bytes(content)
+
+    with pytest.raises(ElfError):
+        functions_of(tmp_path / "file")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_library(tmp_path: Path, own_library: tuple[Path, int, int], seed: int) -> None:
+    """A damaged file gives functions or a refusal, and nothing else, however large its numbers are."""
+    chance = random.Random(seed)  # noqa: S311 the same in each run
+    whole = own_library[0].read_bytes()
+    sections_at = int.from_bytes(whole[40:48], "little")
+    path = tmp_path / "library"
+    for _ in range(60):
+        data = bytearray(whole)
+        for _ in range(chance.randint(1, 6)):
+            begin = chance.choice((0, 64, sections_at))
+            at = begin + chance.randrange(min(1024, len(data) - begin))
+            data[at : at + 8] = chance.choice((b"\xff" * 8, bytes(8), chance.randbytes(8)))
+        if chance.random() < 0.3:
+            del data[chance.randrange(len(data)) :]
+        path.write_bytes(data)
+        try:
+            offsets = functions_of(path, lambda name: name.startswith("ether"))
+        except ElfError:
+            continue
+        assert all(0 <= offset < 2**63 for offset in offsets.values())
+
+
+def test_names_without_an_end(tmp_path: Path, own_library: tuple[Path, int, int]) -> None:
+    """A file that ends within its tables is refused."""
+    whole = own_library[0].read_bytes()
+    (tmp_path / "library").write_bytes(whole[: len(whole) // 2])
+
+    with pytest.raises(ElfError, match="cut off"):
+        functions_of(tmp_path / "library")
+
+
+def test_device_is_refused() -> None:
+    """A file that is not a regular file gives no functions."""
+    descriptor = os.open("/dev/zero", os.O_RDONLY)
+    try:
+        with pytest.raises((ElfError, OSError)):
+            find_functions(descriptor, bool)
+    finally:
+        os.close(descriptor)
