@@ -45,9 +45,8 @@ def run(args: argparse.Namespace) -> int:
     config = sampling_config(args)
     (reading,) = run_until_interrupted(read_once(config))
     contact = run_until_interrupted(_contact_exporter(args, config.procfs))
-    findings = list(
-        diagnose(reading, read_own_rights(config.procfs), contact, find_obstacle(str(config.procfs)))
-    )
+    obstacle = find_obstacle(str(config.procfs))
+    findings = list(diagnose(reading, read_own_rights(config.procfs), contact, obstacle))
     write_output(findings_text(findings))
     return 0 if all(finding.good for finding in findings) else 1
 

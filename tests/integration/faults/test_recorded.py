@@ -47,8 +47,8 @@ RAISED: dict[str, Raised] = {
 }  # fmt: skip
 """The alerts of each recording when nothing changes any more; a recording without an entry has none.
 
-In ``agents``, ``busy-and-idle`` and ``lively`` a program keeps the device busy, so that the others are idle only by
-inference, and nobody is called a hoarder.
+In ``agents``, ``busy-and-idle`` and ``lively`` a program keeps the device busy, so that the others are idle
+only by inference, and nobody is called a hoarder.
 """
 
 TRUE_BESIDES = frozenset({"GpuMemoryNearlyFull", "GpuMemoryFilling"})
