@@ -225,6 +225,7 @@ class HoldingTracker:
         """
         bounds = {(each.pid, each.start): each.bound for each in sample.reading.managed}
         pools = []
+        found: dict[str, PoolResult] = {}
         for device in devices:
             group = sharers.get(device.uuid, (device.uuid,))
             lists = [held.get(uuid) for uuid in group]
@@ -232,11 +233,20 @@ class HoldingTracker:
                 continue
             everybody = [(uuid, each) for uuid, some in zip(group, lists, strict=True) for each in some or ()]
             ledger = _balanced(device, [each for _, each in everybody], blind=False)
-            if ledger is not None and device.error is None:
+            if ledger is None or device.error is not None:
+                continue
+            found[device.uuid] = PoolResult(device.uuid, ledger=ledger)
+            if not self._uncharged.record_calm(device.uuid, ledger, everybody, sample.monotonic):
                 holders = tuple(self._pool_holder(uuid, each, bounds, sample) for uuid, each in everybody)
                 hidden = _hidden_users(device, sample.reading)
                 pools.append(MemoryPool(device.uuid, ledger, holders, hidden))
-        found = self._uncharged.update(pools, sample.monotonic, sample.time, sample.longest_gap)
+        found |= self._uncharged.update(
+            pools,
+            sample.monotonic,
+            sample.time,
+            sample.longest_gap,
+            lambda uuid, holding: self._pool_holder(uuid, holding, bounds, sample),
+        )
         for pool in pools:
             for uuid in {holder.uuid for holder in pool.holders}:
                 held[uuid] = _with_uncharged(uuid, held[uuid] or (), found[pool.key])
@@ -284,7 +294,8 @@ class HoldingTracker:
         lists = [held.get(uuid) for uuid in sharers]
         if None not in lists:
             everybody = [each for held_there in lists for each in held_there or ()]
-            ledger = _balanced(device, everybody, blind=blind, undivided=uncharged.undivided)
+            ledger = uncharged.ledger if uncharged.key == device.uuid else None
+            ledger = ledger or _balanced(device, everybody, blind=blind, undivided=uncharged.undivided)
         if ledger is not None:
             used_peak = self._devices.record_used(device.uuid, sample.monotonic, ledger.used)
         hidden = hidden_on(device, sample.reading.hidden if sample.reading.host_pid_namespace else None)

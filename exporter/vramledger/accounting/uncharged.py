@@ -14,7 +14,7 @@ as a range, and its bytes are undivided: one of the named holders has them.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -113,12 +113,14 @@ class PoolResult(NamedTuple):
         held: what each holder has uncharged, by (UUID, pid); one that cannot have any is not in it.
         undivided: the bytes that one of several holders has; None if there are none.
         left: what ended holders have left behind.
+        ledger: the balance of the pool, if nothing is uncharged there beyond contexts.
     """
 
     key: str = ""
     held: Mapping[tuple[str, int], UnchargedBytes] = {}
     undivided: UndividedBytes | None = None
     left: tuple[LeftBytes, ...] = ()
+    ledger: Ledger | None = None
 
 
 class Range(NamedTuple):
@@ -201,6 +203,7 @@ class _PoolState:
         late: bytes that came while we did not watch, whoever has them.
         lefts: what ended holders left behind.
         holders: who was listed then.
+        listed: the same, if nothing was known or to be found out of them.
         managed: what each of them had in managed memory.
     """
 
@@ -212,6 +215,7 @@ class _PoolState:
     late: int = 0
     lefts: list[_Left] = field(default_factory=list)
     holders: dict[Identity, PoolHolder] = field(default_factory=dict)
+    listed: Sequence[tuple[str, Holding]] = ()
     managed: dict[Identity, Range] = field(default_factory=dict)
 
     def of_ended(self, ended: Iterable[PoolHolder]) -> Range:
@@ -238,20 +242,44 @@ class UnchargedTracker:
         for key in [key for key in self._pools if key not in keys]:
             del self._pools[key]
 
+    def record_calm(
+        self, key: str, ledger: Ledger, listed: Sequence[tuple[str, Holding]], now: float
+    ) -> bool:
+        """Record a sample of a pool in which nothing is uncharged; say whether that was all.
+
+        Nearly every sample is like this, and a host may have hundreds of holders.
+        """
+        state = self._pools.setdefault(key, _PoolState())
+        if state.rest or state.unwatched or state.lefts or _rest_of(ledger, len(listed)):
+            return False
+        state.at, state.free, state.listed = now, ledger.free, listed
+        state.reference = state.late = 0
+        state.holders, state.managed = {}, {}
+        return True
+
     def update(
-        self, pools: Iterable[MemoryPool], now: float, clock: float, gap: float
+        self,
+        pools: Iterable[MemoryPool],
+        now: float,
+        clock: float,
+        gap: float,
+        holder: Callable[[str, Holding], PoolHolder],
     ) -> dict[str, PoolResult]:
         """Record one sample.
 
         Args:
-            pools: those whose ledger is known.
+            pools: those whose ledger is known, and for which :meth:`record_calm` was not all.
             now: monotonic seconds of the sample.
             clock: Unix time of the sample.
             gap: the longest span between two samples without samples missing between them, in seconds.
+            holder: returns what is known of a holder that was listed on a device.
         """
         samples = []
         for pool in pools:
             state = self._pools.setdefault(pool.key, _PoolState())
+            if state.listed:
+                known = [holder(*each) for each in state.listed]
+                state.holders, state.listed = {each.identity: each for each in known}, ()
             samples.append(_record(state, pool, now, clock, gap))
         foreign = _foreign_bytes(samples)
         results = {}
@@ -267,9 +295,11 @@ def _rest(pool: MemoryPool) -> int:
 
     A driver that does not report its own reserve counts it as used, so nothing can be said there.
     """
-    if pool.ledger.driver_reserved is None:
-        return 0
-    return beyond_contexts(pool.ledger.unattributed, len(pool.holders))
+    return _rest_of(pool.ledger, len(pool.holders))
+
+
+def _rest_of(ledger: Ledger, holders: int) -> int:
+    return 0 if ledger.driver_reserved is None else beyond_contexts(ledger.unattributed, holders)
 
 
 def _record(state: _PoolState, pool: MemoryPool, now: float, clock: float, gap: float) -> _PoolSample:
