@@ -101,13 +101,6 @@ def wasted_bytes(*matchers: str) -> str:
     return selector("vramledger_device_memory_wasted_bytes", *matchers)
 
 
-def state_since(chosen: str) -> str:
-    """Return when some holdings entered their states, milliseconds of Unix time, with their labels."""
-    stamps = selector("vramledger_process:state_since_timestamp_seconds:last")
-    newest = f"max by ({HOLDING_LABELS}) ({stamps})"
-    return f"1000 * (0 * ({chosen}) + on ({HOLDING_LABELS}) group_left () {newest})"
-
-
 def state_codes(*matchers: str) -> str:
     """Return the state of each holding as its position in :data:`STATES`, from 1."""
     return "\nor\n".join(

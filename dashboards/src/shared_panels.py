@@ -48,7 +48,6 @@ from dashboards.src.queries import (
     holdings,
     rules_heartbeat,
     selector,
-    state_since,
     utilised_share,
     wasted_bytes,
 )
@@ -262,12 +261,13 @@ def holdings_table(
     labels = f"{by}, state, step, command, owner_type, owner"
     largest = f"topk({rows}, {chosen})"
     stepped = f'label_replace({largest}, "step", "$1", "state", "(.*)")'
+    since = selector("vramledger_process:state_since_timestamp_seconds:last")
     worked = selector("vramledger_process_last_active_timestamp_seconds")
     of_those = f"and on ({HOLDING_LABELS}) ({chosen})"
     return table(
         title, description,
         Query(f"sum by ({labels}) ({stepped})"),
-        Query(f"max by ({by}) ({state_since(chosen)})"),
+        Query(f"1000 * max by ({by}, grade) ({since} {of_those})"),
         Query(f"max by ({by}) ({selector('vramledger_process_sm_utilization_ratio')} {of_those})"),
         Query(f"1000 * max by ({by}) ({worked} {of_those})"),
         Query(f"{demand_rate()} {of_those}"),
@@ -276,8 +276,9 @@ def holdings_table(
         columns=[
             *columns,
             STATE_COLUMN,
+            Column("grade", "Evidence", width=85),
             Column("Value #B", SINCE, TIME_AGO, width=110),
-            Column("Value #A", "Holds", BYTES, bar=True, width=140),
+            Column("Value #A", "Holds", BYTES, bar=True, width=130),
             Column("Value #F", "Needs", BYTES, width=85),
             Column("Value #E", "Grows", "Bps", width=90),
             Column("Value #C", "SM", SHARE, width=65),
@@ -291,7 +292,8 @@ def holdings_table(
 
 
 HOLDERS_SAY = (
-    "The largest holders, with their state and since when. Needs: the highest need of the program, "
+    "The largest holders, with their state, its evidence and since when. Needs: the highest need of the "
+    "program, "
     "where its agent tells it. Grows: the rise of the minimum within 15 minutes. An empty cell is not "
     "known; in the state unknown, the exporter cannot see the process."
 )

@@ -27,7 +27,7 @@ OF_PROMETHEUS = {
 TARGET = {"cluster", "job", "instance"}
 RULE_LABELS = {
     *("gpu", "uuid", "pid", "state", "user", "command", "framework", "policy", "owner_type", "owner"),
-    *("namespace", "notebook", "source", "team", "name"),
+    *("namespace", "notebook", "source", "team", "name", "grade"),
 }
 """Labels of the recording rules' series; a real Prometheus says which rule has which."""
 
