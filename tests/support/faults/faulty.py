@@ -212,7 +212,10 @@ def hoarder(random: Random) -> Scene:
 
 
 def hoarder_while_short(random: Random) -> Scene:
-    """A hoarder, and on the same node a job that runs out of memory because of it."""
+    """A hoarder, and on the same GPU a job that runs out of memory because of it.
+
+    That job keeps the GPU busy, so only counted launches prove that the hoarder does nothing.
+    """
     gpu = card(random, size=random.choice([40_960, 81_559]))
     onset = 20 * MINUTE
     held = share(gpu, random.uniform(0.5, 0.6))
@@ -225,7 +228,8 @@ def hoarder_while_short(random: Random) -> Scene:
             random, wants, agent=True, begin=onset + 10 * MINUTE, owner=Owner("slurm", "18", slurm_job="18")
         ),
     ]
-    return Scene([gpu], jobs, hours=3.5, onset=onset + 10 * MINUTE, weather=hiccups(random))
+    weather = hiccups(random)
+    return Scene([gpu], jobs, hours=3.5, onset=onset + 10 * MINUTE, weather=weather, launches=True)
 
 
 def _fate(random: Random, fate: Fate, owner: Owner | None = None) -> Scene:

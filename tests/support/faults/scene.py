@@ -32,6 +32,7 @@ class Scene:
         weather: what happens between exporter and Prometheus.
         faults: what is wrong with the host, and when.
         schedulers: what they have reserved.
+        launches: whether the exporter runs with ``--collector.launches``.
     """
 
     gpus: Sequence[Gpu]
@@ -41,10 +42,11 @@ class Scene:
     weather: Weather = field(default_factory=Weather)
     faults: Sequence[Fault] = ()
     schedulers: tuple[Scheduler, ...] = ()
+    launches: bool = False
 
     def build(self, random: Random, interval: float) -> Host:
         """Make the host."""
-        return Host(self.gpus, self.processes, random, interval, self.faults, self.schedulers)
+        return Host(self.gpus, self.processes, random, interval, self.faults, self.schedulers, self.launches)
 
 
 Build = Callable[[Random], Scene]

@@ -21,6 +21,7 @@ from vramledger.model.reading import (
     DriverWait,
     HardwareValue,
     HiddenHolder,
+    LaunchCount,
     ManagedMappings,
     MemoryReading,
     Owner,
@@ -269,6 +270,7 @@ class Host:
         interval: seconds between two readings.
         faults: what is wrong, and when.
         schedulers: what they have reserved.
+        launches: whether the exporter counts what quiet holders hand to the GPUs.
     """
 
     gpus: Sequence[Gpu]
@@ -277,9 +279,11 @@ class Host:
     interval: float = 1.0
     faults: Sequence[Fault] = ()
     schedulers: tuple[Scheduler, ...] = ()
+    launches: bool = False
     _uses: dict[tuple[Process, int], Use] = field(default_factory=dict)
     _told: dict[tuple[int, int], int] = field(default_factory=dict)
     _ran_last: dict[int, int] = field(default_factory=dict)
+    _last_work: dict[Process, float] = field(default_factory=dict)
 
     def restart(self) -> None:
         """Start again, like the sampler of a restarted exporter: all facts are sent again."""
@@ -356,6 +360,7 @@ class Host:
                 if process.met("stuck", now)
             ),
             managed=tuple(self._mappings(alive, devices)),
+            launches=tuple(self._counts(alive, now)) if self.launches else (),
             ended={process.pid: "its pod has ended" for process in alive if process.met("unowned", now)},
             facts=tuple(self._news(shown, alive, now)),
             hidden=tuple(
@@ -371,7 +376,7 @@ class Host:
             schedulers=self.schedulers,
             collectors={
                 name: (all(fault.name != name for fault in self.present("collector", now)), 0.001)
-                for name in ("ledger", "process", "hidden")
+                for name in ("ledger", "process", "hidden", *(["launches"] if self.launches else ()))
             },
         )
 
@@ -404,6 +409,15 @@ class Host:
             mapped = [self._uses[process, place].mapped for place in process.places]
             known = [each for each in mapped if each is not None]
             yield ManagedMappings(process.pid, process.start, sum(known) if known == mapped else None)
+
+    def _counts(self, alive: Sequence[Process], now: float) -> Iterator[LaunchCount]:
+        """Yield for how long each process has launched nothing."""
+        for process in alive:
+            if any(self._uses[process, place].work for place in process.places):
+                self._last_work[process] = now
+            quiet = now - self._last_work.setdefault(process, now)
+            if quiet:
+                yield LaunchCount(process.pid, process.start, quiet)
 
     def _refused(self, now: float) -> dict[str, int]:
         return {"rate": int(sum(each.number * (now - each.since) for each in self.present("refused", now)))}
