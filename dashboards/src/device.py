@@ -75,7 +75,7 @@ def memory_used() -> Panel:
 def unattributed() -> Panel:
     return stat(
         "Unattributed",
-        "Used, and held by no process that NVML lists: CUDA managed memory, a process of another PID "
+        "Used, and held by nobody that the driver or other evidence names: a process of another PID "
         "namespace, or memory that the driver has not freed. We measured up to 66 MiB on healthy devices.",
         Query(f"sum({device_bytes('unattributed', CHOSEN_DEVICE)})"),
         unit=BYTES, colour=GRAFANA["unattributed"],
