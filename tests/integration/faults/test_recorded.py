@@ -42,6 +42,10 @@ RAISED: dict[str, Raised] = {
     "stopped": {("GpuMemoryStopped", "holder")},
     "torchrun-ranks": _RANKS,
     "torchrun-ranks-late": _RANKS,
+    # A program without CUDA keeps the memory by a descriptor alone: nobody can say so.
+    "uncharged-kept-descriptor": {("GpuMemoryUnattributed", "-")},
+    # 79 GiB of managed memory, of which NVML charges 518 MiB.
+    "uncharged-oversubscribed": {("GpuMemoryHoarded", "managed")},
     "zombie-leader": {("GpuMemoryZombie", "leader")},
     **{f"orphans-{how}{late}": _ORPHANS for how in ("fork", "spawn", "subprocess") for late in ("", "-late")},
 }  # fmt: skip
