@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -71,9 +72,12 @@ def only(reading: Reading) -> LaunchCount:
 
 def child() -> psutil.Process:
     """Return the process that counts."""
-    (process,) = (
-        each for each in psutil.Process().children() if "launch_counter" in " ".join(each.cmdline())
-    )
+    found = []
+    for each in psutil.Process().children():
+        with suppress(psutil.Error):  # a child of another test that has just ended
+            if "launch_counter" in " ".join(each.cmdline()):
+                found.append(each)
+    (process,) = found
     return process
 
 

@@ -172,9 +172,8 @@ class DeviceReader:
     ) -> DeviceReading:
         divided = self._instances is not None
         ledger: dict[str, Any] = {} if divided else self._read_memory_and_holders(wall, monotonic, failed)
-        hardware = self._read_hardware(failed, slow=slow)
-        if self._reads_pcie and (traffic := pcie_throughput(ledger.get("activity"))):
-            hardware[PCIE_THROUGHPUT] = traffic
+        traffic = pcie_throughput(ledger.get("activity")) if self._reads_pcie else None
+        hardware = self._read_hardware(failed, traffic, slow=slow)
         read = (value for name, value in ledger.items() if name != "activity")
         has_data = hardware or any(value is not None for value in read)
         return self._gpu_reading(
@@ -217,7 +216,9 @@ class DeviceReader:
                 rates["gpu_peak"] = peak
         return rates
 
-    def _read_hardware(self, failed: list[str], *, slow: bool) -> dict[str, HardwareValue]:
+    def _read_hardware(
+        self, failed: list[str], traffic: dict[str, float] | None, *, slow: bool
+    ) -> dict[str, HardwareValue]:
         values: dict[str, HardwareValue] = {}
         for metric in self._fast_metrics:
             _query_hardware_metric(self._nvml, metric, self._handle, values, failed)
@@ -229,8 +230,12 @@ class DeviceReader:
         if slow:
             self._slow_values = {}
         self._slow_failed = []
-        if not self._activity.unsupported and self._instances is None:
+        if traffic is not None:
             queried = [each for each in queried if each.key != PCIE_THROUGHPUT]  # 20 ms for what GPM says too
+            self._slow_values.pop(PCIE_THROUGHPUT, None)
+            values[PCIE_THROUGHPUT] = traffic
+        elif not (slow or self._activity.unsupported or PCIE_THROUGHPUT in self._slow_values):
+            queried = [each for each in self._slow_metrics if each in queried or each.key == PCIE_THROUGHPUT]
         for metric in queried:  # a failed query is repeated in the next sample, not in ten seconds
             _query_hardware_metric(self._nvml, metric, self._handle, self._slow_values, self._slow_failed)
         values.update(self._slow_values)

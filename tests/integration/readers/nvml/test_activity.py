@@ -165,12 +165,16 @@ def test_a_lost_gpu_is_read_as_for_the_first_time(standin_here: StandIn, reader:
 
 
 def test_the_counters_replace_the_slow_query_for_pcie(standin_here: StandIn, reader: DeviceReader) -> None:
-    """With counters, PCIe traffic comes in each sample, and the call that takes 20 ms is never made."""
-    read(reader, 0.0)
+    """With counters, PCIe traffic comes in each sample; the call that takes 20 ms is made where they fail."""
+    throughput = "device_pcie_throughput_bytes_per_second"
+    assert throughput in read(reader, 0.0).hardware  # counters need two samples
+    calls = standin_here.calls("nvmlDeviceGetPcieThroughput")
     standin_here.device(0).set_activity(pcie_transmit=1.0, pcie_receive=2.0)
-    throughput = read(reader, 1.0).hardware["device_pcie_throughput_bytes_per_second"]
-    assert throughput == {"transmit": MIB, "receive": 2 * MIB}
-    assert standin_here.calls("nvmlDeviceGetPcieThroughput") == 0
+    assert read(reader, 1.0).hardware[throughput] == {"transmit": MIB, "receive": 2 * MIB}
+    assert standin_here.calls("nvmlDeviceGetPcieThroughput") == calls
+    standin_here.fail("nvmlGpmSampleGet", Code.UNKNOWN, 0)
+    assert throughput in read(reader, 2.0).hardware
+    assert standin_here.calls("nvmlDeviceGetPcieThroughput") > calls
 
 
 def test_each_mig_instance_has_counters_of_its_own(standin_here: StandIn, reader: DeviceReader) -> None:
