@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeAlias
 
 import pytest
 
 from tests.integration.agent_server.conftest import Running
 from tests.support.agent_client import connect, report, send
+from tests.support.blocking_files import BlockingFiles, blocking_files
 from tests.support.builders import device, holding, process, snapshot
 from tests.support.lingering import Lingerer, lingering
 from tests.support.players.stage import Stage
-from tests.support.requirements import require_root
+from tests.support.requirements import do_without, require_root
 from tests.support.waiting import wait_until
 from vramledger.agent import transport
 from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
@@ -30,7 +33,8 @@ ME = os.getpid()
 LONG = 40
 """Seconds: longer than a test waits for an answer."""
 
-Attack = Callable[[Path, Lingerer], None]
+Blocking: TypeAlias = "Lingerer | BlockingFiles"
+Attack = Callable[[Path, Blocking], None]
 REPORT = json.dumps(report()).encode()
 
 
@@ -41,19 +45,26 @@ def stack() -> Iterator[ExitStack]:
         yield opened
 
 
-@pytest.fixture
-def lingerer(stack: ExitStack) -> Lingerer:
-    """Give sockets that take long to close."""
-    return stack.enter_context(lingering(LONG))
+@pytest.fixture(params=["socket", "file"])
+def lingerer(request: pytest.FixtureRequest, stack: ExitStack) -> Blocking:
+    """Give descriptors that take long to close: of sockets, and of files of a file system in user space."""
+    if request.param == "socket":
+        return stack.enter_context(lingering(LONG))
+    require_root()
+    place = Path(stack.enter_context(TemporaryDirectory(prefix="vl-")))
+    try:
+        return stack.enter_context(blocking_files(place))
+    except OSError as error:
+        do_without(f"no file system in user space can be mounted here ({error})")
 
 
-def with_a_report(path: Path, lingerer: Lingerer) -> None:
+def with_a_report(path: Path, lingerer: Blocking) -> None:
     """Send a report with a socket."""
     with connect(path) as connection:
         lingerer.send(connection, REPORT)
 
 
-def behind_a_report(path: Path, lingerer: Lingerer) -> None:
+def behind_a_report(path: Path, lingerer: Blocking) -> None:
     """Send one message with a socket behind a good one, and one more, and go."""
     with connect(path) as connection:
         connection.send(REPORT)
@@ -62,13 +73,13 @@ def behind_a_report(path: Path, lingerer: Lingerer) -> None:
             connection.send(REPORT)
 
 
-def with_nothing(path: Path, lingerer: Lingerer) -> None:
+def with_nothing(path: Path, lingerer: Blocking) -> None:
     """Send a socket with an empty message."""
     with connect(path) as connection:
         lingerer.send(connection, b"")
 
 
-def with_an_answer_unread(path: Path, lingerer: Lingerer) -> None:
+def with_an_answer_unread(path: Path, lingerer: Blocking) -> None:
     """Request something, send a socket, and go without having read the answer."""
     with connect(path) as connection:
         send(connection, {"version": 1, "ask": "devices"})
@@ -76,7 +87,7 @@ def with_an_answer_unread(path: Path, lingerer: Lingerer) -> None:
             lingerer.send(connection, b"x")
 
 
-def with_a_request_to_an_agent(path: Path, lingerer: Lingerer) -> None:
+def with_a_request_to_an_agent(path: Path, lingerer: Blocking) -> None:
     """Have a request passed on to an agent of ours that ends, with a socket behind the request."""
     with connect(path) as agent:
         send(agent, report(consents=["snapshot"]))
@@ -86,7 +97,7 @@ def with_a_request_to_an_agent(path: Path, lingerer: Lingerer) -> None:
                 lingerer.send(connection, b".")
 
 
-def with_many_messages(path: Path, lingerer: Lingerer) -> None:
+def with_many_messages(path: Path, lingerer: Blocking) -> None:
     """Fill the queue of a connection with sockets."""
     with connect(path) as connection, suppress(OSError):
         connection.setblocking(False)
@@ -99,7 +110,7 @@ def with_many_messages(path: Path, lingerer: Lingerer) -> None:
     with_many_messages,
 ])  # fmt: skip
 def test_a_descriptor_whose_close_blocks_delays_nobody(
-    running: Running, stack: ExitStack, stage: Stage, lingerer: Lingerer, attack: Attack
+    running: Running, stack: ExitStack, stage: Stage, lingerer: Blocking, attack: Attack
 ) -> None:
     """Whatever a peer puts into its connection, others are heard at once."""
     other = stage.start(("connect", str(running.path)), ("say", report(1)))
@@ -119,7 +130,7 @@ def test_a_descriptor_whose_close_blocks_delays_nobody(
 
 
 def test_a_connection_that_is_refused_delays_nobody(
-    running: Running, lingerer: Lingerer, monkeypatch: pytest.MonkeyPatch
+    running: Running, lingerer: Blocking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who may not connect has sent already, and even that is closed elsewhere."""
     monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 0)
@@ -132,7 +143,7 @@ def test_a_connection_that_is_refused_delays_nobody(
     wait_until(lambda: running.rejected("connections-of-user") == 5, "all to be refused")
 
 
-def test_the_end_is_not_delayed(tmp_path: Path, stack: ExitStack, lingerer: Lingerer) -> None:
+def test_the_end_is_not_delayed(tmp_path: Path, stack: ExitStack, lingerer: Blocking) -> None:
     """The exporter stops at once, though connections with such descriptors wait to be accepted."""
     running = Running(tmp_path / "agent.sock", Path("/proc"))
     waiting = [stack.enter_context(connect(running.path)) for _ in range(3)]
@@ -151,7 +162,7 @@ def test_the_end_is_not_delayed(tmp_path: Path, stack: ExitStack, lingerer: Ling
 
 
 def test_no_process_to_close_with_is_no_end(
-    running: Running, lingerer: Lingerer, monkeypatch: pytest.MonkeyPatch
+    running: Running, lingerer: Blocking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no process can be started, such connections wait, others are heard, and they go later."""
     with monkeypatch.context() as patch:
@@ -204,7 +215,7 @@ def test_reports_together_have_a_limit(
     assert mine.pid in [each.pid for each in running.agents if each.report]
 
 
-def test_an_agents_answer_delays_no_command(running: Running, stack: ExitStack, lingerer: Lingerer) -> None:
+def test_an_agents_answer_delays_no_command(running: Running, stack: ExitStack, lingerer: Blocking) -> None:
     """Whatever an agent sends with its answer, the command that asked it ends at once."""
     agent = stack.enter_context(connect(running.path))
     send(agent, report(consents=["reclaim"]))
