@@ -31,6 +31,81 @@ SHARED = Site(
 """Slurm manages /dev/nvidia2 and 3 of four GPUs, and shares them."""
 
 
+@contextmanager
+def one(site: Site) -> Iterator[Cluster]:
+    """Give a cluster for one test. These tests come first: two clusters cannot run at once."""
+    with Cluster(site) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("proctrack", ["linuxproc", "pgid"])
+def test_survivors_without_cgroups(proctrack: str) -> None:
+    """Where Slurm tracks processes without cgroups, an epilog ends what has left its step, and only that."""
+    options = {
+        "ProctrackType": f"proctrack/{proctrack}",
+        "TaskPlugin": "task/affinity",
+        "PrologFlags": "Alloc",
+    }
+    with one(replace(SHARED, options=options)) as cluster:
+        other = cluster.submit("--gres=shard:1", hold="300 gpus=2", user="bob")
+        holds(cluster, 1)
+        ready = cluster.here / "out" / "ready"
+        hold = f"300 gpus=2 escape=yes term=ignore ready={ready}"
+        job = cluster.submit("--gres=shard:1", command=f"HOLDER 300 HOLDS {hold.partition(' ')[2]}; true")
+        cluster.wait_for(job, "COMPLETED")
+        wait_until(lambda: len(cluster.drivers["n1"].holders) == 1, "the epilog has ended the survivor")
+        assert cluster.state_of(other) == "RUNNING"
+        cluster.run("scancel", str(other))
+        cluster.wait_idle()
+        assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
+
+
+def test_a_survivor_outside_the_jobs_cgroup() -> None:
+    """A process that left its job's cgroup is ended, because its environment and its user show the job."""
+    with one(SHARED) as cluster:
+        ready = cluster.here / "out" / "ready"
+        command = f"HOLDER 300 HOLDS gpus=2 escape=yes term=ignore ready={ready}; sleep 3"
+        job = cluster.submit("--gres=gpu:1", command=command)
+        holds(cluster, 1)
+        (pid,) = cluster.drivers["n1"].holders
+        Path("/sys/fs/cgroup/freezer/cgroup.procs").write_text(str(pid), encoding="ascii")
+        cluster.wait_for(job, "COMPLETED")
+        cluster.wait_idle()
+        assert cluster.drivers["n1"].holders == []
+        assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
+
+
+def test_instances() -> None:
+    """Two jobs on two MIG instances of one GPU run side by side; a leftover on one drains for its own job."""
+    lines = [
+        "Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21,/dev/nvidia-caps/nvidia-cap22",
+        "Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap30,/dev/nvidia-caps/nvidia-cap31",
+    ]
+    minors = "gpu0/gi1/access 21\ngpu0/gi1/ci0/access 22\ngpu0/gi2/access 30\ngpu0/gi2/ci0/access 31\n"
+    with one(Site(devices=1, gres="gpu:2", gres_conf="\n".join(lines), settings=QUICK)) as cluster:
+        cluster.drivers["n1"].standin.device(0).divide("3g.71gb", "3g.71gb")
+        cluster.write_mig_minors(minors)
+        first = cluster.submit("--gres=gpu:1", hold="4 gpus=0 mig=0")
+        holds(cluster, 1)
+        second = cluster.submit("--gres=gpu:1", hold="2 gpus=0 mig=1", user="bob")
+        for job in (first, second):
+            assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
+        cluster.wait_idle()
+        assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
+        cluster.wait_for(cluster.submit("--gres=gpu:1", hold="1 gpus=0 mig=0 dead=yes"), "COMPLETED")
+        wait_until(lambda: cluster.reason().startswith("vram GPU0 dead 4GiB"), "the node is drained")
+
+
+def test_a_health_check_of_slurmd() -> None:
+    """The health check that slurmd itself runs drains a node whose driver is gone, and resumes it."""
+    options = {"HealthCheckInterval": "3"}
+    with one(replace(SHARED, nodes=("n1",), options=options)) as cluster:
+        cluster.drivers["n1"].standin.driver_error = Code.DRIVER_NOT_LOADED
+        wait_until(lambda: cluster.reason().startswith("vram? "), "the node is drained", patience=60)
+        cluster.drivers["n1"].standin.driver_error = 0
+        wait_until(lambda: cluster.states() == {"n1": "IDLE"}, "the node is resumed", patience=60)
+
+
 @pytest.fixture(scope="module", params=[("older", "v1"), ("newer", "v1"), ("newer", "v2")], ids="-".join)
 def shared(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Give a cluster with shared GPUs, of each version of Slurm and of cgroups."""
@@ -167,78 +242,3 @@ def test_slurmctld_does_not_answer(cluster: Cluster) -> None:
 def health(cluster: Cluster) -> None:
     """Run the health check as slurmd does: by root, with nothing in its environment but a parent's "-N"."""
     cluster.run("env", "-i", "bash", "-c", "/etc/slurm/vramledger/health.sh; true", "slurmd", "-N", "n1")
-
-
-@contextmanager
-def one(site: Site) -> Iterator[Cluster]:
-    """Give a cluster for one test."""
-    with Cluster(site) as cluster:
-        yield cluster
-
-
-@pytest.mark.parametrize("proctrack", ["linuxproc", "pgid"])
-def test_survivors_without_cgroups(proctrack: str) -> None:
-    """Where Slurm tracks processes without cgroups, an epilog ends what has left its step, and only that."""
-    options = {
-        "ProctrackType": f"proctrack/{proctrack}",
-        "TaskPlugin": "task/affinity",
-        "PrologFlags": "Alloc",
-    }
-    with one(replace(SHARED, options=options)) as cluster:
-        other = cluster.submit("--gres=shard:1", hold="300 gpus=2", user="bob")
-        holds(cluster, 1)
-        ready = cluster.here / "out" / "ready"
-        hold = f"300 gpus=2 escape=yes term=ignore ready={ready}"
-        job = cluster.submit("--gres=shard:1", command=f"HOLDER 300 HOLDS {hold.partition(' ')[2]}; true")
-        cluster.wait_for(job, "COMPLETED")
-        wait_until(lambda: len(cluster.drivers["n1"].holders) == 1, "the epilog has ended the survivor")
-        assert cluster.state_of(other) == "RUNNING"
-        cluster.run("scancel", str(other))
-        cluster.wait_idle()
-        assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
-
-
-def test_a_survivor_outside_the_jobs_cgroup() -> None:
-    """A process that left its job's cgroup is ended, because its environment and its user show the job."""
-    with one(SHARED) as cluster:
-        ready = cluster.here / "out" / "ready"
-        command = f"HOLDER 300 HOLDS gpus=2 escape=yes term=ignore ready={ready}; sleep 3"
-        job = cluster.submit("--gres=gpu:1", command=command)
-        holds(cluster, 1)
-        (pid,) = cluster.drivers["n1"].holders
-        Path("/sys/fs/cgroup/freezer/cgroup.procs").write_text(str(pid), encoding="ascii")
-        cluster.wait_for(job, "COMPLETED")
-        cluster.wait_idle()
-        assert cluster.drivers["n1"].holders == []
-        assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
-
-
-def test_instances() -> None:
-    """Two jobs on two MIG instances of one GPU run side by side; a leftover on one drains for its own job."""
-    lines = [
-        "Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21,/dev/nvidia-caps/nvidia-cap22",
-        "Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap30,/dev/nvidia-caps/nvidia-cap31",
-    ]
-    minors = "gpu0/gi1/access 21\ngpu0/gi1/ci0/access 22\ngpu0/gi2/access 30\ngpu0/gi2/ci0/access 31\n"
-    with one(Site(devices=1, gres="gpu:2", gres_conf="\n".join(lines), settings=QUICK)) as cluster:
-        cluster.drivers["n1"].standin.device(0).divide("3g.71gb", "3g.71gb")
-        cluster.write_mig_minors(minors)
-        first = cluster.submit("--gres=gpu:1", hold="4 gpus=0 mig=0")
-        holds(cluster, 1)
-        second = cluster.submit("--gres=gpu:1", hold="2 gpus=0 mig=1", user="bob")
-        for job in (first, second):
-            assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
-        cluster.wait_idle()
-        assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
-        cluster.wait_for(cluster.submit("--gres=gpu:1", hold="1 gpus=0 mig=0 dead=yes"), "COMPLETED")
-        wait_until(lambda: cluster.reason().startswith("vram GPU0 dead 4GiB"), "the node is drained")
-
-
-def test_a_health_check_of_slurmd() -> None:
-    """The health check that slurmd itself runs drains a node whose driver is gone, and resumes it."""
-    options = {"HealthCheckInterval": "3"}
-    with one(replace(SHARED, nodes=("n1",), options=options)) as cluster:
-        cluster.drivers["n1"].standin.driver_error = Code.DRIVER_NOT_LOADED
-        wait_until(lambda: cluster.reason().startswith("vram? "), "the node is drained", patience=60)
-        cluster.drivers["n1"].standin.driver_error = 0
-        wait_until(lambda: cluster.states() == {"n1": "IDLE"}, "the node is resumed", patience=60)
