@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -86,22 +85,19 @@ def make_bill_of_materials(directory: Path, version: str) -> None:
     shutil.copy(REQUIREMENTS, directory / f"vramledger-{version}-requirements.txt")
 
 
-def make_image(directory: Path, version: str, revision: str, base: str, options: Sequence[str]) -> None:
+def make_image(directory: Path, version: str, revision: str, options: argparse.Namespace) -> None:
     """Build the image on a base that is named by its digest, and write it into an archive.
 
     Raises:
-        ReleaseError: the base has no digest, or neither Docker nor Podman can build.
+        ReleaseError: the base has no digest, or the program cannot build.
     """
+    base, engine = options.image, options.image_program
     if "@sha256:" not in base:
         message = f"--image={base} has no digest; name the base as NAME@sha256:DIGEST"
         raise ReleaseError(message)
-    engine = next(filter(shutil.which, ("docker", "podman")), None)
-    if engine is None:
-        message = "neither docker nor podman is installed; leave out --image, or install one"
-        raise ReleaseError(message)
     name = f"vramledger:{version}"
     run(
-        engine, "build", *options, "--file", "deploy/docker/Dockerfile", f"--build-arg=BASE={base}",
+        engine, "build", *options.image_option, "--file", "deploy/docker/Dockerfile", f"--build-arg=BASE={base}",
         f"--build-arg=VERSION={version}", f"--build-arg=REVISION={revision}", "--tag", name, ".",
     )  # fmt: skip
     run(engine, "save", "--output", directory / f"vramledger-{version}-image.tar", name)
@@ -158,6 +154,7 @@ def main() -> None:
     parser.add_argument(
         "--image", metavar="BASE", default="", help="also build the image on NAME@sha256:DIGEST"
     )
+    parser.add_argument("--image-program", default="docker", help="builds the image: docker or podman")
     parser.add_argument(
         "--image-option", action="append", default=[], help="passed to the build of the image"
     )
@@ -175,7 +172,7 @@ def main() -> None:
         make_chart(directory)
         make_bill_of_materials(directory, version)
         if options.image:
-            make_image(directory, version, revision, options.image, options.image_option)
+            make_image(directory, version, revision, options)
         make_provenance(directory, version, revision, begun, options.builder)
         sign(directory, options.sign)
     except ReleaseError as error:
