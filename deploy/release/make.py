@@ -97,7 +97,8 @@ def make_image(directory: Path, version: str, revision: str, options: argparse.N
         raise ReleaseError(message)
     name = f"vramledger:{version}"
     run(
-        engine, "build", *options.image_option, "--file", "deploy/docker/Dockerfile", f"--build-arg=BASE={base}",
+        engine, "build", *options.image_option,
+        "--file", "deploy/docker/Dockerfile", f"--build-arg=BASE={base}",
         f"--build-arg=VERSION={version}", f"--build-arg=REVISION={revision}", "--tag", name, ".",
     )  # fmt: skip
     run(engine, "save", "--output", directory / f"vramledger-{version}-image.tar", name)
