@@ -97,8 +97,10 @@ def readable_by_all(standin: StandIn, *flags: str, wrapper: Sequence[str] = ()) 
     require_root()
     python = Path("/usr/bin/python3")
     packages = Path(aiohttp.__file__).parents[1]
-    if not (sys.version_info[:2] == system_version(python) and packages.stat().st_mode & 0o005):
-        do_without("needs a Python of this version that every user may read")
+    if sys.version_info[:2] != system_version(python):
+        pytest.skip("the system's own Python shows this: every user may read it")
+    if not packages.stat().st_mode & 0o005:
+        do_without("needs packages that every user may read")
     path = f"{SOURCES}:{packages}"
     driver = {**standin.env(), "PYTHONPATH": path}
     with serving(*QUICK, *flags, driver=driver, python=str(python), wrapper=wrapper) as running:
