@@ -348,11 +348,14 @@ def serving(
     with tempfile.TemporaryDirectory(prefix="exporter-") as directory:
         log = Path(directory, "log")
         sockets = (f"--agent.socket={directory}/agent", f"--control.socket={directory}/control")
+        # Files of a test may be root's alone; whether another user may read this Python differs by machine.
+        stays = python == sys.executable and not any(each.startswith("--web.user") for each in flags)
+        user = ("--web.user=root",) if stays else ()
         with log.open("wb") as stderr:
             process = subprocess.Popen(
                 [
                     *wrapper,
-                    *command("serve", LOOPBACK, *sockets, *flags, python=python),
+                    *command("serve", LOOPBACK, *sockets, *user, *flags, python=python),
                 ],
                 env=environment(driver),
                 stdin=subprocess.DEVNULL,

@@ -29,6 +29,7 @@ class _Ruleset(ctypes.Structure):
 
 
 class _PathBeneath(ctypes.Structure):
+    _layout_ = "ms"  # Python 3.14 wants it said; packed, it is the kernel's
     _pack_ = 1
     _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
 

@@ -105,7 +105,8 @@ async def _serve_source(
         else nullcontext()
     )
     page = PageState()
-    user = _choose_user(config)
+    # A recording is opened again at each pass, and may be root's alone.
+    user = _choose_user(config) if isinstance(source, Supervisor) else None
     # What needs a right comes first: the sockets, then the processes that count and that start samplers.
     async with (
         agents as agent_server,
