@@ -51,7 +51,8 @@ def of_process(metric: str, *matchers: str) -> str:
 def held_now() -> Panel:
     return stat(
         "Holds",
-        "What the process holds now, on all devices, and its peak on one of them.",
+        "What the driver charges to the process now, on all devices, and its peak on one of them. Managed "
+        "memory is not part of it.",
         Query(f"sum({of_process('vramledger_process_memory_bytes')})", "now"),
         Query(f"max({of_process('vramledger_process_memory_peak_bytes')})", "peak"),
         unit=BYTES, absent=ENDED,

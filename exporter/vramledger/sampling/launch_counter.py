@@ -126,7 +126,3 @@ def main() -> int:
             _count_forever(sys.argv[1])
     sys.stderr.flush()
     os._exit(status)  # a thread that closes a counter must not delay the end of our work
-
-
-if __name__ == "__main__":
-    main()

@@ -121,7 +121,3 @@ def main() -> None:
     configure(*sys.argv[-2:])  # the sampler's last arguments
     drop_privileges(inherit=READ_CAPABILITIES)
     _RequestLoop(socket(fileno=os.dup(0)), sys.argv[1:]).run()
-
-
-if __name__ == "__main__":
-    main()
