@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 
 from tests.support.players.parts import MAIN_PROCESS, children, container, in_a_namespace, kernel, rank, ranks
 from tests.support.players.stage import Player, Stage
 from tests.support.players.tree import LAUNCHER_ENDED, LEADER_ENDED, Cast, healthy, leftover
 from tests.support.requirements import require_tool
+from tests.support.waiting import wait_until
+from vramledger.accounting.states import STARTED_AT_ONCE_TICKS
 
 
 @healthy
@@ -148,6 +151,7 @@ def orphaned_workers_with_rank(stage: Stage) -> Cast:
 def orphaned_ranks_under_dumb_init(stage: Stage) -> Cast:
     """Play torchrun's ranks in a container whose dumb-init adopts them."""
     launcher = _launcher_below(stage, "dumb-init")
+    _wait_as_long_as_torchrun(launcher)
     return Cast(ranks(launcher), launcher)
 
 
@@ -163,6 +167,13 @@ def orphaned_kernel_in_container(stage: Stage) -> Cast:
     """Play a kernel whose Jupyter server is killed in a container with tini."""
     server = _launcher_below(stage, "tini")
     return Cast([kernel(server, 0)], server)
+
+
+def _wait_as_long_as_torchrun(launcher: Player) -> None:
+    """Wait until what it starts cannot be what its init started at once; a player starts faster than torchrun."""
+    started = launcher.process.create_time()
+    enough = 3 * STARTED_AT_ONCE_TICKS / os.sysconf("SC_CLK_TCK")
+    wait_until(lambda: time.time() - started > enough, "the clock to go on")
 
 
 def _launcher_below(stage: Stage, init: str, **variables: str) -> Player:
