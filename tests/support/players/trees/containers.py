@@ -151,7 +151,7 @@ def orphaned_workers_with_rank(stage: Stage) -> Cast:
 def orphaned_ranks_under_dumb_init(stage: Stage) -> Cast:
     """Play torchrun's ranks in a container whose dumb-init adopts them."""
     launcher = _launcher_below(stage, "dumb-init")
-    _wait_as_long_as_torchrun(launcher)
+    _wait_as_long_as_torchrun()
     return Cast(ranks(launcher), launcher)
 
 
@@ -169,11 +169,10 @@ def orphaned_kernel_in_container(stage: Stage) -> Cast:
     return Cast([kernel(server, 0)], server)
 
 
-def _wait_as_long_as_torchrun(launcher: Player) -> None:
-    """Wait until what it starts cannot be what its init started at once; a player starts faster than torchrun."""
-    started = launcher.process.create_time()
-    enough = 3 * STARTED_AT_ONCE_TICKS / os.sysconf("SC_CLK_TCK")
-    wait_until(lambda: time.time() - started > enough, "the clock to go on")
+def _wait_as_long_as_torchrun() -> None:
+    """Wait until what it starts cannot be what its init started at once; players are faster than torchrun."""
+    enough = time.monotonic() + 2 * STARTED_AT_ONCE_TICKS / os.sysconf("SC_CLK_TCK")
+    wait_until(lambda: time.monotonic() > enough, "the clock to go on")
 
 
 def _launcher_below(stage: Stage, init: str, **variables: str) -> Player:
