@@ -13,6 +13,7 @@ from vramledger.metrics.families import (
     PROCESS_LISTS,
     Collected,
     Family,
+    Labels,
     Sample,
     devices_shown,
     split_largest,
@@ -79,6 +80,14 @@ HOLDING_FAMILIES = (
         absent="when the process can have none, or when nothing is known of it",
     ),
     _holding(
+        "process_managed_memory_bytes",
+        lambda holding: None if holding.uncharged is None else holding.uncharged.managed,
+        "Part of process_uncharged_memory_bytes that is managed memory, which the driver moves to the host "
+        "when another program allocates: it is held, and not free, but no allocation fails because of it.",
+        source="used memory beyond NVML's process lists, and `/proc/PID/maps`",
+        absent="when the process can have none, or when nothing is known of it",
+    ),
+    _holding(
         "process_sm_utilization_ratio",
         lambda holding: holding.sm,
         "Share of time in which the process kept the SMs busy, from "
@@ -126,7 +135,8 @@ HOLDING_FAMILIES = (
         absent="never",
     ),
 )
-PROCESS_MEMORY = HOLDING_FAMILIES[0]
+SUMMED_FAMILIES = tuple(each for each in HOLDING_FAMILIES if each.name.endswith("_memory_bytes"))
+"""Those whose sum over all holdings must be complete: with a series for all holdings without their own."""
 PROCESS_START = Family(
     PREFIX + "process_start_time_seconds",
     ("pid",),
@@ -171,7 +181,7 @@ PROCESSES_DROPPED = Family(
     PREFIX + "processes_dropped",
     DEVICE,
     "Holdings beyond the --processes.max largest of the device, which have no series of "
-    "their own; their bytes are in pid=other of process_memory_bytes.",
+    "their own; their bytes are in pid=other of process_memory_bytes and process_uncharged_memory_bytes.",
     "process",
     source="NVML's process lists and `--processes.max`",
     absent="when NVML did not give the process list",
@@ -214,9 +224,8 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
             for read, append, by in readers:
                 if (value := read(holding)) is not None:
                     append(((*labels, *_labels(holding, by)) if by else labels, value))
-        known = [holding.memory for holding in rest if holding.memory is not None]
-        if known:
-            samples[PROCESS_MEMORY].append(((*key, OTHER), sum(known)))
+        for family in SUMMED_FAMILIES:
+            samples[family] += _sum_of_others(family, (*key, OTHER), rest)
         if device.holdings or device.reading.processes is not None:
             dropped.append((key, len(rest)))
     starts: list[Sample] = []
@@ -259,6 +268,16 @@ def _launch_result(count: LaunchCount) -> str:
     if count.calls:
         return "working"
     return "starting" if count.quiet is None else "quiet"
+
+
+def _sum_of_others(family: HoldingFamily, labels: Labels, rest: Iterable[Holding]) -> Iterable[Sample]:
+    by = family.labels[len(HOLDING) :]
+    sums: dict[Labels, float] = {}
+    for holding in rest:
+        if (value := family.read(holding)) is not None:
+            more = _labels(holding, by) if by else ()
+            sums[more] = sums.get(more, 0) + value
+    return [((*labels, *more), value) for more, value in sums.items()]
 
 
 def _labels(holding: Holding, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -79,6 +79,8 @@ def sawtooth(minute: float) -> float:
 
 TRAINER = Holder(9, 30, owner="bob", user="bob")
 IDLE = Holder(7, 30, "idle", since=-61, sm=None)
+UNCHARGED = replace(IDLE, gib=0.5)
+SHORT = replace(counting(torch_alloc_retries_total=grows(0.5, 0)), pid=8)
 NOTEBOOK = replace(IDLE, gib=5, notebook="a.ipynb")
 ORPHAN = Holder(7, 10, "orphaned", since=0)
 PREALLOCATED = Holder(7, 90, framework="tensorflow", policy="preallocate")
@@ -94,10 +96,6 @@ JAX_BESIDE = {
     for name, gib in {"in_use": 2, "pool": 70}.items()
 }
 DEVICE = '{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
-MANAGED, MANAGED_LATER = (
-    f'vramledger_process_uncharged_memory_bytes{DEVICE[:-1]},pid="7",grade="{grade}"}}'
-    for grade in ("inferred", "seen")
-)
 RESERVED = {f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1}
 
 USES = {
@@ -297,22 +295,10 @@ CASES = [
     Case("stopped-at-the-boundary", Node([replace(ORPHAN, state="stopped")]), 29.5, ""),
     Case("hoarded", Node([IDLE]), 5, "GpuMemoryHoarded-w"),
     Case("hoarded-at-the-boundary", Node([IDLE]), 4.5, ""),
-    Case(
-        "hoarded-managed", Node([replace(IDLE, gib=0.5)], extra={MANAGED: 30 * GIB}), 5, "GpuMemoryHoarded-w"
-    ),
-    Case("hoarded-managed-little", Node([replace(IDLE, gib=0.5)], extra={MANAGED: 9 * GIB}), 60, ""),
-    Case(
-        "hoarded-managed-once",  # the bytes count once, although their grade changes
-        Node(
-            [replace(IDLE, gib=0.5)],
-            extra={
-                MANAGED: lambda minute: 9 * GIB if minute < 3 else None,
-                MANAGED_LATER: lambda minute: None if minute < 3 else 9 * GIB,
-            },
-        ),
-        60,
-        "",
-    ),
+    Case("hoarded-managed", Node([replace(UNCHARGED, managed=30)]), 5, "GpuMemoryHoarded-w"),
+    Case("hoarded-managed-little", Node([replace(UNCHARGED, managed=9)]), 60, ""),
+    Case("hoarded-that-was-left", Node([replace(UNCHARGED, left=30)]), 5, "GpuMemoryHoarded-w"),
+    Case("hoarded-perhaps", Node([replace(UNCHARGED, most=30), replace(UNCHARGED, pid=8, most=30)]), 60, ""),
     Case("hoarded-an-hour", Node([replace(IDLE, since=-54.5)]), 10, ""),
     Case("hoarded-by-what-is-seen", Node([replace(IDLE, grade=Grade.SEEN)]), 5, "GpuMemoryHoarded-w"),
     Case("idle-only-by-inference", Node([replace(IDLE, grade=Grade.INFERRED, gib=70)]), 60, ""),
@@ -327,7 +313,21 @@ CASES = [
     ),
     Case(
         "hoarded-while-short",
-        Node([replace(IDLE, since=-31), replace(counting(torch_alloc_retries_total=grows(0.5, 0)), pid=8)]),
+        Node([replace(IDLE, since=-31), SHORT]),
+        9,
+        "GpuMemoryHoardedWhileShort-p",
+    ),
+    Case(
+        "hoarded-that-was-left-while-short",
+        Node([replace(UNCHARGED, left=30, since=-31), SHORT]),
+        9,
+        "GpuMemoryHoardedWhileShort-p",
+    ),
+    # Managed memory gives way: whoever lacks memory beside it does not lack that.
+    Case("managed-while-short", Node([replace(UNCHARGED, managed=30, since=-31), SHORT]), 9, ""),
+    Case(
+        "managed-and-charged-while-short",
+        Node([replace(UNCHARGED, gib=12, managed=30, since=-31), SHORT]),
         9,
         "GpuMemoryHoardedWhileShort-p",
     ),
@@ -347,6 +347,12 @@ CASES = [
     Case("preallocated-alone", Node([PREALLOCATED]), 60, ""),
     Case("preallocated-less", Node([replace(PREALLOCATED, gib=49), replace(TRAINER, gib=2)]), 60, ""),
     Case("stray", Node(STRAY, gpus=2), 15, "GpuStrayContext-i"),
+    Case(
+        "stray-beside-managed",
+        Node([STRAY[0], Holder(7, 0.5, gpu=1, managed=40)], gpus=2),
+        15,
+        "GpuStrayContext-i",
+    ),
     Case("stray-at-the-boundary", Node(STRAY, gpus=2), 14.5, ""),
     Case(
         "stray-only-by-inference",
@@ -452,6 +458,27 @@ CASES = [
         86,
         "GpuMemoryGrowing-w GpuMemoryAboutToFill-p GpuMemoryFilling-w",
     ),
+    Case("growing-managed", Node([Holder(7, 0.5, managed=grows(0.25))]), 45, "GpuMemoryGrowing-w"),
+    Case(
+        "growing-managed-that-fills",  # it does not run out of memory, nor does anybody beside it
+        Node([Holder(7, 0.5, managed=grows(1, 10))]),
+        86,
+        "GpuMemoryGrowing-w GpuMemoryFilling-w",
+    ),
+    Case(
+        "growing-beside-managed-memory",  # which gives way before an allocation fails
+        Node([Holder(7, grows(1, 5)), Holder(8, 0.5, managed=20)]),
+        71.5,
+        "GpuMemoryGrowing-w GpuMemoryFilling-w",
+    ),
+    Case(
+        "managed-that-comes-and-goes",  # each time a little more, and nothing in between
+        Node([Holder(7, 0.5, managed=lambda minute: 10 + minute / 4 if minute % 2 < 1 else None)]),
+        45,
+        "",
+    ),
+    Case("managed-that-becomes-certain", Node([Holder(7, 0.5, managed=changing_at(20, None, 40))]), 45, ""),
+    Case("growing-perhaps", Node([Holder(7, 0.5, most=50), Holder(8, grows(0.01), most=50)]), 45, ""),
     Case("warm-up", Node([Holder(7, lambda minute: 40 - 30 * math.exp(-minute / 10))]), 100, ""),
     Case("a-cache-that-is-no-leak", Node([with_agent(sawtooth, reserved=40)]), 70, ""),
     # --- frameworks
@@ -607,6 +634,12 @@ CASES += [
     Case("stopped-with-little", Node([replace(ORPHAN, state="stopped", gib=0.9)]), 60, ""),
     Case("hoarded-not-quite-a-share", Node([replace(IDLE, gib=7.9)], total=40), 60, ""),
     Case("short-hoarder-not-yet", Node([replace(IDLE, since=-20), replace(TRAINER, gib=2)]), 8, ""),
+    Case(
+        "preallocated-managed",
+        Node([replace(PREALLOCATED, gib=0.5, managed=50), replace(TRAINER, gib=2)]),
+        15,
+        "GpuMemoryPreallocatedShared-w",
+    ),
     Case(
         "preallocated-half",
         Node([replace(PREALLOCATED, gib=50), replace(TRAINER, gib=2)]),

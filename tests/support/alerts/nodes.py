@@ -30,6 +30,7 @@ from vramledger.model.snapshot import (
     ProcessSnapshot,
     Snapshot,
     State,
+    UnchargedBytes,
 )
 
 _FAMILIES = rules.families()
@@ -64,6 +65,10 @@ class Holder:
         start: minute at which the process started.
         agent: values of each figure of its agent, by the name of its family without the prefix.
         grade: how good the evidence for its state is.
+        managed: GiB of managed memory that it has besides ``gib``.
+        left: GiB that an ended process has left it.
+        most: GiB of both that it can have at most, None where it has them for certain.
+        uncharged_grade: how good the evidence for them is.
     """
 
     pid: int
@@ -84,6 +89,10 @@ class Holder:
     agent: Mapping[str, Values] = field(default_factory=dict)
     agent_up: Values = None
     grade: Grade = Grade.PROVEN
+    managed: Values = None
+    left: Values = None
+    most: float | None = None
+    uncharged_grade: Grade = Grade.SEEN
 
     def __post_init__(self) -> None:
         """Assume an agent if a report is given."""
@@ -165,6 +174,7 @@ class Node:
                     value_at(holder.start, minute) or 0.0,
                     value_at(holder.agent_up, minute),
                     tuple((name, value_at(values, minute)) for name, values in holder.agent.items()),
+                    _uncharged(holder, minute),
                 ),
             )
             for holder in self.holders
@@ -191,6 +201,20 @@ class _HolderState(NamedTuple):
     start: float
     agent_up: float | None
     agent: tuple[tuple[str, float | None], ...]
+    uncharged: UnchargedBytes | None
+
+    @property
+    def held(self) -> int:
+        return self.memory + (0 if self.uncharged is None else self.uncharged.least)
+
+
+def _uncharged(holder: Holder, minute: float) -> UnchargedBytes | None:
+    managed, left = value_at(holder.managed, minute), value_at(holder.left, minute)
+    if managed is None and left is None and holder.most is None:
+        return None
+    moved, least = round((managed or 0) * GIB), round(((managed or 0) + (left or 0)) * GIB)
+    most = least if holder.most is None else round(holder.most * GIB)
+    return UnchargedBytes(least, most, moved, holder.uncharged_grade, "")
 
 
 _Key = tuple[str, frozenset[tuple[str, str]]]
@@ -232,8 +256,8 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
     holdings = []
     for holder, state in holders:
         kind = State(state.state)
-        held[kind] += state.memory
-        owned.setdefault((holder.owner_type, holder.owner), Counter())[kind] += state.memory
+        held[kind] += state.held
+        owned.setdefault((holder.owner_type, holder.owner), Counter())[kind] += state.held
         since, active = state.since * 60, None if state.last_active is None else state.last_active * 60
         holdings.append(
             Holding(
@@ -248,6 +272,7 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
                 sm=state.sm,
                 last_active=active,
                 grade=holder.grade,
+                uncharged=state.uncharged,
             )
         )
     held[State.UNKNOWN] += round(node.unknown * GIB)
