@@ -283,20 +283,46 @@ class Cluster:
             daemon.kill()
             daemon.wait()
 
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a daemon."""
+        self._daemons[name].send_signal(number)
+
     def run(self, *words: str, user: str | None = None, check: bool = True, **environment: str) -> str:
         """Run a command in the namespace and return its output."""
-        result = subprocess.run(
+        result = self._finish(words, user, environment)
+        if check and result.returncode:
+            message = f"{' '.join(words)}: {result.returncode}\n{result.stdout}{result.stderr}"
+            raise AssertionError(message)
+        return result.stdout
+
+    def ask(self, *words: str) -> str | None:
+        """Return what slurmctld says; None where it knows no such thing.
+
+        On a machine with much to do a request can fail or time out. That says nothing about jobs or nodes, so
+        it is repeated.
+        """
+
+        def answer() -> subprocess.CompletedProcess[str] | None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                result = self._finish(words)
+                if result.returncode == 0 or "Invalid job id" in result.stderr:
+                    return result
+            return None
+
+        result = wait_until(answer, f"an answer to {' '.join(words)}", patience=120)
+        return result.stdout if result is not None and result.returncode == 0 else None
+
+    def _finish(
+        self, words: Sequence[str], user: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             self._command(words, user),
-            env={"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/bin", **environment},
+            env={"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/bin", **(environment or {})},
             capture_output=True,
             text=True,
             check=False,
             timeout=110,
         )
-        if check and result.returncode:
-            message = f"{' '.join(words)}: {result.returncode}\n{result.stdout}{result.stderr}"
-            raise AssertionError(message)
-        return result.stdout
 
     def submit(
         self, *flags: str, hold: str = "", command: str = "", user: str = "alice", node: str = "n1"
@@ -315,21 +341,21 @@ class Cluster:
 
     def states(self) -> dict[str, str]:
         """Return the state of each node, as ``sinfo`` prints it, without a mark."""
-        output = self.run("sinfo", "-h", "-N", "-o", "%N %T", check=False)
+        output = self.ask("sinfo", "-h", "-N", "-o", "%N %T") or ""
         return {
             name: state.upper().rstrip("*") for name, state in (line.split() for line in output.splitlines())
         }
 
     def reason(self, node: str = "n1") -> str:
         """Return why a node is drained; empty when it is not."""
-        text = self.run("scontrol", "-o", "show", "node", node)
+        text = self.ask("scontrol", "-o", "show", "node", node) or ""
         match = re.search(r" Reason=(.*) \[\w+@[^\]]*\]", text)
         return match[1] if match else ""
 
     def state_of(self, job: int) -> str:
         """Return the state of a job."""
-        text = self.run("scontrol", "-o", "show", "job", str(job), check=False)
-        match = re.search(r"JobState=(\w+)", text)
+        text = self.ask("scontrol", "-o", "show", "job", str(job))
+        match = re.search(r"JobState=(\w+)", text or "")
         return match[1] if match else "GONE"
 
     def wait_for(self, job: int, *states: str, timeout: float = 60) -> str:
