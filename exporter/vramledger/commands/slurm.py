@@ -38,16 +38,10 @@ from vramledger.model.snapshot import Snapshot
 from vramledger.readers.hosts.hidden_holders import find_hidden_holders
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.host_files import HostFiles
+from vramledger.readers.owners.slurm_records import RECORDS, JobRecord, read_records
+from vramledger.readers.owners.slurm_steps import job_numbers
 from vramledger.readers.schedulers.slurm_gres import devices_of, parse_capabilities, parse_gres
-from vramledger.readers.schedulers.slurm_jobs import (
-    RECORDS,
-    JobRecord,
-    NodeJobs,
-    job_of,
-    members,
-    read_records,
-    running_jobs,
-)
+from vramledger.readers.schedulers.slurm_jobs import NodeJobs, job_of, members, running_jobs
 from vramledger.sampling.supervisor import Supervisor
 
 SAMPLE_INTERVAL = 0.25
@@ -277,7 +271,11 @@ class _NodeCheck:
         self, snapshot: Snapshot, searched: Reading | None, sampler: int | None
     ) -> tuple[Snapshot, list[CheckResult]]:
         """Judge a snapshot; with its reading, also after a search for hidden holders."""
-        jobs = NodeJobs(running_jobs(self._host), read_records(HostFiles(Path("/")), self._records))
+        jobs = NodeJobs(
+            running_jobs(self._host),
+            read_records(HostFiles(Path("/")), self._records),
+            job_numbers(self._host),
+        )
         known: dict[int, str | None] = {}
 
         def job_of_pid(pid: int) -> str | None:

@@ -9,7 +9,8 @@ from vramledger.commands.cleanliness import CANNOT_TELL, CLEAN, NOT_CLEAN, Check
 from vramledger.commands.slurm_verdict import SlurmQuestion, check_job_devices, reason_line
 from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
-from vramledger.readers.schedulers.slurm_jobs import JobRecord, NodeJobs
+from vramledger.readers.owners.slurm_records import JobRecord
+from vramledger.readers.schedulers.slurm_jobs import NodeJobs
 
 GIB = 2**30
 
