@@ -41,7 +41,13 @@ from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.owners.slurm_records import RECORDS, JobRecord, read_records
 from vramledger.readers.owners.slurm_steps import job_numbers
 from vramledger.readers.schedulers.slurm_gres import devices_of, parse_capabilities, parse_gres
-from vramledger.readers.schedulers.slurm_jobs import NodeJobs, job_of, members, running_jobs
+from vramledger.readers.schedulers.slurm_jobs import (
+    NodeJobs,
+    job_of,
+    members,
+    possible_jobs,
+    running_jobs,
+)
 from vramledger.sampling.supervisor import Supervisor
 
 SAMPLE_INTERVAL = 0.25
@@ -276,12 +282,12 @@ class _NodeCheck:
             read_records(HostFiles(Path("/")), self._records),
             job_numbers(self._host),
         )
-        known: dict[int, str | None] = {}
+        known: dict[int, frozenset[str]] = {}
 
-        def job_of_pid(pid: int) -> str | None:
+        def jobs_of(pid: int) -> frozenset[str]:
             if pid not in known:
                 row = snapshot.rows.get(pid) or self._host.row(pid)
-                known[pid] = None if row is None else job_of(self._host, row, jobs)
+                known[pid] = frozenset() if row is None else possible_jobs(self._host, row, jobs)
             return known[pid]
 
         if searched is not None:
@@ -297,9 +303,10 @@ class _NodeCheck:
             )
         if self._ending is not None:
             held = {each.pid for device in snapshot.devices for each in device.holdings}
-            rows = (snapshot.rows.get(pid) for pid in held if job_of_pid(pid) == self._question.ended)
-            self._ending.end(jobs, [row for row in rows if row is not None])
-        return snapshot, check_job_devices(snapshot, self._question, jobs, job_of_pid)
+            rows = filter(None, map(snapshot.rows.get, held))
+            ended = [row for row in rows if job_of(self._host, row, jobs) == self._question.ended]
+            self._ending.end(jobs, ended)
+        return snapshot, check_job_devices(snapshot, self._question, jobs, jobs_of)
 
 
 class _JobEnding:

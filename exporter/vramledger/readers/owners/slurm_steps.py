@@ -31,27 +31,24 @@ def step_of_daemon(host: Host, pid: int) -> tuple[str, str] | None:
     return (match[1].decode(), match[2].decode()) if match else None
 
 
+def step_daemons(host: Host) -> Iterator[tuple[int, str, str]]:
+    """Yield the pid, the job and the step of every step daemon on this host."""
+    for pid, name in _daemons(host):
+        if name == STEP_DAEMON and (step := step_of_daemon(host, pid)) is not None:
+            yield pid, *step
+
+
 def running_steps(host: Host) -> frozenset[tuple[str, str]] | None:
     """Return job and step of every step daemon on this host; None if not even slurmd is seen here."""
-    found: set[tuple[str, str]] = set()
-    slurmd = False
-    for pid, name in _daemons(host):
-        if name != STEP_DAEMON:
-            slurmd = True
-        elif (step := step_of_daemon(host, pid)) is not None:
-            found.add(step)
-    return frozenset(found) if found or slurmd else None
+    found = frozenset((job, step) for _, job, step in step_daemons(host))
+    slurmd = bool(found) or any(name != STEP_DAEMON for _, name in _daemons(host))
+    return found if slurmd else None
 
 
 def job_numbers(host: Host) -> dict[str, str]:
     """Return the number of each job whose step daemon is in a cgroup that has the job's SLUID."""
-    found: dict[str, str] = {}
-    for pid, name in _daemons(host):
-        if name == STEP_DAEMON and (step := step_of_daemon(host, pid)) is not None:
-            mark = parse_cgroup(host.cgroup(pid) or ()).slurm
-            if mark is not None and not mark.job.isdigit():
-                found[mark.job] = step[0]
-    return found
+    marks = ((parse_cgroup(host.cgroup(pid) or ()).slurm, job) for pid, job, _ in step_daemons(host))
+    return {mark.job: job for mark, job in marks if mark is not None and not mark.job.isdigit()}
 
 
 def _daemons(host: Host) -> Iterator[tuple[int, str]]:
