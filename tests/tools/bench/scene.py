@@ -54,7 +54,7 @@ def scene(directory: Path, devices: int, holders: int) -> Iterator[Scene]:
     """Set up GPUs whose calls take as long as measured, each with its own holders, one of them busy."""
     library = build(directory)
     with (
-        # A holder without any of the driver's libraries is read anew in each sample: its pid may be reused.
+        # A holder without any of the driver's libraries is read again in each sample: its pid may be reused.
         sleepers(devices * holders, str(library)) as pids,
         StandIn(directory, library, devices=devices) as standin,
     ):
