@@ -193,7 +193,7 @@ def format_number(value: float) -> str:
 
 @cache
 def _header(family: Family, *, openmetrics: bool) -> str:
-    """Return the lines before a family's samples; to write them each time took a fifth of a small page's time."""
+    """Return the lines before a family's samples; without the cache they took a fifth of a small page."""
     about = family.help.replace("\\", r"\\").replace("\n", r"\n")
     if not openmetrics:
         kind = "gauge" if family.kind == "info" else family.kind
