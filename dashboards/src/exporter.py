@@ -201,7 +201,7 @@ def exporter_cpu() -> Panel:
 
 
 def incomplete_data() -> list[Panel]:
-    dropped_by = f"(sum by ({DEVICE_LABELS}) ({{}}) > 0)"
+    dropped_by = f"sum by ({DEVICE_LABELS}) ({{}} > 0)"
     return [
         time_series(
             "Unreadable /proc files",

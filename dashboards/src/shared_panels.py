@@ -308,7 +308,7 @@ HOLDERS_SAY = (
     "The largest holders, with their state, its evidence and since when. Holds: what NVML charges to the "
     "process and what is certainly its own besides. Uncharged: the second part alone, which is managed "
     "memory or memory whose creator has ended. Perhaps more: what it can have of the bytes that one of "
-    "several holders has; they are in nobody's figure. Needs: the highest need of the program, where its "
+    "several holders has; they are in no holder's figure. Needs: the highest need of the program, where its "
     "agent tells it. Grows: the rise of the minimum within 15 minutes. An empty cell is not known; in the "
     "state unknown, the exporter cannot see the process."
 )

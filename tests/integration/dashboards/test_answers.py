@@ -297,7 +297,7 @@ def test_managed_memory_is_in_its_holders_figures(engine: Engine) -> None:
     apart = _total(value(engine, "vramledger-node", "Holders", "H", instance="managed"))
     charged = ask(engine, 'sum(vramledger_process_memory_bytes{instance="managed"})', instant=True, span=0)
 
-    assert apart > 2**30
+    assert apart > 0
     assert held == float(charged[0]["value"][1]) + apart
 
 
