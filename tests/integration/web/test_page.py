@@ -124,8 +124,16 @@ def test_without_the_page_its_paths_are_not_there() -> None:
     """``--no-web.page`` leaves the metrics and the JSON, and neither page nor stream."""
     config = replace(LOOPBACK, page=False)
 
-    found = asked("/", "/api/v1/events", "/metrics", "/api/v1/ledger", "/api/v1/history", config=config)
-    assert [answer.status for answer in found] == [404, 404, 200, 200, 200]
+    found = asked(
+        "/",
+        "/api/v1/events",
+        "/metrics",
+        "/api/v1/ledger",
+        "/api/v1/history",
+        "/api/v1/leftovers",
+        config=config,
+    )
+    assert [answer.status for answer in found] == [404, 404, 200, 200, 200, 200]
 
 
 @pytest.mark.parametrize("path", ["/page/other/app.js", "/page/%2e%2e/page.py", "/page/x/..%2f..%2fapp.py"])
