@@ -12,8 +12,8 @@ RESERVATION_INFO = Family(
     PREFIX + "device_reservation_info",
     (*DEVICE, "owner_type", "owner"),
     "The owner for whom a scheduler has reserved the device: a pod, from the kubelet's "
-    "pod-resources socket, or a Slurm job or Nomad task, from its processes' "
-    "environment; read every 20 seconds.",
+    "pod-resources socket, or a Slurm job or Nomad task, from the prolog's record or its "
+    "processes' environment; read every 20 seconds.",
     "reservations",
     source=_SCHEDULERS,
     absent="when no scheduler has reserved the device",
