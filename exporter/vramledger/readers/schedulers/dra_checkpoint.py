@@ -1,8 +1,8 @@
 """Read the checkpoint of NVIDIA's DRA driver: which UUID each device of a prepared claim has.
 
 From documentation, not seen on a node: ``v1``, ``v2`` and ``v3`` hold the same claims in ``preparedClaims``.
-Below that, each prepared device has a member ``device`` with the name that the kubelet shows. Its UUID is beside
-it, in ``info`` or a member of another name. Newer drivers move these members, so they are searched for. A claim
+Below that, each prepared device has a member ``device`` with the name that the kubelet shows. Its UUID is
+beside it, in ``info`` or a member of another name. Newer drivers move them, so they are searched for. A claim
 whose preparation has only begun has no device yet.
 """
 
