@@ -57,7 +57,7 @@ CONNECTIONS = _family(
 REJECTED = _family(
     "agent_rejected_total",
     ("reason",),
-    "Messages and connections that the agents' socket refused since the exporter started, by reason.",
+    "Messages and connections that the agents' socket rejected since the exporter started, by reason.",
     source="the exporter's own count",
     absent=_NO_SOCKET,
 )

@@ -90,8 +90,8 @@ HOLDING_FAMILIES = (
     _holding(
         "process_last_active_timestamp_seconds",
         lambda holding: holding.last_active,
-        "Unix time of the last sign of GPU work of the process, from NVML's utilisation "
-        "or a change of its bytes; absent before the first sign.",
+        "Unix time of the last sign of GPU work of the process, from NVML's utilisation, a change of its "
+        "bytes, or allocations that its agent counts; absent before the first sign.",
         source="nvmlGpmMetricsGet, nvmlDeviceGetProcessUtilization, the process lists, and the agent's count "
         "of allocations",
         absent="before the first sign of work",
@@ -188,8 +188,8 @@ PROCESSES_DROPPED = Family(
 COUNTED = Family(
     PREFIX + "launch_counted_processes",
     ("result",),
-    "Quiet holders whose kernel launches, copies and memsets are counted by uprobes: quiet, starting, "
-    "working, or impossible.",
+    "Quiet holders, by the result of counting their kernel launches, copies and memsets with uprobes: "
+    "quiet, starting, working, or impossible to count.",
     "launches",
     source="perf_event_open with uprobes on the functions of libcuda",
     absent="when `--collector.launches` is not given, or the process that counts has ended",
