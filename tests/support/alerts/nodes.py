@@ -17,7 +17,7 @@ from tests.support.host.model import GIB
 from tests.support.host.scrapes import Renderer
 from tests.support.host.series import Values as Written
 from vramledger.model.agent_report import AgentReport
-from vramledger.model.reading import DeviceReading, MemoryReading, Owner, ProcessFacts
+from vramledger.model.reading import DeviceReading, MemoryReading, Owner, ProcessFacts, Rank
 from vramledger.model.snapshot import (
     AgentSnapshot,
     DeviceSnapshot,
@@ -69,6 +69,8 @@ class Holder:
         left: GiB that an ended process has left it.
         most: GiB of both that it can have at most, None where it has them for certain.
         uncharged_grade: how good the evidence for them is.
+        rank: which rank of a distributed job it is.
+        waiting: minute since when it keeps its device busy without work.
     """
 
     pid: int
@@ -93,6 +95,8 @@ class Holder:
     left: Values = None
     most: float | None = None
     uncharged_grade: Grade = Grade.SEEN
+    rank: Rank | None = None
+    waiting: Values = None
 
     def __post_init__(self) -> None:
         """Assume an agent if a report is given."""
@@ -171,6 +175,7 @@ class Node:
                     value_at(holder.since, minute) or 0.0,
                     value_at(holder.sm, minute),
                     value_at(holder.last_active, minute),
+                    value_at(holder.waiting, minute),
                     value_at(holder.start, minute) or 0.0,
                     value_at(holder.agent_up, minute),
                     tuple((name, value_at(values, minute)) for name, values in holder.agent.items()),
@@ -198,6 +203,7 @@ class _HolderState(NamedTuple):
     since: float
     sm: float | None
     last_active: float | None
+    waiting: float | None
     start: float
     agent_up: float | None
     agent: tuple[tuple[str, float | None], ...]
@@ -248,7 +254,8 @@ def _snapshot(node: _NodeState, holders: Sequence[tuple[Holder, _HolderState]]) 
         processes=[_process(*each) for each in holders],
     )
     agents = {holder.pid: _agent(holder, state) for holder, state in holders if state.agent_up is not None}
-    return replace(found, agents=agents, collectors={"ledger": (True, 0.001)})
+    collectors = dict.fromkeys(("ledger", "process"), (True, 0.001))
+    return replace(found, agents=agents, collectors=collectors)
 
 
 def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderState]]) -> DeviceSnapshot:
@@ -259,6 +266,7 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
         held[kind] += state.held
         owned.setdefault((holder.owner_type, holder.owner), Counter())[kind] += state.held
         since, active = state.since * 60, None if state.last_active is None else state.last_active * 60
+        waiting = None if state.waiting is None else state.waiting * 60
         holdings.append(
             Holding(
                 pid=holder.pid,
@@ -273,6 +281,7 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
                 last_active=active,
                 grade=holder.grade,
                 uncharged=state.uncharged,
+                busy_without_work_since=waiting,
             )
         )
     held[State.UNKNOWN] += round(node.unknown * GIB)
@@ -292,7 +301,9 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
 
 def _process(holder: Holder, state: _HolderState) -> ProcessSnapshot:
     owner = Owner(holder.owner_type, holder.owner, notebook=holder.notebook)
-    facts = ProcessFacts(holder.pid, 1, 1000, holder.user, command=holder.command, owner=owner)
+    facts = ProcessFacts(
+        holder.pid, 1, 1000, holder.user, command=holder.command, owner=owner, rank=holder.rank
+    )
     settled = (holder.framework, holder.policy)
     return ProcessSnapshot(holder.pid, state.start * 60, facts, facts, settled=settled)
 
