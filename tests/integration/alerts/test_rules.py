@@ -100,6 +100,12 @@ class TestAlert:
             assert "abels.pid" in description
             assert "humanize" in description
 
+    def test_a_text_reads_labels_of_the_series(self, rule: dict[str, Any]) -> None:
+        """A text reads no label that its own rule sets: Prometheus adds those after it wrote the text."""
+        read = re.findall(r"abels\.(\w+)", " ".join(rule["annotations"].values()))
+
+        assert not {*read} & set(rule["labels"])
+
     def test_waits_with_a_reason(self, rule: dict[str, Any]) -> None:
         """Only the heartbeat and an event that has already happened fire immediately."""
         assert rule.get("for", "0s") != "0s" or rule["alert"] in HAPPENED

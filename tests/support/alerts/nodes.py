@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import NamedTuple
 
 from tests.support import builders
@@ -153,8 +154,11 @@ class Node:
                         values[key] = f"{value:.17g}"
             values[_key(f"up{{{target}}}")] = f"{up:d}"
             for key, text in values.items():
-                labelled = self._relabelled(key, minute)
-                found.setdefault(labelled, Written(step)).note(step, text)
+                labelled = key if self.relabel is None else self._relabelled(key, minute)
+                written = found.get(labelled)
+                if written is None:
+                    written = found[labelled] = Written(step)
+                written.note(step, text)
         return [
             {"series": named.get(key) or _text(key), "values": each.text(int(minutes * 60 / STEP) + 1)}
             for key, each in found.items()
@@ -162,7 +166,8 @@ class Node:
 
     def _relabelled(self, key: _Key, minute: float) -> _Key:
         name, labels = key
-        return key if self.relabel is None else (name, frozenset(self.relabel(minute, dict(labels)).items()))
+        assert self.relabel is not None
+        return name, frozenset(self.relabel(minute, dict(labels)).items())
 
     def _state(self, minute: float) -> tuple[_NodeState, tuple[tuple[Holder, _HolderState], ...]]:
         """Return every value that there is at a minute."""
@@ -227,6 +232,7 @@ _Key = tuple[str, frozenset[tuple[str, str]]]
 """Name and labels of a series, in any order of the labels."""
 
 
+@cache  # a series is in hundreds of pages
 def _key(series: str) -> _Key:
     name, _, labels = series.partition("{")
     return name, frozenset(_LABEL.findall(labels))

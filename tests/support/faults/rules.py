@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ PAGE, WARNING = "page", "warning"
 
 _RECORDED = re.compile(r"\bvramledger_\w+:\w+(?::\w+)?")
 _NAME = re.compile(r"\bvramledger_[a-z0-9_]+(?![a-z0-9_:])")
+_RECORDED = re.compile(r"\bvramledger_[a-z]+:\w+:\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,40 @@ def files(home: Path = HOME) -> list[Path]:
 def groups(paths: Iterable[Path]) -> list[str]:
     """Return the names of the rule groups, in the order of their evaluation."""
     return [group["name"] for path in paths for group in _groups(path)]
+
+
+def evaluated(
+    paths: Iterable[Path], order: Sequence[str], named: Collection[str] = (), *, everything: bool = False
+) -> list[dict[str, Any]]:
+    """Return the groups with the rules that decide which alerts fire, and without the alerts' texts.
+
+    Each evaluation of an alert that fires writes its texts, with a query for each figure. With the recording
+    rules that only dashboards read, they take 40 % of the time.
+
+    Args:
+        paths: of the rule files.
+        order: of the groups.
+        named: the alerts; all of them when empty.
+        everything: keep the rules that decide about no alert, too.
+    """
+    there = {group["name"]: group for path in paths for group in _groups(path)}
+    rules = [rule for group in there.values() for rule in group["rules"]]
+    left = [rule for rule in rules if "alert" in rule and (not named or rule["alert"] in named)]
+    wanted = {rule["alert"] for rule in left}
+    while left:
+        read = {*_RECORDED.findall(str(left.pop()["expr"]))} - wanted
+        wanted |= read
+        left += [rule for rule in rules if rule.get("record") in read]
+    found = []
+    for name in order:
+        chosen = [
+            {key: value for key, value in rule.items() if key != "annotations"}
+            for rule in there[name]["rules"]
+            if everything or rule.get("record", rule.get("alert")) in wanted
+        ]
+        if chosen:
+            found.append({**there[name], "rules": chosen})
+    return found
 
 
 def alerts(home: Path = HOME) -> list[Alert]:
