@@ -20,14 +20,6 @@ from pathlib import Path
 from vramledger.accounting.devices import hidden_on
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.commands.arguments import add_sampling, sampling_config, size
-from vramledger.commands.cleanliness import (
-    CLEAN,
-    MAX_LEFTOVER,
-    NOT_CLEAN,
-    CheckResult,
-    CheckTolerance,
-    overall_status,
-)
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.parser import Commands, add_log, duration
 from vramledger.commands.slurm_verdict import SlurmQuestion, check_job_devices, reason_line
@@ -49,6 +41,14 @@ from vramledger.readers.schedulers.slurm_jobs import (
     running_jobs,
 )
 from vramledger.sampling.supervisor import Supervisor
+from vramledger.views.cleanliness import (
+    CLEAN,
+    MAX_LEFTOVER,
+    NOT_CLEAN,
+    CheckResult,
+    CheckTolerance,
+    overall_status,
+)
 
 SAMPLE_INTERVAL = 0.25
 """Seconds from one sample to the next: a job waits for the answer."""

@@ -11,7 +11,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from vramledger.accounting.reservations import fits
-from vramledger.commands.cleanliness import (
+from vramledger.model.reading import DeviceReading, HiddenHolder
+from vramledger.model.snapshot import DeviceSnapshot, Snapshot
+from vramledger.printable import printable
+from vramledger.readers.schedulers.slurm_jobs import NodeJobs
+from vramledger.views.cleanliness import (
     CANNOT_TELL,
     NO_SUCH_GPU,
     NOT_CLEAN,
@@ -21,10 +25,6 @@ from vramledger.commands.cleanliness import (
     check_devices,
     overall_status,
 )
-from vramledger.model.reading import DeviceReading, HiddenHolder
-from vramledger.model.snapshot import DeviceSnapshot, Snapshot
-from vramledger.printable import printable
-from vramledger.readers.schedulers.slurm_jobs import NodeJobs
 
 JobsOf = Callable[[int], Collection[str]]
 """Return the jobs to which a process may belong."""

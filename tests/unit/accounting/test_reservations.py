@@ -9,7 +9,6 @@ import pytest
 from tests.support import builders
 from tests.support.host.one_holder import OneHolder
 from vramledger.accounting.reservations import fits
-from vramledger.commands import cleanliness
 from vramledger.metrics import processes, reservations
 from vramledger.model.reading import (
     DeviceReading,
@@ -24,6 +23,7 @@ from vramledger.model.reading import (
 )
 from vramledger.model.snapshot import Reservation, ReservationStatus, Snapshot
 from vramledger.sampling.masking import Mask
+from vramledger.views import cleanliness
 from vramledger.views.evidence import evidence_lines
 from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.table import render_table

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import device, failed, holding, snapshot
-from vramledger.commands.cleanliness import CANNOT_TELL, CLEAN, NOT_CLEAN, CheckTolerance, overall_status
 from vramledger.commands.slurm_verdict import SlurmQuestion, check_job_devices, reason_line
 from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
 from vramledger.readers.owners.slurm_records import JobRecord
 from vramledger.readers.schedulers.slurm_jobs import NodeJobs
+from vramledger.views.cleanliness import CANNOT_TELL, CLEAN, NOT_CLEAN, CheckTolerance, overall_status
 
 GIB = 2**30
 
