@@ -158,7 +158,7 @@ def wave(cluster: Cluster, draw: random.Random, counts: Counter[str]) -> None:
         counts["not run, node drained"] += len(waiting.get(name, ()))
         judge_node(cluster, name, counts)
     with suppress(subprocess.TimeoutExpired):
-        cluster.run("scancel", "--user=alice,bob", check=False)
+        cluster.cancel_all()
     for name in NODES:
         clean_up(cluster, name)
 

@@ -6,10 +6,12 @@ slurmd.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,6 +129,53 @@ def test_slurmd_detects_the_gpus(version: str) -> None:
         assert cluster.reason().startswith("vram GPU0 dead 4GiB")
 
 
+@pytest.mark.parametrize(("version", "cgroup"), [("older", "v1"), ("newer", "v2")])
+def test_jobs_share_a_gpu_through_mps(version: str, cgroup: str) -> None:
+    """The MPS server that root has started drains nothing, unless it holds much."""
+    mps = replace(
+        SHARED,
+        version=version,
+        cgroup=cgroup,
+        gres="gpu:2,mps:200",
+        gres_conf="Name=gpu File=/dev/nvidia[2-3]\nName=mps Count=200",
+    )
+    with one(mps) as cluster:
+        server = start_mps(cluster, "alice")
+        hold(cluster, server, 66 * 2**20)
+        jobs = [
+            cluster.submit("--gres=mps:40", hold=f"{seconds} gpus=2", user=user)
+            for seconds, user in ((4, "alice"), (2, "bob"))
+        ]
+        holds(cluster, 3)
+        for job in jobs:
+            assert cluster.wait_for(job, "COMPLETED", "FAILED", "NODE_FAIL") == "COMPLETED"
+        cluster.wait_idle()
+        assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
+        hold(cluster, server, 2 * 2**30)
+        cluster.submit("--gres=mps:40", hold="1 gpus=2")
+        wait_until(cluster.reason, "the node is drained", patience=60)
+        assert cluster.reason().startswith("vram GPU2 alice 2GiB")
+
+
+def start_mps(cluster: Cluster, user: str) -> int:
+    """Start root's control daemon of MPS, with a server for a user as its child; return the server's pid."""
+    control, server = (f"/usr/local/bin/nvidia-cuda-mps-{name}" for name in ("control", "server"))
+    cluster.run("cp", "/bin/bash", control)
+    cluster.run("cp", "/bin/sleep", server)
+    started = f'setpriv --reuid={user} --clear-groups {server} 600 >/dev/null 2>&1 & echo "$!"'
+    leave = f"setsid {control} -c '{started}; exec >/dev/null; wait; true' </dev/null 2>/dev/null &"
+    return int(cluster.run("bash", "-c", leave))
+
+
+def hold(cluster: Cluster, pid: int, size: int) -> None:
+    """Let a process hold memory on GPU 2, whatever it does."""
+    start = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    place = cluster.drivers["n1"].directory / f"{pid}.hold"
+    fresh = place.with_suffix(".new")
+    fresh.write_text(json.dumps({"pid": pid, "start": start, "gpus": [2], "bytes": size, "mig": None}))
+    fresh.rename(place)
+
+
 def test_a_health_check_of_slurmd() -> None:
     """The health check that slurmd itself runs drains a node whose driver is gone, and resumes it."""
     options = {"HealthCheckInterval": "3"}
@@ -135,6 +184,50 @@ def test_a_health_check_of_slurmd() -> None:
         wait_until(lambda: cluster.reason().startswith("vram? "), "the node is drained", patience=60)
         cluster.drivers["n1"].standin.driver_error = 0
         wait_until(lambda: cluster.states() == {"n1": "IDLE"}, "the node is resumed", patience=60)
+
+
+def test_preempted_jobs() -> None:
+    """A job that is requeued for a more important one, and ignores SIGTERM, leaves the GPU to it clean."""
+    options = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
+    with one(replace(SHARED, options=options, partitions=("low", "high"))) as cluster:
+        preempted = cluster.submit(
+            "--gres=gpu:2", "--partition=low", "--requeue", hold="300 gpus=2,3 term=ignore"
+        )
+        holds(cluster, 1)
+        urgent = cluster.submit("--gres=gpu:1", "--partition=high", hold="2 gpus=2", user="bob")
+        assert cluster.wait_for(urgent, "COMPLETED", "FAILED", timeout=90) == "COMPLETED"
+        assert cluster.state_of(preempted) in ("PENDING", "RUNNING", "CONFIGURING")
+        assert cluster.reason() == ""
+
+
+@pytest.mark.parametrize("script", ["", "epilog"])
+def test_a_reboot_while_a_job_runs(script: str) -> None:
+    """After a reboot there is no record and no process: no job and no health check drains the node."""
+    with one(SHARED) as cluster:
+        job = cluster.submit("--gres=gpu:1", "--no-requeue", hold="300 gpus=2")
+        holds(cluster, 1)
+        cluster.signal("n1", signal.SIGKILL)
+        cluster.stop("n1")
+        daemons = [pid for pid in cluster.steps() if Path(f"/proc/{pid}/comm").read_text() == "slurmstepd\n"]
+        for pid in (*daemons, *cluster.drivers["n1"].holders):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        cluster.run("rm", "-rf", "/run/vramledger-slurm")
+        holds(cluster, 0)
+        if script:
+            cluster.run("env", "-i", f"SLURM_JOB_ID={job}", "SLURM_JOB_GPUS=0", "SLURMD_NODENAME=n1",
+                        f"/etc/slurm/vramledger/{script}.sh")  # fmt: skip
+        cluster.start("n1", ["slurmd", "-D", "-b", "-N", "n1"])
+        cluster.run("scancel", str(job), check=False)
+        health(cluster)
+        cluster.wait_for(job, "CANCELLED", "NODE_FAIL", "FAILED", "COMPLETED", "GONE", timeout=90)
+        assert not cluster.reason().startswith("vram")
+        if "IDLE" not in cluster.states()["n1"]:
+            cluster.resume()
+        wait_until(lambda: cluster.states() == {"n1": "IDLE"}, "the node is back", patience=60)
+        job = cluster.submit("--gres=gpu:1", hold="1 gpus=2")
+        assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
+        assert cluster.reason() == ""
 
 
 @pytest.fixture(scope="module", params=[("older", "v1"), ("newer", "v1"), ("newer", "v2")], ids="-".join)
@@ -151,9 +244,9 @@ def cluster(shared: Cluster) -> Iterator[Cluster]:
     yield shared
     shared.drivers["n1"].standin.driver_error = 0
     shared.drivers["n1"].standin.release()
-    shared.run("scancel", "--user=alice,bob", check=False)
+    shared.cancel_all()
     for pid in shared.drivers["n1"].holders:
-        if pid < 2**22:
+        with suppress(ProcessLookupError):  # it is dead memory, or the job has just ended
             os.kill(pid, signal.SIGKILL)
     shared.drivers["n1"].forget_dead()
     shared.wait_idle()
@@ -177,6 +270,43 @@ def test_jobs_share_a_gpu(cluster: Cluster) -> None:
         assert cluster.wait_for(job, "COMPLETED", "FAILED", "NODE_FAIL") == "COMPLETED"
     cluster.wait_idle()
     assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
+
+
+def test_a_job_without_a_record(cluster: Cluster) -> None:
+    """A job that began before the scripts were installed is not a leftover for the next one on its GPU."""
+    first = cluster.submit("--gres=shard:1", hold="6 gpus=2")
+    holds(cluster, 1)
+    cluster.run("rm", "-r", "/run/vramledger-slurm/jobs")
+    second = cluster.submit("--gres=shard:1", hold="1 gpus=2", user="bob")
+    for job in (first, second):
+        assert cluster.wait_for(job, "COMPLETED", "FAILED", "NODE_FAIL") == "COMPLETED"
+    cluster.wait_idle()
+    assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
+
+
+def test_the_exporter_shows_jobs_and_accounts(cluster: Cluster) -> None:
+    """A job has its number in every version of Slurm; its account is known, also without a holder."""
+    cluster.start("exporter", ["/usr/local/bin/vramledger", "serve"])
+    try:
+        holding = cluster.submit("--gres=gpu:1", "--account=physics", hold="300 gpus=2")
+        idle = cluster.submit("--gres=gpu:1", "--account=chemistry", command="sleep 300", user="bob")
+        ask = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:10839/metrics').read().decode())"
+
+        def page() -> str:
+            return cluster.run("/usr/bin/python3", "-c", ask, check=False)
+
+        account = "vramledger_reservation_account_info"
+        expected = [
+            f'slurm_job="{holding}"',
+            f'{account}{{account="physics",owner="{holding}",owner_type="slurm",user="alice"}} 1',
+            f'{account}{{account="chemistry",owner="{idle}",owner_type="slurm",user="bob"}} 1',
+        ]
+        wait_until(lambda: all(each in page() for each in expected), "the page has both jobs", patience=45)
+        assert re.search(r'slurm_job="s[0-9A-Z]{13}"', page()) is None
+    finally:
+        cluster.stop("exporter")
+        cluster.cancel_all()
+        cluster.wait_idle()
 
 
 def test_memory_on_gpus_that_slurm_does_not_manage(cluster: Cluster) -> None:

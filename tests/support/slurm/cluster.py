@@ -87,6 +87,7 @@ class Site:
         gres_conf: the text of gres.conf.
         options: further settings of slurm.conf; they replace those that are here.
         settings: the text of the scripts' own file.
+        partitions: further partitions, each more important than the one before.
         autodetect: slurmd asks the driver for the GPUs, through Slurm's own plugin for NVML.
         constrained: a job can open only the device files of its own GPUs.
         minors: the number of each GPU's device file, in NVML's order; by default NVML's index.
@@ -100,6 +101,7 @@ class Site:
     gres_conf: str = "Name=gpu File=/dev/nvidia[0-1]"
     options: Mapping[str, str] = field(default_factory=dict)
     settings: str = ""
+    partitions: tuple[str, ...] = ()
     autodetect: bool = False
     constrained: bool = False
     minors: tuple[int, ...] = ()
@@ -227,6 +229,10 @@ class Cluster:
         lines.append(
             f"PartitionName=all Nodes={','.join(self.drivers)} Default=YES MaxTime=INFINITE State=UP"
         )
+        lines += [
+            f"PartitionName={name} Nodes=ALL PriorityTier={10 * tier} State=UP"
+            for tier, name in enumerate(site.partitions, 1)
+        ]
         (slurm / "slurm.conf").write_text("\n".join(lines) + "\n")
         driver = (
             f"export LD_LIBRARY_PATH={library.parent}\n"
@@ -403,6 +409,11 @@ class Cluster:
         """Wait until no job is on a node and no epilog runs there any more."""
         quiet = {"IDLE", "DRAINED", "DOWN", "MAINT"}
         wait_until(lambda: self.states().get(node) in quiet, f"{node} is quiet", patience=timeout)
+
+    def cancel_all(self) -> None:
+        """Cancel all jobs; scancel takes one user."""
+        for user in USERS:
+            self.run("scancel", f"--user={user}", check=False)
 
     def resume(self, node: str = "n1") -> None:
         """Resume a node, as a person does."""
