@@ -261,12 +261,16 @@ class Grant(NamedTuple):
         devices: the scheduler's own ids: a UUID, or ``nvidiaN`` or ``gpu-N`` for the number of the
             device file, with the suffix of a replica or a slice.
         place: the part of the cgroup path that its processes share, if they are not known by name.
+        user: the name of its user, as the scheduler has it; empty when not known.
+        account: the account that the scheduler charges; empty when not known.
     """
 
     type: str
     name: str
     devices: tuple[str, ...]
     place: str = ""
+    user: str = ""
+    account: str = ""
 
 
 class Scheduler(NamedTuple):
@@ -527,7 +531,7 @@ def _one_for_all(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _scheduler(name: str, managed: list[str], grants: list[Any], complete: bool) -> Scheduler:  # noqa: FBT001 as it stands in a recording
-    given = (Grant(kind, owner, tuple(devices), place) for kind, owner, devices, place in grants)
+    given = (Grant(kind, owner, tuple(devices), *rest) for kind, owner, devices, *rest in grants)
     return Scheduler(str(name), tuple(managed), tuple(given), bool(complete))
 
 

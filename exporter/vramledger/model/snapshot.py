@@ -247,13 +247,16 @@ class OwnerUsageTotals(NamedTuple):
 class Reservation(NamedTuple):
     """One reservation of a device.
 
-    ``held`` tells whether its owner holds memory there, None when that is not known.
+    ``held`` tells whether its owner holds memory there, None when that is not known. ``user`` and ``account``
+    are the scheduler's own; empty when not known.
     """
 
     type: str
     name: str
     scheduler: str
     held: bool | None
+    user: str = ""
+    account: str = ""
 
 
 class ReservationStatus(NamedTuple):

@@ -178,7 +178,7 @@ def in_trouble(hoarded: DeviceSnapshot) -> DeviceSnapshot:
     assert hoarded.ledger is not None
     assert hoarded.owner_usage is not None
     waiting = Reservation("pod", "ml/train-0", "kubelet", held=False)
-    using = Reservation("user", "ada", "kubelet", held=True)
+    using = Reservation("user", "ada", "kubelet", held=True, user="ada", account="physics")
     return replace(
         hoarded,
         ghost=True,

@@ -141,11 +141,11 @@ def test_every_family_can_be_served() -> None:
         xids={79: 1},
         undivided=UndividedBytes(MIB, (101, 102), State.ACTIVE, False, None),
     )
-    reserved = Reservation("pod", "ml/train-0", "kubelet", held=True)
+    reserved = Reservation("slurm", "41", "slurm", held=True, user="ada", account="physics")
     usage = OwnerUsage("user", "ada", {State.IDLE: 1}, {State.IDLE: 1.0}, 1.0, 0, 0)
     rich = replace(
         rich,
-        reservation_status=ReservationStatus((reserved,), (), ("kubelet",)),
+        reservation_status=ReservationStatus((reserved,), (), ("slurm",)),
         owner_usage=OwnerUsageTotals((usage,), 0, 0.0),
         ghost=False,
     )
