@@ -99,7 +99,8 @@ def make_image(directory: Path, version: str, revision: str, options: argparse.N
     run(
         engine, "build", *options.image_option,
         "--file", "deploy/docker/Dockerfile", f"--build-arg=BASE={base}",
-        f"--build-arg=VERSION={version}", f"--build-arg=REVISION={revision}", "--tag", name, ".",
+        f"--build-arg=VERSION={version}", f"--build-arg=REVISION={revision}",
+        f"--build-arg=SOURCE={options.source}", "--tag", name, ".",
     )  # fmt: skip
     run(engine, "save", "--output", directory / f"vramledger-{version}-image.tar", name)
 
@@ -160,6 +161,7 @@ def main() -> None:
         "--image-option", action="append", default=[], help="passed to the build of the image"
     )
     parser.add_argument("--sign", metavar="KEY", default="", help="sign with this SSH key")
+    parser.add_argument("--source", metavar="URL", default="", help="where the project is, for the image")
     parser.add_argument("--builder", default="urn:vramledger:builder:unnamed", help="a URI: who builds")
     options = parser.parse_args()
     directory: Path = options.directory.resolve()

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import vramledger
@@ -19,6 +20,7 @@ from vramledger.agent_server.server import run_agent_server
 from vramledger.config import CONTROL_SOCKET, Config
 from vramledger.logs import fields, log
 from vramledger.model.snapshot import Snapshot
+from vramledger.readers.hosts.driver_watch import has_device_class, open_control_device
 from vramledger.readers.hosts.open_device_files import read_open_device_files
 from vramledger.sampling import malloc
 from vramledger.sampling.landlock import forbid_changes
@@ -37,7 +39,11 @@ from vramledger.serving.control_socket import ControlHandlers, serve_control
 from vramledger.serving.launch_counting import LaunchCounting, count_launches
 from vramledger.serving.ledger_answer import write_answer
 from vramledger.serving.publisher import SnapshotPublisher
-from vramledger.serving.service_manager import notify_service_manager
+from vramledger.serving.service_manager import (
+    is_managed,
+    notify_service_manager,
+    wait_for_forbidden_driver,
+)
 from vramledger.serving.source import (
     Attach,
     SnapshotSource,
@@ -105,6 +111,7 @@ async def _serve_source(
         else nullcontext()
     )
     page = PageState()
+    managed = is_managed() and kind == "nvml"
     # A recording is opened again at each pass, and may be root's alone.
     user = _choose_user(config) if isinstance(source, Supervisor) else None
     # What needs a right comes first: the sockets, then the processes that count and that start samplers.
@@ -122,10 +129,19 @@ async def _serve_source(
             attach = launch_counting.attached(attach)
         produced = snapshots(source, tracker, attach)
         publishing = asyncio.create_task(_publish(source, produced, publisher, launch_counting))
-        await asyncio.wait({publishing, stop}, return_when=asyncio.FIRST_COMPLETED)
+        forbidden = asyncio.create_task(
+            wait_for_forbidden_driver(partial(has_device_class, config.sampling.procfs), open_control_device)
+            if managed
+            else asyncio.Event().wait()
+        )
+        await asyncio.wait({publishing, stop, forbidden}, return_when=asyncio.FIRST_COMPLETED)
         if publishing.done():
             publishing.result()
-        await cancel_and_wait(publishing)
+        if forbidden.done():
+            log.warning(
+                "Ending, to be started again: a driver has come, and only a new start allows its devices"
+            )
+        await cancel_and_wait(publishing, forbidden)
 
 
 def _choose_user(config: Config) -> User | None:

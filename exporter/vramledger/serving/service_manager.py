@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from vramledger.web.cancellation import background_task
 
 _MICROSECONDS = 1e6
+
+CLASS_INTERVAL = 5.0
+"""Seconds between two looks for a driver that was not loaded when we started."""
 
 
 @asynccontextmanager
@@ -31,6 +35,32 @@ async def notify_service_manager() -> AsyncIterator[None]:
         return
     async with background_task(_keep_alive(address, int(limit) / _MICROSECONDS / 2)):
         yield
+
+
+def is_managed() -> bool:
+    """Tell whether a service manager waits for our reports; it starts us again when we end."""
+    return bool(os.environ.get("NOTIFY_SOCKET"))
+
+
+async def wait_for_forbidden_driver(
+    has_class: Callable[[], bool], open_device: Callable[[], int], interval: float = CLASS_INTERVAL
+) -> None:
+    """Return when a driver has come whose devices are forbidden to us; never, if it was there before.
+
+    systemd translates ``DeviceAllow=char-nvidia`` into numbers when it starts a unit. A class that does not
+    exist then stays forbidden (seen with systemd 252: EPERM), until the unit is started again.
+
+    Args:
+        has_class: tells whether the kernel has the driver's class of devices.
+        open_device: opens one of them and returns 0 or errno. Its file may come later than the class.
+        interval: seconds between two looks.
+    """
+    found = 0 if has_class() else errno.ENODEV
+    while found != errno.EPERM:
+        if found == 0:
+            await asyncio.Event().wait()
+        await asyncio.sleep(interval)
+        found = open_device() if has_class() else errno.ENODEV
 
 
 async def _keep_alive(address: str, interval: float) -> None:

@@ -53,6 +53,24 @@ class DriverWatch:
                 yield from (place / name for name in os.listdir(place) if name.startswith("nvidia"))  # noqa: PTH208
 
 
+def has_device_class(procfs: Path) -> bool:
+    """Tell whether a driver has registered its devices: systemd allows them by the name of their class."""
+    try:
+        lines = (procfs / "devices").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.split()[1:] in (["nvidia"], ["nvidia-frontend"]) for line in lines)
+
+
+def open_control_device(path: Path = Path("/dev/nvidiactl")) -> int:
+    """Open the driver's control device for a moment; return 0, or the error as errno."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno or -1
+    return 0
+
+
 def _stat_files(paths: Iterable[Path]) -> Iterator[FileState]:
     for path in paths:
         with suppress(OSError):
