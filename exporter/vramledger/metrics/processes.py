@@ -18,7 +18,7 @@ from vramledger.metrics.families import (
     devices_shown,
     split_largest,
 )
-from vramledger.model.reading import LaunchCount, Owner
+from vramledger.model.reading import LaunchCount, Owner, ProcessFacts
 from vramledger.model.snapshot import Holding, Snapshot, State
 
 OTHER = "other"
@@ -158,6 +158,15 @@ PROCESS_INFO = Family(
     source="`status`, `cmdline`, `cgroup` and `environ` below `/proc/PID`; files of the container runtime",
     absent="never; an unknown label is empty",
 )
+RANK_INFO = Family(
+    PREFIX + "process_rank_info",
+    ("pid", "rank", "ranks", "job_id"),
+    "Rank of the holder in a distributed job, how many ranks there are, and the identity that they have in "
+    "common, from its environment.",
+    "process",
+    source="`/proc/PID/environ`: the rendezvous of torchrun, the namespace of PMIx, or the step of Slurm",
+    absent="when the environment does not name all three, and for a job of a single rank",
+)
 FRAMEWORK_POLICY = Family(
     PREFIX + "framework_policy_info",
     ("pid", "framework", "policy", "source"),
@@ -200,6 +209,7 @@ FAMILIES = (
     *HOLDING_FAMILIES,
     PROCESS_START,
     PROCESS_INFO,
+    RANK_INFO,
     FRAMEWORK_POLICY,
     UNREADABLE,
     PROCESSES_DROPPED,
@@ -230,6 +240,7 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
             dropped.append((key, len(rest)))
     starts: list[Sample] = []
     info: list[Sample] = []
+    ranks: list[Sample] = []
     policies: list[Sample] = []
     for pid in sorted(pids):
         process = snapshot.processes.get(pid)
@@ -239,6 +250,7 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
                 policies.append(((str(pid), *process.policy[:3]), 1))
         # A holder that /proc no longer shows has a row too, otherwise a join would lose the dead holders.
         facts = snapshot.facts_of(pid)
+        ranks.extend(_rank(pid, facts))
         user = (facts and facts.user) or ""
         command = (facts and facts.command) or ""
         owner = (facts and facts.owner_or_user) or Owner("", "")
@@ -249,6 +261,7 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
         (UNREADABLE, list(_unreadable(snapshot))),
         (PROCESS_START, starts),
         (PROCESS_INFO, info),
+        (RANK_INFO, ranks),
         (FRAMEWORK_POLICY, policies),
         (PROCESSES_DROPPED, dropped),
     ]
@@ -278,6 +291,11 @@ def _sum_of_others(family: HoldingFamily, labels: Labels, rest: Iterable[Holding
             more = _labels(holding, by) if by else ()
             sums[more] = sums.get(more, 0) + value
     return [((*labels, *more), value) for more, value in sums.items()]
+
+
+def _rank(pid: int, facts: ProcessFacts | None) -> Iterable[Sample]:
+    if facts is not None and facts.rank is not None:
+        yield (str(pid), *map(str, facts.rank)), 1
 
 
 def _labels(holding: Holding, names: tuple[str, ...]) -> tuple[str, ...]:

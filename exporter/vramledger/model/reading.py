@@ -184,6 +184,14 @@ class Owner(NamedTuple):
     notebook: str = ""
 
 
+class Rank(NamedTuple):
+    """Which of ``size`` ranks of a distributed job a process is; ``job`` is the same for all of them."""
+
+    number: int
+    size: int
+    job: str
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
     """What is read once for a process, and again when its parent changes.
@@ -208,6 +216,7 @@ class ProcessFacts:
         uses_gpu: whether it has a GPU's device file open or maps the driver's libraries; None if not known.
         leader_alive: whether the leader of its process group lives, None when not known.
         denied: the files that we were not allowed to read (``environ``, ``cmdline``, …).
+        rank: which rank of a distributed job it is, by its environment; None if that does not say it.
     """
 
     pid: int
@@ -229,6 +238,7 @@ class ProcessFacts:
     leader_alive: bool | None = None
     uses_gpu: bool | None = None
     denied: tuple[str, ...] = ()
+    rank: Rank | None = None
 
     @property
     def owner_or_user(self) -> Owner | None:
@@ -520,6 +530,8 @@ def _facts(raw: dict[str, Any]) -> ProcessFacts:
             raw[name] = _one_for_all(tuple(raw[name]))
     if raw.get("owner") is not None:
         raw["owner"] = Owner(*raw["owner"])
+    if raw.get("rank") is not None:
+        raw["rank"] = Rank(*raw["rank"])
     raw["settings"] = tuple((str(name), str(value)) for name, value in raw.get("settings", ()))
     return ProcessFacts(**raw)
 

@@ -263,6 +263,9 @@ class Mask:
             settings=tuple((name, self._mask_setting(value)) for name, value in facts.settings),
             owner=None if facts.owner is None else self._mask_owner(facts.owner),
             parent=None if facts.parent is None else self._mask_parent(facts.parent),
+            rank=None
+            if facts.rank is None
+            else facts.rank._replace(job=self._stand_in("distributed", facts.rank.job)),
         )
 
     def _mask_setting(self, value: str) -> str:

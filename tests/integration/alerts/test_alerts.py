@@ -14,6 +14,7 @@ from tests.support.alerts.nodes import Holder, Node, changing_at, uuid
 from tests.support.alerts.promtool import Alert, alert_names, alerts_over_time, expect, firing
 from tests.support.host.model import GIB
 from tests.support.requirements import EACH_VERSION
+from vramledger.model.reading import Rank
 from vramledger.model.snapshot import Grade
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
@@ -70,6 +71,15 @@ def counting(**counters: Callable[[float], float | None]) -> Holder:
     """Return a torch program with its own counters."""
     holder = with_agent(lambda _: 10)
     return replace(holder, agent={**holder.agent, **counters})
+
+
+def job_of(name: str, state: str) -> Node:
+    """Return a job of two ranks, of which the first is in this state, and the second waits for it."""
+    ranks = [
+        Holder(7, 30, state, since=0, gpu=1, sm=None, rank=Rank(0, 2, name)),
+        Holder(8, 30, rank=Rank(1, 2, name), waiting=0),
+    ]
+    return Node(ranks, gpus=2)
 
 
 def sawtooth(minute: float) -> float:
@@ -626,6 +636,11 @@ CASES += [
     Case("released", Node(driver_up=changing_at(5, 1, 0), extra=RELEASED), 30, ""),
     Case("released-and-still", Node(extra=RELEASED | STANDS_STILL), 30, ""),
     Case("released-from-the-beginning", Node(driver_up=0, extra={next(iter(RELEASED)): 1e9}), 30, ""),
+    # --- distributed jobs; test_jobs.py has what is not one, and what is on two nodes
+    Case("hung", job_of("a", "stopped"), 26, "GpuJobHung-p"),
+    Case("hung-not-yet", job_of("b", "stopped"), 24, ""),
+    Case("hung-by-one-that-does-nothing", job_of("c", "idle"), 41, "GpuJobHung-w"),
+    Case("busy-without-work", Node([Holder(8, 30, waiting=0)]), 26, "GpuBusyWithoutWork-i"),
     # --- values at their boundaries
     Case("orphaned-not-quite-much", Node([replace(ORPHAN, gib=19.9)]), 20, "GpuMemoryOrphaned-w"),
     Case("orphaned-256", Node([replace(ORPHAN, gib=256 * MIB)]), 5, "GpuMemoryOrphaned-w"),

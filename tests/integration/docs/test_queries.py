@@ -163,7 +163,7 @@ def rich_host() -> Snapshot:
         hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (1,)),),
         xids={79: 1},
     )
-    processes = [process(pid) for pid in (101, 102, 201)] + [process(202, user="grace")]
+    processes = [process(pid, distributed=True) for pid in (101, 102, 201)] + [process(202, user="grace")]
     return replace(
         snapshot(working, in_trouble(hoarded), processes=processes),
         agents={101: replace(agent(working.reading.uuid), unmapped=1)},

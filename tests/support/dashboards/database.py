@@ -24,6 +24,7 @@ import yaml
 
 from tests.support.dashboards.nodes import NOW, SCRAPE, Page
 from tests.support.faults import rules
+from tests.support.faults.evaluation import promtool_environment
 from tests.support.fleet.engines import Engine, running
 from tests.support.host.model import EPOCH
 from tests.support.host.series import Trace
@@ -111,9 +112,12 @@ def _unescape(text: str) -> str:
 def _evaluate_rules(traces: Sequence[Trace], scratch: Path) -> Iterator[tuple[float, dict[Labels, float]]]:
     """Yield the results of the rules at each step, alerts included."""
     paths = rules.files()
+    groups = rules.evaluated(paths, rules.groups(paths), everything=True)
+    loaded = scratch / "evaluated.rules.json"
+    loaded.write_text(json.dumps({"groups": groups}), encoding="utf-8")
     head = {
-        "rule_files": [str(path) for path in paths],
-        "group_eval_order": rules.groups(paths),
+        "rule_files": [str(loaded)],
+        "group_eval_order": [group["name"] for group in groups],
         "evaluation_interval": f"{STEP:.0f}s",
     }
     inputs = [
@@ -127,9 +131,8 @@ def _evaluate_rules(traces: Sequence[Trace], scratch: Path) -> Iterator[tuple[fl
     test = {"interval": f"{SCRAPE:.0f}s", "input_series": inputs, "promql_expr_test": asked}
     path = scratch / "recorded.test.yml"
     path.write_text(json.dumps({**head, "tests": [test]}), encoding="utf-8")  # JSON is YAML, and fast
-    done = subprocess.run(
-        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
-    )
+    command = ["promtool", "test", "rules", str(path)]
+    done = subprocess.run(command, env=promtool_environment(), capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     assert "FAILED" in said, f"promtool could not evaluate the rules: {said[-2000:]}"
     at = 0.0

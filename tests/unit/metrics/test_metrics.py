@@ -150,7 +150,13 @@ def test_every_family_can_be_served() -> None:
         ghost=False,
     )
 
-    shot = replace(snapshot(rich), agents={101: agent(rich.reading.uuid)}, agent_socket=SOCKET, ooms=OOMS)
+    ranks = [process(101, distributed=True), process(102)]
+    shot = replace(
+        snapshot(rich, processes=ranks),
+        agents={101: agent(rich.reading.uuid)},
+        agent_socket=SOCKET,
+        ooms=OOMS,
+    )
     names = {f"vramledger_{name}" for name in served(shot)}
 
     health = {"vramledger_collector_success", "vramledger_collector_duration_seconds"}
@@ -405,3 +411,12 @@ def test_a_figure_that_a_framework_does_not_give_has_no_general_sample() -> None
         ("limit", "jax"): 9,
         ("in_use", "cupy"): 0,
     }
+
+
+def test_a_rank_is_shown_where_the_environment_names_it() -> None:
+    """A rank has its number, how many there are, and the job's identity; others have no such series."""
+    page = served(
+        snapshot(device(0, [holding(7), holding(8)]), processes=[process(7, distributed=True), process(8)])
+    )
+
+    assert page["process_rank_info"] == {("7", "1", "2", "gpu-1:29500"): 1}
