@@ -18,7 +18,19 @@ from pathlib import Path
 from vramledger.accounting.devices import hidden_on
 from vramledger.accounting.owner_usage import Key
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.commands.cleanliness import (
+from vramledger.commands.exporter_ledger import follow_exporter
+from vramledger.commands.termination import EndTarget, Selection, Termination, end_targets, select_targets
+from vramledger.config import IDLE_AFTER, SamplingConfig
+from vramledger.errors import StartupError
+from vramledger.logs import fields, log
+from vramledger.model.reading import DeviceReading, HiddenHolder, Reading
+from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
+from vramledger.printable import printable
+from vramledger.readers.hosts.hidden_holders import find_hidden_holders
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.hosts.open_device_files import DEVICE_PREFIX, open_files
+from vramledger.sampling.supervisor import Supervisor
+from vramledger.views.cleanliness import (
     CANNOT_TELL,
     CLEAN,
     NO_SUCH_GPU,
@@ -34,18 +46,6 @@ from vramledger.commands.cleanliness import (
     unknown_devices,
     unseen_holders,
 )
-from vramledger.commands.exporter_ledger import follow_exporter
-from vramledger.commands.termination import EndTarget, Selection, Termination, end_targets, select_targets
-from vramledger.config import IDLE_AFTER, SamplingConfig
-from vramledger.errors import StartupError
-from vramledger.logs import fields, log
-from vramledger.model.reading import DeviceReading, HiddenHolder, Reading
-from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
-from vramledger.printable import printable
-from vramledger.readers.hosts.hidden_holders import find_hidden_holders
-from vramledger.readers.hosts.host import Host
-from vramledger.readers.hosts.open_device_files import DEVICE_PREFIX, open_files
-from vramledger.sampling.supervisor import Supervisor
 from vramledger.views.table import gib
 
 SAMPLES_MIN = 2

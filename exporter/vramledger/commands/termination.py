@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
-from vramledger.commands.cleanliness import amount, describe_process, device_matches, owner_matches
 from vramledger.errors import VramledgerError
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Snapshot, State
 from vramledger.printable import printable
+from vramledger.views.cleanliness import amount, describe_process, device_matches, owner_matches
 from vramledger.views.remedies import able_hidden
 
 LAST_WAIT = 10.0

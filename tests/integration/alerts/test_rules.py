@@ -25,7 +25,7 @@ README = (ALERTS / "README.md").read_text(encoding="utf-8")
 
 TARGET = {"cluster", "job", "instance"}
 CONTRACT = {family.name: set(family.labels) for family in FAMILIES.values()}
-OWN_LABELS = {"source", "blind", "told_by", "severity", "alertname", "team"}
+OWN_LABELS = {"source", "rank_state", "blind", "told_by", "severity", "alertname", "team"}
 
 HAPPENED = {"VramLedgerWatchdog", "GpuOutOfMemory", "GpuXidError", "GpuEccUncorrectable"}
 """What is true at once: the heartbeat, and errors that have happened."""

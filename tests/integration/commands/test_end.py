@@ -18,12 +18,12 @@ from tests.support.players.listed import listed_while_alive
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace
 from tests.support.standin.library import GIB, Code, StandIn
-from vramledger.commands.cleanliness import CANNOT_TELL
 from vramledger.commands.termination import EndTarget, Selection, end_targets, select_targets
 from vramledger.errors import VramledgerError
 from vramledger.model.reading import ProcessRow
 from vramledger.model.snapshot import Grade, Snapshot, State
 from vramledger.readers.hosts.host import Host
+from vramledger.views.cleanliness import CANNOT_TELL
 
 HOST = Host(Path("/proc"))
 

@@ -58,7 +58,7 @@ def rich() -> Snapshot:
 @pytest.mark.parametrize(
     "shot", [rich(), crowd(2, 7), failed(), Snapshot()], ids=["rich", "crowd", "failed", "none"]
 )
-@pytest.mark.parametrize("name", ["ledger", "history"])
+@pytest.mark.parametrize("name", ["ledger", "history", "leftovers"])
 def test_what_is_served_fits_its_schema(shot: Snapshot, name: str) -> None:
     """Each document has every member of its schema, and no other."""
     import jsonschema  # noqa: PLC0415 its import takes a second of every process that collects the tests

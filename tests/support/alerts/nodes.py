@@ -18,7 +18,7 @@ from tests.support.host.model import GIB
 from tests.support.host.scrapes import Renderer
 from tests.support.host.series import Values as Written
 from vramledger.model.agent_report import AgentReport
-from vramledger.model.reading import DeviceReading, MemoryReading, Owner, ProcessFacts
+from vramledger.model.reading import DeviceReading, MemoryReading, Owner, ProcessFacts, Rank
 from vramledger.model.snapshot import (
     AgentSnapshot,
     DeviceSnapshot,
@@ -31,6 +31,7 @@ from vramledger.model.snapshot import (
     ProcessSnapshot,
     Snapshot,
     State,
+    UnchargedBytes,
 )
 
 _FAMILIES = rules.families()
@@ -65,6 +66,12 @@ class Holder:
         start: minute at which the process started.
         agent: values of each figure of its agent, by the name of its family without the prefix.
         grade: how good the evidence for its state is.
+        managed: GiB of managed memory that it has besides ``gib``.
+        left: GiB that an ended process has left it.
+        most: GiB of both that it can have at most, None where it has them for certain.
+        uncharged_grade: how good the evidence for them is.
+        rank: which rank of a distributed job it is.
+        waiting: minute since when it keeps its device busy without work.
     """
 
     pid: int
@@ -85,6 +92,12 @@ class Holder:
     agent: Mapping[str, Values] = field(default_factory=dict)
     agent_up: Values = None
     grade: Grade = Grade.PROVEN
+    managed: Values = None
+    left: Values = None
+    most: float | None = None
+    uncharged_grade: Grade = Grade.SEEN
+    rank: Rank | None = None
+    waiting: Values = None
 
     def __post_init__(self) -> None:
         """Assume an agent if a report is given."""
@@ -167,9 +180,11 @@ class Node:
                     value_at(holder.since, minute) or 0.0,
                     value_at(holder.sm, minute),
                     value_at(holder.last_active, minute),
+                    value_at(holder.waiting, minute),
                     value_at(holder.start, minute) or 0.0,
                     value_at(holder.agent_up, minute),
                     tuple((name, value_at(values, minute)) for name, values in holder.agent.items()),
+                    _uncharged(holder, minute),
                 ),
             )
             for holder in self.holders
@@ -193,9 +208,24 @@ class _HolderState(NamedTuple):
     since: float
     sm: float | None
     last_active: float | None
+    waiting: float | None
     start: float
     agent_up: float | None
     agent: tuple[tuple[str, float | None], ...]
+    uncharged: UnchargedBytes | None
+
+    @property
+    def held(self) -> int:
+        return self.memory + (0 if self.uncharged is None else self.uncharged.least)
+
+
+def _uncharged(holder: Holder, minute: float) -> UnchargedBytes | None:
+    managed, left = value_at(holder.managed, minute), value_at(holder.left, minute)
+    if managed is None and left is None and holder.most is None:
+        return None
+    moved, least = round((managed or 0) * GIB), round(((managed or 0) + (left or 0)) * GIB)
+    most = least if holder.most is None else round(holder.most * GIB)
+    return UnchargedBytes(least, most, moved, holder.uncharged_grade, "")
 
 
 _Key = tuple[str, frozenset[tuple[str, str]]]
@@ -230,7 +260,8 @@ def _snapshot(node: _NodeState, holders: Sequence[tuple[Holder, _HolderState]]) 
         processes=[_process(*each) for each in holders],
     )
     agents = {holder.pid: _agent(holder, state) for holder, state in holders if state.agent_up is not None}
-    return replace(found, agents=agents, collectors={"ledger": (True, 0.001)})
+    collectors = dict.fromkeys(("ledger", "process"), (True, 0.001))
+    return replace(found, agents=agents, collectors=collectors)
 
 
 def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderState]]) -> DeviceSnapshot:
@@ -238,9 +269,10 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
     holdings = []
     for holder, state in holders:
         kind = State(state.state)
-        held[kind] += state.memory
-        owned.setdefault((holder.owner_type, holder.owner), Counter())[kind] += state.memory
+        held[kind] += state.held
+        owned.setdefault((holder.owner_type, holder.owner), Counter())[kind] += state.held
         since, active = state.since * 60, None if state.last_active is None else state.last_active * 60
+        waiting = None if state.waiting is None else state.waiting * 60
         holdings.append(
             Holding(
                 pid=holder.pid,
@@ -254,6 +286,8 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
                 sm=state.sm,
                 last_active=active,
                 grade=holder.grade,
+                uncharged=state.uncharged,
+                busy_without_work_since=waiting,
             )
         )
     held[State.UNKNOWN] += round(node.unknown * GIB)
@@ -273,7 +307,9 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
 
 def _process(holder: Holder, state: _HolderState) -> ProcessSnapshot:
     owner = Owner(holder.owner_type, holder.owner, notebook=holder.notebook)
-    facts = ProcessFacts(holder.pid, 1, 1000, holder.user, command=holder.command, owner=owner)
+    facts = ProcessFacts(
+        holder.pid, 1, 1000, holder.user, command=holder.command, owner=owner, rank=holder.rank
+    )
     settled = (holder.framework, holder.policy)
     return ProcessSnapshot(holder.pid, state.start * 60, facts, facts, settled=settled)
 

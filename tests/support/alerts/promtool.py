@@ -32,6 +32,7 @@ RECORDING = (
     "vramledger-growth-slow",
     "vramledger-growth-long",
     "vramledger-holdings",
+    "vramledger-ranks",
     "vramledger-pieces",
     "vramledger-concerns",
     "vramledger-owners",

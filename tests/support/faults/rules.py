@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from vramledger.config import parse_duration
 HOME = Path(__file__).resolve().parents[3] / "alerts"
 PAGE, WARNING = "page", "warning"
 
+_RECORDED = re.compile(r"\bvramledger_\w+:\w+(?::\w+)?")
 _NAME = re.compile(r"\bvramledger_[a-z0-9_]+(?![a-z0-9_:])")
 _RECORDED = re.compile(r"\bvramledger_[a-z]+:\w+:\w+")
 
@@ -90,6 +91,33 @@ def families(home: Path = HOME) -> frozenset[str]:
     """Return the exporter's families that the rules use."""
     expressions = [rule["expr"] for path in files(home) for group in _groups(path) for rule in group["rules"]]
     return frozenset(name for expression in expressions for name in _NAME.findall(str(expression)))
+
+
+def reduce(home: Path, into: Path, wanted: Callable[[Mapping[str, Any]], bool]) -> Path:
+    """Write the wanted alerts of a directory of rules, with the recording rules that they need, into another.
+
+    What these alerts do is the same without the other rules, and takes less than half of the time.
+    """
+    content = {path.name: [{**group} for group in _groups(path)] for path in files(home)}
+    every = [rule for groups_of in content.values() for group in groups_of for rule in group["rules"]]
+    needed = {id(rule) for rule in every if "alert" in rule and wanted(rule)}
+    names: set[str] = set()
+    while True:
+        known = len(names)
+        names |= {
+            name for rule in every if id(rule) in needed for name in _RECORDED.findall(str(rule["expr"]))
+        }
+        needed |= {id(rule) for rule in every if rule.get("record") in names}
+        if len(names) == known:
+            break
+    into.mkdir(exist_ok=True)
+    for name, groups_of in content.items():
+        for group in groups_of:
+            group["rules"] = [rule for rule in group["rules"] if id(rule) in needed]
+        kept = [group for group in groups_of if group["rules"]]
+        if kept:
+            (into / name).write_text(yaml.safe_dump({"groups": kept}), encoding="utf-8")
+    return into
 
 
 @cache  # PyYAML is slow, and each of a hundred scenarios asks
