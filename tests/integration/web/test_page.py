@@ -126,7 +126,7 @@ def test_the_page_names_itself_and_links_to_the_rest() -> None:
     [("node-7\n", "node-7"), ("<b>\n", "&lt;b&gt;"), ("", None), (None, None), ("\xff", None)],
 )
 def test_title_and_heading_name_the_host(tmp_path: Path, file: str | None, shown: str | None) -> None:
-    """Ten open pages can be told apart: the host's own name, also where the exporter is in a container."""
+    """Ten open pages can be distinguished: the host's own name, also where the exporter is in a container."""
     (tmp_path / "etc").mkdir()
     if file is not None:
         (tmp_path / "etc/hostname").write_text(file, encoding="latin-1")
