@@ -110,13 +110,16 @@ SHIPPED = [pytest.param(version, marks=pytest.mark.thorough) for version in VERS
 
 
 @pytest.fixture(scope="module", params=[*SHIPPED, "moved"])
-def activity(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ActivityByNode:
+def watched(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[Boundary], ActivityByNode]:
     """Return the result of every boundary: with the shipped thresholds on both versions, and with others."""
     folder = tmp_path_factory.mktemp("boundaries")
     if request.param != "moved":
-        return rule_activity(TABLE, folder, request.param, ALERTS)
+        return TABLE, rule_activity(TABLE, folder, request.param, ALERTS)
     home: Path = request.getfixturevalue("moved")
-    return rule_activity(boundaries(thresholds(home), WAITS), folder, VERSIONS[0], home)
+    table = boundaries(thresholds(home), WAITS)
+    return table, rule_activity(table, folder, VERSIONS[0], home)
 
 
 def _boundary(index: int) -> str:
@@ -124,9 +127,10 @@ def _boundary(index: int) -> str:
 
 
 @pytest.mark.parametrize("index", range(len(TABLE)), ids=_boundary)
-def test_boundary(index: int, activity: ActivityByNode) -> None:
+def test_boundary(index: int, watched: tuple[list[Boundary], ActivityByNode]) -> None:
     """Just inside its threshold a rule does not fire; at it, it waits for its ``for`` and fires."""
-    rule, begins = TABLE[index].rule, TABLE[index].begins
+    table, activity = watched
+    rule, begins = table[index].rule, table[index].begins
     nothing = Activity([], [])
     quiet, fires = (activity.get((f"{side} {index}", rule), nothing) for side in ("quiet", "fires"))
 
