@@ -353,6 +353,14 @@ class _PoolSample:
         at = state.at or 0.0
         self.lefts = [left for left in state.lefts if at - left.at >= SETTLE]
         self.pending = [left for left in state.lefts if at - left.at < SETTLE]
+        self._compare_mappings(bounds)
+        self.unwatched = state.unwatched
+        self.rest_is_small = True
+
+    def _compare_mappings(self, bounds: Mapping[Identity, int | None]) -> None:
+        """Compare the mappings with the bytes; if these are all theirs, nobody else can have any."""
+        count, pool = self.bytes, self.pool
+        evident = any(bounds.values())
         readable = all(bounds[identity] is not None for identity in self.managed)
         mapped = sum(bounds[identity] or 0 for identity in self.managed)
         charged_to_nobody = pool.ledger.unattributed
@@ -360,9 +368,7 @@ class _PoolSample:
         self.matched = bool(count) and evident and readable and fits
         self.alone = len(self.able) == 1 and not self.hidden and readable and evident
         if self.matched or (count and self.alone and mapped + UNEXPLAINED >= count):
-            state.unwatched = 0  # nobody else can have them
-        self.unwatched = state.unwatched
-        self.rest_is_small = True
+            self.state.unwatched = 0
 
     def narrowed(self, foreign: Mapping[Identity, int]) -> dict[Source, Range]:
         """Return the range of each source.

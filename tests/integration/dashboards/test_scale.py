@@ -12,7 +12,7 @@ def test_copies_have_what_the_rules_recorded() -> None:
     """Scrapes and rules have other moments; both are in each copy, once in each span, for all the hours."""
     samples = Samples()
     scraped, recorded = (
-        {"__name__": name, "instance": "a", "uuid": "b"} for name in ("scraped", "rec:orded")
+        {"__name__": name, "instance": "a", "uuid": "b"} for name in ("scraped", "rec:in_order")
     )
     for number in range(int(HOURS * 120)):
         at = EPOCH + 30.0 * number
@@ -26,7 +26,7 @@ def test_copies_have_what_the_rules_recorded() -> None:
     assert counts == {
         ("scraped", "a-0"): 2 * HOURS * 60,
         ("scraped", "a-1"): 2 * HOURS * 60,
-        ("rec:orded", "a-0"): 2 * HOURS * 30,
-        ("rec:orded", "a-1"): 2 * HOURS * 30,
+        ("rec:in_order", "a-0"): 2 * HOURS * 30,
+        ("rec:in_order", "a-1"): 2 * HOURS * 30,
     }
     assert max(at for values in copies.values() for at, _ in values) <= NOW
