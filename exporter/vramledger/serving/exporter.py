@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import vramledger
@@ -35,7 +36,6 @@ from vramledger.serving.control_messages import (
 )
 from vramledger.serving.control_socket import ControlHandlers, serve_control
 from vramledger.serving.launch_counting import LaunchCounting, count_launches
-from vramledger.serving.ledger_answer import write_answer
 from vramledger.serving.publisher import SnapshotPublisher
 from vramledger.serving.service_manager import notify_service_manager
 from vramledger.serving.source import (
@@ -46,6 +46,8 @@ from vramledger.serving.source import (
     open_source,
     snapshots,
 )
+from vramledger.serving.storage import store
+from vramledger.views.ledger_answer import write_answer
 from vramledger.views.public_view import public_view
 from vramledger.web.cancellation import cancel_and_wait
 
@@ -105,6 +107,9 @@ async def _serve_source(
         else nullcontext()
     )
     page = PageState()
+    if kind != "nvml" and config.storage is not None:
+        log.info("A recording is not stored", extra=fields(path=config.storage.path))
+        config = replace(config, storage=None)
     # A recording is opened again at each pass, and may be root's alone.
     user = _choose_user(config) if isinstance(source, Supervisor) else None
     # What needs a right comes first: the sockets, then the processes that count and that start samplers.
@@ -112,6 +117,7 @@ async def _serve_source(
         agents as agent_server,
         _control_socket(config, source, publisher, page, idle_after),
         counts as launch_counting,
+        store(config, tracker, page.timeline, idle_after, user) as stored,
         _starter(config, source) as start_starter,
         serve(config, publisher, lambda: _give_up_rights(config, start_starter, user), page),
         notify_service_manager(),
@@ -120,7 +126,7 @@ async def _serve_source(
         attach: Attach = attach_nothing if agent_server is None else agent_server.add_agents
         if launch_counting is not None:
             attach = launch_counting.attached(attach)
-        produced = snapshots(source, tracker, attach)
+        produced = snapshots(source, tracker if stored is None else stored[1], attach)
         publishing = asyncio.create_task(_publish(source, produced, publisher, launch_counting))
         await asyncio.wait({publishing, stop}, return_when=asyncio.FIRST_COMPLETED)
         if publishing.done():
