@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
+import json
 import os
 import signal
 import stat
@@ -18,6 +20,7 @@ from tests.support.players.stage import Stage
 from tests.support.requirements import do_without, require_host_pid_namespace, require_root
 from tests.support.standin.library import GIB, StandIn
 from tests.support.waiting import wait_until
+from vramledger.sampling.replay import read_recording
 
 IDLE_AFTER = 3.0
 
@@ -158,3 +161,50 @@ def test_the_exporters_user_owns_the_storage(standin: StandIn) -> None:
             assert storing(exporter).uids().effective == expected
             assert storage.stat().st_uid == expected
             assert stat.S_IMODE(storage.stat().st_mode) == 0o700
+
+
+def test_commands_show_the_past(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
+    """``show --at``, ``--since`` and ``capture --last`` ask the exporter; without it they read the files."""
+    require_host_pid_namespace()
+    holder = stage.start()
+    standin.device(0).set_processes([(holder.pid, 8 * GIB)])
+    path = f"--storage.path={tmp_path / 'past'}"
+    with serving(*QUICK, path, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.state(holder.pid), "the holder")
+        then = exporter.next_sample().time
+        standin.device(0).set_processes([])
+        exporter.until(lambda page: not page.state(holder.pid), "the end of the holding")
+        asked = check_past(holder.pid, then, path, {**standin.env(), **exporter.found}, tmp_path)
+        empty = run("show", "--at=-0.1s", "--json", driver={**standin.env(), **exporter.found})
+        assert json.loads(empty.stdout)["devices"][0]["holdings"] == []
+    assert check_past(holder.pid, then, path, standin.env(), tmp_path) == asked
+
+
+def check_past(
+    pid: int, then: float, path: str, driver: dict[str, str], directory: Path
+) -> list[dict[str, object]]:
+    """Check what the commands say of a moment in which the holder was there; return its holdings."""
+    table = run("show", "--at", str(then), path, driver=driver)
+    assert table.returncode == 0, table.stderr
+    assert "As it was at" in table.stdout
+    assert str(pid) in table.stdout
+    evidence = run("show", f"--at={then}", f"--why={pid}", path, driver=driver)
+    assert str(pid) in evidence.stdout
+    report = run("show", "--since", "-1h", path, driver=driver)
+    assert report.returncode == 0, report.stderr
+    assert "GIB-HOURS" in report.stdout
+    summed = json.loads(run("show", "--since", "-1h", "--json", path, driver=driver).stdout)
+    (owner,) = summed["owners"]
+    assert owner["highest"] == 8 * GIB
+    assert owner["byte_seconds"] >= 0
+    recording = directory / "incident.jsonl.gz"
+    captured = run("capture", str(recording), "--last", "1h", path, driver=driver)
+    assert captured.returncode == 0, captured.stderr
+    replayed = [device.processes for each in read_recording(recording) for device in each.devices]
+    assert any(replayed)
+    assert b"GPU-00000000-0000-0000-0000" not in gzip.decompress(recording.read_bytes()), "it is masked"
+    found: list[dict[str, object]] = json.loads(
+        run("show", f"--at={then}", "--json", path, driver=driver).stdout
+    )["devices"][0]["holdings"]
+    assert [each["pid"] for each in found] == [pid]
+    return found

@@ -42,7 +42,14 @@ from vramledger.accounting.sample import DeviceSample, Sample
 from vramledger.accounting.states import Quiet, StateVerdict
 from vramledger.accounting.uncharged import MemoryPool, PoolHolder, PoolResult, UnchargedTracker
 from vramledger.config import OWNERS_MAX
-from vramledger.model.reading import FAILURE_REASONS, RELEASED, DeviceReading, HiddenHolder, Reading
+from vramledger.model.reading import (
+    FAILURE_REASONS,
+    RELEASED,
+    DeviceReading,
+    HiddenHolder,
+    ProcessFacts,
+    Reading,
+)
 from vramledger.model.snapshot import (
     DeviceSnapshot,
     Holding,
@@ -139,6 +146,10 @@ class HoldingTracker:
         return HoldingTracker(
             idle_after=self._idle_after, interval=self._interval, owners_max=self._owners_max
         )
+
+    def known_facts(self) -> tuple[ProcessFacts, ...]:
+        """Return the first and the newest facts of every process, as a new sampler sends them."""
+        return self._processes.known_facts()
 
     def remembered(self) -> dict[str, object]:
         """Return all that it knows beside its settings: its own objects, which go on changing."""

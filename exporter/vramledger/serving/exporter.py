@@ -46,7 +46,7 @@ from vramledger.serving.source import (
     open_source,
     snapshots,
 )
-from vramledger.serving.storage import store
+from vramledger.serving.storage import PastDesk, store
 from vramledger.views.ledger_answer import write_answer
 from vramledger.views.public_view import public_view
 from vramledger.web.cancellation import cancel_and_wait
@@ -113,9 +113,11 @@ async def _serve_source(
     # A recording is opened again at each pass, and may be root's alone.
     user = _choose_user(config) if isinstance(source, Supervisor) else None
     # What needs a right comes first: the sockets, then the processes that count and that start samplers.
+    past, wait = PastDesk(), reading_timeout(config.sampling)
+    page.past = None if config.storage is None else past.answer_page
     async with (
         agents as agent_server,
-        _control_socket(config, source, publisher, page, idle_after),
+        _control_socket(config, source, _LedgerDesk(publisher, page, idle_after, wait), page, past),
         counts as launch_counting,
         store(config, tracker, page.timeline, idle_after, user) as stored,
         _starter(config, source) as start_starter,
@@ -123,6 +125,7 @@ async def _serve_source(
         notify_service_manager(),
     ):
         malloc.freeze_objects()
+        past.storage = None if stored is None else stored[0]
         attach: Attach = attach_nothing if agent_server is None else agent_server.add_agents
         if launch_counting is not None:
             attach = launch_counting.attached(attach)
@@ -217,7 +220,7 @@ def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
 
 @asynccontextmanager
 async def _control_socket(
-    config: Config, source: SnapshotSource, publisher: SnapshotPublisher, page: PageState, idle_after: float
+    config: Config, source: SnapshotSource, desk: _LedgerDesk, page: PageState, past: PastDesk
 ) -> AsyncIterator[None]:
     """Listen for commands, if this is the exporter of a host and not of a recording."""
     if not isinstance(source, Supervisor):
@@ -225,7 +228,8 @@ async def _control_socket(
         return
     handlers = ControlHandlers(
         control=lambda request: _control(source, request),
-        ledger=_LedgerDesk(publisher, page, idle_after, reading_timeout(config.sampling)).answer,
+        ledger=desk.answer,
+        past=past.answer,
         page_open=page.open_to_all,
     )
     path = config.control_socket

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from vramledger import __version__
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import Config, StorageConfig
 from vramledger.errors import StartupError, VramledgerError
@@ -23,9 +24,11 @@ from vramledger.logs import fields, log, settings
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.privileges import User
+from vramledger.serving.callers import Caller
+from vramledger.serving.control_messages import ControlError, ControlRequest, PastHeader
 from vramledger.storage.moments import advance, recall
 from vramledger.storage.protocol import AGAIN, ANSWER, ASK, HEADER, READY, STATUS, pack, storage_command
-from vramledger.storage.questions import RESTORE
+from vramledger.storage.questions import AT, READINGS, RESTORE
 from vramledger.storage.recorder import Recorder
 from vramledger.storage.segments import READING, Entry
 from vramledger.views.timeline import Timeline
@@ -163,6 +166,42 @@ class Storage:
         self._process.stdin.close()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), END_SECONDS)
+
+
+class PastDesk:
+    """Answer commands that ask for the past."""
+
+    def __init__(self) -> None:
+        """Start without a storage, until the exporter has one."""
+        self.storage: Storage | None = None
+
+    async def answer_page(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Return the answer to a question of the page.
+
+        Raises:
+            StorageError: there is none.
+        """
+        if self.storage is None:
+            message = "nothing is stored"
+            raise StorageError(message)
+        return await self.storage.request(question)
+
+    async def answer(self, request: ControlRequest, caller: Caller) -> tuple[PastHeader, bytes]:
+        """Return the answer to a command's question.
+
+        Raises:
+            ControlError: this caller may not ask that, or nothing is stored.
+        """
+        if self.storage is None:
+            message = "it keeps no past; start it with --storage.path"
+            raise ControlError(message)
+        question = dict(request.question)
+        if question["ask"] == READINGS:
+            caller.check_control()
+        if question["ask"] == AT and not caller.trusted:
+            question["uid"] = caller.peer.uid
+        head, content = await self.storage.request(question)
+        return PastHeader(__version__, head, len(content)), content
 
 
 class StoredTracker:

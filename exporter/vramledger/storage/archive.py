@@ -115,7 +115,8 @@ def open_directory(path: Path, owner: tuple[int, int] | None = None) -> int:
     try:
         if not path.exists() and not path.is_symlink():
             path.mkdir(mode=_DIRECTORY_MODE, parents=True)
-            os.chown(path, *ours)
+            if owner is not None:
+                os.chown(path, *owner)
         link = os.lstat(path)
         if stat.S_ISLNK(link.st_mode) and link.st_uid not in (_ROOT, ours[0]):
             _refuse(path, "it is a link of another user")
@@ -173,7 +174,7 @@ def lock_directory(directory: int) -> bool:
 class Archive:
     """The segments of a directory; one process writes, others may read at the same time."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 one argument a setting
         self,
         directory: int,
         host: str = "",
@@ -181,6 +182,7 @@ class Archive:
         retention: float = float("inf"),
         size: float = float("inf"),
         clock: Callable[[], float] = time.time,
+        read_only: bool = False,
     ) -> None:
         """Use an open directory.
 
@@ -190,7 +192,9 @@ class Archive:
             retention: seconds after which a segment is removed.
             size: bytes that all segments may have.
             clock: Unix time.
+            read_only: rename nothing.
         """
+        self._read_only = read_only
         self._directory = directory
         self._host = host
         self._retention = retention
@@ -386,6 +390,8 @@ class Archive:
             os.close(file)
 
     def _put_aside(self, segment: SegmentName, suffix: str, why: str) -> None:
+        if self._read_only:
+            return
         log.warning(
             "A file of the storage is not loaded, and was renamed",
             extra=fields(file=segment.name + suffix, err=why),

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,8 @@ def main() -> None:
         return
     drop_privileges(become=User(*config["user"]) if config["user"] else None)
     forbid_changes([], [Path(config["path"])])
-    os.nice(_NICENESS)
+    with suppress(OSError):  # a filter of system calls may forbid it
+        os.nice(_NICENESS)
     archive = Archive(directory, config["host"], retention=config["retention"], size=config["size"])
     process = StorageProcess(archive, _send)
     try:

@@ -6,12 +6,14 @@ An answer is a line of JSON, and behind it the content, for which the line says 
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import Any
 
 from vramledger.errors import RecordingError
 from vramledger.model.json_values import JSON_VERSION
 from vramledger.storage.archive import Archive
-from vramledger.storage.moments import Past, compute
+from vramledger.storage.moments import Past, advance, compute, start_from
+from vramledger.storage.reduction import facts_plain
 from vramledger.storage.report import make_report
 from vramledger.storage.slider import make_slider
 from vramledger.views.ledger_answer import write_answer
@@ -43,14 +45,30 @@ def answer(archive: Archive, request: dict[str, Any]) -> bytes:
     if ask == SLIDER:
         return _with_head({}, json.dumps(make_slider(archive, begin, end)).encode())
     if ask == READINGS:
-        lines = [json.dumps(entry.value, separators=(",", ":")) for entry in archive.readings(begin, end)]
-        return _with_head({"readings": len(lines)}, "\n".join(lines).encode())
+        return _readings(archive, begin, end)
     message = f"{ask!r} is not a question to the storage"
     raise RecordingError(message)
 
 
 def _with_head(head: dict[str, Any], content: bytes) -> bytes:
     return json.dumps(head).encode() + b"\n" + content
+
+
+def _readings(archive: Archive, begin: float, end: float) -> bytes:
+    """Return the readings of a span; the first has the facts of all processes, which a sampler sends once."""
+    found = archive.readings(begin, end)
+    first = next(found, None)
+    if first is None:
+        return _with_head({"readings": 0}, b"")
+    facts = []
+    if (moment := archive.find(first.time)) is not None:
+        tracker, timeline = start_from(moment.header, moment.state)
+        for entry in moment.readings:
+            advance(tracker, timeline, entry)
+        facts = [facts_plain(each) for each in tracker.known_facts()]
+    values = chain([{**first.value, "facts": facts}], (entry.value for entry in found))
+    lines = [json.dumps(each, separators=(",", ":")) for each in values]
+    return _with_head({"readings": len(lines)}, "\n".join(lines).encode())
 
 
 def _restore(archive: Archive) -> bytes:
