@@ -27,7 +27,7 @@ from vramledger.sampling.privileges import User
 from vramledger.serving.callers import Caller
 from vramledger.serving.control_messages import ControlError, ControlRequest, PastHeader
 from vramledger.storage.moments import advance, recall
-from vramledger.storage.protocol import AGAIN, ANSWER, ASK, HEADER, READY, STATUS, pack, storage_command
+from vramledger.storage.protocol import AGAIN, ANSWER, ASK, HEADER, READY, pack, storage_command
 from vramledger.storage.questions import AT, READINGS, RESTORE
 from vramledger.storage.recorder import Recorder
 from vramledger.storage.segments import READING, Entry
@@ -65,9 +65,6 @@ class Storage:
         self._waiting: deque[asyncio.Future[bytes]] = deque()
         self._loop = asyncio.get_running_loop()
         self.again = threading.Event()
-        self.lost = 0
-        self.bytes: int | None = None
-        self.oldest: float | None = None
         self.failed = False
 
     @property
@@ -91,7 +88,6 @@ class Storage:
         pipe = self._process.stdin
         assert pipe is not None  # noqa: S101 PIPE was requested
         if not self.alive or pipe.transport.get_write_buffer_size() > BUFFER_MAX:
-            self.lost += 1
             self.again.set()
             if not self.failed:
                 self.failed = True
@@ -143,9 +139,6 @@ class Storage:
                         future.set_result(content)
                 elif kind == AGAIN:
                     self.again.set()
-                elif kind == STATUS:
-                    status = json.loads(content)
-                    self.bytes, self.oldest = status["bytes"], status["oldest"]
         except (asyncio.IncompleteReadError, OSError, ValueError):
             status = await self._process.wait()
             log.error("Nothing is stored any more: its process has ended", extra=fields(status=status))

@@ -32,7 +32,6 @@ from vramledger.storage.protocol import (
     HEADER,
     MAX_CONTENT,
     READY,
-    STATUS,
     pack,
 )
 from vramledger.storage.questions import answer
@@ -96,12 +95,9 @@ class StorageProcess:
     def _keep_house(self) -> None:
         self._kept_house = time.monotonic()
         try:
-            size, oldest = self._archive.keep_house()
+            self._archive.keep_house()
         except OSError as error:
             self._complain(error)
-            return
-        status = {"bytes": size, "oldest": oldest, "failed": self._failed}
-        self._send(pack(STATUS, json.dumps(status).encode()))
 
     def _flush(self) -> None:
         self._flushed = time.monotonic()

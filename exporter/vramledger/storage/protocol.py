@@ -1,7 +1,7 @@
 """Define what the exporter and the process that stores say to each other, over a pair of pipes.
 
 A message has a kind of one byte, its length in four, and its content. The exporter sends :data:`BEGIN`,
-:data:`ADD` and :data:`ASK`; it gets :data:`READY`, :data:`STATUS`, :data:`AGAIN` and, for each
+:data:`ADD` and :data:`ASK`; it gets :data:`READY`, :data:`AGAIN` and, for each
 :data:`ASK`, an :data:`ANSWER` in the same order.
 """
 
@@ -14,8 +14,8 @@ from vramledger.sampling.protocol import child_command
 BEGIN, ADD, ASK = b"B", b"A", b"Q"
 """Begin a segment with this header; add this line; answer this request."""
 
-READY, STATUS, AGAIN, ANSWER = b"R", b"S", b"G", b"N"
-"""The directory is open, or why not; bytes and oldest time; begin a new segment; an answer."""
+READY, AGAIN, ANSWER = b"R", b"G", b"N"
+"""The directory is open, or why not; begin a new segment; an answer."""
 
 HEADER = struct.Struct(">cI")
 
