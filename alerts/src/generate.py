@@ -291,18 +291,22 @@ def _expression_values(settings: Settings) -> dict[str, object]:
 
     ``target`` lists the labels that distinguish a node from every other, ``fleet`` those that all nodes of a
     fleet have in common; ``this`` and ``these`` are for a query in a text, about the node of the alert: its
-    matchers as a format, and the values for them.
+    matchers as a format, and the values for them. ``this_fleet`` and ``these_fleet`` are the same for its
+    fleet.
     """
     target = [*settings.labels, "job", "instance"]
+    fleet = target[:-1]
     return {
         **settings.defaults,
         **least_thresholds(settings),
         "job": settings.job,
         "fault_xids": settings.fault_xids,
         "target": ", ".join(target),
-        "fleet": ", ".join([*settings.labels, "job"]),
+        "fleet": ", ".join(fleet),
         "this": ",".join(f"{label}=%q" for label in target),
         "these": " ".join(f"$labels.{label}" for label in target),
+        "this_fleet": ",".join(f"{label}=%q" for label in fleet),
+        "these_fleet": " ".join(f"$labels.{label}" for label in fleet),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -193,9 +194,20 @@ def link_to_model() -> Json:
     return _link("Nodes with this product", FLEET, model="name")
 
 
+def threshold(name: str) -> float:
+    """Return a level of the dashboards from the file that has all of them."""
+    return float(_thresholds()["dashboards"][name])
+
+
+@cache
+def _thresholds() -> Json:
+    content: Json = yaml.safe_load(THRESHOLDS.read_text("utf-8"))
+    return content
+
+
 def link_to_runbook() -> Json:
     """Link from an alert to its runbook, at the address that the rules give it."""
-    place = yaml.safe_load(THRESHOLDS.read_text("utf-8"))["runbooks"]
+    place = _thresholds()["runbooks"]
     fields = {"instance": "instance", "alert": "alertname"}
     url = place
     for name, field in fields.items():

@@ -15,6 +15,7 @@ from dashboards.src.panels import (
     Json,
     Panel,
     Query,
+    if_empty,
     ledger_graph,
     stat,
     state_timeline,
@@ -25,6 +26,8 @@ from dashboards.src.queries import (
     CHOSEN_DEVICE,
     DEVICE_LABELS,
     HOLDING_LABELS,
+    NO_AGENT,
+    NO_SCHEDULER,
     NODE_LABELS,
     device_bytes,
     filling_rate,
@@ -36,12 +39,14 @@ from dashboards.src.queries import (
     state_codes,
     sum_of_others,
     ten_largest,
+    uncharged,
 )
 from dashboards.src.shared_panels import (
     OWNER_COLUMN,
     OWNER_TYPE_COLUMN,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
+    busy_without_work,
     exporters,
     holders,
     wasted,
@@ -49,6 +54,7 @@ from dashboards.src.shared_panels import (
 from vramledger.views.colours import GRAFANA
 
 HOLDER_LEGEND = "{{command}} {{pid}} of {{owner}}"
+NO_GPM = "not available before Hopper, or no data"
 NOT_AVAILABLE = "not available on this device, or no data"
 
 
@@ -123,11 +129,35 @@ def holdings_over_time() -> Panel:
     held = f"sum by ({_BY_HOLDER}) ({holdings(CHOSEN_DEVICE)})"
     return time_series(
         "Holdings",
-        "Bytes of the ten holders with the highest memory in the time range, as NVML reports them, and "
-        "the sum of all others.",
+        "Bytes of the ten holders with the highest memory in the time range, charged by NVML or certainly "
+        "their own, and the sum of all others.",
         Query(ten_largest(held, _BY_HOLDER, "1m"), HOLDER_LEGEND),
         Query(sum_of_others(held, _BY_HOLDER, "1m"), "all others"),
         unit=BYTES, stacked=True, named=True, absent=NO_HOLDER, width=24,
+    )  # fmt: skip
+
+
+def uncharged_memory() -> Panel:
+    """Make the graph of what NVML charges to no process, by what is known of its holders."""
+    known = f"sum({uncharged(CHOSEN_DEVICE)})"
+    managed = f"sum({device_selector('vramledger_process_managed_memory_bytes')})"
+    undivided = f"sum({device_selector('vramledger_device_memory_undivided_bytes')})"
+    unattributed = f"sum({device_bytes('unattributed', CHOSEN_DEVICE)})"
+    return time_series(
+        "Uncharged memory",
+        "Used memory that NVML charges to no process. Managed memory gives way to other programs; left: its "
+        "creator has ended, and another process still has it. Both have a holder, in whose figure they are. "
+        "Undivided: one of several holders has it. Unattributed: nobody is known to have it.",
+        Query(managed, "managed"),
+        Query(f"{known} - {managed}", "left"),
+        Query(undivided, "undivided"),
+        Query(unattributed, "unattributed"),
+        unit=BYTES, stacked=True, order=("managed", "left", "undivided", "unattributed"),
+        colours={
+            "managed": GRAFANA["active"], "left": GRAFANA["idle"], "undivided": GRAFANA["unknown"],
+            "unattributed": GRAFANA["unattributed"],
+        },
+        width=24, height=7,
     )  # fmt: skip
 
 
@@ -166,7 +196,7 @@ def ended_holders() -> Panel:
             Column("Value #B", "Fastest growth", "Bps", width=110),
             Column("Value #C", "Last seen", TIME_AGO, width=120),
         ],
-        sort="Value #A", rows_of="Value #A", width=24, height=7,
+        sort="Value #A", rows_of="Value #A", width=21, height=7,
     )  # fmt: skip
 
 
@@ -210,7 +240,7 @@ def failed_allocations() -> Panel:
             Column("Value #E", "Its cache", BYTES, width=100),
             Column("Value #F", "Its split", BYTES, width=100),
         ],
-        sort="Value #A", rows_of="Value #A", width=24, height=6,
+        sort="Value #A", rows_of="Value #A", width=21, height=6,
     )  # fmt: skip
 
 
@@ -258,7 +288,7 @@ def reservations() -> Panel:
         Query(f"topk(20, count by ({by}) ({reserved}))"),
         Query(f"sum by ({by}) ({held})"),
         columns=[OWNER_COLUMN, OWNER_TYPE_COLUMN, Column("Value #B", "Holds", BYTES)],
-        rows_of="Value #A", height=8,
+        rows_of="Value #A", width=9, height=8,
     )  # fmt: skip
 
 
@@ -309,7 +339,7 @@ def hardware() -> list[Panel]:
         ),
         time_series(
             "PCIe traffic",
-            "Traffic over a window of 20 ms, read every 10 seconds.",
+            "Traffic since the sample before; before Hopper over a window of 20 ms, read every 10 seconds.",
             Query(device_selector("vramledger_device_pcie_throughput_bytes_per_second"), "{{direction}}"),
             unit="Bps", absent="not available: collector pcie is off, or no data", width=8,
         ),
@@ -332,6 +362,34 @@ def hardware() -> list[Panel]:
             "Mean power, from the driver's count of energy.",
             Query(rate("vramledger_device_energy_joules_total", CHOSEN_DEVICE), "mean power"),
             unit="watt", absent=NOT_AVAILABLE, width=8,
+        ),
+    ]  # fmt: skip
+
+
+def work() -> list[Panel]:
+    """Make the graphs of GPM's counters, which show whether a busy GPU computes and moves anything."""
+    pipes = device_selector("vramledger_device_pipe_active_ratio")
+    return [
+        time_series(
+            "SMs and pipes",
+            "Share of the time in which the SMs had a kernel, and in which their pipes computed: tensor for "
+            "matrices. A GPU whose SMs are busy while all pipes and the memory are at 0 waits.",
+            Query(device_selector("vramledger_device_sm_active_ratio"), "SMs"),
+            Query(device_selector("vramledger_device_sm_occupancy_ratio"), "occupancy"),
+            Query(pipes, "{{pipe}}"),
+            unit=SHARE, maximum=1, absent=NO_GPM, width=8,
+        ),
+        time_series(
+            "Memory bandwidth",
+            "Traffic of the device's memory as a share of its maximum.",
+            Query(device_selector("vramledger_device_memory_bandwidth_used_ratio"), "DRAM"),
+            unit=SHARE, maximum=1, absent=NO_GPM, width=8,
+        ),
+        time_series(
+            "NVLink traffic",
+            "Traffic over all NVLinks of the device.",
+            Query(device_selector("vramledger_device_nvlink_throughput_bytes_per_second"), "{{direction}}"),
+            unit="Bps", absent=NO_GPM, width=8,
         ),
     ]  # fmt: skip
 
@@ -397,19 +455,39 @@ def dashboard() -> Dashboard:
             ),
             Row(
                 "Holders",
-                [holders(CHOSEN_DEVICE, places=(), height=10), holdings_over_time(), holder_states()],
+                [
+                    holders(CHOSEN_DEVICE, places=(), height=10),
+                    if_empty("Holders", height=10),
+                    holdings_over_time(),
+                    holder_states(),
+                    uncharged_memory(),
+                ],
+            ),
+            Row(
+                "Work",
+                [*busy_without_work(CHOSEN_DEVICE), *work()],
             ),
             Row(
                 "What happened",
                 [
                     failed_allocations(),
+                    if_empty("Why allocations failed", NO_AGENT, height=6),
                     ended_holders(),
+                    if_empty("Holders that ended", height=7),
                     freed_on_exit(),
                     xid_errors(),
                     overlap(),
                 ],
             ),
-            Row("Reservations", [reservations(), held_without_reservation()], collapsed=True),
+            Row(
+                "Reservations",
+                [
+                    reservations(),
+                    if_empty("Reserved for", NO_SCHEDULER, height=8),
+                    held_without_reservation(),
+                ],
+                collapsed=True,
+            ),
             Row("Hardware", hardware(), collapsed=True),
         ],
         [device_variable()],

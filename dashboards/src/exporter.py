@@ -24,7 +24,6 @@ from dashboards.src.queries import (
     DEVICE_LABELS,
     NODE_LABELS,
     count_equal,
-    exporter_status,
     increase,
     rate,
     selector,
@@ -46,7 +45,10 @@ def exporter_states() -> Panel:
         "Exporter status",
         "Down: it does not answer Prometheus. Driver does not answer: the exporter runs, but NVML does "
         "not answer. Samples have stopped: it answers with an old sample. The 50 worst nodes.",
-        Query(f"bottomk(50, max by ({NODE_LABELS}) ({exporter_status()}))", NODE_LEGEND),
+        Query(
+            f"bottomk(50, max by ({NODE_LABELS}) ({selector('vramledger_node:exporter_status:code')}))",
+            NODE_LEGEND,
+        ),
         mappings=[STATUS_NAMES], width=24, height=10,
     )  # fmt: skip
 
@@ -145,8 +147,7 @@ def clock_skew() -> Panel:
         "interval, samples have stopped or the clocks disagree.",
         Query(
             _ten_nodes(
-                f"max by ({NODE_LABELS}) (abs(timestamp({selector('vramledger_sample_timestamp_seconds')}) "
-                f"- on ({NODE_LABELS}) {selector('vramledger_sample_timestamp_seconds')}))"
+                f"max by ({NODE_LABELS}) ({selector('vramledger_node:clock_difference_seconds:abs')})"
             ),
             NODE_LEGEND,
         ),
@@ -200,7 +201,7 @@ def exporter_cpu() -> Panel:
 
 
 def incomplete_data() -> list[Panel]:
-    dropped_by = f"(sum by ({DEVICE_LABELS}) ({{}}) > 0)"
+    dropped_by = f"sum by ({DEVICE_LABELS}) ({{}} > 0)"
     return [
         time_series(
             "Unreadable /proc files",

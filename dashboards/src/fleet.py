@@ -9,6 +9,7 @@ from dashboards.src.dashboard import (
     choice_variable,
     link_to_model,
     link_to_node,
+    threshold,
 )
 from dashboards.src.panels import (
     BYTES,
@@ -20,6 +21,7 @@ from dashboards.src.panels import (
     Column,
     Panel,
     Query,
+    if_empty,
     ledger_graph,
     stat,
     table,
@@ -28,6 +30,7 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     DEVICE_LABELS,
     HOLDING_LABELS,
+    NO_SENSOR,
     NODE_LABELS,
     UNOWNED,
     UUID_LABELS,
@@ -53,6 +56,7 @@ from dashboards.src.shared_panels import (
     STEP_COLUMN,
     TEAM_COLUMN,
     alert_counts,
+    busy_without_work,
     firing_alert_table,
     gaps,
     watched_nodes,
@@ -132,7 +136,7 @@ def growing() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", height=8,
+        sort="Value #A", rows_of="Value #A", width=21, height=8,
     )  # fmt: skip
 
 
@@ -189,7 +193,7 @@ def largest_wasted_holdings() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", width=24, height=9,
+        sort="Value #A", rows_of="Value #A", width=21, height=9,
     )  # fmt: skip
 
 
@@ -216,7 +220,7 @@ def changed() -> Panel:
             Column("Value #C", "At the end", BYTES),
             Column("Value #D", "A week ago", BYTES),
         ],
-        sort="Value #A", rows_of="Value #A", width=24, height=8,
+        sort="Value #A", rows_of="Value #A", width=21, height=8,
     )  # fmt: skip
 
 
@@ -224,12 +228,14 @@ def full_but_unused() -> Panel:
     by = f"sum by ({DEVICE_LABELS})"
     full = f"{by} ({selector('vramledger_device:memory_used:ratio')})"
     busy = f"{by} (avg_over_time({selector('vramledger_device_utilization_ratio')}[15m]))"
+    much, little = threshold("full_share"), threshold("unused_share")
     return table(
         "Full but unused GPUs",
-        "The ten fullest of the GPUs that are at least half full and on which, over 15 minutes, kernels "
-        "ran for less than 5 % of the time. The table is empty if there is none, or if the GPUs do not "
+        f"The ten fullest of the GPUs that are more than {much:.0%} full and on which, over 15 minutes, "
+        f"kernels ran for less than {little:.0%} of the time (both from alerts/thresholds.yml). "
+        "The table is empty if there is none, or if the GPUs do not "
         "report utilisation.",
-        Query(f"topk(10, {full} > 0.5 and on ({UUID_LABELS}) ({busy} < 0.05))"),
+        Query(f"topk(10, {full} > {much} and on ({UUID_LABELS}) ({busy} < {little}))"),
         Query(busy),
         Query(f"{by} ({selector('vramledger_device_memory_wasted_bytes')})"),
         columns=[
@@ -239,7 +245,7 @@ def full_but_unused() -> Panel:
             Column("Value #B", "Utilisation", SHARE, width=110),
             Column("Value #C", "Wasted", BYTES, width=110),
         ],
-        sort="Value #A", rows_of="Value #A", height=8,
+        sort="Value #A", rows_of="Value #A", width=21, height=8,
     )  # fmt: skip
 
 
@@ -331,17 +337,33 @@ def dashboard() -> Dashboard:
         "node or a process to see more.",
         [
             Row("Now", [watched_nodes(), reachable_gpus(), alert_counts(), memory(), wasted_memory()]),
-            Row("Act now", [firing_alert_table(width=16), gaps(), growing(), full_but_unused()]),
+            Row(
+                "Act now",
+                [
+                    firing_alert_table(width=13),
+                    if_empty("Firing alerts", alerting=True, height=8),
+                    gaps(),
+                    growing(),
+                    if_empty("Growing", height=8),
+                    *busy_without_work(),
+                    full_but_unused(),
+                    if_empty("Full but unused GPUs", NO_SENSOR, height=8),
+                ],
+            ),
             Row(
                 "Waste",
                 [
                     waste("Waste by owner", "owner_type, owner", OWNER_COLUMN, OWNER_TYPE_COLUMN, width=13),
                     waste("Waste by team", "team", TEAM_COLUMN, width=11),
                     largest_wasted_holdings(),
+                    if_empty("Waste"),
                     waste_over_time(),
                 ],
             ),
-            Row("Capacity and change", [capacity_by_model(), worst_nodes(), changed()]),
+            Row(
+                "Capacity and change",
+                [capacity_by_model(), worst_nodes(), changed(), if_empty("Changed", height=8)],
+            ),
             Row("Over time", [ledger_over_time()]),
         ],
         [choice_variable("size", "Job size in GiB", ("10", "20", "40", "70", "130"), "40")],

@@ -11,6 +11,7 @@ from dashboards.src.panels import (
     Column,
     Panel,
     Query,
+    if_empty,
     stat,
     table,
     time_series,
@@ -18,6 +19,7 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     DEVICE_LABELS,
     HOLDING_LABELS,
+    NO_AGENT,
     NODE_LABELS,
     count_equal,
     holdings,
@@ -36,7 +38,7 @@ from dashboards.src.shared_panels import (
 )
 from vramledger.views.colours import GRAFANA
 
-NO_AGENT = "no program has an agent"
+WITHOUT_AGENT = "no program has an agent"
 NO_TORCH = "no torch program has an agent"
 PROCESS = "{{instance}} GPU {{gpu}}: {{command}} {{pid}}"
 BY_PROCESS = f"{DEVICE_LABELS}, pid"
@@ -66,7 +68,7 @@ def agents_reporting() -> Panel:
         "figures here.",
         Query(count_equal("vramledger_agent_up", 1), "report"),
         Query(count_equal("vramledger_agent_up", 0), "silent"),
-        unit=COUNT, absent=NO_AGENT,
+        unit=COUNT, absent=WITHOUT_AGENT,
     )  # fmt: skip
 
 
@@ -84,7 +86,7 @@ def held_beyond_need() -> Panel:
     return stat(
         "Held beyond need",
         "The memory that programs hold above their highest need.",
-        Query(f"sum({beyond_need()})"), unit=BYTES, absent=NO_AGENT, colour=GRAFANA["idle"],
+        Query(f"sum({beyond_need()})"), unit=BYTES, absent=WITHOUT_AGENT, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
@@ -101,7 +103,7 @@ def more_jobs_fit() -> Panel:
         "More jobs would fit",
         "How many more jobs like the running ones would fit, by memory and by SMs, if each program held "
         "only what it needs. The free memory of a GPU counts once.",
-        Query(f"sum({selector('vramledger_device:more_jobs_fit:floor')})"), unit=COUNT, absent=NO_AGENT,
+        Query(f"sum({selector('vramledger_device:more_jobs_fit:floor')})"), unit=COUNT, absent=WITHOUT_AGENT,
     )  # fmt: skip
 
 
@@ -179,7 +181,7 @@ def hoarding_factors() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", width=24, height=9,
+        sort="Value #A", rows_of="Value #A", width=21, height=9,
     )  # fmt: skip
 
 
@@ -206,7 +208,7 @@ def fragmentation() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", width=14, height=9,
+        sort="Value #A", rows_of="Value #A", width=12, height=9,
     )  # fmt: skip
 
 
@@ -226,7 +228,7 @@ def unneeded_cache() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value", width=10, height=9,
+        sort="Value", width=9, height=9,
     )  # fmt: skip
 
 
@@ -240,7 +242,7 @@ def pools_by_framework() -> Panel:
         "it.",
         Query(total("pool"), "{{framework}} pool"),
         Query(total("in_use"), "{{framework}} in use"),
-        unit=BYTES, absent=NO_AGENT,
+        unit=BYTES, absent=WITHOUT_AGENT,
     )  # fmt: skip
 
 
@@ -285,7 +287,7 @@ def collector_runs() -> Panel:
         "Runs in a second, of the ten programs with the most. Tensors in reference cycles stay until a "
         "run, so a long time without one looks like a leak.",
         Query(ten_largest(runs, f"{NODE_LABELS}, pid"), "{{instance}}: {{pid}}"),
-        unit="cps", absent=NO_AGENT, named=True,
+        unit="cps", absent=WITHOUT_AGENT, named=True,
     )  # fmt: skip
 
 
@@ -310,11 +312,17 @@ def dashboard() -> Dashboard:
             ),
             Row(
                 "Programs that hold more than they need",
-                [by_policy(), could_share(), hoarding_factors()],
+                [by_policy(), could_share(), hoarding_factors(), if_empty("Held beyond need", NO_AGENT)],
             ),
             Row(
                 "Fragmentation and caches",
-                [fragmentation(), unneeded_cache(), torch_retries(), torch_totals()],
+                [
+                    fragmentation(),
+                    if_empty("fragmentation, cache", NO_AGENT),
+                    unneeded_cache(),
+                    torch_retries(),
+                    torch_totals(),
+                ],
             ),
             Row("Over time", [pools_by_framework(), private_pools()]),
             Row("Garbage collector", [collector_runs()], collapsed=True),

@@ -14,6 +14,7 @@ from dashboards.src.panels import (
     Panel,
     Query,
     bar_chart,
+    if_empty,
     ledger_graph,
     stat,
     state_timeline,
@@ -23,6 +24,8 @@ from dashboards.src.panels import (
 )
 from dashboards.src.queries import (
     DEVICE_LABELS,
+    NO_AGENT,
+    NO_SCHEDULER,
     device_bytes,
     selector,
     ten_largest,
@@ -33,6 +36,7 @@ from dashboards.src.shared_panels import (
     OWNER_COLUMN,
     OWNER_TYPE_COLUMN,
     active_share,
+    busy_without_work,
     exporters,
     firing_alert_table,
     holders,
@@ -41,7 +45,7 @@ from dashboards.src.shared_panels import (
 )
 
 NOT_AVAILABLE = "not available on these devices, or no data"
-NO_SCHEDULER = "not available: no scheduler reserves these GPUs"
+NOT_RESERVED = "not available: no scheduler reserves these GPUs"
 GHOST = value_mapping({0: ("no", GOOD), 1: ("yes: reset it", BAD)})
 
 
@@ -173,7 +177,7 @@ def failed_allocations() -> Panel:
             Column("Value #A", "Newest", "dateTimeFromNow", width=130),
             Column("Value #B", "Failed", COUNT, width=80),
         ],
-        sort="Value #A", rows_of="Value #A", height=8,
+        sort="Value #A", rows_of="Value #A", width=9, height=8,
     )  # fmt: skip
 
 
@@ -196,7 +200,7 @@ def reservations() -> Panel:
             Column("Value #A", "Reserved", COUNT, mappings=[YES_OR_NO], width=100),
             Column("Value #B", "Holds", BYTES, bar=True),
         ],
-        sort="Value #B", rows_of="Value #A", height=8,
+        sort="Value #B", rows_of="Value #A", width=9, height=8,
     )  # fmt: skip
 
 
@@ -207,7 +211,7 @@ def held_without_reservation() -> Panel:
         "Memory on devices that a scheduler has reserved for another owner, or for no owner; the ten "
         "devices with the most.",
         Query(ten_largest(unreserved, DEVICE_LABELS), "GPU {{gpu}}"),
-        unit=BYTES, absent=NO_SCHEDULER,
+        unit=BYTES, absent=NOT_RESERVED,
     )  # fmt: skip
 
 
@@ -261,10 +265,26 @@ def dashboard() -> Dashboard:
                     devices(),
                 ],
             ),
-            Row("Holders", [holders(height=11)]),
-            Row("What happened", [firing_alert_table(), failed_allocations(), device_reachability()]),
+            Row("Holders", [holders(height=11), if_empty("Holders", height=11), *busy_without_work()]),
+            Row(
+                "What happened",
+                [
+                    firing_alert_table(width=21),
+                    if_empty("Firing alerts", alerting=True, height=8),
+                    failed_allocations(),
+                    if_empty("Owners that ran out of memory", NO_AGENT, height=8),
+                    device_reachability(),
+                ],
+            ),
             Row("Over time", [ledger_over_time(), memory_used_by_device(), holders_short_of_memory()]),
-            Row("Reservations", [reservations(), held_without_reservation()]),
+            Row(
+                "Reservations",
+                [
+                    reservations(),
+                    if_empty("Reservations and holdings", NO_SCHEDULER, height=8),
+                    held_without_reservation(),
+                ],
+            ),
             Row("Hardware", hardware(), collapsed=True),
         ],
         one_node=True,

@@ -14,11 +14,12 @@ from dashboards.src.panels import (
     BYTES,
     COUNT,
     GIB_HOURS,
-    NO_RULES,
+    RULES_MISSING,
     SHARE,
     Column,
     Panel,
     Query,
+    if_empty,
     ledger_graph,
     stat,
     table,
@@ -91,7 +92,7 @@ def wasted_in_range() -> Panel:
         "Wasted in time range",
         "GiB-hours that the owners held without work within the time range.",
         Query(f"sum({gibibyte_hours(MEAN_WASTED, *CHOSEN)}) or {NO_WASTE}"),
-        unit=GIB_HOURS, absent=NO_RULES, colour=GRAFANA["idle"],
+        unit=GIB_HOURS, absent=RULES_MISSING, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
@@ -101,7 +102,7 @@ def cost() -> Panel:
         "Hours of whole GPUs whose memory was wasted within the time range, times the chosen price of a "
         "GPU-hour.",
         Query(f"$price * sum({gpu_hours_wasted(*CHOSEN)}) or {NO_WASTE}"),
-        unit=COUNT, absent=NO_RULES, colour=GRAFANA["idle"],
+        unit=COUNT, absent=RULES_MISSING, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def by_state() -> Panel:
             Column("Value #C", "GPU-hours wasted", COUNT, width=95),
             Column("Value #D", "Cost", COUNT, width=80),
         ],
-        sort="Value #A", rows_of="Value #A", width=24, height=9,
+        sort="Value #A", rows_of="Value #A", width=21, height=9,
     )  # fmt: skip
 
 
@@ -204,7 +205,7 @@ def trend() -> Panel:
             Column("Value #B", "Last week", GIB_HOURS),
             Column("Value #A", "These 7 days", GIB_HOURS),
         ],
-        sort="Value #A", rows_of="Value #A", width=24, height=7,
+        sort="Value #A", rows_of="Value #A", width=21, height=7,
     )  # fmt: skip
 
 
@@ -220,8 +221,19 @@ def dashboard() -> Dashboard:
                 "Now",
                 [exporters(), held_now(), active_share(), could_be_freed(), wasted_in_range(), cost()],
             ),
-            Row("GiB-hours", [by_state(), trend()]),
-            Row("Its processes", [processes(), firing_alert_table(CHOSEN_OWNER)]),
+            Row(
+                "GiB-hours",
+                [by_state(), if_empty("GiB-hours"), trend(), if_empty("Wasted, week by week", height=7)],
+            ),
+            Row(
+                "Its processes",
+                [
+                    processes(),
+                    if_empty("Processes", height=10),
+                    firing_alert_table(CHOSEN_OWNER, width=21),
+                    if_empty("Firing alerts", alerting=True, height=8),
+                ],
+            ),
             Row("Over time", [held_by_state(), held_by_owner()]),
         ],
         [

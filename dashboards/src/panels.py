@@ -11,14 +11,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dashboards.src.queries import DOWN, DRIVER_LOST, RELEASED, STALLED, STATES, WATCHING
+from dashboards.src.queries import (
+    DOWN,
+    DRIVER_LOST,
+    NO_AGENT,
+    NO_COUNTERS,
+    NO_DRIVER,
+    NO_RULES,
+    NO_SCHEDULER,
+    NO_SENSOR,
+    NOTHING,
+    RELEASED,
+    STALLED,
+    STATES,
+    WATCHING,
+    why_empty,
+)
 from vramledger.views.colours import GRAFANA, PARTS
 
 Json = dict[str, Any]
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 NO_DATA = "no data: see Exporters"
-NO_RULES = "no data: are the recording rules loaded?"
+RULES_MISSING = "no data: are the recording rules loaded?"
 NO_HOLDER = "no process holds memory, or no data"
 GOOD, BAD, PLAIN = GRAFANA["active"], GRAFANA["orphaned"], "text"
 BYTES, SHARE, COUNT, SECONDS, TIME_AGO = "bytes", "percentunit", "short", "s", "dateTimeFromNow"
@@ -94,6 +109,17 @@ STATUS_NAMES = value_mapping(
         RELEASED: ("released on purpose", GRAFANA["stopped"]),
     }
 )
+WHY_EMPTY = value_mapping(
+    {
+        NOTHING: ("none", PLAIN),
+        NO_RULES: ("no rules", BAD),
+        NO_AGENT: ("no agent", GRAFANA["unknown"]),
+        NO_SENSOR: ("no sensor", GRAFANA["unknown"]),
+        NO_COUNTERS: ("no counters", GRAFANA["unknown"]),
+        NO_SCHEDULER: ("no scheduler", GRAFANA["unknown"]),
+        NO_DRIVER: ("no driver", BAD),
+    }
+)
 YES_OR_NO = value_mapping({0: ("no", BAD), 1: ("yes", GOOD)})
 
 
@@ -128,6 +154,18 @@ def stat(
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     }  # fmt: skip
     return Panel(body, width, height)
+
+
+def if_empty(what: str, source: int | None = None, *, alerting: bool = False, height: int = 9) -> Panel:
+    """Make the figure beside a table that says what no rows mean; see :func:`why_empty`."""
+    return stat(
+        f"If empty: {what}",
+        "What a table without rows means here. None: there is nothing to report. No rules: they are not "
+        "loaded. No agent, sensor, counters or scheduler: what the table shows is not known on the chosen "
+        "nodes. No driver: no chosen node's driver answers. No exporter: none is known.",
+        Query(why_empty(source, alerting=alerting)),
+        unit=COUNT, absent="no exporter", mappings=[WHY_EMPTY], width=3, height=height,
+    )  # fmt: skip
 
 
 def time_series(

@@ -12,6 +12,7 @@ from dashboards.src.panels import (
     Column,
     Panel,
     Query,
+    if_empty,
     stat,
     state_timeline,
     table,
@@ -20,12 +21,14 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     CHOSEN_PROCESS,
     DEVICE_LABELS,
+    NO_AGENT,
     UUID_LABELS,
     demand_rate,
     filling_rate,
     holdings,
     selector,
     state_codes,
+    uncharged,
 )
 from dashboards.src.shared_panels import (
     GPU_COLUMN,
@@ -39,7 +42,7 @@ from dashboards.src.shared_panels import (
 )
 from vramledger.views.colours import GRAFANA
 
-NO_AGENT = "no agent"
+WITHOUT_AGENT = "no agent"
 ENDED = "holds nothing, or no data"
 
 
@@ -51,10 +54,10 @@ def of_process(metric: str, *matchers: str) -> str:
 def held_now() -> Panel:
     return stat(
         "Holds",
-        "What the driver charges to the process now, on all devices, and its peak on one of them. Managed "
-        "memory is not part of it.",
-        Query(f"sum({of_process('vramledger_process_memory_bytes')})", "now"),
-        Query(f"max({of_process('vramledger_process_memory_peak_bytes')})", "peak"),
+        "What the process holds now, on all devices; and what of it NVML charges to nobody: managed memory, "
+        "or memory whose creator has ended.",
+        Query(f"sum({holdings(CHOSEN_PROCESS)})", "now"),
+        Query(f"sum({uncharged(CHOSEN_PROCESS)}) or 0 * sum({holdings(CHOSEN_PROCESS)})", "uncharged"),
         unit=BYTES, absent=ENDED,
     )  # fmt: skip
 
@@ -65,7 +68,7 @@ def need() -> Panel:
         "The most that the program has needed: the peaks of its frameworks' own use, plus what is outside "
         "their pools. It could be limited to this and some reserve.",
         Query(f"sum({of_process('vramledger_process_needed_peak_bytes')})"),
-        unit=BYTES, absent=NO_AGENT,
+        unit=BYTES, absent=WITHOUT_AGENT,
     )  # fmt: skip
 
 
@@ -115,20 +118,22 @@ def where_memory_goes() -> Panel:
         "Where its memory goes",
         "Over all its devices: memory outside the pools of its frameworks (context, libraries, native "
         "code), what live data uses, free pieces of used blocks (fragmentation, which only expandable "
-        "segments or a restart helps), and what is cached and could be freed. The lines are what the "
-        "driver charges, and the peak need. Without an agent only the driver's line is known.",
+        "segments or a restart helps), and what is cached and could be freed. The lines are what it "
+        "holds, what NVML charges to it of that (the rest is managed memory, or was left by a program that "
+        "has ended), and the peak need. Without an agent only the first two lines are known.",
         Query(f"sum({of_process('vramledger_framework_overhead_bytes')})", "outside the pools"),
         Query(in_use, "in use"),
         Query(split, "fragments"),
         Query(f"{pool} - {in_use} - ({split} or 0 * {pool})", "cached"),
-        Query(f"sum({of_process('vramledger_process_memory_bytes')})", "held"),
+        Query(f"sum({holdings(CHOSEN_PROCESS)})", "held"),
+        Query(f"sum({of_process('vramledger_process_memory_bytes')})", "charged"),
         Query(f"sum({of_process('vramledger_process_needed_peak_bytes')})", "peak need"),
         unit=BYTES, absent=ENDED, stacked=True,
-        order=("outside the pools", "in use", "fragments", "cached"), lines=("held", "peak need"),
+        order=("outside the pools", "in use", "fragments", "cached"), lines=("held", "charged", "peak need"),
         colours={
             "outside the pools": GRAFANA["driver_reserved"], "in use": GRAFANA["active"],
             "fragments": GRAFANA["unattributed"], "cached": GRAFANA["idle"],
-            "peak need": GRAFANA["stopped"],
+            "peak need": GRAFANA["stopped"], "charged": GRAFANA["unknown"],
         },
         width=24, height=10,
     )  # fmt: skip
@@ -193,7 +198,7 @@ def failed_allocations() -> Panel:
             Column("Value #B", "Asked", BYTES, width=110),
             Column("verdict", "Verdict"),
         ],
-        sort="Value #A", rows_of="Value #A", height=7,
+        sort="Value #A", rows_of="Value #A", width=9, height=7,
     )  # fmt: skip
 
 
@@ -217,7 +222,7 @@ def neighbours() -> Panel:
             Column("Value #B", "Peak", BYTES, width=110),
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", height=7,
+        sort="Value #A", rows_of="Value #A", width=9, height=7,
     )  # fmt: skip
 
 
@@ -263,10 +268,27 @@ def dashboard() -> Dashboard:
         [
             Row(
                 "Now",
-                [exporters(), held_now(), need(), could_be_freed(), growth(), time_until_full(), who()],
+                [
+                    exporters(),
+                    held_now(),
+                    need(),
+                    could_be_freed(),
+                    growth(),
+                    time_until_full(),
+                    who(),
+                    if_empty("The process", height=5),
+                ],
             ),
             Row("Where its memory goes", [where_memory_goes(), minimum_demand(), steady_growth()]),
-            Row("Failures and neighbours", [failed_allocations(), neighbours()]),
+            Row(
+                "Failures and neighbours",
+                [
+                    failed_allocations(),
+                    if_empty("Newest failed allocation", NO_AGENT, height=7),
+                    neighbours(),
+                    if_empty("Neighbours", height=7),
+                ],
+            ),
             Row("State and work", [states(), sm_utilisation()]),
             Row("What it is made of", [policies(), tensor_categories()]),
         ],

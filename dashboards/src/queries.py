@@ -24,7 +24,6 @@ CHOSEN_PROCESS = 'pid=~"$pid"'
 
 WASTED = "idle|stopped|orphaned|zombie|stuck|dead"
 """States in which a holder may waste memory; an orphan that still works does not."""
-IDLE_OR_STOPPED = "idle|stopped"
 UNOWNED = "orphaned|zombie|dead|unattributed"
 """States in which memory has no owner to ask."""
 
@@ -86,7 +85,10 @@ def device_bytes(states: str, *matchers: str) -> str:
 
 
 def holdings(*matchers: str) -> str:
-    """Return every holding's bytes with its state and its owner's labels (a recording rule)."""
+    """Return every holding's bytes with its state and its owner's labels (a recording rule).
+
+    They are what NVML charges to it, and what is certainly its own besides.
+    """
     return selector("vramledger_process:memory_bytes:owned", *matchers)
 
 
@@ -101,33 +103,16 @@ def wasted_bytes(*matchers: str) -> str:
     return selector("vramledger_device_memory_wasted_bytes", *matchers)
 
 
+def uncharged(*matchers: str) -> str:
+    """Return the bytes of each holding that NVML charges to nobody and that are certainly its own."""
+    return selector("vramledger_process_uncharged_memory_bytes", 'pid!="other"', *matchers)
+
+
 def state_codes(*matchers: str) -> str:
     """Return the state of each holding as its position in :data:`STATES`, from 1."""
     return "\nor\n".join(
         f"{code} + 0 * " + holdings(f'state="{state}"', *matchers) for code, state in enumerate(STATES, 1)
     )
-
-
-def filtered_by_holdings(figure: str, *matchers: str) -> str:
-    """Return the figures of only those holdings that the matchers choose: by owner, state or command."""
-    return f"{figure}\nand on ({HOLDING_LABELS}) {holdings(*matchers)}"
-
-
-def holdings_metric(metric: str, *matchers: str) -> str:
-    """Return a metric of the holdings that the matchers choose, in parentheses."""
-    return f"({filtered_by_holdings(selector(metric), *matchers)})"
-
-
-def bytes_beyond_need(*matchers: str) -> str:
-    """Return the bytes of the chosen holdings above the highest need of their programs."""
-    held = holdings_metric("vramledger_process_memory_bytes", *matchers)
-    return f"sum({held}\n- on ({HOLDING_LABELS}) {selector('vramledger_process:peak_need_bytes:sum')})"
-
-
-def join_processes(*matchers: str) -> str:
-    """Return a join that keeps, of figures without a device, those of processes with holdings that match."""
-    processes = f"{NODE_LABELS}, pid"
-    return f"and on ({processes}) max by ({processes}) ({holdings(*matchers)})"
 
 
 _USAGE_INTERVAL = 240
@@ -177,6 +162,38 @@ def filling_rate(*matchers: str) -> str:
     filling = holdings('policy!~"preallocate|fraction"')
     return f"({demand_rate(*matchers)}\nand on ({HOLDING_LABELS}) {filling})"
 
+
+NOTHING, NO_RULES, NO_AGENT, NO_SENSOR, NO_COUNTERS, NO_SCHEDULER, NO_DRIVER = range(1, 8)
+"""The values of :func:`why_empty`."""
+
+_SOURCES = {
+    NO_AGENT: f"count({selector('vramledger_agent_up')} == 1)",
+    NO_SENSOR: f"count({selector('vramledger_device_utilization_ratio')})",
+    NO_COUNTERS: f"count({selector('vramledger_device_sm_active_ratio')})",
+    NO_SCHEDULER: f"count({selector('vramledger_device_reservations')})",
+}
+"""What must be there for a table to have rows, besides an exporter and the rules."""
+
+
+def why_empty(source: int | None = None, *, alerting: bool = False) -> str:
+    """Return what an empty table means, :data:`NOTHING` to :data:`NO_DRIVER`; nothing without an exporter.
+
+    Args:
+        source: what the table needs, by the value that is returned without it.
+        alerting: it needs the alerting rules, and not only the recording rules.
+    """
+    rules = rules_heartbeat() if alerting else f"0 * count({selector(_RECORDED)})"
+    answers = f"count({selector('vramledger_up')} == 1)"
+    known = f"{NOTHING} + {rules}"
+    if source is not None:
+        known = f"({known} and on () {_SOURCES[source]})\nor {source} + {rules}"
+    return f"""(({known}) and on () {answers})
+or {NO_RULES} + 0 * {answers}
+or {NO_DRIVER} + 0 * count({selector("vramledger_up")})"""
+
+
+_RECORDED = "vramledger_node:sample_timestamp_seconds:last"
+"""What the rules record of each node."""
 
 _OUR_ALERTS = (
     *('alertname=~"Gpu.*|VramLedger.*"', 'severity!="none"'),

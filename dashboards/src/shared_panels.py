@@ -25,6 +25,7 @@ from dashboards.src.panels import (
     Column,
     Panel,
     Query,
+    if_empty,
     stat,
     table,
     value_mapping,
@@ -34,6 +35,7 @@ from dashboards.src.queries import (
     DOWN,
     DRIVER_LOST,
     HOLDING_LABELS,
+    NO_COUNTERS,
     NODE_LABELS,
     RELEASED,
     STALLED,
@@ -48,6 +50,7 @@ from dashboards.src.queries import (
     holdings,
     rules_heartbeat,
     selector,
+    uncharged,
     utilised_share,
     wasted_bytes,
 )
@@ -244,6 +247,7 @@ def holdings_table(
     columns: Sequence[Column],
     places: Sequence[Column] = (NODE_COLUMN, GPU_COLUMN),
     rows: int = 50,
+    width: int = 21,
     height: int,
 ) -> Panel:
     """Make a table of the largest of the chosen holdings, with what is known of each.
@@ -255,6 +259,7 @@ def holdings_table(
         columns: come first and name the holder.
         places: say where it is.
         rows: at most so many, the largest.
+        width: in columns.
         height: in rows.
     """
     by = f"{DEVICE_LABELS}, pid"
@@ -264,6 +269,7 @@ def holdings_table(
     since = selector("vramledger_process:state_since_timestamp_seconds:last")
     worked = selector("vramledger_process_last_active_timestamp_seconds")
     of_those = f"and on ({HOLDING_LABELS}) ({chosen})"
+    most = f"max by ({by}) ({selector('vramledger_process_uncharged_memory_max_bytes')})"
     return table(
         title, description,
         Query(f"sum by ({labels}) ({stepped})"),
@@ -273,12 +279,16 @@ def holdings_table(
         Query(f"{demand_rate()} {of_those}"),
         Query(f"max by ({by}) ({selector('vramledger_process_needed_peak_bytes')} {of_those})"),
         Query(f"max by ({by}) ({selector('vramledger_process_orphan_working')} {of_those})"),
+        Query(f"sum by ({by}) ({uncharged()} {of_those})"),
+        Query(f"({most} - on ({by}) sum by ({by}) ({uncharged()}) > {_SHOWN}) {of_those}"),
         columns=[
             *columns,
             STATE_COLUMN,
             Column("grade", "Evidence", width=85),
             Column("Value #B", SINCE, TIME_AGO, width=110),
             Column("Value #A", "Holds", BYTES, bar=True, width=130),
+            Column("Value #H", "Uncharged", BYTES, width=90),
+            Column("Value #I", "Perhaps more", BYTES, width=90),
             Column("Value #F", "Needs", BYTES, width=85),
             Column("Value #E", "Grows", "Bps", width=90),
             Column("Value #C", "SM", SHARE, width=65),
@@ -287,16 +297,52 @@ def holdings_table(
             STEP_COLUMN,
             *places,
         ],
-        sort="Value #A", rows_of="Value #A", width=24, height=height,
+        sort="Value #A", rows_of="Value #A", width=width, height=height,
     )  # fmt: skip
 
 
+_SHOWN = 64 * 2**20
+"""Bytes below which a range is noise."""
+
 HOLDERS_SAY = (
-    "The largest holders, with their state, its evidence and since when. Needs: the highest need of the "
-    "program, "
-    "where its agent tells it. Grows: the rise of the minimum within 15 minutes. An empty cell is not "
-    "known; in the state unknown, the exporter cannot see the process."
+    "The largest holders, with their state, its evidence and since when. Holds: what NVML charges to the "
+    "process and what is certainly its own besides. Uncharged: the second part alone, which is managed "
+    "memory or memory whose creator has ended. Perhaps more: what it can have of the bytes that one of "
+    "several holders has; they are in no holder's figure. Needs: the highest need of the program, where its "
+    "agent tells it. Grows: the rise of the minimum within 15 minutes. An empty cell is not known; in the "
+    "state unknown, the exporter cannot see the process."
 )
+
+
+def busy_without_work(*matchers: str) -> list[Panel]:
+    """Make the table of holders that keep their GPU busy and compute nothing, and what no rows mean."""
+    by = f"{DEVICE_LABELS}, pid"
+    since = selector("vramledger_process_busy_without_work_since_timestamp_seconds", *matchers)
+    named = f"{holdings(*matchers)} * 0 + on ({HOLDING_LABELS}) group_left () {since}"
+    power = selector("vramledger_device_power_watts")
+    return [
+        table(
+            "Busy without work",
+            "Holders that keep their GPU busy while it computes and moves nothing, as a collective does that "
+            "waits for a lost rank; the ten that have waited longest. Their GPU says 100 % and draws little "
+            "power. The table is empty if there is none; GPUs before Hopper do not tell.",
+            Query(f"1000 * bottomk(10, sum by ({by}, command, owner) ({named}))"),
+            Query(f"sum by ({by}) ({holdings(*matchers)} and on ({HOLDING_LABELS}) {since})"),
+            Query(f"sum by ({by}) (({since} * 0) + on ({DEVICE_LABELS}) group_left () {power})"),
+            columns=[
+                PROCESS_COLUMN,
+                PROGRAM_COLUMN,
+                OWNER_COLUMN,
+                Column("Value #A", SINCE, TIME_AGO, width=120),
+                Column("Value #B", "Holds", BYTES, width=95),
+                Column("Value #C", "GPU draws", "watt", width=90),
+                NODE_COLUMN,
+                GPU_COLUMN,
+            ],
+            sort="Value #A", ascending=True, rows_of="Value #A", width=21, height=6,
+        ),
+        if_empty("Busy without work", NO_COUNTERS, height=6),
+    ]  # fmt: skip
 
 
 def holders(*matchers: str, places: Sequence[Column] = (GPU_COLUMN,), height: int = 10) -> Panel:

@@ -15,6 +15,11 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 NAMESPACE = "vramledger"
+IMAGE = "registry.invalid/vramledger"
+"""The image in the bases. No registry can have this name, so nobody runs a stranger's image by mistake."""
+
+OLDEST = "1.25.0"
+"""The oldest Kubernetes that the bases are for. What they have for it is understood by every newer one."""
 
 FOLDERS = {
     # By the folder of the bases: its templates, and the kind of its kustomization.
@@ -75,6 +80,7 @@ def number() -> None:
 def render(template: str) -> str:
     """Return one template of the chart with its part enabled."""
     command = ["helm", "template", "vramledger", str(HERE / "chart"), "--namespace", NAMESPACE]
+    command += ["--kube-version", OLDEST, "--set", f"image.repository={IMAGE}"]
     for part in ("podMonitor", "prometheusRule", "networkPolicy"):
         command += ["--set", f"{part}.enabled=true"]
     command += ["--show-only", f"templates/{template}.yaml"]

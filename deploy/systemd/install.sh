@@ -2,6 +2,10 @@
 # Install the exporter as a systemd service, from this repository or from the package named in VRAMLEDGER_PACKAGE
 # (a wheel, or "vramledger==1.2.3"). Run it again to update; "--uninstall" removes what it installed, and keeps
 # /etc/default/vramledger.
+#
+# Each version has a directory of its own, and $root is a link to one of them. An update installs beside the old version and
+# then replaces the link in one rename: a command that starts meanwhile (a prolog of Slurm, a check) is one version or the
+# other, and an update that fails changes nothing.
 set -eu
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 root=/opt/vramledger
@@ -17,7 +21,7 @@ running() { [ -d /run/systemd/system ]; } # false in a chroot or an image build
 case ${1:-} in
 --uninstall)
     if running; then systemctl disable --now vramledger.socket vramledger.service 2>/dev/null || true; fi
-    rm -rf "$root" "$units/vramledger.service" "$units/vramledger.socket" /run/vramledger /etc/sysusers.d/vramledger.conf /etc/tmpfiles.d/vramledger.conf
+    rm -rf "$root" "$root".[0-9]* "$root.lock" "$units/vramledger.service" "$units/vramledger.socket" /run/vramledger /etc/sysusers.d/vramledger.conf /etc/tmpfiles.d/vramledger.conf
     for file in bin/vramledger $share; do rm -f "/usr/local/$file"; done
     if running; then systemctl daemon-reload; fi
     exit 0
@@ -42,8 +46,26 @@ unset PYTHONPATH PYTHONHOME PYTHONSTARTUP
 "$python" -I -m venv --help >/dev/null 2>&1 && "$python" -I -c 'import ensurepip' 2>/dev/null ||
     fail "$python cannot make virtual environments; apt-get install python3-venv"
 
-"$python" -I -m venv "$root"
-"$root/bin/python" -I -m pip install --quiet --upgrade --disable-pip-version-check "$package"
+exec 9>"$root.lock"
+flock -n 9 || fail "another installation runs"
+version=$root.$(date +%s).$$
+trap '[ "$(readlink "$root")" = "${version##*/}" ] || rm -rf "$version" "$version.link"' EXIT
+"$python" -I -m venv "$version"
+"$version/bin/python" -I -m pip install --quiet --upgrade --disable-pip-version-check "$package"
+"$version/bin/vramledger" --version >/dev/null || fail "$package does not start here; nothing was changed"
+old=$(readlink "$root" || true)
+ln -s "${version##*/}" "$version.link"
+# Where an older installer has run, $root is itself the environment: no rename puts a link in the place of a directory.
+if [ -d "$root" ] && [ -z "$old" ]; then
+    old=${root##*/}.0
+    rm -rf "$root.0"
+    mv -T "$root" "$root.0"
+fi
+mv -T "$version.link" "$root"
+# What runs now may still import from the version before; only older ones are removed.
+for each in "$root".[0-9]*; do
+    case ${each##*/} in "${version##*/}" | "$old") ;; *) rm -rf "$each" ;; esac
+done
 for file in bin/vramledger $share; do
     mkdir -p "/usr/local/${file%/*}"
     ln -sf "$root/$file" "/usr/local/$file"

@@ -24,7 +24,9 @@ Start with 'vramledger doctor': it says what this host lets vramledger see. Then
 
 'vramledger COMMAND --help' has the flags of a command."""
 
-_COMMANDS = tuple("serve show doctor check end run attach snapshot reclaim release capture slurm".split())
+_COMMANDS = tuple(
+    "serve show doctor check end run attach snapshot reclaim release capture slurm taint".split()
+)
 
 
 def parser(names: Iterable[str] = _COMMANDS) -> argparse.ArgumentParser:

@@ -50,7 +50,7 @@ ONLY_IN = {
     "pynvml": ["vramledger.readers.nvml.driver"],
     "psutil": ["vramledger.commands.attach", "vramledger.commands.sampling_loop"],
     "prometheus_client": ["vramledger.metrics.exposition", "vramledger.web.*"],
-    "aiohttp": ["vramledger.web.*"],
+    "aiohttp": ["vramledger.web.*", "vramledger.commands.taint", "vramledger.commands.kubernetes_node"],
     "bcrypt": ["vramledger.web.access.passwords"],
     "yaml": ["vramledger.web.access.config_file"],
 }

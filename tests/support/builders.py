@@ -28,6 +28,7 @@ from vramledger.model.reading import (
     ParentFacts,
     ProcessEntry,
     ProcessFacts,
+    Rank,
 )
 from vramledger.model.snapshot import (
     AgentSnapshot,
@@ -161,10 +162,13 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
     )
 
 
-def process(pid: int, *, user: str = "ada", command: str = "train.py") -> ProcessSnapshot:
+def process(
+    pid: int, *, user: str = "ada", command: str = "train.py", distributed: bool = False
+) -> ProcessSnapshot:
     """Make what /proc says about a holder."""
     parent = ParentFacts(pid - 1, 1, "bash", "bash", init=False)
-    facts = ProcessFacts(pid, pid * 100, 1000, user, command[:15], command, parent=parent)
+    rank = Rank(pid % 2, 2, "gpu-1:29500") if distributed else None
+    facts = ProcessFacts(pid, pid * 100, 1000, user, command[:15], command, parent=parent, rank=rank)
     return ProcessSnapshot(pid, NOW - 3600 + pid / 100, facts)
 
 

@@ -24,8 +24,8 @@ BEGINNING = """\
 Each row is a tree of real processes that the tests build, with a stand-in for the GPU. A holder is healthy if
 somebody wants it to run. It is a leftover if the program that started it has ended and nobody meant it to go
 on. The third column is what vramledger says if it has watched since before the launcher ended. The last
-column is what it says if it comes after that. A launcher that lives on is not ended. `active` means that
-nothing is wrong.
+column is what it says if it comes after that. Where the launcher lives on, nothing is killed. `active` means
+that nothing is wrong.
 
 [What each state means](STATES.md)
 """

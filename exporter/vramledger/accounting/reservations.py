@@ -93,7 +93,7 @@ class SchedulerGrants:
             held = None if blind else _any(_belongs(facts, grant) for _, facts in holders)
             key = (grant.type, grant.name)
             if key not in reserved or reserved[key].held is not True:
-                reserved[key] = Reservation(grant.type, grant.name, name, held)
+                reserved[key] = Reservation(grant.type, grant.name, name, held, grant.user, grant.account)
         complete = not blind and all(each.complete for each in managers)
         mine = [grant for _, grant in grants]
         unreserved = tuple(
@@ -184,7 +184,9 @@ def _belongs(facts: ProcessFacts | None, grant: Grant) -> bool | None:
     if owner is None:
         return None
     if grant.type == "slurm":
-        return owner.slurm_job == grant.name
+        # One of them may still have the SLUID alone.
+        same_form = owner.slurm_job.isdigit() == grant.name.isdigit()
+        return owner.slurm_job == grant.name if same_form or not owner.slurm_job else None
     if owner.pod and not owner.namespace:
         return None  # the host's files do not give the pod's name
     return f"{owner.namespace}/{owner.pod}" == grant.name

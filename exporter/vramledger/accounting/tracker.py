@@ -229,6 +229,7 @@ class HoldingTracker:
             to_count=self._holders_to_count(sample),
             launches=reading.launches if _counts_launches(reading) else None,
             watched_since=self._watched_since,
+            unowned=tuple(sorted(reading.ended)),
         )
 
     def _publish_failure(self, reading: Reading, failure: tuple[str, str]) -> Snapshot:

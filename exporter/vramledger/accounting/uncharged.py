@@ -13,15 +13,15 @@ as a range, and its bytes are undivided: one of the named holders has them.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+from vramledger.accounting.byte_ranges import NOTHING, TOLERANCE, Range, alike, narrow
 from vramledger.accounting.owner_usage import SETTLE
+from vramledger.accounting.uncharged_evidence import HolderEvidence, LeftEvidence, created, describe
 from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import (
-    Grade,
     Holding,
     Ledger,
     LeftBytes,
@@ -31,14 +31,9 @@ from vramledger.model.snapshot import (
 )
 from vramledger.model.uncharged_memory import LEAST_BYTES, MIB, beyond_contexts
 
-GIB = 2**30
-
 CONTEXT_LEAST = 128 * MIB
 """What every program is charged without being able to share it: its context. On an H100 it takes 518 MiB, on
 small cards less."""
-
-TOLERANCE = 16 * MIB
-"""Bytes by which two figures that mean the same memory differ, besides 1 % of them."""
 
 PRESSURE = 256 * MIB
 """With less free memory than this the driver moves managed pages of one program out for those of another, and
@@ -51,8 +46,6 @@ MiB beyond its own on an H100; other programs had 0 to 66."""
 WATCHED = 2.5
 """The longest span between two samples, in seconds, in which no creator can have started, shared its memory
 and ended."""
-
-_PIDS_SHOWN = 5
 
 _MILDEST = (
     *(State.ACTIVE, State.UNKNOWN, State.IDLE, State.STOPPED),
@@ -123,28 +116,6 @@ class PoolResult(NamedTuple):
     ledger: Ledger | None = None
 
 
-class Range(NamedTuple):
-    """Bytes of one source: what it certainly has, and what it can have at most."""
-
-    least: int
-    most: int
-
-    @property
-    def exact(self) -> bool:
-        """Whether the range is as narrow as the readings allow."""
-        return self.least > 0 and _alike(self.least, self.most)
-
-    def within(self, other: Range) -> Range:
-        """Return what both ranges allow, apart from noise; this one, if they contradict each other."""
-        if other.least > self.most + LEAST_BYTES or self.least > other.most + LEAST_BYTES:
-            return self
-        least = max(self.least, min(other.least, self.most))
-        return Range(least, max(least, min(self.most, other.most)))
-
-
-_NOTHING = Range(0, 0)
-
-
 @dataclass(slots=True, eq=False)
 class _Left:
     """Memory that a holder left behind when it ended. It can only become less.
@@ -168,26 +139,6 @@ Source = Identity | _Left | str
 """A holder's managed memory, what an ended holder left, or one of the two that nobody can be named for."""
 
 _UNWATCHED, _UNKNOWN = "unwatched", "unknown"
-
-
-_S = TypeVar("_S")
-
-
-def narrow(total: int, ranges: Mapping[_S, Range]) -> dict[_S, Range]:
-    """Narrow the ranges of sources that together have a number of bytes.
-
-    A source has at least what all others cannot have, and at most what no other certainly has. Where they
-    certainly have more than there is, nothing is certain any more.
-    """
-    least, most = sum(each.least for each in ranges.values()), sum(each.most for each in ranges.values())
-    if least > total and not _alike(least, total):
-        ranges, least = {source: Range(0, each.most) for source, each in ranges.items()}, 0
-    narrowed = {}
-    for source, each in ranges.items():
-        low = max(each.least, total - (most - each.most))
-        high = max(0, min(each.most, total - (least - each.least)))
-        narrowed[source] = Range(min(low, high), high)
-    return narrowed
 
 
 @dataclass(slots=True)
@@ -220,7 +171,7 @@ class _PoolState:
 
     def of_ended(self, ended: Iterable[PoolHolder]) -> Range:
         """Return what holders that have ended had in managed memory."""
-        gone = [self.managed.get(each.identity, _NOTHING) for each in ended]
+        gone = [self.managed.get(each.identity, NOTHING) for each in ended]
         return Range(sum(each.least for each in gone), sum(each.most for each in gone))
 
 
@@ -405,7 +356,7 @@ class _PoolSample:
         readable = all(bounds[identity] is not None for identity in self.managed)
         mapped = sum(bounds[identity] or 0 for identity in self.managed)
         charged_to_nobody = pool.ledger.unattributed
-        fits = _alike(mapped, count) or count <= mapped <= charged_to_nobody
+        fits = alike(mapped, count) or count <= mapped <= charged_to_nobody
         self.matched = bool(count) and evident and readable and fits
         self.alone = len(self.able) == 1 and not self.hidden and readable and evident
         if self.matched or (count and self.alone and mapped + UNEXPLAINED >= count):
@@ -424,7 +375,7 @@ class _PoolSample:
         room = sum(each.most for each in ranges.values())
         # More bytes than all sources can have: somebody whom we do not know has some, and perhaps all.
         beyond = max(0, self.bytes - room)
-        unknown = beyond if beyond <= UNEXPLAINED or _alike(room, self.bytes) else self.bytes
+        unknown = beyond if beyond <= UNEXPLAINED or alike(room, self.bytes) else self.bytes
         self.rest_is_small = unknown == beyond and not foreign
         unknown = max([unknown, *(foreign.get(identity, 0) for identity in self.managed)])
         ranges[_UNKNOWN] = Range(0, min(unknown, self.bytes))
@@ -465,7 +416,7 @@ def _foreign_bytes(samples: Iterable[_PoolSample]) -> dict[Identity, int]:
     return {
         identity: count - bounds[identity]
         for identity, count in certain.items()
-        if bounds[identity] < count and not _alike(bounds[identity], count)
+        if bounds[identity] < count and not alike(bounds[identity], count)
     }
 
 
@@ -482,7 +433,7 @@ def _publish(sample: _PoolSample, found: Mapping[Source, Range]) -> PoolResult:
         shares[largest] = Range(max(0, shares[largest].least - excess), shares[largest].most)
     rivals = frozenset(identity for identity, share in shares.items() if not share.exact)
     held = {
-        (sample.able[identity].uuid, identity[0]): _describe(identity, share, rivals, sample, found)
+        (sample.able[identity].uuid, identity[0]): describe(_evidence(identity, share, rivals, sample, found))
         for identity, share in shares.items()
     }
     return PoolResult(sample.pool.key, held, _undivided(sample, shares, rivals, found), left)
@@ -502,7 +453,7 @@ def _share(identity: Identity, sample: _PoolSample, found: Mapping[Source, Range
     others = sum(each.most for each in found.values()) - own
     least = min(own, max(certain, sample.bytes - others))
     most = min(sample.bytes, open_to_it)
-    return Range(most, most) if least and _alike(least, most) else Range(least, most)
+    return Range(most, most) if least and alike(least, most) else Range(least, most)
 
 
 def _candidates(source: Source, sample: _PoolSample) -> frozenset[Identity]:
@@ -520,52 +471,29 @@ def _candidates(source: Source, sample: _PoolSample) -> frozenset[Identity]:
     return frozenset(sample.able) if sample.managed else frozenset()
 
 
-def _describe(
+def _evidence(
     identity: Identity,
     share: Range,
     rivals: frozenset[Identity],
     sample: _PoolSample,
     found: Mapping[Source, Range],
-) -> UnchargedBytes:
-    """Write what a holder has, with its evidence."""
-    holder, managed = sample.able[identity], found.get(identity, _NOTHING)
-    late = sample.state.late >= LEAST_BYTES
-    grade = Grade.SEEN if share.exact and not late else Grade.INFERRED
-    reasons = []
-    if managed.most >= LEAST_BYTES:
-        maps = "its mappings, which we may not read"
-        if holder.bound is not None:
-            maps = f"its {_size(holder.bound)} of /dev/nvidia-uvm mappings"
-        if holder.reported and _alike(holder.reported, holder.bound or 0):
-            maps += f" and its agent's report of {_size(holder.reported)}"
-            grade = Grade.PROVEN if share.exact else grade
-        verb = "are" if managed.exact else "can be"
-        reasons.append(f"{_amount(managed)} {verb} managed memory, from {maps}")
-    for left in sample.lefts:
-        heirs = sample.heirs(left)
-        if identity in heirs:
-            grade = Grade.INFERRED
-            hidden = f" or hidden pid {sample.hidden[0].pid}" if sample.hidden else ""
-            holds = "still has them" if len(heirs) == 1 else "still have them"
-            reasons.append(f"{_amount(found[left])} {_created(left)}; {_pids(heirs)}{hidden} {holds}")
-    if not share.exact:
-        others = rivals - {identity}
-        reasons.append(
-            f"{_pids(others)} can have them too"
-            if others
-            else "a process that we do not see can have them too"
-        )
-    elif sample.matched:
-        reasons.append("the mappings here are as large as what NVML charges to nobody")
-    elif managed.exact:
-        reasons.append("nobody else here can have them")
-    charged = f"NVML charges {_size(holder.holding.memory or 0)}"
-    return UnchargedBytes(
-        least=share.least,
-        most=share.most,
-        managed=min(share.least, managed.most if share.exact else managed.least),
-        grade=grade,
-        why="; ".join((charged, *reasons)),
+) -> HolderEvidence:
+    holder = sample.able[identity]
+    hidden = sample.hidden[0].pid if sample.hidden else None
+    return HolderEvidence(
+        share,
+        holder.holding.memory or 0,
+        found.get(identity, NOTHING),
+        holder.bound,
+        holder.reported,
+        [
+            LeftEvidence(found[left], created(*left.creator, left.ended), [pid for pid, _ in heirs], hidden)
+            for left in sample.lefts
+            if identity in (heirs := sample.heirs(left))
+        ],
+        [pid for pid, _ in rivals - {identity}],
+        sample.matched,
+        sample.state.late >= LEAST_BYTES,
     )
 
 
@@ -606,30 +534,4 @@ def _has_evidence(source: Source, sample: _PoolSample) -> bool:
 
 def _left_bytes(left: _Left, sample: _PoolSample) -> LeftBytes:
     pids = tuple(sorted(pid for pid, _ in sample.heirs(left)))
-    return LeftBytes(*left.creator, left.ended, *left.range, pids, _created(left))
-
-
-def _created(left: _Left) -> str:
-    pid, user = left.creator
-    when = dt.datetime.fromtimestamp(left.ended, dt.timezone.utc)
-    return f"created by pid {pid} of {user or 'an unknown user'}, which ended at {when:%H:%M} UTC"
-
-
-def _pids(identities: Iterable[Identity]) -> str:
-    pids = sorted({pid for pid, _ in identities})
-    more = f" and {len(pids) - _PIDS_SHOWN} more" if len(pids) > _PIDS_SHOWN else ""
-    return f"pid {', '.join(map(str, pids[:_PIDS_SHOWN]))}{more}"
-
-
-def _alike(one: int, other: int) -> bool:
-    return abs(one - other) <= max(TOLERANCE, max(one, other) // 100)
-
-
-def _amount(found: Range) -> str:
-    if found.exact:
-        return _size(found.most)
-    return f"{_size(found.least)} to {_size(found.most)}" if found.least else f"up to {_size(found.most)}"
-
-
-def _size(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count // MIB} MiB"
+    return LeftBytes(*left.creator, left.ended, *left.range, pids, created(*left.creator, left.ended))

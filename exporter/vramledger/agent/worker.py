@@ -261,7 +261,8 @@ class Worker:
         run = self.current_run
         if not self._alone or run is None:
             return
-        # A signal may end this at each of its steps. Then the thread goes on or is stopping; both are known.
+        # A signal handler's exception may end this function anywhere. Then the thread goes on or is stopping;
+        # both are known.
         self.suspended = True
         run.request_stop()
         try:

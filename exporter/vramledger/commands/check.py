@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config, size
-from vramledger.commands.cleanliness import MAX_LEFTOVER, CheckTolerance
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.parser import Commands, add_log, duration
 from vramledger.commands.sampling_loop import CheckOptions, run_check
+from vramledger.views.cleanliness import MAX_LEFTOVER, CheckTolerance
 
 
 def add_command(commands: Commands) -> None:

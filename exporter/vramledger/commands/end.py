@@ -27,7 +27,7 @@ def add_command(commands: Commands) -> None:
     )
     end.add_argument(
         "--state", dest="states", action="append", default=[], choices=[state.value for state in State],
-        help="repeatable; idle is known only after watching for --idle-after",
+        help="repeatable; who does not work is known only after watching for --idle-after",
     )  # fmt: skip
     end.add_argument(
         "--owner", dest="owners", action="append", default=[], metavar="OWNER",
@@ -43,7 +43,7 @@ def add_command(commands: Commands) -> None:
         help="time from SIGTERM to SIGKILL (default 10s)",
     )  # fmt: skip
     end.add_argument(
-        "--working", action="store_true", help="also end orphaned holders that still work on a GPU"
+        "--working", action="store_true", help="also end orphaned holders that work on a GPU, or may do so"
     )
     end.add_argument("--yes", action="store_true", help="end the holders, instead of only listing them")
     add_control(end)

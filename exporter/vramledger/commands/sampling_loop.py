@@ -18,7 +18,19 @@ from pathlib import Path
 from vramledger.accounting.devices import hidden_on
 from vramledger.accounting.owner_usage import Key
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.commands.cleanliness import (
+from vramledger.commands.exporter_ledger import follow_exporter
+from vramledger.commands.termination import EndTarget, Selection, Termination, end_targets, select_targets
+from vramledger.config import IDLE_AFTER, SamplingConfig
+from vramledger.errors import StartupError
+from vramledger.logs import fields, log
+from vramledger.model.reading import DeviceReading, HiddenHolder, Reading
+from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
+from vramledger.printable import printable
+from vramledger.readers.hosts.hidden_holders import find_hidden_holders
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.hosts.open_device_files import DEVICE_PREFIX, open_files
+from vramledger.sampling.supervisor import Supervisor
+from vramledger.views.cleanliness import (
     CANNOT_TELL,
     CLEAN,
     NO_SUCH_GPU,
@@ -34,18 +46,6 @@ from vramledger.commands.cleanliness import (
     unknown_devices,
     unseen_holders,
 )
-from vramledger.commands.exporter_ledger import follow_exporter
-from vramledger.commands.termination import EndTarget, Selection, Termination, end_targets, select_targets
-from vramledger.config import IDLE_AFTER, SamplingConfig
-from vramledger.errors import StartupError
-from vramledger.logs import fields, log
-from vramledger.model.reading import DeviceReading, HiddenHolder, Reading
-from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
-from vramledger.printable import printable
-from vramledger.readers.hosts.hidden_holders import find_hidden_holders
-from vramledger.readers.hosts.host import Host
-from vramledger.readers.hosts.open_device_files import DEVICE_PREFIX, open_files
-from vramledger.sampling.supervisor import Supervisor
 from vramledger.views.table import gib
 
 SAMPLES_MIN = 2
@@ -55,8 +55,8 @@ FREED_WITHIN = 10.0
 """Seconds for which ``end`` watches for memory to be freed; 20 GiB took 94 ms on an H200."""
 
 ORPHANS_WATCHED = 5.0
-"""Seconds for which ``end`` watches before it ends orphans, so that it does not end those that still work. An
-H200's driver has a row of utilisation for a busy process each second."""
+"""Seconds for which ``end`` watches before it judges orphans, so that it knows which of them work. An H200's
+driver has a row of utilisation for a busy process each second."""
 
 SAMPLE_INTERVAL = 0.25
 """Seconds from one sample to the next: the result needs several, and somebody waits for it."""
@@ -280,25 +280,34 @@ async def _ask_exporter(options: EndOptions) -> Snapshot:
                 raise StartupError(message)
             count += 1
             watched = (snapshot.time or 0.0) - (snapshot.watched_since or 0.0)
-            known = count >= SAMPLES_MIN and watched >= _watch_time(options.selection, idle_after)
+            known = count >= SAMPLES_MIN and watched >= _watch_time(options, idle_after)
             if known or any(_selection_refusals(snapshot, options.selection)):
                 break
-    return _with_idle_threshold(snapshot, options.idle_after)
+    return _with_idle_threshold(snapshot, options.idle_after, idle_after)
 
 
-def _watch_time(selection: Selection, idle_after: float) -> float:
+def _watch_time(options: EndOptions, idle_after: float) -> float:
     """Return for how long holders must have been watched: only that can show whether somebody works."""
-    if State.IDLE in selection.states:
+    spares_working = options.selection.spares_working_orphans
+    if State.IDLE in options.selection.states or (spares_working and options.idle_after is not None):
         return idle_after
-    return ORPHANS_WATCHED if selection.spares_working_orphans else 0.0
+    return ORPHANS_WATCHED if spares_working else 0.0
 
 
-def _with_idle_threshold(snapshot: Snapshot, idle_after: float | None) -> Snapshot:
-    """Return a snapshot in which nobody is idle who has been so for less than ``idle_after``."""
+def _with_idle_threshold(snapshot: Snapshot, idle_after: float | None, exporters: float) -> Snapshot:
+    """Return a snapshot in which nobody counts as idle or not working for less than ``idle_after``.
+
+    Args:
+        snapshot: what the exporter says.
+        idle_after: the threshold that the user gave, None if the exporter's is meant.
+        exporters: the exporter's own threshold, which is not longer.
+    """
     if idle_after is None:
         return snapshot
 
     def with_threshold(holding: Holding) -> Holding:
+        if holding.state is State.ORPHANED and holding.working is False and idle_after > exporters:
+            return replace(holding, working=None)  # known for the exporter's time only
         idle_for = (snapshot.time or 0.0) - holding.since
         if holding.state is not State.IDLE or idle_for >= idle_after:
             return holding
@@ -332,7 +341,7 @@ async def _watch_holders(
     """Sample until the states of the holders are known, or until the selection cannot be made."""
     idle_after = options.idle_after or IDLE_AFTER
     tracker = HoldingTracker(idle_after=idle_after, interval=config.interval)
-    watch = _watch_time(options.selection, idle_after)
+    watch = _watch_time(options, idle_after)
     begun: float | None = None
     count = 0
     async for reading in readings:

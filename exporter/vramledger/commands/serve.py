@@ -52,8 +52,8 @@ def add_command(commands: Commands) -> None:
     )  # fmt: skip
     web.add_argument(
         "--web.user", dest="web_user", default=None, metavar="USER",
-        help="the user that the part which listens becomes if it is root, name or number (default vramledger "
-        "if this user is there, otherwise 65532)",
+        help="user (name or number) of the process that listens, if serve starts as root (default vramledger "
+        "if this user exists, otherwise 65532)",
     )  # fmt: skip
     add_source(serve)
     serve.add_argument(

@@ -20,14 +20,6 @@ from pathlib import Path
 from vramledger.accounting.devices import hidden_on
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.commands.arguments import add_sampling, sampling_config, size
-from vramledger.commands.cleanliness import (
-    CLEAN,
-    MAX_LEFTOVER,
-    NOT_CLEAN,
-    CheckResult,
-    CheckTolerance,
-    overall_status,
-)
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.parser import Commands, add_log, duration
 from vramledger.commands.slurm_verdict import SlurmQuestion, check_job_devices, reason_line
@@ -38,17 +30,25 @@ from vramledger.model.snapshot import Snapshot
 from vramledger.readers.hosts.hidden_holders import find_hidden_holders
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.host_files import HostFiles
+from vramledger.readers.owners.slurm_records import RECORDS, JobRecord, read_records
+from vramledger.readers.owners.slurm_steps import job_numbers
 from vramledger.readers.schedulers.slurm_gres import devices_of, parse_capabilities, parse_gres
 from vramledger.readers.schedulers.slurm_jobs import (
-    RECORDS,
-    JobRecord,
     NodeJobs,
     job_of,
     members,
-    read_records,
+    possible_jobs,
     running_jobs,
 )
 from vramledger.sampling.supervisor import Supervisor
+from vramledger.views.cleanliness import (
+    CLEAN,
+    MAX_LEFTOVER,
+    NOT_CLEAN,
+    CheckResult,
+    CheckTolerance,
+    overall_status,
+)
 
 SAMPLE_INTERVAL = 0.25
 """Seconds from one sample to the next: a job waits for the answer."""
@@ -277,13 +277,17 @@ class _NodeCheck:
         self, snapshot: Snapshot, searched: Reading | None, sampler: int | None
     ) -> tuple[Snapshot, list[CheckResult]]:
         """Judge a snapshot; with its reading, also after a search for hidden holders."""
-        jobs = NodeJobs(running_jobs(self._host), read_records(HostFiles(Path("/")), self._records))
-        known: dict[int, str | None] = {}
+        jobs = NodeJobs(
+            running_jobs(self._host),
+            read_records(HostFiles(Path("/")), self._records),
+            job_numbers(self._host),
+        )
+        known: dict[int, frozenset[str]] = {}
 
-        def job_of_pid(pid: int) -> str | None:
+        def jobs_of(pid: int) -> frozenset[str]:
             if pid not in known:
                 row = snapshot.rows.get(pid) or self._host.row(pid)
-                known[pid] = None if row is None else job_of(self._host, row, jobs)
+                known[pid] = frozenset() if row is None else possible_jobs(self._host, row, jobs)
             return known[pid]
 
         if searched is not None:
@@ -299,9 +303,10 @@ class _NodeCheck:
             )
         if self._ending is not None:
             held = {each.pid for device in snapshot.devices for each in device.holdings}
-            rows = (snapshot.rows.get(pid) for pid in held if job_of_pid(pid) == self._question.ended)
-            self._ending.end(jobs, [row for row in rows if row is not None])
-        return snapshot, check_job_devices(snapshot, self._question, jobs, job_of_pid)
+            rows = filter(None, map(snapshot.rows.get, held))
+            ended = [row for row in rows if job_of(self._host, row, jobs) == self._question.ended]
+            self._ending.end(jobs, ended)
+        return snapshot, check_job_devices(snapshot, self._question, jobs, jobs_of)
 
 
 class _JobEnding:

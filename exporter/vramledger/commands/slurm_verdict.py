@@ -7,11 +7,15 @@ correctly without knowing how they are shared. To know less of jobs never makes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from vramledger.accounting.reservations import fits
-from vramledger.commands.cleanliness import (
+from vramledger.model.reading import DeviceReading, HiddenHolder
+from vramledger.model.snapshot import DeviceSnapshot, Snapshot
+from vramledger.printable import printable
+from vramledger.readers.schedulers.slurm_jobs import NodeJobs
+from vramledger.views.cleanliness import (
     CANNOT_TELL,
     NO_SUCH_GPU,
     NOT_CLEAN,
@@ -21,13 +25,9 @@ from vramledger.commands.cleanliness import (
     check_devices,
     overall_status,
 )
-from vramledger.model.reading import DeviceReading, HiddenHolder
-from vramledger.model.snapshot import DeviceSnapshot, Snapshot
-from vramledger.printable import printable
-from vramledger.readers.schedulers.slurm_jobs import NodeJobs
 
-JobOf = Callable[[int], str | None]
-"""Return the job to which a process belongs, None if to none."""
+JobsOf = Callable[[int], Collection[str]]
+"""Return the jobs to which a process may belong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class SlurmQuestion:
 
 
 def check_job_devices(
-    snapshot: Snapshot, question: SlurmQuestion, jobs: NodeJobs, job_of: JobOf
+    snapshot: Snapshot, question: SlurmQuestion, jobs: NodeJobs, jobs_of: JobsOf
 ) -> list[CheckResult]:
     """Judge the devices; a device that the driver does not list cannot be judged."""
     readings = tuple(each.reading for each in snapshot.devices)
     devices = tuple(
-        _without_running_jobs(each, readings, question, jobs, job_of) for each in snapshot.devices
+        _without_running_jobs(each, readings, question, jobs, jobs_of) for each in snapshot.devices
     )
     snapshot = replace(snapshot, devices=devices)
     if question.devices is None or not snapshot.up:
@@ -71,7 +71,7 @@ def _without_running_jobs(
     readings: tuple[DeviceReading, ...],
     question: SlurmQuestion,
     jobs: NodeJobs,
-    job_of: JobOf,
+    jobs_of: JobsOf,
 ) -> DeviceSnapshot:
     """Return a device without what running jobs may have on it.
 
@@ -83,10 +83,10 @@ def _without_running_jobs(
     kept = tuple(
         each
         for each in device.holdings
-        if not _may_be_here(job_of(each.pid), (device.reading,), question, jobs)
+        if not _may_be_here(jobs_of(each.pid), (device.reading,), question, jobs)
     )
     hidden: tuple[HiddenHolder, ...] | None = device.hidden and tuple(
-        each for each in device.hidden if not _may_be_here(job_of(each.pid), siblings, question, jobs)
+        each for each in device.hidden if not _may_be_here(jobs_of(each.pid), siblings, question, jobs)
     )
     ledger = device.ledger
     if ledger is not None and len(kept) < len(device.holdings):
@@ -95,14 +95,17 @@ def _without_running_jobs(
 
 
 def _may_be_here(
-    job: str | None, devices: tuple[DeviceReading, ...], question: SlurmQuestion, jobs: NodeJobs
+    possible: Collection[str], devices: tuple[DeviceReading, ...], question: SlurmQuestion, jobs: NodeJobs
 ) -> bool:
-    """Tell whether a job runs, and has one of these devices as far as is known.
+    """Tell whether one of these jobs runs, and has one of these devices as far as is known.
 
     A cgroup's SLUID without a record may be that of any job that runs.
     """
-    running = job in jobs.running or (job is not None and not job.isdigit() and bool(jobs.running))
-    if job is None or job == question.ended or not running:
+    return any(_has_one(job, devices, jobs) for job in possible if job != question.ended)
+
+
+def _has_one(job: str, devices: tuple[DeviceReading, ...], jobs: NodeJobs) -> bool:
+    if job not in jobs.running and (job.isdigit() or not jobs.running):
         return False
     record = jobs.records.get(job)
     if record is None or record.devices is None:

@@ -59,7 +59,7 @@ def add_command(commands: Commands) -> None:
     add_agent_socket(snapshot)
     show = snapshot.add_argument_group("show and diff")
     show.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a page with a picture over time (show)"
+        "--html", type=Path, metavar="FILE", help="show: write an HTML page with a chart of memory over time"
     )
     show.add_argument(
         "--top", type=count, default=20, metavar="N", help="how many lines of a program to show (default 20)"

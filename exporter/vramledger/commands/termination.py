@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
-from vramledger.commands.cleanliness import amount, describe_process, device_matches, owner_matches
 from vramledger.errors import VramledgerError
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Snapshot, State
 from vramledger.printable import printable
+from vramledger.views.cleanliness import amount, describe_process, device_matches, owner_matches
 from vramledger.views.remedies import able_hidden
 
 LAST_WAIT = 10.0
@@ -32,7 +32,8 @@ _LONGEST_POLL = 86400.0
 class Selection:
     """Which holders to end: those that fit every kind of selector that is given.
 
-    Orphans that still work on a GPU are not ended unless ``working`` is set or they are named by pid.
+    Orphans that work on a GPU, or of which that is not known, are not ended unless ``working`` is set or they
+    are named by pid.
     """
 
     pids: frozenset[int] = frozenset()
@@ -43,7 +44,7 @@ class Selection:
 
     @property
     def spares_working_orphans(self) -> bool:
-        """Whether orphans are selected by their state, except those that still work."""
+        """Whether orphans are selected by their state, except those that work or may work."""
         return State.ORPHANED in self.states and not self.working
 
 
@@ -139,11 +140,13 @@ def _target(
         refusal = "no signal ends it: a thread waits in the driver; reset the GPU or restart the node"
     elif (
         State.ORPHANED in states
-        and any(each.working for _, each in holdings)
+        and not all(each.working is False for _, each in holdings)
         and not selection.working
         and pid not in selection.pids
     ):
-        refusal = "it still works on the GPU; to end it anyway, name it with --pid or add --working"
+        works = any(each.working for _, each in holdings)
+        known = "it still works on the GPU" if works else "whether it works on the GPU is not known"
+        refusal = f"{known}; to end it anyway, name it with --pid or add --working"
     elif State.IDLE in states and pid not in selection.pids and any(_may_work(each) for _, each in holdings):
         refusal = (
             "that it is idle is only inferred, small work may have been missed; to end it, name it with --pid"

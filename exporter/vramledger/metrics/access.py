@@ -14,7 +14,7 @@ _WITHOUT_FILE = "when there is no `--web.config.file`"
 WEB_REFUSED = Family(
     PREFIX + "web_refused_requests_total",
     ("reason",),
-    "Requests that were rejected since the exporter started, by reason.",
+    "Requests that the exporter refused since it started, by reason.",
     "exporter",
     source="the exporter's own count",
     absent="never",

@@ -57,7 +57,7 @@ CONNECTIONS = _family(
 REJECTED = _family(
     "agent_rejected_total",
     ("reason",),
-    "Messages and connections that the agents' socket refused since the exporter started, by reason.",
+    "Messages and connections that the agents' socket rejected since the exporter started, by reason.",
     source="the exporter's own count",
     absent=_NO_SOCKET,
 )
@@ -205,10 +205,11 @@ CATEGORY = _family(
 OVERHEAD = _family(
     "framework_overhead_bytes",
     HOLDING,
-    "NVML's bytes of the process minus the pools of its frameworks: the context, libraries and other code.",
-    source="NVML's process lists minus the pools of the agent's report",
-    absent="when a framework does not report its pool, and when the pools exceed NVML's bytes "
-    "(they are read a moment apart; managed memory)",
+    "All that the process holds minus the pools of its frameworks: the context, libraries and other code.",
+    source="`vramledger_process_memory_bytes` and `vramledger_process_uncharged_memory_bytes`, minus the "
+    "pools of the agent's report",
+    absent="when a framework does not report its pool, and when the pools exceed what the process holds "
+    "(they are read a moment apart; a pool of managed memory is partly on the host)",
 )
 NEEDED = _family(
     "process_needed_peak_bytes",

@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from math import isfinite
 from typing import NamedTuple
 
@@ -190,7 +191,9 @@ def format_number(value: float) -> str:
     return text
 
 
+@cache
 def _header(family: Family, *, openmetrics: bool) -> str:
+    """Return the lines before a family's samples; without the cache they took a fifth of a small page."""
     about = family.help.replace("\\", r"\\").replace("\n", r"\n")
     if not openmetrics:
         kind = "gauge" if family.kind == "info" else family.kind

@@ -6,13 +6,16 @@ from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, Sampl
 from vramledger.model.snapshot import Snapshot
 
 _OWNER = (*DEVICE, "owner_type", "owner")
-_HOLDINGS = "NVML's process lists in every sample, joined to the owners of `vramledger_process_info`"
+_HOLDINGS = (
+    "NVML's process lists and the sources of `vramledger_process_uncharged_memory_bytes` in every sample, "
+    "joined to the owners of `vramledger_process_info`"
+)
 _NO_HOLDERS = "when NVML did not give the process list, or when MIG divides the GPU"
 
 OWNER_MEMORY = Family(
     PREFIX + "owner_memory_bytes",
     (*_OWNER, "state"),
-    "Device memory of all the owner's processes in NVML's own figures, by the state of "
+    "Device memory of all the owner's processes, charged by NVML or certainly their own, by the state of "
     "the holding; owners beyond --owners.max are counted in owner=other.",
     "owner",
     source=_HOLDINGS,

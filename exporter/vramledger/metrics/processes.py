@@ -13,11 +13,12 @@ from vramledger.metrics.families import (
     PROCESS_LISTS,
     Collected,
     Family,
+    Labels,
     Sample,
     devices_shown,
     split_largest,
 )
-from vramledger.model.reading import LaunchCount, Owner
+from vramledger.model.reading import LaunchCount, Owner, ProcessFacts
 from vramledger.model.snapshot import Holding, Snapshot, State
 
 OTHER = "other"
@@ -79,6 +80,14 @@ HOLDING_FAMILIES = (
         absent="when the process can have none, or when nothing is known of it",
     ),
     _holding(
+        "process_managed_memory_bytes",
+        lambda holding: None if holding.uncharged is None else holding.uncharged.managed,
+        "Part of process_uncharged_memory_bytes that is managed memory, which the driver moves to the host "
+        "when another program allocates: it is held, and not free, but no allocation fails because of it.",
+        source="used memory beyond NVML's process lists, and `/proc/PID/maps`",
+        absent="when the process can have none, or when nothing is known of it",
+    ),
+    _holding(
         "process_sm_utilization_ratio",
         lambda holding: holding.sm,
         "Share of time in which the process kept the SMs busy, from "
@@ -90,8 +99,8 @@ HOLDING_FAMILIES = (
     _holding(
         "process_last_active_timestamp_seconds",
         lambda holding: holding.last_active,
-        "Unix time of the last sign of GPU work of the process, from NVML's utilisation "
-        "or a change of its bytes; absent before the first sign.",
+        "Unix time of the last sign of GPU work of the process, from NVML's utilisation, a change of its "
+        "bytes, or allocations that its agent counts; absent before the first sign.",
         source="nvmlGpmMetricsGet, nvmlDeviceGetProcessUtilization, the process lists, and the agent's count "
         "of allocations",
         absent="before the first sign of work",
@@ -126,7 +135,8 @@ HOLDING_FAMILIES = (
         absent="never",
     ),
 )
-PROCESS_MEMORY = HOLDING_FAMILIES[0]
+SUMMED_FAMILIES = tuple(each for each in HOLDING_FAMILIES if each.name.endswith("_memory_bytes"))
+"""Those whose sum over all holdings must be complete: with a series for all holdings without their own."""
 PROCESS_START = Family(
     PREFIX + "process_start_time_seconds",
     ("pid",),
@@ -147,6 +157,15 @@ PROCESS_INFO = Family(
     "process",
     source="`status`, `cmdline`, `cgroup` and `environ` below `/proc/PID`; files of the container runtime",
     absent="never; an unknown label is empty",
+)
+RANK_INFO = Family(
+    PREFIX + "process_rank_info",
+    ("pid", "rank", "ranks", "job_id"),
+    "Rank of the holder in a distributed job, how many ranks there are, and the identity that they have in "
+    "common, from its environment.",
+    "process",
+    source="`/proc/PID/environ`: the rendezvous of torchrun, the namespace of PMIx, or the step of Slurm",
+    absent="when the environment does not name all three, and for a job of a single rank",
 )
 FRAMEWORK_POLICY = Family(
     PREFIX + "framework_policy_info",
@@ -171,7 +190,7 @@ PROCESSES_DROPPED = Family(
     PREFIX + "processes_dropped",
     DEVICE,
     "Holdings beyond the --processes.max largest of the device, which have no series of "
-    "their own; their bytes are in pid=other of process_memory_bytes.",
+    "their own; their bytes are in pid=other of process_memory_bytes and process_uncharged_memory_bytes.",
     "process",
     source="NVML's process lists and `--processes.max`",
     absent="when NVML did not give the process list",
@@ -179,8 +198,8 @@ PROCESSES_DROPPED = Family(
 COUNTED = Family(
     PREFIX + "launch_counted_processes",
     ("result",),
-    "Quiet holders whose kernel launches, copies and memsets are counted by uprobes: quiet, starting, "
-    "working, or impossible.",
+    "Quiet holders, by the result of counting their kernel launches, copies and memsets with uprobes: "
+    "quiet, starting, working, or impossible to count.",
     "launches",
     source="perf_event_open with uprobes on the functions of libcuda",
     absent="when `--collector.launches` is not given, or the process that counts has ended",
@@ -190,6 +209,7 @@ FAMILIES = (
     *HOLDING_FAMILIES,
     PROCESS_START,
     PROCESS_INFO,
+    RANK_INFO,
     FRAMEWORK_POLICY,
     UNREADABLE,
     PROCESSES_DROPPED,
@@ -214,13 +234,13 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
             for read, append, by in readers:
                 if (value := read(holding)) is not None:
                     append(((*labels, *_labels(holding, by)) if by else labels, value))
-        known = [holding.memory for holding in rest if holding.memory is not None]
-        if known:
-            samples[PROCESS_MEMORY].append(((*key, OTHER), sum(known)))
+        for family in SUMMED_FAMILIES:
+            samples[family] += _sum_of_others(family, (*key, OTHER), rest)
         if device.holdings or device.reading.processes is not None:
             dropped.append((key, len(rest)))
     starts: list[Sample] = []
     info: list[Sample] = []
+    ranks: list[Sample] = []
     policies: list[Sample] = []
     for pid in sorted(pids):
         process = snapshot.processes.get(pid)
@@ -230,6 +250,7 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
                 policies.append(((str(pid), *process.policy[:3]), 1))
         # A holder that /proc no longer shows has a row too, otherwise a join would lose the dead holders.
         facts = snapshot.facts_of(pid)
+        ranks.extend(_rank(pid, facts))
         user = (facts and facts.user) or ""
         command = (facts and facts.command) or ""
         owner = (facts and facts.owner_or_user) or Owner("", "")
@@ -240,6 +261,7 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
         (UNREADABLE, list(_unreadable(snapshot))),
         (PROCESS_START, starts),
         (PROCESS_INFO, info),
+        (RANK_INFO, ranks),
         (FRAMEWORK_POLICY, policies),
         (PROCESSES_DROPPED, dropped),
     ]
@@ -259,6 +281,21 @@ def _launch_result(count: LaunchCount) -> str:
     if count.calls:
         return "working"
     return "starting" if count.quiet is None else "quiet"
+
+
+def _sum_of_others(family: HoldingFamily, labels: Labels, rest: Iterable[Holding]) -> Iterable[Sample]:
+    by = family.labels[len(HOLDING) :]
+    sums: dict[Labels, float] = {}
+    for holding in rest:
+        if (value := family.read(holding)) is not None:
+            more = _labels(holding, by) if by else ()
+            sums[more] = sums.get(more, 0) + value
+    return [((*labels, *more), value) for more, value in sums.items()]
+
+
+def _rank(pid: int, facts: ProcessFacts | None) -> Iterable[Sample]:
+    if facts is not None and facts.rank is not None:
+        yield (str(pid), *map(str, facts.rank)), 1
 
 
 def _labels(holding: Holding, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ RESERVATION_INFO = Family(
     PREFIX + "device_reservation_info",
     (*DEVICE, "owner_type", "owner"),
     "The owner for whom a scheduler has reserved the device: a pod, from the kubelet's "
-    "pod-resources socket, or a Slurm job or Nomad task, from its processes' "
-    "environment; read every 20 seconds.",
+    "pod-resources socket, or a Slurm job or Nomad task, from the prolog's record or its "
+    "processes' environment; read every 20 seconds.",
     "reservations",
     source=_SCHEDULERS,
     absent="when no scheduler has reserved the device",
@@ -46,8 +46,23 @@ UNRESERVED_MEMORY = Family(
     source=_SCHEDULERS + "; NVML's process lists",
     absent=_UNCERTAIN + "; when NVML does not report the bytes of one of the holders",
 )
+RESERVATION_ACCOUNT_INFO = Family(
+    PREFIX + "reservation_account_info",
+    ("owner_type", "owner", "user", "account"),
+    "The user and the account for which a job with a reservation runs, as slurmd has told the prolog of "
+    "deploy/slurm; account is empty where Slurm has none.",
+    "reservations",
+    source="the records in `/run/vramledger-slurm` that the prolog makes and the epilog removes",
+    absent="when the job has no record, and with other schedulers",
+)
 
-FAMILIES = (RESERVATION_INFO, RESERVATIONS, UNRESERVED_HOLDERS, UNRESERVED_MEMORY)
+FAMILIES = (
+    RESERVATION_INFO,
+    RESERVATIONS,
+    UNRESERVED_HOLDERS,
+    UNRESERVED_MEMORY,
+    RESERVATION_ACCOUNT_INFO,
+)
 
 
 def collect(snapshot: Snapshot) -> Collected:
@@ -59,11 +74,17 @@ def collect(snapshot: Snapshot) -> Collected:
     uses: list[Sample] = []
     holders: list[Sample] = []
     memory: list[Sample] = []
+    accounts: dict[tuple[str, ...], None] = {}
     for key, device in devices_shown(snapshot):
         reservation_status = device.reservation_status
         if reservation_status is None:
             continue
         info += [((*key, each.type, each.name), 1) for each in reservation_status.reservations]
+        accounts |= {
+            (each.type, each.name, each.user, each.account): None
+            for each in reservation_status.reservations
+            if each.user or each.account
+        }
         for use, held in (("held", True), ("unheld", False), ("unknown", None)):
             uses.append(
                 ((*key, use), sum(1 for each in reservation_status.reservations if each.held is held))
@@ -79,4 +100,5 @@ def collect(snapshot: Snapshot) -> Collected:
         (RESERVATIONS, uses),
         (UNRESERVED_HOLDERS, holders),
         (UNRESERVED_MEMORY, memory),
+        (RESERVATION_ACCOUNT_INFO, [(labels, 1) for labels in accounts]),
     ]

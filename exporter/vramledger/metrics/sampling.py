@@ -152,7 +152,8 @@ SNAPSHOT_FAMILIES = (
 COLLECTOR_SUCCESS = Family(
     PREFIX + "collector_success",
     ("collector",),
-    "1 when the collector gave all its data in this scrape, 0 when it failed; absent without a driver.",
+    "1 when the collector gave all its data in this scrape, 0 when it failed; without a driver only the "
+    "collector exporter has it.",
     SAMPLING,
     source="the collector itself",
     absent="when `vramledger_up` is 0, except for the collector `exporter`",

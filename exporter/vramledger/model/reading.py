@@ -184,6 +184,14 @@ class Owner(NamedTuple):
     notebook: str = ""
 
 
+class Rank(NamedTuple):
+    """Which of ``size`` ranks of a distributed job a process is; ``job`` is the same for all of them."""
+
+    number: int
+    size: int
+    job: str
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
     """What is read once for a process, and again when its parent changes.
@@ -208,6 +216,7 @@ class ProcessFacts:
         uses_gpu: whether it has a GPU's device file open or maps the driver's libraries; None if not known.
         leader_alive: whether the leader of its process group lives, None when not known.
         denied: the files that we were not allowed to read (``environ``, ``cmdline``, …).
+        rank: which rank of a distributed job it is, by its environment; None if that does not say it.
     """
 
     pid: int
@@ -229,6 +238,7 @@ class ProcessFacts:
     leader_alive: bool | None = None
     uses_gpu: bool | None = None
     denied: tuple[str, ...] = ()
+    rank: Rank | None = None
 
     @property
     def owner_or_user(self) -> Owner | None:
@@ -261,12 +271,16 @@ class Grant(NamedTuple):
         devices: the scheduler's own ids: a UUID, or ``nvidiaN`` or ``gpu-N`` for the number of the
             device file, with the suffix of a replica or a slice.
         place: the part of the cgroup path that its processes share, if they are not known by name.
+        user: the name of its user, as the scheduler has it; empty when not known.
+        account: the account that the scheduler charges; empty when not known.
     """
 
     type: str
     name: str
     devices: tuple[str, ...]
     place: str = ""
+    user: str = ""
+    account: str = ""
 
 
 class Scheduler(NamedTuple):
@@ -516,6 +530,8 @@ def _facts(raw: dict[str, Any]) -> ProcessFacts:
             raw[name] = _one_for_all(tuple(raw[name]))
     if raw.get("owner") is not None:
         raw["owner"] = Owner(*raw["owner"])
+    if raw.get("rank") is not None:
+        raw["rank"] = Rank(*raw["rank"])
     raw["settings"] = tuple((str(name), str(value)) for name, value in raw.get("settings", ()))
     return ProcessFacts(**raw)
 
@@ -527,7 +543,7 @@ def _one_for_all(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _scheduler(name: str, managed: list[str], grants: list[Any], complete: bool) -> Scheduler:  # noqa: FBT001 as it stands in a recording
-    given = (Grant(kind, owner, tuple(devices), place) for kind, owner, devices, place in grants)
+    given = (Grant(kind, owner, tuple(devices), *rest) for kind, owner, devices, *rest in grants)
     return Scheduler(str(name), tuple(managed), tuple(given), bool(complete))
 
 

@@ -247,13 +247,16 @@ class OwnerUsageTotals(NamedTuple):
 class Reservation(NamedTuple):
     """One reservation of a device.
 
-    ``held`` tells whether its owner holds memory there, None when that is not known.
+    ``held`` tells whether its owner holds memory there, None when that is not known. ``user`` and ``account``
+    are the scheduler's own; empty when not known.
     """
 
     type: str
     name: str
     scheduler: str
     held: bool | None
+    user: str = ""
+    account: str = ""
 
 
 class ReservationStatus(NamedTuple):
@@ -452,6 +455,7 @@ class Snapshot:
         launches: what was counted of quiet holders; None when nothing is counted on this host.
         to_count: the holders whose launches should be counted from now on, by pid and start time.
         watched_since: Unix time of the first sample; nothing is known of what was before. None before it.
+        unowned: pids of the holders whose owner (container, pod, job) has certainly ended.
     """
 
     serial: int = 0
@@ -477,6 +481,7 @@ class Snapshot:
     launches: tuple[LaunchCount, ...] | None = None
     to_count: tuple[tuple[int, int], ...] = ()
     watched_since: float | None = None
+    unowned: tuple[int, ...] = ()
 
     def facts_of(self, pid: int) -> ProcessFacts | None:
         """Return what is known of a holder, None when /proc hides it or its facts have not arrived yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ def read_own_rights(procfs: Path) -> OwnRights:
     mounts = [line.split() for line in _read_lines(procfs / "self" / "mounts")]
     hidepid = any(
         len(mount) > 3  # noqa: PLR2004 device, directory, type, options
-        and mount[1] == str(procfs)
+        and _unescape(mount[1]) == str(procfs)
         and mount[2] == "proc"
         and any(
             each.startswith("hidepid=") and each not in ("hidepid=0", "hidepid=off")
@@ -43,8 +44,14 @@ def read_own_rights(procfs: Path) -> OwnRights:
     return OwnRights(os.geteuid(), names, hidepid)
 
 
+def _unescape(directory: str) -> str:
+    """Return a path of a mount table as it is: the kernel writes some characters as octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), directory)
+
+
 def _read_lines(path: Path) -> list[str]:
     try:
-        return path.read_text(errors="replace").splitlines()
+        # A path is bytes, which Python shows in this way whatever the locale is.
+        return os.fsdecode(path.read_bytes()).split("\n")
     except OSError:
         return []

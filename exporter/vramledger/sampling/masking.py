@@ -210,6 +210,8 @@ class Mask:
                     self._mask_grant_name(grant),
                     tuple(self._mask_scheduler_device(name) for name in grant.devices),
                     self._mask_cgroup(f"0::/{grant.place}").rpartition("/")[2] if grant.place else "",
+                    grant.user and self._mask_user(grant.user),
+                    grant.account and self._stand_in("account", grant.account),
                 )
                 for grant in scheduler.grants
             ),
@@ -261,6 +263,9 @@ class Mask:
             settings=tuple((name, self._mask_setting(value)) for name, value in facts.settings),
             owner=None if facts.owner is None else self._mask_owner(facts.owner),
             parent=None if facts.parent is None else self._mask_parent(facts.parent),
+            rank=None
+            if facts.rank is None
+            else facts.rank._replace(job=self._stand_in("distributed", facts.rank.job)),
         )
 
     def _mask_setting(self, value: str) -> str:

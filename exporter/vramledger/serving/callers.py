@@ -71,6 +71,6 @@ def identify_caller(connection: socket.socket) -> Caller:
         RefusedError: the peer is outside our PID namespace, or has ended already.
     """
     peer = identify_peer(connection, str(PROC))
-    # The process is still there after its namespaces were read, so they were not those of a later process.
+    # If the process still runs now, the namespaces that were read were its own.
     outside = is_outside_containers(peer.pid) and not has_ended(peer.pidfd)
     return Caller(peer, outside)

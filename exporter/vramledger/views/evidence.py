@@ -277,6 +277,8 @@ def _facts(facts: ProcessFacts, first: ProcessFacts) -> Iterator[str]:
     yield f"  pid in nested namespaces     {' '.join(map(str, facts.nspid)) or 'not known'}"
     yield f"  user           {facts.user or 'not known'} (uid {'?' if facts.uid is None else facts.uid})"
     yield f"  owner          {kind} {name}".rstrip()
+    if facts.rank is not None:
+        yield f"  rank           {facts.rank.number} of {facts.rank.size} of job {facts.rank.job}"
     for line in facts.cgroup or ():
         yield f"  cgroup         {line}"
     if facts.denied:

@@ -1,6 +1,6 @@
 """Keep the last 15 minutes: each device's ledger in steps of five seconds, and each holding's growth.
 
-The memory is bounded: 181 steps of ten integers for each device, 16 sizes for each holding, all in packed
+The memory is bounded: 181 steps of eleven integers for each device, 16 sizes for each holding, all in packed
 arrays. As Python objects they took 0.9 MiB more with 8 GPUs and 64 holders on each. Of the samples in one
 step we keep the whole sample with the most memory in use, so that every step balances and shows short peaks.
 A step without a successful sample is empty.

@@ -1,15 +1,17 @@
-"""Serve JSON to other programs: the ledger now, its last 15 minutes, and the schemas of both."""
+"""Serve JSON to other programs: the ledger now, its last 15 minutes, what is left over, and their schemas."""
 
 from __future__ import annotations
 
 import gzip
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
 
 from vramledger.model.json_values import Json
+from vramledger.views.cleanliness import find_leftovers, results_json
 from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.timeline import Timeline
 from vramledger.web.render_cache import RenderCache
@@ -18,7 +20,8 @@ from vramledger.web.response_headers import takes_gzip
 from vramledger.web.services import CONFIG, SERVICES
 
 _SCHEMAS = {
-    name: (Path(__file__).parent / "schemas" / f"{name}.json").read_bytes() for name in ("ledger", "history")
+    name: (Path(__file__).parent / "schemas" / f"{name}.json").read_bytes()
+    for name in ("ledger", "history", "leftovers")
 }
 
 
@@ -41,21 +44,20 @@ def add_json_routes(app: web.Application, timeline: Timeline, render_cache: Rend
         body = await render_cache.share(services.snapshot, (name, packed), render)
         return web.Response(body=body, headers=headers)
 
-    async def respond_ledger(request: web.Request) -> web.Response:
+    def make_ledger() -> dict[str, Json]:
         snapshot = services.snapshot
-        return await respond(request, "ledger", lambda: snapshot_json(snapshot, timeline.growth(snapshot)))
+        return snapshot_json(snapshot, timeline.growth(snapshot))
 
-    async def respond_history(request: web.Request) -> web.Response:
-        return await respond(request, "history", timeline.as_json)
+    def make_leftovers() -> dict[str, Json]:
+        snapshot = services.snapshot
+        return results_json(find_leftovers(snapshot), snapshot.watched_since, snapshot.time)
 
-    async def ledger(request: web.Request) -> web.StreamResponse:
-        return await limiter.serve(request, respond_ledger)
-
-    async def history(request: web.Request) -> web.StreamResponse:
-        return await limiter.serve(request, respond_history)
-
-    app.router.add_get("/api/v1/ledger", ledger)
-    app.router.add_get("/api/v1/history", history)
+    documents = {"ledger": make_ledger, "history": timeline.as_json, "leftovers": make_leftovers}
+    for name, make in documents.items():
+        app.router.add_get(
+            f"/api/v1/{name}",
+            partial(limiter.serve, respond=partial(respond, name=name, make=make)),
+        )
     app.router.add_get("/api/v1/schema/{name}", _schema)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
@@ -61,8 +62,8 @@ class PageFile:
 class Page:
     """The page at ``/`` and its files, which the runbooks use too."""
 
-    def __init__(self, telemetry_path: str, *, live: bool) -> None:
-        """Read the files; the pages link to the metrics at ``telemetry_path``.
+    def __init__(self, telemetry_path: str, *, live: bool, host: str) -> None:
+        """Read the files; the pages link to the metrics at ``telemetry_path``, and name the ``host``.
 
         Without ``live`` there is no page at ``/``, and runbooks link back to the metrics instead.
         """
@@ -78,6 +79,7 @@ class Page:
         self._texts = {
             "FILES": f"page/{self.folder}",
             "VERSION": __version__,
+            "HOST": host,
             "METRICS": metrics,
             "HOME": "" if live else metrics,
         }
@@ -103,6 +105,15 @@ class Page:
         if found is None or request.match_info["folder"] != self.folder:
             raise web.HTTPNotFound
         return respond(request, found, "public, max-age=31536000, immutable")
+
+
+def read_host_name(rootfs: Path) -> str:
+    """Return the name of the host with this root file system; in a container our own name is another one."""
+    try:
+        words = (rootfs / "etc/hostname").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        words = []
+    return words[0] if words else socket.gethostname()
 
 
 def respond(request: web.Request, file: PageFile, cache: str) -> web.Response:

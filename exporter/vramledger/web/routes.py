@@ -8,7 +8,7 @@ from aiohttp import web
 
 from vramledger.logs import fields, log
 from vramledger.web.json_api import add_json_routes
-from vramledger.web.page import Page
+from vramledger.web.page import Page, read_host_name
 from vramledger.web.page_stream import PageStream
 from vramledger.web.past_api import PastApi
 from vramledger.web.render_cache import RenderCache
@@ -35,7 +35,7 @@ def add_routes(
     app.router.add_get("/-/ready", _ready)
     # The runbooks are also served without the live page: alerts link to them.
     live = config.page and config.telemetry_path != "/"
-    page = Page(config.telemetry_path, live=live)
+    page = Page(config.telemetry_path, live=live, host=read_host_name(config.sampling.rootfs))
     runbooks = Runbooks(page)
     app.router.add_get("/page/{folder}/{name}", page.serve_file)
     app.router.add_get("/runbooks", runbooks.redirect)

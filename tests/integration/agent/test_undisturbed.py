@@ -133,7 +133,7 @@ def test_tensorflow_policies(pair: Pair) -> None:
     """Each way to configure TensorFlow's memory is read from its context and reported by its name."""
     extra = pair.inside.told["extra"]
 
-    policies = {name: entry["policy"] for name, entry in extra.items() if isinstance(entry, dict)}
+    policies = {name: entry["policy"] for name, entry in extra.items() if name not in ("cpu", "sessions")}
     assert policies == {
         "default": "preallocate",
         "growth": "growth",
@@ -170,6 +170,21 @@ def test_tensorflow_devices(pair: Pair) -> None:
     assert [device["ordinal"] for device in extra["second alone"]["devices"]] == [1]
     assert (extra["hidden"]["devices"], extra["hidden"]["supported"]) == ([], True)
     assert (extra["other numbers"]["devices"], extra["other numbers"]["supported"]) == ([], False)
+
+
+@pytest.mark.parametrize("pair", ["tensorflow"], indirect=True)
+def test_tensorflow_sessions(pair: Pair) -> None:
+    """A real Session of TensorFlow 1 is found; its ConfigProto gives policy and GPU, also after its end."""
+    sessions = pair.inside.told["extra"]["sessions"]
+
+    assert {name: entry["policy"] for name, entry in sessions.items()} == {
+        "growth": "growth",
+        "fraction": "fraction",
+        "async": "cuda_malloc_async",
+        "default": "preallocate",
+    }
+    assert sessions["growth"]["devices"] == [{"ordinal": 5, "limit": 7000}]
+    assert sessions["default"]["devices"] == [{"ordinal": 1, "limit": 7000}]
 
 
 @pytest.mark.parametrize("pair", ["jax"], indirect=True)

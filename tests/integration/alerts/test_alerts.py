@@ -14,6 +14,7 @@ from tests.support.alerts.nodes import Holder, Node, changing_at, uuid
 from tests.support.alerts.promtool import Alert, alert_names, alerts_over_time, expect, firing
 from tests.support.host.model import GIB
 from tests.support.requirements import EACH_VERSION
+from vramledger.model.reading import Rank
 from vramledger.model.snapshot import Grade
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
@@ -72,6 +73,15 @@ def counting(**counters: Callable[[float], float | None]) -> Holder:
     return replace(holder, agent={**holder.agent, **counters})
 
 
+def job_of(name: str, state: str) -> Node:
+    """Return a job of two ranks, of which the first is in this state, and the second waits for it."""
+    ranks = [
+        Holder(7, 30, state, since=0, gpu=1, sm=None, rank=Rank(0, 2, name)),
+        Holder(8, 30, rank=Rank(1, 2, name), waiting=0),
+    ]
+    return Node(ranks, gpus=2)
+
+
 def sawtooth(minute: float) -> float:
     """Return a healthy training's allocated GiB: 8 to 30, with a period that scrapes never match."""
     return 19 + 11 * math.sin(minute * 60 * 2 * math.pi / 7.3)
@@ -79,6 +89,8 @@ def sawtooth(minute: float) -> float:
 
 TRAINER = Holder(9, 30, owner="bob", user="bob")
 IDLE = Holder(7, 30, "idle", since=-61, sm=None)
+UNCHARGED = replace(IDLE, gib=0.5)
+SHORT = replace(counting(torch_alloc_retries_total=grows(0.5, 0)), pid=8)
 NOTEBOOK = replace(IDLE, gib=5, notebook="a.ipynb")
 ORPHAN = Holder(7, 10, "orphaned", since=0)
 PREALLOCATED = Holder(7, 90, framework="tensorflow", policy="preallocate")
@@ -94,10 +106,6 @@ JAX_BESIDE = {
     for name, gib in {"in_use": 2, "pool": 70}.items()
 }
 DEVICE = '{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
-MANAGED, MANAGED_LATER = (
-    f'vramledger_process_uncharged_memory_bytes{DEVICE[:-1]},pid="7",grade="{grade}"}}'
-    for grade in ("inferred", "seen")
-)
 RESERVED = {f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1}
 
 USES = {
@@ -297,22 +305,10 @@ CASES = [
     Case("stopped-at-the-boundary", Node([replace(ORPHAN, state="stopped")]), 29.5, ""),
     Case("hoarded", Node([IDLE]), 5, "GpuMemoryHoarded-w"),
     Case("hoarded-at-the-boundary", Node([IDLE]), 4.5, ""),
-    Case(
-        "hoarded-managed", Node([replace(IDLE, gib=0.5)], extra={MANAGED: 30 * GIB}), 5, "GpuMemoryHoarded-w"
-    ),
-    Case("hoarded-managed-little", Node([replace(IDLE, gib=0.5)], extra={MANAGED: 9 * GIB}), 60, ""),
-    Case(
-        "hoarded-managed-once",  # the bytes count once, although their grade changes
-        Node(
-            [replace(IDLE, gib=0.5)],
-            extra={
-                MANAGED: lambda minute: 9 * GIB if minute < 3 else None,
-                MANAGED_LATER: lambda minute: None if minute < 3 else 9 * GIB,
-            },
-        ),
-        60,
-        "",
-    ),
+    Case("hoarded-managed", Node([replace(UNCHARGED, managed=30)]), 5, "GpuMemoryHoarded-w"),
+    Case("hoarded-managed-little", Node([replace(UNCHARGED, managed=9)]), 60, ""),
+    Case("hoarded-that-was-left", Node([replace(UNCHARGED, left=30)]), 5, "GpuMemoryHoarded-w"),
+    Case("hoarded-perhaps", Node([replace(UNCHARGED, most=30), replace(UNCHARGED, pid=8, most=30)]), 60, ""),
     Case("hoarded-an-hour", Node([replace(IDLE, since=-54.5)]), 10, ""),
     Case("hoarded-by-what-is-seen", Node([replace(IDLE, grade=Grade.SEEN)]), 5, "GpuMemoryHoarded-w"),
     Case("idle-only-by-inference", Node([replace(IDLE, grade=Grade.INFERRED, gib=70)]), 60, ""),
@@ -327,7 +323,21 @@ CASES = [
     ),
     Case(
         "hoarded-while-short",
-        Node([replace(IDLE, since=-31), replace(counting(torch_alloc_retries_total=grows(0.5, 0)), pid=8)]),
+        Node([replace(IDLE, since=-31), SHORT]),
+        9,
+        "GpuMemoryHoardedWhileShort-p",
+    ),
+    Case(
+        "hoarded-that-was-left-while-short",
+        Node([replace(UNCHARGED, left=30, since=-31), SHORT]),
+        9,
+        "GpuMemoryHoardedWhileShort-p",
+    ),
+    # Managed memory gives way: whoever lacks memory beside it does not lack that.
+    Case("managed-while-short", Node([replace(UNCHARGED, managed=30, since=-31), SHORT]), 9, ""),
+    Case(
+        "managed-and-charged-while-short",
+        Node([replace(UNCHARGED, gib=12, managed=30, since=-31), SHORT]),
         9,
         "GpuMemoryHoardedWhileShort-p",
     ),
@@ -347,6 +357,12 @@ CASES = [
     Case("preallocated-alone", Node([PREALLOCATED]), 60, ""),
     Case("preallocated-less", Node([replace(PREALLOCATED, gib=49), replace(TRAINER, gib=2)]), 60, ""),
     Case("stray", Node(STRAY, gpus=2), 15, "GpuStrayContext-i"),
+    Case(
+        "stray-beside-managed",
+        Node([STRAY[0], Holder(7, 0.5, gpu=1, managed=40)], gpus=2),
+        15,
+        "GpuStrayContext-i",
+    ),
     Case("stray-at-the-boundary", Node(STRAY, gpus=2), 14.5, ""),
     Case(
         "stray-only-by-inference",
@@ -452,6 +468,27 @@ CASES = [
         86,
         "GpuMemoryGrowing-w GpuMemoryAboutToFill-p GpuMemoryFilling-w",
     ),
+    Case("growing-managed", Node([Holder(7, 0.5, managed=grows(0.25))]), 45, "GpuMemoryGrowing-w"),
+    Case(
+        "growing-managed-that-fills",  # it does not run out of memory, nor does anybody beside it
+        Node([Holder(7, 0.5, managed=grows(1, 10))]),
+        86,
+        "GpuMemoryGrowing-w GpuMemoryFilling-w",
+    ),
+    Case(
+        "growing-beside-managed-memory",  # which gives way before an allocation fails
+        Node([Holder(7, grows(1, 5)), Holder(8, 0.5, managed=20)]),
+        71.5,
+        "GpuMemoryGrowing-w GpuMemoryFilling-w",
+    ),
+    Case(
+        "managed-that-comes-and-goes",  # each time a little more, and nothing in between
+        Node([Holder(7, 0.5, managed=lambda minute: 10 + minute / 4 if minute % 2 < 1 else None)]),
+        45,
+        "",
+    ),
+    Case("managed-that-becomes-certain", Node([Holder(7, 0.5, managed=changing_at(20, None, 40))]), 45, ""),
+    Case("growing-perhaps", Node([Holder(7, 0.5, most=50), Holder(8, grows(0.01), most=50)]), 45, ""),
     Case("warm-up", Node([Holder(7, lambda minute: 40 - 30 * math.exp(-minute / 10))]), 100, ""),
     Case("a-cache-that-is-no-leak", Node([with_agent(sawtooth, reserved=40)]), 70, ""),
     # --- frameworks
@@ -599,6 +636,11 @@ CASES += [
     Case("released", Node(driver_up=changing_at(5, 1, 0), extra=RELEASED), 30, ""),
     Case("released-and-still", Node(extra=RELEASED | STANDS_STILL), 30, ""),
     Case("released-from-the-beginning", Node(driver_up=0, extra={next(iter(RELEASED)): 1e9}), 30, ""),
+    # --- distributed jobs; test_jobs.py has what is not one, and what is on two nodes
+    Case("hung", job_of("a", "stopped"), 26, "GpuJobHung-p"),
+    Case("hung-not-yet", job_of("b", "stopped"), 24, ""),
+    Case("hung-by-one-that-does-nothing", job_of("c", "idle"), 41, "GpuJobHung-w"),
+    Case("busy-without-work", Node([Holder(8, 30, waiting=0)]), 26, "GpuBusyWithoutWork-i"),
     # --- values at their boundaries
     Case("orphaned-not-quite-much", Node([replace(ORPHAN, gib=19.9)]), 20, "GpuMemoryOrphaned-w"),
     Case("orphaned-256", Node([replace(ORPHAN, gib=256 * MIB)]), 5, "GpuMemoryOrphaned-w"),
@@ -607,6 +649,12 @@ CASES += [
     Case("stopped-with-little", Node([replace(ORPHAN, state="stopped", gib=0.9)]), 60, ""),
     Case("hoarded-not-quite-a-share", Node([replace(IDLE, gib=7.9)], total=40), 60, ""),
     Case("short-hoarder-not-yet", Node([replace(IDLE, since=-20), replace(TRAINER, gib=2)]), 8, ""),
+    Case(
+        "preallocated-managed",
+        Node([replace(PREALLOCATED, gib=0.5, managed=50), replace(TRAINER, gib=2)]),
+        15,
+        "GpuMemoryPreallocatedShared-w",
+    ),
     Case(
         "preallocated-half",
         Node([replace(PREALLOCATED, gib=50), replace(TRAINER, gib=2)]),

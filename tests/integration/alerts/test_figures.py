@@ -83,3 +83,38 @@ def test_a_restart_counts_no_byte_twice(tmp_path: Path) -> None:
     figures = {"vramledger_owner:memory_held_bytes:sum": 10.0 * GIB}
 
     assert expect(tmp_path, node.series(22), 22, figures) == ""
+
+
+def test_uncharged_memory_is_held_everywhere_and_once(tmp_path: Path) -> None:
+    """What NVML charges to nobody counts in every sum of its holder and owner; what two may have, in none."""
+    trainer = replace(program(2, 10, 4), managed=8, left=2)
+    perhaps = [Holder(pid, 1, most=20, owner="bob", user="bob") for pid in (3, 4)]
+    node = Node([trainer, *perhaps], total=100)
+    figures = {
+        'vramledger_process:memory_bytes:owned{pid="2"}': 20 * GIB,
+        'sum(vramledger_process:memory_bytes:owned{pid=~"3|4"})': 2 * GIB,
+        'vramledger_owner:memory_held_bytes:sum{owner="ann"}': 20 * GIB,
+        'vramledger_owner:memory_held_bytes:sum{owner="bob"}': 2 * GIB,
+        "vramledger_node:memory_held_bytes:sum": 22 * GIB,
+        'vramledger_process:demand_bytes:min3m{pid="3"}': 1 * GIB,
+        # Of its 20 GiB it needs 4 - 0.5 of its framework and 10.5 outside the pool of 9.5.
+        "vramledger_node:memory_beyond_need_bytes:sum": 6 * GIB,
+        'vramledger_process:hoarding_factor:ratio{pid="2"}': 20 / 14,
+        # Managed memory gives way, so an allocation can get it; it is not free.
+        "vramledger_device:memory_free_bytes:last": 78 * GIB,
+        "vramledger_device:memory_allocatable_bytes:last": 86 * GIB,
+    }
+
+    assert expect(tmp_path, node.series(20), 20, figures) == ""
+
+
+def test_demand_without_an_agent_counts_uncharged_memory(tmp_path: Path) -> None:
+    """The least of 3 minutes has uncharged bytes only if they were there all the time."""
+    steady = Holder(2, 1, managed=8)
+    later = Holder(3, 1, managed=lambda minute: None if 18 <= minute < 18.5 else 8)
+    figures = {
+        'vramledger_process:demand_bytes:min3m{pid="2"}': 9 * GIB,
+        'vramledger_process:demand_bytes:min3m{pid="3"}': 1 * GIB,
+    }
+
+    assert expect(tmp_path, Node([steady, later]).series(20), 20, figures) == ""

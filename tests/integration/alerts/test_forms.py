@@ -56,7 +56,8 @@ def test_victoriametrics_accepts_the_rules() -> None:
 
 FOR_VICTORIAMETRICS = (
     "healthy dead orphaned-much stopped hoarded leak growing retries out-of-memory device-lost "
-    "nearly-full unattributed notebook preallocated xid ecc rules-failing"
+    "nearly-full unattributed notebook preallocated xid ecc rules-failing "
+    "hung hung-by-one-that-does-nothing busy-without-work"
 ).split()
 
 LATER = 2

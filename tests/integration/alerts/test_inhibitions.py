@@ -87,6 +87,16 @@ CASES: dict[str, tuple[list[Fired], set[str]]] = {
 """Alerts that fire at the same time, and those of them that are not inhibited."""
 
 
+RANK = {**NODE, "pid": "7", "owner_type": "slurm", "owner": "17", "rank": "5", "job_id": "n0:29500"}
+CASES["a job that hangs because a rank is stopped"] = (
+    [("GpuJobHung", "page", RANK), ("GpuMemoryStopped", "warning", HOLDER)], {"GpuJobHung/page"},
+)  # fmt: skip
+CASES["a job that hangs because a rank is stuck"] = (
+    [("GpuJobHung", "page", RANK), ("GpuMemoryStuck", "page", HOLDER)], {"GpuMemoryStuck/page"},
+)  # fmt: skip
+CASES["a job that hangs because its GPU is lost"] = (
+    [("GpuJobHung", "page", RANK), ("GpuDeviceLost", "page", DEVICE)], {"GpuDeviceLost/page"},
+)  # fmt: skip
 CASES["a network that is down"] = (
     [
         ("VramLedgerManyExportersDown", "page", {"job": "vramledger"}),
@@ -214,6 +224,16 @@ GROUPS: dict[str, tuple[list[Fired], list[tuple[str, int]]]] = {
     "eight ranks that are idle": (
         [("GpuMemoryHoarded", "warning", {**HOLDER, "pid": f"{rank}"}) for rank in range(8)],
         [("platform", 8)],
+    ),
+    "two stopped ranks of one job, each in its pod": (
+        [
+            (
+                "GpuJobHung", "page",
+                {**RANK, "owner_type": "pod", "owner": f"x/{pod}", "namespace": "x", "pid": pod},
+            )
+            for pod in ("1", "2")
+        ],
+        [("discard", 2), ("oncall", 2)],
     ),
     "two GPUs lost on two nodes": (
         [("GpuDeviceLost", "page", {**DEVICE, "instance": f"node-{node}"}) for node in range(2)],

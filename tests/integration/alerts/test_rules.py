@@ -25,7 +25,7 @@ README = (ALERTS / "README.md").read_text(encoding="utf-8")
 
 TARGET = {"cluster", "job", "instance"}
 CONTRACT = {family.name: set(family.labels) for family in FAMILIES.values()}
-OWN_LABELS = {"source", "blind", "told_by", "severity", "alertname", "team"}
+OWN_LABELS = {"source", "rank_state", "blind", "told_by", "severity", "alertname", "team"}
 
 HAPPENED = {"VramLedgerWatchdog", "GpuOutOfMemory", "GpuXidError", "GpuEccUncorrectable"}
 """What is true at once: the heartbeat, and errors that have happened."""
@@ -99,6 +99,12 @@ class TestAlert:
         if rule["labels"]["severity"] == "page" and not rule["alert"].startswith("VramLedger"):
             assert "abels.pid" in description
             assert "humanize" in description
+
+    def test_a_text_reads_labels_of_the_series(self, rule: dict[str, Any]) -> None:
+        """A text reads no label that its own rule sets: Prometheus adds those after it wrote the text."""
+        read = re.findall(r"abels\.(\w+)", " ".join(rule["annotations"].values()))
+
+        assert not {*read} & set(rule["labels"])
 
     def test_waits_with_a_reason(self, rule: dict[str, Any]) -> None:
         """Only the heartbeat and an event that has already happened fire immediately."""

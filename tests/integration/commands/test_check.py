@@ -17,7 +17,11 @@ from tests.support.exporter import run
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace, require_root
 from tests.support.standin.library import GIB, Code, StandIn
-from vramledger.commands.cleanliness import (
+from vramledger.model.reading import HiddenHolder, Owner, ParentFacts
+from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State, UndividedBytes
+from vramledger.readers.hosts.hidden_holders import find_hidden_holders
+from vramledger.readers.hosts.host import Host
+from vramledger.views.cleanliness import (
     CANNOT_TELL,
     CLEAN,
     MAX_LEFTOVER,
@@ -28,10 +32,6 @@ from vramledger.commands.cleanliness import (
     overall_status,
     results_json,
 )
-from vramledger.model.reading import HiddenHolder, Owner, ParentFacts
-from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State, UndividedBytes
-from vramledger.readers.hosts.hidden_holders import find_hidden_holders
-from vramledger.readers.hosts.host import Host
 
 NOBODY: frozenset[str] = frozenset()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterable
@@ -17,12 +18,12 @@ from tests.support.players.listed import listed_while_alive
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace
 from tests.support.standin.library import GIB, Code, StandIn
-from vramledger.commands.cleanliness import CANNOT_TELL
 from vramledger.commands.termination import EndTarget, Selection, end_targets, select_targets
 from vramledger.errors import VramledgerError
 from vramledger.model.reading import ProcessRow
 from vramledger.model.snapshot import Grade, Snapshot, State
 from vramledger.readers.hosts.host import Host
+from vramledger.views.cleanliness import CANNOT_TELL
 
 HOST = Host(Path("/proc"))
 
@@ -42,10 +43,14 @@ def target(pid: int, start: int | None, *states: State) -> EndTarget:
 
 
 def crowd() -> Snapshot:
-    """Make a holder in every state on GPU 0, its pid 10 and up, and an idle one of bob on GPU 1."""
+    """Make a holder in every state on GPU 0, its pid 10 and up, and an idle one of bob on GPU 1.
+
+    The orphan does not work.
+    """
     pids = {state: 10 + number for number, state in enumerate(State)}
-    one = device(0, [holding(pid, MIB, state) for state, pid in pids.items()])
-    two = device(1, [holding(20, MIB, State.IDLE), holding(pids[State.ORPHANED], GIB, State.ORPHANED)])
+    one = device(0, [replace(holding(pid, MIB, state), working=False) for state, pid in pids.items()])
+    orphan = replace(holding(pids[State.ORPHANED], GIB, State.ORPHANED), working=False)
+    two = device(1, [holding(20, MIB, State.IDLE), orphan])
     present = [pid for state, pid in pids.items() if state not in (State.DEAD, State.UNKNOWN)]
     rows = {pid: ProcessRow(pid, pid * 100, "S", 5, pid, pid, 0, 2) for pid in (*present, 20)}
     known = [process(pid) for pid in present] + [process(20, user="bob")]
@@ -86,14 +91,14 @@ def test_who_is_refused() -> None:
 
 @pytest.mark.parametrize("working", [True, False, None])
 def test_an_orphan_that_still_works_is_left_alone_unless_told_otherwise(working: bool | None) -> None:
-    """Its pid or --working ends it too; one that does not work, or of which nothing is known, is ended."""
+    """Nor is one ended of which that is not known on every GPU; its pid or --working ends each of them."""
     one, two = (replace(holding(7, MIB, State.ORPHANED), working=each) for each in (False, working))
     shot = snapshot(device(0, [one]), device(1, [two]), processes=[process(7)])
     shot = replace(shot, rows={7: ProcessRow(7, 700, "S", 1, 7, 7, 0, 1)})
     orphaned = Selection(states=frozenset({State.ORPHANED}))
 
     (refusal,) = chosen(shot, orphaned).values()
-    assert (refusal is not None) is (working is True)
+    assert (refusal is None) is (working is False)
     assert refusal is None or "--working" in refusal
     assert chosen(shot, replace(orphaned, working=True)) == {7: None}
     assert chosen(shot, Selection(pids=frozenset({7}))) == {7: None}
@@ -346,23 +351,33 @@ def test_a_wrong_flag_is_2(standin: StandIn, arguments: list[str]) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_command_leaves_orphans_that_work(standin: StandIn, stage: Stage) -> None:
-    """Of two leftovers the one that works stays; --working ends it too."""
+def test_the_command_leaves_orphans_that_work_or_may_work(standin: StandIn, stage: Stage) -> None:
+    """One that works stays, and so does its quiet neighbour; one on a GPU that did nothing is ended."""
     require_host_pid_namespace()
+    standin.device_count = 2
     launcher = stage.start(session=False)
-    working, quiet = launcher.start(), launcher.start()
+    working, neighbour, quiet = launcher.start(), launcher.start(), launcher.start()
     launcher.end()
-    standin.device(0).set_processes([(working.pid, GIB), (quiet.pid, GIB)])
+    standin.device(0).set_processes([(working.pid, GIB), (neighbour.pid, GIB)])
     standin.device(0).busy(working.pid)
+    standin.device(1).set_processes([(quiet.pid, GIB)])
 
-    seen = run("end", "--state=orphaned", driver=standin.env())
+    seen = run("end", "--state=orphaned", "--idle-after=2s", driver=standin.env())
+    early = run("end", "--state=orphaned", driver=standin.env())
     told = run("end", "--state=orphaned", "--working", driver=standin.env())
 
-    assert f"would not end pid {working.pid}" in seen.stdout
-    assert "it still works on the GPU" in seen.stdout
-    assert f"would end pid {quiet.pid}" in seen.stdout
-    assert f"would end pid {working.pid}" in told.stdout
-    assert (seen.returncode, told.returncode) == (1, 0)
+    everybody = {working.pid, neighbour.pid, quiet.pid}
+    assert ends(seen.stdout) == {quiet.pid}
+    assert ends(early.stdout) == set()
+    assert ends(told.stdout) == everybody
+    assert re.search(f"would not end pid {working.pid} .*: it still works on the GPU", seen.stdout)
+    assert re.search(f"would not end pid {neighbour.pid} .*: whether it works .* is not known", seen.stdout)
+    assert (seen.returncode, early.returncode, told.returncode) == (1, 1, 0)
+
+
+def ends(text: str) -> set[int]:
+    """Return whom ``end`` would end."""
+    return {int(pid) for pid in re.findall(r"^would end pid (\d+)", text, re.MULTILINE)}
 
 
 def test_the_command_never_ends_a_program_that_got_the_pid_of_a_holder(

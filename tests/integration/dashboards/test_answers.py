@@ -6,9 +6,22 @@ import re
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dashboards.src.queries import (
+    DOWN,
+    DRIVER_LOST,
+    NO_AGENT,
+    NO_DRIVER,
+    NO_SCHEDULER,
+    NOTHING,
+    RELEASED,
+    STALLED,
+    WATCHING,
+    exporter_status,
+)
 from tests.integration.dashboards.test_contract import TARGET
 from tests.integration.dashboards.test_files import properties, selectors
 from tests.support.dashboards import database
@@ -239,6 +252,53 @@ def test_each_node_that_is_not_fully_watched_is_named(engine: Engine) -> None:
         ("agent-silent", "agent silent"),
     } <= found
     assert not {instance for instance, _ in found} & {"hoarder", "ranks", "small-jobs"}
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "panel", "node", "meaning"),
+    [
+        ("fleet", "If empty: Growing", "hoarder", NOTHING),
+        ("fleet", "If empty: Firing alerts", "hoarder", NOTHING),
+        ("fleet", "If empty: Growing", "driver-lost", NO_DRIVER),
+        ("framework", "If empty: Held beyond need", "hoarder", NOTHING),
+        ("framework", "If empty: Held beyond need", "notebook", NO_AGENT),
+        ("fleet", "If empty: Busy without work", "hoarder", NOTHING),
+        ("node", "If empty: Reservations and holdings", "pod", NOTHING),
+        ("node", "If empty: Reservations and holdings", "hoarder", NO_SCHEDULER),
+    ],
+)
+def test_an_empty_table_says_why(engine: Engine, dashboard: str, panel: str, node: str, meaning: int) -> None:
+    """Beside a table a figure says whether there is nothing to report, or what is missing."""
+    rows = value(engine, f"vramledger-{dashboard}", panel, instance=node)
+
+    assert [row["value"] for row in rows] == [meaning]
+
+
+def test_an_empty_table_says_that_no_exporter_is_known(engine: Engine) -> None:
+    """For a node that Prometheus does not know, the figure beside a table has no value."""
+    assert value(engine, "vramledger-fleet", "If empty: Growing", instance="nowhere") == []
+
+
+def test_the_recorded_status_is_the_live_one(engine: Engine) -> None:
+    """What the rules record of each exporter for graphs is what the indicator of every dashboard says now."""
+    live = ask(engine, substitute_variables(exporter_status()), instant=True, span=0)
+    recorded = ask(engine, "vramledger_node:exporter_status:code", instant=True, span=0)
+
+    def codes(found: list[dict[str, Any]]) -> dict[str, float]:
+        return {each["metric"]["instance"]: float(each["value"][1]) for each in found}
+
+    assert codes(recorded) == codes(live)
+    assert set(codes(live).values()) == {DOWN, DRIVER_LOST, STALLED, WATCHING, RELEASED}
+
+
+def test_managed_memory_is_in_its_holders_figures(engine: Engine) -> None:
+    """Uncharged bytes are part of what a process and its owner hold, and are shown apart beside it."""
+    held = _total(value(engine, "vramledger-node", "Holders", instance="managed"))
+    apart = _total(value(engine, "vramledger-node", "Holders", "H", instance="managed"))
+    charged = ask(engine, 'sum(vramledger_process_memory_bytes{instance="managed"})', instant=True, span=0)
+
+    assert apart > 0
+    assert held == float(charged[0]["value"][1]) + apart
 
 
 def test_a_fast_leak_grows_and_has_a_time_until_full(engine: Engine) -> None:

@@ -17,7 +17,7 @@ EACH = pytest.mark.parametrize("uid", list(DASHBOARDS))
 
 LABELS_OF_FEW = {
     *("state", "severity", "reason", "clock", "type", "kind", "direction", "category", "file", "collector"),
-    *("provider", "use", "framework", "source", "xid", "name"),
+    *("provider", "use", "framework", "source", "xid", "name", "pipe"),
 }
 """Labels with few values: a series for each of them is not too many."""
 
@@ -153,9 +153,39 @@ def test_variables_filter_every_panel(uid: str) -> None:
         if any(name in other["definition"] for other in listed[place + 1 :]):
             continue
         for panel in panels(DASHBOARDS[uid]):
-            if panel["title"] in ("Exporters", "Firing alerts"):
+            if panel["title"] in ("Exporters", "Firing alerts") or panel["title"].startswith("If empty"):
                 continue  # an exporter has no owner
             assert any(name in target["expr"] for target in targets_of(panel)), f"{panel['title']}: {name}"
+
+
+NEVER_EMPTY = {
+    *("Devices", "Capacity by GPU model", "Worst nodes", "Versions and sources", "Policy and limits"),
+    *("Nodes that are not fully watched", "Agents"),
+}
+"""Tables that have rows wherever an exporter is known, or whose rows another figure counts."""
+
+
+@EACH
+def test_a_figure_beside_a_table_says_what_no_rows_mean(uid: str) -> None:
+    """In each row with tables that may be empty, a figure beside one of them says what that means."""
+    together: list[Json] = []
+    groups = [together]
+    for panel in DASHBOARDS[uid]["panels"]:
+        if panel["type"] == "row":
+            together = [*panel["panels"]]
+            groups.append(together)
+        else:
+            together.append(panel)
+    for group in groups:
+        tables = [each for each in group if each["type"] == "table" and each["title"] not in NEVER_EMPTY]
+        if not tables:
+            continue
+        ends = {(each["gridPos"]["x"] + each["gridPos"]["w"], each["gridPos"]["y"]) for each in tables}
+        figures = [each for each in group if each["title"].startswith("If empty: ")]
+        assert figures, [each["title"] for each in tables]
+        for each in figures:
+            assert (each["gridPos"]["x"], each["gridPos"]["y"]) in ends, each["title"]
+            assert each["fieldConfig"]["defaults"]["noValue"] == "no exporter"
 
 
 def test_a_runbook_is_where_the_rules_say() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -19,8 +20,14 @@ from vramledger.cli import parser
 REPOSITORY = Path(__file__).parents[3]
 KUBERNETES = REPOSITORY / "deploy" / "kubernetes"
 CHART = KUBERNETES / "chart"
-ALL_PARTS = ("podMonitor", "prometheusRule", "dashboards", "networkPolicy")
+ALL_PARTS = ("podMonitor", "prometheusRule", "dashboards", "networkPolicy", "nodeTaint")
 OPERATOR = "monitoring.coreos.com/v1"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The rules and the dashboards are 1 MB: the one in C reads them 25 times as fast."""
+
+REPOSITORY_OF_IMAGE = "image.repository=registry.test/vramledger"
+VERSIONS = [f"1.{minor}" for minor in range(25, 38)]
+"""Of Kubernetes: from the oldest that the chart claims to the newest whose schemas are installed."""
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -30,21 +37,21 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def template(*values: str) -> list[dict[str, Any]]:
-    """Return the objects that the chart makes from some values."""
-    sets = [word for value in values for word in ("--set", value)]
-    answer = helm("template", "vramledger", str(CHART), "--namespace", "gpus", *sets)
+def template(*values: str, version: str = VERSIONS[-1]) -> list[dict[str, Any]]:
+    """Return the objects that the chart makes from some values, for a version of Kubernetes."""
+    sets = [word for value in (REPOSITORY_OF_IMAGE, *values) for word in ("--set", value)]
+    answer = helm("template", "vramledger", str(CHART), "-n", "gpus", "--kube-version", version, *sets)
     assert answer.returncode == 0, answer.stderr
-    return [part for part in yaml.safe_load_all(answer.stdout) if part]
+    return [part for part in yaml.load_all(answer.stdout, LOADER) if part]
 
 
-def kustomized(folder: str) -> list[dict[str, Any]]:
+def kustomized(folder: str | Path) -> list[dict[str, Any]]:
     """Return the objects that the real kustomize makes from a folder, as ``kubectl apply -k`` would."""
     answer = subprocess.run(
         [require_newer("kustomize"), "build", KUBERNETES / "kustomize" / folder],
         check=True, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    return list(yaml.safe_load_all(answer.stdout))
+    return list(yaml.load_all(answer.stdout, LOADER))
 
 
 def render(*arguments: str | Path) -> None:
@@ -61,11 +68,12 @@ def pod(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def validate(objects: list[dict[str, Any]]) -> None:
+def validate(objects: list[dict[str, Any]], version: str) -> None:
     """Check every object of Kubernetes itself against its published schema."""
     for each in objects:
-        if each["apiVersion"] != OPERATOR:
-            kubernetes_validate.validate(each, "1.37", strict=True)
+        # The dashboards are the largest part, and one schema of a ConfigMap is like another.
+        if each["apiVersion"] != OPERATOR and each["kind"] != "ConfigMap":
+            kubernetes_validate.validate(each, version, strict=True)
 
 
 def test_chart_passes_helms_own_check() -> None:
@@ -76,33 +84,172 @@ def test_chart_passes_helms_own_check() -> None:
 
 
 def test_chart_package_holds_what_the_chart_uses(tmp_path: Path) -> None:
-    """The chart's package has the rules and the dashboards of the linked folders, and no other file."""
+    """The chart's package has its own files, the licence, and of the linked folders rules and dashboards."""
     answer = helm("package", str(CHART), "--destination", str(tmp_path))
     assert answer.returncode == 0, answer.stderr
     (package,) = tmp_path.glob("*.tgz")
     with tarfile.open(package) as archive:
-        linked = {name for name in archive.getnames() if name.split("/")[1] in ("alerts", "dashboards")}
-
-    assert linked == {
+        names = set(archive.getnames())
+        licence = archive.extractfile("vramledger/LICENSE")
+        assert licence is not None
+        assert licence.read() == (REPOSITORY / "LICENSE").read_bytes()
+    linked = {
         f"vramledger/{path.relative_to(REPOSITORY)}"
         for pattern in ("alerts/*.rules.yml", "dashboards/*.json")
         for path in REPOSITORY.glob(pattern)
     }
+    own = {"Chart.yaml", "values.yaml", "values.schema.json", "README.md", "LICENSE", ".helmignore"}
+    own |= {f"templates/{path.name}" for path in (CHART / "templates").iterdir()}
+
+    assert linked
+    assert names == linked | {f"vramledger/{name}" for name in own}
+
+
+SWITCHES = [
+    (),
+    tuple(f"{part}.enabled=true" for part in ALL_PARTS),
+    ("host.pid=false", "host.rootfs=false", "host.capabilities=false", "agent.enabled=false"),
+    ("webConfig.existingSecret=web", "agent.enabled=false"),
+    ("runtimeClassName=nvidia", f"image.digest=sha256:{'0' * 64}", "extraArgs={--idle-after=5m}"),
+    ("driver.from=volume", "driver.migMonitor=true", "podLabels.team=gpu", "nameOverride=vram"),
+    ("driver.from=cdi", "podAnnotations.note=x", "priorityQuota.enabled=true"),
+    ("driver.from=host", "openshift.enabled=true", "nodeTaint.exporter.existingSecret=ca"),
+]
+
+
+EDGES = ("1.25", "1.29", "1.30", "1.37")
+"""The oldest and the newest version, and those between which the profile of AppArmor got its field."""
 
 
 @pytest.mark.parametrize(
-    "values",
+    "version", [pytest.param(each, marks=() if each in EDGES else pytest.mark.thorough) for each in VERSIONS]
+)
+def test_objects_follow_the_published_schemas(version: str) -> None:
+    """Every Kubernetes from 1.25 on accepts each object and each of its fields, whatever is switched on."""
+    for values in SWITCHES:
+        validate(template(*values, version=version), version)
+
+
+def test_every_version_that_has_schemas_is_checked() -> None:
+    """The versions begin with the oldest that the chart claims, and end with the newest that has schemas."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    schemas = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
+    known = {path.name.split(".0-")[0].removeprefix("v") for path in schemas.iterdir()}
+
+    assert chart["kubeVersion"] == f">={VERSIONS[0]}.0-0"
+    assert set(VERSIONS) == {each for each in known if int(each.split(".")[1]) >= 25}
+
+
+@pytest.mark.parametrize("version", EDGES)
+def test_apparmor_lets_it_read_other_programs_in_every_version(version: str) -> None:
+    """Its profile is off: by the field where there is one, else by the annotation that the kubelet reads."""
+    (daemonset,) = (each for each in template(version=version) if each["kind"] == "DaemonSet")
+    made = daemonset["spec"]["template"]
+    security = made["spec"]["containers"][0]["securityContext"]
+    annotation = "container.apparmor.security.beta.kubernetes.io/vramledger"
+
+    assert (
+        security.get("appArmorProfile") == {"type": "Unconfined"}
+        if version in ("1.30", "1.37")
+        else made["metadata"]["annotations"] == {annotation: "unconfined"}
+    )
+
+
+def test_an_image_without_a_registry_is_refused() -> None:
+    """Without ``image.repository`` helm stops: the name alone would be a stranger's image."""
+    answer = helm("template", "vramledger", str(CHART))
+
+    assert answer.returncode != 0
+    assert "image.repository is not set" in answer.stderr
+
+
+@pytest.mark.parametrize("folder", ["base", "example"])
+def test_the_image_of_the_bases_exists_nowhere(folder: str) -> None:
+    """Who forgets to set the image in kustomize gets a pull that fails, and no stranger's program."""
+    (container,) = pod(kustomized(folder))["containers"]
+
+    assert container["image"].startswith("registry.invalid/vramledger:")
+
+
+@pytest.mark.parametrize(
+    ("source", "visible", "mounts", "annotations"),
     [
-        (),
-        tuple(f"{part}.enabled=true" for part in ALL_PARTS),
-        ("host.pid=false", "host.rootfs=false", "host.capabilities=false", "agent.enabled=false"),
-        ("webConfig.existingSecret=web", "agent.enabled=false"),
-        ("runtimeClassName=nvidia", f"image.digest=sha256:{'0' * 64}", "extraArgs={--idle-after=5m}"),
+        ("env", "all", [], {}),
+        ("volume", "/var/run/nvidia-container-devices", ["/var/run/nvidia-container-devices/all"], {}),
+        ("cdi", "void", [], {"cdi.k8s.io/vramledger": "nvidia.com/gpu=all"}),
+        ("host", "void", ["/usr/local/nvidia"], {}),
     ],
 )
-def test_objects_follow_the_published_schemas(values: tuple[str, ...]) -> None:
-    """With every combination of switches, Kubernetes' schemas accept each object and each of its fields."""
-    validate(template(*values))
+def test_the_driver_comes_by_one_way(
+    source: str, visible: str, mounts: list[str], annotations: dict[str, str]
+) -> None:
+    """``driver.from`` chooses how the container gets the GPUs, and only ``host`` makes it privileged."""
+    objects = template(f"driver.from={source}")
+    (daemonset,) = (each for each in objects if each["kind"] == "DaemonSet")
+    (container,) = pod(objects)["containers"]
+    env = {each["name"]: each.get("value") for each in container["env"]}
+    security = container["securityContext"]
+
+    assert env["NVIDIA_VISIBLE_DEVICES"] == visible
+    assert [
+        each["mountPath"] for each in container["volumeMounts"] if "nvidia" in each["mountPath"]
+    ] == mounts
+    assert daemonset["spec"]["template"]["metadata"].get("annotations", {}) == annotations
+    assert (security.get("privileged", False), security.get("allowPrivilegeEscalation")) == (
+        (True, None) if source == "host" else (False, False)
+    )
+
+
+def test_mig_instances_need_one_more_capability() -> None:
+    """``driver.migMonitor`` asks the toolkit for all instances, for which it requires SYS_ADMIN."""
+    (container,) = pod(template("driver.migMonitor=true"))["containers"]
+
+    assert {"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"} in container["env"]
+    assert "SYS_ADMIN" in container["securityContext"]["capabilities"]["add"]
+
+
+def test_names_and_labels_can_be_changed() -> None:
+    """Another name reaches every object and selector; further labels and annotations reach the pods."""
+    parts = (f"{part}.enabled=true" for part in ALL_PARTS)
+    objects = template("nameOverride=vram", "podLabels.team=gpu", "podAnnotations.note=x", *parts)
+    (daemonset,) = (each for each in objects if each["kind"] == "DaemonSet")
+    made = daemonset["spec"]["template"]["metadata"]
+    selector = daemonset["spec"]["selector"]["matchLabels"]
+
+    assert {each["metadata"]["labels"]["app.kubernetes.io/name"] for each in objects} == {"vram"}
+    assert selector.items() <= made["labels"].items()
+    assert (made["labels"]["team"], made["annotations"]["note"]) == ("gpu", "x")
+
+
+def test_only_the_loop_that_taints_can_reach_the_cluster() -> None:
+    """Its container alone has a token, which may read and change nodes; it has no other right."""
+    objects = template("nodeTaint.enabled=true", "networkPolicy.enabled=true")
+    spec = pod(objects)
+    exporter, loop = spec["containers"]
+    (role,) = (each for each in objects if each["kind"] == "ClusterRole")
+    (policy,) = (each for each in objects if each["kind"] == "NetworkPolicy")
+
+    assert spec["automountServiceAccountToken"] is False
+    assert "token" not in {each["name"] for each in exporter["volumeMounts"]}
+    assert "token" in {each["name"] for each in loop["volumeMounts"]}
+    assert loop["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert loop["securityContext"]["runAsNonRoot"] is True
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "patch"}
+    assert {name for rule in role["rules"] for name in rule["resources"]} == {"nodes", "nodes/status"}
+    assert policy["spec"]["egress"] == [
+        {"ports": [{"protocol": "TCP", "port": 443}, {"protocol": "TCP", "port": 6443}]}
+    ]
+    parser().parse_args([each.replace("$(NODE_NAME)", "gpu-7") for each in loop["args"]])
+
+
+def test_without_the_loop_nothing_reaches_the_cluster() -> None:
+    """By default there is no role, no token and no way out."""
+    objects = template("networkPolicy.enabled=true")
+    (policy,) = (each for each in objects if each["kind"] == "NetworkPolicy")
+
+    assert not {"ClusterRole", "ValidatingAdmissionPolicy"} & {each["kind"] for each in objects}
+    assert len(pod(objects)["containers"]) == 1
+    assert policy["spec"]["egress"] == []
 
 
 def test_flags_exist() -> None:
@@ -151,6 +298,14 @@ def test_without_the_hosts_rights_it_is_an_ordinary_user() -> None:
         ("extraArgs={idle}", "/extraArgs/0"),
         ("host.pid=maybe", "/host/pid"),
         ("hostpid=true", "'hostpid' not allowed"),
+        ("image.repository=REGISTRY/vramledger", "/image/repository"),
+        ("driver.from=magic", "/driver/from"),
+        ("driver.cdiDevice=all", "/driver/cdiDevice"),
+        ("nodeTaint.effect=NoExecute", "/nodeTaint/effect"),
+        ("nodeTaint.key=leftover", "/nodeTaint/key"),
+        ("nodeTaint.after=soon", "/nodeTaint/after"),
+        ("networkPolicy.apiServerPorts={}", "/networkPolicy/apiServerPorts"),
+        ("podLabels.app\\.kubernetes\\.io/name=x", "invalid propertyName"),
         ("podMonitor.interval=soon", "/podMonitor/interval"),
         ("agent.hostPath=run", "/agent/hostPath"),
         ("webConfig.key=a/b", "/webConfig/key"),
@@ -278,8 +433,26 @@ def test_bases_are_rendered_from_the_chart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["base", "example"])
 def test_kustomize_builds(folder: str) -> None:
-    """The real kustomize combines the folders, and the result matches the schemas."""
+    """The real kustomize combines the folders, and the schemas of every version accept the result."""
     objects = kustomized(folder)
 
     assert {each["metadata"].get("namespace", "vramledger") for each in objects} == {"vramledger"}
-    validate(objects)
+    for version in VERSIONS:
+        validate(objects, version)
+
+
+def test_the_example_can_be_copied(tmp_path: Path) -> None:
+    """A copy beside the example, as its first line says, builds with an image of the user's."""
+    tree = tmp_path / "deploy" / "kubernetes" / "kustomize"
+    shutil.copytree(KUBERNETES / "kustomize", tree)
+    shutil.copytree(REPOSITORY / "dashboards", tmp_path / "dashboards")
+    shutil.copytree(tree / "example", tree / "mine")
+    file = tree / "mine" / "kustomization.yaml"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("newName: registry.invalid", "newName: registry.test"), encoding="utf-8")
+    objects = kustomized(tree / "mine")
+    (monitor,) = (each for each in objects if each["kind"] == "PodMonitor")
+
+    assert pod(objects)["containers"][0]["image"].startswith("registry.test/vramledger:")
+    assert pod(objects)["runtimeClassName"] == "nvidia"
+    assert monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"

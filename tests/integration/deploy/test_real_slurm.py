@@ -96,6 +96,37 @@ def test_instances() -> None:
         wait_until(lambda: cluster.reason().startswith("vram GPU0 dead 4GiB"), "the node is drained")
 
 
+@pytest.mark.parametrize("version", ["older", "newer"])
+def test_slurmd_detects_the_gpus(version: str) -> None:
+    """With AutoDetect a job is judged on its own GPU, also where device files and NVML count differently."""
+    detected = Site(
+        version=version,
+        devices=4,
+        gres="gpu:4",
+        gres_conf="AutoDetect=nvml",
+        autodetect=True,
+        constrained=True,
+        minors=(3, 2, 1, 0),
+        settings=QUICK,
+    )
+    with one(detected) as cluster:
+        driver = cluster.drivers["n1"]
+        tries = "for n in 0 1 2 3; do (: 3<>/dev/nvidia$n) 2>&1 | grep -q permitted || echo $n; done"
+        job = cluster.submit("--gres=gpu:1", command=f"{tries}; exec HOLDER 1 HOLDS gpus=0")
+        assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
+        assert (cluster.here / "out" / str(job)).read_text().split() == ["3"]
+        cluster.wait_idle()
+        cluster.run("/usr/bin/python3", str(HOLDER), "1", str(driver.directory), "gpus=3", "dead=yes")
+        job = cluster.submit("--gres=gpu:1", hold="1 gpus=0")
+        assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
+        cluster.wait_idle()
+        assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
+        cluster.run("/usr/bin/python3", str(HOLDER), "1", str(driver.directory), "gpus=0", "dead=yes")
+        cluster.submit("--gres=gpu:1", hold="1 gpus=0")
+        wait_until(cluster.reason, "the node is drained", patience=60)
+        assert cluster.reason().startswith("vram GPU0 dead 4GiB")
+
+
 def test_a_health_check_of_slurmd() -> None:
     """The health check that slurmd itself runs drains a node whose driver is gone, and resumes it."""
     options = {"HealthCheckInterval": "3"}

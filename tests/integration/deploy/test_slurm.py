@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from tests.integration.readers.owners.test_owners_real import cgroup
 from tests.support.players.listed import listed_while_alive
 from tests.support.players.stage import Stage
-from tests.support.requirements import require_host_pid_namespace, require_root, require_tool
+from tests.support.requirements import do_without, require_host_pid_namespace, require_root, require_tool
 from tests.support.slurm.daemons import step_daemon
 from tests.support.standin.library import GIB, Code, StandIn
 
@@ -464,3 +470,95 @@ def test_managed_memory_of_a_running_job_is_not_left_over(node: Node, standin: S
             assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 0
     assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
     assert node.reason.startswith("vram GPU0 nobody 8GiB")
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Give an image that has this machine's busybox alone."""
+    require_root()
+    for name in ("podman", "runc"):
+        require_tool(name)
+    archive = tmp_path_factory.mktemp("image") / "image.tar"
+    with tarfile.open(archive, "w") as layer:
+        layer.add(require_tool("busybox"), "bin/busybox")
+    name = f"vramledger-slurm-{os.getpid()}"
+    subprocess.run(["podman", "import", archive, name], check=True, capture_output=True)
+    yield name
+    subprocess.run(["podman", "rmi", "-f", name], check=False, capture_output=True)
+
+
+@contextmanager
+def container(image: str, **variables: object) -> Iterator[int]:
+    """Run a container, as a daemon does it for somebody's client; give its pid."""
+    name = f"{image}-{uuid4().hex[:8]}"
+    limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
+    given = [f"--env={key}={value}" for key, value in variables.items()]
+    options = ["--runtime", "runc", "--network=host", "--cgroup-manager=cgroupfs"]
+    command = ["podman", *options[-1:], "run", "-d", *options[:-1], *limits, *given, "--name", name, image]
+    started = subprocess.run(
+        [*command, "/bin/busybox", "sleep", "600"], check=False, capture_output=True, text=True
+    )
+    try:
+        if started.returncode:
+            do_without(f"podman cannot run a container here ({started.stderr.strip()[-200:]})")
+        inspect = ["podman", "inspect", "-f", "{{.State.Pid}}", name]
+        yield int(subprocess.run(inspect, check=True, capture_output=True, text=True).stdout)
+    finally:
+        subprocess.run(["podman", "rm", "-f", "-t", "0", name], check=False, capture_output=True)
+
+
+@dataclass(frozen=True)
+class Contained:
+    """The first process of a container."""
+
+    pid: int
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        with suppress(ProcessLookupError):
+            select.select([os.pidfd_open(self.pid)], [], [])
+
+    def end(self) -> None:
+        """End it."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def test_a_container_of_a_running_job(node: Node, standin: StandIn, image: str) -> None:
+    """A container may be a running job's on a GPU of that job; when the job has ended, it is left over."""
+    job = 900_000_000 + os.getpid()
+    node.record(job, "nvidia0")
+    with step_daemon(job + 2), step_daemon(job), container(image) as pid:
+        standin.device(0).set_processes([(pid, 20 * GIB)])
+        assert node.run("prolog.sh", job=job + 1, SLURM_JOB_GPUS="0") == 0
+        assert (node.state, node.updates) == ("IDLE", [])
+        node.record(job + 2, "nvidia1")
+        assert node.run("epilog.sh", job=job, SLURM_JOB_GPUS="0") == 0
+        assert node.reason.startswith("vram GPU0 root 20GiB")
+
+
+def test_a_container_that_is_older_than_the_jobs(node: Node, standin: StandIn, image: str) -> None:
+    """A container that was there before a running job began is not that job's."""
+    job = 900_000_000 + os.getpid()
+    node.record(job, "nvidia0")
+    with container(image) as pid, step_daemon(job):
+        standin.device(0).set_processes([(pid, 20 * GIB)])
+        assert node.run("prolog.sh", job=job + 1, SLURM_JOB_GPUS="0") == 1
+        assert node.reason.startswith("vram GPU0 root 20GiB")
+
+
+def test_a_container_that_names_its_job(node: Node, standin: StandIn, image: str) -> None:
+    """A container with its job's number ends with this job, and with no other."""
+    node.configure("SETTLE=10")  # the first process of a PID namespace ignores SIGTERM
+    job = 900_000_000 + os.getpid()
+    for number in (job, job + 1):
+        node.record(number, "nvidia0", uid=64031)
+    with (
+        step_daemon(job + 1),
+        container(image, SLURM_JOB_ID=job + 1) as neighbour,
+        container(image, SLURM_JOB_ID=job) as pid,
+        listed_while_alive(standin, Contained(pid), Contained(neighbour)),
+    ):
+        assert node.run("epilog.sh", job=job, SLURM_JOB_GPUS="0") == 0
+        assert (Path(f"/proc/{pid}").exists(), Path(f"/proc/{neighbour}").exists()) == (False, True)
+    assert (node.state, node.updates) == ("IDLE", [])

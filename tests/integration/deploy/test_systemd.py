@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
+
+import pytest
 
 from tests.support.requirements import require_root, require_tool
 from vramledger.config import DEFAULT_PORT
@@ -126,3 +130,75 @@ def test_installer_imports_nothing_from_where_it_is_started(tmp_path: Path) -> N
         env={**os.environ, "PYTHON": "./python", "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert (done.returncode, called.read_text()) == (1, "/ -I ."), done.stderr
+
+
+def wheel(directory: Path, version: str, code: str) -> Path:
+    """Make a package vramledger of this version, whose command runs this code."""
+    directory.mkdir()
+    path = directory / f"vramledger-{version}-py3-none-any.whl"
+    about = f"vramledger-{version}.dist-info"
+    files = {
+        "vramledger/__init__.py": "",
+        "vramledger/part.py": f"version = '{version}'\n",
+        "vramledger/cli.py": f"def main():\n    {code}\n",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: vramledger\nVersion: {version}\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{about}/entry_points.txt": "[console_scripts]\nvramledger = vramledger.cli:main\n",
+    }
+    with zipfile.ZipFile(path, "w") as package:
+        for name, text in files.items():
+            package.writestr(name, text)
+        package.writestr(f"{about}/RECORD", "".join(f"{name},,\n" for name in (*files, f"{about}/RECORD")))
+    return path
+
+
+UPDATES = """\
+set -eu
+for place in opt etc usr/local; do
+    mkdir -p "$PLACE/$place" "$PLACE/$place.work"
+    mount -t overlay overlay -o "lowerdir=/$place,upperdir=$PLACE/$place,workdir=$PLACE/$place.work" "/$place"
+done
+mount -t tmpfs tmpfs /run
+install() { VRAMLEDGER_PACKAGE=$1 "$INSTALLER" >>"$PLACE/log" 2>&1; }
+says() { [ "$(/usr/local/bin/vramledger)" = "$1" ] || { echo "it does not say $1"; exit 1; }; }
+
+# What an older installer has left: the environment itself.
+mkdir -p /opt/vramledger/bin
+install "$PLACE/a/vramledger-1.0-py3-none-any.whl"
+says 1.0
+while [ ! -e "$PLACE/stop" ]; do
+    /usr/local/bin/vramledger >>"$PLACE/said" 2>&1 || echo failed >>"$PLACE/said"
+done &
+install "$PLACE/b/vramledger-2.0-py3-none-any.whl"
+says 2.0
+touch "$PLACE/stop"
+wait
+! install "$PLACE/c/vramledger-3.0-py3-none-any.whl"
+says 2.0
+ls -d /opt/vramledger* | wc -l
+"$INSTALLER" --uninstall
+ls -d /opt/vramledger* /usr/local/bin/vramledger 2>/dev/null || echo removed
+"""
+
+
+@pytest.mark.timeout(240)
+def test_an_update_never_breaks_the_command(tmp_path: Path) -> None:
+    """While an update runs, each start is one version or the other; one that fails changes nothing."""
+    require_root()
+    for tool in ("systemctl", "systemd-sysusers", "unshare", "flock"):
+        require_tool(tool)
+    whole = "from vramledger import part; print(part.version)"
+    wheel(tmp_path / "a", "1.0", whole)
+    wheel(tmp_path / "b", "2.0", whole)
+    wheel(tmp_path / "c", "3.0", "raise SystemExit(1)")
+    known = {"INSTALLER": str(SYSTEMD / "install.sh"), "PLACE": str(tmp_path), "PYTHON": sys.executable}
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", UPDATES],
+        check=False, capture_output=True, text=True, env={"PATH": os.environ["PATH"], **known},
+    )  # fmt: skip
+    log = (tmp_path / "log").read_text()
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + log
+    said = (tmp_path / "said").read_text().split()
+    assert (set(said), said) == ({"1.0", "2.0"}, sorted(said)), log
+    # The link, its version, the one before, and the lock.
+    assert done.stdout.split() == ["4", "removed"]

@@ -163,7 +163,7 @@ def rich_host() -> Snapshot:
         hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (1,)),),
         xids={79: 1},
     )
-    processes = [process(pid) for pid in (101, 102, 201)] + [process(202, user="grace")]
+    processes = [process(pid, distributed=True) for pid in (101, 102, 201)] + [process(202, user="grace")]
     return replace(
         snapshot(working, in_trouble(hoarded), processes=processes),
         agents={101: replace(agent(working.reading.uuid), unmapped=1)},
@@ -178,7 +178,7 @@ def in_trouble(hoarded: DeviceSnapshot) -> DeviceSnapshot:
     assert hoarded.ledger is not None
     assert hoarded.owner_usage is not None
     waiting = Reservation("pod", "ml/train-0", "kubelet", held=False)
-    using = Reservation("user", "ada", "kubelet", held=True)
+    using = Reservation("user", "ada", "kubelet", held=True, user="ada", account="physics")
     return replace(
         hoarded,
         ghost=True,

@@ -12,6 +12,7 @@ import pytest
 from tests.support.faults import rules
 from tests.support.faults.evaluation import Manager, evaluate
 from tests.support.faults.recorded import play
+from tests.support.host.series import Trace
 from tests.tools import demo
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.snapshot import Snapshot, State
@@ -91,7 +92,7 @@ def test_every_holding_has_a_framework_and_a_policy(minutes: list[Snapshot]) -> 
 def test_its_alerts_arrive(require_tool: Callable[[str], Path], tmp_path: Path) -> None:
     """The shipped rules fire in turn over the recording, as Prometheus scrapes it at its own pace."""
     require_tool("promtool")
-    trace = play(demo_recording(), rules.families(), instance="demo")
+    trace = play(demo_recording(), rules.families(), Trace("demo"))
     begun: dict[tuple[str, str, str], float] = {}
     for firing in evaluate([trace], tmp_path, Manager(30.0)):
         begun.setdefault((firing.alert, firing.severity, firing.labels.get("pid", "")), firing.begin / 60)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.faults import rules
 from tests.support.faults.detection import Verdict, judge, names_in
-from tests.support.faults.suite import SCENARIOS, Pace, run
+from tests.support.faults.suite import SCENARIOS, Pace, RuleSet, run
 from tests.support.requirements import EACH_VERSION, NEWER, VERSIONS, require_version
 from tests.tools.faults import BEGIN, END, README
 
@@ -28,7 +28,7 @@ def verdicts(request: pytest.FixtureRequest) -> dict[str, Verdict]:
     runs = run(
         [(name, 1001) for name in SCENARIOS],
         SHORT,
-        [str(require_version("promtool", each)) for each in versions],
+        [RuleSet(str(require_version("promtool", each))) for each in versions],
     )
     return {version: judge(each) for version, each in zip(versions, runs, strict=True)}
 

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
@@ -20,6 +20,7 @@ from aiohttp import web
 
 from tests.support.faults import alertmanager, rules
 from tests.support.faults.faulty import orphaned
+from tests.support.faults.jobs import rank_stopped
 from tests.support.faults.scene import Scene
 from tests.support.host.model import GIB
 from tests.support.host.programs import Fixed
@@ -56,12 +57,12 @@ def shortened(target: Path) -> None:
         (target / path.name).write_text(yaml.safe_dump(content))
 
 
-def recording(path: Path, scene: Scene, begin: float) -> None:
+def recording(path: Path, scene: Scene, begin: float, lasting: int = 60, interval: int = 1) -> None:
     """Write the readings of a simulated host over some seconds."""
-    host = scene.build(Random(1), 1.0)  # noqa: S311 it is chance for tests
+    host = scene.build(Random(1), interval)  # noqa: S311 it is chance for tests
     with gzip.open(path, "wb") as file:
         file.write(encode_header("simulated"))
-        for second in range(60):
+        for second in range(0, lasting, interval):
             file.write(encode(host.reading(begin + second)))
 
 
@@ -134,34 +135,24 @@ def _prometheus(scratch: Path, exporter: int, alertmanager: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("version", EACH_VERSION)
-def test_an_orphan_wakes_somebody_once(version: str, tmp_path: Path) -> None:
-    """One page arrives: who, where, how much, since when, what to do; later that it is resolved."""
-    prometheus = require_version("prometheus", version)
-    asyncio.run(_orphan(tmp_path, prometheus, alertmanager.command(version)))
-
-
-async def _orphan(scratch: Path, prometheus: Path, manager: Sequence[str]) -> None:
-    scene = orphaned(Random(3))  # noqa: S311 it is chance for tests
-    assert scene.onset is not None
-    (culprit,) = scene.processes
-    culprit.places = dict.fromkeys(culprit.places, Fixed(40 * GIB))  # an orphan that works would not page
-    recording(scratch / "orphan.jsonl.gz", scene, scene.onset + 60)
-    recording(scratch / "clean.jsonl.gz", Scene(scene.gpus, []), scene.onset + 60)
+@asynccontextmanager
+async def servers(scratch: Path, version: str) -> AsyncIterator[tuple[str, asyncio.Queue[dict[str, Any]]]]:
+    """Run Alertmanager and Prometheus on shortened rules; yield the exporter's address, and messages."""
+    prometheus, manager = require_version("prometheus", version), alertmanager.command(version)
     (scratch / "rules").mkdir()
     shortened(scratch / "rules")
     ports = [free_port() for _ in range(3)]
     async with webhook() as (port, messages):
         routing = _routing(scratch, port)
-        with ExitStack() as servers:
-            servers.enter_context(
+        with ExitStack() as stack:
+            stack.enter_context(
                 running(
                     scratch / "alertmanager.log", *manager, f"--config.file={routing}",
                     f"--storage.path={scratch}/alertmanager", "--cluster.listen-address=",
                     f"--web.listen-address=127.0.0.1:{ports[0]}",
                 )
             )  # fmt: skip
-            servers.enter_context(
+            stack.enter_context(
                 running(
                     scratch / "prometheus.log", prometheus,
                     f"--config.file={_prometheus(scratch, ports[1], ports[0])}",
@@ -169,26 +160,44 @@ async def _orphan(scratch: Path, prometheus: Path, manager: Sequence[str]) -> No
                     "--rules.alert.resend-delay=1s", "--rules.alert.for-grace-period=0s",
                 )
             )  # fmt: skip
-            serve = (
-                sys.executable,
-                "-m",
-                "vramledger",
-                "serve",
-                f"--web.listen-address=127.0.0.1:{ports[1]}",
-                "--idle-after=2s",
-            )
-            with running(scratch / "exporter.log", *serve, f"--source=replay:{scratch}/orphan.jsonl.gz"):
-                page = await asyncio.wait_for(messages.get(), PATIENCE)
-            with running(scratch / "exporter.log", *serve, f"--source=replay:{scratch}/clean.jsonl.gz"):
-                end = await asyncio.wait_for(_resolved(messages), PATIENCE)
-            assert messages.empty(), "one cause makes one page"
+            yield f"127.0.0.1:{ports[1]}", messages
+
+
+def serve(address: str, recorded: Path, *more: str) -> tuple[str, ...]:
+    """Return the command of an exporter that plays a recording."""
+    return (
+        sys.executable, "-m", "vramledger", "serve", f"--web.listen-address={address}",
+        f"--source=replay:{recorded}", *more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("version", EACH_VERSION)
+def test_an_orphan_wakes_somebody_once(version: str, tmp_path: Path) -> None:
+    """One page arrives: who, where, how much, since when, what to do; later that it is resolved."""
+    asyncio.run(_orphan(tmp_path, version))
+
+
+async def _orphan(scratch: Path, version: str) -> None:
+    scene = orphaned(Random(3))  # noqa: S311 it is chance for tests
+    assert scene.onset is not None
+    (culprit,) = scene.processes
+    culprit.places = dict.fromkeys(culprit.places, Fixed(40 * GIB))  # an orphan that works would not page
+    recording(scratch / "orphan.jsonl.gz", scene, scene.onset + 60)
+    recording(scratch / "clean.jsonl.gz", Scene(scene.gpus, []), scene.onset + 60)
+    async with servers(scratch, version) as (address, messages):
+        log = scratch / "exporter.log"
+        with running(log, *serve(address, scratch / "orphan.jsonl.gz", "--idle-after=2s")):
+            page = await asyncio.wait_for(messages.get(), PATIENCE)
+        with running(log, *serve(address, scratch / "clean.jsonl.gz", "--idle-after=2s")):
+            end = await asyncio.wait_for(_resolved(messages), PATIENCE)
+        assert messages.empty(), "one cause makes one page"
 
     assert page["status"] == "firing"
     (alert,) = page["alerts"]
     assert alert["labels"]["alertname"] == "GpuMemoryOrphaned"
     assert alert["labels"]["pid"] == str(culprit.pid)
     said = alert["annotations"]["description"]
-    assert f"127.0.0.1:{ports[1]}" in said, "where"
+    assert said.startswith(f"{address}: "), "where"
     assert f"pid {culprit.pid} ({culprit.command}) of user {culprit.user}" in said, "who"
     assert re.search(r"holds [0-9.]+GiB on GPU 0", said), "how much"
     assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d", said), "since when"
@@ -202,3 +211,32 @@ async def _resolved(messages: asyncio.Queue[dict[str, Any]]) -> dict[str, Any]:
     message = await messages.get()
     assert message["status"] == "resolved"
     return message
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("version", EACH_VERSION)
+def test_a_job_that_hangs_wakes_somebody_once(version: str, tmp_path: Path) -> None:
+    """One page arrives about the stopped rank, with the ranks that wait; played a minute a second."""
+    asyncio.run(_hung(tmp_path, version))
+
+
+async def _hung(scratch: Path, version: str) -> None:
+    scene = rank_stopped(Random(1))  # noqa: S311 it is chance for tests
+    assert scene.onset is not None
+    culprit = scene.processes[-1]
+    assert "stopped" in culprit.fates
+    recording(scratch / "hung.jsonl.gz", scene, scene.onset - 60, 1800, 2)
+    async with servers(scratch, version) as (address, messages):
+        with running(
+            scratch / "exporter.log", *serve(address, scratch / "hung.jsonl.gz", "--replay.speed=60")
+        ):
+            page = await asyncio.wait_for(messages.get(), 2 * PATIENCE)
+
+    assert {each["labels"]["alertname"] for each in page["alerts"]} == {"GpuJobHung"}
+    (alert,) = page["alerts"]
+    assert alert["labels"]["pid"] == str(culprit.pid)
+    said = alert["annotations"]["description"]
+    assert f"pid {culprit.pid} (train.py) of slurm 4711, user barbara, is stopped" in said
+    assert f"rank 0 on {address} (GPU 0)" in said
+    assert said.endswith(f"Continue it with kill -CONT {culprit.pid}.")

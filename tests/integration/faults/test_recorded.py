@@ -11,12 +11,16 @@ from tests.support import judging
 from tests.support.faults import rules
 from tests.support.faults.evaluation import Firing, Manager, evaluate
 from tests.support.faults.recorded import FAULTS, STRETCH, play
+from tests.support.host.series import Trace
 from tests.support.judging import Entry
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
 HELD = 80 * 60.0
 """Seconds for which the last moment of a recording is held: long enough to count as hoarded."""
+
+EVERY = 30.0
+"""Seconds between two scrapes of what is held: nothing changes any more."""
 
 Raised = set[tuple[str, str]]
 """Alert and the role of the process that it names; ``-`` if it names none."""
@@ -84,11 +88,11 @@ def firings(require_tool: Callable[[str], Path], tmp_path_factory: pytest.TempPa
     require_tool("promtool")
     names = rules.families()
     traces = [
-        play(judging.HOME / entry.file, names, instance=entry.name, hold=HELD)
+        play(judging.HOME / entry.file, names, Trace(entry.name, every=EVERY), hold=HELD)
         for entry in ENTRIES.values()
         if entry.name != FAULTS
     ]
-    return evaluate(traces, tmp_path_factory.mktemp("recorded"), Manager(60.0))
+    return evaluate(traces, tmp_path_factory.mktemp("recorded"), Manager(60.0, scrape=EVERY))
 
 
 @pytest.mark.parametrize("name", sorted(ENTRIES.keys() - {FAULTS}))
@@ -104,7 +108,7 @@ def test_the_main_faults_are_found_in_their_recording(
     """Faulty programs on a real GPU are found, each by its alert; a false leak is not."""
     require_tool("promtool")
     entry = ENTRIES[FAULTS]
-    trace = play(judging.HOME / entry.file, rules.families(), instance=entry.name, stretch=STRETCH)
+    trace = play(judging.HOME / entry.file, rules.families(), Trace(entry.name), stretch=STRETCH)
     found = raised(entry, evaluate([trace], tmp_path, Manager(30.0)))
     assert found >= PLANTED
     assert ("GpuMemoryLeakSuspected", "lengths") not in found

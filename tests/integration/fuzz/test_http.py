@@ -24,6 +24,7 @@ PATHS = st.sampled_from(
         "/",
         "/api/v1/ledger",
         "/api/v1/history",
+        "/api/v1/leftovers",
         "/api/v1/events",
         "/-/ready",
         "/page/1/app.js",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from tests.support.builders import Shown, crowd
 from tests.support.serving import LOOPBACK, Answer, Client, run, served
 from vramledger import __version__
-from vramledger.config import Config
+from vramledger.config import Config, SamplingConfig
 from vramledger.web import page
 
 FOLDER = Path(page.__file__).with_name("page")
@@ -120,12 +121,36 @@ def test_the_page_names_itself_and_links_to_the_rest() -> None:
     assert f"<small>{__version__}</small>" in answer.text
 
 
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [("node-7\n", "node-7"), ("<b>\n", "&lt;b&gt;"), ("", None), (None, None), ("\xff", None)],
+)
+def test_title_and_heading_name_the_host(tmp_path: Path, file: str | None, shown: str | None) -> None:
+    """Each of ten open pages says whose it is: the host's own name, also where the exporter is in a container."""
+    (tmp_path / "etc").mkdir()
+    if file is not None:
+        (tmp_path / "etc/hostname").write_text(file, encoding="latin-1")
+    (answer,) = asked("/", config=replace(LOOPBACK, sampling=SamplingConfig(rootfs=tmp_path)))
+    name = shown or socket.gethostname()
+
+    assert f"<title>{name} · vramledger</title>" in answer.text
+    assert f'<small class="host">{name}</small>' in answer.text
+
+
 def test_without_the_page_its_paths_are_not_there() -> None:
     """``--no-web.page`` leaves the metrics and the JSON, and neither page nor stream."""
     config = replace(LOOPBACK, page=False)
 
-    found = asked("/", "/api/v1/events", "/metrics", "/api/v1/ledger", "/api/v1/history", config=config)
-    assert [answer.status for answer in found] == [404, 404, 200, 200, 200]
+    found = asked(
+        "/",
+        "/api/v1/events",
+        "/metrics",
+        "/api/v1/ledger",
+        "/api/v1/history",
+        "/api/v1/leftovers",
+        config=config,
+    )
+    assert [answer.status for answer in found] == [404, 404, 200, 200, 200, 200]
 
 
 @pytest.mark.parametrize("path", ["/page/other/app.js", "/page/%2e%2e/page.py", "/page/x/..%2f..%2fapp.py"])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from tests.support.alerts.nodes import Holder, Node, Values, changing_at, uuid
 from tests.support.host.model import GIB
+from vramledger.model.reading import Rank
 
 BYTE = 1 / GIB
 """In GiB. Bytes are whole, so at a share the holder of the byte above it is named."""
@@ -81,6 +82,7 @@ def boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
         *idle_boundaries(t, waits),
         *framework_boundaries(t),
         *growth_boundaries(t, waits),
+        *job_boundaries(t),
     ]
 
 
@@ -553,3 +555,31 @@ def _about_to_fill(t: Thresholds, wait: float) -> list[Boundary]:
         Boundary(rule, "fill_within", in_time(after), in_time(begins), begins),
         Boundary(rule, "fill_used_share", in_share(after), in_share(begins), begins),
     ]
+
+
+def _always_for(minutes: float) -> Callable[[float], float]:
+    """Return the minute so many minutes ago, the first one before."""
+    return lambda now: max(0.0, now - minutes)
+
+
+def job_boundaries(t: Thresholds) -> list[Boundary]:
+    """Return the boundaries of the alerts about ranks that wait."""
+    table = []
+    for rule, threshold, other in (
+        ("GpuJobHung-page", "hung_after", "stopped"),
+        ("GpuJobHung-warning", "hung_idle_after", "idle"),
+        ("GpuBusyWithoutWork-info", "busy_without_work", "active"),
+    ):
+        most = t[threshold] / 60
+        quiet, fires = (
+            Node(
+                [
+                    Holder(7, 30, other, sm=None, gpu=1, rank=Rank(0, 2, f"{rule} {name}")),
+                    Holder(8, 30, rank=Rank(1, 2, f"{rule} {name}"), waiting=since),
+                ],
+                gpus=2,
+            )
+            for name, since in (("quiet", _always_for(most - 0.25)), ("fires", 0))
+        )
+        table.append(Boundary(rule, threshold, quiet, fires, math.ceil(most * 2) / 2))
+    return table

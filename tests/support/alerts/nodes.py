@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import NamedTuple
 
 from tests.support import builders
@@ -17,7 +18,7 @@ from tests.support.host.model import GIB
 from tests.support.host.scrapes import Renderer
 from tests.support.host.series import Values as Written
 from vramledger.model.agent_report import AgentReport
-from vramledger.model.reading import DeviceReading, MemoryReading, Owner, ProcessFacts
+from vramledger.model.reading import DeviceReading, MemoryReading, Owner, ProcessFacts, Rank
 from vramledger.model.snapshot import (
     AgentSnapshot,
     DeviceSnapshot,
@@ -30,6 +31,7 @@ from vramledger.model.snapshot import (
     ProcessSnapshot,
     Snapshot,
     State,
+    UnchargedBytes,
 )
 
 _FAMILIES = rules.families()
@@ -64,6 +66,12 @@ class Holder:
         start: minute at which the process started.
         agent: values of each figure of its agent, by the name of its family without the prefix.
         grade: how good the evidence for its state is.
+        managed: GiB of managed memory that it has besides ``gib``.
+        left: GiB that an ended process has left it.
+        most: GiB of both that it can have at most, None where it has them for certain.
+        uncharged_grade: how good the evidence for them is.
+        rank: which rank of a distributed job it is.
+        waiting: minute since when it keeps its device busy without work.
     """
 
     pid: int
@@ -84,6 +92,12 @@ class Holder:
     agent: Mapping[str, Values] = field(default_factory=dict)
     agent_up: Values = None
     grade: Grade = Grade.PROVEN
+    managed: Values = None
+    left: Values = None
+    most: float | None = None
+    uncharged_grade: Grade = Grade.SEEN
+    rank: Rank | None = None
+    waiting: Values = None
 
     def __post_init__(self) -> None:
         """Assume an agent if a report is given."""
@@ -140,8 +154,11 @@ class Node:
                         values[key] = f"{value:.17g}"
             values[_key(f"up{{{target}}}")] = f"{up:d}"
             for key, text in values.items():
-                labelled = self._relabelled(key, minute)
-                found.setdefault(labelled, Written(step)).note(step, text)
+                labelled = key if self.relabel is None else self._relabelled(key, minute)
+                written = found.get(labelled)
+                if written is None:
+                    written = found[labelled] = Written(step)
+                written.note(step, text)
         return [
             {"series": named.get(key) or _text(key), "values": each.text(int(minutes * 60 / STEP) + 1)}
             for key, each in found.items()
@@ -149,7 +166,8 @@ class Node:
 
     def _relabelled(self, key: _Key, minute: float) -> _Key:
         name, labels = key
-        return key if self.relabel is None else (name, frozenset(self.relabel(minute, dict(labels)).items()))
+        assert self.relabel is not None
+        return name, frozenset(self.relabel(minute, dict(labels)).items())
 
     def _state(self, minute: float) -> tuple[_NodeState, tuple[tuple[Holder, _HolderState], ...]]:
         """Return every value that there is at a minute."""
@@ -162,9 +180,11 @@ class Node:
                     value_at(holder.since, minute) or 0.0,
                     value_at(holder.sm, minute),
                     value_at(holder.last_active, minute),
+                    value_at(holder.waiting, minute),
                     value_at(holder.start, minute) or 0.0,
                     value_at(holder.agent_up, minute),
                     tuple((name, value_at(values, minute)) for name, values in holder.agent.items()),
+                    _uncharged(holder, minute),
                 ),
             )
             for holder in self.holders
@@ -188,15 +208,31 @@ class _HolderState(NamedTuple):
     since: float
     sm: float | None
     last_active: float | None
+    waiting: float | None
     start: float
     agent_up: float | None
     agent: tuple[tuple[str, float | None], ...]
+    uncharged: UnchargedBytes | None
+
+    @property
+    def held(self) -> int:
+        return self.memory + (0 if self.uncharged is None else self.uncharged.least)
+
+
+def _uncharged(holder: Holder, minute: float) -> UnchargedBytes | None:
+    managed, left = value_at(holder.managed, minute), value_at(holder.left, minute)
+    if managed is None and left is None and holder.most is None:
+        return None
+    moved, least = round((managed or 0) * GIB), round(((managed or 0) + (left or 0)) * GIB)
+    most = least if holder.most is None else round(holder.most * GIB)
+    return UnchargedBytes(least, most, moved, holder.uncharged_grade, "")
 
 
 _Key = tuple[str, frozenset[tuple[str, str]]]
 """Name and labels of a series, in any order of the labels."""
 
 
+@cache  # a series is in hundreds of pages
 def _key(series: str) -> _Key:
     name, _, labels = series.partition("{")
     return name, frozenset(_LABEL.findall(labels))
@@ -224,7 +260,8 @@ def _snapshot(node: _NodeState, holders: Sequence[tuple[Holder, _HolderState]]) 
         processes=[_process(*each) for each in holders],
     )
     agents = {holder.pid: _agent(holder, state) for holder, state in holders if state.agent_up is not None}
-    return replace(found, agents=agents, collectors={"ledger": (True, 0.001)})
+    collectors = dict.fromkeys(("ledger", "process"), (True, 0.001))
+    return replace(found, agents=agents, collectors=collectors)
 
 
 def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderState]]) -> DeviceSnapshot:
@@ -232,9 +269,10 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
     holdings = []
     for holder, state in holders:
         kind = State(state.state)
-        held[kind] += state.memory
-        owned.setdefault((holder.owner_type, holder.owner), Counter())[kind] += state.memory
+        held[kind] += state.held
+        owned.setdefault((holder.owner_type, holder.owner), Counter())[kind] += state.held
         since, active = state.since * 60, None if state.last_active is None else state.last_active * 60
+        waiting = None if state.waiting is None else state.waiting * 60
         holdings.append(
             Holding(
                 pid=holder.pid,
@@ -248,6 +286,8 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
                 sm=state.sm,
                 last_active=active,
                 grade=holder.grade,
+                uncharged=state.uncharged,
+                busy_without_work_since=waiting,
             )
         )
     held[State.UNKNOWN] += round(node.unknown * GIB)
@@ -267,7 +307,9 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
 
 def _process(holder: Holder, state: _HolderState) -> ProcessSnapshot:
     owner = Owner(holder.owner_type, holder.owner, notebook=holder.notebook)
-    facts = ProcessFacts(holder.pid, 1, 1000, holder.user, command=holder.command, owner=owner)
+    facts = ProcessFacts(
+        holder.pid, 1, 1000, holder.user, command=holder.command, owner=owner, rank=holder.rank
+    )
     settled = (holder.framework, holder.policy)
     return ProcessSnapshot(holder.pid, state.start * 60, facts, facts, settled=settled)
 

@@ -24,6 +24,7 @@ import yaml
 
 from tests.support.dashboards.nodes import NOW, SCRAPE, Page
 from tests.support.faults import rules
+from tests.support.faults.evaluation import promtool_environment
 from tests.support.fleet.engines import Engine, running
 from tests.support.host.model import EPOCH
 from tests.support.host.series import Trace
@@ -37,7 +38,7 @@ _RECORDED = '{__name__=~"vramledger_[a-z]+:.+|ALERTS|ALERTS_FOR_STATE"}'
 _TIME = re.compile(r"^    expr: .*, time: ([0-9a-z.]+),$")
 _SAMPLE = re.compile(r'\{__name__="([^"]+)"((?:, \w+="(?:[^"\\]|\\.)*")*)\} ([^,\s"]+)')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_STALE = struct.pack("<Q", 0x7FF0000000000002)
+STALE = struct.pack("<Q", 0x7FF0000000000002)
 """The value that marks the end of a series: a NaN with bits of its own."""
 
 Labels = tuple[tuple[str, str], ...]
@@ -57,7 +58,7 @@ class Samples:
         for labels, value in values.items():
             self.points.setdefault(labels, []).append((at, struct.pack("<d", value)))
         for labels in self._last.get(source, set()) - values.keys():
-            self.points[labels].append((at, _STALE))
+            self.points[labels].append((at, STALE))
         self._last[source] = set(values)
 
 
@@ -111,9 +112,12 @@ def _unescape(text: str) -> str:
 def _evaluate_rules(traces: Sequence[Trace], scratch: Path) -> Iterator[tuple[float, dict[Labels, float]]]:
     """Yield the results of the rules at each step, alerts included."""
     paths = rules.files()
+    groups = rules.evaluated(paths, rules.groups(paths), everything=True)
+    loaded = scratch / "evaluated.rules.json"
+    loaded.write_text(json.dumps({"groups": groups}), encoding="utf-8")
     head = {
-        "rule_files": [str(path) for path in paths],
-        "group_eval_order": rules.groups(paths),
+        "rule_files": [str(loaded)],
+        "group_eval_order": [group["name"] for group in groups],
         "evaluation_interval": f"{STEP:.0f}s",
     }
     inputs = [
@@ -127,9 +131,8 @@ def _evaluate_rules(traces: Sequence[Trace], scratch: Path) -> Iterator[tuple[fl
     test = {"interval": f"{SCRAPE:.0f}s", "input_series": inputs, "promql_expr_test": asked}
     path = scratch / "recorded.test.yml"
     path.write_text(json.dumps({**head, "tests": [test]}), encoding="utf-8")  # JSON is YAML, and fast
-    done = subprocess.run(
-        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
-    )
+    command = ["promtool", "test", "rules", str(path)]
+    done = subprocess.run(command, env=promtool_environment(), capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     assert "FAILED" in said, f"promtool could not evaluate the rules: {said[-2000:]}"
     at = 0.0
@@ -184,9 +187,12 @@ def _sample(at: float) -> tuple[bytes, bytes]:
 def _request(parts: Iterable[tuple[bytes, Sequence[tuple[float, bytes]]]], ahead: float) -> bytes:
     """Return a WriteRequest of the protocol, in a snappy block that compresses nothing."""
     message = bytearray()
+    encoded: dict[int, bytes] = {}  # copies of a node share their samples
     for series, values in parts:
-        points = [_sample(at + ahead)[0] + value + _sample(at + ahead)[1] for at, value in values]
-        message += _field(1, series + b"".join(points))
+        if id(values) not in encoded:
+            points = [_sample(at + ahead)[0] + value + _sample(at + ahead)[1] for at, value in values]
+            encoded[id(values)] = b"".join(points)
+        message += _field(1, series + encoded[id(values)])
     literal = struct.pack("<BI", 63 << 2, len(message) - 1)
     return _varint(len(message)) + literal + bytes(message)
 
@@ -198,10 +204,14 @@ def send(samples: Samples, engine: Engine, ahead: float = 0.0) -> None:
     left = [(_encode_series(labels), values, 0) for labels, values in samples.points.items()]
     while begin <= NOW:
         part, rest = [], []
+        slices: dict[tuple[int, int], Sequence[tuple[float, bytes]]] = {}
         for series, values, first in left:
             end = bisect_left(values, begin + span, lo=first, key=itemgetter(0))
             if end > first:
-                part.append((series, values[first:end]))
+                own = id(values), first
+                if own not in slices:
+                    slices[own] = values[first:end]
+                part.append((series, slices[own]))
             if end < len(values):
                 rest.append((series, values, end))
         left = rest

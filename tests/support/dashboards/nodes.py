@@ -16,7 +16,7 @@ from typing import Any
 from tests.support.faults import faulty, healthy, recorded
 from tests.support.faults.scene import Scene
 from tests.support.host.agents import Pools
-from tests.support.host.model import EPOCH, GIB, MIB, Fault, Host
+from tests.support.host.model import EPOCH, GIB, MIB, Fault, Host, Program, Use
 from tests.support.host.programs import WithPools
 from tests.support.host.scrapes import Renderer, Weather
 from tests.support.host.scrapes import scrapes as host_scrapes
@@ -73,6 +73,37 @@ def with_errors(host: Host) -> None:
     for gpu in host.gpus:
         gpu.sensors = _sensors
     host.faults = [*host.faults, Fault("xid", 2.5 * 3600, number=63), Fault("unreadable", number=3)]
+
+
+@dataclass(slots=True)
+class _WithManaged:
+    """A program that has managed memory besides."""
+
+    program: Program
+    resident: int
+    mapped: int
+
+    def use(self, age: float) -> Use:
+        use = self.program.use(age)
+        return use._replace(uncharged=self.resident, mapped=self.mapped) if use.memory else use
+
+
+def with_managed_memory(host: Host) -> None:
+    """Let the first program have managed memory, and the others more mappings than bytes."""
+    for process in host.processes:
+        last = max(process.places)
+        resident, mapped = (4 * GIB, 4 * GIB) if process is host.processes[0] else (GIB, 64 * GIB)
+        process.places = {**process.places, last: _WithManaged(process.places[last], resident, mapped)}
+
+
+def wait_for_a_rank(host: Host) -> None:
+    """Let all devices be busy and compute nothing, as in a collective that waits for a lost rank."""
+    with_errors(host)
+    waiting = dict.fromkeys(("tensor", "fp16", "fp32", "fp64", "dram", "video", "occupancy"), 0.0)
+    links = dict.fromkeys(("pcie_transmit", "pcie_receive", "nvlink_transmit", "nvlink_receive"), 1e5)
+    activity = {"seconds": SCRAPE, "graphics": 1.0, "sm": 0.18, "integer": 0.0016, **waiting, **links}
+    for gpu in host.gpus:
+        gpu.says = {"utilization": {"gpu": 1.0, "memory": 0.0}, "activity": activity}
 
 
 def release(host: Host) -> None:
@@ -141,6 +172,8 @@ NODES = (
     Node("mig", healthy.mig),
     Node("ranks", healthy.ranks, prepare=with_agents),
     Node("small-jobs", healthy.small_jobs),
+    Node("managed", healthy.shared_well, prepare=with_managed_memory),
+    Node("waits", healthy.ranks, 2, prepare=wait_for_a_rank),
 )
 
 RECORDED = {

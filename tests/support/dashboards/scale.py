@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.support.dashboards.database import Samples, ask
+from tests.support.dashboards.database import STALE, Samples, ask
 from tests.support.dashboards.files import PanelQuery, all_queries, substitute_variables
 from tests.support.dashboards.nodes import HOURS, NOW
 from tests.support.fleet.engines import Engine
@@ -37,9 +37,7 @@ def copy_nodes(samples: Samples, copies: int, hours: float, every: float) -> Sam
     many = Samples()
     span = HOURS * 3600
     for labels, values in samples.points.items():
-        thinned = [each for each in values if (NOW - each[0]) % every == 0]
-        if not thinned:
-            continue
+        thinned = _thinned(values, every)
         times = range(max(1, round(hours / HOURS)) - 1, -1, -1)
         repeated = [(at - back * span, value) for back in times for at, value in thinned]
         own = dict(labels)
@@ -47,6 +45,17 @@ def copy_nodes(samples: Samples, copies: int, hours: float, every: float) -> Sam
             names = {name: f"{own[name]}-{copy}" for name in ("instance", "uuid") if name in own}
             many.points[tuple(sorted((own | names).items()))] = repeated
     return many
+
+
+def _thinned(values: list[tuple[float, bytes]], every: float) -> list[tuple[float, bytes]]:
+    """Return the first sample of each span, and each end: rules have other moments than scrapes."""
+    kept: list[tuple[float, bytes]] = []
+    span = None
+    for at, value in values:
+        if at // every != span or value == STALE:
+            kept.append((at, value))
+            span = at // every
+    return kept
 
 
 def query_durations(engine: Engine, hours: float, ahead: float) -> list[QueryDuration]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median
 
 from tests.support.faults import rules
@@ -136,12 +137,13 @@ def _named(firing: Firing) -> bool:
 
 
 def _rightly(run: Run, firing: Firing) -> bool:
-    """Tell whether the owner that an alert names has the pid when it begins to fire."""
+    """Tell whether the owner that an alert names has the pid when it begins to fire, or had it as a rank."""
     pid, owner = firing.labels.get("pid"), firing.labels.get("owner")
     if not pid or not owner:
         return True
+    lingers = inf if firing.labels.get("rank_state") == "ended" else LINGERS
     return any(
-        str(each.pid) == pid and each.owner == owner and each.begin <= firing.begin < each.end + LINGERS
+        str(each.pid) == pid and each.owner == owner and each.begin <= firing.begin < each.end + lingers
         for each in run.tenancies
     )
 

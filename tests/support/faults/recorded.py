@@ -31,19 +31,18 @@ STRETCH = 30.0
 
 
 def play(
-    path: Path, names: Collection[str], *, instance: str, stretch: float = 1.0, hold: float = 0.0
+    path: Path, names: Collection[str], trace: Trace, *, stretch: float = 1.0, hold: float = 0.0
 ) -> Trace:
-    """Return what Prometheus would have scraped while a recording was played.
+    """Fill a trace with what Prometheus would have scraped while a recording was played, and return it.
 
     Args:
         path: of the recording; ``NAME.notes.gz`` beside it may hold what its programs said.
         names: the families that anybody will ask for.
-        instance: label of the target.
+        trace: of the target, still empty.
         stretch: by how much its time is drawn out.
         hold: seconds for which its last reading goes on afterwards.
     """
-    trace = Trace(instance)
-    for lines in recorded_scrapes(path, Renderer(names), stretch, hold):
+    for lines in recorded_scrapes(path, Renderer(names), stretch, hold, trace.every):
         trace.scraped(lines)
     return trace
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,9 @@ from vramledger.config import parse_duration
 HOME = Path(__file__).resolve().parents[3] / "alerts"
 PAGE, WARNING = "page", "warning"
 
+_RECORDED = re.compile(r"\bvramledger_\w+:\w+(?::\w+)?")
 _NAME = re.compile(r"\bvramledger_[a-z0-9_]+(?![a-z0-9_:])")
+_RECORDED = re.compile(r"\bvramledger_[a-z]+:\w+:\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,40 @@ def groups(paths: Iterable[Path]) -> list[str]:
     return [group["name"] for path in paths for group in _groups(path)]
 
 
+def evaluated(
+    paths: Iterable[Path], order: Sequence[str], named: Collection[str] = (), *, everything: bool = False
+) -> list[dict[str, Any]]:
+    """Return the groups with the rules that decide which alerts fire, and without the alerts' texts.
+
+    Each evaluation of an alert that fires writes its texts, with a query for each figure. With the recording
+    rules that only dashboards read, they take 40 % of the time.
+
+    Args:
+        paths: of the rule files.
+        order: of the groups.
+        named: the alerts; all of them when empty.
+        everything: keep the rules that decide about no alert, too.
+    """
+    there = {group["name"]: group for path in paths for group in _groups(path)}
+    rules = [rule for group in there.values() for rule in group["rules"]]
+    left = [rule for rule in rules if "alert" in rule and (not named or rule["alert"] in named)]
+    wanted = {rule["alert"] for rule in left}
+    while left:
+        read = {*_RECORDED.findall(str(left.pop()["expr"]))} - wanted
+        wanted |= read
+        left += [rule for rule in rules if rule.get("record") in read]
+    found = []
+    for name in order:
+        chosen = [
+            {key: value for key, value in rule.items() if key != "annotations"}
+            for rule in there[name]["rules"]
+            if everything or rule.get("record", rule.get("alert")) in wanted
+        ]
+        if chosen:
+            found.append({**there[name], "rules": chosen})
+    return found
+
+
 def alerts(home: Path = HOME) -> list[Alert]:
     """Read every alerting rule of a directory."""
     return [_alert(raw) for path in files(home) for raw in _alerting(path)]
@@ -55,6 +91,33 @@ def families(home: Path = HOME) -> frozenset[str]:
     """Return the exporter's families that the rules use."""
     expressions = [rule["expr"] for path in files(home) for group in _groups(path) for rule in group["rules"]]
     return frozenset(name for expression in expressions for name in _NAME.findall(str(expression)))
+
+
+def reduce(home: Path, into: Path, wanted: Callable[[Mapping[str, Any]], bool]) -> Path:
+    """Write the wanted alerts of a directory of rules, with the recording rules that they need, into another.
+
+    What these alerts do is the same without the other rules, and takes less than half of the time.
+    """
+    content = {path.name: [{**group} for group in _groups(path)] for path in files(home)}
+    every = [rule for groups_of in content.values() for group in groups_of for rule in group["rules"]]
+    needed = {id(rule) for rule in every if "alert" in rule and wanted(rule)}
+    names: set[str] = set()
+    while True:
+        known = len(names)
+        names |= {
+            name for rule in every if id(rule) in needed for name in _RECORDED.findall(str(rule["expr"]))
+        }
+        needed |= {id(rule) for rule in every if rule.get("record") in names}
+        if len(names) == known:
+            break
+    into.mkdir(exist_ok=True)
+    for name, groups_of in content.items():
+        for group in groups_of:
+            group["rules"] = [rule for rule in group["rules"] if id(rule) in needed]
+        kept = [group for group in groups_of if group["rules"]]
+        if kept:
+            (into / name).write_text(yaml.safe_dump({"groups": kept}), encoding="utf-8")
+    return into
 
 
 @cache  # PyYAML is slow, and each of a hundred scenarios asks

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import inf
 from pathlib import Path
 from random import Random
@@ -19,17 +19,22 @@ from typing import NamedTuple
 import yaml
 
 from tests.support.faults import rules
+from tests.support.faults.draws import DRAWS
 from tests.support.faults.evaluation import Firing, Manager, evaluate
 from tests.support.faults.exporters import EXPORTERS
 from tests.support.faults.faulty import FAULTY
 from tests.support.faults.healthy import HEALTHY
+from tests.support.faults.jobs import JOBS
 from tests.support.faults.limits import BUDGET, LIMITS, SPENDER
 from tests.support.faults.scene import HOUR
 from tests.support.host.scrapes import SCRAPE, Renderer, scrapes
 from tests.support.host.series import Trace
 from vramledger.model.snapshot import Snapshot
 
-SCENARIOS = {scenario.name: scenario for scenario in (*HEALTHY, *FAULTY, *LIMITS, *EXPORTERS)}
+SCENARIOS = {scenario.name: scenario for scenario in (*HEALTHY, *FAULTY, *LIMITS, *EXPORTERS, *JOBS)}
+KNOWN = {**SCENARIOS, **{scenario.name: scenario for scenario in DRAWS}}
+"""With those that are only drawn, and run by hand."""
+
 NEARLY_FULL = 0.9
 TOGETHER = 24
 """Hosts in one evaluation: enough for promtool's start, few enough to use all cores."""
@@ -45,6 +50,8 @@ class Pace:
         scrape: seconds between scrapes.
         longest: hours after which a healthy scenario is left.
         after: hours after its onset at which a faulty one is left.
+        together: hosts in one evaluation.
+        homes: the directories of rules whose metrics are rendered.
     """
 
     sample: float = 5.0
@@ -52,6 +59,8 @@ class Pace:
     scrape: float = SCRAPE
     longest: float = 24.0
     after: float = inf
+    together: int = TOGETHER
+    homes: tuple[Path, ...] = (rules.HOME,)
 
 
 class Tenancy(NamedTuple):
@@ -96,20 +105,33 @@ class _Lived:
     tenancies: tuple[Tenancy, ...]
 
 
+class RuleSet(NamedTuple):
+    """Rules, and the program that evaluates them; ``home`` is the directory, None for the shipped rules."""
+
+    promtool: str = "promtool"
+    home: Path | None = None
+
+
 def run(
-    variations: Iterable[Variation], pace: Pace, promtools: Sequence[str] = ("promtool",)
+    variations: Iterable[Variation],
+    pace: Pace,
+    rule_sets: Sequence[RuleSet] = (RuleSet(),),
+    most_processes: int | None = None,
 ) -> list[list[Run]]:
-    """Simulate variations of scenarios, on all cores; return the runs by version of the rule manager."""
+    """Simulate variations of scenarios, on all cores or fewer; return the runs by set of rules."""
     # Long ones with long ones: an evaluation lasts as long as its longest trace.
-    ordered = sorted(variations, key=lambda each: (SCENARIOS[each[0]].healthy, each[1], each[0]))
-    alone = [[each] for each in ordered if SCENARIOS[each[0]].alone]
-    shared = [each for each in ordered if not SCENARIOS[each[0]].alone]
-    batches = [shared[first : first + TOGETHER] for first in range(0, len(shared), TOGETHER)] + alone
+    ordered = sorted(variations, key=lambda each: (KNOWN[each[0]].healthy, each[1], each[0]))
+    alone = [[each] for each in ordered if KNOWN[each[0]].alone]
+    shared = [each for each in ordered if not KNOWN[each[0]].alone]
+    each = pace.together
+    batches = [shared[first : first + each] for first in range(0, len(shared), each)] + alone
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
         home = _rules(Path(scratch))
-        with ProcessPoolExecutor(min(len(batches), os.cpu_count() or 1)) as pool:
-            judged = list(pool.map(partial(_batch, pace, promtools, home), batches))
-    return [[each for batch in judged for each in batch[index]] for index in range(len(promtools))]
+        sets = [RuleSet(each.promtool, each.home or home) for each in rule_sets]
+        processes = min(len(batches), most_processes or os.cpu_count() or 1)
+        with ProcessPoolExecutor(processes) as pool:
+            judged = list(pool.map(partial(_batch, pace, sets), batches))
+    return [[each for batch in judged for each in batch[index]] for index in range(len(sets))]
 
 
 def _rules(home: Path) -> Path:
@@ -122,15 +144,13 @@ def _rules(home: Path) -> Path:
     return home
 
 
-def _batch(
-    pace: Pace, promtools: Sequence[str], home: Path, variations: Sequence[Variation]
-) -> list[list[Run]]:
-    """Return the runs of some variations by each of the programs."""
+def _batch(pace: Pace, rule_sets: Sequence[RuleSet], variations: Sequence[Variation]) -> list[list[Run]]:
+    """Return the runs of some variations by each set of rules."""
     lived = [_live(name, seed, pace) for name, seed in variations]
     found = []
-    for promtool in promtools:
+    for promtool, home in rule_sets:
         with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
-            manager = Manager(pace.step, home, promtool=promtool, scrape=pace.scrape)
+            manager = Manager(pace.step, home or rules.HOME, promtool=promtool, scrape=pace.scrape)
             firings = evaluate([each.trace for each in lived], Path(scratch), manager)
         found.append(
             [
@@ -154,14 +174,19 @@ def _of(lived: _Lived, firings: Iterable[Firing]) -> tuple[Firing, ...]:
     )
 
 
+@cache  # a regular expression over all rules
+def _families(homes: tuple[Path, ...]) -> frozenset[str]:
+    return frozenset().union(*(rules.families(home) for home in homes))
+
+
 def _live(name: str, seed: int, pace: Pace) -> _Lived:
     random = Random(f"{name}/{seed}")  # noqa: S311 it is chance for tests
-    scene = SCENARIOS[name].build(random)
-    most = pace.longest if SCENARIOS[name].healthy else (scene.onset or 0) / HOUR + pace.after
+    scene = KNOWN[name].build(random)
+    most = pace.longest if KNOWN[name].healthy else (scene.onset or 0) / HOUR + pace.after
     hours = min(scene.hours, most)
     trace, full = Trace(f"{name}-{seed}", every=pace.scrape), None
     weather = replace(scene.weather, every=pace.scrape)
-    host, renderer = scene.build(random, pace.sample), Renderer(rules.families(), scene.weather.most)
+    host, renderer = scene.build(random, pace.sample), Renderer(_families(pace.homes), scene.weather.most)
     for now, snapshot, lines in scrapes(host, hours, weather, random, renderer):
         trace.scraped(lines)
         if full is None and snapshot is not None and _fullest(snapshot) >= NEARLY_FULL:

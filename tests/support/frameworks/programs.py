@@ -114,6 +114,21 @@ if "vramledger.agent.import_hook" in sys.modules:
         finally:
             module._context = real
 
+    class Session(tf.compat.v1.Session):
+        def list_devices(self):
+            name = "/job:localhost/replica:0/task:0/device:GPU:1"
+            return [SimpleNamespace(device_type="GPU", name=name, memory_limit_bytes=7000)]
+
+    def read_session(config):
+        provider = TensorFlow()
+        module._context = None
+        try:
+            with Session(graph=tf.Graph(), config=config):  # it makes its devices at once
+                assert provider.is_initialised()
+            return provider.read()
+        finally:
+            module._context = real
+
     options = tf.compat.v1.ConfigProto()
     options.gpu_options.per_process_gpu_memory_fraction = 0.5
     pool = tf.compat.v1.ConfigProto()
@@ -136,6 +151,11 @@ if "vramledger.agent.import_hook" in sys.modules:
         "other numbers": read(known=0),
         "cpu": TensorFlow().is_initialised(),
     }
+    growing = tf.compat.v1.ConfigProto()
+    growing.gpu_options.allow_growth = True
+    growing.gpu_options.visible_device_list = "2,5"
+    configs = {"growth": growing, "fraction": options, "async": pool, "default": tf.compat.v1.ConfigProto()}
+    extra["sessions"] = {name: read_session(config) for name, config in configs.items()}
 end(value, **extra)
 """
 )

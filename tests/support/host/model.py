@@ -30,6 +30,7 @@ from vramledger.model.reading import (
     ProcessFacts,
     ProcessRow,
     ProcessUtilization,
+    Rank,
     Reading,
     Scheduler,
     XidEvent,
@@ -65,6 +66,7 @@ class Use(NamedTuple):
     that its kernels run, ``seen`` the share of seconds with work that leave a utilisation sample.
     ``pools`` is what its agent would report of its frameworks. ``uncharged`` are bytes that it has and that
     NVML charges to nobody, ``mapped`` what it maps of ``/dev/nvidia-uvm``, None where that is not readable.
+    ``spins`` is the share of time in which a kernel of it runs that computes and moves nothing.
     """
 
     memory: int
@@ -73,6 +75,7 @@ class Use(NamedTuple):
     pools: Mapping[str, Figures] = {}
     uncharged: int = 0
     mapped: int | None = 0
+    spins: float = 0.0
 
 
 class Program(Protocol):
@@ -98,6 +101,7 @@ _HALTING: tuple[Fate, ...] = ("stopped", "zombie", "stuck", "dead")
 FaultKind = Literal[
     "driver lost",  # NVML as a whole does not answer
     "device lost",  # one device does not answer; ``name`` is why
+    "device gone",  # one device is not even listed
     "xid",  # ``gpu`` reports the error ``number`` at ``since``
     "hidden holder",  # the process ``number`` has the first device open, and NVML does not list it
     "collector",  # the collector ``name`` fails
@@ -147,6 +151,7 @@ class Process:
         signs: what says that it is somebody's worker.
         kinds: which of NVML's lists name it; with ``M`` the driver counts its work for the MPS server.
         agent: it runs our agent.
+        rank: which rank of a distributed job it is.
         starter: who started it; a launcher of its own unless told otherwise.
         group: its process group and session; the launcher's unless told otherwise.
         fates: what happens to it, and when.
@@ -164,6 +169,7 @@ class Process:
     signs: tuple[str, ...] = ()
     kinds: str = "C"
     agent: bool = False
+    rank: Rank | None = None
     starter: ParentFacts | None = None
     group: int | None = None
     fates: dict[Fate, float] = field(default_factory=dict)
@@ -202,6 +208,7 @@ class Process:
             settings=self.settings,
             parent=self.parent(now),
             leader_alive=not self.met("orphaned", now),
+            rank=self.rank,
         )
 
     def row(self, now: float) -> ProcessRow:
@@ -335,7 +342,12 @@ class Host:
     def _full(self, outline: Reading, shown: Sequence[Process], now: float) -> Reading:
         """Add what the driver, /proc and the schedulers report."""
         alive = [process for process in shown if not process.met("dead", now)]
-        devices = tuple(self._device(gpu, shown, now, outline.time) for gpu in self.gpus)
+        gone = {fault.gpu for fault in self.present("device gone", now)}
+        devices = tuple(
+            self._device(gpu, shown, now, outline.time)
+            for place, gpu in enumerate(self.gpus)
+            if place not in gone
+        )
         return replace(
             outline,
             duration=0.01,
@@ -432,7 +444,7 @@ class Host:
                     use = program.use(now - process.begin)
                 else:
                     use = before.get((process, place)) or program.use(halt - process.begin)
-                    use = use._replace(work=0.0)
+                    use = use._replace(work=0.0, spins=0.0)
                 self._uses[process, place] = use
 
     def _news(self, shown: Sequence[Process], alive: Sequence[Process], now: float) -> list[ProcessFacts]:
@@ -466,7 +478,8 @@ class Host:
         )
         used = min(everybody + gpu.unowned(now), gpu.total - gpu.reserved)
         rows = self._rows(place, listed, clock)
-        busy = round(min(1.0, sum(use.work for use in uses.values() if self._seen(use))), 2)
+        spins = sum(use.spins for use in uses.values())
+        busy = round(min(1.0, spins + sum(use.work for use in uses.values() if self._seen(use))), 2)
         device = replace(
             device,
             duration=0.004,
@@ -474,7 +487,7 @@ class Host:
             processes=tuple(ProcessEntry(each.pid, use.memory, each.kinds) for each, use in listed.items()),
             utilization={"gpu": busy, "memory": round(busy / 4, 2)},
             process_utilization=None if gpu.parent is not None else rows,
-            activity=self._activity(min(1.0, sum(use.work for use in uses.values())))
+            activity=self._activity(min(1.0, sum(use.work for use in uses.values())), min(1.0, spins))
             if gpu.counters
             else None,
             hardware=gpu.sensors(now),
@@ -485,9 +498,13 @@ class Host:
         self, place: int, listed: Mapping[Process, Use], clock: float
     ) -> tuple[ProcessUtilization, ...]:
         """Return the driver's new rows: of seen work, otherwise one of 0 % of the process that ran last."""
-        workers = [process for process, use in listed.items() if use.work and "M" not in process.kinds]
+        workers = [
+            process for process, use in listed.items() if use.work + use.spins and "M" not in process.kinds
+        ]
         rows = tuple(
-            ProcessUtilization(each.pid, clock, max(0.01, round(listed[each].work, 2)), 0.05, 0.0, 0.0)
+            ProcessUtilization(
+                each.pid, clock, max(0.01, round(listed[each].work + listed[each].spins, 2)), 0.05, 0.0, 0.0
+            )
             for each in workers
             if self._seen(listed[each])
         )
@@ -498,13 +515,14 @@ class Host:
             return rows
         return (ProcessUtilization(last, clock, 0.0, 0.0, 0.0, 0.0),)
 
-    def _activity(self, work: float) -> dict[str, float]:
-        """Return the means of GPM's counters for a share of time in which kernels ran."""
+    def _activity(self, work: float, spins: float) -> dict[str, float]:
+        """Return the means of GPM's counters for the shares of time in which kernels worked, or spun."""
         kernels = dict.fromkeys(("occupancy", "tensor", "fp32", "integer"), work / 4)
+        kernels["integer"] += spins * 0.0016  # a collective that waited, on an H100
         return {
             "seconds": self.interval,
-            "graphics": max(work, 6e-5),
-            "sm": work,
+            "graphics": max(min(1.0, work + spins), 6e-5),
+            "sm": work + spins * 0.18,
             **kernels,
             "dram": max(work / 4, 4e-6),
             "pcie_transmit": 4e5,

@@ -5,18 +5,32 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
-from tests.support.players.stage import Player
 from tests.support.standin.library import GIB, StandIn
 
 
+class Listed(Protocol):
+    """A process that holds memory."""
+
+    @property
+    def pid(self) -> int:
+        """Its pid."""
+
+    def wait(self) -> object:
+        """Wait until it has ended."""
+
+    def end(self) -> object:
+        """End it."""
+
+
 @contextmanager
-def listed_while_alive(standin: StandIn, *players: Player) -> Iterator[None]:
+def listed_while_alive(standin: StandIn, *players: Listed) -> Iterator[None]:
     """List players with 1 GiB each, and each until it has ended, as a driver does; they end behind it."""
     alive = [each.pid for each in players]
     lock = threading.Lock()
 
-    def follow(player: Player) -> None:
+    def follow(player: Listed) -> None:
         player.wait()
         with lock:
             alive.remove(player.pid)

@@ -144,10 +144,10 @@ def fork_workers(_: Stage, path: str, role: str, method: str, count: int) -> Non
         context.Process(target=play, args=(path, role)).start()
 
 
-def fork_sleepers(_: Stage, count: int, files: int) -> list[int]:
+def fork_sleepers(_: Stage, count: int, files: int, library: str) -> list[int]:
     """Fork many children, each with so many open files, as a small daemon has, and killed when we are.
 
-    They are not players, because a Python each would take 8 MiB.
+    Each maps a library, if one is given. They are not players, because a Python each would take 8 MiB.
     """
     libc = _libc()
     null = os.open(os.devnull, os.O_RDWR)
@@ -158,7 +158,8 @@ def fork_sleepers(_: Stage, count: int, files: int) -> list[int]:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             for number in range(files):
                 os.dup2(null, number)
-            os.execvp("sleep", ["sleep", "86400"])  # noqa: S606 a shell would be a process more
+            env = {**os.environ, **({"LD_PRELOAD": library} if library else {})}
+            os.execvpe("sleep", ["sleep", "86400"], env)  # noqa: S606 a shell would be a process more
         pids.append(pid)
     return pids
 

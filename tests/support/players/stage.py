@@ -257,9 +257,15 @@ class Stage:
         player.program = program
         return player
 
-    def crowd(self, count: int, files: int = 10) -> list[int]:
-        """Start that many sleeping processes with open files, which do not play; return their pids."""
-        found: list[int] = self.start().order("fork_sleepers", count, files)
+    def crowd(self, count: int, files: int = 10, library: str = "") -> list[int]:
+        """Start that many sleeping processes, which do not play; return their pids.
+
+        Args:
+            count: how many.
+            files: how many files each has open.
+            library: what each maps; one of the driver's makes it a program that may use a GPU.
+        """
+        found: list[int] = self.start().order("fork_sleepers", count, files, library)
         return found
 
     def hear(self, role: str, count: int = 1, program: Program | None = None) -> tuple[Player, ...]:

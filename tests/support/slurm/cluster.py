@@ -87,6 +87,9 @@ class Site:
         gres_conf: the text of gres.conf.
         options: further settings of slurm.conf; they replace those that are here.
         settings: the text of the scripts' own file.
+        autodetect: slurmd asks the driver for the GPUs, through Slurm's own plugin for NVML.
+        constrained: a job can open only the device files of its own GPUs.
+        minors: the number of each GPU's device file, in NVML's order; by default NVML's index.
     """
 
     version: str = "older"
@@ -97,6 +100,16 @@ class Site:
     gres_conf: str = "Name=gpu File=/dev/nvidia[0-1]"
     options: Mapping[str, str] = field(default_factory=dict)
     settings: str = ""
+    autodetect: bool = False
+    constrained: bool = False
+    minors: tuple[int, ...] = ()
+
+
+def compile_library(output: Path) -> None:
+    """Compile a library from the source of the same name that is beside this module."""
+    source = Path(__file__).parent / f"{output.stem}.c"
+    flags = ["-O2", "-fPIC", "-shared", "-o", str(output), str(source), "-ldl"]
+    subprocess.run([*compiler(), *flags], check=True)
 
 
 class Cluster:
@@ -110,6 +123,9 @@ class Cluster:
             require_tool(tool)
         if not (FETCHED / site.version / "usr/sbin/slurmd").exists():
             do_without(f"no Slurm ({site.version}) in .cache/slurm; bash .ci/provision/slurm fetches it")
+        plugin = FETCHED / site.version / "usr/lib/x86_64-linux-gnu/slurm-wlm/gpu_nvml.so"
+        if site.autodetect and not plugin.exists():
+            do_without(f"Slurm ({site.version}) has no plugin for NVML; bash .ci/provision/slurm fetches it")
         self.site = site
         # The cgroups of two clusters would have the same names.
         place = Path(tempfile.gettempdir(), "vramledger-slurm.lock")
@@ -124,14 +140,16 @@ class Cluster:
         try:
             library = build(self.here / "library")
             for name in site.nodes:
-                self.drivers[name] = NodeDriver(self.here / name, library, devices=site.devices)
+                driver = self.drivers[name] = NodeDriver(self.here / name, library, devices=site.devices)
+                for index, minor in enumerate(site.minors):
+                    driver.standin.device(index).set(minor=minor)
             self._write_files(library)
             if site.cgroup == "v2":
-                self._build_cgroup_v2()
+                compile_library(self.here / "cgroup_v2.so")
             self._enter()
             self.start("slurmctld", ["slurmctld", "-D"])
             for name in site.nodes:
-                self.start(name, ["slurmd", "-D", "-N", name])
+                self.start(name, [self.slurmd, "-D", "-N", name])
             wait_until(
                 lambda: set(self.states().values()) == {"IDLE"},
                 "the nodes are idle",
@@ -210,28 +228,39 @@ class Cluster:
             f"PartitionName=all Nodes={','.join(self.drivers)} Default=YES MaxTime=INFINITE State=UP"
         )
         (slurm / "slurm.conf").write_text("\n".join(lines) + "\n")
-        program = self.here / "usr" / "local" / "bin" / "vramledger"
-        program.parent.mkdir(parents=True)
-        program.write_text(
-            "#!/bin/bash\n"
-            f"export LD_LIBRARY_PATH={library.parent} PYTHONPATH={PROJECT / 'exporter'}\n"
+        driver = (
+            f"export LD_LIBRARY_PATH={library.parent}\n"
             f"export VRAMLEDGER_STANDIN={here}/${{SLURMD_NODENAME:-n1}}/standin.state\n"
-            f'exec {sys.executable} -m vramledger "$@"\n'
         )
+        start = f'export PYTHONPATH={PROJECT / "exporter"}\nexec {sys.executable} -m vramledger "$@"\n'
+        self._write_program("bin/vramledger", driver + start)
+        if site.autodetect:
+            rest = here / "nvml_for_slurm.so"
+            compile_library(rest)
+            # Slurm opens it by the name that only development packages have.
+            (library.parent / "libnvidia-ml.so").symlink_to(library.name)
+            self._write_program(
+                "sbin/slurmd", f'{driver}export LD_PRELOAD={rest}\nexec /usr/sbin/slurmd "$@"\n'
+            )
+
+    @property
+    def slurmd(self) -> str:
+        """The program of slurmd; with AutoDetect the one that finds the stand-in driver."""
+        return "/usr/local/sbin/slurmd" if self.site.autodetect else "slurmd"
+
+    def _write_program(self, name: str, text: str) -> None:
+        program = self.here / "usr" / "local" / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f"#!/bin/bash\n{text}")
         program.chmod(0o755)
 
     def _cgroup_conf(self) -> str:
         lines = [f"CgroupPlugin=cgroup/{self.site.cgroup}", "CgroupMountpoint=/sys/fs/cgroup"]
-        lines += [f"Constrain{each}=no" for each in ("Devices", "RAMSpace", "Cores")]
+        lines += [f"Constrain{each}=no" for each in ("RAMSpace", "Cores")]
+        lines.append(f"ConstrainDevices={'yes' if self.site.constrained else 'no'}")
         if self.site.cgroup == "v2":
             lines.append("IgnoreSystemd=yes")
         return "\n".join(lines) + "\n"
-
-    def _build_cgroup_v2(self) -> None:
-        source = PROJECT / "tests" / "support" / "slurm" / "cgroup_v2.c"
-        output = str(self.here / "cgroup_v2.so")
-        flags = ["-O2", "-fPIC", "-shared", "-o", output, str(source), "-ldl"]
-        subprocess.run([*compiler(), *flags], check=True)
 
     def _enter(self) -> None:
         fetched = FETCHED / self.site.version
@@ -283,20 +312,46 @@ class Cluster:
             daemon.kill()
             daemon.wait()
 
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a daemon."""
+        self._daemons[name].send_signal(number)
+
     def run(self, *words: str, user: str | None = None, check: bool = True, **environment: str) -> str:
         """Run a command in the namespace and return its output."""
-        result = subprocess.run(
+        result = self._finish(words, user, environment)
+        if check and result.returncode:
+            message = f"{' '.join(words)}: {result.returncode}\n{result.stdout}{result.stderr}"
+            raise AssertionError(message)
+        return result.stdout
+
+    def ask(self, *words: str) -> str | None:
+        """Return what slurmctld says; None where it knows no such thing.
+
+        On a machine with much to do a request can fail or time out. That says nothing about jobs or nodes, so
+        it is repeated.
+        """
+
+        def answer() -> subprocess.CompletedProcess[str] | None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                result = self._finish(words)
+                if result.returncode == 0 or "Invalid job id" in result.stderr:
+                    return result
+            return None
+
+        result = wait_until(answer, f"an answer to {' '.join(words)}", patience=120)
+        return result.stdout if result is not None and result.returncode == 0 else None
+
+    def _finish(
+        self, words: Sequence[str], user: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             self._command(words, user),
-            env={"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/bin", **environment},
+            env={"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/bin", **(environment or {})},
             capture_output=True,
             text=True,
             check=False,
             timeout=110,
         )
-        if check and result.returncode:
-            message = f"{' '.join(words)}: {result.returncode}\n{result.stdout}{result.stderr}"
-            raise AssertionError(message)
-        return result.stdout
 
     def submit(
         self, *flags: str, hold: str = "", command: str = "", user: str = "alice", node: str = "n1"
@@ -315,21 +370,21 @@ class Cluster:
 
     def states(self) -> dict[str, str]:
         """Return the state of each node, as ``sinfo`` prints it, without a mark."""
-        output = self.run("sinfo", "-h", "-N", "-o", "%N %T", check=False)
+        output = self.ask("sinfo", "-h", "-N", "-o", "%N %T") or ""
         return {
             name: state.upper().rstrip("*") for name, state in (line.split() for line in output.splitlines())
         }
 
     def reason(self, node: str = "n1") -> str:
         """Return why a node is drained; empty when it is not."""
-        text = self.run("scontrol", "-o", "show", "node", node)
+        text = self.ask("scontrol", "-o", "show", "node", node) or ""
         match = re.search(r" Reason=(.*) \[\w+@[^\]]*\]", text)
         return match[1] if match else ""
 
     def state_of(self, job: int) -> str:
         """Return the state of a job."""
-        text = self.run("scontrol", "-o", "show", "job", str(job), check=False)
-        match = re.search(r"JobState=(\w+)", text)
+        text = self.ask("scontrol", "-o", "show", "job", str(job))
+        match = re.search(r"JobState=(\w+)", text or "")
         return match[1] if match else "GONE"
 
     def wait_for(self, job: int, *states: str, timeout: float = 60) -> str:

@@ -13,10 +13,10 @@ from tests.support.requirements import require_root, require_tool
 
 
 @contextmanager
-def step_daemon(job: int, step: str = "batch") -> Iterator[None]:
-    """Run a process with the name and the title of a step's daemon."""
-    with _daemon("slurmstepd", f"slurmstepd: [{job}.{step}]"):
-        yield
+def step_daemon(job: int, step: str = "batch") -> Iterator[int]:
+    """Run a process with the name and the title of a step's daemon; give its pid."""
+    with _daemon("slurmstepd", f"slurmstepd: [{job}.{step}]") as pid:
+        yield pid
 
 
 @contextmanager
@@ -27,13 +27,13 @@ def node_daemon() -> Iterator[None]:
 
 
 @contextmanager
-def _daemon(name: str, title: str) -> Iterator[None]:
+def _daemon(name: str, title: str) -> Iterator[int]:
     require_root()
     with tempfile.TemporaryDirectory() as place:
         program = shutil.copy(require_tool("sleep"), Path(place, name))
         process = subprocess.Popen([title, "600"], executable=program)
         try:
-            yield
+            yield process.pid
         finally:
             process.kill()
             process.wait()

@@ -44,7 +44,12 @@ class NodeDriver:
     @property
     def holders(self) -> list[int]:
         """Return the pids that hold memory now."""
-        return sorted(hold["pid"] for _, hold in self._holds())
+        return sorted(pid for pid, _ in self.holdings)
+
+    @property
+    def holdings(self) -> list[tuple[int, list[int]]]:
+        """Return each pid that holds memory now, with the GPUs."""
+        return [(hold["pid"], hold["gpus"]) for _, hold in self._holds()]
 
     def _holds(self) -> list[tuple[Path, dict[str, Any]]]:
         """Return what is held now; each hold is a file, which is made in one rename and removed by anyone."""

@@ -43,18 +43,20 @@ class Scene:
 
 
 @contextmanager
-def sleepers(count: int) -> Iterator[list[int]]:
-    """Start sleeping processes, yield their pids, and end them when the block ends."""
+def sleepers(count: int, library: str = "") -> Iterator[list[int]]:
+    """Start sleeping processes that map a library, yield their pids, and end them when the block ends."""
     with Stage() as stage:
-        yield stage.crowd(count)
+        yield stage.crowd(count, library=library)
 
 
 @contextmanager
 def scene(directory: Path, devices: int, holders: int) -> Iterator[Scene]:
     """Set up GPUs whose calls take as long as measured, each with its own holders, one of them busy."""
+    library = build(directory)
     with (
-        sleepers(devices * holders) as pids,
-        StandIn(directory, build(directory), devices=devices) as standin,
+        # A holder without any of the driver's libraries is read again in each sample: its pid may be reused.
+        sleepers(devices * holders, str(library)) as pids,
+        StandIn(directory, library, devices=devices) as standin,
     ):
         standin.latencies()
         processes = [

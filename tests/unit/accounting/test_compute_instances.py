@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from vramledger.accounting.devices import memory_sharers
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.commands.cleanliness import CLEAN, NOT_CLEAN, CheckTolerance, check_devices
 from vramledger.metrics.devices import FAMILIES
 from vramledger.model.reading import DeviceReading, MemoryReading, ProcessEntry, ProcessRow, Reading
 from vramledger.model.snapshot import Ledger, Snapshot, State
+from vramledger.views.cleanliness import CLEAN, NOT_CLEAN, CheckTolerance, check_devices
 
 GIB = 2**30
 WHOLE = DeviceReading(0, "GPU-a", divided=True)

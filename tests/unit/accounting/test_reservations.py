@@ -9,7 +9,6 @@ import pytest
 from tests.support import builders
 from tests.support.host.one_holder import OneHolder
 from vramledger.accounting.reservations import fits
-from vramledger.commands import cleanliness
 from vramledger.metrics import processes, reservations
 from vramledger.model.reading import (
     DeviceReading,
@@ -24,6 +23,7 @@ from vramledger.model.reading import (
 )
 from vramledger.model.snapshot import Reservation, ReservationStatus, Snapshot
 from vramledger.sampling.masking import Mask
+from vramledger.views import cleanliness
 from vramledger.views.evidence import evidence_lines
 from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.table import render_table
@@ -86,6 +86,7 @@ def shown(snapshot: Snapshot) -> dict[str, Any]:
         (None, ("0::/x",), KUBELET, None, ()),
         (JOB, ("0::/x",), SLURM, True, ()),
         (JOB._replace(slurm_job="43"), ("0::/x",), SLURM, False, (7,)),
+        (JOB._replace(slurm_job="s5K1KKYAYG5D00"), ("0::/x",), SLURM, None, ()),
         (USER, ("0::/x",), SLURM, False, (7,)),
         (USER, (f"0::/nomad.slice/share.slice/{NOMAD_SCOPE}",), NOMAD, True, ()),
         (USER, (f"0::/user.slice/user@1000.service/{NOMAD_SCOPE}",), NOMAD, False, (7,)),
@@ -118,6 +119,7 @@ def test_without_a_scheduler_there_is_nothing() -> None:
         reservations.RESERVATIONS: [],
         reservations.UNRESERVED_HOLDERS: [],
         reservations.UNRESERVED_MEMORY: [],
+        reservations.RESERVATION_ACCOUNT_INFO: [],
     }
 
 
@@ -240,10 +242,20 @@ def test_the_page() -> None:
         "reservations": {("held",): 0, ("unheld",): 1, ("unknown",): 0},
         "unreserved_holders": {(): 1},
         "unreserved_memory_bytes": {(): sampled(USER).devices[0].holdings[0].memory},
+        "vramledger_reservation_account_info": {},
     }
     assert values(sampled(POD, KUBELET))["unreserved_holders"] == {(): 0}
     unknown = values(sampled(USER, KUBELET._replace(complete=False)))
     assert unknown["unreserved_holders"] == unknown["unreserved_memory_bytes"] == {}
+
+
+def test_the_account_of_a_job() -> None:
+    """A job with a reservation has its user and account, also without a holder."""
+    grant = Grant("slurm", "41", ("nvidia0",), user="bob", account="physics")
+    family = reservations.RESERVATION_ACCOUNT_INFO
+    collected = dict(reservations.collect(sampled(USER, SLURM._replace(grants=(grant,)))))
+    assert collected[family] == [(("slurm", "41", "bob", "physics"), 1)]
+    assert dict(reservations.collect(sampled(JOB, SLURM)))[family] == []
 
 
 def test_the_table_and_the_evidence() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.support.host.model import CONTEXT, EPOCH, GIB, MIB, Gpu, Host, Process, Use
 from tests.support.host.scrapes import SimulatedExporter
-from vramledger.accounting.uncharged import Range, narrow
 from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Snapshot, State
 
@@ -566,18 +565,6 @@ def test_the_clock_may_be_set() -> None:
     before = card.device(6).left[0].ended
     ahead = card.exporter.sample(card.now + 1, boot_time=600 + 3600, time=EPOCH + 3600 + card.now + 1)
     assert ahead.devices[0].left[0].ended == before + 3600
-
-
-@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=6), st.data())
-def test_a_range_never_excludes_the_truth(bounds: list[tuple[int, int]], data: st.DataObject) -> None:
-    """Whatever each source really has within its range, its narrowed range contains that."""
-    ranges = {str(number): Range(min(pair), max(pair)) for number, pair in enumerate(bounds)}
-    truth = {name: data.draw(st.integers(each.least, each.most)) for name, each in ranges.items()}
-
-    found = narrow(sum(truth.values()), ranges)
-
-    for name, have in truth.items():
-        assert found[name].least <= have <= found[name].most
 
 
 ACTIONS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 16)), max_size=40)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import device, failed, holding, snapshot
-from vramledger.commands.cleanliness import CANNOT_TELL, CLEAN, NOT_CLEAN, CheckTolerance, overall_status
 from vramledger.commands.slurm_verdict import SlurmQuestion, check_job_devices, reason_line
 from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
-from vramledger.readers.schedulers.slurm_jobs import JobRecord, NodeJobs
+from vramledger.readers.owners.slurm_records import JobRecord
+from vramledger.readers.schedulers.slurm_jobs import NodeJobs
+from vramledger.views.cleanliness import CANNOT_TELL, CLEAN, NOT_CLEAN, CheckTolerance, overall_status
 
 GIB = 2**30
 
@@ -19,7 +20,9 @@ def status(
 ) -> int:
     """Judge one device; ``owners`` has the jobs of pids."""
     question = SlurmQuestion((name,), ended, CheckTolerance())
-    return overall_status(check_job_devices(snapshot(device), question, jobs, owners.get))
+    possible = {pid: (job,) for pid, job in owners.items()}
+    results = check_job_devices(snapshot(device), question, jobs, lambda pid: possible.get(pid, ()))
+    return overall_status(results)
 
 
 @pytest.mark.parametrize(
@@ -39,14 +42,14 @@ def test_a_holder_of_a_job(
     """In any state it is not a leftover while its job runs, on a GPU that the job has, as far as is known."""
     records = {"7": JobRecord("7", devices=record)} if record is not None else {}
     held = device(holdings=[holding(41, 20 * GIB, state)])
-    assert status(held, NodeJobs(frozenset(running), records), {41: "7"}, ended=ended) == expected
+    assert status(held, NodeJobs(dict.fromkeys(running, 1), records), {41: "7"}, ended=ended) == expected
 
 
 def test_a_sluid_without_a_record() -> None:
     """A cgroup's SLUID may be that of any job that runs: it drains nothing as long as one does."""
     held = device(holdings=[holding(41, 20 * GIB)])
     owners = {41: "s7KXM81KTA2V00"}
-    assert status(held, NodeJobs(frozenset({"7"})), owners) == CLEAN
+    assert status(held, NodeJobs({"7": 1}), owners) == CLEAN
     assert status(held, NodeJobs(), owners) == NOT_CLEAN
     named = NodeJobs(records={"7": JobRecord("7", "s7KXM81KTA2V00")})
     assert named.number("s7KXM81KTA2V00") == "7"
@@ -55,7 +58,7 @@ def test_a_sluid_without_a_record() -> None:
 def test_what_is_dead_belongs_to_nobody() -> None:
     """Memory of a process that is gone is left over, beside running jobs too."""
     held = device(holdings=[holding(41, GIB), holding(42, GIB, State.DEAD)])
-    assert status(held, NodeJobs(frozenset({"7"})), {41: "7"}) == NOT_CLEAN
+    assert status(held, NodeJobs({"7": 1}), {41: "7"}) == NOT_CLEAN
 
 
 def test_a_gpu_that_the_driver_does_not_list() -> None:
@@ -67,13 +70,13 @@ def test_a_hidden_program_of_a_running_job() -> None:
     """A program that NVML does not list counts unless it belongs to a job that has the GPU."""
     held = device(hidden=(HiddenHolder(41, 1, "cuda", "train", "ada", (0,)),))
     assert status(held, NodeJobs(), {}) == NOT_CLEAN
-    assert status(held, NodeJobs(frozenset({"7"})), {41: "7"}) == CLEAN
+    assert status(held, NodeJobs({"7": 1}), {41: "7"}) == CLEAN
 
 
 def reason(shown: Snapshot) -> str:
     """Return the reason for all devices of a snapshot."""
     question = SlurmQuestion(None, "", CheckTolerance())
-    return reason_line(check_job_devices(shown, question, NodeJobs(), lambda _: None), shown)
+    return reason_line(check_job_devices(shown, question, NodeJobs(), lambda _: ()), shown)
 
 
 @pytest.mark.parametrize(

@@ -141,16 +141,22 @@ def test_every_family_can_be_served() -> None:
         xids={79: 1},
         undivided=UndividedBytes(MIB, (101, 102), State.ACTIVE, False, None),
     )
-    reserved = Reservation("pod", "ml/train-0", "kubelet", held=True)
+    reserved = Reservation("slurm", "41", "slurm", held=True, user="ada", account="physics")
     usage = OwnerUsage("user", "ada", {State.IDLE: 1}, {State.IDLE: 1.0}, 1.0, 0, 0)
     rich = replace(
         rich,
-        reservation_status=ReservationStatus((reserved,), (), ("kubelet",)),
+        reservation_status=ReservationStatus((reserved,), (), ("slurm",)),
         owner_usage=OwnerUsageTotals((usage,), 0, 0.0),
         ghost=False,
     )
 
-    shot = replace(snapshot(rich), agents={101: agent(rich.reading.uuid)}, agent_socket=SOCKET, ooms=OOMS)
+    ranks = [process(101, distributed=True), process(102)]
+    shot = replace(
+        snapshot(rich, processes=ranks),
+        agents={101: agent(rich.reading.uuid)},
+        agent_socket=SOCKET,
+        ooms=OOMS,
+    )
     names = {f"vramledger_{name}" for name in served(shot)}
 
     health = {"vramledger_collector_success", "vramledger_collector_duration_seconds"}
@@ -212,6 +218,7 @@ def test_charged_and_uncharged_bytes_are_apart() -> None:
         (*one.key, "102", "inferred"): 0,
     }
     assert page["process_uncharged_memory_max_bytes"].get((*one.key, "102")) == 2048 * MIB
+    assert page["process_managed_memory_bytes"] == {(*one.key, "101"): 1024 * MIB, (*one.key, "102"): 0}
     assert page["device_memory_uncharged_bytes"] == {one.key: (1024 + 2048 + 14) * MIB}
     assert page["device_memory_undivided_bytes"] == {one.key: 2048 * MIB}
     assert page["device_memory_bytes"].get((*one.key, "active")) == (3 * 512 + 1024 + 2048) * MIB
@@ -280,6 +287,22 @@ def test_the_smaller_holdings_are_summed() -> None:
     assert list(page["process_start_time_seconds"]) == [("3",), ("9",), ("10",)]
     for name in ("process_memory_peak_bytes", "process_state_since_timestamp_seconds"):
         assert "other" not in {labels[2] for labels in page[name]}
+
+
+def test_the_uncharged_bytes_of_the_smaller_holdings_are_summed() -> None:
+    """Uncharged bytes of holdings beyond --processes.max are in pid=other too; bounds do not add up."""
+    some = UnchargedBytes(0, 2048 * MIB, 0, Grade.INFERRED, "")
+    held = [holding(1, 9 * 2**30), *(holding(pid, uncharged=managed(MIB)) for pid in (2, 3))]
+    one = device(0, [*held, holding(4, uncharged=some)])
+
+    page = served(snapshot(one), most=1)
+
+    assert page["process_uncharged_memory_bytes"] == {
+        (*one.key, "other", "seen"): 2 * MIB,
+        (*one.key, "other", "inferred"): 0,
+    }
+    assert page["process_managed_memory_bytes"] == {(*one.key, "other"): 2 * MIB}
+    assert "process_uncharged_memory_max_bytes" not in page
 
 
 def test_dropped_holdings_of_unknown_size_are_counted_alone() -> None:
@@ -388,3 +411,12 @@ def test_a_figure_that_a_framework_does_not_give_has_no_general_sample() -> None
         ("limit", "jax"): 9,
         ("in_use", "cupy"): 0,
     }
+
+
+def test_a_rank_is_shown_where_the_environment_names_it() -> None:
+    """A rank has its number, how many there are, and the job's identity; others have no such series."""
+    page = served(
+        snapshot(device(0, [holding(7), holding(8)]), processes=[process(7, distributed=True), process(8)])
+    )
+
+    assert page["process_rank_info"] == {("7", "1", "2", "gpu-1:29500"): 1}

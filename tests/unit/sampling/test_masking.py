@@ -17,6 +17,7 @@ from vramledger.model.reading import (
     Owner,
     ParentFacts,
     ProcessFacts,
+    Rank,
     Reading,
     Scheduler,
     XidEvent,
@@ -50,9 +51,10 @@ def device(uuid: str = "GPU-1", above: str | None = None) -> Reading:
     return Reading(1.0, 1.0, devices=(DeviceReading(0, uuid, parent=above),))
 
 
-def reserved(name: str = "x", device: str = "GPU-1", place: str = "", kind: str = "pod") -> Reading:
+def reserved(name: str = "x", device: str = "GPU-1", kind: str = "pod", **known: str) -> Reading:
     """Wrap a reservation."""
-    return Reading(1.0, 1.0, schedulers=(Scheduler("kubelet", (), (Grant(kind, name, (device,), place),)),))
+    grant = Grant(kind, name, (device,), **known)
+    return Reading(1.0, 1.0, schedulers=(Scheduler("kubelet", (), (grant,)),))
 
 
 def hidden(command: str, user: str | None) -> Reading:
@@ -83,11 +85,14 @@ MASKED = {
     "Owner.slurm_job": owner("user", "x", slurm_job=SECRET),
     "Owner.unit": owner("user", "x", unit=f"{SECRET}.service"),
     "Owner.notebook": owner("user", "x", notebook=SECRET),
+    "Rank.job": facts(rank=Rank(0, 2, f"{SECRET}:29500")),
     "Grant.name": reserved(f"{SECRET}/{SECRET}-0"),
     "Grant.name of a job": reserved(SECRET, kind="slurm"),
     "Grant.name of a task": reserved(f"{SECRET}/{SECRET}/5b3b", kind="nomad"),
     "Grant.devices": reserved(device=f"GPU-{SECRET}::{SECRET}"),
     "Grant.devices of old": reserved(device=f"MIG-GPU-{SECRET}/1/0"),
+    "Grant.user": reserved(user=SECRET),
+    "Grant.account": reserved(account=SECRET),
     "Grant.place": reserved(place=f"{SECRET}.worker.scope"),
     "Scheduler.managed": Reading(1.0, 1.0, schedulers=(Scheduler("kubelet", (f"MIG-{SECRET}",), ()),)),
     "HiddenHolder.command": hidden(SECRET, None),

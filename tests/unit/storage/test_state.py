@@ -149,3 +149,12 @@ def test_a_clock_that_was_set_during_a_restart_moves_the_times() -> None:
     (after,) = host.exporter.tracker.update(moved).devices[0].holdings
     assert after.state is State.IDLE
     assert after.since == before.since + 3600
+
+
+def test_all_that_the_accounting_knows_is_stored() -> None:
+    """Whatever a sample makes the accounting remember is in its state; only settings are not."""
+    host = OneHolder()
+    before = {name for name in vars(host.exporter.tracker) if name not in host.exporter.tracker.remembered()}
+    assert before == {
+        *("_idle_after", "_interval", "_longest_gap", "_owners_max", "_blank", "_restarted"),
+    }

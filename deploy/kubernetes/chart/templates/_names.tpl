@@ -1,11 +1,16 @@
+{{- define "vramledger.part" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 52 | trimSuffix "-" -}}
+{{- end }}
+
 {{- define "vramledger.name" -}}
+{{- $part := include "vramledger.part" . -}}
 {{- $name := .Release.Name -}}
-{{- if not (contains .Chart.Name $name) }}{{ $name = printf "%s-%s" $name .Chart.Name }}{{ end -}}
+{{- if not (contains $part $name) }}{{ $name = printf "%s-%s" $name $part }}{{ end -}}
 {{- $name | trunc 52 | trimSuffix "-" -}}
 {{- end }}
 
 {{- define "vramledger.selector" -}}
-app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/name: {{ include "vramledger.part" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
@@ -16,6 +21,13 @@ app.kubernetes.io/component: exporter
 {{- end }}
 
 {{- define "vramledger.image" -}}
-{{- if .Values.image.digest }}{{ .Values.image.repository }}@{{ .Values.image.digest }}
-{{- else }}{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
+{{- /* Without a name the runtime would take the image of a stranger, from the registry that it asks by default. */}}
+{{- $repository := required "image.repository is not set: name the registry to which you pushed the image, --set image.repository=REGISTRY/vramledger" .Values.image.repository -}}
+{{- if .Values.image.digest }}{{ $repository }}@{{ .Values.image.digest }}
+{{- else }}{{ $repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
+{{- end }}
+
+{{- define "vramledger.visible" -}}
+{{- /* How the container asks for the GPUs; only one way may be used at a time. */}}
+{{- if eq .Values.driver.from "env" }}all{{ else if eq .Values.driver.from "volume" }}/var/run/nvidia-container-devices{{ else }}void{{ end }}
 {{- end }}

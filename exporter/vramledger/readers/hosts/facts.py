@@ -4,7 +4,7 @@
 driver may hold for ever; ``status``, ``stat`` and ``cgroup`` do not. So there are two readers:
 :func:`read_basic_facts` reads only the files that do not need this lock, :func:`read_full_facts` reads all of
 them. From another user's environment we keep only the values that
-:data:`vramledger.readers.hosts.libraries.SETTINGS` names.
+:data:`vramledger.readers.hosts.libraries.SETTINGS` names, and its rank in a distributed job.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from vramledger.model.reading import Owner, ParentFacts, ProcessFacts, ProcessRow
+from vramledger.readers.hosts.distributed_rank import find_rank
 from vramledger.readers.hosts.libraries import MAPS_CAP, find_libraries, find_settings
 from vramledger.readers.hosts.notebooks import find_notebook
 from vramledger.readers.hosts.program_names import clean, program_name, worker_evidence
@@ -125,6 +126,7 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
     service_main = _is_service_main(environment, {facts.pid, *facts.nspid})
     may_be_service_main = _SERVICE_MARK not in environment and _may_lead_service(row, facts)
     settings = find_settings(environment)
+    rank = find_rank(environment, os.uname().nodename)
     path = find_notebook(argv, environment)
     served = b"\0" + _KERNEL_PARENT + b"=" in environment
     del environment
@@ -159,6 +161,7 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
         owner=Owner("user", facts.user, notebook=path) if path and facts.user else None,
         parent=parent,
         denied=tuple(denied),
+        rank=rank,
     )
 
 

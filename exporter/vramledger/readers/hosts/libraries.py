@@ -64,7 +64,7 @@ def find_libraries(maps: bytes) -> tuple[str, ...]:
 
 
 def find_settings(environment: bytes) -> tuple[tuple[str, str], ...]:
-    """Return the allow-listed variables of an environment that begins with a zero byte.
+    """Return the allow-listed variables of an environment; the caller puts a zero byte in front of it.
 
     The first of several with one name counts, as for ``getenv``. Values are cut and made printable.
     """

@@ -214,7 +214,7 @@ def _step_directory(place: CgroupPlace) -> str:
 def _step_by_daemon(place: CgroupPlace) -> tuple[str, str] | None:
     """Return job and step of a process whose step has no mark in the cgroups: version 1 has none.
 
-    A job that the path names by its SLUID is not compared: the daemon's title has its number.
+    A job that is known by its SLUID alone is not compared: the daemon's title has its number.
     """
     mark = place.slurm
     if mark is None or not mark.step or not mark.job.isdigit() or _step_directory(place):

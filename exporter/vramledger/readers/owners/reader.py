@@ -15,7 +15,7 @@ from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import ended
 from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.owners.resolver import ResolvedOwner, resolve_from_facts, resolve_owner
-from vramledger.readers.owners.slurm_steps import running_steps
+from vramledger.readers.owners.slurm_steps import JobNumbers, running_steps
 
 CHECK_INTERVAL = 10.0
 """Seconds between two checks of whether owners have ended, and of missing names."""
@@ -57,6 +57,7 @@ class OwnerReader:
         """Take names from the host's files below ``rootfs``."""
         self._host = host
         self._files = HostFiles(rootfs)
+        self._numbers = JobNumbers(host, self._files)
         self._clock = clock
         self._last_check = clock()
         self._resolutions: BoundedReader[_ResolvedFacts] = BoundedReader()
@@ -128,7 +129,7 @@ class OwnerReader:
         return identity, facts
 
     def _resolve(self, facts: ProcessFacts) -> _ResolvedFacts:
-        return _ResolvedFacts(facts, resolve_owner(self._files, facts))
+        return _ResolvedFacts(facts, resolve_owner(self._files, facts, self._numbers.number))
 
     def _check(self, holders: dict[_Identity, _Holder]) -> _OwnerCheck:
         resolutions = []

@@ -17,6 +17,7 @@ Whatever else is known still fills its own field.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from vramledger.model.reading import Owner, ProcessFacts
@@ -42,13 +43,22 @@ def resolve_from_facts(facts: ProcessFacts) -> ResolvedOwner:
     """Return what the process' facts alone show; no file is read."""
     place = parse_cgroup(facts.cgroup or ())
     return ResolvedOwner(
-        place, _build_owner(facts, place, None, ""), complete=not (place.pod_uid or place.containers)
+        place,
+        _build_owner(facts, place, None, ""),
+        complete=not (place.pod_uid or place.containers) and _has_number(place),
     )
 
 
-def resolve_owner(files: HostFiles, facts: ProcessFacts) -> ResolvedOwner:
-    """Return the owner of a process, with the names that the host's files give. It may hang."""
+def resolve_owner(
+    files: HostFiles, facts: ProcessFacts, number_of: Callable[[str], str] = str
+) -> ResolvedOwner:
+    """Return the owner of a process, with the names that the host's files give. It may hang.
+
+    ``number_of`` gives the number of a Slurm job for the name that its cgroup has.
+    """
     place = parse_cgroup(facts.cgroup or ())
+    if place.slurm is not None:
+        place = place._replace(slurm=place.slurm._replace(job=number_of(place.slurm.job)))
     names: PodNames | None = None
     container = ""
     # Below a user's own systemd manager the user names the cgroups: if such a name claims a container, we do
@@ -67,9 +77,13 @@ def resolve_owner(files: HostFiles, facts: ProcessFacts) -> ResolvedOwner:
             if place.pod_uid and (parsed := parse_runtime_name(container, place.pod_uid)):
                 names = parsed
     named = bool(names and names.container) if place.pod_uid else bool(container or not place.containers)
-    return ResolvedOwner(
-        place, _build_owner(facts, place, names, container), complete=named or place.user_manager is not None
-    )
+    complete = (named and _has_number(place)) or place.user_manager is not None
+    return ResolvedOwner(place, _build_owner(facts, place, names, container), complete)
+
+
+def _has_number(place: CgroupPlace) -> bool:
+    """Tell whether the job, if there is one, is known by its number."""
+    return place.slurm is None or place.slurm.job.isdigit()
 
 
 def _build_owner(

@@ -21,8 +21,8 @@ from vramledger.model.reading import Grant, Scheduler
 from vramledger.readers.owners.cgroups import parse_cgroup
 from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.owners.slurm import SCOPE
+from vramledger.readers.owners.slurm_records import RECORDS, JobRecord, read_records
 from vramledger.readers.schedulers.slurm_gres import devices_of, parse_capabilities, parse_gres
-from vramledger.readers.schedulers.slurm_jobs import RECORDS, JobRecord, read_records
 
 SLURM, NOMAD = "slurm", "nomad"
 
@@ -123,9 +123,15 @@ class _JobReader:
             self.complete = False
 
 
-def read_slurm(files: HostFiles, environment: Environment) -> Scheduler | None:
-    """Read which devices Slurm's jobs on this host have; None if the host has no slurmd."""
-    recorded = [each for each in read_records(files).values() if each.devices is not None]
+def read_slurm(
+    files: HostFiles, environment: Environment, number_of: Callable[[str], str] = str
+) -> Scheduler | None:
+    """Read which devices Slurm's jobs on this host have; None if the host has no slurmd.
+
+    ``number_of`` gives the number of a job for the name that its cgroup has.
+    """
+    records = read_records(files)
+    recorded = {job: each for job, each in records.items() if each.devices is not None}
     roots = [
         f"{_SYSTEM}/{name}" for name in sorted(files.list_names(_SYSTEM) or ()) if SCOPE.fullmatch(name)
     ] or _slurm_roots_v1(files)
@@ -133,11 +139,15 @@ def read_slurm(files: HostFiles, environment: Environment) -> Scheduler | None:
         return None
     gres = _read_gres(files)
     reader = _JobReader(files, environment)
-    jobs = _read_slurm_cgroups(reader, roots, gres, recorded)
-    for record in recorded:
-        if record.job not in jobs and record.sluid not in jobs:
-            jobs[record.job] = dict.fromkeys(record.devices or ())
-    grants = tuple(Grant(SLURM, job, tuple(devices)) for job, devices in sorted(jobs.items()) if devices)
+    numbers = {each.sluid: job for job, each in records.items() if each.sluid}
+    jobs = _read_slurm_cgroups(
+        reader, roots, gres, recorded, lambda name: numbers.get(name) or number_of(name)
+    )
+    for job, record in recorded.items():
+        jobs.setdefault(job, dict.fromkeys(record.devices or ()))
+    grants = tuple(
+        _grant(job, tuple(devices), records.get(job)) for job, devices in sorted(jobs.items()) if devices
+    )
     managed = tuple(dict.fromkeys(gres or ()))
     if not managed and (grants or _slurm_has_gpus(files)):
         managed = (ALL_DEVICES,)
@@ -145,13 +155,13 @@ def read_slurm(files: HostFiles, environment: Environment) -> Scheduler | None:
 
 
 def _read_slurm_cgroups(
-    reader: _JobReader, roots: Iterable[str], gres: tuple[str, ...] | None, recorded: Iterable[JobRecord]
+    reader: _JobReader,
+    roots: Iterable[str],
+    gres: tuple[str, ...] | None,
+    recorded: Mapping[str, JobRecord],
+    number_of: Callable[[str], str],
 ) -> dict[str, dict[str, None]]:
-    """Return the devices of each job that has a cgroup, by the name that the cgroup has for it.
-
-    That name, the number or the SLUID, is also the one by which the owner of its processes is known.
-    """
-    known = {name: each.devices for each in recorded for name in (each.job, each.sluid) if name}
+    """Return the devices of each job that has a cgroup, by number; by SLUID where that is not known."""
     jobs: dict[str, dict[str, None]] = {}
 
     def devices_written(variables: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -168,11 +178,16 @@ def _read_slurm_cgroups(
             mark = parse_cgroup([f"0::{cgroup.removeprefix(_CGROUPS)}"]).slurm
             if mark is None:
                 continue
-            devices = (
-                known.get(mark.job) if mark.job in known else reader.first_answer(cgroup, devices_written)
-            )
-            jobs.setdefault(mark.job, {}).update(dict.fromkeys(devices or ()))
+            job = number_of(mark.job)
+            record = recorded.get(job)
+            devices = record.devices if record else reader.first_answer(cgroup, devices_written)
+            jobs.setdefault(job, {}).update(dict.fromkeys(devices or ()))
     return jobs
+
+
+def _grant(job: str, devices: tuple[str, ...], record: JobRecord | None) -> Grant:
+    user, account = (record.user, record.account) if record is not None else ("", "")
+    return Grant(SLURM, job, devices, user=user, account=account)
 
 
 def read_nomad(files: HostFiles, environment: Environment) -> Scheduler | None:

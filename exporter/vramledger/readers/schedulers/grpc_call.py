@@ -1,9 +1,9 @@
 """Make one unary gRPC call over a Unix socket, by HTTP/2 with prior knowledge; enough for the kubelet.
 
 grpcio can do it too, but is too large: with it a bare Python grows from 8.6 to 36.8 MiB and has six more
-threads (Python 3.11, grpcio 1.85.1). Exporter and sampler together may use 70 MiB. One request without a body
-and one answer need little of HTTP/2. No header is ever decoded, as the answer is one message or none. Flow
-control is one window that is wide enough (RFC 9113).
+threads (Python 3.11, grpcio 1.85.1). Exporter and sampler together may use 70 MiB. One request with an empty
+message and one answer need little of HTTP/2. No header is ever decoded, as the answer is one message or
+none. Flow control is one window that is wide enough (RFC 9113).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def call_method(path: str, method: str, timeout: float) -> bytes:
 
 
 def _encode_request(method: str) -> bytes:
-    """Write everything that we send: preface, settings, a wide window, the request and its empty message."""
+    """Encode everything that is sent: preface, settings, a wide window, the request and its empty message."""
     settings = struct.pack("!HIHI", _ENABLE_PUSH, 0, _INITIAL_WINDOW, MAX_MESSAGE)
     window = struct.pack("!I", MAX_MESSAGE - _DEFAULT_WINDOW)
     headers = b"".join(

@@ -3,6 +3,9 @@
 ``List`` names the devices of every container, by the device plugin's ids and by DRA claims.
 ``GetAllocatableResources`` names the devices that the plugins offer, assigned or not. The messages are read
 field by field from the wire: unknown fields, and those of a newer kubelet, are ignored.
+
+A DRA claim names a device only in the words of its driver (``gpu-0-mig-9-4-4``). Which UUID that is, NVIDIA's
+driver writes into its checkpoint on the node (:mod:`dra_checkpoint`).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vramledger.model.reading import Grant, Scheduler
+from vramledger.readers.schedulers import dra_checkpoint
 from vramledger.readers.schedulers.grpc_call import GrpcError, call_method
 
 SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
@@ -39,12 +43,18 @@ def read_kubelet(rootfs: Path) -> Scheduler | None:
         if not stat.S_ISSOCK(path.stat().st_mode):
             return None
         grants = tuple(parse_grants(call_method(str(path), f"{_SERVICE}List", TIMEOUT)))
+        uuids = dra_checkpoint.read_devices(rootfs)
+        grants = tuple(
+            each._replace(devices=tuple(uuids.get(name, name) for name in each.devices)) for each in grants
+        )
     except (OSError, GrpcError, ValueError):
         return None
     try:
         managed = parse_allocatable(call_method(str(path), f"{_SERVICE}GetAllocatableResources", TIMEOUT))
     except (GrpcError, ValueError):
         managed = ()  # an older kubelet: only what it has assigned is known
+    if dra_checkpoint.is_running(rootfs):
+        managed = (*managed, "*")  # the driver offers every GPU of its node, granted before or not
     return Scheduler(NAME, managed, grants)
 
 

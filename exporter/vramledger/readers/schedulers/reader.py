@@ -11,6 +11,7 @@ from vramledger.model.reading import Scheduler
 from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.host_files import HostFiles
+from vramledger.readers.owners.slurm_steps import JobNumbers
 from vramledger.readers.schedulers import batch_jobs, kubelet
 
 READ_INTERVAL = 20.0
@@ -44,6 +45,7 @@ class SchedulerReader:
         self._host = host
         self._rootfs = rootfs
         self._files = HostFiles(rootfs)
+        self._numbers = JobNumbers(host, self._files)
         self._clock = clock
         self._next_read = clock()
         self._timeout = FIRST_WAIT
@@ -81,7 +83,7 @@ class SchedulerReader:
 
         found = (
             kubelet.read_kubelet(self._rootfs),
-            batch_jobs.read_slurm(self._files, environment),
+            batch_jobs.read_slurm(self._files, environment, self._numbers.number),
             batch_jobs.read_nomad(self._files, environment),
         )
         self._variables = read_now

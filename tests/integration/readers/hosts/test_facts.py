@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.procs import FakeProc, known, stat_line
+from vramledger.model.reading import Rank
 from vramledger.readers.hosts.facts import ENVIRON_CAP
 from vramledger.readers.hosts.host import Host
 
@@ -209,3 +210,11 @@ def test_where_open_files_cannot_be_listed_it_is_not_known(proc: FakeProc) -> No
     row = proc.add(42, maps=ORDINARY)
 
     assert known(Host(proc.root).facts(row)).uses_gpu is None
+
+
+def test_a_rank_comes_from_the_environment(proc: FakeProc) -> None:
+    """A rank is read with the other facts; where the environment may not be read, none is known."""
+    row = proc.add(42, environ=b"MASTER_ADDR=n0\0MASTER_PORT=29500\0RANK=3\0WORLD_SIZE=8\0")
+
+    assert known(Host(proc.root).facts(row)).rank == Rank(3, 8, "n0:29500")
+    assert known(Host(proc.root).facts(proc.add(43))).rank is None

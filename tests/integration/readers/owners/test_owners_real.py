@@ -291,6 +291,31 @@ def test_a_step_whose_daemon_has_ended(stage: Stage) -> None:
         survivor.end()
 
 
+def test_a_job_whose_cgroup_has_its_sluid(stage: Stage) -> None:
+    """A job has its number, which its step's daemon says, also after it; a user's process cannot say it."""
+    job, sluid = 900_000_000 + os.getpid(), "s5K1KKYAYG5D00"
+    holder, later = stage.start(), stage.start()
+    owners, host, _ = fresh()
+    scope = f"system.slice/n1_slurmstepd.scope/{sluid}/step_batch"
+    with cgroup(scope) as place, cgroup(f"{scope}/user") as user, cgroup(f"{scope}/slurm") as daemons:
+        (user / "cgroup.procs").write_text(str(holder.pid))
+        _, owner = asked(owners, host, holder.pid)
+        assert owner is not None
+        assert owner.slurm_job == sluid
+        with step_daemon(job) as pid:
+            (daemons / "cgroup.procs").write_text(str(pid))
+            _, owner = asked(owners, host, holder.pid)
+            assert owner is not None
+            assert (owner.type, owner.name, owner.slurm_job) == ("slurm", str(job), str(job))
+        (user / "cgroup.procs").write_text(str(later.pid))
+        _, owner = asked(owners, host, later.pid)
+        assert owner is not None
+        assert owner.name == str(job)
+        holder.end()
+        later.end()
+        assert place.is_dir()
+
+
 def test_a_zombie_belongs_to_its_job(stage: Stage) -> None:
     """Version 1 of cgroups shows a zombie at the root: it is still its job's, and not its user's."""
     process = stage.start()

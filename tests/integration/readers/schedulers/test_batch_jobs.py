@@ -122,7 +122,7 @@ def test_a_number_that_cannot_be_mapped(start: Start, tmp_path: Path, text: str)
 
 
 def test_what_the_prolog_has_recorded(start: Start, tmp_path: Path) -> None:
-    """A job has what slurmd gave to it, also without a process, and whatever its environment says."""
+    """A job has the devices, user and account of its record, whatever its processes say, by number."""
     configure(tmp_path)
     records = tmp_path / "run/vramledger-slurm/jobs/n1"
     records.mkdir(parents=True)
@@ -134,8 +134,8 @@ def test_what_the_prolog_has_recorded(start: Start, tmp_path: Path) -> None:
             "job": str(job),
             "sluid": sluids.get(job, ""),
             "uid": 1,
-            "user": "a",
-            "account": "",
+            "user": "ada",
+            "account": "physics",
             "devices": devices,
         }
         (records / str(job)).write_text(json.dumps(text))
@@ -148,9 +148,9 @@ def test_what_the_prolog_has_recorded(start: Start, tmp_path: Path) -> None:
     found = read(tmp_path, batch_jobs.read_slurm)
     assert found is not None
     assert found.grants == (
-        Grant("slurm", "41", ("nvidia5",)),
-        Grant("slurm", "44", ("nvidia1/gi2",)),
-        Grant("slurm", "s7KXM81KTA2V00", ("nvidia6",)),
+        Grant("slurm", "41", ("nvidia5",), user="ada", account="physics"),
+        Grant("slurm", "44", ("nvidia1/gi2",), user="ada", account="physics"),
+        Grant("slurm", "49", ("nvidia6",), user="ada", account="physics"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.support.kubelet import allocatable, claim, devices, kubelet, listed, pod
 from vramledger.model.reading import Grant, Scheduler
+from vramledger.readers.schedulers.dra_checkpoint import CHECKPOINT, REGISTRY, parse_devices
 from vramledger.readers.schedulers.grpc_call import GrpcError, call_method
 from vramledger.readers.schedulers.kubelet import SOCKET, parse_allocatable, parse_grants, read_kubelet
 
@@ -192,3 +194,79 @@ def test_a_cut_message_is_noticed_or_shorter(cut: int) -> None:
     except ValueError:
         return
     assert found <= grants
+
+
+def prepared(**parts: Any) -> bytes:  # noqa: ANN401 JSON
+    """Return a checkpoint of NVIDIA's DRA driver with prepared devices by version."""
+    versions = {
+        version: {
+            "checksum": 1,
+            "preparedClaims": {f"claim-{number}": each for number, each in enumerate(claims)},
+        }
+        for version, claims in parts.items()
+    }
+    return json.dumps({"checksum": 7, **versions}).encode()
+
+
+FULL = {"preparedDevices": [{"devices": [
+    {"gpu": {"info": {"uuid": GPU}, "device": {"PoolName": "node", "DeviceName": "gpu-0"}}},
+    {"mig": {"info": {"uuid": MIG, "parentUUID": OTHER_GPU}, "device": {"deviceName": "gpu-1-mig-9-4-4"}}},
+]}]}  # fmt: skip
+LIVE = {"checkpointState": "PrepareCompleted", "preparedDevices": [{"devices": [
+    {"mig": {"concrete": {"migUUID": MIG, "parentUUID": GPU, "giId": 2, "ciId": 0},
+             "device": {"DeviceName": "gpu-0-mig-19-1", "ShareID": "c1"}}},
+]}]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "known"),
+    [
+        (prepared(v1=[FULL]), {"gpu-0": GPU, "gpu-1-mig-9-4-4": MIG}),
+        (prepared(v1=[FULL["preparedDevices"]]), {"gpu-0": GPU, "gpu-1-mig-9-4-4": MIG}),
+        (prepared(v1=[], v2=[LIVE], v3=[LIVE]), {"gpu-0-mig-19-1": MIG}),
+        (prepared(v2=[{"checkpointState": "PrepareStarted", "preparedDevices": None}]), {}),
+        (prepared(v2=[{"device": {"deviceName": "gpu-0"}, "info": {"uuid": "GPU-x"}}]), {}),
+        (prepared(v2=[{"device": {"deviceName": "gpu-0"}, "a": GPU, "b": OTHER_GPU}]), {}),
+        (prepared(v1=[{"device": {"deviceName": "gpu-0"}, "a": GPU}],
+                  v2=[{"device": {"deviceName": "gpu-0"}, "a": OTHER_GPU}]), {"gpu-0": OTHER_GPU}),
+        (b'{"v1": ' + b"[" * 100_000, {}),
+        (b'{"v1": {"preparedClaims": ' + b"[" * 500 + b"]" * 500 + b"}}", {}),
+        (b"[]", {}), (b"null", {}), (b"", {}),
+        (prepared(v1=[{"device": {"deviceName": 7}}]), {}),
+    ],
+)  # fmt: skip
+def test_what_the_dra_driver_has_prepared(checkpoint: bytes, known: dict[str, str]) -> None:
+    """Devices have the UUIDs that the driver's checkpoint gives them; what is unclear is left out."""
+    assert parse_devices(checkpoint) == known
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_claims_name_their_instances_and_every_gpu_is_managed(rootfs: Path, running: bool) -> None:
+    """With the driver's checkpoint a pod has the instance of its claim; several pods may share it.
+
+    While the driver is registered with the kubelet, a GPU that was never granted is managed, too.
+    """
+    answer = listed(
+        pod("one", claim("gpu.nvidia.com", "gpu-0-mig-19-1")),
+        pod("two", claim("gpu.nvidia.com", "gpu-0-mig-19-1")),
+        pod("new", claim("gpu.nvidia.com", "gpu-7")),
+    )
+    checkpoint = rootfs / CHECKPOINT
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.write_bytes(prepared(v2=[LIVE]))
+    (rootfs / REGISTRY).mkdir()
+    with socket.socket(socket.AF_UNIX) as registered:
+        if running:
+            registered.bind(str(rootfs / REGISTRY / "gpu.nvidia.com-reg.sock"))
+        with kubelet(rootfs / SOCKET, List=lambda _: answer, GetAllocatableResources=lambda _: allocatable()):
+            found = read_kubelet(rootfs)
+
+    assert found == Scheduler(
+        "kubelet",
+        ("*",) if running else (),
+        (
+            Grant("pod", "ml/one", (MIG,)),
+            Grant("pod", "ml/two", (MIG,)),
+            Grant("pod", "ml/new", ("gpu-7",)),
+        ),
+    )

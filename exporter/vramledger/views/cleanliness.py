@@ -1,12 +1,13 @@
 """Tell whether a device is clean for the next job: what is left over, which holders live, what is unknown.
 
-Pure: snapshots in, results out. It is for the prolog and epilog of a scheduler, node checks and CI.
+Pure: snapshots in, results out. It is for the prolog and epilog of a scheduler, node checks and CI. For a
+node on which jobs run, :func:`find_leftovers` says only what no running job accounts for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
@@ -50,7 +51,8 @@ class CheckReason:
     """One finding about a device.
 
     If it ``counts``, the device is not clean. With ``doubt`` it says what is not known, so that the device is
-    not called clean. With neither it is only a remark.
+    not called clean. With neither it is only a remark. ``start`` is when process ``pid`` started, in ticks
+    since boot, None where that is not known.
     """
 
     kind: str
@@ -59,6 +61,7 @@ class CheckReason:
     pid: int | None = None
     memory: int | None = None
     doubt: bool = False
+    start: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,61 @@ def check_devices(
     return results + [
         CheckResult(each, "", CANNOT_TELL, missing) for each in unknown_devices(snapshot, wanted)
     ]
+
+
+def find_leftovers(snapshot: Snapshot, leftover: int = MAX_LEFTOVER) -> list[CheckResult]:
+    """Say for each device what is left over from work that has ended, while other work goes on.
+
+    Live processes do not count. Neither does what is inside a pod or a batch job that may still have the
+    device: the scheduler gives the device to nobody else before that owner has ended. To know less of owners
+    and reservations never makes a harsher result. A recording says nothing about this host.
+    """
+    if snapshot.source != "nvml":
+        reasons = (CheckReason("replay", "the exporter plays a recording, not this host's GPUs"),)
+        return [CheckResult("all", "", CANNOT_TELL, reasons)]
+    devices = tuple(_with_running_owners(each, snapshot) for each in snapshot.devices)
+    return check_devices(replace(snapshot, devices=devices), (), CheckTolerance(leftover, live=True))
+
+
+def _with_running_owners(device: DeviceSnapshot, snapshot: Snapshot) -> DeviceSnapshot:
+    """Return a device on which the leftovers of owners that may still have it count as live.
+
+    If there are any, bytes that NVML charges to nobody may be those owners' too, so they are not judged.
+    """
+    own = {
+        each.pid
+        for each in device.holdings
+        if each.state in LEFTOVERS and _owner_may_have(device, each, snapshot)
+    }
+    if not own:
+        return device
+    holdings = tuple(
+        replace(each, state=State.ACTIVE, why=f"{each.why}; its {_scheduled(snapshot, each)} is still there")
+        if each.pid in own
+        else each
+        for each in device.holdings
+    )
+    undivided = device.undivided
+    if undivided is not None and not own.isdisjoint(undivided.pids):
+        undivided = None
+    ledger = None if device.ledger is None else replace(device.ledger, unattributed=0)
+    return replace(device, holdings=holdings, undivided=undivided, ledger=ledger)
+
+
+def _owner_may_have(device: DeviceSnapshot, holding: Holding, snapshot: Snapshot) -> bool:
+    """Tell whether a pod or a batch job that has not certainly ended may still have a device."""
+    if not _scheduled(snapshot, holding) or holding.pid in snapshot.unowned:
+        return False
+    return not _unreserved(device, holding)
+
+
+def _scheduled(snapshot: Snapshot, holding: Holding) -> str:
+    """Return what kind of owner a scheduler has given a holder, empty if none that is known."""
+    facts = snapshot.facts_of(holding.pid)
+    owner = facts.owner if facts is not None else None
+    if owner is None:
+        return ""
+    return "job" if owner.slurm_job else "pod" if owner.pod else ""
 
 
 def overall_status(results: Iterable[CheckResult]) -> int:
@@ -307,11 +365,19 @@ def _reason(holding: Holding, snapshot: Snapshot, why: str, *, counts: bool) -> 
     if holding.uncharged is not None and holding.uncharged.least:
         held += f", {amount(holding.uncharged.least)} of it uncharged"
     text = f"{holding.state.value} pid {holding.pid} {about} holds {held}" + (f" ({why})" if why else "")
-    return CheckReason(holding.state.value, text, counts, holding.pid, holding.held)
+    return CheckReason(holding.state.value, text, counts, holding.pid, holding.held, start=holding.start)
 
 
-def results_json(results: Iterable[CheckResult], watched_since: float | None = None) -> dict[str, Json]:
-    """Return the results as JSON values, with the Unix time since which the holders were watched."""
+def results_json(
+    results: Iterable[CheckResult], watched_since: float | None = None, time: float | None = None
+) -> dict[str, Json]:
+    """Return the results as JSON values.
+
+    Args:
+        results: one for each device.
+        watched_since: Unix time since which the holders were watched.
+        time: Unix time of the newest sample.
+    """
     results = list(results)
     words = {CLEAN: "clean", NOT_CLEAN: "not-clean", CANNOT_TELL: "cannot-tell"}
     status = overall_status(results)
@@ -320,6 +386,7 @@ def results_json(results: Iterable[CheckResult], watched_since: float | None = N
         "verdict": words[status],
         "exit_status": status,
         "watched_since": watched_since,
+        "time": time,
         "devices": [
             {
                 "gpu": result.gpu,
@@ -331,6 +398,7 @@ def results_json(results: Iterable[CheckResult], watched_since: float | None = N
                         "kind": reason.kind,
                         "counts": reason.counts,
                         "pid": reason.pid,
+                        "start": reason.start,
                         "memory": reason.memory,
                         "said": reason.text,
                     }

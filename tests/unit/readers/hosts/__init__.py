@@ -1,0 +1,1 @@
+"""Raw facts of processes, from values to values."""
