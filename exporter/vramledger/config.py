@@ -80,6 +80,21 @@ class SamplingConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StorageConfig:
+    """Where the past is stored, and how much of it.
+
+    Attributes:
+        path: the directory.
+        retention: seconds after which it is removed.
+        size: bytes that it may have.
+    """
+
+    path: Path
+    retention: float = 7 * 86400.0
+    size: int = 512 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All settings of ``vramledger serve``.
 
@@ -99,6 +114,7 @@ class Config:
         processes_max: holdings of a device shown one by one; 0 means all.
         owners_max: owners of a device with series of their own; 0 means all.
         agent_socket: where agents connect; no socket without the collector ``agent``, or in a replay.
+        storage: where the past is stored; None to store nothing.
         sampling: see :class:`SamplingConfig`.
     """
 
@@ -116,6 +132,7 @@ class Config:
     processes_max: int = 100
     owners_max: int = OWNERS_MAX
     agent_socket: Path = AGENT_SOCKET
+    storage: StorageConfig | None = None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
 

@@ -31,7 +31,7 @@ from vramledger.serving.control_messages import (
     write_request,
 )
 from vramledger.serving.control_socket import MAX_CONNECTIONS_PER_USER
-from vramledger.serving.ledger_answer import LedgerAnswer
+from vramledger.views.ledger_answer import LedgerAnswer
 
 NOBODY, ANN = 65534, 12345
 LONG = 600

@@ -20,6 +20,7 @@ LAYERS = [
     "commands",
     "torch_snapshots",
     "serving",
+    "storage",
     "web",
     "metrics",
     "sampling",

@@ -222,7 +222,7 @@ class Tab:
 
     async def press(self, key: str) -> None:
         """Press a key by its name, such as ``Tab`` or ``Enter``."""
-        codes = {"Tab": 9, "Enter": 13, "Space": 32}
+        codes = {"Tab": 9, "Enter": 13, "Space": 32, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
         text = {"Enter": "\r", "Space": " "}.get(key, "")
         name = " " if key == "Space" else key
         for kind in ("keyDown", "keyUp"):

@@ -16,6 +16,7 @@ from tests.support.builders import Shown
 from vramledger.config import Config, ListenAddress
 from vramledger.metrics.exposition import Exposition
 from vramledger.web.app import make_app
+from vramledger.web.services import PageState
 
 LOOPBACK = Config(listen=(ListenAddress("127.0.0.1", 0),), processes_max=0)
 
@@ -58,19 +59,23 @@ async def client(port: int) -> AsyncIterator[Client]:
 
 
 @asynccontextmanager
-async def served(
+async def served(  # noqa: PLR0913 one argument a setting
     shown: Shown,
     config: Config = LOOPBACK,
     exposition: Exposition | None = None,
     port: int = 0,
     kernel_keeps: int | None = None,
+    *,
+    state: PageState | None = None,
 ) -> AsyncIterator[Client]:
     """Serve ``shown`` as :func:`vramledger.web.app.serve` does, with an exposition of the test's own.
 
     ``kernel_keeps`` are the bytes of an answer that nobody reads which the kernel takes from us; between two
-    hosts they are few, on loopback millions.
+    hosts they are few, on loopback millions. ``state`` has the past that the page may show.
     """
-    runner = web.AppRunner(make_app(config, shown, exposition), access_log=None, shutdown_timeout=3)
+    runner = web.AppRunner(
+        make_app(config, shown, exposition, state=state), access_log=None, shutdown_timeout=3
+    )
     await runner.setup()
     try:
         listening = socket.create_server(("127.0.0.1", port))

@@ -89,6 +89,9 @@ class _AgentHistory:
 class AgentJoiner:
     """Join the reports of each sample to its holders."""
 
+    TRANSIENT = frozenset({"_allocated", "_held", "agents"})
+    """What each sample replaces; it is not stored."""
+
     def __init__(self) -> None:
         """Start without any report."""
         self._histories: dict[Identity, _AgentHistory] = {}

@@ -103,11 +103,12 @@ class HoldingState:
     def record_sample(self, entry: ProcessEntry, on_device: DeviceSample) -> None:
         """Record what one sample says: the bytes, and whether the holder worked.
 
-        Where samples are missing before this one, we do not know that the quiet lasted.
+        Where samples are missing before this one, we do not know that the quiet lasted, unless the exporter
+        was only restarted.
         """
         sample, device, work = on_device.sample, on_device.device, on_device.work
         changed = None not in (self.memory, entry.memory) and entry.memory != self.memory
-        gap = sample.monotonic - self.watched > sample.longest_gap
+        gap = sample.monotonic - self.watched > sample.longest_gap and not sample.bridged
         utilization = on_device.utilization.get(self.pid)
         if utilization is not None:
             self.utilization, self.utilization_at = utilization, sample.monotonic

@@ -60,6 +60,14 @@ class ProcessTracker:
         """Return what is known of a process, None if its start time is not known."""
         return None if start is None else self._known.get((pid, start))
 
+    def known_facts(self) -> tuple[ProcessFacts, ...]:
+        """Return the first facts of every process, each followed by its newest where they differ."""
+        return tuple(
+            facts
+            for known in self._known.values()
+            for facts in ((known.first,) if known.first == known.now else (known.first, known.now))
+        )
+
     def facts_of(self, pid: int, start: int | None) -> ProcessFacts | None:
         """Return the newest facts of a process."""
         known = self.get(pid, start)

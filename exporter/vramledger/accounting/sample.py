@@ -22,6 +22,8 @@ class Sample:
         rows: the processes that /proc shows, by pid.
         longest_gap: seconds; if two samples are further apart, samples are missing between them.
         after_gap: samples are missing before this one, or it is the first.
+        bridged: the samples that are missing before this one are those of a short restart, after which
+            everything that was remembered is known again.
         launches: what was counted of quiet holders, by pid and start time.
         mps_servers: the pids of the MPS servers, which launch nothing themselves while their clients work.
         verdicts: the state that a process has on all its devices, by pid; None where each device's work
@@ -35,6 +37,7 @@ class Sample:
     rows: Mapping[int, ProcessRow]
     longest_gap: float
     after_gap: bool
+    bridged: bool = False
     verdicts: Mapping[int, StateVerdict | None] = field(default_factory=dict)
     mps_servers: set[int] = field(default_factory=set)
     launches: Mapping[tuple[int, int], LaunchCount] = field(init=False)

@@ -42,7 +42,14 @@ from vramledger.accounting.sample import DeviceSample, Sample
 from vramledger.accounting.states import Quiet, StateVerdict
 from vramledger.accounting.uncharged import MemoryPool, PoolHolder, PoolResult, UnchargedTracker
 from vramledger.config import OWNERS_MAX
-from vramledger.model.reading import FAILURE_REASONS, RELEASED, DeviceReading, HiddenHolder, Reading
+from vramledger.model.reading import (
+    FAILURE_REASONS,
+    RELEASED,
+    DeviceReading,
+    HiddenHolder,
+    ProcessFacts,
+    Reading,
+)
 from vramledger.model.snapshot import (
     DeviceSnapshot,
     Holding,
@@ -56,6 +63,26 @@ from vramledger.model.snapshot import (
 
 GAP = 5.0
 """Seconds without a sample after which we no longer know that the quiet has lasted."""
+
+BRIDGED = 180.0
+"""Seconds that a restart may take. A holder that was quiet before, and whose bytes, rows and agent show no
+work at the first sample afterwards, still counts as quiet, by inference: no counter proves it any more. The
+rules of alerts bridge the same time."""
+
+_REMEMBERED = (
+    *(
+        "_serial",
+        "_failures",
+        "_devices",
+        "_ooms",
+        "_holdings",
+        "_processes",
+        "_owners",
+        "_agents",
+        "_ghosts",
+    ),
+    *("_work", "_waits", "_uncharged", "_last", "_boot_time", "_watched_since"),
+)
 
 
 class HoldingTracker:
@@ -80,6 +107,7 @@ class HoldingTracker:
             owners_max: the number of owners of a device that get an entry of their own; 0 means all.
         """
         self._idle_after = idle_after
+        self._interval = interval
         self._longest_gap = max(GAP, 3 * interval)
         self._owners_max = owners_max
         self._blank = Snapshot(source=source, recording=recording, failures=dict.fromkeys(FAILURE_REASONS, 0))
@@ -87,6 +115,7 @@ class HoldingTracker:
         self._failures = Counter(dict.fromkeys(FAILURE_REASONS, 0))
         self._devices = DeviceTracker()
         self._ooms = OomCounter(owners_max)
+        self._restarted = False
         self._start_afresh()
 
     def _start_afresh(self) -> None:
@@ -106,6 +135,36 @@ class HoldingTracker:
         """Forget all but what is counted since the exporter started; the next reading is a new start."""
         self._devices.reset()
         self._start_afresh()
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Return what it was started with, by the names of the steps' arguments; this is not remembered."""
+        return {"idle_after": self._idle_after, "most": self._owners_max}
+
+    def fresh(self) -> HoldingTracker:
+        """Return one with the same settings that remembers nothing."""
+        return HoldingTracker(
+            idle_after=self._idle_after, interval=self._interval, owners_max=self._owners_max
+        )
+
+    def known_facts(self) -> tuple[ProcessFacts, ...]:
+        """Return the first and the newest facts of every process, as a new sampler sends them."""
+        return self._processes.known_facts()
+
+    def remembered(self) -> dict[str, object]:
+        """Return all that it knows beside its settings: its own objects, which go on changing."""
+        return {name: getattr(self, name) for name in _REMEMBERED}
+
+    def recall(self, remembered: Mapping[str, object]) -> None:
+        """Go on from what a tracker of the same host and boot has remembered, maybe of an earlier version.
+
+        The next sample follows the last one of that tracker, after the time in which nobody watched: see
+        :data:`BRIDGED`.
+        """
+        for name in _REMEMBERED:
+            if name in remembered:
+                setattr(self, name, remembered[name])
+        self._restarted = True
 
     @property
     def blank(self) -> Snapshot:
@@ -192,14 +251,17 @@ class HoldingTracker:
         )
 
     def _begin_sample(self, reading: Reading) -> Sample:
-        after_gap = self._last is None or reading.monotonic - self._last > self._longest_gap
-        self._last = reading.monotonic
+        span = None if self._last is None else reading.monotonic - self._last
+        after_gap = span is None or span > self._longest_gap
+        bridged = self._restarted and span is not None and span <= BRIDGED
+        self._last, self._restarted = reading.monotonic, False
         if self._boot_time is not None and reading.boot_time != self._boot_time:
             self._follow_clock(reading.boot_time - self._boot_time)
         self._boot_time = reading.boot_time
         if self._watched_since is None:
             self._watched_since = reading.time
-        return Sample(reading, {row.pid: row for row in reading.rows}, self._longest_gap, after_gap)
+        rows = {row.pid: row for row in reading.rows}
+        return Sample(reading, rows, self._longest_gap, after_gap, bridged=bridged)
 
     def _follow_clock(self, seconds: float) -> None:
         """Move what is remembered in Unix time along with a clock that was set, so that every span stays."""

@@ -57,6 +57,19 @@ def size(text: str) -> int:
     return int(match[1]) * _SIZES[match[2].upper()]
 
 
+_STORAGE_MIN = 16 * 2**20
+"""One segment of a host with many holders has some MiB, and the newest one is never removed."""
+
+
+def storage_size(text: str) -> int:
+    """Read how many bytes the storage may have."""
+    found = size(text)
+    if found < _STORAGE_MIN:
+        message = f"{text!r} is too small for a storage; give it at least {_STORAGE_MIN // 2**20}MiB"
+        raise argparse.ArgumentTypeError(message)
+    return found
+
+
 def path(text: str) -> str:
     """Read the path of the metrics page."""
     if not _PATH.fullmatch(text) or text.startswith(("/-/", "/api/")):

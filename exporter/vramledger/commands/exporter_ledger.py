@@ -13,7 +13,7 @@ from vramledger.errors import StartupError
 from vramledger.model.records import RecordError
 from vramledger.model.snapshot import Snapshot
 from vramledger.serving.control_client import NoExporterError, request_ledger
-from vramledger.serving.ledger_answer import read_answer
+from vramledger.views.ledger_answer import read_answer
 from vramledger.views.timeline import HoldingGrowth, Key
 
 _RESTART_SECONDS = 5.0

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 from vramledger.agent_protocol.messages import CONSENT_VARIABLE, CONSENTS, ENABLE_VARIABLE
 from vramledger.errors import UsageError
@@ -24,12 +25,17 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 argpa
 LOG_LEVELS = ("debug", "info", "warn", "error")
 
 
+_NEGATIVE = re.compile(r"-\d+(\.\d+)?((ms|[smhd])(\d+(\.\d+)?(ms|[smhd]))*)?")
+"""What is a value although it begins like a flag: a number, and a span before now such as ``-6h``."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that reports an error in one line and accepts no abbreviated flags."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 argparse's own
         # a new flag must not change what an old command line means
         super().__init__(allow_abbrev=False, **settings)
+        self._negative_number_matcher = _NEGATIVE
 
     def error(self, message: str) -> NoReturn:
         """Exit with a line that says what is wrong and where to read more."""

@@ -15,9 +15,10 @@ from vramledger.commands.arguments import (
     count,
     path,
     sampling_config,
+    storage_size,
 )
-from vramledger.commands.parser import Commands, add_log
-from vramledger.config import DEFAULT_PORT, Config, ListenAddress
+from vramledger.commands.parser import Commands, add_log, duration
+from vramledger.config import DEFAULT_PORT, Config, ListenAddress, StorageConfig
 from vramledger.serving.exporter import serve_until_signalled
 
 
@@ -63,6 +64,19 @@ def add_command(commands: Commands) -> None:
         "--owners.max", dest="owners_max", type=count, default=Config().owners_max, metavar="N",
         help='owners of a device shown one by one, the rest as "other"; 0 for all (default %(default)s)',
     )  # fmt: skip
+    storage = serve.add_argument_group("storage")
+    storage.add_argument(
+        "--storage.path", dest="storage_path", type=Path, default=None, metavar="DIR",
+        help="keep the past in this directory, of this exporter alone (default: keep nothing)",
+    )  # fmt: skip
+    storage.add_argument(
+        "--storage.retention", dest="storage_retention", type=duration, default=7 * 86400.0,
+        metavar="DURATION", help="how long it is kept (default 7d)",
+    )  # fmt: skip
+    storage.add_argument(
+        "--storage.size", dest="storage_size", type=storage_size, default=512 * 2**20, metavar="SIZE",
+        help="how many bytes it may have (default 512MiB)",
+    )  # fmt: skip
     add_agent_socket(serve)
     add_control(serve)
     add_sampling(serve, idle=True, collectors=True)
@@ -86,6 +100,9 @@ def _config(args: argparse.Namespace) -> Config:
         processes_max=args.processes_max,
         owners_max=args.owners_max,
         agent_socket=args.agent_socket,
+        storage=None
+        if args.storage_path is None
+        else StorageConfig(args.storage_path, args.storage_retention, args.storage_size),
         sampling=sampling_config(args),
     )
 

@@ -24,12 +24,17 @@ from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.output import write_output
 from vramledger.commands.parser import Commands, add_log, pid
+from vramledger.commands.past import add_storage, ask_past, past_time
 from vramledger.commands.sampling_loop import SAMPLES_MIN
-from vramledger.errors import StartupError
+from vramledger.errors import StartupError, UsageError
+from vramledger.model.records import RecordError
 from vramledger.model.snapshot import Snapshot
 from vramledger.serving.source import DEMO_SKIP, attach_nothing, idle_threshold, open_source, snapshots
+from vramledger.storage.questions import AT, SINCE
 from vramledger.views.evidence import evidence_json, evidence_lines
+from vramledger.views.ledger_answer import read_answer
 from vramledger.views.ledger_json import snapshot_json
+from vramledger.views.report_table import render_report
 from vramledger.views.table import render_table, span
 from vramledger.views.timeline import HoldingGrowth, Key
 
@@ -46,6 +51,15 @@ def add_command(commands: Commands) -> None:
     show.add_argument(
         "--why", type=pid, default=None, metavar="PID", help="show the whole evidence for one holder's state"
     )
+    show.add_argument(
+        "--at", type=past_time, default=None, metavar="TIME",
+        help="show the ledger as it was: 03:12, -6h, 2026-11-22T03:12; needs serve --storage.path",
+    )  # fmt: skip
+    show.add_argument(
+        "--since", type=past_time, default=None, metavar="TIME",
+        help="sum up the time since then, or with --at until then: who held how much for how long",
+    )  # fmt: skip
+    add_storage(show)
     add_source(show)
     add_agent_socket(show)
     add_control(show)
@@ -61,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
 
 async def _show(args: argparse.Namespace) -> int:
     """Show what the exporter knows; where none answers, or other data is wanted, look ourselves."""
+    if args.at is not None or args.since is not None:
+        return await _show_past(args)
     why = "--idle-after is given" if args.idle_after is not None else ""
     if not args.source.startswith("replay:") and not why:
         try:
@@ -68,6 +84,42 @@ async def _show(args: argparse.Namespace) -> int:
         except StartupError as error:
             why = str(error)
     return await _show_own(args, why)
+
+
+async def _show_past(args: argparse.Namespace) -> int:
+    """Show a moment of the past, or sum up a span."""
+    if args.watch:
+        message = "--watch shows the present; leave it out with --at and --since"
+        raise UsageError(message)
+    if args.since is not None:
+        if args.why is not None:
+            message = "--why is of one moment; use it with --at alone"
+            raise UsageError(message)
+        question = {"ask": SINCE, "from": args.since, "to": args.at or time.time()}
+        if question["from"] >= question["to"]:
+            message = "--since must be before --at"
+            raise UsageError(message)
+        _, content, _ = await ask_past(args, question)
+        report = json.loads(content)
+        write_output(json.dumps(report) + "\n" if args.json else render_report(report))
+        return 0 if report["first"] is not None else 1
+    head, content, origin = await ask_past(args, {"ask": AT, "at": args.at})
+    try:
+        answer = read_answer(content)
+    except RecordError as error:
+        message = f"the answer cannot be read: {error}"
+        raise StartupError(message) from error
+    note = f"As it was at {_clock(answer.snapshot.time)}, {origin}."
+    if head.get("gap_until") is not None:
+        until = f"until {_clock(head['gap_until'])}" if head["gap_until"] else "since then"
+        note = f"NOT KNOWN at {_clock(args.at)}: nothing was stored {until}. {note}"
+        if args.json:
+            print(f"vramledger: {note}", file=sys.stderr)
+    return 0 if _print_sample(args, answer.snapshot, dict(answer.growth), note) else 1
+
+
+def _clock(at: float | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 async def _show_exporter(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """The numbers of the system calls, which are the same on x86-64 and ARM."""
 
 _RULE_PATH_BENEATH = 1
-_WRITE_FILE, _REMOVE_FILE, _MAKE_SOCKET = 1 << 1, 1 << 5, 1 << 9
+_WRITE_FILE, _REMOVE_FILE, _MAKE_FILE, _MAKE_SOCKET = 1 << 1, 1 << 5, 1 << 8, 1 << 9
 _CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
 """Write to a file, and remove or make one of any kind: what the first version of Landlock knows, without
 reading and running."""
@@ -34,8 +34,8 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
 
 
-def forbid_changes(sockets_in: Iterable[Path]) -> None:
-    """Change no file from now on, except that sockets may be made and removed in these directories.
+def forbid_changes(sockets_in: Iterable[Path], files_in: Iterable[Path] = ()) -> None:
+    """Change no file from now on, except in these directories: of sockets, and of files.
 
     Files that are open stay as they are. /dev/null may be written to. If the kernel has no Landlock, or a
     filter of system calls forbids it, we log it and go on. It needs ``no_new_privs``.
@@ -45,6 +45,8 @@ def forbid_changes(sockets_in: Iterable[Path]) -> None:
         try:
             for directory in {*sockets_in}:
                 _allow(ruleset, directory, _MAKE_SOCKET | _REMOVE_FILE)
+            for directory in {*files_in}:
+                _allow(ruleset, directory, _MAKE_FILE | _WRITE_FILE | _REMOVE_FILE)
             _allow(ruleset, Path(os.devnull), _WRITE_FILE)
             _call(_RESTRICT_SELF, ruleset, 0)
         finally:

@@ -24,26 +24,31 @@ DRIVER_FAILED = 3
 _PACKAGE_ROOT = str(Path(vramledger.__file__).parents[1])
 _PROGRAM = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
-    "from vramledger.sampling.{} import main; main()"
+    "from vramledger.{} import main; main()"
 )
 """This is not ``-m``, which puts the current directory first on the path: root's sampler would import a
 ``queue.py`` that somebody left there. (``-P`` exists since 3.11, and ``-I`` hides the user's own
 packages.)"""
 
 
+def child_command(module: str, *arguments: str) -> list[str]:
+    """Return the command line of a child process of the exporter: a module of ours that has a ``main``."""
+    return [sys.executable, "-c", _PROGRAM.format(module), _PACKAGE_ROOT, *arguments]
+
+
 def sampler_command(*arguments: str) -> list[str]:
     """Return the command line of a sampler; the arguments are its configuration, and those of the log."""
-    return [sys.executable, "-c", _PROGRAM.format("sampler"), _PACKAGE_ROOT, *arguments]
+    return child_command("sampling.sampler", *arguments)
 
 
 def starter_command(*arguments: str) -> list[str]:
     """Return the command line of the process that starts samplers with these arguments."""
-    return [sys.executable, "-c", _PROGRAM.format("starter"), _PACKAGE_ROOT, *sampler_command(*arguments)]
+    return child_command("sampling.starter", *sampler_command(*arguments))
 
 
 def launch_counter_command(*arguments: str) -> list[str]:
     """Return the command line of the process that counts launches."""
-    return [sys.executable, "-c", _PROGRAM.format("launch_counter"), _PACKAGE_ROOT, *arguments]
+    return child_command("sampling.launch_counter", *arguments)
 
 
 def encode_config(config: SamplingConfig) -> str:

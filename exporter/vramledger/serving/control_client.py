@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,13 +15,17 @@ from vramledger.serving.control_messages import (
     LEDGER,
     LEDGER_SECONDS,
     MAX_MESSAGE_BYTES,
+    PAST,
+    PAST_SECONDS,
     RESPONSE_SECONDS,
     SNAPSHOT_PACKET_BYTES,
     ControlError,
     ControlRequest,
     ControlResponse,
     LedgerHeader,
+    PastHeader,
     read_ledger_header,
+    read_past_header,
     read_response,
     write_request,
 )
@@ -83,6 +87,30 @@ async def request_ledger(
         return await _within(path, LEDGER_SECONDS + wait, exchange())
     except ControlError as error:
         raise _refusal(error) from error
+
+
+async def request_past(path: Path, question: Mapping[str, Any]) -> tuple[str, dict[str, Any], bytes]:
+    """Return the exporter's version, and head and content of its answer to a question about the past.
+
+    Raises:
+        NoExporterError: no exporter answers.
+        StartupError: it refuses, or keeps no past.
+    """
+
+    async def exchange() -> tuple[PastHeader, bytes]:
+        async with _connect(path) as connection:
+            await _send(connection, ControlRequest(PAST, question=question))
+            header = read_past_header(await _receive(connection, MAX_MESSAGE_BYTES))
+            content = bytearray()
+            while len(content) < header.size:
+                content += await _receive(connection, SNAPSHOT_PACKET_BYTES)
+        return header, bytes(content)
+
+    try:
+        header, content = await _within(path, PAST_SECONDS, exchange())
+    except ControlError as error:
+        raise _refusal(error) from error
+    return header.program, dict(header.head), content
 
 
 async def _within(path: Path, seconds: float, exchange: Coroutine[Any, Any, _T]) -> _T:

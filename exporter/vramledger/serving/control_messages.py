@@ -41,18 +41,24 @@ _MAX_TOKEN_CHARS = 64
 RELEASE = "release"
 RESUME = "resume"
 LEDGER = "ledger"
+PAST = "past"
+
+PAST_SECONDS = 60.0
+"""The exporter must answer a question about the past within this time: an hour of readings has many MiB."""
 
 
 class ControlRequest(NamedTuple):
     """A request to the exporter.
 
     ``ask`` is :data:`RELEASE`, with ``seconds``; :data:`RESUME`; or :data:`LEDGER`, with the token of the
-    snapshot that the client has already, if the exporter is to wait for a newer one.
+    snapshot that the client has already, if the exporter is to wait for a newer one; or :data:`PAST`, with a
+    question to the storage.
     """
 
     ask: str
     seconds: float = 0.0
     after: str | None = None
+    question: Mapping[str, str | float] = {}
 
 
 class ControlResponse(NamedTuple):
@@ -79,6 +85,20 @@ class LedgerHeader(NamedTuple):
     size: int
 
 
+class PastHeader(NamedTuple):
+    """What precedes an answer about the past.
+
+    Attributes:
+        program: the exporter's version.
+        head: what the storage says of the answer.
+        size: bytes of the answer.
+    """
+
+    program: str
+    head: Mapping[str, object]
+    size: int
+
+
 class ControlError(VramledgerError):
     """The message is not one of this version, or the response says why the exporter did not do it."""
 
@@ -88,6 +108,8 @@ def write_request(request: ControlRequest) -> bytes:
     arguments: dict[str, object] = {}
     if request.ask == RELEASE:
         arguments["seconds"] = request.seconds
+    if request.ask == PAST:
+        arguments["question"] = dict(request.question)
     if request.after is not None:
         arguments["after"] = request.after
     return _message(make_request(request.ask, **arguments))
@@ -106,6 +128,8 @@ def read_request(message: bytes) -> ControlRequest:
     after = content.get("after")
     if ask == LEDGER and (after is None or (isinstance(after, str) and len(after) <= _MAX_TOKEN_CHARS)):
         return ControlRequest(LEDGER, after=after)
+    if ask == PAST and (question := _read_question(content.get("question"))) is not None:
+        return ControlRequest(PAST, question=question)
     seconds = _read_seconds(content.get("seconds"), MAX_RELEASE_SECONDS)
     if ask == RELEASE and seconds is not None:
         return ControlRequest(RELEASE, seconds)
@@ -113,7 +137,39 @@ def read_request(message: bytes) -> ControlRequest:
     raise ControlError(error)
 
 
-def write_response(response: ControlResponse | LedgerHeader) -> bytes:
+_QUESTIONS = {"at": ("at",), "since": ("from", "to"), "readings": ("from", "to")}
+"""What a command may ask of the past, and the times that each question has."""
+
+
+def _read_question(raw: object) -> Mapping[str, str | float] | None:
+    """Return a question to the storage, None if it is not one."""
+    if not isinstance(raw, dict) or not isinstance(raw.get("ask"), str) or raw["ask"] not in _QUESTIONS:
+        return None
+    times = {name: _read_seconds(raw.get(name), _LATEST) for name in _QUESTIONS[raw["ask"]]}
+    if None in times.values():
+        return None
+    return {"ask": raw["ask"], **{name: value for name, value in times.items() if value is not None}}
+
+
+_LATEST = 1e11
+
+
+def read_past_header(message: bytes) -> PastHeader:
+    """Read what precedes an answer about the past.
+
+    Raises:
+        ControlError: it is something else, or says why there is none.
+    """
+    content = _read_success(message)
+    program, head, size = content.get("program"), content.get("head"), content.get("size")
+    sized = isinstance(size, int) and 0 <= size <= MAX_SNAPSHOT_BYTES
+    if not isinstance(program, str) or not isinstance(head, dict) or not isinstance(size, int) or not sized:
+        error = "that is not an answer of this version"
+        raise ControlError(error)
+    return PastHeader(program, head, size)
+
+
+def write_response(response: ControlResponse | LedgerHeader | PastHeader) -> bytes:
     """Return the message of a response."""
     return _message(make_success(**response._asdict()))
 

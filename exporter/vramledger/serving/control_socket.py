@@ -28,12 +28,14 @@ from vramledger.serving.callers import Caller, identify_caller
 from vramledger.serving.control_messages import (
     LEDGER,
     MAX_MESSAGE_BYTES,
+    PAST,
     REQUEST_SECONDS,
     SNAPSHOT_PACKET_BYTES,
     ControlError,
     ControlRequest,
     ControlResponse,
     LedgerHeader,
+    PastHeader,
     read_request,
     write_failure,
     write_response,
@@ -71,11 +73,13 @@ class ControlHandlers(NamedTuple):
     Attributes:
         control: release the GPUs, or reopen them; only the trusted get here.
         ledger: return a snapshot, as this caller may see it, and what precedes it.
+        past: answer a question about the past, as this caller may know it.
         page_open: whether everybody may read the page.
     """
 
     control: Callable[[ControlRequest], Awaitable[ControlResponse]]
     ledger: Callable[[ControlRequest, Caller], Awaitable[tuple[LedgerHeader, bytes]]]
+    past: Callable[[ControlRequest, Caller], Awaitable[tuple[PastHeader, bytes]]]
     page_open: Callable[[], bool]
 
 
@@ -212,10 +216,10 @@ class _ControlServer:
             request = read_request(await asyncio.wait_for(_receive(self._loop, accepted), REQUEST_SECONDS))
             if request.ask == LEDGER:
                 caller.check_read(page_open=self._handlers.page_open())
-                header, snapshot = await self._handlers.ledger(request, caller)
-                view = memoryview(snapshot)
-                starts = range(0, len(view), SNAPSHOT_PACKET_BYTES)
-                return [write_response(header), *(view[at : at + SNAPSHOT_PACKET_BYTES] for at in starts)]
+                return _packets(*await self._handlers.ledger(request, caller))
+            if request.ask == PAST:
+                caller.check_read(page_open=self._handlers.page_open())
+                return _packets(*await self._handlers.past(request, caller))
             who = fields(pid=caller.peer.pid, uid=caller.peer.uid, ask=request.ask)
             try:
                 caller.check_control()
@@ -226,6 +230,12 @@ class _ControlServer:
             return [write_response(await self._handlers.control(request))]
         except VramledgerError as error:
             return [write_failure(error)]
+
+
+def _packets(header: LedgerHeader | PastHeader, content: bytes) -> list[bytes | memoryview]:
+    view = memoryview(content)
+    starts = range(0, len(view), SNAPSHOT_PACKET_BYTES)
+    return [write_response(header), *(view[at : at + SNAPSHOT_PACKET_BYTES] for at in starts)]
 
 
 async def _receive(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> bytes:

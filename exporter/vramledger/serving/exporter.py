@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +38,6 @@ from vramledger.serving.control_messages import (
 )
 from vramledger.serving.control_socket import ControlHandlers, serve_control
 from vramledger.serving.launch_counting import LaunchCounting, count_launches
-from vramledger.serving.ledger_answer import write_answer
 from vramledger.serving.publisher import SnapshotPublisher
 from vramledger.serving.service_manager import (
     is_managed,
@@ -52,6 +52,8 @@ from vramledger.serving.source import (
     open_source,
     snapshots,
 )
+from vramledger.serving.storage import PastDesk, store
+from vramledger.views.ledger_answer import write_answer
 from vramledger.views.public_view import public_view
 from vramledger.web.cancellation import cancel_and_wait
 
@@ -112,22 +114,29 @@ async def _serve_source(
     )
     page = PageState()
     managed = is_managed() and kind == "nvml"
+    if kind != "nvml" and config.storage is not None:
+        log.info("A recording is not stored", extra=fields(path=config.storage.path))
+        config = replace(config, storage=None)
     # A recording is opened again at each pass, and may be root's alone.
     user = _choose_user(config) if isinstance(source, Supervisor) else None
     # What needs a right comes first: the sockets, then the processes that count and that start samplers.
+    past, wait = PastDesk(), reading_timeout(config.sampling)
+    page.past = None if config.storage is None else past.answer_page
     async with (
         agents as agent_server,
-        _control_socket(config, source, publisher, page, idle_after),
+        _control_socket(config, source, _LedgerDesk(publisher, page, idle_after, wait), page, past),
         counts as launch_counting,
+        store(config, tracker, page.timeline, idle_after, user) as stored,
         _starter(config, source) as start_starter,
         serve(config, publisher, lambda: _give_up_rights(config, start_starter, user), page),
         notify_service_manager(),
     ):
         malloc.freeze_objects()
+        past.storage = None if stored is None else stored[0]
         attach: Attach = attach_nothing if agent_server is None else agent_server.add_agents
         if launch_counting is not None:
             attach = launch_counting.attached(attach)
-        produced = snapshots(source, tracker, attach)
+        produced = snapshots(source, tracker if stored is None else stored[1], attach)
         publishing = asyncio.create_task(_publish(source, produced, publisher, launch_counting))
         forbidden = asyncio.create_task(
             wait_for_forbidden_driver(partial(has_device_class, config.sampling.procfs), open_control_device)
@@ -227,7 +236,7 @@ def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
 
 @asynccontextmanager
 async def _control_socket(
-    config: Config, source: SnapshotSource, publisher: SnapshotPublisher, page: PageState, idle_after: float
+    config: Config, source: SnapshotSource, desk: _LedgerDesk, page: PageState, past: PastDesk
 ) -> AsyncIterator[None]:
     """Listen for commands, if this is the exporter of a host and not of a recording."""
     if not isinstance(source, Supervisor):
@@ -235,7 +244,8 @@ async def _control_socket(
         return
     handlers = ControlHandlers(
         control=lambda request: _control(source, request),
-        ledger=_LedgerDesk(publisher, page, idle_after, reading_timeout(config.sampling)).answer,
+        ledger=desk.answer,
+        past=past.answer,
         page_open=page.open_to_all,
     )
     path = config.control_socket

@@ -8,7 +8,6 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
 
-from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.logs import fields, log
 from vramledger.model.reading import Reading
@@ -76,8 +75,18 @@ async def attach_nothing(reading: Reading) -> Reading:
     return reading
 
 
+class Accounting(Protocol):
+    """What makes snapshots of readings."""
+
+    def update(self, reading: Reading) -> Snapshot:
+        """Account for a reading."""
+
+    def reset(self) -> None:
+        """Forget all that is known of the host."""
+
+
 async def snapshots(
-    source: SnapshotSource, tracker: HoldingTracker, attach: Attach = attach_nothing
+    source: SnapshotSource, tracker: Accounting, attach: Attach = attach_nothing
 ) -> AsyncIterator[Snapshot]:
     """Yield the snapshot of every reading of a source, also of an invalid one."""
     async with aclosing(source.readings()) as readings:  # type: ignore[type-var]

@@ -62,6 +62,26 @@ class Timeline:
         self._index: dict[str, int] = {}
         self._holdings: dict[Key, _SizeHistory] = {}
 
+    def remembered(self) -> dict[str, object]:
+        """Return all that is remembered, for a storage."""
+        with self._lock:
+            return {
+                "_newest": self._newest,
+                "_devices": {uuid: dict(steps) for uuid, steps in self._devices.items()},
+                "_index": dict(self._index),
+                "_holdings": {
+                    key: _SizeHistory(each.seen, each.times[:], each.sizes[:])
+                    for key, each in self._holdings.items()
+                },
+            }
+
+    def recall(self, remembered: Mapping[str, object]) -> None:
+        """Go on from what a timeline has remembered."""
+        with self._lock:
+            for name in ("_newest", "_devices", "_index", "_holdings"):
+                if name in remembered:
+                    setattr(self, name, remembered[name])
+
     def record(self, snapshot: Snapshot) -> None:
         """Record one sample; a failed one leaves a gap, and a clock that was set back removes everything."""
         if snapshot.time is None:

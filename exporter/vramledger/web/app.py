@@ -13,7 +13,6 @@ from aiohttp import hdrs, web
 from vramledger.config import Config, ListenAddress
 from vramledger.logs import fields, log
 from vramledger.metrics.exposition import Exposition
-from vramledger.views.timeline import Timeline
 from vramledger.web.access.access_control import AccessControl
 from vramledger.web.access.host_names import names_of_loopback
 from vramledger.web.cancellation import background_task
@@ -41,7 +40,7 @@ def make_app(
     services: AppServices,
     exposition: Exposition | None = None,
     access: AccessControl | None = None,
-    timeline: Timeline | None = None,
+    state: PageState | None = None,
 ) -> web.Application:
     """Build the application that serves ``services``; it owns the threads on which it renders.
 
@@ -69,7 +68,7 @@ def make_app(
     app.cleanup_ctx.append(close_threads)
     app.on_response_prepare.append(complete_headers)
     scrape = Scrape(config, services, exposition, render_cache)
-    page_stream = add_routes(app, scrape, render_cache, timeline or Timeline())
+    page_stream = add_routes(app, scrape, render_cache, state or PageState())
     access.on_permissions_changed(page_stream.disconnect_viewers)
     return app
 
@@ -118,7 +117,7 @@ async def _run_application(
 ) -> AsyncIterator[AccessControl]:
     access = AccessControl(config.web_config)
     access.host_names = names_of_loopback(map(bound_address, sockets), config.listen)
-    app = make_app(config, services, access=access, timeline=state.timeline)
+    app = make_app(config, services, access=access, state=state)
     # Its errors are caused by clients (scanners, TLS on a plain port): a line a minute, a traceback at debug
     # only.
     logger = logging.getLogger(f"{log.name}.http")

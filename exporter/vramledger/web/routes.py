@@ -7,27 +7,29 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from vramledger.logs import fields, log
-from vramledger.views.timeline import Timeline
 from vramledger.web.json_api import add_json_routes
 from vramledger.web.page import Page, read_host_name
 from vramledger.web.page_stream import PageStream
+from vramledger.web.past_api import PastApi
 from vramledger.web.render_cache import RenderCache
 from vramledger.web.runbooks import Runbooks
 from vramledger.web.scrape import Scrape
-from vramledger.web.services import CONFIG, SERVICES
+from vramledger.web.services import CONFIG, SERVICES, PageState
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def add_routes(
-    app: web.Application, scrape: Scrape, render_cache: RenderCache, timeline: Timeline
+    app: web.Application, scrape: Scrape, render_cache: RenderCache, state: PageState
 ) -> PageStream:
     """Route all paths, each for GET and HEAD; return the streams of the page."""
     config, services = app[CONFIG], app[SERVICES]
+    timeline = state.timeline
     page_stream = PageStream(services, timeline)
     app.cleanup_ctx.append(page_stream.run)
     app.on_shutdown.append(page_stream.end_streams)
     add_json_routes(app, timeline, render_cache)
+    PastApi(state.past).add_routes(app)
     app.router.add_get(config.telemetry_path, scrape.serve)
     app.router.add_get("/-/healthy", _healthy)
     app.router.add_get("/-/ready", _ready)

@@ -11,6 +11,7 @@ from aiohttp import web
 from vramledger.config import Config
 from vramledger.model.snapshot import Snapshot
 from vramledger.views.timeline import Timeline
+from vramledger.web.past_api import AskPast
 
 
 class AppServices(Protocol):
@@ -38,10 +39,12 @@ class PageState:
 
     Attributes:
         timeline: what the page remembers.
+        past: asks the storage; None where nothing is stored.
         check_open: tells whether everybody who reaches the page may read it.
     """
 
     timeline: Timeline = field(default_factory=Timeline)
+    past: AskPast | None = None
     check_open: Callable[[], bool] = lambda: False
 
     def open_to_all(self) -> bool:

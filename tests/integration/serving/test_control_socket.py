@@ -20,6 +20,7 @@ from vramledger.serving.control_messages import (
     ControlRequest,
     ControlResponse,
     LedgerHeader,
+    PastHeader,
     read_request,
     read_response,
     write_failure,
@@ -42,7 +43,13 @@ async def large(request: ControlRequest, _: Caller) -> tuple[LedgerHeader, bytes
     return LedgerHeader("1.2.3", f"after {request.after}", 2.5, 600.0, len(text)), text
 
 
-HANDLERS = ControlHandlers(echo, large, lambda: True)
+async def past(request: ControlRequest, _: Caller) -> tuple[PastHeader, bytes]:
+    """Answer with the question."""
+    text = repr(dict(request.question)).encode()
+    return PastHeader("1.2.3", {"asked": True}, len(text)), text
+
+
+HANDLERS = ControlHandlers(echo, large, past, lambda: True)
 
 
 def test_the_socket_is_ready_open_to_all_and_removed(tmp_path: Path) -> None:

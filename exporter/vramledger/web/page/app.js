@@ -1,10 +1,11 @@
 // The page: events arrive, the model stores them, and each part shows what has changed.
 
-import { attribute, byId, element } from "./elements.js";
+import { arrange, attribute, byId, element } from "./elements.js";
 import { Devices } from "./devices.js";
 import { clock } from "./format.js";
 import { Holders } from "./holders.js";
 import { Model } from "./model.js";
+import { pastNotice, Travel } from "./past.js";
 import { showNotices, showStatus } from "./notices.js";
 import { follow } from "./stream.js";
 import { Summary } from "./summary.js";
@@ -18,19 +19,30 @@ byId("status").after(age);
 let lost = 0;
 let asked = false;
 
+const travel = new Travel(() => {
+  if (!travel.model) for (const key of model.rows.keys()) model.changed.add(key);
+  if (!travel.model) model.past.version += 1;
+  draw(true);
+});
+
 function draw(forced) {
   const begun = performance.now();
+  arrange(byId("past-notices"), travel.notices().map(pastNotice));
+  if (travel.model) drawLedger(travel.model, true);
   showNotices(model.host, lost);
   showStatus(byId("status"), age, model.host, lost);
   if (!lost && model.host.time) age.textContent = `${model.host.up ? "sample of" : "last attempt at"} ${clock(model.host.time)}`;
-  document.body.classList.toggle("stale", Boolean(lost));
-  if (model.devices) {
-    summary.show(model, holders.states);
-    devices.show(model);
-    holders.show(model, forced);
-  }
+  document.body.classList.toggle("stale", Boolean(lost) && !travel.model);
+  if (!travel.model && model.devices) drawLedger(model, forced);
   performance.measure("draw", { start: begun, end: performance.now() });
   if (performance.getEntriesByType("measure").length > 100) performance.clearMeasures();
+}
+
+function drawLedger(shown, forced) {
+  if (!shown.devices) return;
+  summary.show(shown, holders.states);
+  devices.show(shown);
+  holders.show(shown, forced);
 }
 
 /** Request once the minutes before the page was opened; the stream runs at the same time. */
@@ -50,7 +62,8 @@ follow(
   (event) => {
     lost = 0;
     model.take(event);
-    draw(event.full);
+    if (!travel.model) draw(event.full);
+    else showStatus(byId("status"), age, model.host, lost);
     if (event.full && (!asked || model.past.devices.size)) {
       asked = true;
       requestThePast();

@@ -1,0 +1,106 @@
+"""Ask for the past: from the running exporter, or where none answers, from the directory of its storage."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from vramledger import __version__
+from vramledger.commands.arguments import control_socket
+from vramledger.commands.parser import argparse_type
+from vramledger.config import parse_duration
+from vramledger.errors import RecordingError, StartupError, UsageError
+from vramledger.serving.control_client import NoExporterError, request_past
+from vramledger.storage.archive import Archive
+from vramledger.storage.questions import answer
+
+STORAGE = Path("/var/lib/vramledger")
+"""Where the systemd unit has the storage."""
+
+_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
+
+
+def add_storage(parser: argparse.ArgumentParser) -> None:
+    """Declare where the past is if no exporter answers."""
+    parser.add_argument(
+        "--storage.path", dest="storage_path", type=Path, default=STORAGE, metavar="DIR",
+        help="where the exporter keeps the past, to read it if none runs (default %(default)s)",
+    )  # fmt: skip
+
+
+def _parse_time(text: str) -> float:
+    """Read a moment of the past: ``03:12``, ``-6h``, ``2026-11-22 03:12``, or Unix seconds.
+
+    Raises:
+        UsageError: it is something else, or not in the past.
+    """
+    now = time.time()
+    found = _read_time(text, now)
+    if found is None:
+        message = f"{text!r} is not a time; write for example 03:12, -6h, or 2026-11-22T03:12"
+        raise UsageError(message)
+    if found > now + 1:
+        message = f"{text!r} is in the future; only what was can be shown"
+        raise UsageError(message)
+    return found
+
+
+def _read_time(text: str, now: float) -> float | None:
+    if text.startswith("-"):
+        return now - parse_duration(text[1:])
+    if text.isascii() and re.fullmatch(r"\d{9,11}(\.\d+)?", text):
+        return float(text)
+    clock = _CLOCK.fullmatch(text)
+    try:
+        if clock is None:
+            return dt.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+        hour, minute, second = (int(part or 0) for part in clock.groups())
+        at = dt.time(hour, minute, second)
+        today = dt.datetime.combine(dt.datetime.fromtimestamp(now).date(), at)  # noqa: DTZ006 the local clock
+        if today.timestamp() > now:
+            today -= dt.timedelta(days=1)
+        return today.timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+past_time = argparse_type(_parse_time, "time")
+
+
+async def ask_past(args: argparse.Namespace, question: dict[str, Any]) -> tuple[dict[str, Any], bytes, str]:
+    """Return the head and content of an answer, and who gave it.
+
+    Raises:
+        StartupError: nobody can answer.
+    """
+    try:
+        program, head, content = await request_past(control_socket(args), question)
+    except NoExporterError as error:
+        return (*_read_directory(args.storage_path, question, str(error)), f"read from {args.storage_path}")
+    if program != __version__:
+        message = f"the exporter is vramledger {program}, this is {__version__}"
+        raise StartupError(message)
+    return head, content, "kept by the exporter"
+
+
+def _read_directory(path: Path, question: dict[str, Any], why: str) -> tuple[dict[str, Any], bytes]:
+    try:
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        message = f"{why}; and {path} cannot be read ({error.strerror}); name the storage with --storage.path"
+        raise StartupError(message) from error
+    try:
+        first, _, content = answer(Archive(directory, read_only=True), question).partition(b"\n")
+    except (RecordingError, OSError) as error:
+        message = f"{path}: {error}"
+        raise StartupError(message) from error
+    finally:
+        os.close(directory)
+    head: dict[str, Any] = json.loads(first)
+    return head, content

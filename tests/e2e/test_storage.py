@@ -1,0 +1,210 @@
+"""``serve --storage.path``: what was known survives the exporter; a disk costs the storage alone."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import json
+import os
+import signal
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.exporter import LOOPBACK, QUICK, Exporter, Page, run, serving
+from tests.support.players.stage import Stage
+from tests.support.requirements import do_without, require_host_pid_namespace, require_root
+from tests.support.standin.library import GIB, StandIn
+from tests.support.waiting import wait_until
+from vramledger.sampling.replay import read_recording
+
+IDLE_AFTER = 3.0
+
+
+def segments(directory: Path) -> list[str]:
+    """Return the names in a storage."""
+    return sorted(each.name for each in directory.iterdir())
+
+
+def idle_since(page: Page, pid: int) -> float | None:
+    """Return since when a holder is idle, None while it is not."""
+    return page.value("process_state_since_timestamp_seconds", pid=pid, state="idle")
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+def test_a_restart_forgets_nothing(standin: StandIn, stage: Stage, tmp_path: Path, end: int) -> None:
+    """A new exporter knows who is idle since when, whose parent was seen alive, and what owners have used."""
+    require_host_pid_namespace()
+    quiet, launcher = stage.start(), stage.start(session=False)
+    worker = launcher.start()
+    standin.device(0).set_processes([(quiet.pid, 8 * GIB), (worker.pid, GIB)])
+    storage = tmp_path / "past"
+    flags = (*QUICK, f"--idle-after={IDLE_AFTER}s", f"--storage.path={storage}")
+    with serving(*flags, driver=standin.env()) as exporter:
+        exporter.until(lambda page: idle_since(page, quiet.pid), "the idle holder")
+        before = exporter.until(lambda page: page.state(worker.pid) == "idle", "the worker")
+        wait_until_stored(exporter, storage, end)
+    launcher.end()
+    with serving(*flags, driver=standin.env()) as exporter:
+        page = exporter.until(lambda page: page.up, "the first sample")
+        assert idle_since(page, quiet.pid) == pytest.approx(idle_since(before, quiet.pid), abs=1.1)
+        assert page.state(worker.pid) == "orphaned"
+        for key, value in before.values("owner_memory_byte_seconds_total").items():
+            assert page.values("owner_memory_byte_seconds_total")[key] >= value * 0.5
+        assert page.values("owner_memory_byte_seconds_total")
+
+
+def wait_until_stored(exporter: Exporter, storage: Path, end: int) -> None:
+    """End an exporter as a test wants; what it had is written by its child when the pipe closes."""
+    if end == signal.SIGTERM:
+        exporter.stop()
+    else:
+        children = exporter.process.children()
+        exporter.kill()
+        for each in children:
+            each.wait(10)
+    assert segments(storage)
+
+
+def storing(exporter: Exporter) -> psutil.Process:
+    """Return the process that stores."""
+    (found,) = [
+        each
+        for each in exporter.process.children()
+        if "vramledger.storage.process" in " ".join(each.cmdline()[:3])
+    ]
+    return found
+
+
+def test_a_hanging_disk_costs_the_storage_alone(standin: StandIn, tmp_path: Path) -> None:
+    """While the process that stores hangs, samples and scrapes go on, and the exporter ends in time."""
+    with serving(*QUICK, f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "the first sample")
+        child = storing(exporter)
+        child.suspend()
+        try:
+            for _ in range(5):
+                assert exporter.next_sample().up
+            assert exporter.stop().code == 0
+        finally:
+            child.kill()
+
+
+def test_the_end_of_the_process_that_stores_is_logged(standin: StandIn, tmp_path: Path) -> None:
+    """If it is killed, the exporter says so once and serves on."""
+    with serving(*QUICK, f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "the first sample")
+        storing(exporter).kill()
+        wait_until(lambda: "Nothing is stored any more" in exporter.log, "the message")
+        assert exporter.next_sample().up
+
+
+def test_a_full_disk_costs_the_storage_alone(standin: StandIn, tmp_path: Path) -> None:
+    """On a full disk the exporter samples on, says so once, and stores again when there is room."""
+    require_root()
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], check=False)
+    if done.returncode:
+        do_without("a mount of tmpfs")
+    try:
+        (disk / "other").write_bytes(b"x" * 60 * 1024)
+        with serving(*QUICK, f"--storage.path={disk / 'past'}", driver=standin.env()) as exporter:
+            wait_until(lambda: "Nothing is stored for now" in exporter.log, "the message")
+            assert exporter.next_sample().up
+            (disk / "other").unlink()
+            wait_until(lambda: "is written again" in exporter.log, "room")
+            assert exporter.log.count("Nothing is stored for now") == 1
+        assert segments(disk / "past")
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize("what", ["file", "user", "busy"])
+def test_a_directory_that_cannot_be_used_ends_the_start(standin: StandIn, tmp_path: Path, what: str) -> None:
+    """A wrong --storage.path is one line that says what is wrong; another exporter's is refused too."""
+    require_root()
+    path = tmp_path / "past"
+    if what == "file":
+        path.write_text("", encoding="utf-8")
+    else:
+        path.mkdir()
+    if what == "user":
+        os.chown(path, 1234, 1234)
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        if what == "busy":
+            fcntl.flock(directory, fcntl.LOCK_EX)
+        flags = (f"--storage.path={path}", f"--control.socket={tmp_path}/c", f"--agent.socket={tmp_path}/a")
+        done = run("serve", LOOPBACK, *flags, driver=standin.env())
+    finally:
+        os.close(directory)
+    assert done.returncode == 1
+    (line,) = [each for each in done.stderr.splitlines() if each.startswith("vramledger:")]
+    assert "--storage.path=" in line
+
+
+def test_the_exporters_user_owns_the_storage(standin: StandIn) -> None:
+    """Started as root, the process that stores is the user that listens, and may write nowhere else."""
+    require_root()
+    with tempfile.TemporaryDirectory(prefix="storage-") as home:
+        Path(home).chmod(0o755)
+        storage = Path(home, "past")
+        flags = ("--web.user=65532", f"--storage.path={storage}")
+        with serving(*QUICK, *flags, driver=standin.env()) as exporter:
+            exporter.until(lambda page: page.up, "the first sample")
+            expected = 65532 if "stays root" not in exporter.log else 0
+            assert storing(exporter).uids().effective == expected
+            assert storage.stat().st_uid == expected
+            assert stat.S_IMODE(storage.stat().st_mode) == 0o700
+
+
+def test_commands_show_the_past(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
+    """``show --at``, ``--since`` and ``capture --last`` ask the exporter; without it they read the files."""
+    require_host_pid_namespace()
+    holder = stage.start()
+    standin.device(0).set_processes([(holder.pid, 8 * GIB)])
+    path = f"--storage.path={tmp_path / 'past'}"
+    with serving(*QUICK, path, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.state(holder.pid), "the holder")
+        then = exporter.next_sample().time
+        standin.device(0).set_processes([])
+        exporter.until(lambda page: not page.state(holder.pid), "the end of the holding")
+        asked = check_past(holder.pid, then, path, {**standin.env(), **exporter.found}, tmp_path)
+        empty = run("show", "--at=-0.1s", "--json", driver={**standin.env(), **exporter.found})
+        assert json.loads(empty.stdout)["devices"][0]["holdings"] == []
+    assert check_past(holder.pid, then, path, standin.env(), tmp_path) == asked
+
+
+def check_past(
+    pid: int, then: float, path: str, driver: dict[str, str], directory: Path
+) -> list[dict[str, object]]:
+    """Check what the commands say of a moment in which the holder was there; return its holdings."""
+    table = run("show", "--at", str(then), path, driver=driver)
+    assert table.returncode == 0, table.stderr
+    assert "As it was at" in table.stdout
+    assert str(pid) in table.stdout
+    evidence = run("show", f"--at={then}", f"--why={pid}", path, driver=driver)
+    assert str(pid) in evidence.stdout
+    report = run("show", "--since", "-1h", path, driver=driver)
+    assert report.returncode == 0, report.stderr
+    assert "GIB-HOURS" in report.stdout
+    summed = json.loads(run("show", "--since", "-1h", "--json", path, driver=driver).stdout)
+    (owner,) = summed["owners"]
+    assert owner["highest"] == 8 * GIB
+    assert owner["byte_seconds"] >= 0
+    recording = directory / "incident.jsonl.gz"
+    captured = run("capture", str(recording), "--last", "1h", path, driver=driver)
+    assert captured.returncode == 0, captured.stderr
+    replayed = [device.processes for each in read_recording(recording) for device in each.devices]
+    assert any(replayed)
+    assert b"GPU-00000000-0000-0000-0000" not in gzip.decompress(recording.read_bytes()), "it is masked"
+    found: list[dict[str, object]] = json.loads(
+        run("show", f"--at={then}", "--json", path, driver=driver).stdout
+    )["devices"][0]["holdings"]
+    assert [each["pid"] for each in found] == [pid]
+    return found

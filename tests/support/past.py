@@ -1,0 +1,97 @@
+"""A stored past: a simulated host, recorded by the exporter's own parts, faster than it happens."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+
+from tests.support.host.model import EPOCH, GIB, Gpu, Host, Process
+from tests.support.host.programs import Held, Torch, idle, in_bursts, notebook, sawtooth, steady
+from vramledger.accounting.tracker import HoldingTracker
+from vramledger.model.reading import Reading, decode, encode
+from vramledger.model.snapshot import Snapshot
+from vramledger.storage.archive import Archive, open_directory
+from vramledger.storage.process import StorageProcess
+from vramledger.storage.recorder import Recorder
+from vramledger.views.timeline import Timeline
+
+BOOT_ID = "boot-1"
+IDLE_AFTER = 600.0
+
+
+def night(holders: int, random: Random, *, agents: bool = True) -> Host:
+    """Return a host with a GPU and this many holders: trainings, notebooks, idle ones, some that end."""
+    processes = []
+    for number in range(holders):
+        kind = number % 5
+        work = in_bursts(random, 30, 5)
+        program = (
+            Torch(sawtooth(random, 2 * GIB, 0.5 * GIB, 7.0), work),
+            notebook(random, 1.5 * GIB, 900),
+            Held(steady(2 * GIB), idle),
+            Held(steady(GIB), in_bursts(random, 20, 60)),
+            Torch(steady(2 * GIB), in_bursts(random, 60, 600)),
+        )[kind]
+        process = Process(4000 + 10 * number, {0: program}, begin=-100.0 + number * 37 % 200)
+        process.user, process.command = ("ada", "bob", "carol")[number % 3], f"train_{number % 7}.py"
+        process.agent = agents and kind == 0
+        if kind == 3:
+            process.end = 3000.0 + 400 * number
+        processes.append(process)
+    return Host([Gpu()], processes, random)
+
+
+class StoredPast:
+    """An exporter of a simulated host with its storage, in one process and by the host's clock.
+
+    Attributes:
+        path: the directory.
+        archive: what reads and writes it.
+        tracker: the exporter's accounting.
+        timeline: what its page remembers.
+        now: seconds since the beginning.
+    """
+
+    def __init__(self, path: Path, host: Host, *, machine: str = "machine-1") -> None:
+        """Start an exporter that remembers nothing."""
+        self.path = path
+        self.host = host
+        self.now = 0.0
+        self.directory = open_directory(path)
+        self.archive = Archive(self.directory, machine, clock=lambda: EPOCH + self.now)
+        self.messages: list[bytes] = []
+        self.process = StorageProcess(self.archive, self.messages.append)
+        self.tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=host.interval)
+        self.timeline = Timeline()
+        self.recorder = Recorder(self.tracker, self.timeline, IDLE_AFTER, host.interval)
+
+    def reading(self) -> Reading:
+        """Return the reading of this moment, as a sampler sends it."""
+        return decode(encode(self.host.reading(self.now, boot_id=BOOT_ID)))
+
+    def sample(self) -> Snapshot:
+        """Take a sample, store it, and go on by one interval."""
+        reading = self.reading()
+        messages = list(self.recorder.record(reading))
+        snapshot = self.tracker.update(reading)
+        self.timeline.record(snapshot)
+        for kind, content in (*messages, *self.recorder.summarise(snapshot)):
+            self.process.receive(kind, content)
+        self.now += self.host.interval
+        return snapshot
+
+    def watch(self, seconds: float) -> Snapshot:
+        """Sample for some time."""
+        end = self.now + seconds
+        while True:
+            snapshot = self.sample()
+            if self.now >= end:
+                return snapshot
+
+    def end(self) -> None:
+        """End the exporter in order."""
+        for kind, content in self.recorder.last_state():
+            self.process.receive(kind, content)
+        self.process.end()
+        os.close(self.directory)

@@ -1,0 +1,1 @@
+"""Tests of the storage, from values to values and in one directory."""
