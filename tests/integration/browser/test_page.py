@@ -326,7 +326,7 @@ def test_hostile_names_are_text(look: Looking) -> None:
         assert seen in (await view.tab.texts(".card h3"))[0]
         assert seen in (await view.tab.texts("#rows .details"))[0]
         assert seen in (await view.tab.texts(".extras li"))[1]
-        assert await view.tab.run("document.title") == "vramledger"
+        assert (await view.tab.run("document.title")).endswith(" · vramledger")
         assert await view.tab.run("document.querySelectorAll('main img, main script').length") == 0
 
     look(Shown(hostile()), steps)
