@@ -89,7 +89,7 @@ def memory() -> Panel:
     return stat(
         "Memory",
         "All memory of the devices that answer; what processes hold of it; and what they need, where memory "
-        "whose need no agent tells counts as needed.",
+        "whose need no agent reports counts as needed.",
         Query(f"sum({selector(NODE_MEMORY)})", "total"),
         Query(held, "held"),
         Query(f"{held} - {beyond}", "needed"),
@@ -120,9 +120,9 @@ def growing() -> Panel:
     named = with_team(holdings())
     return table(
         "Growing",
-        "The ten holders whose minimum memory has risen fastest within 15 minutes, above all of the hour "
-        "before, and how long until their GPU is full at this rate. A preallocated pool does not fill its "
-        "GPU. The table is empty if no holder grows.",
+        "The ten holders whose minimum memory has risen fastest within 15 minutes, and how long until their "
+        "GPU is full at this rate. Only a rise above the highest minimum of the hour before counts. A "
+        "preallocated pool does not fill its GPU. The table is empty if no holder grows.",
         Query(f"topk(10, {rate})"),
         Query(f"{free}\n/ on ({UUID_LABELS}) group_right () {filling_rate()}"),
         Query(f"sum by ({by}, command, owner, team) ({named} and on ({HOLDING_LABELS}) {rate})"),

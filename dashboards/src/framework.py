@@ -45,7 +45,7 @@ BY_PROCESS = f"{DEVICE_LABELS}, pid"
 
 
 def need() -> str:
-    """Return the highest need of each program whose agent tells it."""
+    """Return the highest need of each program whose agent reports it."""
     return selector("vramledger_process_needed_peak_bytes")
 
 
@@ -76,7 +76,7 @@ def need_known() -> Panel:
     known = f"sum({holdings()} and on ({HOLDING_LABELS}) {need()})"
     return stat(
         "Need is known for",
-        "Share of the held memory whose program has an agent that tells its need. The rest is not judged "
+        "Share of the held memory whose program has an agent that reports its need. The rest is not judged "
         "here.",
         Query(f"({known} or 0 * sum({holdings()})) / sum({holdings()})"), unit=SHARE, absent=NO_HOLDER,
     )  # fmt: skip
@@ -162,7 +162,7 @@ def hoarding_factors() -> Panel:
     return table(
         "Held beyond need, by program",
         "The ten programs that hold most above their peak need, how many times their need they hold, and "
-        "what their agent could free at once. The table is empty if no agent tells a need.",
+        "what their agent could free at once. The table is empty if no agent reports a need.",
         Query(f"topk(10, sum by ({by}) ({beyond_need()}))"),
         Query(f"sum by ({BY_PROCESS}) ({holdings()})"),
         Query(f"max by ({BY_PROCESS}) ({need()})"),

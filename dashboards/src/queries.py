@@ -93,9 +93,18 @@ def holdings(*matchers: str) -> str:
 
 
 def wasted_holdings() -> str:
-    """Return every holding that is wasted, as :func:`holdings` does: without orphans that still work."""
-    working = f"{selector('vramledger_process_orphan_working')} == 1"
-    return f"({holdings(state_matcher(WASTED))} unless on ({HOLDING_LABELS}) ({working}))"
+    """Return every holding that is wasted, as :func:`holdings` does and as the exporter counts it.
+
+    Idle and orphaned ones count only if it is proven or seen that they do not work.
+    """
+    quiet = selector("vramledger_process_state_since_timestamp_seconds", 'state="idle"', 'grade!="inferred"')
+    workless = f"{selector('vramledger_process_orphan_working')} == 0"
+    certain = "|".join(state for state in WASTED.split("|") if state not in ("idle", "orphaned"))
+    return f"""(
+  {holdings(state_matcher(certain))}
+  or {holdings(state_matcher("idle"))} and on ({HOLDING_LABELS}) {quiet}
+  or {holdings(state_matcher("orphaned"))} and on ({HOLDING_LABELS}) ({workless})
+)"""
 
 
 def wasted_bytes(*matchers: str) -> str:

@@ -101,7 +101,7 @@ def watched_nodes(width: int = 8, height: int = 3) -> Panel:
         "Exporters",
         "Nodes by whether they are watched: the exporter answers, reads the driver and keeps sampling. "
         "These dashboards have no data of a node that is not watched, and fleet totals exclude it. Partly "
-        "blind: nodes in the list of gaps for another reason.",
+        "blind: the other nodes in *Nodes that are not fully watched*.",
         Query(f"count({status} == {WATCHING}) or 0 * count({status})", "watched"),
         Query(f"count({status} < {WATCHING}) or 0 * count({status})", "not watched"),
         Query(f"count({status} == {RELEASED}) or 0 * count({status})", "released"),
@@ -178,7 +178,7 @@ def wasted(*matchers: str) -> Panel:
     """Make the figure of wasted memory of the devices that the matchers choose."""
     return stat(
         "Wasted",
-        "Memory that is held without work: by idle, stopped, stuck, exited and dead holders, and by "
+        "Memory that is held without work: by idle, stopped, stuck, zombie and dead holders, and by "
         "orphans that do not work. Everywhere in these dashboards wasted means this.",
         Query(f"sum({wasted_bytes(*matchers)})"), unit=BYTES, colour=GRAFANA["idle"],
     )  # fmt: skip
@@ -188,7 +188,7 @@ def unowned(*matchers: str) -> Panel:
     """Make the figure of memory without an owner to ask."""
     return stat(
         "Unowned",
-        "Memory of orphaned, exited and dead processes, and of no process at all (unattributed). Holders "
+        "Memory of orphaned, zombie and dead processes, and of no process at all (unattributed). Holders "
         "says what may be ended.",
         Query(f"sum({device_bytes(UNOWNED, *matchers)})"),
         unit=BYTES, colour=GRAFANA["orphaned"],
@@ -309,7 +309,7 @@ HOLDERS_SAY = (
     "process and what is certainly its own besides. Uncharged: the second part alone, which is managed "
     "memory or memory whose creator has ended. Perhaps more: what it can have of the bytes that one of "
     "several holders has; they are in no holder's figure. Needs: the highest need of the program, where its "
-    "agent tells it. Grows: the rise of the minimum within 15 minutes. An empty cell is not known; in the "
+    "agent reports it. Grows: the rise of the minimum within 15 minutes. An empty cell is not known; in the "
     "state unknown, the exporter cannot see the process."
 )
 
