@@ -153,6 +153,12 @@ class Storage:
         kind, size = HEADER.unpack(await pipe.readexactly(HEADER.size))
         return kind, await pipe.readexactly(size)
 
+    async def abandon(self) -> None:
+        """End it at once. From Python 3.12 on, its pipes must not outlive the event loop."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self.end()
+
     async def end(self) -> None:
         """Let it write what it has got, and end."""
         assert self._process.stdin is not None  # noqa: S101 PIPE was requested
@@ -313,11 +319,18 @@ async def store(
         await storage.wait_until_ready()
     except asyncio.TimeoutError:
         log.error("Nothing is stored: the disk does not answer", extra=fields(path=config.storage.path))
-        yield None
+        try:
+            yield None
+        finally:
+            await storage.abandon()
         return
     except asyncio.IncompleteReadError as error:
+        await storage.abandon()
         message = "the process that stores has ended; see its message above"
         raise StartupError(message) from error
+    except StartupError:
+        await storage.abandon()
+        raise
     recorder = Recorder(tracker, timeline, idle_after, config.sampling.interval)
     stored = StoredTracker(tracker, timeline, recorder, storage)
     async with background_task(storage.run()):
