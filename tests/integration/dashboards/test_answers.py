@@ -156,7 +156,7 @@ def test_the_hoarder_is_found_in_three_clicks(engine: Engine) -> None:
 
 
 def test_what_is_wasted_of_a_recorded_incident(engine: Engine) -> None:
-    """Fleet names what real H200s certainly waste; a notebook that is idle by inference only is not among it."""
+    """Fleet names what real H200s certainly waste; who is idle by inference only is not among it."""
     rows = value(engine, "vramledger-fleet", "Largest wasted holdings", instance="recorded-lively")
     worst = max(rows, key=lambda row: float(str(row["value"])))
     (wasted,) = value(engine, "vramledger-node", "Wasted", instance="recorded-lively")
