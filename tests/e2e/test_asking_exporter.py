@@ -110,8 +110,12 @@ def test_end_knows_for_how_long_somebody_is_idle(standin: StandIn, stage: Stage)
         asking = {**standin.env(), **exporter.found}
         (idle,) = (pid for pid, state in states.items() if state == "idle")
         longer = run("end", "--state=idle", "--idle-after=1h", driver=asking)
+        orphaned = run("end", "--state=orphaned", "--idle-after=1h", driver=asking)
         shorter = run("end", "--state=idle", "--idle-after=100ms", "--sample.interval=50ms", driver=asking)
     assert longer.stdout == "no holder is selected, there is nothing to end\n"
+    assert orphaned.stdout.count("whether it works on the GPU is not known") == len(
+        orphaned.stdout.splitlines()
+    )
     assert "without an exporter" not in longer.stderr
     assert f"end pid {idle} player.py of user root: idle" in shorter.stdout
     assert "--idle-after is shorter than the exporter's 3 s" in shorter.stderr

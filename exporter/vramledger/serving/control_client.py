@@ -78,10 +78,7 @@ async def request_ledger(
         async with _connect(path) as connection:
             await _send(connection, ControlRequest(LEDGER, after=after))
             header = read_ledger_header(await _receive(connection, MAX_MESSAGE_BYTES))
-            content = bytearray()
-            while len(content) < header.size:
-                content += await _receive(connection, SNAPSHOT_PACKET_BYTES)
-        return header, bytes(content)
+            return header, await _receive_content(connection, header.size)
 
     try:
         return await _within(path, LEDGER_SECONDS + wait, exchange())
@@ -101,10 +98,7 @@ async def request_past(path: Path, question: Mapping[str, Any]) -> tuple[str, di
         async with _connect(path) as connection:
             await _send(connection, ControlRequest(PAST, question=question))
             header = read_past_header(await _receive(connection, MAX_MESSAGE_BYTES))
-            content = bytearray()
-            while len(content) < header.size:
-                content += await _receive(connection, SNAPSHOT_PACKET_BYTES)
-        return header, bytes(content)
+            return header, await _receive_content(connection, header.size)
 
     try:
         header, content = await _within(path, PAST_SECONDS, exchange())
@@ -141,6 +135,14 @@ async def _connect(path: Path) -> AsyncIterator[socket.socket]:
 async def _send(connection: socket.socket, request: ControlRequest) -> None:
     with suppress(BrokenPipeError, ConnectionResetError):  # it has refused us, and its answer says why
         await asyncio.get_running_loop().sock_sendall(connection, write_request(request))
+
+
+async def _receive_content(connection: socket.socket, size: int) -> bytes:
+    """Receive what follows a header, packet by packet."""
+    content = bytearray()
+    while len(content) < size:
+        content += await _receive(connection, SNAPSHOT_PACKET_BYTES)
+    return bytes(content)
 
 
 async def _receive(connection: socket.socket, size: int) -> bytes:

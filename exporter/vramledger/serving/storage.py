@@ -87,13 +87,15 @@ class Storage:
         """Send what is to be stored; leave it out if the process does not keep up."""
         pipe = self._process.stdin
         assert pipe is not None  # noqa: S101 PIPE was requested
-        if not self.alive or pipe.transport.get_write_buffer_size() > BUFFER_MAX:
+        if not self.alive:
+            return  # run() has logged it
+        if pipe.transport.get_write_buffer_size() > BUFFER_MAX:
             self.again.set()
             if not self.failed:
                 self.failed = True
                 log.error("Nothing is stored for now", extra=fields(err="the disk does not keep up"))
             return
-        if self.failed and self.alive:
+        if self.failed:
             self.failed = False
             log.info("Samples are stored again")
         for kind, content in messages:
