@@ -165,7 +165,7 @@ def rich_host() -> Snapshot:
     )
     processes = [process(pid, distributed=True) for pid in (101, 102, 201)] + [process(202, user="grace")]
     return replace(
-        snapshot(working, in_trouble(hoarded), processes=processes),
+        snapshot(working, in_trouble(hoarded), builders.coherent_device(), processes=processes),
         agents={101: replace(agent(working.reading.uuid), unmapped=1)},
         agent_socket=SOCKET,
         hidden_unreadable=3,
