@@ -34,8 +34,8 @@ def batch_lines(facts: dict[str, Any]) -> list[str]:
     if batch is None:
         return []
     if fits is None:
-        return ["", f"The batch was {batch}."]
-    return ["", f"The batch was {batch}. By the slope of the last steps a batch of {fits} fits."]
+        return ["", f"The batch (the first dimension) was {batch}."]
+    return ["", f"The batch (the first dimension) was {batch}. By the slope of the last steps {fits} fits."]
 
 
 def stack_lines(stack: dict[str, Any] | None) -> list[str]:

@@ -27,6 +27,9 @@ BATCH_NODES = 400
 YOUNG_GENERATIONS = (0, 1)
 """The collector's generations in which the loss of a step is: at most some thousand objects."""
 
+MAX_FORMS = 4
+"""A parameter in another form (cast, transposed) is at most this number of operations from itself."""
+
 MIN_SHARE_OF_BATCH = 0.25
 """A size counts as the batch's if it comes first in at least this share as many shapes as the commonest."""
 
@@ -143,7 +146,7 @@ def _nodes(tensors: Iterable[Any], most: int) -> Iterator[Any]:
 
 def _shapes(node: Any) -> Iterator[tuple[str, int, tuple[int, ...]]]:  # noqa: ANN401 as above
     """Yield type, bytes of a number and shape of each output of a forward operation, not of parameters."""
-    if "AccumulateGrad" in node.name():
+    if _is_of_parameter(node):
         return
     for metadata in getattr(node, "_input_metadata", ()):
         try:
@@ -151,6 +154,18 @@ def _shapes(node: Any) -> Iterator[tuple[str, int, tuple[int, ...]]]:  # noqa: A
             yield type_name(metadata.dtype), int(metadata.dtype.itemsize), shape
         except (AttributeError, RuntimeError, TypeError):  # a size that is not a number yet, an old version
             continue
+
+
+def _is_of_parameter(node: Any) -> bool:  # noqa: ANN401 as above
+    """Return whether an operation gives a parameter, or one in another form: transposed, in another type."""
+    for _ in range(MAX_FORMS):
+        if "AccumulateGrad" in node.name():
+            return True
+        following = node.next_functions
+        if len(following) != 1 or following[0][0] is None:
+            return False
+        node = following[0][0]
+    return False
 
 
 def _batch(nodes: Iterable[Any]) -> int | None:

@@ -41,7 +41,7 @@ class StepMark(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """The most allocated bytes in a part of a step, and what they were for."""
+    """The highest bytes of tensors in a part of a step, before rounding, and what they were for."""
 
     bytes: int
     categories: dict[str, int]
@@ -172,7 +172,9 @@ def _lifetimes(
         ends[number] = ended
     for address, size, block in live:
         if address not in alive:
-            everything.append(_Lifetime(address, size, -1, 0, frames_of(block)))
+            # An event has the bytes that were requested; so has a block, beside its rounded size.
+            requested = block.get("requested_size") or size
+            everything.append(_Lifetime(address, requested, -1, 0, frames_of(block)))
     return starts, ends, everything
 
 
