@@ -227,6 +227,24 @@ def test_the_batch_that_fits(place: Path, batches: tuple[int, ...], failed: int,
         assert f"By the slope of the last steps {found} fits" in text_of(place)
 
 
+def test_a_collector_that_is_off_costs_nothing(place: Path) -> None:
+    """Where a program has turned the collector off, all objects are young, and none is looked at."""
+    code = """
+        import gc
+        from vramledger.agent.torch.recording import recording
+        step(4)
+        gc.disable()
+        kept = [[] for _ in range(30_000)]
+        asked = gc.get_objects
+        gc.get_objects = lambda *_: print("asked")
+        step(4)
+        gc.get_objects = asked
+        print([mark.batch for mark in recording.marks])
+    """
+
+    assert run(place, code, **FROM_START) == "[4, None]\n"
+
+
 def test_more_than_there_is(place: Path) -> None:
     """The report says how many bytes were missing, from what the allocator and the device have left."""
     run(place, "fail(100 * 2**30)")

@@ -25,7 +25,10 @@ BATCH_NODES = 400
 """The number of operations that are looked at for the size of the batch, after every step."""
 
 YOUNG_GENERATIONS = (0, 1)
-"""The collector's generations in which the loss of a step is: at most some thousand objects."""
+"""The collector's generations in which the loss of a step is: some thousand objects, while it is on."""
+
+MAX_YOUNG_OBJECTS = 20_000
+"""With more young objects the batch is not looked for: a program may have turned the collector off."""
 
 MAX_FORMS = 4
 """A parameter in another form (cast, transposed) is at most this number of operations from itself."""
@@ -77,7 +80,10 @@ def read_tensors(torch: ModuleType) -> TensorFacts:
 
 
 def young_batch(torch: ModuleType) -> int | None:
-    """Return the size of the batch of the graph that was made last; None where its result is gone."""
+    """Return the size of the batch of the graph that was made last; None where that is not known."""
+    youngest, younger, _ = gc.get_count()
+    if youngest + younger * gc.get_threshold()[0] > MAX_YOUNG_OBJECTS:
+        return None
     found = [
         each
         for generation in YOUNG_GENERATIONS
