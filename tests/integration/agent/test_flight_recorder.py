@@ -195,8 +195,9 @@ def test_types_of_numbers(place: Path) -> None:
 @pytest.mark.parametrize(
     ("batches", "failed", "fits"),
     [
-        ((8, 16), 64, 41),  # the device has 48 MiB: 9 for the model, a MiB for each of the batch
-        ((8, 8), 64, 41),
+        ((8, 8, 16, 16, 24), 100, 38),
+        ((8, 16), 64, 38),  # 52 MiB, of which 2 % stay free: 12 for the model, one for each of the batch
+        ((8, 8), 64, 38),
         ((8,), 8, None),  # it has just fitted, so its size is not why this failed
         ((), 64, None),
     ],
@@ -221,9 +222,8 @@ def test_the_batch_that_fits(place: Path, batches: tuple[int, ...], failed: int,
 
     assert report["flight"]["batch"] == failed
     found = report["flight"]["fitting_batch"]
-    assert (found is None) == (fits is None or not batches)
+    assert found == fits
     if found is not None:
-        assert 30 <= found <= 44
         assert f"By the slope of the last steps {found} fits" in text_of(place)
 
 

@@ -1,8 +1,9 @@
 """Prove on a GPU what a recording tells of a program: at a failed allocation, and within its steps.
 
-``python -m tests.tools.gpu.flight --out DIR`` writes ``flight.json`` (what each program and its report said),
-the reports and ``flight.md`` (the table). The programs run side by side, so it takes under a minute.
-``--rehearse`` goes through the same motions without a GPU.
+``python -m tests.tools.gpu.flight --out DIR`` writes ``flight.md`` (the table), ``flight.json`` (what each
+program and its report said), ``flight.txt`` (the reports, and what the command shows of their snapshots) and
+the snapshot of one program. The programs run side by side, so it takes under a minute. ``--rehearse`` goes
+through the same motions without a GPU.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,11 +50,12 @@ class Outcome(NamedTuple):
 class Bench:
     """Starts the programs, and collects the figures."""
 
-    def __init__(self, out: Path, *, rehearse: bool) -> None:
-        self.out = out
+    def __init__(self, place: Path, *, rehearse: bool) -> None:
+        self.place = place
         self.rehearse = rehearse
         self.rows: list[tuple[str, str, bool | None]] = []
         self.outcomes: dict[str, Outcome] = {}
+        self.errors: dict[str, str] = {}
 
     def run(self) -> None:
         """Run all programs side by side."""
@@ -63,7 +67,7 @@ class Bench:
             except subprocess.TimeoutExpired:
                 process.kill()
                 out, errors = process.communicate()
-            (self.out / f"{name}.stderr").write_text(errors)
+            self.errors[name] = errors[-5000:]
             lines = [line for line in out.splitlines() if line.startswith("{")]
             told = json.loads(lines[-1]) if lines else {"failed": errors[-500:]}
             self.outcomes[name] = self._collect(name, told)
@@ -75,15 +79,15 @@ class Bench:
             "PYTHONPATH": os.pathsep.join(path),
             "VRAMLEDGER_AGENT": "1",
             "VRAMLEDGER_AGENT_SNAPSHOT_FROM_START": "1",
-            "VRAMLEDGER_AGENT_SOCKET": str(self.out / "none.sock"),
-            "VRAMLEDGER_AGENT_REPORTS": str(self.out / name),
+            "VRAMLEDGER_AGENT_SOCKET": str(self.place / "none.sock"),
+            "VRAMLEDGER_AGENT_REPORTS": str(self.place / name),
         }
         command = [sys.executable, str(HERE / "flight_programs.py"), *arguments]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True)
 
     def _collect(self, name: str, told: Facts) -> Outcome:
-        paths = sorted((self.out / name).glob("*.json"))
+        paths = sorted((self.place / name).glob("*.json"))
         if not paths:
             return Outcome(told, {}, "", "")
         report = json.loads(paths[0].read_text())
@@ -109,7 +113,7 @@ def last_step(report: Facts) -> Facts:
 
 def judge_failure(bench: Bench) -> None:
     """Judge the report of a failed allocation, and the recording from the start."""
-    told, report, text, shown = bench.outcomes["steps"]
+    told, report, _, shown = bench.outcomes["steps"]
     functions = [frame["function"] for frame in report.get("stack", {}).get("frames", [])]
     flight = report.get("flight") or {}
     lines = {line["function"]: line["bytes"] for line in flight.get("lines", [])}
@@ -126,8 +130,6 @@ def judge_failure(bench: Bench) -> None:
     met = None if bench.rehearse else lines.get("build_model", 0) >= (parameters or 1)
     bench.check("the line of the parameters", lines.get("build_model"), met=met)
     bench.check("missing bytes", report.get("missing"), met=bool(report.get("missing")))
-    print(text)
-    print(shown)
     failed = bench.outcomes["backward"].report.get("stack", {})
     functions = [frame["function"] for frame in failed.get("frames", [])]
     met = None if bench.rehearse else failed.get("phase") == "backward" and "start_backward" in functions
@@ -177,21 +179,35 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: only the motions")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    bench = Bench(args.out.resolve(), rehearse=args.rehearse)
     begun = time.monotonic()
-    bench.run()
-    judge_failure(bench)
-    judge_steps(bench)
-    figures = {name: {"told": each.told, "report": each.report} for name, each in bench.outcomes.items()}
-    (args.out / "flight.json").write_text(json.dumps({"figures": figures, "rows": bench.rows}, indent=1))
+    with tempfile.TemporaryDirectory(prefix="vl-flight-") as place:
+        bench = Bench(Path(place), rehearse=args.rehearse)
+        bench.run()
+        judge_failure(bench)
+        judge_steps(bench)
+        write(bench, args.out)
+    print(f"{time.monotonic() - begun:.0f} s")
+    return 1 if any(met is False for *_, met in bench.rows) else 0
+
+
+def write(bench: Bench, out: Path) -> None:
+    """Write all figures, the texts, one snapshot and the table."""
+    figures = {
+        name: {"told": each.told, "report": each.report, "stderr": bench.errors[name]}
+        for name, each in bench.outcomes.items()
+    }
+    (out / "flight.json").write_text(json.dumps({"figures": figures, "rows": bench.rows}, indent=1))
+    texts = [f"== {name}\n{each.text}\n{each.shown}" for name, each in bench.outcomes.items()]
+    (out / "flight.txt").write_text("\n".join(texts))
+    snapshot = bench.outcomes["steps"].report.get("snapshot")
+    if snapshot:
+        shutil.copyfile(snapshot, out / "steps.pickle")
     lines = ["| what | measured | |", "| --- | --- | --- |"]
     lines += [
         f"| {what} | {detail} | {'' if met is None else 'met' if met else 'MISSED'} |"
         for what, detail, met in bench.rows
     ]
-    (args.out / "flight.md").write_text("\n".join(lines) + "\n")
-    print(f"{time.monotonic() - begun:.0f} s")
-    return 1 if any(met is False for *_, met in bench.rows) else 0
+    (out / "flight.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

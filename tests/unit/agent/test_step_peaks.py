@@ -91,6 +91,20 @@ def test_an_optimizer_without_events_has_a_peak() -> None:
     assert program.peaks()[-1].phases["optimizer"].categories["gradients"] == 4 * MIB
 
 
+def test_what_an_optimizer_frees_again_is_not_its_state() -> None:
+    """Memory that an optimizer frees within its step is not counted as its state."""
+    program = Program()
+    program.step(10)
+    program.step(10, marked=False)
+    begun = program.heap.now + 100
+    passing = program.heap.allocate(6 * MIB, IN_OPTIMIZER)
+    program.heap.release(passing)
+    program.marks.append(StepMark(begun, program.heap.now + 500, None, {}, {}))
+
+    peak = program.peaks()[-1].phases["optimizer"]
+    assert (peak.bytes, peak.categories["optimizer"]) == (22 * MIB, 8 * MIB)
+
+
 def test_kept_gradients_exist_before_the_backward_pass() -> None:
     """Gradients that no zero_grad freed are counted when the backward pass begins."""
     program = Program()

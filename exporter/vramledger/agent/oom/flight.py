@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from vramledger.agent.oom.batch_size import Step, fitting_batch, missing_bytes, usable_bytes
 from vramledger.agent.oom.stacks import user_lines
 from vramledger.agent.oom.verdict import AllocationFailure
 from vramledger.agent.torch.recording import Recording, plain_step
-from vramledger.agent.torch.step_peaks import StepMark, StepPeaks, live_blocks
+from vramledger.agent.torch.step_peaks import ACTIVATIONS, StepMark, StepPeaks, live_blocks
 
 MAX_LINES = 15
 """The number of lines of code that a report has."""
@@ -72,15 +73,12 @@ def _known_steps(marks: list[StepMark], peaks: list[StepPeaks], device: int) -> 
     """
     recorded = {step.ended: step for step in peaks if step.whole}
     found = []
-    for before, mark in zip([None, *marks], marks, strict=False):
+    for before, mark in pairwise(marks):  # the first step has no state of the optimizer yet
         step = recorded.get(mark.ended)
-        if mark.batch is None or device not in mark.peak:
+        if mark.batch is None:
             continue
-        if step is not None:
-            peak = step.highest
-        elif before is not None and mark.peak[device] > before.peak.get(device, 0):
-            peak = mark.peak[device]
-        else:
-            continue
-        found.append(Step(mark.batch, peak, None if before is None else before.allocated.get(device)))
+        if step is not None and (highest := step.highest) is not None:
+            found.append(Step(mark.batch, highest.bytes, highest.categories[ACTIVATIONS]))
+        elif mark.peak.get(device, 0) > before.peak.get(device, 0):
+            found.append(Step(mark.batch, mark.peak[device], None))
     return found

@@ -66,9 +66,9 @@ class StepPeaks(NamedTuple):
     ended: int | None
 
     @property
-    def highest(self) -> int:
-        """Return the peak of the step."""
-        return max((peak.bytes for peak in self.phases.values()), default=0)
+    def highest(self) -> Peak | None:
+        """Return the peak of the step; None if nothing is known of it."""
+        return max(self.phases.values(), key=lambda peak: peak.bytes, default=None)
 
 
 class _Lifetime:
@@ -187,8 +187,10 @@ def _categorise(
     """Give each allocation its category; what nothing else explains are activations.
 
     What lives at the end is known by its address. A gradient of an earlier step was made in the backward pass
-    and still lived when the optimizer began. A parameter was made by a module, before any step.
+    and still lived when the optimizer began. An optimizer's state outlives the step that made it. A parameter
+    was made by a module, before any step.
     """
+    ended = [mark.ended for mark in marks]
     begun = [mark.begun for mark in marks if mark.begun is not None]
     for one in lifetimes:
         known = book.category(one.address, one.size) if one.ended == NEVER else None
@@ -196,15 +198,21 @@ def _categorise(
             one.category = known
             continue
         phase = phase_of(one.frames) if one.frames or one.began >= 0 else None
+        end = NEVER if one.ended == NEVER else events[int(one.ended)].get("time_us", 0)
         if phase == "backward":
-            later = bisect_right(begun, one.time)
-            end = NEVER if one.ended == NEVER else events[int(one.ended)].get("time_us", 0)
-            if one.began >= 0 and later < len(begun) and end >= begun[later]:
+            if one.began >= 0 and _lives_at_next(begun, one.time, end):
                 one.category = GRADIENTS
         elif phase == "optimizer":
-            one.category = OPTIMIZER
+            if one.began < 0 or end == NEVER or _lives_at_next(ended, one.time, end):
+                one.category = OPTIMIZER
         elif phase == "forward" and is_of_module(one.frames):
             one.category = PARAMETERS
+
+
+def _lives_at_next(moments: Sequence[int], start: int, end: float) -> bool:
+    """Return whether an allocation still lives at the first of the moments after its start."""
+    number = bisect_right(moments, start)
+    return number < len(moments) and end >= moments[number]
 
 
 def is_of_module(frames: Sequence[tuple[str, str]]) -> bool:
