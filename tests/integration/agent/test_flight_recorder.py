@@ -54,6 +54,7 @@ def fail(size=2**40):
 """
 
 FROM_START = {"VRAMLEDGER_AGENT_SNAPSHOT_FROM_START": "1"}
+CONSENT = {"VRAMLEDGER_AGENT_CONSENT": "snapshot"}
 
 
 def run(place: Path, code: str, **variables: str) -> str:
@@ -245,6 +246,34 @@ def test_a_collector_that_is_off_costs_nothing(place: Path) -> None:
     assert run(place, code, **FROM_START) == "[4, None]\n"
 
 
+def test_a_forked_child_reads_nothing(place: Path) -> None:
+    """In a forked child the allocator's lock may be held for ever: a step there reads and marks nothing."""
+    code = """
+        import os
+        from vramledger.agent.torch.recording import recording
+        step()
+        marks = len(recording.marks)
+        pid = os.fork()
+        if pid == 0:
+            torch._C._cuda_memoryStats = lambda ordinal: os._exit(3)
+            torch.optim.Adam([]).step()
+            os._exit(len(recording.marks) - marks)
+        print(os.waitpid(pid, 0)[1])
+    """
+
+    assert run(place, code, **FROM_START) == "0\n"
+
+
+@pytest.mark.parametrize(("variables", "hooks"), [({}, 0), (CONSENT, 1), (FROM_START, 1)])
+def test_the_start_of_steps_is_seen_only_by_consent(
+    place: Path, variables: dict[str, str], hooks: int
+) -> None:
+    """The hook before a step, which every step would pay for, is there only where a recording may come."""
+    code = "import torch.optim.optimizer as module\nprint(len(module._pre_hooks), len(module._hooks))"
+
+    assert run(place, code, **variables) == f"{hooks} 1\n"
+
+
 def test_more_than_there_is(place: Path) -> None:
     """The report says how many bytes were missing, from what the allocator and the device have left."""
     run(place, "fail(100 * 2**30)")
@@ -339,8 +368,6 @@ def request(work, **arguments):
         raise answer
     return answer["history"]
 """
-
-CONSENT = {"VRAMLEDGER_AGENT_CONSENT": "snapshot"}
 
 
 def requested(place: Path, code: str, **variables: str) -> tuple[str, AllocationSnapshot]:

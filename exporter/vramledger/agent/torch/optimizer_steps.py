@@ -103,6 +103,7 @@ class OptimizerSteps:
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
+        self._pid = os.getpid()
         self._hook_handles: list[object] = []
         self.counts: dict[int, _Count] = {}
         self.note_step: Callable[[], None] | None = None
@@ -127,6 +128,7 @@ class OptimizerSteps:
         """Have every optimizer step call us at its end, where this torch has a hook for that."""
         if self._hook_handles:
             return
+        self._pid = os.getpid()
         optimizers = sys.modules.get("torch.optim.optimizer")
         register_hook = getattr(optimizers, "register_optimizer_step_post_hook", None)
         if register_hook is None:
@@ -145,7 +147,11 @@ class OptimizerSteps:
 
             def before_step(optimizer: object, args: object, kwargs: object) -> None:
                 del optimizer, args, kwargs
-                if not recording.active or (is_compiling is not None and is_compiling()):
+                if (
+                    not recording.active
+                    or self._pid != os.getpid()
+                    or (is_compiling is not None and is_compiling())
+                ):
                     return
                 if not self._is_in_backward_pass():
                     recording.note_optimizer()
@@ -174,8 +180,8 @@ class OptimizerSteps:
             or worker.suspended
         ):
             return
-        if self._is_in_backward_pass():
-            return
+        if self._pid != os.getpid() or self._is_in_backward_pass():
+            return  # a forked child cannot use the device: the allocator's lock may be held there for ever
         try:
             if recording.active:
                 recording.note_step(self._torch)
