@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.listening import FAKE, PROJECT, environment, finish, start
+from vramledger.agent.oom import report_file
 from vramledger.torch_snapshots.safe_pickle import load_plain
 from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
 from vramledger.torch_snapshots.text import snapshot_text
@@ -170,6 +171,34 @@ def test_a_missing_zero_grad(place: Path, clear: bool, variables: dict[str, str]
         snapshot = snapshot_of(report)
         assert snapshot.training is not None
         assert ("zero_grad()" in training_text(snapshot.training)) is not clear
+
+
+def test_a_gradient_in_a_bucket_says_nothing(place: Path) -> None:
+    """A gradient that is a part of a larger tensor has the version of that, so nothing is said of it."""
+    code = """
+        torch.Tensor.view = True
+        for _ in range(6):
+            step(clear=False)
+        fail()
+    """
+    run(place, code)
+    (report,) = reports(place)
+
+    assert report["gradients_kept"] is None
+    assert "zero_grad" not in text_of(place)
+
+
+def test_only_our_own_files_are_removed(tmp_path: Path) -> None:
+    """Of many snapshots the newest stay; a file that the program has named in a similar way always stays."""
+    theirs = [tmp_path / "oom-rank0.pickle", tmp_path / "oom-1.json", tmp_path / "oom-.txt"]
+    for path in theirs:
+        path.write_text("theirs")
+    for _ in range(report_file.MAX_KEPT + 3):
+        report_file.write_report({"verdict": "unknown"}, str(tmp_path), {"segments": []})
+
+    assert all(path.read_text() == "theirs" for path in theirs)
+    assert len(list(tmp_path.glob("oom-2*.pickle"))) == report_file.MAX_KEPT_SNAPSHOTS
+    assert len(list(tmp_path.glob("oom-2*.json"))) == report_file.MAX_KEPT
 
 
 def test_types_of_numbers(place: Path) -> None:

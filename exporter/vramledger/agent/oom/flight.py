@@ -78,7 +78,10 @@ def _known_steps(marks: list[StepMark], peaks: list[StepPeaks], device: int) -> 
         step = recorded.get(mark.ended)
         if mark.batch is None:
             continue
-        if step is not None and (highest := step.highest) is not None:
+        highest = step.highest if step is not None else None
+        if step is not None and highest is not None:
+            if "backward" not in step.phases:
+                continue  # a second optimizer of the same step
             found.append(Step(mark.batch, highest.bytes, highest.categories[ACTIVATIONS]))
         elif mark.peak.get(device, 0) > before.peak.get(device, 0):
             found.append(Step(mark.batch, mark.peak[device], None))

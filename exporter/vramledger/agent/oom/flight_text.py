@@ -65,8 +65,8 @@ def recorded_lines(facts: dict[str, Any]) -> list[str]:
     if facts.get("gradients_kept"):
         lines += [
             "",
-            "Gradients are kept from step to step: zero_grad() is missing, or is called with",
-            "set_to_none=False, or gradients are accumulated on purpose.",
+            "Gradients are kept from step to step: zero_grad() is missing, is called with set_to_none=False,",
+            "or gradients are accumulated on purpose.",
         ]
     if facts.get("autocast"):
         lines += ["", f"Autocast (mixed precision) where it failed: {facts['autocast']}"]

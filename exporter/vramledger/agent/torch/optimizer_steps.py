@@ -61,7 +61,8 @@ class _GradientProbe:
     """The look at one gradient over some steps: is it the same tensor each time?
 
     A gradient that ``zero_grad()`` has freed is a new tensor in the next step, with a version of its own. A
-    gradient that is kept is added to, which raises its version.
+    gradient that is kept is added to, which raises its version. A view has the version of the whole tensor, a
+    bucket of distributed training for example, so it says nothing.
     """
 
     __slots__ = ("optimizer", "versions")
@@ -70,24 +71,29 @@ class _GradientProbe:
         self.optimizer = weakref.ref(optimizer)
         self.versions: list[int] = []
 
-    def kept(self, optimizer: object) -> bool | None:
-        """Look at the gradient after a step, and return whether it is kept; None while that is not known."""
-        version = _gradient_version(optimizer)
-        if version is None:
-            return False
+    def record_version(self, optimizer: object) -> bool:
+        """Look at the gradient after a step; return whether that was the last look."""
+        gradient = _first_gradient(optimizer)
+        version = getattr(gradient, "_version", None)
+        if not isinstance(version, int) or gradient._is_view():  # type: ignore[attr-defined]
+            self.versions.clear()
+            return True
         self.versions.append(version)
+        return len(self.versions) == PROBED_STEPS
+
+    def kept(self) -> bool | None:
+        """Return whether the gradient is kept; None where the looks do not show it."""
         if len(self.versions) < PROBED_STEPS:
             return None
         return all(before < after for before, after in pairwise(self.versions))
 
 
-def _gradient_version(optimizer: object) -> int | None:
-    """Return the version of an optimizer's first gradient; None if it has none."""
+def _first_gradient(optimizer: object) -> object | None:
+    """Return an optimizer's first gradient; None if it has none."""
     for group in getattr(optimizer, "param_groups", ()):
         for parameter in group["params"]:
             if parameter.grad is not None:
-                version = getattr(parameter.grad, "_version", None)
-                return version if isinstance(version, int) else None
+                return parameter.grad  # type: ignore[no-any-return]
     return None
 
 
@@ -207,8 +213,8 @@ class OptimizerSteps:
         probed = probe.optimizer()
         if probed is None:  # it exists no longer
             self._probe = None
-        elif probed is optimizer and (kept := probe.kept(optimizer)) is not None:
-            self.keeps_gradients = kept
+        elif probed is optimizer and probe.record_version(optimizer):
+            self.keeps_gradients = probe.kept()
             self._probe = None
 
     def _is_in_backward_pass(self) -> bool:
