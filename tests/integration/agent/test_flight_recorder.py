@@ -264,7 +264,7 @@ def test_a_collector_that_is_off_costs_nothing(place: Path) -> None:
         from vramledger.agent.torch.recording import recording
         step(4)
         gc.disable()
-        kept = [[] for _ in range(30_000)]
+        kept = [[] for _ in range(40_000)]
         asked = gc.get_objects
         gc.get_objects = lambda *_: print("asked")
         step(4)
