@@ -12,7 +12,7 @@ from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWO
 from vramledger.model.agent_report import OutOfMemory
 from vramledger.model.json_values import JSON_VERSION, Json
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
-from vramledger.views.remedies import about_hidden, about_unattributed, remedy
+from vramledger.views.remedies import about_hidden, about_operating_system, about_unattributed, remedy
 from vramledger.views.timeline import HoldingGrowth, Key
 
 _NO_GROWTH: Mapping[Key, HoldingGrowth] = {}
@@ -50,6 +50,9 @@ def _device(
         "memory_counted_under": device.memory_counted_under,
         "up": device.up,
         "error": reading.error,
+        "memory_kind": reading.memory_kind or (None if reading.memory is None else "dedicated"),
+        "addressing_mode": reading.addressing_mode,
+        "node": None if reading.node is None else dict(reading.node._asdict()),
         "memory": None
         if ledger is None
         else {
@@ -59,6 +62,7 @@ def _device(
             "used": ledger.used,
             "used_peak": device.used_peak,
             "wasted": device.wasted,
+            "operating_system": ledger.operating_system,
             "unattributed": ledger.unattributed,
             "uncharged": ledger.uncharged,
             "overlap": ledger.overlap,
@@ -71,6 +75,7 @@ def _device(
         "ghost": device.ghost,
         "ghost_since": device.ghost_since,
         "about_unattributed": about_unattributed(device),
+        "about_operating_system": about_operating_system(device),
         "undivided": None
         if device.undivided is None
         else {
