@@ -93,7 +93,7 @@ def _parts(begin: int, size: int, row_bytes: int) -> Iterator[MapRow]:
         begin = until
 
 
-class Lifetime(NamedTuple):
+class DrawnAllocation(NamedTuple):
     """One allocation: where and when it lived.
 
     Attributes:
@@ -115,17 +115,17 @@ class Lifetime(NamedTuple):
     freed: bool = False
 
 
-class Lifetimes(NamedTuple):
+class LifetimeMap(NamedTuple):
     """The allocations of a device over time: ``height`` in bytes, ``span`` in seconds or events."""
 
-    allocations: tuple[Lifetime, ...]
+    allocations: tuple[DrawnAllocation, ...]
     height: int
     span: float
     timed: bool
     omitted: int
 
 
-def map_lifetimes(snapshot: AllocationSnapshot, device: int) -> Lifetimes | None:
+def map_lifetimes(snapshot: AllocationSnapshot, device: int) -> LifetimeMap | None:
     """Lay out a device's allocations by address and time; None if nothing was recorded."""
     events = [each for each in snapshot.events if each.device == device]
     if not events:
@@ -133,21 +133,21 @@ def map_lifetimes(snapshot: AllocationSnapshot, device: int) -> Lifetimes | None
     times, timed = event_times(events)
     start = min(times)
     span = max(times) - start
-    alive: dict[int, Lifetime] = {}
-    found: list[Lifetime] = []
+    alive: dict[int, DrawnAllocation] = {}
+    found: list[DrawnAllocation] = []
     for time, event in zip(times, events, strict=True):
         if event.action == "alloc":
-            alive[event.address] = Lifetime(
+            alive[event.address] = DrawnAllocation(
                 event.address, event.size, time - start, span, event.category, event.stack
             )
         elif event.action == "free_completed":
-            older = Lifetime(event.address, event.size, 0.0, span, UNRECORDED, ())
+            older = DrawnAllocation(event.address, event.size, 0.0, span, UNRECORDED, ())
             found.append(alive.pop(event.address, older)._replace(end=time - start, freed=True))
     sizes = {block.address: block.size for block in snapshot.blocks if block.device == device}
     # An event has the size that was requested, its block may be larger.
     found += [each._replace(size=sizes.get(address, each.size)) for address, each in alive.items()]
     found += [
-        Lifetime(block.address, block.size, 0.0, span, block.category, block.stack)
+        DrawnAllocation(block.address, block.size, 0.0, span, block.category, block.stack)
         for block in snapshot.blocks
         if block.device == device and block.address not in alive
     ]
@@ -161,10 +161,10 @@ def map_lifetimes(snapshot: AllocationSnapshot, device: int) -> Lifetimes | None
     for each in drawn:
         part = bisect_right(begins, each.offset) - 1
         placed.append(each._replace(offset=offsets[part] + each.offset - begins[part]))
-    return Lifetimes(tuple(placed), height, span or 1.0, timed, len(found) - len(drawn))
+    return LifetimeMap(tuple(placed), height, span or 1.0, timed, len(found) - len(drawn))
 
 
-def _without_gaps(found: Sequence[Lifetime]) -> tuple[list[int], list[int], int]:
+def _without_gaps(found: Sequence[DrawnAllocation]) -> tuple[list[int], list[int], int]:
     """Return where used ranges of addresses begin, where each begins without the gaps, and the sum."""
     begins: list[int] = []
     ends: list[int] = []

@@ -10,7 +10,13 @@ from collections.abc import Iterable, Iterator
 from html import escape
 
 from vramledger.printable import printable
-from vramledger.torch_snapshots.address_map import Lifetimes, MapRow, SegmentMap, map_lifetimes, map_segments
+from vramledger.torch_snapshots.address_map import (
+    LifetimeMap,
+    MapRow,
+    SegmentMap,
+    map_lifetimes,
+    map_segments,
+)
 from vramledger.torch_snapshots.categories import (
     BACKWARD,
     CATEGORIES,
@@ -210,7 +216,7 @@ def _map_rect(part: MapRow, row_bytes: int, style: str, title: str) -> str:
     )
 
 
-def _lifetime_map(found: Lifetimes) -> Iterator[str]:
+def _lifetime_map(found: LifetimeMap) -> Iterator[str]:
     """Draw each allocation as a box: from left to right its time, from top to bottom its addresses."""
     unit = f"{found.span:.2f} s" if found.timed else f"{found.span:.0f} events"
     yield (
@@ -235,5 +241,5 @@ def _lifetime_map(found: Lifetimes) -> Iterator[str]:
     yield from _key(each.category for each in found.allocations)
 
 
-def _moment(value: float, found: Lifetimes) -> str:
+def _moment(value: float, found: LifetimeMap) -> str:
     return f"{value:.3f} s" if found.timed else f"event {value:.0f}"
