@@ -6,15 +6,21 @@ backwards from the end, and the bytes from before the recording show as a consta
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
+from vramledger.torch_snapshots.categories import UNRECORDED
 from vramledger.torch_snapshots.sites import site_frame
 from vramledger.torch_snapshots.snapshot import AllocationEvent, AllocationSnapshot
 from vramledger.torch_snapshots.user_lines import Frame
 
 POINTS = 400
 """Points in time of a picture: about one for each pixel and a half."""
+
+
+_LONGEST_PAUSE = 0.25
+"""The share of the time that may pass without an event, if a picture is to show seconds."""
 
 
 class LiveBytes(NamedTuple):
@@ -24,7 +30,7 @@ class LiveBytes(NamedTuple):
         device: PyTorch's number.
         seconds: the time of each point since the first event; event numbers where no time was recorded.
         timed: whether ``seconds`` are seconds.
-        bands: for each site, bytes at each point; :data:`REST` is the sum of all other sites, and
+        bands: for each site or category, bytes at each point; :data:`REST` is the sum of all other sites, and
             :data:`BEFORE` the bytes from before the recording or without a stack.
     """
 
@@ -34,33 +40,53 @@ class LiveBytes(NamedTuple):
     bands: tuple[tuple[Frame | str, tuple[int, ...]], ...]
 
 
-BEFORE = "before the recording"
+BEFORE = UNRECORDED
 REST = "other places"
 
 
-def live_bytes(snapshot: AllocationSnapshot, device: int, *, most: int = 8) -> LiveBytes | None:
-    """Return a device's live bytes over time, with a series for each of the largest sites.
+Key = Frame | str | None
+"""What bytes are counted to; None if that is not known."""
+
+
+def by_site(event: AllocationEvent) -> Key:
+    """Count an allocation to its line of code."""
+    return site_frame(event.stack)
+
+
+def by_category(event: AllocationEvent) -> Key:
+    """Count an allocation to the part of the training that made it."""
+    return None if event.category == UNRECORDED else event.category
+
+
+def live_bytes(
+    snapshot: AllocationSnapshot,
+    device: int,
+    *,
+    key_of: Callable[[AllocationEvent], Key] = by_site,
+    most: int = 8,
+) -> LiveBytes | None:
+    """Return a device's live bytes over time, with a series for each of the largest sites or categories.
 
     Returns:
         None when the snapshot has no events of the device.
     """
     events = [event for event in snapshot.events if event.device == device]
-    changes = _changes(events)
+    sizes = {block.address: block.size for block in snapshot.blocks if block.device == device}
+    changes = _changes(events, key_of, sizes)
     if not changes:
         return None
     base = sum(block.size for block in snapshot.blocks if block.device == device) - sum(
         size for _, _, size in changes
     )
-    peaks: dict[Frame | None, int] = {}
-    live: dict[Frame | None, int] = {}
+    peaks: dict[Key, int] = {}
+    live: dict[Key, int] = {}
     for _, key, size in changes:
         live[key] = live.get(key, 0) + size
         peaks[key] = max(peaks.get(key, 0), live[key])
     largest = sorted((key for key in peaks if key is not None), key=lambda key: -peaks[key])[:most]
     names: list[Frame | str] = [*largest, REST, BEFORE]
     index = {name: number for number, name in enumerate(names)}
-    timed = all(event.time is not None for event in events)
-    times = [(event.time or 0.0) if timed else float(number) for number, event in enumerate(events)]
+    times, timed = event_times(events)
     start, end = min(times), max(times)
     now = [0] * len(names)
     now[-1] = max(0, base)
@@ -90,19 +116,42 @@ def live_bytes(snapshot: AllocationSnapshot, device: int, *, most: int = 8) -> L
     )
 
 
-def _changes(events: Iterable[AllocationEvent]) -> list[tuple[int, Frame | None, int]]:
-    """Return (number of the event, line, bytes) for what was allocated and freed, in order.
+def event_times(events: Sequence[AllocationEvent]) -> tuple[list[float], bool]:
+    """Return where each event lies on the axis of a picture, and whether that is in seconds.
+
+    It is the number of the event where no times were recorded, and where a large part of the time has no
+    event: a program that is starting up would squeeze its training steps into the last pixels.
+    """
+    seconds = [event.time for event in events if event.time is not None]
+    ordered = sorted(seconds)
+    longest = max((later - one for one, later in pairwise(ordered)), default=0.0)
+    if len(seconds) == len(events) and longest <= _LONGEST_PAUSE * (ordered[-1] - ordered[0]):
+        return seconds, True
+    return [float(number) for number in range(len(events))], False
+
+
+def _changes(
+    events: Iterable[AllocationEvent], key_of: Callable[[AllocationEvent], Key], sizes: Mapping[int, int]
+) -> list[tuple[int, Key, int]]:
+    """Return (number of the event, what it is counted to, bytes) for what was allocated and freed, in order.
 
     Only ``free_completed`` frees memory: before it, and after ``free_requested``, another stream still uses
     the memory. A recording may leave out ``free_requested``, as our agent's recordings do.
+
+    An event has the size that was requested, and a block may be larger: up to 1 MiB is not split off. What
+    lives at the end counts with the ``sizes`` of its block, by address. Otherwise this rest would seem to be
+    older than the recording (2 MiB of 346 in a training on an H200 that was recorded from its start).
     """
-    found: list[tuple[int, Frame | None, int]] = []
-    alive: dict[int, tuple[Frame | None, int]] = {}
+    found: list[tuple[int, Key, int]] = []
+    alive: dict[int, tuple[Key, int, int]] = {}
     for number, event in enumerate(events):
         if event.action == "alloc":
-            alive[event.address] = site_frame(event.stack), event.size
-            found.append((number, *alive[event.address]))
+            key = key_of(event)
+            alive[event.address] = key, event.size, len(found)
+            found.append((number, key, event.size))
         elif event.action == "free_completed":
-            key, size = alive.pop(event.address, (None, event.size))
+            key, size, _ = alive.pop(event.address, (None, event.size, 0))
             found.append((number, key, -size))
+    for address, (key, size, place) in alive.items():
+        found[place] = (found[place][0], key, sizes.get(address, size))
     return found
