@@ -463,7 +463,7 @@ class HoldingTracker:
             return states.classify_unseen(presence, host_pid_namespace=sample.reading.host_pid_namespace)
         verdict = sample.verdicts[state.pid]
         if verdict is None:
-            return self._classify_work(state, quiet, sample)
+            return self._classify_work(state, quiet, on_device)
         if verdict.state is State.ORPHANED:
             return states.with_work(verdict, working=working, idle_after=self._idle_after)
         if verdict.state is State.STUCK and (xids := self._devices.xids(on_device.device.uuid)):
@@ -471,12 +471,24 @@ class HoldingTracker:
             return verdict._replace(why=f"{verdict.why}; this GPU has had XID {numbers}")
         return verdict
 
-    def _classify_work(self, state: HoldingState, quiet: Quiet | None, sample: Sample) -> StateVerdict:
+    def _classify_work(
+        self, state: HoldingState, quiet: Quiet | None, on_device: DeviceSample
+    ) -> StateVerdict:
+        sample, device = on_device.sample, on_device.device
         if quiet is not None:
             return states.classify_idle(quiet, sample.monotonic)
         seconds = sample.monotonic - state.quiet_since[0]
-        worked = state.last_active is not None
-        return states.classify_active(seconds, self._idle_after, worked=worked, evidence=state.evidence)
+        return states.classify_active(
+            seconds,
+            self._idle_after,
+            worked=state.last_active is not None,
+            evidence=state.evidence,
+            uncounted=(
+                device.parent is not None
+                and device.activity is None
+                and (state.pid, state.start) not in sample.launches
+            ),
+        )
 
     def _charge_owners(
         self,

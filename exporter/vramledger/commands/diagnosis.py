@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from vramledger.agent_server.discovery import NO_SOCKET, ExporterStatus
 from vramledger.config import CONTROL_VARIABLE
-from vramledger.model.reading import Reading
+from vramledger.model.reading import DeviceReading, Reading
 from vramledger.printable import printable
 from vramledger.readers.hosts.exporters import RunningExporter
 from vramledger.readers.own_rights import OwnRights
@@ -150,12 +150,11 @@ def _driver(reading: Reading) -> Iterator[Finding]:
             for name, value in (
                 ("memory", device.memory),
                 ("process list", device.processes),
-                ("process utilisation (so idleness is not known)", device.process_utilization),
-                ("GPM's counters (so idleness is only inferred, never proven)", device.activity),
+                *_signs_of_work(device),
             )
             if value is None
         ]
-        if device.memory is not None and device.memory.reserved is None:
+        if device.memory is not None and device.memory.reserved is None and device.memory_kind is None:
             lacking.append("the driver's reserve (old driver: it counts as unattributed)")
         text = f"{device.name or 'a GPU'}; " + (
             f"not reported: {', '.join(lacking)}" if lacking else "tells everything"
@@ -163,6 +162,19 @@ def _driver(reading: Reading) -> Iterator[Finding]:
         yield Finding(
             not device.failed, subject, text, "" if not device.failed else "see the log at --log.level=debug"
         )
+
+
+def _signs_of_work(device: DeviceReading) -> tuple[tuple[str, object], ...]:
+    """Return what tells who works, with what it means if the driver does not report it.
+
+    The driver has no utilisation of a MIG instance; its GPU's counters say as much.
+    """
+    if device.parent is not None:
+        return (("GPM's counters (so idleness is not known without --collector.launches)", device.activity),)
+    return (
+        ("process utilisation (so idleness is not known)", device.process_utilization),
+        ("GPM's counters (so idleness is only inferred, never proven)", device.activity),
+    )
 
 
 def _namespace(reading: Reading) -> Finding:

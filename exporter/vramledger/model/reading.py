@@ -349,6 +349,8 @@ class DeviceReading:
         mig_profile: e.g. ``1g.18gb``, for an instance.
         gpu_instance: GPU instance id, for an instance.
         compute_instance: compute instance id, for an instance.
+        mig_placement: the place of its GPU instance among the GPU's memory slices: the first one and how
+            many, as ``nvidia-smi mig -lgi`` writes it (``4:4``). None where the driver does not tell us.
         divided: True for a GPU in MIG mode: its instances hold the memory, it has no ledger itself.
         error: None when the device answered; otherwise why not (``lost``, ``timeout``, ``failed``).
         duration: seconds spent in NVML for this device.
@@ -383,6 +385,7 @@ class DeviceReading:
     mig_profile: str | None = None
     gpu_instance: int | None = None
     compute_instance: int | None = None
+    mig_placement: str | None = None
     divided: bool = False
     error: str | None = None
     duration: float = 0.0
@@ -409,6 +412,7 @@ class DeviceReading:
             mig_profile=self.mig_profile,
             gpu_instance=self.gpu_instance,
             compute_instance=self.compute_instance,
+            mig_placement=self.mig_placement,
             divided=self.divided,
             memory_kind=self.memory_kind,
             addressing_mode=self.addressing_mode,

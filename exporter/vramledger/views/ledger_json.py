@@ -45,6 +45,7 @@ def _device(
         "uuid": reading.uuid,
         "name": reading.name,
         "mig_profile": reading.mig_profile,
+        "mig_placement": reading.mig_placement,
         "parent_uuid": reading.parent,
         "memory_counted_under": device.memory_counted_under,
         "up": device.up,

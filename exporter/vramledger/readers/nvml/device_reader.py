@@ -324,6 +324,7 @@ class DeviceReader:
             mig_profile=instance.mig_profile,
             gpu_instance=instance.gpu_instance,
             compute_instance=instance.compute_instance,
+            mig_placement=instance.mig_placement,
             **read,
         )
 
