@@ -34,6 +34,7 @@ from vramledger.accounting.ghost import GhostWatch
 from vramledger.accounting.holding import HoldingState
 from vramledger.accounting.holding_table import HoldingTable
 from vramledger.accounting.ledger import balance, system_bytes
+from vramledger.accounting.memory_limits import PlacedHolding, owner_limits
 from vramledger.accounting.out_of_memory import OomCounter
 from vramledger.accounting.owner_usage import UNKNOWN, Charge, Key, UsageTracker
 from vramledger.accounting.pid_reuse import classify_reused
@@ -60,6 +61,7 @@ from vramledger.model.snapshot import (
     State,
     UndividedBytes,
 )
+from vramledger.readers.owners.cgroups import hierarchy_paths
 
 GAP = 5.0
 """Seconds without a sample after which we no longer know that the quiet has lasted."""
@@ -379,8 +381,15 @@ class HoldingTracker:
             owner_usage=self._charge_owners(device, holdings, ledger, uncharged, sample),
             undivided=uncharged.undivided,
             left=uncharged.left,
+            limits=owner_limits(device.limits, map(self._place_of, holdings)) if device.limits else (),
             memory_counted_under=sharers[0] if sharers[0] != device.uuid else None,
         )
+
+    def _place_of(self, holding: Holding) -> PlacedHolding:
+        facts = self._processes.facts_of(holding.pid, holding.start)
+        paths = () if facts is None else hierarchy_paths(facts.cgroup or ())
+        place = next((path for controllers, path in paths if not controllers), None)
+        return PlacedHolding(self._processes.owner_of(holding.pid, holding.start), place)
 
     def _mps_servers(self, device: DeviceReading, sample: Sample) -> frozenset[int]:
         """Return the holders that are servers of MPS, also where only their name says so."""

@@ -145,6 +145,11 @@ def _driver(reading: Reading) -> Iterator[Finding]:
         if device.divided:
             yield Finding(FINE, subject, "is divided into MIG instances")
             continue
+        if device.partition is not None:
+            text = (
+                f"NVML shows us only a part of it: our own cgroup may take {device.partition / 2**30:.2f} GiB"
+            )
+            yield Finding(LACK, subject, text, "run the exporter outside of any memory partition (dmem.max)")
         lacking = [
             name
             for name, value in (

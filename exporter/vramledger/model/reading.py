@@ -72,6 +72,22 @@ class NodeMemory(NamedTuple):
     kernel: int
 
 
+class MemoryLimit(NamedTuple):
+    """What a cgroup, with all below it, may take of a device, and what it has.
+
+    Attributes:
+        cgroup: its path in version 2 of cgroups.
+        minimum: bytes that are guaranteed to it; beyond them it may be evicted.
+        maximum: bytes beyond which its allocations fail; None without such a limit.
+        current: bytes that it has; None when not known.
+    """
+
+    cgroup: str
+    minimum: int
+    maximum: int | None
+    current: int | None
+
+
 class ProcessEntry(NamedTuple):
     """One pid that NVML lists on a device, the maximum over its lists.
 
@@ -360,6 +376,8 @@ class DeviceReading:
         node: the memory of the NUMA node that a coherent device is, None when it could not be read.
         addressing_mode: ``none``, ``hmm`` or ``ats``: how the device reaches the memory of programs; None if
             the driver does not report it.
+        limits: what the cgroups of holders may take, as last read; None when nothing limits memory by cgroup.
+        partition: what we ourselves may take of it by our cgroup; then NVML shows us no more than that.
         processes: the holders of memory; None when the query failed, empty when there are none.
         utilization: ``gpu`` and ``memory`` as ratios over the driver's last sampling period; before Hopper
             also ``gpu_peak``, the highest ``gpu`` of all periods since the previous reading.
@@ -393,6 +411,8 @@ class DeviceReading:
     memory_kind: str | None = None
     node: NodeMemory | None = None
     addressing_mode: str | None = None
+    limits: tuple[MemoryLimit, ...] | None = None
+    partition: int | None = None
     processes: tuple[ProcessEntry, ...] | None = None
     utilization: Mapping[str, float] | None = None
     process_utilization: tuple[ProcessUtilization, ...] | None = None
@@ -548,6 +568,8 @@ def agent_plain(agent: Agent) -> list[Any]:
 def _device(raw: dict[str, Any]) -> DeviceReading:
     if raw.get("memory") is not None:
         raw["memory"] = MemoryReading(*raw["memory"])
+    if raw.get("limits") is not None:
+        raw["limits"] = tuple(MemoryLimit(*each) for each in raw["limits"])
     if raw.get("node") is not None:
         raw["node"] = NodeMemory(*raw["node"])
     if raw.get("processes") is not None:
@@ -610,7 +632,7 @@ def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in (Reading, DeviceReading, ProcessFacts)}
 
 _KEEP_EMPTY = frozenset(
-    "processes process_utilization activity hidden host_pid_namespace leader_alive uses_gpu cgroup"
+    "processes process_utilization activity limits hidden host_pid_namespace leader_alive uses_gpu cgroup"
     " libraries".split()
 )
 """These fields keep an empty value, because an empty result of a query differs from "not known".

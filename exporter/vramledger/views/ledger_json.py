@@ -108,6 +108,7 @@ def _device(
             {"owner_type": each.type, "owner": each.name, "scheduler": each.scheduler, "held": each.held}
             for each in device.reservation_status.reservations
         ],
+        "limits": [dict(each._asdict()) for each in device.limits],
         "schedulers": [] if device.reservation_status is None else list(device.reservation_status.schedulers),
         "owners": None if device.owner_usage is None else device.owner_usage.holding,
         "hidden": None

@@ -99,6 +99,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
         yield from _remedies(device, snapshot)
     elif not device.blind:
         yield "  no process holds memory here"
+    yield from _limit_lines(device)
     yield from _reservation_lines(device)
     if device.ghost:
         busy = (reading.utilization or {}).get("gpu", 0.0)
@@ -171,6 +172,18 @@ def _remedies(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
         if advice is not None and shown < _REMEDIES_MAX:
             yield f"  {holding.state.value} {holding.pid}: {advice}"
             shown += 1
+
+
+def _limit_lines(device: DeviceSnapshot) -> Iterator[str]:
+    """Say what owners may take, and what is taken of it."""
+    for each in device.limits:
+        if each.maximum is not None:
+            taken = "an unknown part" if each.used is None else gib(each.used)
+            who = f"{printable(each.type)} {printable(each.name)}"
+            place = printable(each.cgroup or "")
+            yield f"  limit: {who} may take {gib(each.maximum)}, {taken} is taken ({place})"
+    if device.reading.partition is not None:
+        yield f"  PARTITION: NVML shows us only the {gib(device.reading.partition)} of our own cgroup's limit"
 
 
 def _reservation_lines(device: DeviceSnapshot) -> Iterator[str]:
