@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
+from vramledger.model.agent_report import OutOfMemory
 from vramledger.model.json_values import JSON_VERSION, Json
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 from vramledger.views.remedies import about_hidden, about_operating_system, about_unattributed, remedy
@@ -69,6 +70,7 @@ def _device(
             "states": {state.value: held for state, held in ledger.states.items()},
         },
         "utilization": None if reading.utilization is None else reading.utilization.get("gpu"),
+        "activity": None if reading.activity is None else dict(reading.activity),
         "divided": reading.divided,
         "blind": device.blind,
         "ghost": device.ghost,
@@ -193,6 +195,7 @@ def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
             {
                 "framework": pool.framework,
                 "title": REPORTING_FRAMEWORKS[pool.framework].title,
+                "ordinal": pool.ordinal,
                 "categories": dict(pool.categories),
                 **pool.figures,
                 **dict.fromkeys(POOL_FIGURES),
@@ -207,5 +210,14 @@ def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
             "framework": oom.framework,
             "requested": oom.requested,
             "verdict": oom.verdict,
+            "on_this_device": _failed_here(agent, uuid, oom),
         },
     }
+
+
+def _failed_here(agent: AgentSnapshot, uuid: str, oom: OutOfMemory) -> bool | None:
+    """Tell whether an allocation failed on this device; None when that is not known."""
+    ordinals = [pool.ordinal for pool in agent.pools.get(uuid, ()) if pool.framework == oom.framework]
+    if oom.ordinal is None or not ordinals or None in ordinals:
+        return None
+    return oom.ordinal in ordinals

@@ -160,11 +160,11 @@ def test_every_family_can_be_served() -> None:
     names = {f"vramledger_{name}" for name in served(shot)}
 
     health = {"vramledger_collector_success", "vramledger_collector_duration_seconds"}
-    access = {
-        name for name in FAMILIES if name.startswith("vramledger_web_")
-    }  # tests/integration/web/access serves them
+    own = {  # tests/integration/web/access and tests/e2e/test_storage.py serve them
+        name for name in FAMILIES if name.startswith(("vramledger_web_", "vramledger_storage_"))
+    }
     released = {f"vramledger_{name}" for name in served(replace(snapshot(), up=False, released_until=1.0))}
-    assert names | health | access | released == set(FAMILIES)
+    assert names | health | own | released == set(FAMILIES)
 
 
 def test_the_ledger_adds_up_on_the_page() -> None:
