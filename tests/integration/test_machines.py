@@ -14,9 +14,9 @@ from tests.support.judging import Entry
 from tests.tools.recordings.machines import GIB, MACHINES, MIB, SEEN, Machine, write
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import Reading, decode, encode
-from vramledger.model.snapshot import DeviceSnapshot, Grade, Snapshot
+from vramledger.model.snapshot import DeviceSnapshot, Grade, Snapshot, State
 from vramledger.storage.reduction import reduce_reading
-from vramledger.views.cleanliness import NOT_CLEAN, CheckTolerance, check_devices
+from vramledger.views.cleanliness import CANNOT_TELL, NOT_CLEAN, CheckTolerance, check_devices
 from vramledger.views.table import render_table
 
 ENTRIES = {entry.name: entry for entry in judging.load()}
@@ -146,3 +146,25 @@ def test_the_past_knows_the_machine_too(machine: Machine) -> None:
 
 def _stored(reading: Reading) -> dict[str, Any]:
     return reduce_reading(reading) | {"facts": json.loads(encode(reading))["facts"] if reading.facts else []}
+
+
+def test_what_windows_holds_is_unknown() -> None:
+    """In WSL2 nobody is blamed for memory that programs of Windows hold, and check cannot tell."""
+    snapshot = last("wsl2")
+    device = only(snapshot)
+    assert device.ledger is not None
+    assert (device.ledger.unattributed, device.ledger.states[State.UNKNOWN]) == (0, 3 * GIB)
+    assert status(snapshot) == [CANNOT_TELL]
+
+
+def test_a_hidden_process_is_unknown() -> None:
+    """With hidepid a holder of another user is neither dead nor idle, and has its bytes."""
+    ledger = only(last("hidepid")).ledger
+    assert ledger is not None
+    assert (ledger.states[State.UNKNOWN], ledger.states[State.DEAD]) == (4 * GIB, 0)
+
+
+def test_on_a_vgpu_idleness_is_inferred() -> None:
+    """Without GPM the driver's own rates are all that is known: no idleness there is proven."""
+    (holding,) = only(last("vgpu")).holdings
+    assert holding.grade is Grade.INFERRED

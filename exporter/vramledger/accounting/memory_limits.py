@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from vramledger.model.reading import MemoryLimit
+from vramledger.model.reading import CgroupLimit
 from vramledger.model.snapshot import OwnerLimit
 from vramledger.readers.hosts.dmem import chain_of
 
@@ -22,7 +22,7 @@ class PlacedHolding(NamedTuple):
 
 
 def owner_limits(
-    limits: Sequence[MemoryLimit] | None, holdings: Iterable[PlacedHolding]
+    limits: Sequence[CgroupLimit] | None, holdings: Iterable[PlacedHolding]
 ) -> tuple[OwnerLimit, ...]:
     """Return for each owner the limit that it reaches first, and what its cgroups are charged.
 
@@ -47,7 +47,7 @@ def owner_limits(
 def _owner_limit(
     owner: tuple[str, str],
     paths: set[str],
-    known: Mapping[str, MemoryLimit],
+    known: Mapping[str, CgroupLimit],
     placed: Iterable[PlacedHolding],
 ) -> OwnerLimit:
     above = {place for path in paths for place in chain_of(path)}
@@ -73,5 +73,5 @@ def _owner_limit(
     )
 
 
-def _room(limit: MemoryLimit) -> int:
+def _room(limit: CgroupLimit) -> int:
     return (limit.maximum or 0) - (limit.current or 0)

@@ -65,7 +65,7 @@ def diagnose(
         launch_obstacle: why launches cannot be counted, empty if they can; None where nobody has tried.
     """
     yield from _driver(reading)
-    yield _namespace(reading)
+    yield _namespace(reading, own_rights)
     yield from _rights(reading, own_rights)
     if launch_obstacle is not None:
         yield _launches(launch_obstacle)
@@ -182,7 +182,10 @@ def _signs_of_work(device: DeviceReading) -> tuple[tuple[str, object], ...]:
     )
 
 
-def _namespace(reading: Reading) -> Finding:
+def _namespace(reading: Reading, own_rights: OwnRights) -> Finding:
+    if own_rights.wsl:
+        text = "this is WSL2: programs of Windows use the same GPU, and the driver lists none of them here"
+        return Finding(LACK, "processes", text, "run vramledger on a Linux host to see every holder")
     if reading.host_pid_namespace:
         return Finding(FINE, "PID namespace", "the host's: every process on a GPU can be seen")
     if reading.host_pid_namespace is None:

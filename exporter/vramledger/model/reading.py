@@ -72,7 +72,7 @@ class NodeMemory(NamedTuple):
     kernel: int
 
 
-class MemoryLimit(NamedTuple):
+class CgroupLimit(NamedTuple):
     """What a cgroup, with all below it, may take of a device, and what it has.
 
     Attributes:
@@ -376,6 +376,7 @@ class DeviceReading:
         node: the memory of the NUMA node that a coherent device is, None when it could not be read.
         addressing_mode: ``none``, ``hmm`` or ``ats``: how the device reaches the memory of programs; None if
             the driver does not report it.
+        virtualization: ``none``, ``passthrough``, ``vgpu``, ``host_vgpu``, ``host_vsga``; None if not known.
         limits: what the cgroups of holders may take, as last read; None when nothing limits memory by cgroup.
         partition: what we ourselves may take of it by our cgroup; then NVML shows us no more than that.
         processes: the holders of memory; None when the query failed, empty when there are none.
@@ -411,7 +412,8 @@ class DeviceReading:
     memory_kind: str | None = None
     node: NodeMemory | None = None
     addressing_mode: str | None = None
-    limits: tuple[MemoryLimit, ...] | None = None
+    virtualization: str | None = None
+    limits: tuple[CgroupLimit, ...] | None = None
     partition: int | None = None
     processes: tuple[ProcessEntry, ...] | None = None
     utilization: Mapping[str, float] | None = None
@@ -436,6 +438,7 @@ class DeviceReading:
             divided=self.divided,
             memory_kind=self.memory_kind,
             addressing_mode=self.addressing_mode,
+            virtualization=self.virtualization,
             error=error,
         )
 
@@ -451,7 +454,8 @@ class Reading:
         boot_id: ``/proc/sys/kernel/random/boot_id``.
         boot_time: Unix time of boot, seconds (``btime`` of ``/proc/stat``).
         ticks: clock ticks a second, the unit of process start times.
-        host_pid_namespace: True when we are in the initial PID namespace; None when not known.
+        host_pid_namespace: True when we are in the initial PID namespace of the host; None when not known. In
+            WSL2 the host is Windows, so it is False there.
         failure: (reason, message) when NVML as a whole could not be used; no devices then.
         released_until: Unix time at which the exporter reopens released GPUs, None if they are not released.
         driver_version: e.g. ``580.159.04``.
@@ -569,7 +573,7 @@ def _device(raw: dict[str, Any]) -> DeviceReading:
     if raw.get("memory") is not None:
         raw["memory"] = MemoryReading(*raw["memory"])
     if raw.get("limits") is not None:
-        raw["limits"] = tuple(MemoryLimit(*each) for each in raw["limits"])
+        raw["limits"] = tuple(CgroupLimit(*each) for each in raw["limits"])
     if raw.get("node") is not None:
         raw["node"] = NodeMemory(*raw["node"])
     if raw.get("processes") is not None:

@@ -53,6 +53,7 @@ def _device(
         "error": reading.error,
         "memory_kind": reading.memory_kind or (None if reading.memory is None else "dedicated"),
         "addressing_mode": reading.addressing_mode,
+        "virtualization": reading.virtualization,
         "node": None if reading.node is None else dict(reading.node._asdict()),
         "memory": None
         if ledger is None

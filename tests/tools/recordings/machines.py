@@ -230,7 +230,48 @@ def _compute_instances(_second: int) -> tuple[DeviceReading, ...]:
     return _divided(), *(replace(each, memory=memory) for each in (first, second))
 
 
+def _wsl(_second: int) -> tuple[DeviceReading, ...]:
+    """List no process on a GPU that Windows uses as well."""
+    total, used = 8 * GIB, 3 * GIB
+    return (_device("NVIDIA GeForce RTX 4070", MemoryReading(total, total - used, used, 0)),)
+
+
+def _hidepid(_second: int) -> tuple[DeviceReading, ...]:
+    total, reserved, used = 81_559 * MIB, 600 * MIB, 12 * GIB
+    memory = MemoryReading(total, total - reserved - used, used, reserved)
+    return (_device("NVIDIA H100 80GB HBM3", memory, (2001, 8 * GIB), (2002, 4 * GIB)),)
+
+
+def _vgpu(_second: int) -> tuple[DeviceReading, ...]:
+    total, used = 20 * GIB, 4 * GIB + 9 * MIB
+    gpu = _device("NVIDIA A40-20C", MemoryReading(total, total - used, used, 0), (2001, 4 * GIB))
+    return (replace(gpu, virtualization="vgpu", activity=None, process_utilization=None),)
+
+
 MACHINES = (
+    Machine(
+        "wsl2",
+        "1 x NVIDIA GeForce in WSL2",
+        "the memory of Windows is unknown, and not unattributed",
+        _wsl,
+        {},
+        host_pid_namespace=False,
+    ),
+    Machine(
+        "hidepid",
+        "1 x NVIDIA H100",
+        "/proc hides one of two holders: it exists, and is neither dead nor idle",
+        _hidepid,
+        {2001: "idle", 2002: "unknown"},
+        denied=(2002,),
+    ),
+    Machine(
+        "vgpu",
+        "1 x NVIDIA A40-20C (vGPU) in a virtual machine",
+        "a part of a GPU without counters: nothing more is known of work than the driver's rates",
+        _vgpu,
+        {2001: "idle"},
+    ),
     Machine(
         "mig",
         "1 x NVIDIA H100 in MIG mode",

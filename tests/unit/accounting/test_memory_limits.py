@@ -8,8 +8,8 @@ from vramledger.accounting.memory_limits import PlacedHolding, owner_limits
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.metrics import owners
 from vramledger.model.reading import (
+    CgroupLimit,
     DeviceReading,
-    MemoryLimit,
     MemoryReading,
     Owner,
     ProcessEntry,
@@ -24,12 +24,12 @@ from vramledger.views.table import render_table
 
 GIB = 2**30
 ADA, BOB = ("slurm", "41"), ("slurm", "42")
-ROOT = MemoryLimit("/slurm", 0, 60 * GIB, 50 * GIB)
-JOB = MemoryLimit("/slurm/job_41", 4 * GIB, 40 * GIB, 20 * GIB)
-STEP = MemoryLimit("/slurm/job_41/step_0", 0, None, 20 * GIB)
+ROOT = CgroupLimit("/slurm", 0, 60 * GIB, 50 * GIB)
+JOB = CgroupLimit("/slurm/job_41", 4 * GIB, 40 * GIB, 20 * GIB)
+STEP = CgroupLimit("/slurm/job_41/step_0", 0, None, 20 * GIB)
 
 
-def limit_of(limits: list[MemoryLimit], *holdings: PlacedHolding) -> OwnerLimit:
+def limit_of(limits: list[CgroupLimit], *holdings: PlacedHolding) -> OwnerLimit:
     """Return the limit of the first owner."""
     return owner_limits(limits, holdings)[0]
 

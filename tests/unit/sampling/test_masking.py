@@ -10,11 +10,11 @@ import pytest
 
 from vramledger.model import reading
 from vramledger.model.reading import (
+    CgroupLimit,
     DeviceReading,
     Grant,
     HiddenHolder,
     LaunchCount,
-    MemoryLimit,
     Owner,
     ParentFacts,
     ProcessFacts,
@@ -69,10 +69,10 @@ MASKED = {
     "Reading.ended": Reading(1.0, 1.0, ended={1: f"its pod {SECRET} has ended"}),
     "DeviceReading.uuid": device(f"GPU-{SECRET}"),
     "DeviceReading.parent": device(above=f"{SECRET}-1"),
-    "MemoryLimit.cgroup": Reading(
+    "CgroupLimit.cgroup": Reading(
         1.0,
         1.0,
-        devices=(DeviceReading(0, "GPU-1", limits=(MemoryLimit(f"/{SECRET}.slice", 0, None, 0),)),),
+        devices=(DeviceReading(0, "GPU-1", limits=(CgroupLimit(f"/{SECRET}.slice", 0, None, 0),)),),
     ),
     "XidEvent.uuid": Reading(1.0, 1.0, events=(XidEvent(SECRET, 1, 1.0),)),
     "ProcessFacts.user": facts(user=SECRET),
@@ -113,6 +113,7 @@ HARMLESS = set(
     "Reading.driver_version Reading.cuda_version Reading.unseen Reading.collectors"
     " DeviceReading.name DeviceReading.pci_bus_id DeviceReading.mig_profile DeviceReading.error"
     " DeviceReading.mig_placement DeviceReading.memory_kind DeviceReading.addressing_mode"
+    " DeviceReading.virtualization"
     " DeviceReading.utilization DeviceReading.activity DeviceReading.hardware DeviceReading.failed"
     " ProcessEntry.kinds"
     " ProcessRow.state"

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from vramledger.model.reading import MemoryLimit
+from vramledger.model.reading import CgroupLimit
 
 CGROUPS: Final = "sys/fs/cgroup"
 _REGION: Final = re.compile(
@@ -52,7 +52,7 @@ class DeviceMemoryCgroups:
                 return name
         return None
 
-    def read(self, region: str, paths: Iterable[str]) -> tuple[MemoryLimit, ...]:
+    def read(self, region: str, paths: Iterable[str]) -> tuple[CgroupLimit, ...]:
         """Return what these cgroups may take of a region; a cgroup without any figure is left out."""
         limits = []
         for path in paths:
@@ -61,7 +61,7 @@ class DeviceMemoryCgroups:
             maximum = self._values(directory / "dmem.max").get(region)
             minimum = self._values(directory / "dmem.min").get(region)
             if (current, maximum, minimum) != (None, None, None):
-                limits.append(MemoryLimit(path, _bytes(minimum) or 0, _bytes(maximum), _bytes(current)))
+                limits.append(CgroupLimit(path, _bytes(minimum) or 0, _bytes(maximum), _bytes(current)))
         return tuple(limits)
 
     def own_chain(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from vramledger.readers.nvml.hardware import (
     SLOW_INTERVAL,
     HardwareMetric,
 )
-from vramledger.readers.nvml.memory import MemoryReader, NamedDevice
+from vramledger.readers.nvml.memory import MemoryReader, NamedDevice, read_virtualization
 from vramledger.readers.nvml.memory_limits import LimitReader, Limits
 from vramledger.readers.nvml.mig import MigInstance, read_instances
 from vramledger.readers.nvml.process_lists import ProcessList, merge_lists
@@ -87,6 +87,7 @@ class DeviceReader:
         self._memory = MemoryReader(nvml, system or SystemMemory())
         self._limit_reader = LimitReader(nvml, cgroups or DeviceMemoryCgroups())
         self._limits = Limits()
+        self._virtualization: str | None = None
         self.cgroups: tuple[str, ...] = ()
         self._limited: tuple[str, ...] = ()
         self._slow_due = float("-inf")
@@ -165,6 +166,8 @@ class DeviceReader:
             limits_failed: list[str] = []
             if slow:
                 self._memory.look_again()
+                read_mode = partial(read_virtualization, self._nvml)
+                self._virtualization = query(self._nvml, read_mode, self._handle, "", [])
             if slow or self.cgroups != self._limited:
                 self._limited = self.cgroups
                 bus = self._identity_fields.pci_bus_id
@@ -204,6 +207,7 @@ class DeviceReader:
         return self._gpu_reading(
             started,
             divided=divided,
+            virtualization=self._virtualization,
             error="failed" if failed and not has_data else None,
             hardware=hardware,
             failed=tuple(failed),

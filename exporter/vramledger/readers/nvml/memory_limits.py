@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from vramledger.model.reading import MemoryLimit
+from vramledger.model.reading import CgroupLimit
 from vramledger.readers.hosts.dmem import DeviceMemoryCgroups
 from vramledger.readers.nvml.calls import call_function, raise_if_gone
 from vramledger.readers.nvml.return_codes import MAX_BYTES, UNSUPPORTED, Handle, Nvml
@@ -21,7 +21,7 @@ MOST_CGROUPS: Final = 512
 class Limits(NamedTuple):
     """The limits of cgroups on a GPU, None when not known; and our own, None without one."""
 
-    limits: tuple[MemoryLimit, ...] | None = None
+    limits: tuple[CgroupLimit, ...] | None = None
     partition: int | None = None
 
 
@@ -44,7 +44,7 @@ class LimitReader:
         wanted = tuple(dict.fromkeys((*own, *paths)))[:MOST_CGROUPS]
         region = self._cgroups.region(pci_bus_id)
         if region is not None:
-            limits: tuple[MemoryLimit, ...] | None = self._cgroups.read(region, wanted)
+            limits: tuple[CgroupLimit, ...] | None = self._cgroups.read(region, wanted)
         else:
             limits = self._ask_driver(gpu, wanted, failed)
         if limits is None:
@@ -54,7 +54,7 @@ class LimitReader:
 
     def _ask_driver(
         self, gpu: Handle, paths: Iterable[str], failed: list[str]
-    ) -> tuple[MemoryLimit, ...] | None:
+    ) -> tuple[CgroupLimit, ...] | None:
         if self._unsupported or not hasattr(self._nvml, "c_nvmlGetMemoryLimits_v1_t"):
             return None
         limits = []
@@ -75,5 +75,5 @@ class LimitReader:
                 return None
             maximum = hard if hard <= MAX_BYTES else None
             if soft or used or maximum is not None:
-                limits.append(MemoryLimit(path, soft, maximum, used))
+                limits.append(CgroupLimit(path, soft, maximum, used))
         return tuple(limits)

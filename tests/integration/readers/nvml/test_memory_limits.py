@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.nvml_readers import ALL
 from tests.support.standin.library import GIB, Code, StandIn
-from vramledger.model.reading import DeviceReading, MemoryLimit
+from vramledger.model.reading import CgroupLimit, DeviceReading
 from vramledger.readers.hosts.dmem import DeviceMemoryCgroups, chain_of
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
@@ -68,8 +68,8 @@ def test_the_kernels_limits(open_reader: Open, tmp_path: Path) -> None:
     write_cgroup(tmp_path, "/slurm/job_41", current=str(8 * GIB), max=str(10 * GIB), min=str(GIB))
     reading = read(open_reader())
     assert reading.limits == (
-        MemoryLimit("/slurm/job_41", GIB, 10 * GIB, 8 * GIB),
-        MemoryLimit("/slurm", 0, None, 9 * GIB),
+        CgroupLimit("/slurm/job_41", GIB, 10 * GIB, 8 * GIB),
+        CgroupLimit("/slurm", 0, None, 9 * GIB),
     )
     assert (reading.partition, reading.failed) == (None, ())
 
@@ -81,10 +81,10 @@ def test_a_new_holder_has_its_limit_at_the_next_sample(open_reader: Open, tmp_pa
     reader = open_reader()
     assert read(reader).limits == ()
     reader.cgroups = ("/a",)
-    assert read(reader, 1.0).limits == (MemoryLimit("/a", 0, 2, 1),)
+    assert read(reader, 1.0).limits == (CgroupLimit("/a", 0, 2, 1),)
     write_cgroup(tmp_path, "/a", current="3", max="4")
-    assert read(reader, 2.0).limits == (MemoryLimit("/a", 0, 2, 1),)
-    assert read(reader, SLOW_INTERVAL + 1).limits == (MemoryLimit("/a", 0, 4, 3),)
+    assert read(reader, 2.0).limits == (CgroupLimit("/a", 0, 2, 1),)
+    assert read(reader, SLOW_INTERVAL + 1).limits == (CgroupLimit("/a", 0, 4, 3),)
 
 
 def test_a_limit_of_our_own_is_a_partition(open_reader: Open, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_without_the_controller_the_driver_is_asked(standin_here: StandIn, open_
     """NVML's own limits are those of the cgroup's whole path; a cgroup without any is left out."""
     standin_here.device(0).limit("/sys/fs/cgroup/slurm/job_41", soft=GIB, hard=10 * GIB, used=8 * GIB)
     reading = read(open_reader())
-    assert reading.limits == (MemoryLimit("/slurm/job_41", GIB, 10 * GIB, 8 * GIB),)
+    assert reading.limits == (CgroupLimit("/slurm/job_41", GIB, 10 * GIB, 8 * GIB),)
 
 
 @pytest.mark.parametrize("code", [Code.FUNCTION_NOT_FOUND, Code.NOT_SUPPORTED])
@@ -126,4 +126,4 @@ def test_garbage_is_not_a_limit(open_reader: Open, tmp_path: Path) -> None:
     write_cgroup(tmp_path, "/", capacity=str(140 * GIB))
     write_cgroup(tmp_path, "/slurm/job_41", current="-1", max="x y z", min="?")
     (limit,) = read(open_reader()).limits or ()
-    assert limit == MemoryLimit("/slurm/job_41", 0, None, None)
+    assert limit == CgroupLimit("/slurm/job_41", 0, None, None)
