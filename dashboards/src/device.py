@@ -15,7 +15,7 @@ from dashboards.src.panels import (
     Json,
     Panel,
     Query,
-    if_empty,
+    counted,
     ledger_graph,
     stat,
     state_timeline,
@@ -456,8 +456,7 @@ def dashboard() -> Dashboard:
             Row(
                 "Holders",
                 [
-                    holders(CHOSEN_DEVICE, places=(), height=10),
-                    if_empty("Holders", height=10),
+                    *counted(holders(CHOSEN_DEVICE, places=(), height=10)),
                     holdings_over_time(),
                     holder_states(),
                     uncharged_memory(),
@@ -470,10 +469,8 @@ def dashboard() -> Dashboard:
             Row(
                 "What happened",
                 [
-                    failed_allocations(),
-                    if_empty("Why allocations failed", NO_AGENT, height=6),
-                    ended_holders(),
-                    if_empty("Holders that ended", height=7),
+                    *counted(failed_allocations(), NO_AGENT),
+                    *counted(ended_holders()),
                     freed_on_exit(),
                     xid_errors(),
                     overlap(),
@@ -482,8 +479,7 @@ def dashboard() -> Dashboard:
             Row(
                 "Reservations",
                 [
-                    reservations(),
-                    if_empty("Reserved for", NO_SCHEDULER, height=8),
+                    *counted(reservations(), NO_SCHEDULER),
                     held_without_reservation(),
                 ],
                 collapsed=True,

@@ -21,7 +21,7 @@ from dashboards.src.panels import (
     Column,
     Panel,
     Query,
-    if_empty,
+    counted,
     ledger_graph,
     stat,
     table,
@@ -30,10 +30,12 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     DEVICE_LABELS,
     HOLDING_LABELS,
+    NO_HISTORY,
     NO_SENSOR,
     NODE_LABELS,
     UNOWNED,
     UUID_LABELS,
+    WATCHING,
     demand_rate,
     filling_rate,
     gibibyte_hours,
@@ -197,17 +199,27 @@ def largest_wasted_holdings() -> Panel:
     )  # fmt: skip
 
 
+def watched_whole(at: str = "") -> str:
+    """Return how many devices answer on each watched node, now or at another moment."""
+    up = selector("vramledger_device_up")
+    status = selector("vramledger_node:exporter_status:code")
+    return f"(sum by ({NODE_LABELS}) ({up}{at}) and on ({NODE_LABELS}) {status}{at} == {WATCHING})"
+
+
 def changed() -> Panel:
+    compared = f"({watched_whole()} == {watched_whole(' offset $__range')})"
     held = selector("vramledger_owner:memory_held_bytes:sum")
-    now, then, week = (
-        f"sum by (owner_type, owner) ({held}{at})" for at in ("", " offset $__range", " offset 1w")
+    now, then = (
+        f"sum by (owner_type, owner) ({held}{at} and on ({NODE_LABELS}) {compared})"
+        for at in ("", " offset $__range")
     )
+    week = f"sum by (owner_type, owner) ({held} offset 1w)"
     change = f"(({now} or 0 * {then}) - ({then} or 0 * {now}))"
     return table(
         "Changed",
         "The ten owners whose memory has changed most between the beginning and the end of the time "
-        "range; and what they held at this hour a week ago. An empty cell: the owner held nothing then, "
-        "or nobody watched.",
+        "range, on the nodes that were watched with as many GPUs at both moments; and what they held at "
+        "this hour a week ago on all nodes. An empty cell: the owner held nothing then, or nobody watched.",
         Query(f"{change}\nand on (owner_type, owner) topk(10, abs({change}) > 2^20)"),
         Query(then),
         Query(now),
@@ -340,14 +352,11 @@ def dashboard() -> Dashboard:
             Row(
                 "Act now",
                 [
-                    firing_alert_table(width=13),
-                    if_empty("Firing alerts", alerting=True, height=8),
+                    *counted(firing_alert_table(width=13), alerting=True),
                     gaps(),
-                    growing(),
-                    if_empty("Growing", height=8),
+                    *counted(growing()),
                     *busy_without_work(),
-                    full_but_unused(),
-                    if_empty("Full but unused GPUs", NO_SENSOR, height=8),
+                    *counted(full_but_unused(), NO_SENSOR),
                 ],
             ),
             Row(
@@ -355,14 +364,13 @@ def dashboard() -> Dashboard:
                 [
                     waste("Waste by owner", "owner_type, owner", OWNER_COLUMN, OWNER_TYPE_COLUMN, width=13),
                     waste("Waste by team", "team", TEAM_COLUMN, width=11),
-                    largest_wasted_holdings(),
-                    if_empty("Waste"),
+                    *counted(largest_wasted_holdings()),
                     waste_over_time(),
                 ],
             ),
             Row(
                 "Capacity and change",
-                [capacity_by_model(), worst_nodes(), changed(), if_empty("Changed", height=8)],
+                [capacity_by_model(), worst_nodes(), *counted(changed(), NO_HISTORY)],
             ),
             Row("Over time", [ledger_over_time()]),
         ],

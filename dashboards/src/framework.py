@@ -11,7 +11,7 @@ from dashboards.src.panels import (
     Column,
     Panel,
     Query,
-    if_empty,
+    counted,
     stat,
     table,
     time_series,
@@ -20,6 +20,7 @@ from dashboards.src.queries import (
     DEVICE_LABELS,
     HOLDING_LABELS,
     NO_AGENT,
+    NO_NEED,
     NODE_LABELS,
     count_equal,
     holdings,
@@ -312,13 +313,12 @@ def dashboard() -> Dashboard:
             ),
             Row(
                 "Programs that hold more than they need",
-                [by_policy(), could_share(), hoarding_factors(), if_empty("Held beyond need", NO_AGENT)],
+                [by_policy(), could_share(), *counted(hoarding_factors(), NO_NEED)],
             ),
             Row(
                 "Fragmentation and caches",
                 [
-                    fragmentation(),
-                    if_empty("fragmentation, cache", NO_AGENT),
+                    *counted(fragmentation(), NO_AGENT),
                     unneeded_cache(),
                     torch_retries(),
                     torch_totals(),

@@ -19,7 +19,7 @@ from dashboards.src.panels import (
     Column,
     Panel,
     Query,
-    if_empty,
+    counted,
     ledger_graph,
     stat,
     table,
@@ -152,6 +152,13 @@ def processes() -> Panel:
     )  # fmt: skip
 
 
+def owners_alerts() -> Panel:
+    other_teams = selector("vramledger_owner:team:last", 'team!~"$team"')
+    return firing_alert_table(
+        CHOSEN_OWNER, 'owner!=""', but=f"unless on (cluster, instance, owner) {other_teams}", width=21
+    )
+
+
 def held_by_state() -> Panel:
     return ledger_graph(
         "Held, by state",
@@ -223,15 +230,13 @@ def dashboard() -> Dashboard:
             ),
             Row(
                 "GiB-hours",
-                [by_state(), if_empty("GiB-hours"), trend(), if_empty("Wasted, week by week", height=7)],
+                [*counted(by_state()), *counted(trend())],
             ),
             Row(
                 "Its processes",
                 [
-                    processes(),
-                    if_empty("Processes", height=10),
-                    firing_alert_table(CHOSEN_OWNER, width=21),
-                    if_empty("Firing alerts", alerting=True, height=8),
+                    *counted(processes()),
+                    *counted(owners_alerts(), alerting=True),
                 ],
             ),
             Row("Over time", [held_by_state(), held_by_owner()]),

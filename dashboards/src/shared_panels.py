@@ -25,7 +25,7 @@ from dashboards.src.panels import (
     Column,
     Panel,
     Query,
-    if_empty,
+    counted,
     stat,
     table,
     value_mapping,
@@ -212,11 +212,18 @@ def alert_counts(width: int = 8) -> Panel:
     )  # fmt: skip
 
 
-def firing_alert_table(*matchers: str, width: int = 24, height: int = 8) -> Panel:
-    """Make the table of firing alerts that the matchers choose, pages first, the oldest of them first."""
+def firing_alert_table(*matchers: str, but: str = "", width: int = 24, height: int = 8) -> Panel:
+    """Make the table of firing alerts, pages first, the oldest of them first.
+
+    Args:
+        matchers: choose among them.
+        but: an expression of those that are left out, begins with ``unless``.
+        width: in columns.
+        height: in rows.
+    """
     by = "alertname, cluster, job, instance, gpu, uuid, owner, pid, command"
     ranks = "\nor\n".join(
-        f"{rank} * max by ({by}) ({firing_alerts(_severity(severity), *matchers)} > bool 0)"
+        f"{rank} * max by ({by}) (({firing_alerts(_severity(severity), *matchers)} {but}) > bool 0)"
         for rank, severity in enumerate(SEVERITIES, 1)
     )
     return table(
@@ -320,8 +327,7 @@ def busy_without_work(*matchers: str) -> list[Panel]:
     since = selector("vramledger_process_busy_without_work_since_timestamp_seconds", *matchers)
     named = f"{holdings(*matchers)} * 0 + on ({HOLDING_LABELS}) group_left () {since}"
     power = selector("vramledger_device_power_watts")
-    return [
-        table(
+    shown = table(
             "Busy without work",
             "Holders that keep their GPU busy while it computes and moves nothing, as a collective does that "
             "waits for a lost rank; the ten that have waited longest. Their GPU says 100 % and draws little "
@@ -340,9 +346,8 @@ def busy_without_work(*matchers: str) -> list[Panel]:
                 GPU_COLUMN,
             ],
             sort="Value #A", ascending=True, rows_of="Value #A", width=21, height=6,
-        ),
-        if_empty("Busy without work", NO_COUNTERS, height=6),
-    ]  # fmt: skip
+        )  # fmt: skip
+    return counted(shown, NO_COUNTERS)
 
 
 def holders(*matchers: str, places: Sequence[Column] = (GPU_COLUMN,), height: int = 10) -> Panel:
