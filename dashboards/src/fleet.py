@@ -162,7 +162,7 @@ def waste(title: str, by: str, *first: Column, width: int) -> Panel:
         *(Query(grouped.format(gibibyte_hours(held, state_matcher(state)))) for state in states.values()),
         columns=[
             *first,
-            Column("Value #A", "Wasted", GIB_HOURS, bar=True, width=140),
+            Column("Value #A", "Wasted", GIB_HOURS, bar=True, width=125),
             *(
                 Column(f"Value #{chr(ord('B') + place)}", name, GIB_HOURS, width=78)
                 for place, name in enumerate(states)
@@ -254,10 +254,10 @@ def full_but_unused() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
             Column("Value #A", "Memory used", SHARE, bar=True),
-            Column("Value #B", "Utilisation", SHARE, width=110),
-            Column("Value #C", "Wasted", BYTES, width=110),
+            Column("Value #B", "Utilisation", SHARE, width=90),
+            Column("Value #C", "Wasted", BYTES, width=90),
         ],
-        sort="Value #A", rows_of="Value #A", width=21, height=8,
+        sort="Value #A", rows_of="Value #A", width=9, height=8,
     )  # fmt: skip
 
 
@@ -352,10 +352,10 @@ def dashboard() -> Dashboard:
             Row(
                 "Act now",
                 [
-                    *counted(firing_alert_table(width=13), alerting=True),
-                    gaps(),
+                    *counted(firing_alert_table(width=21), alerting=True),
                     *counted(growing()),
                     *busy_without_work(),
+                    gaps(),
                     *counted(full_but_unused(), NO_SENSOR),
                 ],
             ),

@@ -209,7 +209,7 @@ def fragmentation() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", width=12, height=9,
+        sort="Value #A", rows_of="Value #A", width=21, height=8,
     )  # fmt: skip
 
 
@@ -229,7 +229,7 @@ def unneeded_cache() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value", width=9, height=9,
+        sort="Value", width=9, height=8,
     )  # fmt: skip
 
 
@@ -243,7 +243,7 @@ def pools_by_framework() -> Panel:
         "it.",
         Query(total("pool"), "{{framework}} pool"),
         Query(total("in_use"), "{{framework}} in use"),
-        unit=BYTES, absent=WITHOUT_AGENT,
+        unit=BYTES, absent=WITHOUT_AGENT, width=8,
     )  # fmt: skip
 
 
@@ -254,7 +254,7 @@ def torch_totals() -> Panel:
         "Over all programs: memory taken from the driver, used by live tensors, the same "
         "with what streams may still use, and requested before rounding.",
         *(Query(f"sum({selector(f'vramledger_torch_{name}_bytes')})", name) for name in names),
-        unit=BYTES, absent=NO_TORCH,
+        unit=BYTES, absent=NO_TORCH, width=8,
     )  # fmt: skip
 
 
@@ -277,7 +277,7 @@ def private_pools() -> Panel:
         "Private pools of torch",
         "Memory in private pools, such as those of CUDA graphs.",
         Query(f"sum({selector('vramledger_torch_private_pools_bytes')})", "private pools"),
-        unit=BYTES, absent=NO_TORCH,
+        unit=BYTES, absent=NO_TORCH, width=8,
     )  # fmt: skip
 
 
@@ -288,7 +288,7 @@ def collector_runs() -> Panel:
         "Runs in a second, of the ten programs with the most. Tensors in reference cycles stay until a "
         "run, so a long time without one looks like a leak.",
         Query(ten_largest(runs, f"{NODE_LABELS}, pid"), "{{instance}}: {{pid}}"),
-        unit="cps", absent=WITHOUT_AGENT, named=True,
+        unit="cps", absent=WITHOUT_AGENT, named=True, width=24,
     )  # fmt: skip
 
 
@@ -319,12 +319,11 @@ def dashboard() -> Dashboard:
                 "Fragmentation and caches",
                 [
                     *counted(fragmentation(), NO_AGENT),
-                    unneeded_cache(),
+                    *counted(unneeded_cache(), NO_AGENT),
                     torch_retries(),
-                    torch_totals(),
                 ],
             ),
-            Row("Over time", [pools_by_framework(), private_pools()]),
+            Row("Over time", [pools_by_framework(), torch_totals(), private_pools()]),
             Row("Garbage collector", [collector_runs()], collapsed=True),
         ],
     )

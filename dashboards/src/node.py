@@ -173,9 +173,9 @@ def failed_allocations() -> Panel:
         columns=[
             OWNER_COLUMN,
             OWNER_TYPE_COLUMN,
-            Column("framework", "Framework", width=110),
+            Column("framework", "Framework", width=90),
             Column("Value #A", "Newest", "dateTimeFromNow", width=130),
-            Column("Value #B", "Failed", COUNT, width=80),
+            Column("Value #B", "Failed", COUNT, width=65),
         ],
         sort="Value #A", rows_of="Value #A", width=9, height=8,
     )  # fmt: skip

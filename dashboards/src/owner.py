@@ -132,13 +132,13 @@ def by_state() -> Panel:
             OWNER_COLUMN,
             OWNER_TYPE_COLUMN,
             TEAM_COLUMN,
-            Column("Value #A", "Held", GIB_HOURS, bar=True),
+            Column("Value #A", "Held", GIB_HOURS, bar=True, width=140),
             *(
-                Column(f"Value #{chr(ord('E') + place)}", name, GIB_HOURS, width=110)
+                Column(f"Value #{chr(ord('E') + place)}", name, GIB_HOURS, width=85)
                 for place, name in enumerate(states)
             ),
-            Column("Value #B", "Wasted", GIB_HOURS, bar=True),
-            Column("Value #C", "GPU-hours wasted", COUNT, width=95),
+            Column("Value #B", "Wasted", GIB_HOURS, bar=True, width=140),
+            Column("Value #C", "GPU-hours wasted", COUNT, width=85),
             Column("Value #D", "Cost", COUNT, width=80),
         ],
         sort="Value #A", rows_of="Value #A", width=21, height=9,

@@ -41,6 +41,10 @@ GOOD, BAD, PLAIN = GRAFANA["active"], GRAFANA["orphaned"], "text"
 BYTES, SHARE, COUNT, SECONDS, TIME_AGO = "bytes", "percentunit", "short", "s", "dateTimeFromNow"
 GIB_HOURS = "suffix: GiB·h"
 EMPTY_CELL = "-"
+_SMALL = 5
+"""Columns in which two figures of the usual size are broken into lines."""
+COUNT_TITLE = "Count"
+"""The title of the figure beside a table: a longer one is cut off."""
 TEXT = "string"
 """The unit of labels."""
 NODE_LEGEND = "{{instance}}"
@@ -154,7 +158,7 @@ def stat(
     body["options"] = {
         "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
         "textMode": "auto" if len(queries) == 1 else "value_and_name", "wideLayout": True,
-        "text": {"titleSize": 13, "valueSize": 24},
+        "text": {"titleSize": 13, "valueSize": 20 if len(queries) > 1 and width <= _SMALL else 24},
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     }  # fmt: skip
     return Panel(body, width, height)
@@ -170,10 +174,10 @@ def counted(shown: Panel, source: int | None = None, *, alerting: bool = False) 
     """
     every = re.sub(r"\b(?:topk|bottomk)\(\d+,", "(", shown.body["targets"][0]["expr"])
     count = stat(
-        f"{shown.body['title']}: count",
-        "How many there are, also those that the table leaves out. If there are none, it says why. None: "
-        "there is nothing to report. No rules: they are not loaded. No agent, need, sensor, counters or "
-        "scheduler: what the table shows is not known on the chosen nodes. Not watched then: nothing is "
+        COUNT_TITLE,
+        "How many the table beside it has, also those that it leaves out. If there are none, it says why. "
+        "None: there is nothing to report. No rules: they are not loaded. No agent, need, sensor, counters "
+        "or scheduler: what the table shows is not known on the chosen nodes. Not watched then: nothing is "
         "known of the beginning. No driver: no chosen node's driver answers. No exporter: none is known.",
         Query(row_count(every, source, alerting=alerting)),
         unit=COUNT, absent="no exporter", mappings=[WHY_EMPTY], width=3, height=shown.height,

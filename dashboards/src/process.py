@@ -219,7 +219,7 @@ def neighbours() -> Panel:
             OWNER_COLUMN,
             STATE_COLUMN,
             Column("Value #A", "Holds", BYTES, bar=True),
-            Column("Value #B", "Peak", BYTES, width=110),
+            Column("Value #B", "Peak", BYTES, width=75),
             GPU_COLUMN,
         ],
         sort="Value #A", rows_of="Value #A", width=9, height=7,

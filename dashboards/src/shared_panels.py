@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dashboards.src.dashboard import (
     link_to_device,
@@ -57,11 +58,11 @@ from dashboards.src.queries import (
 from vramledger.views.colours import GRAFANA
 
 NODE_COLUMN = Column("instance", "Node", link=link_to_node())
-GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=60)
+GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=50)
 OWNER_COLUMN = Column("owner", "Owner", link=link_to_owner())
 OWNER_TYPE_COLUMN = Column("owner_type", "Kind", width=85)
 TEAM_COLUMN = Column("team", "Team", link=link_to_team(), width=100)
-PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=85)
+PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=70)
 PROGRAM_COLUMN = Column("command", "Program")
 FRAMEWORK_COLUMNS = (
     Column("framework", "Framework", width=105),
@@ -70,18 +71,18 @@ FRAMEWORK_COLUMNS = (
 
 FIRST_STEPS = {
     "active": "none",
-    "idle": "ask its user; else vramledger end",
-    "stopped": "ask its user; kill -CONT continues it",
-    "orphaned": "ask its user; else vramledger end",
-    "zombie": "vramledger end",
-    "stuck": "drain the node, reset the GPU",
-    "dead": "reset the GPU, or drain the node",
+    "idle": "ask its user, or end it",
+    "stopped": "ask, or continue it",
+    "orphaned": "ask its user, or end it",
+    "zombie": "end it",
+    "stuck": "drain, reset the GPU",
+    "dead": "reset the GPU, or drain",
     "unknown": "run vramledger doctor",
 }
-"""What to do first about a holder, by its state."""
+"""What to do first about a holder, by its state; a longer text pushes the GPU off the page."""
 STEPS = value_mapping({state: (FIRST_STEPS[state], "text") for state in STATES})
-STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=90)
-STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=235)
+STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=80)
+STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=160)
 SINCE = "Since"
 WORKS = value_mapping({0: ("no", GRAFANA["orphaned"]), 1: ("yes", GOOD)})
 SEVERITIES = ("page", "warning", "info")
@@ -127,7 +128,7 @@ def _partly_blind() -> str:
     )
 
 
-def gaps(width: int = 8) -> Panel:
+def gaps(width: int = 12) -> Panel:
     """Make the table of nodes of which something is not seen, and why."""
     names = {
         DOWN: "exporter down",
@@ -276,6 +277,8 @@ def holdings_table(
     since = selector("vramledger_process:state_since_timestamp_seconds:last")
     worked = selector("vramledger_process_last_active_timestamp_seconds")
     of_those = f"and on ({HOLDING_LABELS}) ({chosen})"
+    sm = Column("Value #C", "SM", SHARE, width=50)
+    several_nodes = NODE_COLUMN in places  # then there is no room for all
     most = f"max by ({by}) ({selector('vramledger_process_uncharged_memory_max_bytes')})"
     return table(
         title, description,
@@ -289,24 +292,28 @@ def holdings_table(
         Query(f"sum by ({by}) ({uncharged()} {of_those})"),
         Query(f"({most} - on ({by}) sum by ({by}) ({uncharged()}) > {_SHOWN}) {of_those}"),
         columns=[
-            *columns,
+            *(replace(column, width=_TEXT_WIDTHS.get(column.field, column.width)) for column in columns),
             STATE_COLUMN,
-            Column("grade", "Evidence", width=85),
-            Column("Value #B", SINCE, TIME_AGO, width=110),
-            Column("Value #A", "Holds", BYTES, bar=True, width=130),
-            Column("Value #H", "Uncharged", BYTES, width=90),
-            Column("Value #I", "Perhaps more", BYTES, width=90),
-            Column("Value #F", "Needs", BYTES, width=85),
-            Column("Value #E", "Grows", "Bps", width=90),
-            Column("Value #C", "SM", SHARE, width=65),
-            Column("Value #D", "Last work", TIME_AGO, width=110),
-            Column("Value #G", "Orphan works", COUNT, mappings=[WORKS], width=80),
+            Column("grade", "Evidence", width=75),
+            Column("Value #B", SINCE, TIME_AGO, width=118),
+            Column("Value #A", "Holds", BYTES, bar=True, width=110),
+            Column("Value #F", "Needs", BYTES, width=75),
+            Column("Value #E", "Grows", "Bps", width=80),
+            *([] if several_nodes else [sm]),
+            Column("Value #D", "Last work", TIME_AGO, width=118),
             STEP_COLUMN,
             *places,
+            *([sm] if several_nodes else []),
+            Column("Value #H", "Uncharged", BYTES, width=90),
+            Column("Value #I", "Perhaps more", BYTES, width=90),
+            Column("Value #G", "Orphan works", COUNT, mappings=[WORKS], width=80),
         ],
         sort="Value #A", rows_of="Value #A", width=width, height=height,
     )  # fmt: skip
 
+
+_TEXT_WIDTHS = {"command": 100, "owner": 110, "pid": 70}
+"""Pixels of texts in a table that is wider than its panel: without a width they would shrink to nothing."""
 
 _SHOWN = 64 * 2**20
 """Bytes below which a range is noise."""
@@ -315,7 +322,8 @@ HOLDERS_SAY = (
     "The largest holders, with their state, its evidence and since when. Holds: what NVML charges to the "
     "process and what is certainly its own besides. Uncharged: the second part alone, which is managed "
     "memory or memory whose creator has ended. Perhaps more: what it can have of the bytes that one of "
-    "several holders has; they are in no holder's figure. Needs: the highest need of the program, where its "
+    "several holders has; they are in no holder's figure. First step: to end it, use vramledger end; to "
+    "continue it, kill -CONT. Needs: the highest need of the program, where its "
     "agent reports it. Grows: the rise of the minimum within 15 minutes. An empty cell is not known; in the "
     "state unknown, the exporter cannot see the process."
 )

@@ -69,9 +69,9 @@ def value(
     engine: Engine, dashboard: str, panel: str, ref: str = "A", **chosen: str
 ) -> list[dict[str, object]]:
     """Return labels and value of the current result of one query of a panel."""
-    (found,) = [each for each in panels(load_dashboards()[dashboard]) if each["title"] == panel]
-    (target,) = [each for each in found["targets"] if each["refId"] == ref]
-    series = ask(engine, substitute_variables(target["expr"], **chosen), instant=True, span=SPAN)
+    series = ask(
+        engine, substitute_variables(_expr(dashboard, panel, ref), **chosen), instant=True, span=SPAN
+    )
     return [{**each["metric"], "value": float(each["value"][1])} for each in series]
 
 
@@ -468,7 +468,11 @@ def _total(rows: list[dict[str, object]]) -> float:
 
 
 def _expr(dashboard: str, panel: str, ref: str = "A") -> str:
-    (found,) = [each for each in panels(load_dashboards()[dashboard]) if each["title"] == panel]
+    """Return a query of a panel; for ``X: count`` that of the figure beside the table X."""
+    title, beside, _ = panel.partition(": count")
+    listed = [*panels(load_dashboards()[dashboard])]
+    (place,) = [place for place, each in enumerate(listed) if each["title"] == title]
+    found = listed[place + bool(beside)]
     (target,) = [each for each in found["targets"] if each["refId"] == ref]
     return str(target["expr"])
 
