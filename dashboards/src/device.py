@@ -399,10 +399,12 @@ def device_annotations() -> list[Json]:
     memory = device_selector("vramledger_process_memory_bytes", 'pid!="other"')
     errors = device_selector("vramledger_device_xid_errors_total")
     up = device_selector("vramledger_device_up")
+    ooms = device_selector("vramledger_torch_ooms_total")
     return [
         annotation(
             "Out of memory", GRAFANA["dead"],
-            f"increase({device_selector('vramledger_torch_ooms_total')}[1m]) > 0",
+            # A program that tries again all the time would shade the whole graph.
+            f"increase({ooms}[1m]) > 0 unless increase({ooms}[30m] offset 1m) > 0",
             "out of memory", "pid {{pid}} on GPU {{gpu}} of {{instance}}",
         ),
         annotation(

@@ -55,7 +55,7 @@ def exporter_states() -> Panel:
 
 def longest_sample() -> Panel:
     return stat(
-        "Longest sample",
+        "Sample time",
         "Duration of the slowest node's newest sample. It should stay well below the "
         "sampling interval, 1 s by default.",
         Query(f"max({selector('vramledger_sample_duration_seconds')})"), unit=SECONDS, width=3,
@@ -64,7 +64,7 @@ def longest_sample() -> Panel:
 
 def longest_scrape() -> Panel:
     return stat(
-        "Longest scrape",
+        "Scrape time",
         "How long Prometheus waited for the slowest page. A page never waits for a GPU.",
         Query(f"max({selector('scrape_duration_seconds')})"), unit=SECONDS, width=3,
     )  # fmt: skip

@@ -35,7 +35,7 @@ from dashboards.src.shared_panels import (
     OWNER_COLUMN,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
-    exporters,
+    exporters_by_status,
 )
 from vramledger.views.colours import GRAFANA
 
@@ -303,7 +303,7 @@ def dashboard() -> Dashboard:
             Row(
                 "Now",
                 [
-                    exporters(),
+                    exporters_by_status(),
                     agents_reporting(),
                     need_known(),
                     held_beyond_need(),

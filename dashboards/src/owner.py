@@ -45,7 +45,7 @@ from dashboards.src.shared_panels import (
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
     TEAM_COLUMN,
-    exporters,
+    exporters_by_status,
     firing_alert_table,
     holdings_table,
 )
@@ -226,7 +226,14 @@ def dashboard() -> Dashboard:
         [
             Row(
                 "Now",
-                [exporters(), held_now(), active_share(), could_be_freed(), wasted_in_range(), cost()],
+                [
+                    exporters_by_status(),
+                    held_now(),
+                    active_share(),
+                    could_be_freed(),
+                    wasted_in_range(),
+                    cost(),
+                ],
             ),
             Row(
                 "GiB-hours",

@@ -251,7 +251,7 @@ def time_series(
         ]
     legend = (
         {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull", "max"], "sortBy": "Last *",
-         "sortDesc": True, "width": 330}
+         "sortDesc": True, "width": 360}
         if named
         else {"displayMode": "list", "placement": "bottom", "calcs": []}
     )  # fmt: skip

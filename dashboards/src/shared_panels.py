@@ -82,7 +82,7 @@ FIRST_STEPS = {
 """What to do first about a holder, by its state; a longer text pushes the GPU off the page."""
 STEPS = value_mapping({state: (FIRST_STEPS[state], "text") for state in STATES})
 STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=80)
-STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=160)
+STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=150)
 SINCE = "Since"
 WORKS = value_mapping({0: ("no", GRAFANA["orphaned"]), 1: ("yes", GOOD)})
 SEVERITIES = ("page", "warning", "info")
@@ -167,6 +167,20 @@ def exporters() -> Panel:
     )  # fmt: skip
 
 
+def exporters_by_status() -> Panel:
+    """Make the indicator of a dashboard about several nodes: one that is down says nothing about the others."""
+    status = exporter_status()
+    return stat(
+        "Exporters",
+        "Nodes that are watched, and those that are not. The figures below are of the watched nodes alone. "
+        "A click shows which, and why.",
+        Query(f"count({status} == {WATCHING}) or 0 * count({status})", "watched"),
+        Query(f"count({status} != {WATCHING}) or 0 * count({status})", "not watched"),
+        unit=COUNT, absent="no exporter is known", links=[link_to_exporter_health()],
+        colours={"watched": GRAFANA["active"], "not watched": GRAFANA["dead"]},
+    )  # fmt: skip
+
+
 def active_share(about: str) -> Panel:
     """Make the figure of the share of held memory in active use; ``about`` describes it on its dashboard."""
     return stat(
@@ -206,7 +220,7 @@ def alert_counts(width: int = 8) -> Panel:
                 f"count({firing_alerts(_severity(severity))}) or {rules_heartbeat()}",
                 severity,
             )
-            for severity in ("page", "warning")
+            for severity in SEVERITIES
         ),
         unit=COUNT, absent="the alerting rules are not loaded",
         colours={"page": GRAFANA["dead"], "warning": GRAFANA["idle"]}, width=width, height=3,
@@ -234,7 +248,7 @@ def firing_alert_table(*matchers: str, but: str = "", width: int = 24, height: i
         Query(f"bottomk(50, {ranks})"),
         Query(f"min by ({by}) ({alerts_since(*matchers)})"),
         columns=[
-            Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=85),
+            Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=105),
             Column("alertname", "Alert", link=link_to_runbook(), width=235),
             Column("Value #B", SINCE, TIME_AGO, width=120),
             NODE_COLUMN,
@@ -295,12 +309,12 @@ def holdings_table(
             *(replace(column, width=_TEXT_WIDTHS.get(column.field, column.width)) for column in columns),
             STATE_COLUMN,
             Column("grade", "Evidence", width=75),
-            Column("Value #B", SINCE, TIME_AGO, width=118),
+            Column("Value #B", SINCE, TIME_AGO, width=124),
             Column("Value #A", "Holds", BYTES, bar=True, width=110),
             Column("Value #F", "Needs", BYTES, width=75),
             Column("Value #E", "Grows", "Bps", width=80),
             *([] if several_nodes else [sm]),
-            Column("Value #D", "Last work", TIME_AGO, width=118),
+            Column("Value #D", "Last work", TIME_AGO, width=124),
             STEP_COLUMN,
             *places,
             *([sm] if several_nodes else []),

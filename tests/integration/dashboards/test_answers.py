@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -461,6 +462,27 @@ def test_a_failed_scrape_ends_no_holder_and_makes_no_xid_new(engine: Engine) -> 
 
 
 _NOW: dict[str, Any] = {"instant": True, "span": SPAN}
+
+
+def test_the_count_of_alerts_is_the_sum_by_severity(engine: Engine) -> None:
+    """The figures by severity and the table beside them have the same alerts."""
+    rows = value(engine, "vramledger-fleet", "Firing alerts: count")
+    severities = [value(engine, "vramledger-fleet", "Alerts", ref)[0] for ref in "ABC"]
+
+    assert _total(rows) == _total(severities)
+
+
+def test_marks_of_failures_do_not_cover_the_graph(engine: Engine) -> None:
+    """A program that fails again and again is marked where it begins to: Grafana shades unbroken marks."""
+    marks = {each["name"]: each for each in load_dashboards()["vramledger-device"]["annotations"]["list"]}
+    for name in ("Out of memory", "Holders that ended", "XID errors"):
+        found = ask(engine, substitute_variables(marks[name]["expr"]), instant=False, span=SPAN)
+
+        assert found, name
+        for series in found:
+            moments = [at for at, _ in series["values"]]
+            unbroken = sum(later - at == database.STEP for at, later in itertools.pairwise(moments))
+            assert unbroken <= 2, (name, series["metric"])
 
 
 def _total(rows: list[dict[str, object]]) -> float:
