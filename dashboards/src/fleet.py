@@ -15,6 +15,7 @@ from dashboards.src.panels import (
     BYTES,
     COUNT,
     GIB_HOURS,
+    ROUNDED,
     SECONDS,
     SHARE,
     TIME_AGO,
@@ -156,15 +157,15 @@ def waste(title: str, by: str, *first: Column, width: int) -> Panel:
     wasted = grouped.format(gibibyte_hours("vramledger_owner:memory_wasted_bytes:rate4m"))
     return table(
         title,
-        "GiB-hours within the time range. Wasted is without orphans that still work. The table is empty "
-        "if nothing was wasted, or if the recording rules are not loaded.",
+        "GiB-hours within the time range, wasted ones and those by state. Wasted is without orphans that "
+        "still work. The table is empty if nothing was wasted, or if the recording rules are not loaded.",
         Query(f"topk(10, {wasted} > 0)"),
         *(Query(grouped.format(gibibyte_hours(held, state_matcher(state)))) for state in states.values()),
         columns=[
             *first,
             Column("Value #A", "Wasted", GIB_HOURS, bar=True, width=125),
             *(
-                Column(f"Value #{chr(ord('B') + place)}", name, GIB_HOURS, width=78)
+                Column(f"Value #{chr(ord('B') + place)}", name, ROUNDED, width=75)
                 for place, name in enumerate(states)
             ),
         ],

@@ -12,8 +12,8 @@ from dashboards.src.dashboard import (
 )
 from dashboards.src.panels import (
     BYTES,
-    COUNT,
     GIB_HOURS,
+    ROUNDED,
     RULES_MISSING,
     SHARE,
     Column,
@@ -102,7 +102,7 @@ def cost() -> Panel:
         "Hours of whole GPUs whose memory was wasted within the time range, times the chosen price of a "
         "GPU-hour.",
         Query(f"$price * sum({gpu_hours_wasted(*CHOSEN)}) or {NO_WASTE}"),
-        unit=COUNT, absent=RULES_MISSING, colour=GRAFANA["idle"],
+        unit=ROUNDED, absent=RULES_MISSING, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
@@ -134,12 +134,12 @@ def by_state() -> Panel:
             TEAM_COLUMN,
             Column("Value #A", "Held", GIB_HOURS, bar=True, width=140),
             *(
-                Column(f"Value #{chr(ord('E') + place)}", name, GIB_HOURS, width=85)
+                Column(f"Value #{chr(ord('E') + place)}", name, ROUNDED, width=85)
                 for place, name in enumerate(states)
             ),
             Column("Value #B", "Wasted", GIB_HOURS, bar=True, width=140),
-            Column("Value #C", "GPU-hours wasted", COUNT, width=85),
-            Column("Value #D", "Cost", COUNT, width=80),
+            Column("Value #C", "GPU-hours wasted", ROUNDED, width=85),
+            Column("Value #D", "Cost", ROUNDED, width=80),
         ],
         sort="Value #A", rows_of="Value #A", width=21, height=9,
     )  # fmt: skip

@@ -168,7 +168,7 @@ def exporters() -> Panel:
 
 
 def exporters_by_status() -> Panel:
-    """Make the indicator of a dashboard about several nodes: one that is down says nothing about the others."""
+    """Make the indicator of a dashboard about several nodes: one that is down is not all of them."""
     status = exporter_status()
     return stat(
         "Exporters",

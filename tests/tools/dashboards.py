@@ -86,7 +86,7 @@ def _example(answer: Answer, unit: str, mapped: Mapping[str, str]) -> str:
         shown = f"{value:.1%}"
     elif unit == "dateTimeFromNow":
         shown = f"{value / 1000:,.0f} s of the simulation"
-    elif unit not in ("short", ""):
+    elif unit not in ("none", "short", ""):
         shown += f" {unit.removeprefix('suffix: ')}"
     labels = [f"{key} {text}" for key, text in answer.labels.items() if key not in ("job", "uuid")]
     return shown + (f" ({', '.join(labels)})" if labels else "")

@@ -21,7 +21,7 @@ DASHBOARDS = load_dashboards()
 EACH = pytest.mark.parametrize("uid", list(DASHBOARDS))
 
 UNITS = {
-    *("bytes", "percentunit", "short", "s", "celsius", "watt", "hertz", "Bps", "cps", "string"),
+    *("bytes", "percentunit", "none", "short", "s", "celsius", "watt", "hertz", "Bps", "cps", "string"),
     *("dateTimeFromNow", "suffix: GiB·h"),
 }
 """Units from Grafana's list that we use, and one of our own."""
