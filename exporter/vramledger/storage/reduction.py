@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from vramledger.model.agent_report import Agent
 from vramledger.model.reading import DeviceReading, ProcessFacts, Reading, agent_plain
 
 _HARDWARE = (
@@ -68,14 +69,16 @@ def reduce_reading(reading: Reading) -> dict[str, Any]:
     if reading.events:
         plain["events"] = [each._replace(time=round(each.time, 2)) for each in reading.events]
     plain["collectors"] = {name: (ok, 0.0) for name, (ok, _) in reading.collectors.items()}
-    if reading.agents:
-        plain["agents"] = [agent_plain(each) for each in reading.agents]
-        plain["allocations"] = {
-            place: figures.pop("allocations")
-            for place, figures in _counting(plain["agents"])
-            if "allocations" in figures
-        }
-    return plain
+    return {**plain, **_agents(reading.agents)}
+
+
+def _agents(agents: Iterable[Agent]) -> dict[str, Any]:
+    """Return reports of agents, and apart from them the counts that change each second."""
+    reports = [agent_plain(each) for each in agents]
+    counts = {
+        place: figures.pop("allocations") for place, figures in _counting(reports) if "allocations" in figures
+    }
+    return {"agents": reports, "allocations": counts} if reports else {}
 
 
 def expand_reading(value: Mapping[str, Any], time: float) -> dict[str, Any]:

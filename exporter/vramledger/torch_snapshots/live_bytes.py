@@ -6,7 +6,7 @@ backwards from the end, and the bytes from before the recording show as a consta
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from vramledger.torch_snapshots.sites import site_frame
@@ -49,38 +49,15 @@ def live_bytes(snapshot: AllocationSnapshot, device: int, *, most: int = 8) -> L
     if not changes:
         return None
     base = sum(block.size for block in snapshot.blocks if block.device == device) - sum(
-        size for _, _, size in changes
+        each.size for each in changes
     )
-    peaks: dict[Frame | None, int] = {}
-    live: dict[Frame | None, int] = {}
-    for _, key, size in changes:
-        live[key] = live.get(key, 0) + size
-        peaks[key] = max(peaks.get(key, 0), live[key])
-    largest = sorted((key for key in peaks if key is not None), key=lambda key: -peaks[key])[:most]
-    names: list[Frame | str] = [*largest, REST, BEFORE]
-    index = {name: number for number, name in enumerate(names)}
+    names: list[Frame | str] = [*_largest_sites(changes, most), REST, BEFORE]
     timed = all(event.time is not None for event in events)
     times = [(event.time or 0.0) if timed else float(number) for number, event in enumerate(events)]
     start, end = min(times), max(times)
-    now = [0] * len(names)
-    now[-1] = max(0, base)
     last = max(1, min(POINTS, len(events)))
     moments = [start + (end - start) * step / last for step in range(last + 1)]
-    points: list[list[int]] = []
-    applied = 0
-    for moment in moments:
-        # A picture must keep the highest total within a step.
-        top = list(now)
-        while applied < len(changes) and times[changes[applied][0]] <= moment:
-            _, key, size = changes[applied]
-            slot = len(names) - 1 if key is None else index.get(key, len(names) - 2)
-            now[slot] = max(0, now[slot] + size)
-            if sum(now) > sum(top):
-                top = list(now)
-            applied += 1
-        points.append(top)
-    if points:
-        points[-1] = list(now)
+    points = list(_points(changes, times, moments, names, base))
     bands = tuple((name, tuple(point[number] for point in points)) for number, name in enumerate(names))
     return LiveBytes(
         device,
@@ -90,19 +67,73 @@ def live_bytes(snapshot: AllocationSnapshot, device: int, *, most: int = 8) -> L
     )
 
 
-def _changes(events: Iterable[AllocationEvent]) -> list[tuple[int, Frame | None, int]]:
-    """Return (number of the event, line, bytes) for what was allocated and freed, in order.
+class _Change(NamedTuple):
+    """What an event has allocated, or freed where ``size`` is negative; ``site`` is None if not known."""
+
+    event: int
+    site: Frame | None
+    size: int
+
+
+def _largest_sites(changes: Iterable[_Change], most: int) -> list[Frame]:
+    """Return the sites with the highest peaks, the highest first."""
+    peaks: dict[Frame, int] = {}
+    live: dict[Frame, int] = {}
+    for _, site, size in changes:
+        if site is not None:
+            live[site] = live.get(site, 0) + size
+            peaks[site] = max(peaks.get(site, 0), live[site])
+    return sorted(peaks, key=lambda site: -peaks[site])[:most]
+
+
+def _points(
+    changes: Sequence[_Change],
+    times: Sequence[float],
+    moments: Sequence[float],
+    names: Sequence[Frame | str],
+    base: int,
+) -> Iterator[list[int]]:
+    """Yield the bytes of each name: at each moment the highest total since the one before, at last the last.
+
+    The two last names are those of all other sites, and of what is not known.
+    """
+    slots = {name: number for number, name in enumerate(names)}
+    rest, before = len(names) - 2, len(names) - 1
+    now = [0] * len(names)
+    now[before] = max(0, base)
+    applied = 0
+    for moment in moments[:-1]:
+        # A picture must keep the highest total within a step.
+        top = list(now)
+        while applied < len(changes) and times[changes[applied].event] <= moment:
+            _apply(changes[applied], now, slots, rest, before)
+            applied += 1
+            if sum(now) > sum(top):
+                top = list(now)
+        yield top
+    for change in changes[applied:]:
+        _apply(change, now, slots, rest, before)
+    yield now
+
+
+def _apply(change: _Change, now: list[int], slots: Mapping[Frame | str, int], rest: int, before: int) -> None:
+    slot = before if change.site is None else slots.get(change.site, rest)
+    now[slot] = max(0, now[slot] + change.size)
+
+
+def _changes(events: Iterable[AllocationEvent]) -> list[_Change]:
+    """Return what was allocated and freed, in order.
 
     Only ``free_completed`` frees memory: before it, and after ``free_requested``, another stream still uses
     the memory. A recording may leave out ``free_requested``, as our agent's recordings do.
     """
-    found: list[tuple[int, Frame | None, int]] = []
+    found: list[_Change] = []
     alive: dict[int, tuple[Frame | None, int]] = {}
     for number, event in enumerate(events):
         if event.action == "alloc":
             alive[event.address] = site_frame(event.stack), event.size
-            found.append((number, *alive[event.address]))
+            found.append(_Change(number, *alive[event.address]))
         elif event.action == "free_completed":
             key, size = alive.pop(event.address, (None, event.size))
-            found.append((number, key, -size))
+            found.append(_Change(number, key, -size))
     return found

@@ -25,7 +25,7 @@ STEP = 30.0
 
 
 def replaced(past: StoredPast) -> StoredPast:
-    """End an exporter, and return the next one, which goes on from the newest state and the readings since."""
+    """End an exporter, and return the next one, which goes on from what is stored."""
     past.end()
     newer = StoredPast(past.path, past.host)
     head, _, content = answer(newer.archive, {"ask": RESTORE}).partition(b"\n")
