@@ -22,6 +22,7 @@ from vramledger.errors import StartupError
 from vramledger.model.reading import MemoryReading, ProcessUtilization, decode
 from vramledger.storage.archive import Archive, open_directory
 from vramledger.storage.moments import compute
+from vramledger.storage.protocol import HEADER, STATUS
 from vramledger.storage.reduction import expand_reading, reduce_reading
 from vramledger.storage.segments import READING
 
@@ -360,3 +361,16 @@ def test_what_is_left_out_of_a_reading_is_made_again(tmp_path: Path, reserved: i
     assert found.devices[0].memory == device.memory
     rows = found.devices[0].process_utilization or ()
     assert [(each.pid, each.time) for each in rows] == [(4711, EPOCH - 3000.0), (1, EPOCH - 3000.0)]
+
+
+def test_the_first_bytes_are_not_reported_as_none(tmp_path: Path) -> None:
+    """As soon as something is on the disk, its size and its time are in the report."""
+    past = StoredPast(tmp_path, small())
+    past.process.measure()
+    past.sample()
+    past.process.receive(b"Q", b"{}")
+    statuses = [json.loads(each[HEADER.size :]) for each in past.messages if each[:1] == STATUS]
+    (tail,) = statuses[-1:]
+    assert tail["stored"] == 1
+    assert tail["size"] > 0
+    assert (tail["oldest"], tail["newest"]) == (EPOCH, EPOCH)
