@@ -6,7 +6,7 @@ backwards from the end, and the bytes from before the recording show as a consta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -76,37 +76,14 @@ def live_bytes(
     if not changes:
         return None
     base = sum(block.size for block in snapshot.blocks if block.device == device) - sum(
-        size for _, _, size in changes
+        change.size for change in changes
     )
-    peaks: dict[Key, int] = {}
-    live: dict[Key, int] = {}
-    for _, key, size in changes:
-        live[key] = live.get(key, 0) + size
-        peaks[key] = max(peaks.get(key, 0), live[key])
-    largest = sorted((key for key in peaks if key is not None), key=lambda key: -peaks[key])[:most]
-    names: list[Frame | str] = [*largest, REST, BEFORE]
-    index = {name: number for number, name in enumerate(names)}
+    names: list[Frame | str] = [*_largest(changes, most), REST, BEFORE]
     times, timed = event_times(events)
     start, end = min(times), max(times)
-    now = [0] * len(names)
-    now[-1] = max(0, base)
     last = max(1, min(POINTS, len(events)))
     moments = [start + (end - start) * step / last for step in range(last + 1)]
-    points: list[list[int]] = []
-    applied = 0
-    for moment in moments:
-        # A picture must keep the highest total within a step.
-        top = list(now)
-        while applied < len(changes) and times[changes[applied][0]] <= moment:
-            _, key, size = changes[applied]
-            slot = len(names) - 1 if key is None else index.get(key, len(names) - 2)
-            now[slot] = max(0, now[slot] + size)
-            if sum(now) > sum(top):
-                top = list(now)
-            applied += 1
-        points.append(top)
-    if points:
-        points[-1] = list(now)
+    points = list(_points(changes, times, moments, names, base))
     bands = tuple((name, tuple(point[number] for point in points)) for number, name in enumerate(names))
     return LiveBytes(
         device,
@@ -130,10 +107,64 @@ def event_times(events: Sequence[AllocationEvent]) -> tuple[list[float], bool]:
     return [float(number) for number in range(len(events))], False
 
 
+class _Change(NamedTuple):
+    """What an event has allocated, or freed where ``size`` is negative; ``key`` is what it is counted to."""
+
+    event: int
+    key: Key
+    size: int
+
+
+def _largest(changes: Iterable[_Change], most: int) -> list[Frame | str]:
+    """Return what has the highest peaks, the highest first."""
+    peaks: dict[Frame | str, int] = {}
+    live: dict[Frame | str, int] = {}
+    for _, key, size in changes:
+        if key is not None:
+            live[key] = live.get(key, 0) + size
+            peaks[key] = max(peaks.get(key, 0), live[key])
+    return sorted(peaks, key=lambda key: -peaks[key])[:most]
+
+
+def _points(
+    changes: Sequence[_Change],
+    times: Sequence[float],
+    moments: Sequence[float],
+    names: Sequence[Frame | str],
+    base: int,
+) -> Iterator[list[int]]:
+    """Yield the bytes of each name: at each moment the highest total since the one before, at last the last.
+
+    The two last names are those of everything else, and of what is not known.
+    """
+    slots = {name: number for number, name in enumerate(names)}
+    rest, before = len(names) - 2, len(names) - 1
+    now = [0] * len(names)
+    now[before] = max(0, base)
+    applied = 0
+    for moment in moments[:-1]:
+        # A picture must keep the highest total within a step.
+        top = list(now)
+        while applied < len(changes) and times[changes[applied].event] <= moment:
+            _apply(changes[applied], now, slots, rest, before)
+            applied += 1
+            if sum(now) > sum(top):
+                top = list(now)
+        yield top
+    for change in changes[applied:]:
+        _apply(change, now, slots, rest, before)
+    yield now
+
+
+def _apply(change: _Change, now: list[int], slots: Mapping[Frame | str, int], rest: int, before: int) -> None:
+    slot = before if change.key is None else slots.get(change.key, rest)
+    now[slot] = max(0, now[slot] + change.size)
+
+
 def _changes(
     events: Iterable[AllocationEvent], key_of: Callable[[AllocationEvent], Key], sizes: Mapping[int, int]
-) -> list[tuple[int, Key, int]]:
-    """Return (number of the event, what it is counted to, bytes) for what was allocated and freed, in order.
+) -> list[_Change]:
+    """Return what was allocated and freed, in order.
 
     Only ``free_completed`` frees memory: before it, and after ``free_requested``, another stream still uses
     the memory. A recording may leave out ``free_requested``, as our agent's recordings do.
@@ -142,16 +173,16 @@ def _changes(
     lives at the end counts with the ``sizes`` of its block, by address. Otherwise this rest would seem to be
     older than the recording (2 MiB of 346 in a training on an H200 that was recorded from its start).
     """
-    found: list[tuple[int, Key, int]] = []
+    found: list[_Change] = []
     alive: dict[int, tuple[Key, int, int]] = {}
     for number, event in enumerate(events):
         if event.action == "alloc":
             key = key_of(event)
             alive[event.address] = key, event.size, len(found)
-            found.append((number, key, event.size))
+            found.append(_Change(number, key, event.size))
         elif event.action == "free_completed":
             key, size, _ = alive.pop(event.address, (None, event.size, 0))
-            found.append((number, key, -size))
-    for address, (key, size, place) in alive.items():
-        found[place] = (found[place][0], key, sizes.get(address, size))
+            found.append(_Change(number, key, -size))
+    for address, (_, size, place) in alive.items():
+        found[place] = found[place]._replace(size=sizes.get(address, size))
     return found
