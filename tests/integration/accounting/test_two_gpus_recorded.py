@@ -18,7 +18,7 @@ from tests.support.host.model import GIB, MIB
 from tests.support.judging import imbalances
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import Reading
-from vramledger.model.snapshot import Snapshot
+from vramledger.model.snapshot import Snapshot, State
 from vramledger.sampling.replay import read_recording
 
 HOME = Path(__file__).parents[2] / "recordings" / "two-gpus"
@@ -98,3 +98,58 @@ def test_what_a_killed_program_left_is_named(look: Look) -> None:
     """Memory of a killed program is named after it, with the processes of any GPU that can have it."""
     device = replay("sharing").at(look.at).devices[0]
     assert [(each.pid, each.pids) for each in device.left] == [(look.creator, look.able)]
+
+
+def busy_without_work(name: str) -> dict[tuple[int, int], set[float]]:
+    """Return by GPU and pid since when a holder is said to be busy without work, each time."""
+    said: dict[tuple[int, int], set[float]] = {}
+    readings, snapshots = replay(name, 30.0)
+    for reading, snapshot in zip(readings, snapshots, strict=True):
+        for device in snapshot.devices:
+            for each in device.holdings:
+                if each.busy_without_work_since is not None:
+                    since = each.busy_without_work_since - reading.time + reading.monotonic
+                    said.setdefault((device.reading.index, each.pid), set()).add(round(since))
+    return said
+
+
+STOPPED_AT, KILLED_AT, CONTINUED_AT = 235.4, 366.0, 378.4
+"""When a rank was stopped, the other job was killed, and the stopped rank was continued; monotonic."""
+
+
+def test_a_hang_names_the_ranks_that_wait_and_only_them() -> None:
+    """Of two jobs a rank was stopped or stuck in Python: the other two ranks wait for them."""
+    said = busy_without_work("hangs")
+    assert said.keys() == {(0, 1171), (1, 1179)}
+    assert all(since - STOPPED_AT == pytest.approx(0, abs=2) for times in said.values() for since in times)
+
+
+def test_the_end_of_another_job_on_the_gpu_does_not_hide_a_hang() -> None:
+    """A rank goes on to be busy without work, since the same moment, when its neighbour is killed."""
+    held = replay("hangs", 30.0).at(KILLED_AT + 10).devices[0].holdings
+    before = replay("hangs", 30.0).at(KILLED_AT - 1).devices[0].holdings
+    since = {each.pid: each.busy_without_work_since for each in before}
+    assert since[1171] is not None
+    assert [(each.pid, each.busy_without_work_since) for each in held] == [(1171, since[1171])]
+
+
+def test_a_hang_that_is_over_is_not_said_any_more() -> None:
+    """Within 3 s of the continued rank's work nothing is busy without work."""
+    for device in replay("hangs", 30.0).at(CONTINUED_AT + 3).devices:
+        assert [each.busy_without_work_since for each in device.holdings] == [None]
+
+
+def test_healthy_ranks_are_not_said_to_hang() -> None:
+    """Ranks wait up to 12 s for a checkpoint, an evaluation, data or a request, and not for minutes."""
+    assert busy_without_work("waits") == {}
+
+
+def test_a_rank_that_waits_is_never_idle() -> None:
+    """No rank of a healthy job is idle, at any threshold above its waits, at any grade."""
+    states = {
+        each.state
+        for snapshot in replay("waits", 20.0).snapshots
+        for device in snapshot.devices
+        for each in device.holdings
+    }
+    assert states == {State.ACTIVE}
