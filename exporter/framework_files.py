@@ -55,6 +55,10 @@ def _framework() -> dict[str, Any]:
         "properties": {
             "framework": {"enum": list(REPORTING_FRAMEWORKS), "description": "The name of the framework."},
             "title": {"type": "string", "description": "The same as its makers write it."},
+            "ordinal": {
+                "type": ["integer", "null"],
+                "description": "The framework's own number of this device; null when it did not give one.",
+            },
             "categories": {
                 "type": "object",
                 "properties": categories,
@@ -70,7 +74,7 @@ def _framework() -> dict[str, Any]:
                 if name not in POOL_FIGURES
             },
         },
-        "required": ["framework", "title", "categories", *POOL_FIGURES],
+        "required": ["framework", "title", "ordinal", "categories", *POOL_FIGURES],
     }
 
 

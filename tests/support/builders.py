@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from vramledger.accounting.ledger import balance
+from vramledger.accounting.ledger import balance, system_bytes
 from vramledger.accounting.owner_usage import Charge, DeviceUsage
 from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
 from vramledger.agent_protocol.messages import CATEGORIES
@@ -25,6 +25,7 @@ from vramledger.model.reading import (
     HiddenHolder,
     LaunchCount,
     MemoryReading,
+    NodeMemory,
     ParentFacts,
     ProcessEntry,
     ProcessFacts,
@@ -44,6 +45,7 @@ from vramledger.model.snapshot import (
     UndividedBytes,
 )
 
+GIB = 2**30
 MIB = 2**20
 NOW = 1_790_000_000.25
 TOTAL = 143_771 * MIB
@@ -160,6 +162,21 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
     return DeviceSnapshot(
         reading, True, ledger, used, held, hidden, xids or {}, owner_usage=owners, undivided=undivided
     )
+
+
+def coherent_device(index: int = 7) -> DeviceSnapshot:
+    """Make a GH200 on which the operating system holds 5 GiB of its own."""
+    held = holding(107, 10 * GIB)
+    node = NodeMemory(1, TOTAL - RESERVED, TOTAL - RESERVED - 15 * GIB, 3 * GIB, GIB, GIB)
+    memory = MemoryReading(TOTAL, TOTAL - RESERVED - 15 * GIB, 15 * GIB, RESERVED)
+    ordinary = device(index, [held], name="NVIDIA GH200 480GB", unattributed=5 * GIB)
+    reading = replace(
+        ordinary.reading, memory=memory, memory_kind="coherent", node=node, addressing_mode="ats"
+    )
+    ledger = balance(memory, [(held.state, 10 * GIB)], system=system_bytes(reading))
+    charge = Charge(held.pid, held.start, ("user", "ada"), held.state, held.held, held.wasted)
+    owners = DeviceUsage(0).update([charge], ledger, 0.0, 5.0)
+    return replace(ordinary, reading=reading, ledger=ledger, owner_usage=owners)
 
 
 def process(

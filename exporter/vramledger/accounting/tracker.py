@@ -33,7 +33,7 @@ from vramledger.accounting.devices import (
 from vramledger.accounting.ghost import GhostWatch
 from vramledger.accounting.holding import HoldingState
 from vramledger.accounting.holding_table import HoldingTable
-from vramledger.accounting.ledger import balance
+from vramledger.accounting.ledger import balance, system_bytes
 from vramledger.accounting.out_of_memory import OomCounter
 from vramledger.accounting.owner_usage import UNKNOWN, Charge, Key, UsageTracker
 from vramledger.accounting.pid_reuse import classify_reused
@@ -294,6 +294,8 @@ class HoldingTracker:
             lists = [held.get(uuid) for uuid in group]
             if device.uuid != group[0] or None in lists or sample.reading.host_pid_namespace is False:
                 continue
+            if device.memory_kind is not None:
+                continue  # the operating system uses this memory too, so nobody is named for the rest
             everybody = [(uuid, each) for uuid, some in zip(group, lists, strict=True) for each in some or ()]
             ledger = _balanced(device, [each for _, each in everybody], blind=False)
             if ledger is None or device.error is not None:
@@ -562,7 +564,8 @@ def _balanced(
     if undivided is not None:
         uncharged.append((undivided.state, undivided.bytes))
     charged = ((each.state, each.memory or 0) for each in holdings)
-    return balance(device.memory, charged, blind=blind, uncharged=uncharged)
+    system = system_bytes(device)
+    return balance(device.memory, charged, blind=blind, uncharged=uncharged, system=system)
 
 
 def _with_uncharged(uuid: str, holdings: Sequence[Holding], found: PoolResult) -> tuple[Holding, ...]:

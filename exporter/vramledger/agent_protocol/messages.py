@@ -58,6 +58,9 @@ OOM_VERDICTS = ("too_big", "fragmented", "hoarded", "leaking", "unknown")
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
 """What PyTorch's live tensors are for."""
 
+SNAPSHOT_KEY = "vramledger"
+"""The key in a snapshot file under which the agent adds what PyTorch does not know."""
+
 # --- the environment of a program that has an agent --------------------------------------------------
 
 ENABLE_VARIABLE = "VRAMLEDGER_AGENT"
@@ -67,6 +70,8 @@ SOCKET_VARIABLE = "VRAMLEDGER_AGENT_SOCKET"
 INTERVAL_VARIABLE = "VRAMLEDGER_AGENT_INTERVAL"
 CONSENT_VARIABLE = "VRAMLEDGER_AGENT_CONSENT"
 REPORTS_VARIABLE = "VRAMLEDGER_AGENT_REPORTS"
+FROM_START_VARIABLE = "VRAMLEDGER_AGENT_SNAPSHOT_FROM_START"
+"""The value ``1`` starts a recording of the allocator's history before the first allocation."""
 
 
 def make_request(name: str, **arguments: object) -> dict[str, object]:

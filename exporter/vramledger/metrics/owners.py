@@ -46,7 +46,8 @@ OWNER_FREED = Family(
     "NVML's used memory and process lists some seconds later.",
     "owner",
     source="NVML's process lists, and the used memory of nvmlDeviceGetMemoryInfo before and after",
-    absent="before the owner has held memory on the device",
+    absent="before the owner has held memory on the device; and where the operating system manages the "
+    "memory and keeps pages after a program's end",
 )
 OWNER_NOT_FREED = Family(
     PREFIX + "owner_memory_not_freed_bytes_total",
@@ -142,7 +143,8 @@ def collect(snapshot: Snapshot) -> Collected:
             ]
             if account.wasted_byte_seconds is not None:
                 wasted_seconds.append((labels, account.wasted_byte_seconds))
-            freed.append((labels, account.freed))
+            if account.freed is not None:
+                freed.append((labels, account.freed))
             not_freed.append((labels, account.not_freed))
         dropped.append((key, device.owner_usage.dropped))
         uncounted.append((key, device.owner_usage.uncounted))

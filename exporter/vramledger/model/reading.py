@@ -47,6 +47,31 @@ class MemoryReading(NamedTuple):
     reserved: int | None
 
 
+COHERENT, UNIFIED = "coherent", "unified"
+"""The kinds of memory that the operating system manages: a device's own as a NUMA node (GH200, GB200, GB300),
+and the host's, which a device without memory of its own uses (GB10, Jetson)."""
+
+
+class NodeMemory(NamedTuple):
+    """The memory of a NUMA node, bytes, as the kernel counts it.
+
+    Attributes:
+        node: its number.
+        total: all of it that the kernel manages.
+        free: what nobody uses.
+        file: the page cache, shared memory and tmpfs.
+        anonymous: ordinary memory of programs.
+        kernel: the kernel's own, as far as it counts it: slabs, stacks and page tables.
+    """
+
+    node: int
+    total: int
+    free: int
+    file: int
+    anonymous: int
+    kernel: int
+
+
 class ProcessEntry(NamedTuple):
     """One pid that NVML lists on a device, the maximum over its lists.
 
@@ -327,7 +352,12 @@ class DeviceReading:
         divided: True for a GPU in MIG mode: its instances hold the memory, it has no ledger itself.
         error: None when the device answered; otherwise why not (``lost``, ``timeout``, ``failed``).
         duration: seconds spent in NVML for this device.
-        memory: None when NVML does not report it (unified memory, a divided GPU).
+        memory: None when NVML does not report it (a divided GPU). Of unified memory it is the host's: free is
+            what a program could take (``MemAvailable``).
+        memory_kind: ``coherent`` or ``unified`` (:data:`COHERENT`), None for ordinary memory.
+        node: the memory of the NUMA node that a coherent device is, None when it could not be read.
+        addressing_mode: ``none``, ``hmm`` or ``ats``: how the device reaches the memory of programs; None if
+            the driver does not report it.
         processes: the holders of memory; None when the query failed, empty when there are none.
         utilization: ``gpu`` and ``memory`` as ratios over the driver's last sampling period; before Hopper
             also ``gpu_peak``, the highest ``gpu`` of all periods since the previous reading.
@@ -357,6 +387,9 @@ class DeviceReading:
     error: str | None = None
     duration: float = 0.0
     memory: MemoryReading | None = None
+    memory_kind: str | None = None
+    node: NodeMemory | None = None
+    addressing_mode: str | None = None
     processes: tuple[ProcessEntry, ...] | None = None
     utilization: Mapping[str, float] | None = None
     process_utilization: tuple[ProcessUtilization, ...] | None = None
@@ -377,6 +410,8 @@ class DeviceReading:
             gpu_instance=self.gpu_instance,
             compute_instance=self.compute_instance,
             divided=self.divided,
+            memory_kind=self.memory_kind,
+            addressing_mode=self.addressing_mode,
             error=error,
         )
 
@@ -509,6 +544,8 @@ def agent_plain(agent: Agent) -> list[Any]:
 def _device(raw: dict[str, Any]) -> DeviceReading:
     if raw.get("memory") is not None:
         raw["memory"] = MemoryReading(*raw["memory"])
+    if raw.get("node") is not None:
+        raw["node"] = NodeMemory(*raw["node"])
     if raw.get("processes") is not None:
         raw["processes"] = tuple(ProcessEntry(*entry) for entry in raw["processes"])
     if raw.get("process_utilization") is not None:

@@ -165,7 +165,9 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A device's ledger, bytes: total = free + driver_reserved + sum(states) + unattributed, exactly.
+    """A device's ledger, bytes; total is exactly the sum of the parts.
+
+    The parts are free, driver_reserved, operating_system, the states and unattributed.
 
     Attributes:
         total: all memory of the device.
@@ -174,7 +176,11 @@ class Ledger:
         states: bytes of the holdings by state, minus the overlap; every state is present.
         unattributed: used by no process that NVML lists, and by none that can be named.
         overlap: the excess of the sum of the holdings over used.
-        uncharged: bytes that NVML charges to no process; all that is not unattributed is among the states.
+        uncharged: bytes that NVML charges to no process; all that is not unattributed is among the states, or
+            the operating system's.
+        operating_system: what the operating system holds for itself and for programs that NVML does not list,
+            and pages that it or the driver keeps after a program's end; None where it does not manage the
+            memory.
     """
 
     total: int
@@ -184,6 +190,7 @@ class Ledger:
     unattributed: int
     overlap: int
     uncharged: int = 0
+    operating_system: int | None = None
 
     @property
     def used(self) -> int:
@@ -201,7 +208,8 @@ class OwnerUsage(NamedTuple):
         byte_seconds: bytes times seconds so far, by state.
         wasted_byte_seconds: bytes held without any work (:attr:`Holding.wasted`) times seconds so far; None
             for an owner that has wasted nothing.
-        freed: bytes that were freed when its holdings ended.
+        freed: bytes that were freed when its holdings ended; None where the operating system manages the
+            memory, which keeps pages after a program's end.
         not_freed: bytes that were not freed then.
     """
 
@@ -210,7 +218,7 @@ class OwnerUsage(NamedTuple):
     held: Mapping[State, int]
     byte_seconds: Mapping[State, float]
     wasted_byte_seconds: float | None
-    freed: int
+    freed: int | None
     not_freed: int
 
 

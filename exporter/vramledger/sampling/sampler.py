@@ -35,6 +35,7 @@ from vramledger.readers.hosts.hidden_holders import HiddenSearch
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.libraries import names_framework
 from vramledger.readers.hosts.managed_memory import ManagedMemoryReader
+from vramledger.readers.hosts.system_memory import SystemMemory
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver, check_access
 from vramledger.readers.nvml.hardware import HARDWARE_METRICS
@@ -147,7 +148,7 @@ class Sampler:
         self._driver = driver
         self._host = host
         self._finished: queue.SimpleQueue[_DeviceThread] = queue.SimpleQueue()
-        readers = driver.readers(config.collectors)
+        readers = driver.readers(config.collectors, SystemMemory(host.root, config.rootfs))
         self._threads = [_DeviceThread(reader, self._finished) for reader in readers]
         self._device_count = driver.device_count()
         self._last_recount = time.monotonic()

@@ -168,6 +168,15 @@ def write_entry(kind: str, time: float, patch: Any) -> bytes:  # noqa: ANN401 JS
     return json.dumps({"k": kind, "t": round(time, 3), "p": patch}, separators=(",", ":")).encode()
 
 
+def read_head(line: bytes) -> tuple[str, float]:
+    """Return kind and time of a line that :func:`write_entry` wrote, without reading the rest.
+
+    Raises:
+        ValueError: it is another line.
+    """
+    return line[_KIND_AT : _KIND_AT + 1].decode("latin-1"), float(line[_TIME_AT : line.index(b",", _TIME_AT)])
+
+
 def copy_lines(file: int, writer: SegmentWriter) -> None:
     """Copy all whole lines of a segment that may end anywhere.
 
@@ -183,6 +192,8 @@ def copy_lines(file: int, writer: SegmentWriter) -> None:
 
 _KIND_AT = len('{"k":"')
 """Where a line that :func:`write_entry` wrote has its kind."""
+
+_TIME_AT = len('{"k":"r","t":')
 
 
 def _lines(file: int, *, finished: bool) -> Iterator[bytes]:

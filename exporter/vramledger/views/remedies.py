@@ -10,9 +10,11 @@ from collections.abc import Mapping
 
 from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME
 from vramledger.model.policy import NO_POLICY, Policy
+from vramledger.model.reading import UNIFIED
 from vramledger.model.snapshot import DeviceSnapshot, Holding, ProcessSnapshot, State
 from vramledger.model.uncharged_memory import beyond_contexts
 
+_GIB = 2**30
 _END_IT = "`vramledger end --pid {pid}`"
 """A dry run: it says what it would end and why, and how to do it. Who copies a hint ends nothing by that."""
 
@@ -107,6 +109,26 @@ def about_unattributed(device: DeviceSnapshot) -> str | None:
         pids = ", ".join(map(str, able[:5]))
         return f"{what} Hidden processes that may hold it: pid {pids}. End them when their users agree."
     return f"{what} No hidden process has the device open: it is the driver's own, or was not freed."
+
+
+def about_operating_system(device: DeviceSnapshot) -> str | None:
+    """Explain what the operating system holds of a device's memory; None when it holds nothing there."""
+    if device.ledger is None or not device.ledger.operating_system:
+        return None
+    if device.reading.memory_kind == UNIFIED:
+        return (
+            "This GPU uses the host's memory. These bytes are those of the kernel and of programs that NVML "
+            "does not list. What the kernel can take back from its caches counts as free."
+        )
+    node = device.reading.node
+    text = (
+        "The operating system manages this GPU's memory as a NUMA node; no GPU program is charged for these."
+    )
+    if node is None:
+        return f"{text} What the kernel uses them for is not readable here."
+    parts = {"page cache": node.file, "memory of programs": node.anonymous, "the kernel's own": node.kernel}
+    named = ", ".join(f"{what} {size / _GIB:.2f} GiB" for what, size in parts.items())
+    return f"{text} The kernel counts: {named}. Pages that stay after a program's end are the rest."
 
 
 def _tried(device: DeviceSnapshot) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vramledger.model.policy import UNKNOWN, Policy
-from vramledger.model.reading import ProcessFacts
+from vramledger.model.reading import UNIFIED, ProcessFacts
 from vramledger.model.snapshot import DeviceSnapshot, Holding, LeftBytes, Snapshot, State, UndividedBytes
 from vramledger.printable import printable
-from vramledger.views.remedies import remedy
+from vramledger.views.remedies import about_operating_system, remedy
 
 _GIB = 1024.0**3
 _SHOWN = 128 * 2**20
@@ -118,6 +118,8 @@ def _ledger_lines(device: DeviceSnapshot) -> Iterator[str]:
     parts = [f"used {gib(ledger.used)} of {gib(ledger.total)}", f"free {gib(ledger.free)}"]
     if ledger.driver_reserved is not None:
         parts.append(f"driver {gib(ledger.driver_reserved)}")
+    if ledger.operating_system is not None:
+        parts.append(f"operating system {gib(ledger.operating_system)}")
     if device.blind:
         parts.append(f"unknown {gib(ledger.states[State.UNKNOWN])}")
     else:
@@ -125,12 +127,15 @@ def _ledger_lines(device: DeviceSnapshot) -> Iterator[str]:
     if ledger.overlap:
         parts.append(f"overlap {gib(ledger.overlap)}")
     yield "  " + " · ".join(parts)
+    if (about := about_operating_system(device)) is not None:
+        yield f"  operating system: {about}"
     if device.undivided is not None:
         yield f"  undivided: {undivided_text(device.undivided)}"
     for each in device.left:
         yield f"  left behind: {printable(left_text(each))}"
     if device.memory_counted_under is not None:
-        yield f"  this memory is that of its GPU instance, shared with {device.memory_counted_under}"
+        whose = "the host's" if device.reading.memory_kind == UNIFIED else "that of its GPU instance"
+        yield f"  this memory is {whose}, shared with {device.memory_counted_under}"
 
 
 def undivided_text(undivided: UndividedBytes) -> str:

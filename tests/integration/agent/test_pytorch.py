@@ -402,7 +402,7 @@ def test_an_unusual_optimizer(place: Path, exporter: FakeExporter) -> None:
     code = STEPS + textwrap.dedent("""
         print([count.bytes for count in steps.counts.values()], steps.categories(0, 10**6) is not None)
         steps.after_step(Unreferable())
-        print(worker.errors, steps._hook_handle is not None, steps.categories(0, 10**6))
+        print(worker.errors, bool(steps._hook_handles), steps.categories(0, 10**6))
     """)
     out = finish(start(BEGINNING + code, environment(place, FAKE))).splitlines()
 

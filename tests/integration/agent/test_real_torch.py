@@ -91,7 +91,7 @@ def test_counts_what_the_optimizer_knows(place: Path) -> None:
         model(torch.ones(1, 1000)).sum().backward()
         optimizer.step()
         print(optimizer_steps.count_bytes(optimizer), sorted(
-            sum(tensor.nbytes for tensor in optimizer_steps._state_tensors(state))
+            sum(tensor.nbytes for tensor in optimizer_steps.state_tensors(state))
             for state in optimizer.state.values()
         ))
     """)  # fmt: skip

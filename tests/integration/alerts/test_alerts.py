@@ -427,6 +427,18 @@ CASES = [
         "VramLedgerWebConfigNotReloaded-w",
     ),
     Case(
+        "storage-failing",
+        Node(extra={"vramledger_storage_up{NODE}": 0}),
+        10.5,
+        "VramLedgerStorageFailing-w",
+    ),
+    Case(
+        "storage-that-was-full-for-a-moment",
+        Node(extra={"vramledger_storage_up{NODE}": lambda m: 0 if 2 <= m < 9 else 1}),
+        30,
+        "",
+    ),
+    Case(
         "rules-failing",
         Node(extra={FAILING.format("vramledger-growth"): lambda m: m}),
         11,

@@ -111,6 +111,7 @@ def exporter_boundaries(t: Thresholds) -> list[Boundary]:
             Boundary(rule, "set", with_extra(flag, 1), with_extra(flag, changing_at(5, 1, 0)), 5)
             for rule, flag in (
                 ("VramLedgerAgentSocketDown-warning", "vramledger_agent_socket_up{NODE}"),
+                ("VramLedgerStorageFailing-warning", "vramledger_storage_up{NODE}"),
                 (
                     "VramLedgerWebConfigNotReloaded-warning",
                     "vramledger_web_config_last_reload_successful{NODE}",

@@ -106,6 +106,7 @@ MASKED = {
 HARMLESS = set(
     "Reading.driver_version Reading.cuda_version Reading.unseen Reading.collectors"
     " DeviceReading.name DeviceReading.pci_bus_id DeviceReading.mig_profile DeviceReading.error"
+    " DeviceReading.memory_kind DeviceReading.addressing_mode"
     " DeviceReading.utilization DeviceReading.activity DeviceReading.hardware DeviceReading.failed"
     " ProcessEntry.kinds"
     " ProcessRow.state"

@@ -181,7 +181,8 @@ def test_age_and_size_are_limited(tmp_path: Path) -> None:
     past.process.end()
     assert len(past.archive.names()) == 4
     limited = Archive(past.directory, "machine-1", size=20_000, clock=lambda: EPOCH + past.now)
-    size, oldest = limited.keep_house()
+    limited.keep_house()
+    size, oldest = limited.usage()
     assert size <= 20_000
     assert oldest is not None
     assert oldest > EPOCH

@@ -21,6 +21,7 @@ from vramledger.agent.torch.counters import (
 from vramledger.agent.torch.custom_allocators import custom_allocators
 from vramledger.agent.torch.leak_detector import LeakDetector
 from vramledger.agent.torch.optimizer_steps import OptimizerSteps
+from vramledger.agent.torch.recording import recording
 
 NATIVE = "native"
 
@@ -59,6 +60,7 @@ class TorchAllocator:
         self._first_steps: dict[int, LeakDetector] = {}
         self._optimizer_steps = optimizer_steps
         if self.supported:
+            recording.used_devices = lambda: tuple(self.used) if self.may_read() else ()
             optimizer_steps.note_step = lambda: self.note_step(tuple(self.used))
 
     def update(self) -> None:
@@ -136,6 +138,10 @@ class TorchAllocator:
     def categories(self, ordinal: int, allocated: int | None) -> dict[str, int] | None:
         """Return what a device's allocated bytes are for; None before the first optimizer step on it."""
         return self._optimizer_steps.categories(ordinal, allocated)
+
+    def keeps_gradients(self) -> bool | None:
+        """Return whether gradients live from step to step; None while that is not known."""
+        return self._optimizer_steps.keeps_gradients
 
     def device_entry(self, ordinal: int) -> dict[str, object]:
         """Return what the report has about one device."""

@@ -78,6 +78,8 @@ def _current_graph_task_id() -> int:
 
 
 def _cuda_init() -> None:
+    if allocators:
+        return
     torch.called("cuInit")
     allocators.extend(Allocator() for _ in range(int(os.environ.get("FAKE_TORCH_DEVICES", "2"))))
 
