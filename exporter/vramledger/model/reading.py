@@ -442,6 +442,7 @@ class Reading:
         waits: the holders' threads that sleep in the driver, as the newest search found them.
         launches: what was counted of quiet holders; the exporter adds it to what the sampler read.
         managed: the mappings of holders on devices with bytes that NVML charges to nobody, as last read.
+        cpu: pid and CPU seconds since its start, of each holder that is not alone on its devices.
         hidden: result of the last complete search for hidden holders, None before the first.
         hidden_unreadable: processes that this search may not look into, None before the first.
         schedulers: the schedulers of this host and what they assigned when last read; empty without any.
@@ -473,6 +474,7 @@ class Reading:
     waits: tuple[DriverWait, ...] = ()
     launches: tuple[LaunchCount, ...] = ()
     managed: tuple[ManagedMappings, ...] = ()
+    cpu: tuple[tuple[int, float], ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
     hidden_unreadable: int | None = None
     schedulers: tuple[Scheduler, ...] = ()
@@ -503,6 +505,7 @@ def decode(line: bytes | str) -> Reading:
         raw["facts"] = tuple(_facts(facts) for facts in raw.get("facts", ()))
         raw["waits"] = tuple(DriverWait(*wait) for wait in raw.get("waits", ()))
         raw["launches"] = tuple(LaunchCount(*count) for count in raw.get("launches", ()))
+        raw["cpu"] = tuple((int(pid), float(seconds)) for pid, seconds in raw.get("cpu", ()))
         raw["managed"] = tuple(ManagedMappings(*each) for each in raw.get("managed", ()))
         raw["events"] = tuple(XidEvent(*event) for event in raw.get("events", ()))
         raw["collectors"] = {
