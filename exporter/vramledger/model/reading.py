@@ -364,9 +364,10 @@ class DeviceReading:
         process_utilization: the rows that are new since the previous reading, at most one a process; None
             when the query failed or is not supported, empty when no process ran since.
         activity: the means of GPM's counters since the previous reading that had them: ``seconds`` (the time
-            that they cover), the busy shares ``graphics``, ``sm``, ``occupancy``, ``integer``, ``tensor``,
-            ``fp64``, ``fp32``, ``fp16``, ``dram`` and ``video`` (the busiest engine) as ratios, and
-            ``pcie_transmit``, ``pcie_receive``, ``nvlink_transmit``, ``nvlink_receive`` in bytes a second;
+            that they cover), the busy shares ``sm``, ``occupancy``, ``integer``, ``tensor``, ``fp64``,
+            ``fp32``, ``fp16``, ``dram``, ``video`` (the busiest engine) and, of an instance, ``graphics`` as
+            ratios, and ``pcie_transmit``, ``pcie_receive``, ``nvlink_transmit``, ``nvlink_receive`` in bytes a
+            second;
             empty in the first reading, None when the query failed, and before Hopper. ``sm`` is exactly 0 if
             and only if no kernel ran.
         hardware: further readings by the key that :data:`vramledger.metrics.hardware.HARDWARE` declares; a
