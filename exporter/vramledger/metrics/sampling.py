@@ -143,7 +143,8 @@ SNAPSHOT_FAMILIES = (
         "device_info",
         _device_info,
         "Identity of the device, from NVML: product, PCI address, driver, device file number, for a MIG "
-        "instance its GPU, profile, ids and place; and the kind of its memory: dedicated, coherent or unified.",
+        "instance its GPU, profile, ids and place; and the kind of its memory: dedicated, coherent or "
+        "unified.",
         *(*DEVICE, "name", "pci_bus_id", "driver_version", "cuda_version", "minor", "parent_uuid"),
         *(
             "mig_profile",
