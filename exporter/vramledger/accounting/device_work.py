@@ -135,6 +135,8 @@ class DeviceWorkTracker:
             unknown=late or (device.process_utilization is None and not at_rest),
             clients_unknown=late or not at_rest,
             clients=_mps_clients(device, servers),
+            # Rows and rates are means of some seconds: they go on for a sample or two after the work.
+            busy=bool(rate) if counted is None else counted.kernels or counted.other,
         )
 
     def _record_span(

@@ -41,7 +41,7 @@ from vramledger.accounting.pid_reuse import classify_reused
 from vramledger.accounting.processes import ProcessTracker
 from vramledger.accounting.sample import DeviceSample, Sample
 from vramledger.accounting.states import Quiet, StateVerdict
-from vramledger.accounting.uncharged import MemoryPool, PoolHolder, PoolResult, UnchargedTracker
+from vramledger.accounting.uncharged import MemoryPool, PoolHolder, PoolMoment, PoolResult, UnchargedTracker
 from vramledger.config import OWNERS_MAX
 from vramledger.model.reading import (
     FAILURE_REASONS,
@@ -307,11 +307,11 @@ class HoldingTracker:
                 holders = tuple(self._pool_holder(uuid, each, bounds, sample) for uuid, each in everybody)
                 hidden = _hidden_users(device, sample.reading)
                 pools.append(MemoryPool(device.uuid, ledger, holders, hidden))
+        all_held = held.values() if pools else ()
+        all_holders = frozenset((each.pid, each.start) for some in all_held for each in some or ())
         found |= self._uncharged.update(
             pools,
-            sample.monotonic,
-            sample.time,
-            sample.longest_gap,
+            PoolMoment(sample.monotonic, sample.time, sample.longest_gap, all_holders),
             lambda uuid, holding: self._pool_holder(uuid, holding, bounds, sample),
         )
         for pool in pools:

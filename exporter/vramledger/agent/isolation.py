@@ -209,11 +209,8 @@ async def _call_in_thread(
 ) -> Any:  # noqa: ANN401 any result
     import asyncio
 
-    try:
-        return await asyncio.to_thread(child.call, function, arguments, named, timeout)
-    except asyncio.CancelledError:
-        child.kill()  # which ends the thread as well
-        raise
+    # If the task is cancelled, the caller ends the child, and the thread with it.
+    return await asyncio.to_thread(child.call, function, arguments, named, timeout)
 
 
 class _Child:
@@ -281,7 +278,7 @@ class _Child:
         raise raised from ChildTraceback(text)
 
     def _receive(self, deadline: float | None, timeout: float | None) -> bytes:
-        """Return the child's next word, an empty one if it has ended."""
+        """Return the child's next message, or an empty one if the child has ended."""
         seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not connection.wait([self._pipe, self._process.sentinel], seconds_left):
             self.kill()

@@ -385,10 +385,10 @@ class DeviceReading:
         process_utilization: the rows that are new since the previous reading, at most one a process; None
             when the query failed or is not supported, empty when no process ran since.
         activity: the means of GPM's counters since the previous reading that had them: ``seconds`` (the time
-            that they cover), the busy shares ``graphics``, ``sm``, ``occupancy``, ``integer``, ``tensor``,
-            ``fp64``, ``fp32``, ``fp16``, ``dram`` and ``video`` (the busiest engine) as ratios, and
-            ``pcie_transmit``, ``pcie_receive``, ``nvlink_transmit``, ``nvlink_receive`` in bytes a second;
-            empty in the first reading, None when the query failed, and before Hopper. ``sm`` is exactly 0 if
+            that they cover), the busy shares ``sm``, ``occupancy``, ``integer``, ``tensor``, ``fp64``,
+            ``fp32``, ``fp16``, ``dram``, ``video`` (the busiest engine) and, of an instance, ``graphics`` as
+            ratios, and the bytes a second ``pcie_transmit``, ``pcie_receive``, ``nvlink_transmit`` and
+            ``nvlink_receive``; empty in the first reading, None when the query failed, and before Hopper. ``sm`` is exactly 0 if
             and only if no kernel ran.
         hardware: further readings by the key that :data:`vramledger.metrics.hardware.HARDWARE` declares; a
             value, or values by label.
@@ -470,6 +470,7 @@ class Reading:
         waits: the holders' threads that sleep in the driver, as the newest search found them.
         launches: what was counted of quiet holders; the exporter adds it to what the sampler read.
         managed: the mappings of holders on devices with bytes that NVML charges to nobody, as last read.
+        cpu: pid and CPU seconds since its start, of each holder that is not alone on its devices.
         hidden: result of the last complete search for hidden holders, None before the first.
         hidden_unreadable: processes that this search may not look into, None before the first.
         schedulers: the schedulers of this host and what they assigned when last read; empty without any.
@@ -501,6 +502,7 @@ class Reading:
     waits: tuple[DriverWait, ...] = ()
     launches: tuple[LaunchCount, ...] = ()
     managed: tuple[ManagedMappings, ...] = ()
+    cpu: tuple[tuple[int, float], ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
     hidden_unreadable: int | None = None
     schedulers: tuple[Scheduler, ...] = ()
@@ -531,6 +533,7 @@ def decode(line: bytes | str) -> Reading:
         raw["facts"] = tuple(_facts(facts) for facts in raw.get("facts", ()))
         raw["waits"] = tuple(DriverWait(*wait) for wait in raw.get("waits", ()))
         raw["launches"] = tuple(LaunchCount(*count) for count in raw.get("launches", ()))
+        raw["cpu"] = tuple((int(pid), float(seconds)) for pid, seconds in raw.get("cpu", ()))
         raw["managed"] = tuple(ManagedMappings(*each) for each in raw.get("managed", ()))
         raw["events"] = tuple(XidEvent(*event) for event in raw.get("events", ()))
         raw["collectors"] = {

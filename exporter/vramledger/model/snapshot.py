@@ -447,6 +447,11 @@ class AgentSnapshot:
         taken = sum(max(figures.get("pool", 0), figures.get("in_use", 0)) for figures in general)
         return taken if taken > charged else None
 
+    def settings(self, framework: str) -> Mapping[str, str]:
+        """Return the settings of a framework's allocator, as far as they are known."""
+        reported = () if self.report is None else self.report.frameworks
+        return next((each.settings for each in reported if each.framework == framework), {})
+
     def need(self, uuid: str) -> int | None:
         """Return the sum of each framework's peak of memory in use, None if one does not report it."""
         return _sum(pool.general.get("in_use_peak") for pool in self.pools.get(uuid, ()))

@@ -251,6 +251,7 @@ class Sampler:
             device_files=self._device_files,
             waits=self._waits.result,
             managed=managed,
+            cpu=self._read_cpu_seconds(devices),
             hidden=self._hidden.result if self._hidden is not None else None,
             hidden_unreadable=self._hidden_unreadable(),
             schedulers=schedulers,
@@ -269,6 +270,13 @@ class Sampler:
         watched = tuple(dict.fromkeys(path for chain in self._chains.values() for path in chain))
         for reader in self._readers:
             reader.cgroups = watched
+
+    def _read_cpu_seconds(self, devices: tuple[DeviceReading, ...]) -> tuple[tuple[int, float], ...]:
+        """Return the CPU time of holders that may be taken for idle because of another one's work."""
+        lists = [each.processes for each in devices if each.processes is not None and len(each.processes) > 1]
+        pids = {entry.pid for entries in lists for entry in entries}
+        known = ((pid, self._host.cpu_seconds(pid)) for pid in sorted(pids))
+        return tuple((pid, seconds) for pid, seconds in known if seconds is not None)
 
     def _read_processes(
         self, devices: tuple[DeviceReading, ...], wall: float, begun: float

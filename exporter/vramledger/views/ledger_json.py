@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
-from vramledger.model.agent_report import OutOfMemory
+from vramledger.model.agent_report import FrameworkReport, OutOfMemory
 from vramledger.model.json_values import JSON_VERSION, Json
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 from vramledger.views.remedies import about_hidden, about_operating_system, about_unattributed, remedy
@@ -182,6 +182,8 @@ def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
     if agent is None:
         return None
     report = agent.report
+    reported = {each.framework: each for each in report.frameworks} if report is not None else {}
+    unreported = FrameworkReport("")
     oom = report.last_oom if report is not None else None
     return {
         "up": agent.up,
@@ -198,6 +200,9 @@ def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
                 "title": REPORTING_FRAMEWORKS[pool.framework].title,
                 "ordinal": pool.ordinal,
                 "categories": dict(pool.categories),
+                "settings": dict(reported.get(pool.framework, unreported).settings),
+                "pinned": reported.get(pool.framework, unreported).pinned,
+                "pinned_in_use": reported.get(pool.framework, unreported).pinned_in_use,
                 **pool.figures,
                 **dict.fromkeys(POOL_FIGURES),
                 **pool.general,

@@ -760,6 +760,16 @@ def test_the_link_leads_to_an_exporter_that_answers(
     assert alert.annotations["runbook_url"] == link
 
 
+@pytest.mark.parametrize("stores", [True, False])
+def test_an_alert_links_to_the_page_as_it_was(tmp_path: Path, stores: bool) -> None:
+    """With a storage the link carries the time of the evaluation; without one there is none."""
+    stored = {"vramledger_storage_newest_timestamp_seconds{NODE}": lambda m: 60 * m}
+    [alert] = firing(tmp_path, Node([DEAD], extra=stored if stores else {}).series(6), 6)
+
+    name = alert.labels["instance"]
+    assert alert.annotations["page_url"] == (f"http://{name}/#at=360" if stores else "")
+
+
 @pytest.mark.parametrize(
     "series",
     [[{"series": "other", "values": "0x50"}], [{"series": 'up{job="vramledger"}', "values": "0x50"}]],

@@ -42,7 +42,7 @@ RETRY_SECONDS = 60.0
 """How long a provider is paused."""
 
 MAX_READ_SECONDS = 0.05
-"""The longest time that a reading may take by the clock; :data:`SLOW_READ_SECONDS` limits its processor time.
+"""The longest time that a reading may take by the clock; :data:`SLOW_READ_SECONDS` limits its CPU time.
 """
 
 
@@ -114,6 +114,10 @@ class ProviderPoller:
                 del self.states[name]
                 raise
             count_error()
+
+    def started_providers(self) -> list[Provider]:
+        """Return the providers of the frameworks that have an allocator."""
+        return [state.provider for state in self._started()]
 
     def has_started(self) -> bool:
         """Return whether any framework has an allocator."""

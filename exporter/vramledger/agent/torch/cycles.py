@@ -132,7 +132,7 @@ def _objects(group: Garbage) -> list[dict[str, object]]:
 
 
 def _code(each: Any) -> tuple[types.CodeType | None, int | None]:  # noqa: ANN401 it may be anything
-    """Return the code that made an object, and the line where it is known; nothing of the program runs."""
+    """Return the code of an object or of its class, and the line where known; run no code of the program."""
     kind = type(each)
     if kind is types.MethodType:
         each = each.__func__

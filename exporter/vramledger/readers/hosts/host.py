@@ -24,6 +24,9 @@ LONGEST_VALUE = 4096
 TITLE_CAP = 4096
 """Bytes of a process' title that are read; slurmstepd's is ``slurmstepd: [4711.extern]``."""
 
+_CPU_CLOCK = 2
+"""CPUCLOCK_SCHED of the kernel: the time for which a process has run."""
+
 CLOCK_STEP = 0.1
 """Seconds by which the clock must have been set to count as a step: between the reads of two clocks a busy
 host may let milliseconds pass. A clock that NTP slows down or speeds up takes the boot time along."""
@@ -103,6 +106,20 @@ class Host:
                 hidden = isinstance(error, PermissionError) or self._exists(pid)
                 unseen[pid] = "denied" if hidden else "gone"
         return tuple(rows), unseen
+
+    def cpu_seconds(self, pid: int) -> float | None:
+        """Return the CPU time of a process, to 10 microseconds; None where it is not known.
+
+        The kernel gives it to every user, in 1 µs. ``/proc/PID/stat`` has ticks of 10 ms, and a small piece
+        of work takes 0.4. The kernel knows the pids of our own namespace only.
+        """
+        if not self._same_pid_namespace:
+            return None
+        try:
+            # As clock_getcpuclockid(3) makes it; Python does not have that call.
+            return round(time.clock_gettime_ns((~pid << 3) | _CPU_CLOCK) / 1e9, 5)
+        except OSError:
+            return None
 
     def pids(self) -> list[int]:
         """Return all processes that the proc file system shows."""
