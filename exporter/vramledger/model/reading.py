@@ -72,6 +72,22 @@ class NodeMemory(NamedTuple):
     kernel: int
 
 
+class CgroupLimit(NamedTuple):
+    """What a cgroup, with all below it, may take of a device, and what it has.
+
+    Attributes:
+        cgroup: its path in version 2 of cgroups.
+        minimum: bytes that are guaranteed to it; beyond them it may be evicted.
+        maximum: bytes beyond which its allocations fail; None without such a limit.
+        current: bytes that it has; None when not known.
+    """
+
+    cgroup: str
+    minimum: int
+    maximum: int | None
+    current: int | None
+
+
 class ProcessEntry(NamedTuple):
     """One pid that NVML lists on a device, the maximum over its lists.
 
@@ -349,6 +365,8 @@ class DeviceReading:
         mig_profile: e.g. ``1g.18gb``, for an instance.
         gpu_instance: GPU instance id, for an instance.
         compute_instance: compute instance id, for an instance.
+        mig_placement: the place of its GPU instance among the GPU's memory slices: the first one and how
+            many, as ``nvidia-smi mig -lgi`` writes it (``4:4``). None where the driver does not tell us.
         divided: True for a GPU in MIG mode: its instances hold the memory, it has no ledger itself.
         error: None when the device answered; otherwise why not (``lost``, ``timeout``, ``failed``).
         duration: seconds spent in NVML for this device.
@@ -358,6 +376,9 @@ class DeviceReading:
         node: the memory of the NUMA node that a coherent device is, None when it could not be read.
         addressing_mode: ``none``, ``hmm`` or ``ats``: how the device reaches the memory of programs; None if
             the driver does not report it.
+        virtualization: ``none``, ``passthrough``, ``vgpu``, ``host_vgpu``, ``host_vsga``; None if not known.
+        limits: what the cgroups of holders may take, as last read; None when nothing limits memory by cgroup.
+        partition: what we ourselves may take of it by our cgroup; then NVML shows us no more than that.
         processes: the holders of memory; None when the query failed, empty when there are none.
         utilization: ``gpu`` and ``memory`` as ratios over the driver's last sampling period; before Hopper
             also ``gpu_peak``, the highest ``gpu`` of all periods since the previous reading.
@@ -383,6 +404,7 @@ class DeviceReading:
     mig_profile: str | None = None
     gpu_instance: int | None = None
     compute_instance: int | None = None
+    mig_placement: str | None = None
     divided: bool = False
     error: str | None = None
     duration: float = 0.0
@@ -390,6 +412,9 @@ class DeviceReading:
     memory_kind: str | None = None
     node: NodeMemory | None = None
     addressing_mode: str | None = None
+    virtualization: str | None = None
+    limits: tuple[CgroupLimit, ...] | None = None
+    partition: int | None = None
     processes: tuple[ProcessEntry, ...] | None = None
     utilization: Mapping[str, float] | None = None
     process_utilization: tuple[ProcessUtilization, ...] | None = None
@@ -409,9 +434,11 @@ class DeviceReading:
             mig_profile=self.mig_profile,
             gpu_instance=self.gpu_instance,
             compute_instance=self.compute_instance,
+            mig_placement=self.mig_placement,
             divided=self.divided,
             memory_kind=self.memory_kind,
             addressing_mode=self.addressing_mode,
+            virtualization=self.virtualization,
             error=error,
         )
 
@@ -427,7 +454,8 @@ class Reading:
         boot_id: ``/proc/sys/kernel/random/boot_id``.
         boot_time: Unix time of boot, seconds (``btime`` of ``/proc/stat``).
         ticks: clock ticks a second, the unit of process start times.
-        host_pid_namespace: True when we are in the initial PID namespace; None when not known.
+        host_pid_namespace: True when we are in the initial PID namespace of the host; None when not known. In
+            WSL2 the host is Windows, so it is False there.
         failure: (reason, message) when NVML as a whole could not be used; no devices then.
         released_until: Unix time at which the exporter reopens released GPUs, None if they are not released.
         driver_version: e.g. ``580.159.04``.
@@ -544,6 +572,8 @@ def agent_plain(agent: Agent) -> list[Any]:
 def _device(raw: dict[str, Any]) -> DeviceReading:
     if raw.get("memory") is not None:
         raw["memory"] = MemoryReading(*raw["memory"])
+    if raw.get("limits") is not None:
+        raw["limits"] = tuple(CgroupLimit(*each) for each in raw["limits"])
     if raw.get("node") is not None:
         raw["node"] = NodeMemory(*raw["node"])
     if raw.get("processes") is not None:
@@ -606,7 +636,7 @@ def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in (Reading, DeviceReading, ProcessFacts)}
 
 _KEEP_EMPTY = frozenset(
-    "processes process_utilization activity hidden host_pid_namespace leader_alive uses_gpu cgroup"
+    "processes process_utilization activity limits hidden host_pid_namespace leader_alive uses_gpu cgroup"
     " libraries".split()
 )
 """These fields keep an empty value, because an empty result of a query differs from "not known".

@@ -46,12 +46,14 @@ def _device(
         "uuid": reading.uuid,
         "name": reading.name,
         "mig_profile": reading.mig_profile,
+        "mig_placement": reading.mig_placement,
         "parent_uuid": reading.parent,
         "memory_counted_under": device.memory_counted_under,
         "up": device.up,
         "error": reading.error,
         "memory_kind": reading.memory_kind or (None if reading.memory is None else "dedicated"),
         "addressing_mode": reading.addressing_mode,
+        "virtualization": reading.virtualization,
         "node": None if reading.node is None else dict(reading.node._asdict()),
         "memory": None
         if ledger is None
@@ -109,6 +111,7 @@ def _device(
             {"owner_type": each.type, "owner": each.name, "scheduler": each.scheduler, "held": each.held}
             for each in device.reservation_status.reservations
         ],
+        "limits": [dict(each._asdict()) for each in device.limits],
         "schedulers": [] if device.reservation_status is None else list(device.reservation_status.schedulers),
         "owners": None if device.owner_usage is None else device.owner_usage.holding,
         "hidden": None

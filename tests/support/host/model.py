@@ -169,6 +169,7 @@ class Process:
     signs: tuple[str, ...] = ()
     kinds: str = "C"
     agent: bool = False
+    cgroup: str = ""
     rank: Rank | None = None
     starter: ParentFacts | None = None
     group: int | None = None
@@ -203,6 +204,7 @@ class Process:
             comm=self.command[:15],
             command=self.command,
             signs=self.signs,
+            cgroup=(f"0::{self.cgroup}",) if self.cgroup else None,
             owner=self.owner or Owner("user", self.user),
             libraries=LIBRARIES.get(self.framework),
             settings=self.settings,

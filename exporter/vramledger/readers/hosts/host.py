@@ -12,6 +12,7 @@ from vramledger.errors import StartupError
 from vramledger.model.reading import ProcessFacts, ProcessRow
 from vramledger.readers.hosts import facts
 from vramledger.readers.hosts.stat import parse_stat, read_row, read_stat
+from vramledger.readers.own_rights import is_wsl
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """The kernel's fixed inode of the first PID namespace (``PROC_PID_INIT_INO``)."""
@@ -77,8 +78,11 @@ class Host:
         """Tell whether we are in the host's first PID namespace; None when not known.
 
         Our own namespace counts, and not that of the procfs that we read: in any other namespace NVML lists
-        no processes at all.
+        no processes at all. WSL2 is a virtual machine beside Windows, whose programs use the same GPU and are
+        not listed to us: its PID namespace is not the host's.
         """
+        if is_wsl(Path(self.root)):
+            return False
         try:
             return str(Path(self.root, "self/ns/pid").readlink()) == INITIAL_PID_NAMESPACE
         except OSError:

@@ -73,3 +73,16 @@ def test_a_process_hidden_by_hidepid_is_denied(hidden_proc: Path, host: Host) ->
         assert host.row(1) is not None
     finally:
         os.seteuid(0)
+
+
+def test_wsl_is_not_the_host(tmp_path: Path) -> None:
+    """WSL2 has the kernel's first PID namespace, and yet not every holder of its GPU."""
+    (tmp_path / "self/ns").mkdir(parents=True)
+    (tmp_path / "self/ns/pid").symlink_to("pid:[4026531836]")
+    (tmp_path / "stat").write_text("btime 1700000000\n")
+    (tmp_path / "sys/kernel").mkdir(parents=True)
+    release = tmp_path / "sys/kernel/osrelease"
+    release.write_text("6.8.0-40-generic\n")
+    assert Host(tmp_path).pid_namespace() is True
+    release.write_text("5.15.167.4-microsoft-standard-WSL2\n")
+    assert Host(tmp_path).pid_namespace() is False
