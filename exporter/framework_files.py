@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
-from vramledger.agent_protocol.messages import CATEGORIES, CONSENTS, OOM_VERDICTS
+from vramledger.agent_protocol.messages import ALLOCATOR_SETTINGS, CATEGORIES, CONSENTS, OOM_VERDICTS
 
+_SETTINGS = tuple(ALLOCATOR_SETTINGS.items())
 PACKAGE = Path(__file__).parent / "vramledger"
 STARTUP = PACKAGE / "agent" / "startup" / "sitecustomize.py"
 SCHEMA = PACKAGE / "web" / "schemas" / "ledger.json"
@@ -55,10 +56,29 @@ def _framework() -> dict[str, Any]:
         "properties": {
             "framework": {"enum": list(REPORTING_FRAMEWORKS), "description": "The name of the framework."},
             "title": {"type": "string", "description": "The same as its makers write it."},
+            "ordinal": {
+                "type": ["integer", "null"],
+                "description": "The framework's own number of this device; null when it did not give one.",
+            },
             "categories": {
                 "type": "object",
                 "properties": categories,
                 "description": "PyTorch's live bytes by their purpose; empty where they were not counted.",
+            },
+            "settings": {
+                "type": "object",
+                "properties": {
+                    name: {"type": "string", "pattern": f"^({form})$"} for name, form in _SETTINGS
+                },
+                "description": "The settings of PyTorch's allocator; one that is not known is absent.",
+            },
+            "pinned": {
+                "type": ["integer", "null"],
+                "description": "Host memory that the process has pinned for GPUs; null when not known.",
+            },
+            "pinned_in_use": {
+                "type": ["integer", "null"],
+                "description": "Those of them that the program uses; null when not known.",
             },
             **{
                 name: {"type": ["integer", "null"], "description": f"{text}; null when not known."}
@@ -70,7 +90,16 @@ def _framework() -> dict[str, Any]:
                 if name not in POOL_FIGURES
             },
         },
-        "required": ["framework", "title", "categories", *POOL_FIGURES],
+        "required": [
+            "framework",
+            "title",
+            "ordinal",
+            "categories",
+            "settings",
+            "pinned",
+            "pinned_in_use",
+            *POOL_FIGURES,
+        ],
     }
 
 

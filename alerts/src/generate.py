@@ -64,6 +64,7 @@ class Settings(NamedTuple):
     fault_xids: str
     runbooks: str
     grafana: str
+    pages: str
     defaults: Thresholds
     overrides: tuple[Override, ...]
     budgets: tuple[Mapping[str, Any], ...]
@@ -122,8 +123,12 @@ def read_settings(path: Path) -> Settings:
         raise ValueError(message)
     xids = str(content.get("fault_xids") or "")
     grafana = str(content.get("grafana") or "")
+    pages = str(content.get("pages") or "")
+    if others := set(re.findall(r"\{(\w*)\}", pages)) - {"instance"}:
+        message = f"pages: only {{instance}} is filled in; unknown: {sorted(others)}"
+        raise ValueError(message)
     return Settings(
-        content["job"], labels, xids, runbooks, grafana, defaults, tuple(overrides), tuple(budgets)
+        content["job"], labels, xids, runbooks, grafana, pages, defaults, tuple(overrides), tuple(budgets)
     )
 
 
@@ -347,13 +352,26 @@ def render_rule(rule: dict[str, Any], settings: Settings) -> dict[str, Any]:
     if "alert" in rule:
         annotations = {name: " ".join(text.split()) for name, text in rule["annotations"].items()}
         filled = {name: fill_in(text, _expression_values(settings)) for name, text in annotations.items()}
+        about_node = "runbook_from" not in filled
         url = runbook_url(rule["alert"], settings.runbooks, filled.pop("runbook_from", None))
         result["annotations"] = {**filled, "runbook_url": url}
+        if settings.pages and about_node:
+            place = settings.pages.replace("{instance}", "{{ $labels.instance }}")
+            url = fill_in(_PAGE_URL.replace("{page}", place), _expression_values(settings))
+            result["annotations"]["page_url"] = url
         if settings.grafana:
             result["annotations"]["dashboard_url"] = dashboard_url(
                 rule["alert"], filled["description"], settings
             )
     return result
+
+
+_PAGE_URL = (
+    '{{ with printf "vramledger_storage_newest_timestamp_seconds{<<this>>}" <<these>> | query }}{page}#at='
+    '{{ with query "time()" }}{{ . | first | value | printf "%.0f" }}{{ end }}{{ end }}'
+)
+"""The template of an alert's link to the exporter's page as it is at this evaluation; empty where the
+exporter keeps no past."""
 
 
 def dashboard_url(alert: str, description: str, settings: Settings) -> str:

@@ -74,10 +74,10 @@ class Dashboard:
             "refresh": "1m",
             "time": {"from": self.time_range, "to": "now"},
             "timezone": "browser",
-            "links": [_dashboard_menu()],
+            "links": [_dashboard_menu(), *([_link_to_page("${__to}")] if self.one_node else [])],
             "annotations": {"list": [*self.annotations]},
             "templating": {"list": [*_target_variables(one_node=self.one_node), *self.variables]},
-            "panels": [*_positioned_panels(self.rows)],
+            "panels": [*_positioned_panels(self.rows, one_node=self.one_node)],
         }
 
 
@@ -224,6 +224,26 @@ def link_to_exporter_health() -> Json:
     }
 
 
+def _link_to_page(time: str) -> Json:
+    """Link to the page of the chosen node's exporter, as it was at a time in milliseconds."""
+    place = _thresholds()["pages"].replace("{instance}", "${instance:raw}")
+    return {
+        "type": "link",
+        "title": "Exporter's page at this time",
+        "url": f"{place}#at={time}",
+        "targetBlank": True,
+    }
+
+
+def _with_link_to_page(panel: Json) -> Json:
+    """Return a panel whose points link to the page as it was then, if it is a graph."""
+    if panel["type"] != "timeseries":
+        return panel
+    config = panel["fieldConfig"]
+    link = {name: each for name, each in _link_to_page("${__value.time}").items() if name != "type"}
+    return {**panel, "fieldConfig": {**config, "defaults": {**config["defaults"], "links": [link]}}}
+
+
 def _link(title: str, uid: str, **fields: str) -> Json:
     """Link to a dashboard, with time range and filters kept, and variables set from the fields of the row."""
     chosen = "".join(
@@ -277,8 +297,8 @@ def _target_variables(*, one_node: bool) -> Iterator[Json]:
     )  # fmt: skip
 
 
-def _positioned_panels(rows: Sequence[Row]) -> Iterator[Json]:
-    """Yield rows and panels with their places and ids."""
+def _positioned_panels(rows: Sequence[Row], *, one_node: bool) -> Iterator[Json]:
+    """Yield rows and panels with their places and ids; each point of one node's graphs links to its page."""
     number = 0
     y = 0
     for row in rows:
@@ -295,7 +315,8 @@ def _positioned_panels(rows: Sequence[Row]) -> Iterator[Json]:
                 x, y, height = 0, y + height, 0
             number += 1
             place = {"h": panel.height, "w": panel.width, "x": x, "y": y}
-            placed.append({**panel.body, "id": number, "gridPos": place})
+            body = _with_link_to_page(panel.body) if one_node else panel.body
+            placed.append({**body, "id": number, "gridPos": place})
             x, height = x + panel.width, max(height, panel.height)
         y += height
         if row.collapsed:

@@ -68,7 +68,7 @@ from vramledger.views.colours import GRAFANA
 
 NODE_MEMORY = "vramledger_node:memory_bytes:sum"
 WHOLE_GPU = 'uuid!~"MIG-.*"'
-HELD = 'state!~"free|driver_reserved|unattributed"'
+HELD = 'state!~"free|driver_reserved|operating_system|unattributed"'
 USED = 'state!~"free|driver_reserved"'
 
 

@@ -27,7 +27,8 @@ WASTED = "idle|stopped|orphaned|zombie|stuck|dead"
 UNOWNED = "orphaned|zombie|dead|unattributed"
 """States in which memory has no owner to ask."""
 
-STATES = tuple(part for part in PARTS if part not in ("unattributed", "driver_reserved", "free"))
+_WITHOUT_HOLDER = ("unattributed", "operating_system", "driver_reserved", "free")
+STATES = tuple(part for part in PARTS if part not in _WITHOUT_HOLDER)
 """The states of a holding, in the order in which they are shown; the code of a state in a timeline is its
 position here, counted from 1."""
 

@@ -19,13 +19,14 @@ if TYPE_CHECKING:  # 'vramledger run' imports nothing that starting a program do
 _EPILOG = """\
 Start with 'vramledger doctor': it says what this host lets vramledger see. Then, for example:
   vramledger show                    who holds the memory of these GPUs, since when and why
+  vramledger fit PID                 what that program needs, and which GPU here has it free
   vramledger end --state orphaned    which leftovers it would end; it ends them only with --yes
   vramledger serve                   the exporter, with the live page at http://localhost:10839/
 
 'vramledger COMMAND --help' has the flags of a command."""
 
 _COMMANDS = tuple(
-    "serve show doctor check end run attach snapshot reclaim release capture slurm taint".split()
+    "serve show fit doctor check end run attach snapshot reclaim release capture slurm taint".split()
 )
 
 

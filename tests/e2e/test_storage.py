@@ -63,7 +63,7 @@ def wait_until_stored(exporter: Exporter, storage: Path, end: int) -> None:
     if end == signal.SIGTERM:
         exporter.stop()
     else:
-        children = exporter.process.children()
+        children = exporter.process.children(recursive=True)
         exporter.kill()
         for each in children:
             each.wait(10)
@@ -74,7 +74,7 @@ def storing(exporter: Exporter) -> psutil.Process:
     """Return the process that stores."""
     (found,) = [
         each
-        for each in exporter.process.children()
+        for each in exporter.process.children(recursive=True)
         if "vramledger.storage.process" in " ".join(each.cmdline()[:3])
     ]
     return found
@@ -94,13 +94,101 @@ def test_a_hanging_disk_costs_the_storage_alone(standin: StandIn, tmp_path: Path
             child.kill()
 
 
-def test_the_end_of_the_process_that_stores_is_logged(standin: StandIn, tmp_path: Path) -> None:
-    """If it is killed, the exporter says so once and serves on."""
+def stores(page: Page) -> float | None:
+    """Return whether readings reach the disk, None while that is not known."""
+    return page.value("storage_up")
+
+
+def figure(page: Page, name: str) -> float:
+    """Return a figure of the storage."""
+    value = page.value(f"storage_{name}")
+    assert value is not None, name
+    return value
+
+
+def until_stored(exporter: Exporter, after: float) -> Page:
+    """Wait until a reading that is newer than this is on the disk, and return the page that says so."""
+    return exporter.until(
+        lambda page: (page.value("storage_newest_timestamp_seconds") or 0.0) > after, "a reading on the disk"
+    )
+
+
+def keeping(exporter: Exporter) -> psutil.Process:
+    """Return the process that starts the one that stores."""
+    parent = storing(exporter).parent()
+    assert parent is not None
+    return parent
+
+
+def test_a_killed_process_that_stores_is_started_again(standin: StandIn, tmp_path: Path) -> None:
+    """However often it is killed, the exporter serves on, stores again, and says what was lost."""
+    flags = (*QUICK, f"--storage.path={tmp_path / 'past'}")
+    with serving(*flags, driver=standin.env()) as exporter:
+        exporter.until(lambda page: stores(page) == 1, "the first reading on the disk")
+        for restarts in (1, 2):
+            before = exporter.next_sample()
+            storing(exporter).kill()
+            wait_until(lambda: exporter.log.count("its process has ended") == restarts, "the message")  # noqa: B023
+            page = until_stored(exporter, exporter.next_sample().time)
+            assert page.up
+            assert stores(page) == 1
+            assert figure(page, "restarts_total") == restarts
+            for name in ("written_bytes_total", "dropped_samples_total"):
+                assert figure(page, name) > figure(before, name), name
+            (error,) = page.values("storage_last_error_timestamp_seconds").values()
+            assert error >= before.time - 1.0
+        asked = run("show", "--at", str(page.time), driver={**standin.env(), **exporter.found})
+        assert asked.returncode == 0, asked.stderr
+        assert exporter.stop().code == 0
+    assert not [each for each in segments(tmp_path / "past") if not each.endswith(".gz")]
+
+
+def test_who_starts_the_process_that_stores_is_not_needed_by_it(standin: StandIn, tmp_path: Path) -> None:
+    """If only the starter is killed, storing goes on; if both are, the exporter serves on and is not "up"."""
     with serving(*QUICK, f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "the first sample")
-        storing(exporter).kill()
+        exporter.until(lambda page: stores(page) == 1, "the first reading on the disk")
+        child, keeper = storing(exporter), keeping(exporter)
+        keeper.kill()
+        until_stored(exporter, exporter.next_sample().time)
+        child.kill()
         wait_until(lambda: "Nothing is stored any more" in exporter.log, "the message")
-        assert exporter.next_sample().up
+        page = exporter.next_sample()
+        assert page.up
+        assert stores(page) == 0
+        assert exporter.stop().code == 0
+
+
+def test_a_killed_exporter_leaves_no_process(standin: StandIn, tmp_path: Path) -> None:
+    """When the exporter is killed, what it sent is written, and both processes of its storage end."""
+    with serving(*QUICK, f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:
+        exporter.until(lambda page: stores(page) == 1, "the first reading on the disk")
+        last = exporter.next_sample().time
+        processes = [storing(exporter), keeping(exporter)]
+        exporter.kill()
+        assert psutil.wait_procs(processes, timeout=10)[1] == []
+    shown = run("show", "--at=-0.01s", "--json", f"--storage.path={tmp_path / 'past'}", driver=standin.env())
+    assert json.loads(shown.stdout)["time"] >= last - 0.2, shown.stderr
+
+
+def test_the_storage_is_in_the_metrics(standin: StandIn, tmp_path: Path) -> None:
+    """A scrape has the size, the limits, the oldest and the newest moment; without a storage nothing."""
+    flags = (f"--storage.path={tmp_path / 'past'}", "--storage.retention=2d", "--storage.size=64MiB")
+    with serving(*QUICK, *flags, driver=standin.env()) as exporter:
+        page = exporter.until(lambda page: stores(page) == 1, "the first reading on the disk")
+        begun = figure(page, "newest_timestamp_seconds")
+        assert figure(page, "retention_limit_bytes") == 64 * 2**20
+        assert figure(page, "retention_limit_seconds") == 2 * 86400
+        assert figure(page, "dropped_samples_total") == 0
+        assert page.values("storage_last_error_timestamp_seconds") == {}
+    with serving(*QUICK, *flags, driver=standin.env()) as exporter:
+        page = exporter.until(lambda page: stores(page) == 1, "the first reading on the disk")
+        files = [each.stat() for each in (tmp_path / "past").iterdir()]
+        assert 0 < figure(page, "size_bytes") <= sum(each.st_blocks for each in files) * 512
+        assert figure(page, "oldest_timestamp_seconds") <= begun
+        assert figure(page, "written_bytes_total") > 0
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "the first sample")
+        assert "vramledger_storage_" not in exporter.scrape().text
 
 
 def test_a_full_disk_costs_the_storage_alone(standin: StandIn, tmp_path: Path) -> None:
@@ -115,9 +203,13 @@ def test_a_full_disk_costs_the_storage_alone(standin: StandIn, tmp_path: Path) -
         (disk / "other").write_bytes(b"x" * 60 * 1024)
         with serving(*QUICK, f"--storage.path={disk / 'past'}", driver=standin.env()) as exporter:
             wait_until(lambda: "Nothing is stored for now" in exporter.log, "the message")
-            assert exporter.next_sample().up
+            page = exporter.until(lambda page: stores(page) == 0, "the metric")
+            assert page.up
+            assert page.values("storage_last_error_timestamp_seconds", error="No space left on device")
             (disk / "other").unlink()
             wait_until(lambda: "is written again" in exporter.log, "room")
+            page = exporter.until(lambda page: stores(page) == 1, "a reading on the disk")
+            assert figure(page, "dropped_samples_total") > 0
             assert exporter.log.count("Nothing is stored for now") == 1
         assert segments(disk / "past")
     finally:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from vramledger.accounting.ledger import balance
+from vramledger.accounting.ledger import balance, system_bytes
 from vramledger.accounting.owner_usage import Charge, DeviceUsage
 from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
 from vramledger.agent_protocol.messages import CATEGORIES
@@ -25,6 +25,7 @@ from vramledger.model.reading import (
     HiddenHolder,
     LaunchCount,
     MemoryReading,
+    NodeMemory,
     ParentFacts,
     ProcessEntry,
     ProcessFacts,
@@ -35,6 +36,7 @@ from vramledger.model.snapshot import (
     DeviceSnapshot,
     Grade,
     Holding,
+    OwnerLimit,
     OwnerOoms,
     Pool,
     ProcessSnapshot,
@@ -44,6 +46,7 @@ from vramledger.model.snapshot import (
     UndividedBytes,
 )
 
+GIB = 2**30
 MIB = 2**20
 NOW = 1_790_000_000.25
 TOTAL = 143_771 * MIB
@@ -162,6 +165,22 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
     )
 
 
+def coherent_device(index: int = 7) -> DeviceSnapshot:
+    """Make a GH200 on which the operating system holds 5 GiB of its own."""
+    held = holding(107, 10 * GIB)
+    node = NodeMemory(1, TOTAL - RESERVED, TOTAL - RESERVED - 15 * GIB, 3 * GIB, GIB, GIB)
+    memory = MemoryReading(TOTAL, TOTAL - RESERVED - 15 * GIB, 15 * GIB, RESERVED)
+    ordinary = device(index, [held], name="NVIDIA GH200 480GB", unattributed=5 * GIB)
+    reading = replace(
+        ordinary.reading, memory=memory, memory_kind="coherent", node=node, addressing_mode="ats"
+    )
+    ledger = balance(memory, [(held.state, 10 * GIB)], system=system_bytes(reading))
+    charge = Charge(held.pid, held.start, ("user", "ada"), held.state, held.held, held.wasted)
+    owners = DeviceUsage(0).update([charge], ledger, 0.0, 5.0)
+    limit = OwnerLimit("user", "ada", "/user.slice", 20 * GIB, 19 * GIB, GIB, 9 * GIB)
+    return replace(ordinary, reading=reading, ledger=ledger, owner_usage=owners, limits=(limit,))
+
+
 def process(
     pid: int, *, user: str = "ada", command: str = "train.py", distributed: bool = False
 ) -> ProcessSnapshot:
@@ -172,6 +191,9 @@ def process(
     return ProcessSnapshot(pid, NOW - 3600 + pid / 100, facts)
 
 
+SETTINGS = {
+    "expandable_segments": "false", "max_split_size_mb": "unlimited", "garbage_collection_threshold": "off",
+}  # fmt: skip
 SOCKET = AgentSocket(listening=True, connections=1, rejected=dict.fromkeys(REASONS, 0))
 
 
@@ -189,7 +211,17 @@ def agent(uuid: str) -> AgentSnapshot:
         agent="0.1.0",
         python="3.11.7",
         collector=GarbageReport(enabled=True, collections=3),
-        frameworks=(FrameworkReport("torch", "2.13.0", allocator="native", policy="caching"),),
+        frameworks=(
+            FrameworkReport(
+                "torch",
+                "2.13.0",
+                allocator="native",
+                policy="caching",
+                settings=SETTINGS,
+                pinned=16 * MIB,
+                pinned_in_use=MIB,
+            ),
+        ),
         last_oom=OutOfMemory(NOW - 5, "torch", 0, MIB, "leaking", "/home/ada/oom.txt"),
     )
     return AgentSnapshot(

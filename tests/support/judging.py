@@ -153,10 +153,20 @@ def imbalances(snapshots: Iterable[Snapshot]) -> list[str]:
     for snapshot in snapshots:
         for device in snapshot.devices:
             ledger = device.ledger
+            if device.reading.divided:
+                continue  # its instances have the memory
             if ledger is None:
                 found.append(f"reading {snapshot.serial}: GPU {device.reading.index} has no book")
                 continue
-            parts = [ledger.free, ledger.driver_reserved or 0, ledger.unattributed, *ledger.states.values()]
+            parts = [
+                *(
+                    ledger.free,
+                    ledger.driver_reserved or 0,
+                    ledger.operating_system or 0,
+                    ledger.unattributed,
+                ),
+                *ledger.states.values(),
+            ]
             if sum(parts) != ledger.total or min(parts) < 0:
                 found.append(
                     f"reading {snapshot.serial}: GPU {device.reading.index} does not balance: {ledger}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vramledger.model.reading import DeviceReading, HiddenHolder, Reading, XidEvent
+from vramledger.model.reading import UNIFIED, DeviceReading, HiddenHolder, Reading, XidEvent
 
 PEAK_WINDOW = 60.0
 """The length of the window of ``used_peak``, in seconds."""
@@ -113,18 +113,21 @@ class DeviceTracker:
 
 
 def memory_sharers(devices: Iterable[DeviceReading]) -> dict[str, tuple[str, ...]]:
-    """Return for each compute instance the UUIDs of all that share the memory of its GPU instance.
+    """Return for each device that shares its memory the UUIDs of all that share it, itself included.
 
-    NVML gives each of them the memory of the whole GPU instance, and only its own processes. The first has
-    the lowest number. An instance with a GPU instance of its own is not in the result.
+    Those are the compute instances of one GPU instance: NVML gives each of them the memory of the whole GPU
+    instance, and only its own processes. And they are the devices that use the host's memory. The first has
+    the lowest number.
     """
     instances: dict[tuple[str, int], list[DeviceReading]] = {}
     for device in devices:
-        if device.parent is not None and device.gpu_instance is not None:
+        if device.memory_kind == UNIFIED:
+            instances.setdefault((UNIFIED, 0), []).append(device)
+        elif device.parent is not None and device.gpu_instance is not None:
             instances.setdefault((device.parent, device.gpu_instance), []).append(device)
     sharers = {}
     for group in instances.values():
-        group.sort(key=lambda each: (each.compute_instance or 0, each.uuid))
+        group.sort(key=lambda each: (each.index, each.compute_instance or 0, each.uuid))
         if len(group) > 1:
             sharers.update({each.uuid: tuple(other.uuid for other in group) for each in group})
     return sharers

@@ -1,4 +1,7 @@
-"""Balance one device: total = free + driver reserve + the holdings by state + unattributed, exactly.
+"""Balance one device: its parts add up to the total, exactly.
+
+The parts are free, the driver's reserve, what the operating system holds, the holdings by state, and
+unattributed.
 
 This is integer arithmetic only; it reads nothing and remembers nothing.
 """
@@ -6,9 +9,36 @@ This is integer arithmetic only; it reads nothing and remembers nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from vramledger.model.reading import MemoryReading
+from vramledger.model.reading import COHERENT, DeviceReading, MemoryReading
 from vramledger.model.snapshot import Ledger, State
+
+
+class SystemBytes(NamedTuple):
+    """What the operating system may hold of a device's used memory.
+
+    Attributes:
+        least: what it counts as its own or as ordinary memory of programs.
+        most: all that it counts as used, the holdings included.
+    """
+
+    least: int
+    most: int
+
+
+def system_bytes(device: DeviceReading) -> SystemBytes | None:
+    """Return what the operating system may hold of a device's memory; None where it does not manage it.
+
+    Where it is not known what it counts, it may hold everything.
+    """
+    if device.memory is None or device.memory_kind is None:
+        return None
+    total, node = device.memory.total, device.node
+    if device.memory_kind != COHERENT or node is None:
+        return SystemBytes(0, total)
+    # What is not in the node was never given to the operating system: the driver keeps it.
+    return SystemBytes(node.file + node.anonymous + node.kernel, max(0, total - node.free))
 
 
 def balance(
@@ -17,6 +47,7 @@ def balance(
     *,
     blind: bool = False,
     uncharged: Iterable[tuple[State, int]] = (),
+    system: SystemBytes | None = None,
 ) -> Ledger | None:
     """Balance a device's memory over (state, bytes) of its holdings.
 
@@ -25,6 +56,9 @@ def balance(
 
     We are ``blind`` outside the host's PID namespace, where NVML lists no process to us. The bytes beyond the
     holdings then belong to holders that we cannot see: they are unknown, and not unattributed.
+
+    Where the operating system manages the memory, what nobody is charged for is its own, as far as ``system``
+    says that it can be. If we are blind, only what it counts as its own.
 
     Used is what is neither free nor the driver's reserve. The driver's own ``used`` is read in the same call,
     but only the difference makes the ledger add up to the byte on every driver. The holdings may add up to
@@ -52,6 +86,11 @@ def balance(
         given = min(held, rest)
         states[state] += given
         rest -= given
+    operating_system = None
+    if system is not None:
+        most = system.least if blind else max(0, system.most - sum(states.values()))
+        operating_system = min(rest, most)
+        rest -= operating_system
     if blind:
         states[State.UNKNOWN] += rest
         rest = 0
@@ -63,4 +102,5 @@ def balance(
         unattributed=rest,
         overlap=overlap,
         uncharged=left,
+        operating_system=operating_system,
     )

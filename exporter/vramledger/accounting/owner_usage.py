@@ -126,6 +126,7 @@ class DeviceUsage:
         self._unanswered = False
         self._uncounted = 0.0
         self._episode: _Episode | None = None
+        self._kept_by_system = False
 
     def mark_unanswered(self) -> None:
         """Record that a sample had no data of this device, so that the span around it is not known."""
@@ -152,6 +153,7 @@ class DeviceUsage:
             left: bytes that ended holders have left to others.
         """
         self._integrate(now, gap)
+        self._kept_by_system = ledger is not None and ledger.operating_system is not None
         self._shared = shared
         known = {charge.pid: self._charge(charge, now) for charge in charges}
         ended = [
@@ -283,7 +285,12 @@ class DeviceUsage:
         and belongs to no listed process, so ``unattributed`` rises by it. Where bytes were counted twice
         (shared memory), the overlap shrinks instead, and the other process goes on holding them. Another
         process also goes on holding what was left to it.
+
+        Memory that the operating system manages is not judged: it keeps pages for itself after the end.
         """
+        if ledger is not None and ledger.operating_system is not None:
+            self._episode = None
+            return
         gone = [(each.owner, each.charge.memory) for each in ended if each.charge.memory]
         if gone and self._ledger is not None:
             if self._episode is None:
@@ -320,7 +327,7 @@ class DeviceUsage:
                     held=(held := self._held.get(key, nothing)),
                     byte_seconds={**dict.fromkeys(held, 0.0), **usage.seconds},
                     wasted_byte_seconds=usage.wasted_seconds,
-                    freed=usage.freed,
+                    freed=None if self._kept_by_system else usage.freed,
                     not_freed=usage.not_freed,
                 )
                 for key, usage in sorted(self._owners.items())

@@ -7,6 +7,7 @@ import os
 from vramledger.agent_protocol.messages import (
     CONSENT_VARIABLE,
     DEFAULT_SOCKET,
+    FROM_START_VARIABLE,
     INTERVAL_VARIABLE,
     MAX_INTERVAL_SECONDS,
     REPORTS_VARIABLE,
@@ -30,16 +31,18 @@ class Settings:
         socket_path: of the exporter's socket.
         interval: seconds between two reports.
         consents: the requests that this process allows: ``reclaim``, ``snapshot``.
+        records_from_start: record PyTorch's memory history from its first allocation on.
         report_directory: for the out-of-memory reports, None for the default one.
     """
 
-    __slots__ = ("consents", "interval", "report_directory", "socket_path")
+    __slots__ = ("consents", "interval", "records_from_start", "report_directory", "socket_path")
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self.socket_path = environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET
         self.interval = parse_interval(environ.get(INTERVAL_VARIABLE))
         consents = environ.get(CONSENT_VARIABLE, "")
         self.consents = frozenset(word.strip() for word in consents.split(",") if word.strip())
+        self.records_from_start = environ.get(FROM_START_VARIABLE) == "1"
         self.report_directory = environ.get(REPORTS_VARIABLE) or None
 
 

@@ -36,6 +36,8 @@ TORCH_FIGURES = {
     "reclaimable": "Memory that torch.cuda.empty_cache() would free now",
     "largest_free_block": "Largest block that the cache can provide at once",
     "private_pools": "Memory in private pools, such as those of CUDA graphs",
+    "small_pool": "Memory that PyTorch's allocator has taken for tensors of up to 1 MiB",
+    "large_pool": "Memory that PyTorch's allocator has taken for tensors of more than 1 MiB",
 }
 """The figures that only PyTorch has, in bytes, and what they mean."""
 
@@ -136,6 +138,27 @@ class Library:
         self.weak = weak
 
 
+# --- what limits it ------------------------------------------------------------------------------------
+
+
+class MemoryLimit:
+    """A way to limit what a framework takes, from the next start of the program on.
+
+    Attributes:
+        where: ``code`` or ``environment``.
+        text: what to write there, with these fields: ``mib`` and ``bytes`` (the limit), ``share`` (the limit
+            as a share of the device), ``ordinal`` (the framework's number of the device).
+        about: what it does, and when it must be set: one clause.
+    """
+
+    __slots__ = ("about", "text", "where")
+
+    def __init__(self, where: str, text: str, about: str) -> None:
+        self.where = where
+        self.text = text
+        self.about = about
+
+
 # --- a framework ---------------------------------------------------------------------------------------
 
 
@@ -157,6 +180,7 @@ class Framework:
             policy.
         remedies: what frees memory that the program does not need, by policy: what the next start should
             set, or for ``caching`` what the program should call.
+        limits: how to limit its pool.
         imported_module: its import shows that the framework is being loaded; the provider hooks into it.
         announces: its module lets the agent know when it makes its allocator.
         provider: the agent's module that reads it; empty if the agent cannot read it.
@@ -170,6 +194,7 @@ class Framework:
         *("announces", "default", "figures", "general", "has_categories", "imported_module"),
         *(
             "libraries",
+            "limits",
             "name",
             "often_idle",
             "preallocates",
@@ -195,6 +220,7 @@ class Framework:
         often_idle: bool = False,
         serves: bool = False,
         remedies: Mapping[str, str] = {},
+        limits: tuple[MemoryLimit, ...] = (),
         imported_module: str = "",
         announces: bool = False,
         provider: str = "",
@@ -213,6 +239,7 @@ class Framework:
         self.often_idle = often_idle
         self.serves = serves
         self.remedies = remedies
+        self.limits = limits
         self.imported_module = imported_module
         self.announces = announces
         self.provider = provider
@@ -290,6 +317,13 @@ FRAMEWORKS = (
         default=("caching", "PyTorch keeps what it freed in a cache, which empty_cache() frees"),
         often_idle=True,
         remedies={"caching": "torch.cuda.empty_cache()"},
+        limits=(
+            MemoryLimit(
+                "code",
+                "torch.cuda.set_per_process_memory_fraction({share}, {ordinal})",
+                "limits the cache and all tensors, not the context",
+            ),
+        ),
         imported_module="torch.cuda",
         announces=True,
         provider="vramledger.agent.frameworks.torch",
@@ -334,6 +368,17 @@ FRAMEWORKS = (
         stepwise="growth",
         often_idle=True,
         remedies={"fraction": "XLA_PYTHON_CLIENT_PREALLOCATE=false"},
+        limits=(
+            MemoryLimit(
+                "environment",
+                "XLA_PYTHON_CLIENT_MEM_FRACTION={share}",
+                "takes so much of each device at once, and no more; newer versions call it "
+                "XLA_CLIENT_MEM_FRACTION, and refuse to start with both",
+            ),
+            MemoryLimit(
+                "environment", "XLA_PYTHON_CLIENT_PREALLOCATE=false", "takes only what it needs, up to that"
+            ),
+        ),
         imported_module="jax._src.xla_bridge",
         announces=True,
         provider="vramledger.agent.frameworks.jax",
@@ -366,6 +411,17 @@ FRAMEWORKS = (
         preallocates=1,
         stepwise="growth",
         remedies={"preallocate": "TF_FORCE_GPU_ALLOW_GROWTH=true"},
+        limits=(
+            MemoryLimit(
+                "code",
+                'tf.config.set_logical_device_configuration(tf.config.list_physical_devices("GPU")'
+                "[{ordinal}], [tf.config.LogicalDeviceConfiguration(memory_limit={mib})])",
+                "takes so much at once, and no more; before the first operation",
+            ),
+            MemoryLimit(
+                "environment", "TF_FORCE_GPU_ALLOW_GROWTH=true", "instead: takes only what it needs, no limit"
+            ),
+        ),
         imported_module="tensorflow.python.eager.context",
         provider="vramledger.agent.frameworks.tensorflow",
         source="get_memory_info()",
@@ -390,6 +446,13 @@ FRAMEWORKS = (
         stepwise="steps",
         imported_module="rmm",
         provider="vramledger.agent.frameworks.rmm",
+        limits=(
+            MemoryLimit(
+                "code",
+                "rmm.reinitialize(pool_allocator=True, maximum_pool_size={bytes})",
+                "limits the pool; before the first allocation",
+            ),
+        ),
         source="rmm.statistics",
         figures=_pool_figures("in_use", "in_use_peak", "pool"),
     ),

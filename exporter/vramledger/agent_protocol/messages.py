@@ -58,6 +58,16 @@ OOM_VERDICTS = ("too_big", "fragmented", "hoarded", "leaking", "unknown")
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
 """What PyTorch's live tensors are for."""
 
+SNAPSHOT_KEY = "vramledger"
+"""The key in a snapshot file under which the agent adds what PyTorch does not know."""
+
+ALLOCATOR_SETTINGS = {
+    "expandable_segments": r"true|false",
+    "max_split_size_mb": r"unlimited|[1-9][0-9]{0,6}",
+    "garbage_collection_threshold": r"off|0?\.[0-9]{1,6}|1",
+}
+"""The settings of PyTorch's allocator that a report may have, and what a value may be."""
+
 # --- the environment of a program that has an agent --------------------------------------------------
 
 ENABLE_VARIABLE = "VRAMLEDGER_AGENT"
@@ -67,6 +77,8 @@ SOCKET_VARIABLE = "VRAMLEDGER_AGENT_SOCKET"
 INTERVAL_VARIABLE = "VRAMLEDGER_AGENT_INTERVAL"
 CONSENT_VARIABLE = "VRAMLEDGER_AGENT_CONSENT"
 REPORTS_VARIABLE = "VRAMLEDGER_AGENT_REPORTS"
+FROM_START_VARIABLE = "VRAMLEDGER_AGENT_SNAPSHOT_FROM_START"
+"""The value ``1`` starts a recording of the allocator's history before the first allocation."""
 
 
 def make_request(name: str, **arguments: object) -> dict[str, object]:

@@ -23,6 +23,7 @@ from vramledger.torch_snapshots.safe_pickle import limit_address_space, load_pla
 from vramledger.torch_snapshots.sites import compare_snapshots
 from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
 from vramledger.torch_snapshots.text import difference_text, size_text, snapshot_text
+from vramledger.torch_snapshots.training_text import training_text
 
 _HELP = "show where a program's GPU memory was allocated"
 _FORMS = """\
@@ -31,6 +32,12 @@ forms:
   vramledger snapshot show FILE      live bytes by the line that allocated them
   vramledger snapshot diff A B       which lines hold more in B than in A
 """
+
+
+_ORIGINS = {
+    "program": "the program's own history",
+    "start": "the newest events of the recording that began with the program",
+}
 
 
 def add_command(commands: Commands) -> None:
@@ -51,6 +58,11 @@ def add_command(commands: Commands) -> None:
         help="how long to record (default 10s); with --step, how long to wait for a step",
     )  # fmt: skip
     record.add_argument("--step", action="store_true", help="record exactly one training step")
+    record.add_argument(
+        "--cycles", action="store_true",
+        help="record one training step, then run Python's collector and say which lines made the reference "
+        "cycles that kept GPU memory",
+    )  # fmt: skip
     record.add_argument(
         "--events", type=count, default=10_000, metavar="N",
         help="keep the newest N events (default %(default)s); the program stops while they are written",
@@ -137,6 +149,8 @@ def _show(args: argparse.Namespace, path: Path) -> int:
     snapshot = _read(path)
     if args.html is None:
         write_output(snapshot_text(snapshot, top=args.top))
+        if snapshot.training is not None:
+            write_output(training_text(snapshot.training, top=args.top))
         return 0
     with _create_file(args.html, exclusive=False) as file:
         os.write(file, b"")  # so that a file that cannot be written is reported before the work
@@ -152,6 +166,8 @@ def _show(args: argparse.Namespace, path: Path) -> int:
 def _record(args: argparse.Namespace, number: int) -> int:
     path = args.output or Path(time.strftime(f"snapshot-{number}-%Y%m%dT%H%M%S.pickle"))
     arguments: dict[str, object] = {"seconds": args.seconds, "events": args.events, "step": args.step}
+    if args.cycles:
+        arguments["cycles"] = True
     with _create_file(path, exclusive=True) as file:
         try:
             answer = request_agent(args.agent_socket, number, "snapshot", arguments, file)
@@ -159,7 +175,7 @@ def _record(args: argparse.Namespace, number: int) -> int:
             path.unlink(missing_ok=True)  # the file is ours, and still empty
             raise
         size = os.fstat(file).st_size
-    origin = "the program's own history" if answer.get("history") == "program" else "the newest events"
+    origin = _ORIGINS.get(str(answer.get("history")), "the newest events")
     write_output(
         f"{path}: {size_text(size)}, {answer.get('events')} events ({origin});"
         f" read it with: vramledger snapshot show {path}\n"

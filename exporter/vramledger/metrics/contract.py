@@ -19,6 +19,7 @@ from vramledger.metrics import (
     processes,
     reservations,
     sampling,
+    storage,
 )
 from vramledger.metrics.families import Collected, Family
 from vramledger.model.snapshot import Snapshot
@@ -32,6 +33,7 @@ SUBJECTS: Mapping[str, tuple[Family, ...]] = {
     "agents": agents.FAMILIES,
     "hardware": hardware.FAMILIES,
     "access": access.FAMILIES,
+    "storage": storage.FAMILIES,
 }
 """The families by subject: each is a module of this package and a page of the documents, in their order."""
 

@@ -14,6 +14,7 @@ from vramledger.metrics.families import (
     Sample,
     devices_shown,
 )
+from vramledger.model.reading import NodeMemory
 from vramledger.model.snapshot import DeviceSnapshot, Ledger, Snapshot, State
 
 Value = float | Mapping[str, float] | None
@@ -43,10 +44,7 @@ def _device(  # noqa: PLR0913 - one argument a fact
     return DeviceFamily(PREFIX + name, labels, help_, collector, source, absent, read)
 
 
-_WITHOUT_LEDGER = (
-    "when the device has no memory of its own (unified memory, a GPU that MIG divides), or when NVML does "
-    "not give the memory or the process list"
-)
+_WITHOUT_LEDGER = "when MIG divides the GPU, or when NVML does not give the memory or the process list"
 _NOT_COUNTED_TWICE = (
     f"{_WITHOUT_LEDGER}; and for a compute instance that shares the memory of its GPU instance with one of a "
     "lower number, under which it is counted"
@@ -63,8 +61,14 @@ def _ledger(device: DeviceSnapshot) -> Mapping[str, float] | None:
     if ledger is None:
         return None
     reserve = {} if ledger.driver_reserved is None else {"driver_reserved": ledger.driver_reserved}
+    system = {} if ledger.operating_system is None else {"operating_system": ledger.operating_system}
     states = {state.value: ledger.states.get(state, 0) for state in State}
-    return {"free": ledger.free, **reserve, **states, "unattributed": ledger.unattributed}
+    return {"free": ledger.free, **reserve, **system, **states, "unattributed": ledger.unattributed}
+
+
+def _node(device: DeviceSnapshot) -> Mapping[str, float] | None:
+    node = device.reading.node
+    return None if node is None else {name: getattr(node, name) for name in NodeMemory._fields[1:]}
 
 
 def _holders(device: DeviceSnapshot) -> Mapping[str, float] | None:
@@ -92,8 +96,18 @@ FAMILIES = (
         "The ledger: where each byte of the device is, adding up to the total exactly "
         "(nvmlDeviceGetMemoryInfo and the process lists, states from /proc).",
         "state",
-        source=f"nvmlDeviceGetMemoryInfo, {PROCESS_LISTS}, `/proc`",
+        source=f"nvmlDeviceGetMemoryInfo, {PROCESS_LISTS}, `/proc`; of unified memory `/proc/meminfo`",
         absent=_NOT_COUNTED_TWICE,
+    ),
+    _device(
+        "ledger",
+        "device_node_memory_bytes",
+        _node,
+        "The NUMA node that the device's memory is, as the kernel counts it: all of it, what is free, and "
+        "what it holds itself (from the node's meminfo).",
+        "type",
+        source="nvmlDeviceGetNumaNodeId, `/sys/devices/system/node/nodeN/meminfo`",
+        absent="when the device's memory is not a NUMA node, or when the node's figures are not readable",
     ),
     _device(
         "ledger",

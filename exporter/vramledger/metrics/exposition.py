@@ -59,7 +59,7 @@ class Exposition:
         sampler_pid: the sampler's process id, None while there is none.
         clock: seconds, for the collectors' durations.
         collect: the collectors to run by name, instead of those of the contract.
-        access: gives the families of the access rules and of their file.
+        collect_own: gives the families of the exporter itself: its access rules, its storage.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Exposition:
         sampler_pid: Callable[[], int | None],
         clock: Callable[[], float] = time.perf_counter,
         collect: Mapping[str, Callable[[Snapshot], Collected]] | None = None,
-        access: Callable[[], Collected] = list,
+        collect_own: Callable[[], Collected] = list,
     ) -> None:
         self._collect = collectors(most) if collect is None else collect
         self._clock = clock
         self._lines: dict[str, dict[Labels, _SeriesLine]] = {}
-        self._access = access
+        self._collect_own = collect_own
         self._own = _OwnProcesses(sampler_pid)
         self._failing: set[str] = set()
         self._lock = threading.Lock()
@@ -95,7 +95,7 @@ class Exposition:
             try:
                 if name == _EXPORTER:
                     own = self._own.render(request)
-                    blocks += self._encode(self._access(), request)
+                    blocks += self._encode(self._collect_own(), request)
                 else:
                     blocks += self._encode(self._collect[name](snapshot), request)
             except Exception as error:  # noqa: BLE001 - whatever it is, the other collectors are served

@@ -165,7 +165,9 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A device's ledger, bytes: total = free + driver_reserved + sum(states) + unattributed, exactly.
+    """A device's ledger, bytes; total is exactly the sum of the parts.
+
+    The parts are free, driver_reserved, operating_system, the states and unattributed.
 
     Attributes:
         total: all memory of the device.
@@ -174,7 +176,11 @@ class Ledger:
         states: bytes of the holdings by state, minus the overlap; every state is present.
         unattributed: used by no process that NVML lists, and by none that can be named.
         overlap: the excess of the sum of the holdings over used.
-        uncharged: bytes that NVML charges to no process; all that is not unattributed is among the states.
+        uncharged: bytes that NVML charges to no process; all that is not unattributed is among the states, or
+            the operating system's.
+        operating_system: what the operating system holds for itself and for programs that NVML does not list,
+            and pages that it or the driver keeps after a program's end; None where it does not manage the
+            memory.
     """
 
     total: int
@@ -184,11 +190,34 @@ class Ledger:
     unattributed: int
     overlap: int
     uncharged: int = 0
+    operating_system: int | None = None
 
     @property
     def used(self) -> int:
         """Bytes that are neither free nor the driver's own reserve."""
         return self.total - self.free - (self.driver_reserved or 0)
+
+
+class OwnerLimit(NamedTuple):
+    """What an owner may take of a device by its cgroups, and what these are charged.
+
+    Attributes:
+        type: see :class:`vramledger.model.reading.Owner`.
+        name: its name.
+        cgroup: the cgroup whose limit it reaches first; None without a limit.
+        maximum: that limit, bytes.
+        used: what that cgroup has, with those of other owners in it; None when not known.
+        minimum: bytes that are guaranteed to its own cgroups.
+        charged: what its own cgroups are charged; None where that is not its own alone.
+    """
+
+    type: str
+    name: str
+    cgroup: str | None
+    maximum: int | None
+    used: int | None
+    minimum: int
+    charged: int | None
 
 
 class OwnerUsage(NamedTuple):
@@ -201,7 +230,8 @@ class OwnerUsage(NamedTuple):
         byte_seconds: bytes times seconds so far, by state.
         wasted_byte_seconds: bytes held without any work (:attr:`Holding.wasted`) times seconds so far; None
             for an owner that has wasted nothing.
-        freed: bytes that were freed when its holdings ended.
+        freed: bytes that were freed when its holdings ended; None where the operating system manages the
+            memory, which keeps pages after a program's end.
         not_freed: bytes that were not freed then.
     """
 
@@ -210,7 +240,7 @@ class OwnerUsage(NamedTuple):
     held: Mapping[State, int]
     byte_seconds: Mapping[State, float]
     wasted_byte_seconds: float | None
-    freed: int
+    freed: int | None
     not_freed: int
 
 
@@ -294,6 +324,7 @@ class DeviceSnapshot:
         blind: its holders cannot be seen from our PID namespace, so their number is not known.
         owner_usage: the owners of the memory; None when its holders are not known.
         reservation_status: its reservations; None when no known scheduler manages it.
+        limits: what its owners may take of it, where cgroups limit that.
         ghost: whether it is busy for minutes at idle power without any holder; None when not known.
         ghost_since: Unix time since which it is a ghost, None if it is not.
     """
@@ -313,6 +344,7 @@ class DeviceSnapshot:
     memory_counted_under: str | None = None
     undivided: UndividedBytes | None = None
     left: tuple[LeftBytes, ...] = ()
+    limits: tuple[OwnerLimit, ...] = ()
 
     @property
     def wasted(self) -> int | None:
@@ -414,6 +446,11 @@ class AgentSnapshot:
         general = (pool.general for pool in self.pools.get(uuid, ()))
         taken = sum(max(figures.get("pool", 0), figures.get("in_use", 0)) for figures in general)
         return taken if taken > charged else None
+
+    def settings(self, framework: str) -> Mapping[str, str]:
+        """Return the settings of a framework's allocator, as far as they are known."""
+        reported = () if self.report is None else self.report.frameworks
+        return next((each.settings for each in reported if each.framework == framework), {})
 
     def need(self, uuid: str) -> int | None:
         """Return the sum of each framework's peak of memory in use, None if one does not report it."""

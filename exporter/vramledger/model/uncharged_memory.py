@@ -19,9 +19,10 @@ def uncharged_bytes(device: DeviceReading) -> int | None:
     """Return the used bytes that NVML charges to no process, None when it is not known.
 
     A driver that does not report its own reserve separately counts it as used, so nothing can be said there.
+    The same holds for memory that the operating system manages, and uses itself.
     """
     memory = device.memory
-    if memory is None or memory.reserved is None or device.processes is None:
+    if memory is None or memory.reserved is None or device.processes is None or device.memory_kind:
         return None
     held = sum(entry.memory or 0 for entry in device.processes)
     return max(0, memory.total - memory.free - memory.reserved - held)

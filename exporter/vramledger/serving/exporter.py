@@ -20,6 +20,7 @@ from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.server import run_agent_server
 from vramledger.config import CONTROL_SOCKET, Config
 from vramledger.logs import fields, log
+from vramledger.metrics.storage import collect as storage_families
 from vramledger.model.snapshot import Snapshot
 from vramledger.readers.hosts.driver_watch import has_device_class, open_control_device
 from vramledger.readers.hosts.open_device_files import read_open_device_files
@@ -53,6 +54,7 @@ from vramledger.serving.source import (
     snapshots,
 )
 from vramledger.serving.storage import PastDesk, store
+from vramledger.serving.storage_health import StorageHealth
 from vramledger.views.ledger_answer import write_answer
 from vramledger.views.public_view import public_view
 from vramledger.web.cancellation import cancel_and_wait
@@ -121,12 +123,15 @@ async def _serve_source(
     user = _choose_user(config) if isinstance(source, Supervisor) else None
     # What needs a right comes first: the sockets, then the processes that count and that start samplers.
     past, wait = PastDesk(), reading_timeout(config.sampling)
+    health = None if config.storage is None else StorageHealth(config.storage.size, config.storage.retention)
+    if health is not None:
+        page.collect = lambda: storage_families(health.figures())
     page.past = None if config.storage is None else past.answer_page
     async with (
         agents as agent_server,
         _control_socket(config, source, _LedgerDesk(publisher, page, idle_after, wait), page, past),
         counts as launch_counting,
-        store(config, tracker, page.timeline, idle_after, user) as stored,
+        store(config, tracker, page.timeline, idle_after, user=user, health=health) as stored,
         _starter(config, source) as start_starter,
         serve(config, publisher, lambda: _give_up_rights(config, start_starter, user), page),
         notify_service_manager(),

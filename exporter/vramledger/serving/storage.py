@@ -1,14 +1,17 @@
 """The exporter's end of the storage: send what to store, ask what was, go on from it after a restart.
 
-The process that writes is started once, before we give up our rights. If it ends, or its disk hangs, nothing
-is stored or answered from then on, and nothing else changes.
+The process that writes is started by one that we start before we give up our rights, and again when it is
+killed. While it is away, or its disk hangs, nothing is stored or answered, and nothing else changes.
 """
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
 import json
+import os
+import socket
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
@@ -26,11 +29,24 @@ from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.privileges import User
 from vramledger.serving.callers import Caller
 from vramledger.serving.control_messages import ControlError, ControlRequest, PastHeader
+from vramledger.serving.storage_health import SLOW_DISK, StorageHealth
 from vramledger.storage.moments import advance, recall
-from vramledger.storage.protocol import AGAIN, ANSWER, ASK, HEADER, READY, pack, storage_command
+from vramledger.storage.protocol import (
+    ADD,
+    AGAIN,
+    ANSWER,
+    ASK,
+    HEADER,
+    PACKET_BYTES,
+    READY,
+    START,
+    STATUS,
+    keeper_command,
+    pack,
+)
 from vramledger.storage.questions import AT, READINGS, RESTORE
 from vramledger.storage.recorder import Recorder
-from vramledger.storage.segments import READING, Entry
+from vramledger.storage.segments import READING, Entry, read_head
 from vramledger.views.timeline import Timeline
 from vramledger.web.cancellation import background_task
 
@@ -39,6 +55,11 @@ START_SECONDS = 8.0
 
 RESTORE_SECONDS = 10.0
 """Seconds within which it says what to go on from; then the exporter starts without it."""
+
+RESTART_SECONDS, RESTART_SECONDS_MAX = 1.0, 300.0
+"""Seconds from the end of the process to its next start: twice as many each time; the maximum."""
+
+ENDED = "the process that stores has ended"
 
 ANSWER_SECONDS = 20.0
 END_SECONDS = 5.0
@@ -59,47 +80,82 @@ class StorageError(VramledgerError):
 class Storage:
     """The process that stores, as the exporter sees it; used from the event loop only."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        """Use a process that was started."""
-        self._process = process
+    def __init__(
+        self, keeper: asyncio.subprocess.Process, requests: socket.socket, health: StorageHealth
+    ) -> None:
+        """Use a process that starts the one that stores, and our end of the socket to it."""
+        self._keeper = keeper
+        self._requests = requests
         self._waiting: deque[asyncio.Future[bytes]] = deque()
         self._loop = asyncio.get_running_loop()
+        self._input: asyncio.WriteTransport | None = None
+        self._output: asyncio.StreamReader | None = None
+        self._output_pipe: asyncio.ReadTransport | None = None
+        self.health = health
         self.again = threading.Event()
         self.failed = False
 
-    @property
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return self._process.returncode is None
-
-    async def wait_until_ready(self) -> None:
-        """Wait until it has opened its directory.
+    async def open(self) -> None:
+        """Wait until the directory is open, and have the process that stores started.
 
         Raises:
-            StartupError: it cannot.
+            StartupError: it cannot be used.
             asyncio.TimeoutError: the disk does not answer.
         """
-        kind, content = await asyncio.wait_for(self._receive(), START_SECONDS)
-        if kind != READY or content:
-            raise StartupError(content.decode() or "the process that stores could not be started")
+        receiving = self._loop.sock_recv(self._requests, PACKET_BYTES)
+        answer = await asyncio.wait_for(receiving, START_SECONDS)
+        if answer != READY:
+            raise StartupError(
+                answer.decode() or "the process that stores could not be started; see its message above"
+            )
+        await self._start()
+
+    async def _start(self) -> None:
+        """Have a process that stores started.
+
+        Raises:
+            OSError: it cannot be requested.
+        """
+        source, to_it = os.pipe2(os.O_CLOEXEC)
+        from_it, target = os.pipe2(os.O_CLOEXEC)
+        ours = [os.fdopen(to_it, "wb", buffering=0), os.fdopen(from_it, "rb", buffering=0)]
+        try:
+            descriptors = array.array("i", [source, target])
+            self._requests.sendmsg([START], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+        except OSError:
+            for each in ours:
+                each.close()
+            raise
+        finally:
+            os.close(source)
+            os.close(target)
+        output = asyncio.StreamReader(limit=LIMIT)
+        self._input, _ = await self._loop.connect_write_pipe(asyncio.Protocol, ours[0])
+        self._output_pipe, _ = await self._loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), ours[1]
+        )
+        self._output = output
 
     def send(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
         """Send what is to be stored; leave it out if the process does not keep up."""
-        pipe = self._process.stdin
-        assert pipe is not None  # noqa: S101 PIPE was requested
-        if not self.alive:
-            return  # run() has logged it
-        if pipe.transport.get_write_buffer_size() > BUFFER_MAX:
+        messages = list(messages)
+        readings = sum(kind == ADD and read_head(content)[0] == READING for kind, content in messages)
+        if self._input is None:
+            self.health.record_dropped(readings, ENDED)  # run() has logged it
+            return
+        if self._input.get_write_buffer_size() > BUFFER_MAX:
             self.again.set()
+            self.health.record_dropped(readings, SLOW_DISK)
             if not self.failed:
                 self.failed = True
-                log.error("Nothing is stored for now", extra=fields(err="the disk does not keep up"))
+                log.error("Nothing is stored for now", extra=fields(err=SLOW_DISK))
             return
         if self.failed:
             self.failed = False
             log.info("Samples are stored again")
         for kind, content in messages:
-            pipe.write(pack(kind, content))
+            self._input.write(pack(kind, content))
+        self.health.record_sent(readings)
 
     async def request(
         self, question: dict[str, Any], timeout: float = ANSWER_SECONDS
@@ -109,16 +165,14 @@ class Storage:
         Raises:
             StorageError: there is none, or it says why not.
         """
-        if not self.alive:
-            message = "the process that stores has ended; restart the exporter"
-            raise StorageError(message)
+        if self._input is None:
+            raise StorageError(ENDED)
         if len(self._waiting) >= WAITING_MAX:
             message = "too many ask for the past at the same time; try again"
             raise StorageError(message)
         future = self._loop.create_future()
         self._waiting.append(future)
-        assert self._process.stdin is not None  # noqa: S101 PIPE was requested
-        self._process.stdin.write(pack(ASK, json.dumps(question).encode()))
+        self._input.write(pack(ASK, json.dumps(question).encode()))
         try:
             answer = await asyncio.wait_for(asyncio.shield(future), timeout)
         except asyncio.TimeoutError as error:
@@ -131,42 +185,73 @@ class Storage:
         return head, content
 
     async def run(self) -> None:
-        """Receive its messages until it ends."""
-        try:
-            while True:
-                kind, content = await self._receive()
-                if kind == ANSWER and self._waiting:
-                    future = self._waiting.popleft()
-                    if not future.done():
-                        future.set_result(content)
-                elif kind == AGAIN:
-                    self.again.set()
-        except (asyncio.IncompleteReadError, OSError, ValueError):
-            status = await self._process.wait()
-            log.error("Nothing is stored any more: its process has ended", extra=fields(status=status))
-        finally:
-            for future in self._waiting:
+        """Receive what the process says, and have it started again whenever it has ended."""
+        wait = RESTART_SECONDS
+        while True:
+            began = self._loop.time()
+            with contextlib.suppress(asyncio.IncompleteReadError, OSError, ValueError):
+                await self._receive()
+            self._disconnect()
+            self.health.record_end(ENDED)
+            if self._loop.time() - began > RESTART_SECONDS_MAX:
+                wait = RESTART_SECONDS
+            log.error(
+                "Nothing is stored: its process has ended, and is started again", extra=fields(in_s=wait)
+            )
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, RESTART_SECONDS_MAX)
+            try:
+                await self._start()
+            except OSError as error:
+                log.error(
+                    "Nothing is stored any more: only a new exporter can start its process",
+                    extra=fields(err=error.strerror or str(error)),
+                )
+                return
+            self.health.record_restart()
+            self.again.set()
+
+    async def _receive(self) -> None:
+        """Receive messages until the process has ended."""
+        pipe = self._output
+        assert pipe is not None  # noqa: S101 it was started
+        while True:
+            kind, size = HEADER.unpack(await pipe.readexactly(HEADER.size))
+            content = await pipe.readexactly(size)
+            if kind == ANSWER and self._waiting:
+                future = self._waiting.popleft()
                 if not future.done():
-                    future.set_result(json.dumps({"error": "the process that stores has ended"}).encode())
+                    future.set_result(content)
+            elif kind == AGAIN:
+                self.again.set()
+            elif kind == STATUS:
+                self.health.record_status(json.loads(content))
 
-    async def _receive(self) -> tuple[bytes, bytes]:
-        pipe = self._process.stdout
-        assert pipe is not None  # noqa: S101 PIPE was requested
-        kind, size = HEADER.unpack(await pipe.readexactly(HEADER.size))
-        return kind, await pipe.readexactly(size)
-
-    async def abandon(self) -> None:
-        """End it at once. From Python 3.12 on, its pipes must not outlive the event loop."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self.end()
+    def _disconnect(self) -> None:
+        """Close the pipes of a process that has ended, and answer who waits for it."""
+        for pipe in (self._input, self._output_pipe):
+            if pipe is not None:
+                pipe.close()
+        self._input = self._output_pipe = None
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(json.dumps({"error": ENDED}).encode())
 
     async def end(self) -> None:
-        """Let it write what it has got, and end."""
-        assert self._process.stdin is not None  # noqa: S101 PIPE was requested
-        self._process.stdin.close()
+        """Let it write what it has got, and end; one that hangs ends when its disk answers."""
+        if self._input is not None:
+            self._input.close()
+        self._requests.close()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._process.wait(), END_SECONDS)
+            await asyncio.wait_for(self._keeper.wait(), END_SECONDS)
+        self._disconnect()
+
+    async def abandon(self) -> None:
+        """End it before it has opened its directory."""
+        with contextlib.suppress(ProcessLookupError):
+            self._keeper.kill()
+        await self.end()
 
 
 class PastDesk:
@@ -263,6 +348,7 @@ class StoredTracker:
         except Exception as error:  # noqa: BLE001 a bug must cost the storage alone
             log.exception("Nothing is stored any more; please report this", extra=fields(err=repr(error)))
             self._recorder = None
+            self._loop.call_soon_threadsafe(self._storage.health.record_error, repr(error))
 
     def last_messages(self) -> list[tuple[bytes, bytes]]:
         """Return what is stored at our end."""
@@ -283,8 +369,8 @@ class StoredTracker:
         tracker, timeline = self._tracker.fresh(), Timeline()
         try:
             recall(tracker, timeline, content["state"], self._tracker.settings)
-            for value in content["readings"]:
-                advance(tracker, timeline, Entry(READING, 0.0, value))
+            for time, value in content["readings"]:
+                advance(tracker, timeline, Entry(READING, time, value))
             known, seen = tracker.remembered(), timeline.remembered()
             last = known["_last"]
         except Exception as error:  # noqa: BLE001 whatever a file holds, we sample
@@ -299,54 +385,64 @@ class StoredTracker:
 
 
 @asynccontextmanager
-async def store(
-    config: Config, tracker: HoldingTracker, timeline: Timeline, idle_after: float, user: User | None
+async def store(  # noqa: PLR0913 what it joins
+    config: Config,
+    tracker: HoldingTracker,
+    timeline: Timeline,
+    idle_after: float,
+    *,
+    user: User | None,
+    health: StorageHealth | None,
 ) -> AsyncIterator[tuple[Storage, StoredTracker] | None]:
     """Start the process that stores, and yield it with the accounting that records; None without a storage.
 
     Raises:
         StartupError: the directory cannot be used.
     """
-    if config.storage is None:
+    if config.storage is None or health is None:
         yield None
         return
-    process = await asyncio.create_subprocess_exec(
-        *storage_command(_arguments(config.storage, config.sampling.rootfs, user), *settings()),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=LIMIT,
-    )
-    storage = Storage(process)
+    ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)  # noqa: FBT003 the standard library's
+    with other:
+        keeper = await asyncio.create_subprocess_exec(
+            *keeper_command(_arguments(config.storage, config.sampling.rootfs, user), *settings()),
+            stdin=other.fileno(),
+        )
+    storage = Storage(keeper, ours, health)
     try:
-        await storage.wait_until_ready()
+        await storage.open()
     except asyncio.TimeoutError:
         log.error("Nothing is stored: the disk does not answer", extra=fields(path=config.storage.path))
+        health.record_error("the disk did not answer at the start")
         try:
             yield None
         finally:
             await storage.abandon()
         return
-    except asyncio.IncompleteReadError as error:
+    except OSError as error:
         await storage.abandon()
-        message = "the process that stores has ended; see its message above"
+        message = "the process that stores could not be started; see its message above"
         raise StartupError(message) from error
     except StartupError:
         await storage.abandon()
         raise
     recorder = Recorder(tracker, timeline, idle_after, config.sampling.interval)
     stored = StoredTracker(tracker, timeline, recorder, storage)
-    async with background_task(storage.run()):
-        try:
-            head, content = await storage.request({"ask": RESTORE}, RESTORE_SECONDS)
-            if head["found"]:
-                stored.set_earlier(head["header"], json.loads(content))
-        except StorageError as error:
-            log.warning("Cannot go on from what is stored: starting without it", extra=fields(err=str(error)))
-        try:
+    try:
+        async with background_task(storage.run()):
+            try:
+                head, content = await storage.request({"ask": RESTORE}, RESTORE_SECONDS)
+                if head["found"]:
+                    stored.set_earlier(head["header"], json.loads(content))
+            except StorageError as error:
+                log.warning(
+                    "Cannot go on from what is stored: starting without it", extra=fields(err=str(error))
+                )
             yield storage, stored
-        finally:
-            storage.send(stored.last_messages())
-            await storage.end()
+    finally:
+        storage.send(stored.last_messages())
+        await storage.end()
 
 
 def _arguments(config: StorageConfig, rootfs: Path, user: User | None) -> str:

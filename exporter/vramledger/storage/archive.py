@@ -1,7 +1,7 @@
 """Keep the segments in one directory: find a moment, thin what is old, remove what is too old or too much.
 
 A file is named by the Unix time of its beginning and by its step. ``1795234210.live.gz`` is being written.
-When it is full, half an hour later, it is compressed as a whole, which takes a quarter less:
+When it is full, half an hour later, it is compressed as a whole, which takes a fifth less:
 ``1795234210.1s.gz`` has every reading too. After an hour ``1795234210.2m.gz`` replaces it, which keeps each
 state and the reading after it, and after a day ``1795234210.10m.gz``. What is not named like this is not
 ours, and stays. All files are opened within the directory, without following a link.
@@ -202,6 +202,7 @@ class Archive:
         self._clock = clock
         self._writer: SegmentWriter | None = None
         self._writing = ""
+        self._written = 0
 
     # Writing
 
@@ -249,12 +250,16 @@ class Archive:
         """
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            writer.finish()
+            try:
+                writer.finish()
+            finally:
+                self._written += writer.size
 
     def _drop_writer(self) -> None:
         """End the segment where the disk failed; a file in which nothing is whole is removed."""
         if self._writer is not None:
             empty = not self._writer.size
+            self._written += self._writer.size
             self._writer.abandon()
             self._writer = None
             if empty:
@@ -276,8 +281,8 @@ class Archive:
                 found.append(SegmentName(int(match[1]), int(match[2] or 0), match[3], name))
         return sorted(found)
 
-    def keep_house(self) -> tuple[int, float | None]:
-        """Thin one segment, and remove what is too old or too much; return the bytes and the oldest time.
+    def keep_house(self) -> None:
+        """Thin one segment, and remove what is too old or too much.
 
         Raises:
             OSError: the disk does not answer or is full.
@@ -286,8 +291,19 @@ class Archive:
         self._remove_old()
         with suppress(RecordingError):
             self._thin_one()
-        sizes = self._sizes()
-        return sum(sizes.values()), min((each.begin for each in sizes), default=None)
+
+    def usage(self) -> tuple[int, float | None]:
+        """Return the bytes of all files, and the time of the oldest moment that can be shown.
+
+        Raises:
+            OSError: the disk does not answer.
+        """
+        return sum(self._sizes().values()), min((each.begin for each in self.names()), default=None)
+
+    @property
+    def written(self) -> int:
+        """The bytes that were written so far, with those of thinning."""
+        return self._written + (0 if self._writer is None else self._writer.size)
 
     def _sizes(self) -> dict[SegmentName, int]:
         sizes = {}
@@ -331,7 +347,7 @@ class Archive:
         new = old.name.replace(f".{old.step}.", f".{step}.")
         temporary = new + _TEMPORARY
         with self._opened(old) as (header, entries):
-            writer = SegmentWriter(self._create(temporary), header)
+            writer = SegmentWriter(self._create(temporary), header, at_once=True)
             try:
                 if seconds:
                     for entry in _thinned(entries, seconds):
@@ -347,6 +363,8 @@ class Archive:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=self._directory)
             raise
+        finally:
+            self._written += writer.size
         os.rename(temporary, new, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         os.unlink(old.name, dir_fd=self._directory)
 

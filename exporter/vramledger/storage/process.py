@@ -2,7 +2,8 @@
 
 It is a process of its own because a disk may hang, and then neither a sample nor a scrape waits for it; and
 because those who look at the past must not slow down those who look at the present. It may change no file
-outside its directory, and ends when the exporter does: what it has got by then is written.
+outside its directory, and ends when the exporter does: what it has got by then is written. If it is killed,
+``keeper`` starts it again.
 """
 
 from __future__ import annotations
@@ -15,26 +16,14 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
-from vramledger.errors import StartupError, VramledgerError
+from vramledger.errors import VramledgerError
 from vramledger.logs import configure, fields, log
-from vramledger.sampling.landlock import forbid_changes
-from vramledger.sampling.privileges import User, drop_privileges
-from vramledger.storage.archive import Archive, lock_directory, open_directory
-from vramledger.storage.protocol import (
-    ADD,
-    AGAIN,
-    ANSWER,
-    ASK,
-    BEGIN,
-    HEADER,
-    MAX_CONTENT,
-    READY,
-    pack,
-)
+from vramledger.sampling.privileges import drop_privileges
+from vramledger.storage.archive import Archive
+from vramledger.storage.protocol import ADD, AGAIN, ANSWER, ASK, BEGIN, HEADER, MAX_CONTENT, STATUS, pack
 from vramledger.storage.questions import answer
+from vramledger.storage.segments import READING, read_head
 
 FLUSH_INTERVAL = 4.0
 """Seconds after which what was added is written: what a kill or a power cut may cost."""
@@ -45,10 +34,6 @@ HOUSE_INTERVAL = 30.0
 RETRY_INTERVAL = 10.0
 """Seconds after a failure of the disk until a new segment is begun."""
 
-LOCK_SECONDS = 5.0
-"""For how long we wait for the process of an exporter that has just ended, which still writes."""
-
-_NICENESS = 10
 _READ_BYTES = 1 << 20
 
 
@@ -63,16 +48,46 @@ class StorageProcess:
         self._failed: str | None = None
         self._flushed = self._kept_house = time.monotonic()
         self._retry_at: float | None = None
+        self._pending = self._stored = self._dropped = 0
+        self._newest: float | None = None
+        self._newest_stored: float | None = None
+        self._size: int | None = None
+        self._oldest: float | None = None
 
     def receive(self, kind: bytes, content: bytes) -> None:
         """Do what a message says."""
         if kind == BEGIN:
-            self._writing = self._try(lambda: self._archive.begin(json.loads(content)))
-        elif kind == ADD and self._writing:
-            self._archive.add(content)
+            self._writing = self._try(lambda: self._archive.begin(json.loads(content)), proves=False)
+        elif kind == ADD:
+            self._add(content)
         elif kind == ASK:
             self._flush()
             self._send(pack(ANSWER, self._answer(content)))
+
+    def _add(self, line: bytes) -> None:
+        entry, time_of = read_head(line)
+        reading = entry == READING
+        if not self._writing:
+            self._dropped += reading
+            return
+        self._archive.add(line)
+        if reading:
+            self._pending += 1
+            self._newest = time_of
+
+    def report(self) -> None:
+        """Tell the exporter what was stored since our start, and what was not."""
+        status = {
+            "stored": self._stored,
+            "dropped": self._dropped,
+            "written": self._archive.written,
+            "newest": self._newest_stored,
+            "size": self._size,
+            "oldest": self._oldest,
+            "error": self._failed,
+        }
+        with suppress(BrokenPipeError):  # the exporter has ended, and what it sent is still to be read
+            self._send(pack(STATUS, json.dumps(status).encode()))
 
     def _answer(self, content: bytes) -> bytes:
         try:
@@ -98,26 +113,40 @@ class StorageProcess:
             self._archive.keep_house()
         except OSError as error:
             self._complain(error)
+        self.measure()
+
+    def measure(self) -> None:
+        """Look at how much is stored, and since when."""
+        with suppress(OSError):
+            self._size, self._oldest = self._archive.usage()
 
     def _flush(self) -> None:
         self._flushed = time.monotonic()
         if self._writing:
             self._writing = self._try(self._archive.flush)
+        if not self._size:  # what was stored first is not to count as nothing until the next look
+            self.measure()
+        self.report()
 
     def end(self) -> None:
         """Write the rest, and the end of the segment."""
         if self._writing:
-            self._try(self._archive.end)
+            self._writing = self._try(self._archive.end)
 
-    def _try(self, write: Callable[[], None]) -> bool:
-        """Write; after a failure, begin again some time later."""
+    def _try(self, write: Callable[[], None], *, proves: bool = True) -> bool:
+        """Write; after a failure, begin again some time later.
+
+        A file can be made on a full disk, so that alone does not prove that something is stored again.
+        """
         try:
             write()
         except OSError as error:
             self._complain(error)
             self._retry_at = time.monotonic() + RETRY_INTERVAL
+            self._dropped, self._pending = self._dropped + self._pending, 0
             return False
-        if self._failed is not None:
+        self._stored, self._pending, self._newest_stored = self._stored + self._pending, 0, self._newest
+        if proves and self._failed is not None:
             log.info("The storage is written again")
             self._failed = None
         return True
@@ -156,42 +185,17 @@ def _send(message: bytes) -> None:
         left = left[os.write(1, left) :]
 
 
-def _open(config: dict[str, Any]) -> int:
-    """Open the directory, and wait for its lock.
-
-    Raises:
-        StartupError: it cannot be used, or another exporter uses it.
-    """
-    path, user = Path(config["path"]), config["user"]
-    directory = open_directory(path, tuple(user) if user else None)
-    end = time.monotonic() + LOCK_SECONDS
-    while not lock_directory(directory):
-        if time.monotonic() > end:
-            message = f"--storage.path={path} is in use by another exporter; give each its own"
-            raise StartupError(message)
-        time.sleep(0.05)
-    return directory
-
-
 def main() -> None:
-    """Store until the exporter ends."""
+    """Store until the exporter ends, or this process is killed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the exporter's end is ours
-    config = json.loads(sys.argv[1])
-    configure(*sys.argv[2:4])
-    try:
-        directory = _open(config)
-    except StartupError as error:
-        _send(pack(READY, str(error).encode()))
-        return
-    drop_privileges(become=User(*config["user"]) if config["user"] else None)
-    forbid_changes([], [Path(config["path"])])
-    with suppress(OSError):  # a filter of system calls may forbid it
-        os.nice(_NICENESS)
+    directory, config = int(sys.argv[1]), json.loads(sys.argv[2])
+    configure(*sys.argv[3:5])
+    drop_privileges()
     archive = Archive(directory, config["host"], retention=config["retention"], size=config["size"])
     process = StorageProcess(archive, _send)
     try:
-        _send(pack(READY, b""))
+        process.measure()
         serve_pipe(process, 0)
     except BrokenPipeError:
         pass  # the exporter has ended

@@ -8,9 +8,13 @@ of the documented type stops the reading, and the error names its place.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
+from vramledger.agent_protocol.messages import SNAPSHOT_KEY
 from vramledger.errors import SnapshotError
+from vramledger.torch_snapshots.categories import UNRECORDED, category_of
+from vramledger.torch_snapshots.plain_values import mapping, raise_malformed, whole_number
+from vramledger.torch_snapshots.training import Training, parse_training
 from vramledger.torch_snapshots.user_lines import NATIVE, Frame, Stack, user_frames
 
 ENTRIES_MAX = 5_000_000
@@ -25,12 +29,32 @@ class Block(NamedTuple):
     """Memory in use. ``stack`` holds the user's frames; it is empty for memory older than the recording.
 
     It is :data:`NATIVE` alone for memory that the recording saw allocated without a frame of Python.
+    ``category`` is one of :data:`vramledger.torch_snapshots.categories.CATEGORIES`.
     """
 
     device: int
     address: int
     size: int
     stack: Stack
+    category: str = UNRECORDED
+
+
+class Segment(NamedTuple):
+    """Memory that the allocator has taken from the driver in one piece, with the blocks in use.
+
+    Attributes:
+        device: PyTorch's number.
+        address: where it begins.
+        size: bytes.
+        about: its pool, in a few words.
+        blocks: in the order of their addresses; between them it is free.
+    """
+
+    device: int
+    address: int
+    size: int
+    about: str
+    blocks: tuple[Block, ...]
 
 
 class AllocationEvent(NamedTuple):
@@ -42,6 +66,7 @@ class AllocationEvent(NamedTuple):
     size: int
     time: float | None
     stack: Stack
+    category: str = UNRECORDED
 
 
 class Device(NamedTuple):
@@ -54,11 +79,13 @@ class Device(NamedTuple):
 
 
 class AllocationSnapshot(NamedTuple):
-    """One snapshot file."""
+    """One snapshot file; ``training`` is what our agent has added, None in a file that PyTorch wrote."""
 
     devices: tuple[Device, ...]
     blocks: tuple[Block, ...]
     events: tuple[AllocationEvent, ...]
+    segments: tuple[Segment, ...] = ()
+    training: Training | None = None
 
     @property
     def recorded(self) -> float | None:
@@ -82,79 +109,86 @@ class _SnapshotParser:
     def __init__(self, most: int) -> None:
         self._most = most
         self._seen = 0
-        self._stacks: dict[Stack, Stack] = {}
+        self._stacks: dict[Stack, tuple[Stack, str]] = {}
         self._frames: dict[Frame, Frame] = {}
 
     def parse(self, data: object) -> AllocationSnapshot:
-        whole = _mapping(data, "the snapshot")
+        whole = mapping(data, "the snapshot")
         if "segments" not in whole:
             message = "this is not a memory snapshot of PyTorch: it has no segments"
             raise SnapshotError(message)
         events = _name_native(tuple(self._events(whole)))
+        training = parse_training(whole[SNAPSHOT_KEY]) if SNAPSHOT_KEY in whole else None
         native = _addresses_of_native(events)
         blocks: list[Block] = []
+        segments: list[Segment] = []
         totals: dict[int, list[int]] = {}
         for segment in self._items(whole, "segments"):
-            number = _whole_number(segment, "device", 0)  # absent before 2.1, which had one device in a file
+            number = whole_number(segment, "device", 0)  # absent before 2.1, which had one device in a file
             total = totals.setdefault(number, [0, 0, 0])
-            total[0] += _whole_number(segment, "total_size")
-            address = _whole_number(segment, "address", 0)
+            total_size = whole_number(segment, "total_size")
+            total[0] += total_size
+            begin = address = whole_number(segment, "address", 0)
+            first = len(blocks)
             for block in self._items(segment, "blocks"):
-                size = _whole_number(block, "size")
-                start = _whole_number(block, "address", address)
+                size = whole_number(block, "size")
+                start = whole_number(block, "address", address)
                 address = start + size
                 if block.get("state") in _LIVE_STATES:
                     total[1] += size
-                    stack = self._stack(block)
-                    if not stack and (number, start) in native:
-                        stack = (NATIVE,)
-                    blocks.append(Block(number, start, size, stack))
+                    stack, category = self._stack(block)
+                    if not stack and ((number, start) in native or (training and training.from_start)):
+                        stack, category = (NATIVE,), category_of((NATIVE,))
+                    blocks.append(Block(number, start, size, stack, category))
                 else:
                     total[2] = max(total[2], size)
+            inside = tuple(sorted(blocks[first:], key=lambda block: block.address))
+            segments.append(Segment(number, begin, total_size, _about(segment), inside))
         devices = tuple(Device(number, *total) for number, total in sorted(totals.items()))
-        return AllocationSnapshot(devices, tuple(blocks), events)
+        return AllocationSnapshot(devices, tuple(blocks), events, tuple(segments), training)
 
     def _events(self, whole: Mapping[object, object]) -> Iterator[AllocationEvent]:
         traces = whole.get("device_traces", [])
         if not isinstance(traces, list | tuple):
-            _raise_malformed("device_traces", "a list")
+            raise_malformed("device_traces", "a list")
         for number, trace in enumerate(traces):
             for entry in self._items({"device_traces": trace}, "device_traces"):
                 action = entry.get("action")
                 if not isinstance(action, str):
-                    _raise_malformed("action", "a string")
-                time = _whole_number(entry, "time_us", -1)
-                stack = self._stack(entry) if action == "alloc" else ()
+                    raise_malformed("action", "a string")
+                time = whole_number(entry, "time_us", -1)
+                stack, category = self._stack(entry) if action == "alloc" else ((), UNRECORDED)
                 yield AllocationEvent(
-                    number, action, _whole_number(entry, "addr", 0), _whole_number(entry, "size", 0),
-                    None if time < 0 else time / 1e6, stack,
+                    number, action, whole_number(entry, "addr", 0), whole_number(entry, "size", 0),
+                    None if time < 0 else time / 1e6, stack, category,
                 )  # fmt: skip
 
-    def _stack(self, holder: Mapping[object, object]) -> Stack:
+    def _stack(self, holder: Mapping[object, object]) -> tuple[Stack, str]:
+        """Return the user's frames of a stack, and what the whole stack was allocated by."""
         if holder.get("frames") is None:
-            return ()
+            return (), UNRECORDED
         frames = []
         for frame in self._items(holder, "frames"):
             filename, name = frame.get("filename"), frame.get("name")
             if not isinstance(filename, str) or not isinstance(name, str):
-                _raise_malformed("frames", "file names and functions")
-            key = Frame(filename, _whole_number(frame, "line", 0), name)
+                raise_malformed("frames", "file names and functions")
+            key = Frame(filename, whole_number(frame, "line", 0), name)
             frames.append(self._frames.setdefault(key, key))
         whole = tuple(frames)
         if whole not in self._stacks:
-            self._stacks[whole] = user_frames(whole)
+            self._stacks[whole] = user_frames(whole), category_of(whole)
         return self._stacks[whole]
 
     def _items(self, holder: Mapping[object, object], key: str) -> Iterator[Mapping[object, object]]:
         items = holder.get(key, [])
         if not isinstance(items, list | tuple):
-            _raise_malformed(key, "a list")
+            raise_malformed(key, "a list")
         self._seen += len(items)
         if self._seen > self._most:
             message = f"the snapshot has more than {self._most:,} entries; record a shorter time"
             raise SnapshotError(message)
         for item in items:
-            yield _mapping(item, key)
+            yield mapping(item, key)
 
 
 def _name_native(events: tuple[AllocationEvent, ...]) -> tuple[AllocationEvent, ...]:
@@ -162,7 +196,9 @@ def _name_native(events: tuple[AllocationEvent, ...]) -> tuple[AllocationEvent, 
     if not any(event.stack for event in events):
         return events  # the recording kept no frames at all
     return tuple(
-        event._replace(stack=(NATIVE,)) if event.action == "alloc" and not event.stack else event
+        event._replace(stack=(NATIVE,), category=category_of((NATIVE,)))
+        if event.action == "alloc" and not event.stack
+        else event
         for event in events
     )
 
@@ -178,22 +214,11 @@ def _addresses_of_native(events: tuple[AllocationEvent, ...]) -> set[tuple[int, 
     return found
 
 
-def _mapping(data: object, place: str) -> Mapping[object, object]:
-    if not isinstance(data, dict):
-        _raise_malformed(place, "a dictionary")
-    return data
-
-
-def _whole_number(holder: Mapping[object, object], key: str, absent: int | None = None) -> int:
-    value = holder.get(key, absent)
-    # Addresses of the upper half are negative in some versions; sizes and times never are.
-    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**64:
-        _raise_malformed(key, "a whole number")
-    if value < 0 and key not in ("address", "addr", "line", "time_us"):
-        _raise_malformed(key, "a number of 0 or more")
-    return value
-
-
-def _raise_malformed(place: str, wanted: str) -> NoReturn:
-    message = f"this is not a memory snapshot of PyTorch that we know: {place!r} is not {wanted}"
-    raise SnapshotError(message)
+def _about(segment: Mapping[object, object]) -> str:
+    """Say in a few words what a segment is for."""
+    words = [
+        "expandable" if segment.get("is_expandable") is True else "",
+        "private" if segment.get("segment_pool_id") not in (None, (0, 0), [0, 0]) else "",
+        "small allocations" if segment.get("segment_type") == "small" else "large allocations",
+    ]
+    return " ".join(word for word in words if word)

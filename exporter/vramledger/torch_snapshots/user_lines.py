@@ -6,10 +6,11 @@ them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import NamedTuple
+
+from vramledger.agent_protocol import user_code
 
 
 class Frame(NamedTuple):
@@ -37,27 +38,14 @@ Stack = tuple[Frame, ...]
 class CodeOrigin(IntEnum):
     """The author of a frame; the author that is most useful to name comes first."""
 
-    OWN = 0
-    LIBRARY = 1
-    FRAMEWORK = 2
-
-
-_FRAMEWORK = re.compile(
-    r"/(site|dist)-packages/(torch|torchvision|torchaudio|functorch|triton|accelerate|deepspeed)/"
-    r"|/torchinductor_[^/]*/|/torch/(nn|autograd|optim|utils|_[a-z]+|cuda|fx)/"
-)
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/")
-_GENERATED = re.compile(r"<(eval_with_key|frozen |__array_function__|torch_package)|\?\?$|^$")
+    OWN = user_code.OWN
+    LIBRARY = user_code.LIBRARY
+    FRAMEWORK = user_code.FRAMEWORK
 
 
 def code_origin(frame: Frame) -> CodeOrigin:
-    """Classify a frame by its file: C++ and generated code belong to the framework."""
-    name = frame.filename
-    if _GENERATED.match(name) or name.endswith((".cpp", ".cc", ".cu", ".h", ".hpp", ".c", ".so")):
-        return CodeOrigin.FRAMEWORK
-    if _FRAMEWORK.search(name):
-        return CodeOrigin.FRAMEWORK
-    return CodeOrigin.LIBRARY if _LIBRARY.search(name) else CodeOrigin.OWN
+    """Classify a frame by its file."""
+    return CodeOrigin(user_code.code_origin(frame.filename))
 
 
 def user_frames(stack: Stack) -> Stack:

@@ -295,7 +295,8 @@ def _leftovers(
         # A size that NVML does not report may be large.
         why = each.why + (", without a reservation" if _unreserved(device, each) else "")
         yield _reason(each, snapshot, why, counts=exceeded or each.memory is None)
-    if device.ledger is not None and device.ledger.driver_reserved is None:
+    ledger = device.ledger
+    if ledger is not None and ledger.driver_reserved is None and ledger.operating_system is None:
         text = "this driver does not report its own reserve, so unattributed memory is not judged"
         yield CheckReason("no-reserve", text, counts=False)
     elif unattributed and exceeded:

@@ -42,6 +42,7 @@ PARTS: Mapping[str, PartStyle] = {
     "dead": PartStyle("#68080a", "#d02535", "falling", "listed for a process that does not exist"),
     "unknown": PartStyle("#89949e", "#8a90a3", "dotted", "held by a process that cannot be seen from here"),
     "unattributed": PartStyle("#e94585", "#f3bfd7", "dotted", "used, and no listed process holds it"),
+    "operating_system": PartStyle("#3a393a", "#836c6a", "plain", "the operating system's, on its own memory"),
     "driver_reserved": PartStyle("#514497", "#676580", "plain", "the driver's own"),
     "free": PartStyle("#e8ebf0", "#2b323c", "plain", "what a process can still allocate"),
 }
@@ -56,8 +57,9 @@ GRAFANA: Mapping[str, str] = {
     "dead": "#d10100",
     "unknown": "#97939f",
     "unattributed": "#ff326c",
+    "operating_system": "#9843a9",
     "driver_reserved": "#64647f",
     "free": "#808892",
 }
 """The same hues, for places where one colour is used in both themes, as in a dashboard; the same search found
-them."""
+them. There ``operating_system`` differs from the others by 9.5."""

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 
 from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
+from vramledger.model.agent_report import FrameworkReport, OutOfMemory
 from vramledger.model.json_values import JSON_VERSION, Json
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
-from vramledger.views.remedies import about_hidden, about_unattributed, remedy
+from vramledger.views.remedies import about_hidden, about_operating_system, about_unattributed, remedy
 from vramledger.views.timeline import HoldingGrowth, Key
 
 _NO_GROWTH: Mapping[Key, HoldingGrowth] = {}
@@ -45,10 +46,15 @@ def _device(
         "uuid": reading.uuid,
         "name": reading.name,
         "mig_profile": reading.mig_profile,
+        "mig_placement": reading.mig_placement,
         "parent_uuid": reading.parent,
         "memory_counted_under": device.memory_counted_under,
         "up": device.up,
         "error": reading.error,
+        "memory_kind": reading.memory_kind or (None if reading.memory is None else "dedicated"),
+        "addressing_mode": reading.addressing_mode,
+        "virtualization": reading.virtualization,
+        "node": None if reading.node is None else dict(reading.node._asdict()),
         "memory": None
         if ledger is None
         else {
@@ -58,17 +64,20 @@ def _device(
             "used": ledger.used,
             "used_peak": device.used_peak,
             "wasted": device.wasted,
+            "operating_system": ledger.operating_system,
             "unattributed": ledger.unattributed,
             "uncharged": ledger.uncharged,
             "overlap": ledger.overlap,
             "states": {state.value: held for state, held in ledger.states.items()},
         },
         "utilization": None if reading.utilization is None else reading.utilization.get("gpu"),
+        "activity": None if reading.activity is None else dict(reading.activity),
         "divided": reading.divided,
         "blind": device.blind,
         "ghost": device.ghost,
         "ghost_since": device.ghost_since,
         "about_unattributed": about_unattributed(device),
+        "about_operating_system": about_operating_system(device),
         "undivided": None
         if device.undivided is None
         else {
@@ -102,6 +111,7 @@ def _device(
             {"owner_type": each.type, "owner": each.name, "scheduler": each.scheduler, "held": each.held}
             for each in device.reservation_status.reservations
         ],
+        "limits": [dict(each._asdict()) for each in device.limits],
         "schedulers": [] if device.reservation_status is None else list(device.reservation_status.schedulers),
         "owners": None if device.owner_usage is None else device.owner_usage.holding,
         "hidden": None
@@ -172,6 +182,8 @@ def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
     if agent is None:
         return None
     report = agent.report
+    reported = {each.framework: each for each in report.frameworks} if report is not None else {}
+    unreported = FrameworkReport("")
     oom = report.last_oom if report is not None else None
     return {
         "up": agent.up,
@@ -186,7 +198,11 @@ def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
             {
                 "framework": pool.framework,
                 "title": REPORTING_FRAMEWORKS[pool.framework].title,
+                "ordinal": pool.ordinal,
                 "categories": dict(pool.categories),
+                "settings": dict(reported.get(pool.framework, unreported).settings),
+                "pinned": reported.get(pool.framework, unreported).pinned,
+                "pinned_in_use": reported.get(pool.framework, unreported).pinned_in_use,
                 **pool.figures,
                 **dict.fromkeys(POOL_FIGURES),
                 **pool.general,
@@ -200,5 +216,14 @@ def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
             "framework": oom.framework,
             "requested": oom.requested,
             "verdict": oom.verdict,
+            "on_this_device": _failed_here(agent, uuid, oom),
         },
     }
+
+
+def _failed_here(agent: AgentSnapshot, uuid: str, oom: OutOfMemory) -> bool | None:
+    """Tell whether an allocation failed on this device; None when that is not known."""
+    ordinals = [pool.ordinal for pool in agent.pools.get(uuid, ()) if pool.framework == oom.framework]
+    if oom.ordinal is None or not ordinals or None in ordinals:
+        return None
+    return oom.ordinal in ordinals

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 
 from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME
 from vramledger.model.policy import NO_POLICY, Policy
+from vramledger.model.reading import UNIFIED
 from vramledger.model.snapshot import DeviceSnapshot, Holding, ProcessSnapshot, State
 from vramledger.model.uncharged_memory import beyond_contexts
 
+_GIB = 2**30
 _END_IT = "`vramledger end --pid {pid}`"
 """A dry run: it says what it would end and why, and how to do it. Who copies a hint ends nothing by that."""
 
@@ -43,6 +45,10 @@ _BY_POLICY = {
     "caching": "{remedy} in the program frees what it has only cached.",
 }
 """What an idle holder's framework can do, if its declaration has a remedy."""
+
+_FRAGMENTED_BYTES = 256 * 2**20
+_FRAGMENTED_SHARE = 0.1
+"""The bytes and the share of the allocator's memory between tensors from which on a setting is worth it."""
 
 _GROWN = "Its pool never shrinks; only the end of the program frees the memory."
 
@@ -93,6 +99,27 @@ def _for_idle(pid: int, process: ProcessSnapshot | None) -> str:
     return f"{first} {more}" if more else first
 
 
+def allocator_advice(reserved: int | None, between: int | None, settings: Mapping[str, str]) -> str | None:
+    """Say what a setting of PyTorch's allocator would free; None where nothing, or where it is set already.
+
+    Args:
+        reserved: bytes that the allocator has taken from the driver.
+        between: those that lie free between tensors in use (``inactive_split``).
+        settings: as the agent reports them; with expandable segments PyTorch counts nothing between tensors.
+    """
+    if not reserved or not between or settings.get("expandable_segments") == "true":
+        return None
+    if between < _FRAGMENTED_BYTES or between < _FRAGMENTED_SHARE * reserved:
+        return None
+    known = "" if "expandable_segments" in settings else ", if that is not set already,"
+    limited = settings.get("max_split_size_mb", "unlimited")
+    instead = "" if limited == "unlimited" else f" instead of max_split_size_mb:{limited}"
+    return (
+        f"expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF{instead} at the next start{known} makes a part "
+        f"of the {between / 2**30:.2f} GiB usable that lie free between tensors"
+    )
+
+
 def about_unattributed(device: DeviceSnapshot) -> str | None:
     """Explain a device's unattributed bytes as far as possible; None when there are none."""
     ledger, hidden = device.ledger, device.hidden
@@ -107,6 +134,26 @@ def about_unattributed(device: DeviceSnapshot) -> str | None:
         pids = ", ".join(map(str, able[:5]))
         return f"{what} Hidden processes that may hold it: pid {pids}. End them when their users agree."
     return f"{what} No hidden process has the device open: it is the driver's own, or was not freed."
+
+
+def about_operating_system(device: DeviceSnapshot) -> str | None:
+    """Explain what the operating system holds of a device's memory; None when it holds nothing there."""
+    if device.ledger is None or not device.ledger.operating_system:
+        return None
+    if device.reading.memory_kind == UNIFIED:
+        return (
+            "This GPU uses the host's memory. These bytes are those of the kernel and of programs that NVML "
+            "does not list. What the kernel can take back from its caches counts as free."
+        )
+    node = device.reading.node
+    text = (
+        "The operating system manages this GPU's memory as a NUMA node; no GPU program is charged for these."
+    )
+    if node is None:
+        return f"{text} What the kernel uses them for is not readable here."
+    parts = {"page cache": node.file, "memory of programs": node.anonymous, "the kernel's own": node.kernel}
+    named = ", ".join(f"{what} {size / _GIB:.2f} GiB" for what, size in parts.items())
+    return f"{text} The kernel counts: {named}. Pages that stay after a program's end are the rest."
 
 
 def _tried(device: DeviceSnapshot) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vramledger.model.policy import UNKNOWN, Policy
-from vramledger.model.reading import ProcessFacts
+from vramledger.model.reading import UNIFIED, DeviceReading, ProcessFacts
 from vramledger.model.snapshot import DeviceSnapshot, Holding, LeftBytes, Snapshot, State, UndividedBytes
 from vramledger.printable import printable
-from vramledger.views.remedies import remedy
+from vramledger.views.remedies import about_operating_system, remedy
 
 _GIB = 1024.0**3
 _SHOWN = 128 * 2**20
@@ -85,8 +85,7 @@ def _lines(snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
 
 def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
     reading = device.reading
-    name = " ".join(part for part in (reading.name, reading.mig_profile) if part)
-    yield f"GPU {reading.index}  {name}  {reading.uuid}"
+    yield f"GPU {reading.index}  {_title(reading)}  {reading.uuid}"
     if not device.up:
         yield f"  no data: {reading.error}"
         return
@@ -100,6 +99,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
         yield from _remedies(device, snapshot)
     elif not device.blind:
         yield "  no process holds memory here"
+    yield from _limit_lines(device)
     yield from _reservation_lines(device)
     if device.ghost:
         busy = (reading.utilization or {}).get("gpu", 0.0)
@@ -110,6 +110,15 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
         yield f"  hidden: {who} {what}, and NVML does not list it"
 
 
+def _title(reading: DeviceReading) -> str:
+    """Name a device; a MIG instance by its profile and its place: ``NVIDIA H200 MIG 3g.71gb at 4:4``."""
+    name, profile = reading.name or "", reading.mig_profile
+    parts = [name, profile or ""] if profile and not name.endswith(profile) else [name]
+    if reading.mig_placement is not None:
+        parts.append(f"at {reading.mig_placement}")
+    return " ".join(filter(None, parts))
+
+
 def _ledger_lines(device: DeviceSnapshot) -> Iterator[str]:
     ledger = device.ledger
     if ledger is None:
@@ -118,6 +127,8 @@ def _ledger_lines(device: DeviceSnapshot) -> Iterator[str]:
     parts = [f"used {gib(ledger.used)} of {gib(ledger.total)}", f"free {gib(ledger.free)}"]
     if ledger.driver_reserved is not None:
         parts.append(f"driver {gib(ledger.driver_reserved)}")
+    if ledger.operating_system is not None:
+        parts.append(f"operating system {gib(ledger.operating_system)}")
     if device.blind:
         parts.append(f"unknown {gib(ledger.states[State.UNKNOWN])}")
     else:
@@ -125,12 +136,15 @@ def _ledger_lines(device: DeviceSnapshot) -> Iterator[str]:
     if ledger.overlap:
         parts.append(f"overlap {gib(ledger.overlap)}")
     yield "  " + " · ".join(parts)
+    if (about := about_operating_system(device)) is not None:
+        yield f"  operating system: {about}"
     if device.undivided is not None:
         yield f"  undivided: {undivided_text(device.undivided)}"
     for each in device.left:
         yield f"  left behind: {printable(left_text(each))}"
     if device.memory_counted_under is not None:
-        yield f"  this memory is that of its GPU instance, shared with {device.memory_counted_under}"
+        whose = "the host's" if device.reading.memory_kind == UNIFIED else "that of its GPU instance"
+        yield f"  this memory is {whose}, shared with {device.memory_counted_under}"
 
 
 def undivided_text(undivided: UndividedBytes) -> str:
@@ -158,6 +172,18 @@ def _remedies(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
         if advice is not None and shown < _REMEDIES_MAX:
             yield f"  {holding.state.value} {holding.pid}: {advice}"
             shown += 1
+
+
+def _limit_lines(device: DeviceSnapshot) -> Iterator[str]:
+    """Say what owners may take, and what is taken of it."""
+    for each in device.limits:
+        if each.maximum is not None:
+            taken = "an unknown part" if each.used is None else gib(each.used)
+            who = f"{printable(each.type)} {printable(each.name)}"
+            place = printable(each.cgroup or "")
+            yield f"  limit: {who} may take {gib(each.maximum)}, {taken} is taken ({place})"
+    if device.reading.partition is not None:
+        yield f"  PARTITION: NVML shows us only the {gib(device.reading.partition)} of our own cgroup's limit"
 
 
 def _reservation_lines(device: DeviceSnapshot) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """Keep the last 15 minutes: each device's ledger in steps of five seconds, and each holding's growth.
 
-The memory is bounded: 181 steps of eleven integers for each device, 16 sizes for each holding, all in packed
-arrays. As Python objects they took 0.9 MiB more with 8 GPUs and 64 holders on each. Of the samples in one
-step we keep the whole sample with the most memory in use, so that every step balances and shows short peaks.
-A step without a successful sample is empty.
+The memory is bounded: 181 steps of at most twelve integers for each device, 16 sizes for each holding, all
+in packed arrays. As Python objects they took 0.9 MiB more with 8 GPUs and 64 holders on each. Of the samples
+in one step we keep the whole sample with the most memory in use, so that every step balances and shows short
+peaks. A step without a successful sample is empty.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SIZE_INTERVAL = 60.0
 Key = tuple[str, int, int | None]
 """A holding: UUID, pid, start ticks."""
 
-_PARTS = ("free", "unattributed", *(state.value for state in State), "driver_reserved")
-"""The driver's reserve is last: where the driver does not report it, a step ends before it."""
+_PARTS = ("free", "unattributed", *(state.value for state in State), "driver_reserved", "operating_system")
+"""The parts that not every device has are last: a step ends before those that it lacks, or has -1."""
 
 
 class HoldingGrowth(NamedTuple):
@@ -167,8 +167,10 @@ def _keep_fullest(steps: dict[int, bytes], step: int, ledger: Ledger) -> None:
     if before is not None and _unpacked(before)[0] <= ledger.free:
         return
     values = array("q", (ledger.free, ledger.unattributed, *(ledger.states[state] for state in State)))
-    if ledger.driver_reserved is not None:
-        values.append(ledger.driver_reserved)
+    optional = [ledger.driver_reserved, ledger.operating_system]
+    while optional and optional[-1] is None:
+        optional.pop()
+    values.extend(-1 if each is None else each for each in optional)
     steps[step] = values.tobytes()
 
 
@@ -178,7 +180,11 @@ def _unpacked(values: bytes) -> memoryview[int]:
 
 def _columns(kept: Mapping[int, bytes], steps: list[int]) -> dict[str, Json]:
     rows = [_unpacked(kept[step]) if step in kept else None for step in steps]
-    columns: dict[str, Json] = {"total": [None if row is None else sum(row) for row in rows]}
+    columns: dict[str, Json] = {
+        "total": [None if row is None else sum(each for each in row if each > 0) for row in rows]
+    }
     for place, part in enumerate(_PARTS):
-        columns[part] = [None if row is None or place >= len(row) else row[place] for row in rows]
+        columns[part] = [
+            None if row is None or place >= len(row) or row[place] < 0 else row[place] for row in rows
+        ]
     return columns

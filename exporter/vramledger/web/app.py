@@ -48,8 +48,13 @@ def make_app(
     """
     if access is None:
         access = AccessControl(None)
+    state = state or PageState()
     if exposition is None:
-        exposition = Exposition(config.processes_max, lambda: services.sampler_pid, access=access.collect)
+        exposition = Exposition(
+            config.processes_max,
+            lambda: services.sampler_pid,
+            collect_own=lambda: [*access.collect(), *state.collect()],
+        )
     render_cache = RenderCache()
 
     async def close_threads(_: web.Application) -> AsyncIterator[None]:
@@ -68,7 +73,7 @@ def make_app(
     app.cleanup_ctx.append(close_threads)
     app.on_response_prepare.append(complete_headers)
     scrape = Scrape(config, services, exposition, render_cache)
-    page_stream = add_routes(app, scrape, render_cache, state or PageState())
+    page_stream = add_routes(app, scrape, render_cache, state)
     access.on_permissions_changed(page_stream.disconnect_viewers)
     return app
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from aiohttp import web
 
 from vramledger.config import Config
+from vramledger.metrics.families import Collected
 from vramledger.model.snapshot import Snapshot
 from vramledger.views.timeline import Timeline
 from vramledger.web.past_api import AskPast
@@ -40,11 +41,13 @@ class PageState:
     Attributes:
         timeline: what the page remembers.
         past: asks the storage; None where nothing is stored.
+        collect: gives the families of the storage.
         check_open: tells whether everybody who reaches the page may read it.
     """
 
     timeline: Timeline = field(default_factory=Timeline)
     past: AskPast | None = None
+    collect: Callable[[], Collected] = list
     check_open: Callable[[], bool] = lambda: False
 
     def open_to_all(self) -> bool:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.alerts.boundaries import limited
 from tests.support.alerts.nodes import Holder, Node, changing_at, uuid
 from tests.support.alerts.promtool import Alert, alert_names, alerts_over_time, expect, firing
 from tests.support.host.model import GIB
@@ -263,6 +264,9 @@ CASES = [
         30,
         "",
     ),
+    Case("near-its-limit", Node([TRAINER], extra=limited(95)), 15.5, "GpuMemoryLimitNear-i"),
+    Case("near-its-limit-at-the-boundary", Node([TRAINER], extra=limited(95)), 14.5, ""),
+    Case("below-its-limit", Node([TRAINER], extra=limited(94)), 60, ""),
     Case(
         "over-budget",
         Node(
@@ -425,6 +429,18 @@ CASES = [
         Node(extra={"vramledger_web_config_last_reload_successful{NODE}": 0}),
         10.5,
         "VramLedgerWebConfigNotReloaded-w",
+    ),
+    Case(
+        "storage-failing",
+        Node(extra={"vramledger_storage_up{NODE}": 0}),
+        10.5,
+        "VramLedgerStorageFailing-w",
+    ),
+    Case(
+        "storage-that-was-full-for-a-moment",
+        Node(extra={"vramledger_storage_up{NODE}": lambda m: 0 if 2 <= m < 9 else 1}),
+        30,
+        "",
     ),
     Case(
         "rules-failing",
@@ -740,6 +756,16 @@ def test_the_link_leads_to_an_exporter_that_answers(
     [alert] = firing(tmp_path, given, 18)
 
     assert alert.annotations["runbook_url"] == link
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_an_alert_links_to_the_page_as_it_was(tmp_path: Path, stores: bool) -> None:
+    """With a storage the link carries the time of the evaluation; without one there is none."""
+    stored = {"vramledger_storage_newest_timestamp_seconds{NODE}": lambda m: 60 * m}
+    [alert] = firing(tmp_path, Node([DEAD], extra=stored if stores else {}).series(6), 6)
+
+    name = alert.labels["instance"]
+    assert alert.annotations["page_url"] == (f"http://{name}/#at=360" if stores else "")
 
 
 @pytest.mark.parametrize(

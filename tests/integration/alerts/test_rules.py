@@ -83,7 +83,8 @@ class TestAlert:
         """An alert has a fixed summary, a description with figures, and a runbook that says what to do."""
         annotations = rule["annotations"]
 
-        assert set(annotations) == {"summary", "description", "runbook_url", "dashboard_url"}
+        link = set() if "{{ with query" in annotations["runbook_url"] else {"page_url"}
+        assert set(annotations) == {"summary", "description", "runbook_url", "dashboard_url"} | link
         assert "{{" not in annotations["summary"]
         assert annotations["summary"].endswith(".")
         assert annotations["description"].endswith(".")

@@ -346,6 +346,22 @@ def test_links_of_alerts_lead_to_where_the_cluster_has_them(values: list[str], p
     ]
 
 
+@pytest.mark.parametrize("place", ["", "https://gpu.example.org/{instance}/"])
+def test_alerts_link_to_the_past_where_pages_have_an_address(place: str) -> None:
+    """The chart's alerts have no link to a page until prometheusRule.pages says where pages are."""
+    objects = template("prometheusRule.enabled=true", f"prometheusRule.pages={place}")
+    links = [
+        rule["annotations"]["page_url"]
+        for each in objects
+        if each["kind"] == "PrometheusRule"
+        for group in each["spec"]["groups"]
+        for rule in group["rules"]
+        if "page_url" in rule.get("annotations", {})
+    ]
+    assert bool(links) == bool(place)
+    assert all("https://gpu.example.org/{{ $labels.instance }}/#at={{ with query" in each for each in links)
+
+
 @pytest.mark.parametrize("made_by", ["chart", "release"])
 def test_rules_arrive_whole(tmp_path: Path, made_by: str) -> None:
     """Every rule of alerts/ is in a PrometheusRule, except for its link; Prometheus' own check reads it."""
@@ -365,7 +381,8 @@ def test_rules_arrive_whole(tmp_path: Path, made_by: str) -> None:
     file.write_text(yaml.safe_dump({"groups": groups}), encoding="utf-8")
     for group in [*groups, *kept]:
         for rule in group["rules"]:
-            rule.get("annotations", {}).pop("runbook_url", None)
+            for link in ("runbook_url", "page_url"):
+                rule.get("annotations", {}).pop(link, None)
 
     assert groups
     assert sorted(groups, key=lambda group: group["name"]) == sorted(kept, key=lambda group: group["name"])

@@ -32,6 +32,8 @@ from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME,
 from vramledger.metrics.contract import FAMILIES
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.metrics.families import Collected
+from vramledger.metrics.storage import StorageFigures
+from vramledger.metrics.storage import collect as collect_storage
 from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import (
     DeviceSnapshot,
@@ -109,14 +111,27 @@ def with_instance(series: str, instance: str) -> str:
 
 def scraped_lines(shot: Snapshot) -> list[str]:
     """Return the samples of a scrape that shows only the largest holding of each device."""
-    exposition = Exposition(1, os.getpid, access=access_families)
+    exposition = Exposition(1, os.getpid, collect_own=own_families)
     page = exposition.render(shot, ScrapeRequest(frozenset(COLLECTORS))).decode()
     return [line for line in page.splitlines() if not line.startswith("#")]
 
 
-def access_families() -> Collected:
-    """Say that a web configuration file is in use, and no request was refused."""
+def own_families() -> Collected:
+    """Say that a web configuration file is in use, and that the storage has had an error."""
+    storage = StorageFigures(
+        up=True,
+        size=2**29,
+        size_limit=2**29,
+        age_limit=604800.0,
+        oldest=builders.NOW - 600,
+        newest=builders.NOW,
+        written=2**21,
+        dropped=0,
+        restarts=0,
+        last_error=(builders.NOW, "No space left on device"),
+    )
     return [
+        *collect_storage(storage),
         (WEB_REFUSED, [((reason,), 0.0) for reason in WEB_REFUSALS]),
         (WEB_CONFIG_LOADED, [((), 1.0)]),
         (WEB_CONFIG_LOADED_TIME, [((), builders.NOW)]),
@@ -165,7 +180,7 @@ def rich_host() -> Snapshot:
     )
     processes = [process(pid, distributed=True) for pid in (101, 102, 201)] + [process(202, user="grace")]
     return replace(
-        snapshot(working, in_trouble(hoarded), processes=processes),
+        snapshot(working, in_trouble(hoarded), builders.coherent_device(), processes=processes),
         agents={101: replace(agent(working.reading.uuid), unmapped=1)},
         agent_socket=SOCKET,
         hidden_unreadable=3,

@@ -27,7 +27,7 @@ from vramledger.model.reading import Grant, HardwareValue, Scheduler
 
 HOURS = 3.0
 END = HOURS * 3600
-SCRAPE = 30.0
+SCRAPE = 60.0
 """Seconds from one scrape to the next."""
 
 NOW = EPOCH + END - SCRAPE
@@ -194,13 +194,13 @@ def simulated_pages(node: Node) -> Iterator[Page]:
     node.prepare(host)
     chance = Random(f"{node.name}/{node.seed}/weather")  # noqa: S311 it is chance for tests
     weather = replace(node.weather, every=SCRAPE)
-    for at, _, lines in host_scrapes(host, HOURS, weather, chance, Renderer(access=_web_metrics)):
+    for at, _, lines in host_scrapes(host, HOURS, weather, chance, Renderer(collect_own=_web_metrics)):
         yield EPOCH + at, lines
 
 
 def recorded_pages(name: str) -> Iterator[Page]:
     """Yield what Prometheus would scrape of a recording that is held at its last reading."""
-    renderer = Renderer(access=_web_metrics)
+    renderer = Renderer(collect_own=_web_metrics)
     pages = recorded.recorded_scrapes(HOME / f"{name}.jsonl.gz", renderer, RECORDED[name], END, SCRAPE)
     for number, lines in enumerate(itertools.islice(pages, int(END / SCRAPE))):
         # Recordings are masked, and their GPUs have the same UUIDs: give them different ones.

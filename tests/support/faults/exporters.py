@@ -123,6 +123,7 @@ _FAILING = 'prometheus_rule_evaluation_failures_total{rule_group="/etc/x.yml;vra
 
 _SAYS: dict[str, tuple[str, str, float | None, Callable[[float], float]]] = {
     "rules-failing": ("VramLedgerRulesFailing", _FAILING, 0, lambda age: age // 30),
+    "storage-failing": ("VramLedgerStorageFailing", "vramledger_storage_up", 1, _none),
     "agent-socket-down": ("VramLedgerAgentSocketDown", "vramledger_agent_socket_up", 1, _none),
     "web-configuration-wrong": (
         "VramLedgerWebConfigNotReloaded", "vramledger_web_config_last_reload_successful", 1, _none,

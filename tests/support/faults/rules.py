@@ -16,7 +16,6 @@ from vramledger.config import parse_duration
 HOME = Path(__file__).resolve().parents[3] / "alerts"
 PAGE, WARNING = "page", "warning"
 
-_RECORDED = re.compile(r"\bvramledger_\w+:\w+(?::\w+)?")
 _NAME = re.compile(r"\bvramledger_[a-z0-9_]+(?![a-z0-9_:])")
 _RECORDED = re.compile(r"\bvramledger_[a-z]+:\w+:\w+")
 
@@ -64,12 +63,8 @@ def evaluated(
     """
     there = {group["name"]: group for path in paths for group in _groups(path)}
     rules = [rule for group in there.values() for rule in group["rules"]]
-    left = [rule for rule in rules if "alert" in rule and (not named or rule["alert"] in named)]
-    wanted = {rule["alert"] for rule in left}
-    while left:
-        read = {*_RECORDED.findall(str(left.pop()["expr"]))} - wanted
-        wanted |= read
-        left += [rule for rule in rules if rule.get("record") in read]
+    chosen_alerts = [rule for rule in rules if "alert" in rule and (not named or rule["alert"] in named)]
+    wanted = {rule["alert"] for rule in chosen_alerts} | _recorded_for(chosen_alerts, rules)
     found = []
     for name in order:
         chosen = [
@@ -100,20 +95,15 @@ def reduce(home: Path, into: Path, wanted: Callable[[Mapping[str, Any]], bool]) 
     """
     content = {path.name: [{**group} for group in _groups(path)] for path in files(home)}
     every = [rule for groups_of in content.values() for group in groups_of for rule in group["rules"]]
-    needed = {id(rule) for rule in every if "alert" in rule and wanted(rule)}
-    names: set[str] = set()
-    while True:
-        known = len(names)
-        names |= {
-            name for rule in every if id(rule) in needed for name in _RECORDED.findall(str(rule["expr"]))
-        }
-        needed |= {id(rule) for rule in every if rule.get("record") in names}
-        if len(names) == known:
-            break
+    names = _recorded_for([rule for rule in every if "alert" in rule and wanted(rule)], every)
     into.mkdir(exist_ok=True)
     for name, groups_of in content.items():
         for group in groups_of:
-            group["rules"] = [rule for rule in group["rules"] if id(rule) in needed]
+            group["rules"] = [
+                rule
+                for rule in group["rules"]
+                if rule.get("record") in names or ("alert" in rule and wanted(rule))
+            ]
         kept = [group for group in groups_of if group["rules"]]
         if kept:
             (into / name).write_text(yaml.safe_dump({"groups": kept}), encoding="utf-8")
@@ -138,3 +128,14 @@ def _alert(raw: Mapping[str, Any]) -> Alert:
         severity=str(raw.get("labels", {}).get("severity", "none")),
         expression=str(raw["expr"]),
     )
+
+
+def _recorded_for(wanted: Iterable[Mapping[str, Any]], rules: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the names of the recording rules that these rules read, themselves or by other recordings."""
+    names: set[str] = set()
+    left = list(wanted)
+    while left:
+        read = {*_RECORDED.findall(str(left.pop()["expr"]))} - names
+        names |= read
+        left += [rule for rule in rules if rule.get("record") in read]
+    return names

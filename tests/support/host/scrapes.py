@@ -62,19 +62,19 @@ class Renderer:
     Args:
         names: the families that somebody asks for; None for all, those about the exporter itself included.
         most: holders of a device that are shown one by one (``--processes.max``).
-        access: what the web server counts.
+        collect_own: gives what the exporter knows of itself: of its web server, of its storage.
     """
 
     def __init__(
         self,
         names: Collection[str] | None = None,
         most: int = 100,
-        access: Callable[[], Collected] = list,
+        collect_own: Callable[[], Collected] = list,
     ) -> None:
         self._names = None if names is None else frozenset(names)
         own = set() if names is None else {"exporter"}
         self._request = ScrapeRequest(frozenset(COLLECTORS) - own, self._names)
-        self._exposition = Exposition(most, lambda: None, clock=lambda: 0.0, access=access)
+        self._exposition = Exposition(most, lambda: None, clock=lambda: 0.0, collect_own=collect_own)
 
     def lines(self, snapshot: Snapshot) -> list[str]:
         """Return the lines of a scrape that succeeded: a series and its value each."""

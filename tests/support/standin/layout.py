@@ -28,10 +28,13 @@ MAX_DEVICES = _constant("MAX_DEVICES")
 MAX_INSTANCES = _constant("MAX_INSTANCES")
 MAX_PROCESSES = _constant("MAX_PROCESSES")
 MAX_EVENTS = _constant("MAX_EVENTS")
+MAX_LIMITS = _constant("MAX_LIMITS")
 MAX_GPM_METRICS = _constant("MAX_GPM_METRICS")
 ANY_DEVICE = MAX_DEVICES
 NOT_AVAILABLE = 2**64 - 1
 """NVML's value for "not available" among 64-bit values."""
+NOT_SUPPORTED_32 = 2**32 - 1
+"""For the 32-bit values that a device may not have: its query answers NOT_SUPPORTED."""
 DERIVED = 2**64 - 2
 """For ``used``: the sum of the processes and the unattributed bytes, at the moment of the call."""
 
@@ -84,10 +87,17 @@ class UnitLayout(_Layout):
         *((name, c_uint64) for name in ("total", "reserved", "used", "unattributed")),
         *((name, c_uint32) for name in ("present", "gpu_instance", "compute_instance")),
         *((name, c_uint32) for name in ("gpu_slices", "compute_slices", "unused")),
+        *((name, c_uint32) for name in ("numa_node", "placement_start", "placement_size", "padding")),
         ("lists", ListLayout * len(LISTS)),
         ("gpm_level", c_double * MAX_GPM_METRICS),
         ("gpm_total", c_double * MAX_GPM_METRICS),
     ]
+
+
+class LimitsLayout(_Layout):
+    """Mirror ``struct limits``."""
+
+    _fields_: ClassVar = [("cgroup", c_char * 256), *((name, c_uint64) for name in ("soft", "hard", "used"))]
 
 
 class DeviceLayout(_Layout):
@@ -114,9 +124,12 @@ class DeviceLayout(_Layout):
         ("pcie_receive", c_uint32),
         *((f"pcie_{name}", c_uint32) for name in ("generation", "max_generation", "width", "max_width")),
         *((name, c_uint32) for name in ("capability_major", "capability_minor", "persistence")),
-        *((name, c_uint32) for name in ("gpm_supported", "gpm_last_metric", "gpu_utilization_peak")),
+        *((name, c_uint32) for name in ("gpm_supported", "gpm_last_metric", "addressing_mode")),
+        *((name, c_uint32) for name in ("virtualization_mode", "limit_count", "spare")),
+        ("gpu_utilization_peak", c_uint32),
         ("sample_count", c_uint32),
         ("samples", SampleLayout * MAX_PROCESSES),
+        ("limits", LimitsLayout * MAX_LIMITS),
     ]
 
 

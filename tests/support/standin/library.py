@@ -19,7 +19,15 @@ from types import TracebackType
 from typing import Any
 
 from tests.support.standin import layout
-from tests.support.standin.layout import ANY_DEVICE, DERIVED, FUNCTIONS, LISTS, NOT_AVAILABLE, SOURCES
+from tests.support.standin.layout import (
+    ANY_DEVICE,
+    DERIVED,
+    FUNCTIONS,
+    LISTS,
+    NOT_AVAILABLE,
+    NOT_SUPPORTED_32,
+    SOURCES,
+)
 
 MIB = 2**20
 GIB = 2**30
@@ -53,6 +61,9 @@ OLD_DRIVER = (
     "nvmlDeviceGetConfComputeMemSizeInfo",
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetTemperatureV",
+    "nvmlDeviceGetNumaNodeId",
+    "nvmlDeviceGetAddressingMode",
+    "nvmlDeviceGetMemoryLimits_v1",
     "nvmlGpmQueryDeviceSupport",
     "nvmlGpmSampleAlloc",
     "nvmlGpmSampleFree",
@@ -219,6 +230,19 @@ class Unit:
         self._unit.used = used
         self._unit.unattributed = unattributed
 
+    @property
+    def numa_node(self) -> int:
+        """The number of the NUMA node that the memory is; ``NOT_SUPPORTED_32`` where it is none."""
+        return int(self._unit.numa_node)
+
+    @numa_node.setter
+    def numa_node(self, value: int) -> None:
+        self._unit.numa_node = value
+
+    def place(self, start: int, size: int) -> None:
+        """Say in which of the GPU's memory slices the instance begins, and how many it has."""
+        self._unit.placement_start, self._unit.placement_size = start, size
+
     def set_processes(
         self,
         compute: Iterable[tuple[int, int | None]] = (),
@@ -292,6 +316,28 @@ class Device(Unit):
     def lost(self, value: bool) -> None:
         self.raw.lost = value
 
+    def limit(self, cgroup: str, *, soft: int = 0, hard: int = NOT_AVAILABLE, used: int = 0) -> None:
+        """Say what a cgroup, by its whole path, may take of the device, and what it has."""
+        limits = self.raw.limits
+        position = next(
+            (n for n in range(self.raw.limit_count) if limits[n].cgroup.decode() == cgroup),
+            self.raw.limit_count,
+        )
+        limits[position].cgroup = cgroup.encode()
+        limits[position].soft, limits[position].hard, limits[position].used = soft, hard, used
+        self.raw.limit_count = max(self.raw.limit_count, position + 1)
+
+    def be_unified(self, standin: StandIn) -> None:
+        """Have no memory of its own, as GB10 and Jetson: no figures of memory, and no window to it."""
+        for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetBAR1MemoryInfo"):
+            standin.fail(name, Code.NOT_SUPPORTED, self.index)
+        self.name = "NVIDIA GB10"
+
+    def be_coherent(self, node: int) -> None:
+        """Have memory that the operating system manages as a NUMA node, as GH200."""
+        self.name, self.numa_node = "NVIDIA GH200 480GB", node
+        self.set(addressing_mode=2)
+
     def busy(self, pid: int, sm: float = 0.4, memory: float = 0.1) -> None:
         """Report GPU work (ratios) for a pid at every call from now on."""
         self.idle(pid)
@@ -323,7 +369,7 @@ class Device(Unit):
         """
         self.undivide()
         instances = []
-        number, compute = 0, 0
+        number, compute, place = 0, 0, 0
         for position, profile in enumerate(profiles):
             slices, size = profile.rpartition("c.")[2].split("g.")
             raw = self.raw.instances[position]
@@ -336,6 +382,12 @@ class Device(Unit):
             raw.gpu_instance, raw.compute_instance = number, compute
             raw.gpu_slices = raw.compute_slices = int(slices)
             raw.present = 1
+            raw.numa_node, raw.placement_size = NOT_SUPPORTED_32, int(slices)
+            if not shared:
+                raw.placement_start = place
+                place += int(slices)
+            else:
+                raw.placement_start = self.raw.instances[position - 1].placement_start
             unit = Unit(raw)
             unit.be_idle()
             unit.set_processes()
@@ -382,6 +434,7 @@ class StandIn:
         device.name = "NVIDIA H200"
         device.set_memory(total=143_771 * MIB, reserved=644_939_776)
         device.be_idle()
+        device.numa_node = NOT_SUPPORTED_32
         device.raw.whole.gpu_instance = device.raw.whole.compute_instance = 2**32 - 1
         device.set(
             bus_id=f"00000000:{index + 11:02X}:00.0",
@@ -405,6 +458,8 @@ class StandIn:
             capability_major=9,
             persistence=1,
             gpm_supported=1,
+            addressing_mode=0,
+            virtualization_mode=0,
             gpm_last_metric=layout.MAX_GPM_METRICS - 1,
         )
 

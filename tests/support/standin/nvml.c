@@ -720,7 +720,83 @@ API nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
     return SUCCESS;
 }
 
+#define OPTIONAL(function, source)                           \
+    API function(void *handle, unsigned *value) {           \
+        DEVICE(function);                                   \
+        if ((source) == UINT32_MAX) return NOT_SUPPORTED;   \
+        *value = (source);                                  \
+        spoil(value, sizeof *value);                        \
+        return SUCCESS;                                     \
+    }
+
+OPTIONAL(nvmlDeviceGetNumaNodeId, unit->numa_node)
+OPTIONAL(nvmlDeviceGetVirtualizationMode, device->virtualization_mode)
+
+struct addressing_mode {
+    unsigned version, value;
+};
+
+API nvmlDeviceGetAddressingMode(void *handle, struct addressing_mode *mode) {
+    DEVICE(nvmlDeviceGetAddressingMode);
+    if (mode->version != (sizeof *mode | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    if (device->addressing_mode == UINT32_MAX) return NOT_SUPPORTED;
+    mode->value = device->addressing_mode;
+    spoil(&mode->value, sizeof mode->value);
+    return SUCCESS;
+}
+
+struct memory_limits {
+    const char *cgroup;
+    unsigned long long soft, hard, used;
+};
+
+API nvmlDeviceGetMemoryLimits_v1(void *handle, struct memory_limits *limits) {
+    WHOLE(nvmlDeviceGetMemoryLimits_v1);
+    if (!limits->cgroup) return INVALID_ARGUMENT;
+    limits->soft = limits->used = 0;
+    limits->hard = UINT64_MAX;
+    for (unsigned i = 0; i < device->limit_count && i < MAX_LIMITS; i++)
+        if (strcmp(limits->cgroup, device->limits[i].cgroup) == 0) {
+            limits->soft = device->limits[i].soft;
+            limits->hard = device->limits[i].hard;
+            limits->used = device->limits[i].used;
+        }
+    spoil(&limits->soft, sizeof *limits - offsetof(struct memory_limits, soft));
+    return SUCCESS;
+}
+
 /* ---- MIG ---- */
+
+struct placement {
+    unsigned start, size;
+};
+
+struct instance_info {
+    void *device;
+    unsigned id, profile;
+    struct placement placement;
+};
+
+/* The handle of a GPU instance is that of the first unit on it. */
+API nvmlDeviceGetGpuInstanceById(void *handle, unsigned id, void **instance) {
+    WHOLE(nvmlDeviceGetGpuInstanceById);
+    for (unsigned i = 0; device->mig_mode && i < MAX_INSTANCES; i++)
+        if (device->instances[i].present && device->instances[i].gpu_instance == id) {
+            *instance = handle_of((unsigned)(device - state->devices), i + 1);
+            return SUCCESS;
+        }
+    return NOT_FOUND;
+}
+
+API nvmlGpuInstanceGetInfo(void *handle, struct instance_info *info) {
+    DEVICE(nvmlGpuInstanceGetInfo);
+    if (unit == &device->whole) return INVALID_ARGUMENT;
+    if (unit->placement_start == UINT32_MAX) return NOT_SUPPORTED;
+    *info = (struct instance_info){handle_of((unsigned)(device - state->devices), 0), unit->gpu_instance, 0,
+                                   {unit->placement_start, unit->placement_size}};
+    spoil(&info->id, sizeof *info - offsetof(struct instance_info, id));
+    return SUCCESS;
+}
 
 API nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
     WHOLE(nvmlDeviceGetMigMode);

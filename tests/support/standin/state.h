@@ -6,12 +6,13 @@
 #include <stdint.h>
 
 #define STATE_MAGIC 0x4152564d4c454447ULL
-#define STATE_VERSION 4
+#define STATE_VERSION 5
 
 #define MAX_DEVICES 16
 #define MAX_INSTANCES 8
 #define MAX_PROCESSES 512
 #define MAX_EVENTS 64
+#define MAX_LIMITS 8
 #define MAX_GPM_METRICS 256
 #define ANY_DEVICE MAX_DEVICES /* column of a control that holds for all devices and for none */
 
@@ -99,6 +100,12 @@
     X(nvmlDeviceGetDriverModel_v2)            \
     X(nvmlDeviceGetComputeMode)               \
     X(nvmlDeviceGetCudaComputeCapability)     \
+    X(nvmlDeviceGetNumaNodeId)                \
+    X(nvmlDeviceGetAddressingMode)            \
+    X(nvmlDeviceGetVirtualizationMode)        \
+    X(nvmlDeviceGetMemoryLimits_v1)           \
+    X(nvmlDeviceGetGpuInstanceById)           \
+    X(nvmlGpuInstanceGetInfo)                 \
     X(nvmlGpmQueryDeviceSupport)              \
     X(nvmlGpmSampleAlloc)                     \
     X(nvmlGpmSampleFree)                      \
@@ -135,10 +142,17 @@ struct unit {
     uint64_t total, reserved, used, unattributed;
     uint32_t present, gpu_instance, compute_instance;
     uint32_t gpu_slices, compute_slices, unused;
+    uint32_t numa_node, placement_start, placement_size, padding; /* UINT32_MAX: not supported */
     struct process_list lists[LIST_COUNT];
     /* By NVML's number of the metric, in its unit: what a pair of samples answers while nothing else happens
      * (a negative number: not supported), and what has happened, which counts once. */
     double gpm_level[MAX_GPM_METRICS], gpm_total[MAX_GPM_METRICS];
+};
+
+/* What a cgroup may take of a device, by the cgroup's whole path. */
+struct limits {
+    char cgroup[256];
+    uint64_t soft, hard, used;
 };
 
 struct device {
@@ -152,8 +166,10 @@ struct device {
     uint32_t performance_state, fan_speed, remapped_rows[4];
     uint32_t pcie_transmit, pcie_receive, pcie_generation, pcie_max_generation, pcie_width, pcie_max_width;
     uint32_t capability_major, capability_minor, persistence, gpm_supported, gpm_last_metric;
+    uint32_t addressing_mode, virtualization_mode, limit_count, spare; /* UINT32_MAX: not supported */
     uint32_t gpu_utilization_peak, sample_count; /* the highest sample between two questions */
     struct utilization_sample samples[MAX_PROCESSES];
+    struct limits limits[MAX_LIMITS];
 };
 
 struct event {

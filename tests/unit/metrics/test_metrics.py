@@ -152,7 +152,7 @@ def test_every_family_can_be_served() -> None:
 
     ranks = [process(101, distributed=True), process(102)]
     shot = replace(
-        snapshot(rich, processes=ranks),
+        snapshot(rich, builders.coherent_device(), processes=ranks),
         agents={101: agent(rich.reading.uuid)},
         agent_socket=SOCKET,
         ooms=OOMS,
@@ -160,11 +160,11 @@ def test_every_family_can_be_served() -> None:
     names = {f"vramledger_{name}" for name in served(shot)}
 
     health = {"vramledger_collector_success", "vramledger_collector_duration_seconds"}
-    access = {
-        name for name in FAMILIES if name.startswith("vramledger_web_")
-    }  # tests/integration/web/access serves them
+    own = {  # tests/integration/web/access and tests/e2e/test_storage.py serve them
+        name for name in FAMILIES if name.startswith(("vramledger_web_", "vramledger_storage_"))
+    }
     released = {f"vramledger_{name}" for name in served(replace(snapshot(), up=False, released_until=1.0))}
-    assert names | health | access | released == set(FAMILIES)
+    assert names | health | own | released == set(FAMILIES)
 
 
 def test_the_ledger_adds_up_on_the_page() -> None:
@@ -177,6 +177,20 @@ def test_the_ledger_adds_up_on_the_page() -> None:
         }
         assert sum(states.values()) == total == builders.TOTAL
         assert set(states) == {"free", "driver_reserved", "unattributed", *(state.value for state in State)}
+
+
+def test_the_operating_systems_memory_is_a_part_of_the_ledger() -> None:
+    """Coherent memory has one state more and the kernel's figures; the ledger adds up as any other."""
+    page = served(snapshot(builders.coherent_device()))
+
+    states = {labels[2]: value for labels, value in page["device_memory_bytes"].items()}
+    assert sum(states.values()) == builders.TOTAL
+    assert states["operating_system"] == 5 * 1024 * MIB
+    assert {labels[2] for labels in page["device_node_memory_bytes"]} == {
+        *("total", "free", "file", "anonymous", "kernel")
+    }
+    assert {labels[-3:-1] for labels in page["device_info"]} == {("coherent", "ats")}
+    assert not page.get("owner_memory_freed_bytes_total")
 
 
 def test_what_is_not_known_is_absent() -> None:
@@ -359,7 +373,7 @@ def test_a_mig_instance_is_a_device_and_its_gpu_has_no_book() -> None:
 
     page = served(snapshot(gpu, part))
 
-    info = {labels[1]: labels[-4:] for labels in page["device_info"]}
+    info = {labels[1]: labels[7:11] for labels in page["device_info"]}
     assert info == {gpu.reading.uuid: ("", "", "", ""), "MIG-1": (gpu.reading.uuid, "1g.18gb", "7", "0")}
     assert list(page["device_memory_total_bytes"]) == [part.key]
     assert {labels[1] for labels in page["device_holders"]} == {"MIG-1"}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.support.builders import MIB, TOTAL, device, failed, holding, snapshot
+import pytest
+
+from tests.support.builders import MIB, RESERVED, TOTAL, coherent_device, device, failed, holding, snapshot
 from vramledger.model.snapshot import Snapshot
 from vramledger.views.timeline import SPAN, STEP, HoldingGrowth, Timeline
 
@@ -33,8 +35,27 @@ def test_every_step_balances() -> None:
 
     assert times == [BEGIN, BEGIN + 5, BEGIN + 10, BEGIN + 15]
     for place in range(len(times)):
-        parts = [column[place] for name, column in memory.items() if name != "total"]
+        parts = [
+            column[place] for name, column in memory.items() if name not in ("total", "operating_system")
+        ]
         assert sum(parts) == memory["total"][place] == TOTAL
+    assert memory["operating_system"] == [None] * len(times)
+
+
+@pytest.mark.parametrize("reserved", [None, 0, 5 * MIB])
+def test_parts_that_not_every_device_has(reserved: int | None) -> None:
+    """The operating system's part is kept with and without a driver's reserve; a missing one is null."""
+    timeline = Timeline()
+    coherent = coherent_device()
+    assert coherent.ledger is not None
+    ledger = replace(coherent.ledger, driver_reserved=reserved)
+    timeline.record(replace(snapshot(replace(coherent, ledger=ledger)), time=BEGIN))
+
+    _, memory = told(timeline)
+
+    assert memory["driver_reserved"] == [reserved]
+    assert memory["operating_system"] == [ledger.operating_system]
+    assert memory["total"] == [TOTAL - (RESERVED - (reserved or 0))]
 
 
 def test_a_peak_within_a_step_is_kept() -> None:

@@ -13,9 +13,12 @@ from types import ModuleType
 
 from vramledger.agent.frameworks.provider import Provider
 from vramledger.agent.oom.handler import observer
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent.torch.allocator import NATIVE, TorchAllocator
 from vramledger.agent.torch.custom_allocators import custom_allocators
 from vramledger.agent.torch.optimizer_steps import OptimizerSteps
+from vramledger.agent.torch.recording import DEFAULT_EVENTS, recording
+from vramledger.agent.worker import worker
 
 POLICIES = {NATIVE: "caching", "cudaMallocAsync": "async"}
 
@@ -34,6 +37,8 @@ class PyTorch(Provider):
 
     def hook_initialisation(self, announce: Callable[[], None]) -> bool:
         """Queue our call with those that torch makes when it initialises CUDA, or call now if it has."""
+        if worker.settings.records_from_start and not self.torch.cuda.is_initialized():
+            self.torch.cuda._lazy_call(self._record_from_start)
         self.torch.cuda._lazy_call(announce)
         return True
 
@@ -47,12 +52,26 @@ class PyTorch(Provider):
         self.allocator = TorchAllocator(self.torch, self.backend, self.optimizer_steps)
         if self.allocator.supported:
             observer.attach(self.allocator)
+            if worker.settings.records_from_start and not recording.active:
+                recording.begin(self.torch, DEFAULT_EVENTS)  # the agent was started after CUDA
         self.optimizer_steps.register()
+
+    def _record_from_start(self) -> None:
+        """Begin to record on the thread that initialises CUDA, before anything can be allocated."""
+        try:
+            if str(self.torch._C._cuda_getAllocatorBackend()) == NATIVE:
+                recording.begin(self.torch, DEFAULT_EVENTS, from_start=True)
+        except BaseException as error:  # PyTorch would raise it in the program
+            if belongs_to_program(error):
+                raise
+            worker.count_error(self.name)
 
     def stop(self) -> None:
         """Unregister from the optimizers; the observer of failures can only be disabled, not detached."""
         self.optimizer_steps.unregister()
         observer.disable()
+        if recording.active and recording.is_active(self.torch):
+            recording.end(self.torch)
 
     def update(self) -> None:
         """Read the allocator's counters."""
@@ -75,6 +94,7 @@ class PyTorch(Provider):
         entry["supported"] = allocator.supported
         if allocator.supported:
             entry["devices"] = [allocator.device_entry(ordinal) for ordinal in sorted(allocator.used)]
+            entry |= allocator.process_entry()
         return entry
 
 

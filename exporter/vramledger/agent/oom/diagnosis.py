@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from types import ModuleType
+from typing import Any
 
 from vramledger.agent.oom import verdict
+from vramledger.agent.oom.batch_size import missing_bytes
 from vramledger.agent.oom.exporter_devices import bytes_of_others, bytes_of_us, request_device
+from vramledger.agent.oom.flight import take_flight
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent.session import collector_entry
+from vramledger.agent.torch.live_tensors import type_name
+from vramledger.agent.torch.recording import recording
 from vramledger.agent.worker import worker
 
 TYPE_CHECKING = False
@@ -25,8 +32,14 @@ NVML's."""
 class OomDiagnosis:
     """One failed allocation, diagnosed at the moment of its failure."""
 
-    def __init__(
-        self, allocator: TorchAllocator, ordinal: int, requested: int, capacity: int, free: int
+    def __init__(  # noqa: PLR0913, PLR0917 four are PyTorch's own
+        self,
+        allocator: TorchAllocator,
+        ordinal: int,
+        requested: int,
+        capacity: int,
+        free: int,
+        stack: dict[str, object] | None = None,
     ) -> None:
         allocator.read_stats({ordinal})
         self._allocator = allocator
@@ -50,6 +63,7 @@ class OomDiagnosis:
             held=bytes_of_us(self._device),
         )
         self._verdict = verdict.classify(self._failure)
+        self._stack = stack
 
     def summary(self) -> dict[str, object]:
         """Return what the agent's report says about the failure."""
@@ -61,8 +75,20 @@ class OomDiagnosis:
             "verdict": self._verdict,
         }
 
+    def flight(self) -> dict[str, Any]:
+        """Return what our recording says of the failure; empty where there is none."""
+        if not recording.is_active(self._allocator.torch):
+            return {}
+        try:
+            return take_flight(recording, self._allocator.torch, self._ordinal, self._failure)
+        except Exception as error:
+            if belongs_to_program(error):
+                raise
+            worker.count_error("torch")  # the rest of the report is still worth having
+            return {}
+
     def report_content(self) -> dict[str, object]:
-        """Return the report file's content."""
+        """Return the report file's content, without what a recording says."""
         allocator, failure, blocks = self._allocator, self._failure, self._blocks
         return {
             "version": 1,
@@ -75,6 +101,10 @@ class OomDiagnosis:
             "visible": dict(worker.poller.visibility),
             "verdict": self._verdict,
             "requested": failure.requested,
+            "missing": missing_bytes(failure),
+            "stack": self._stack,
+            "autocast": _autocast(allocator.torch),
+            "gradients_kept": allocator.keeps_gradients(),
             "capacity": failure.capacity,
             "limited": failure.limited,
             "free": failure.free,
@@ -89,6 +119,16 @@ class OomDiagnosis:
             "allocated_over_time": allocator.minima(self._ordinal),
             "device": self._device,
         }
+
+
+def _autocast(torch: ModuleType) -> str | None:
+    """Return the type of numbers that autocast uses on this thread; ``off`` without it, None if not known."""
+    try:
+        if not torch.is_autocast_enabled("cuda"):
+            return "off"
+        return type_name(torch.get_autocast_dtype("cuda"))
+    except (AttributeError, RuntimeError, TypeError):  # before torch 2.4
+        return None
 
 
 def _is_limited(reserved: int | None, capacity: int, free: int, total: int | None) -> bool:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import _thread
 import os
+import sys
 import time
 
 from vramledger.agent.oom.diagnosis import OomDiagnosis
 from vramledger.agent.oom.report_file import write_report
+from vramledger.agent.oom.stacks import failing_stack
 from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent.worker import OOM_REPORT_TIMEOUT_SECONDS, worker
 
@@ -67,7 +69,9 @@ class OomObserver:
             if not self._busy.acquire(blocking=False):
                 return  # another thread's failure is being written down
             try:
-                self._handle(self.allocator, ordinal, requested, capacity, free)
+                # Only strings of the stack are kept: a frame would keep its tensors.
+                stack = failing_stack(sys._getframe().f_back)
+                self._handle(self.allocator, (ordinal, requested, capacity, free), stack)
             finally:
                 self._busy.release()
         except BaseException as error:
@@ -76,16 +80,19 @@ class OomObserver:
             worker.count_error("torch")
 
     def _handle(
-        self, allocator: TorchAllocator, ordinal: int, requested: int, capacity: int, free: int
+        self, allocator: TorchAllocator, failed: tuple[int, int, int, int], stack: dict[str, object]
     ) -> None:
         """Diagnose the failure, write it down unless the last report is a moment old, and send it."""
         now = time.monotonic()
-        diagnosis = OomDiagnosis(allocator, ordinal, requested, capacity, free)
+        diagnosis = OomDiagnosis(allocator, *failed, stack)
         last_oom = diagnosis.summary()
         is_due = now >= self._next_report
         if is_due and self._reports < MAX_REPORTS:
             self._reports += 1
-            path = write_report(diagnosis.report_content(), worker.settings.report_directory)
+            flight = diagnosis.flight()
+            snapshot = flight.pop("snapshot", None)
+            content = {**diagnosis.report_content(), **({"flight": flight} if flight else {})}
+            path = write_report(content, worker.settings.report_directory, snapshot)
             if path is not None:
                 last_oom["report"] = path
         if worker.session is not None:

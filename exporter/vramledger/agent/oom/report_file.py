@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import re
 import time
+from typing import Any
+
+from vramledger.agent.oom import flight_text
+from vramledger.agent.oom.flight_text import format_bytes
 
 MAX_KEPT = 20
 """The number of reports that the directory keeps, the newest ones."""
-
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-UNIT_STEP = 1024
 
 ADVICE = {
     "too_big": """\
@@ -34,14 +37,28 @@ EXPANDABLE_ADVICE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids it 
 """For a program whose memory is fragmented, and that has not set this."""
 
 
-def write_report(facts: dict[str, object], chosen: str | None) -> str | None:
-    """Write a report's two files and return the path of the JSON; None where they cannot be written."""
+OWN_NAME = re.compile(r"oom-\d{8}T\d{6}-\d+-\d{6}\.(json|txt|pickle)")
+"""Our names: a program's own file is never removed."""
+
+MAX_KEPT_SNAPSHOTS = 5
+"""The number of snapshots that the directory keeps: one has some megabytes."""
+
+
+def write_report(
+    facts: dict[str, object], chosen: str | None, snapshot: dict[str, object] | None = None
+) -> str | None:
+    """Write a report's files and return the path of the JSON; None where they cannot be written.
+
+    A snapshot that does not fit on the disk is left out, and the report says nothing of it.
+    """
     for directory in candidate_directories(chosen):
         try:
             make_private_directory(directory)
             moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
             name = f"oom-{moment}-{os.getpid()}-{time.monotonic_ns() % 10**6:06d}"
             path = os.path.join(directory, name + ".json")
+            if snapshot is not None:
+                facts = {**facts, "snapshot": write_snapshot(os.path.join(directory, name), snapshot)}
             write_private_file(path, json.dumps(facts, indent=1, default=str) + "\n")
             write_private_file(os.path.join(directory, name + ".txt"), format_report(facts))
             remove_old_reports(directory)
@@ -49,6 +66,20 @@ def write_report(facts: dict[str, object], chosen: str | None) -> str | None:
             continue
         return path
     return None
+
+
+def write_snapshot(stem: str, snapshot: dict[str, object]) -> str | None:
+    """Write a snapshot in PyTorch's format beside its report, and return its path; None if that fails."""
+    path = stem + ".pickle"
+    try:
+        write_private_file(path, pickle.dumps(snapshot, protocol=4))
+    except (OSError, MemoryError):
+        try:
+            os.unlink(path)  # a part of a pickle is of no use
+        except OSError:
+            pass
+        return None
+    return path
 
 
 def candidate_directories(chosen: str | None) -> list[str]:
@@ -88,7 +119,7 @@ def make_private_directory(directory: str) -> None:
         raise PermissionError(message)
 
 
-def write_private_file(path: str, content: str) -> None:
+def write_private_file(path: str, content: str | bytes) -> None:
     """Write a new file that only its owner can read.
 
     Raises:
@@ -96,7 +127,7 @@ def write_private_file(path: str, content: str) -> None:
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        data = content.encode()
+        data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
         while data:
             data = data[os.write(descriptor, data) :]
     finally:
@@ -104,36 +135,32 @@ def write_private_file(path: str, content: str) -> None:
 
 
 def remove_old_reports(directory: str) -> None:
-    """Remove the oldest reports beyond those that are kept; their names sort by time."""
-    names = os.listdir(directory)
-    reports = sorted(name for name in names if name.startswith("oom-") and name.endswith(".json"))
-    for name in reports[:-MAX_KEPT]:
-        for ending in (".json", ".txt"):
-            try:
-                os.unlink(os.path.join(directory, name.removesuffix(".json") + ending))
-            except OSError:  # another process removes them too
-                continue
+    """Remove the oldest reports and snapshots beyond those that are kept; their names sort by time."""
+    names = sorted(name for name in os.listdir(directory) if OWN_NAME.fullmatch(name))
+    reports = [name for name in names if name.endswith(".json")]
+    old = [
+        name.removesuffix(".json") + ending for name in reports[:-MAX_KEPT] for ending in (".json", ".txt")
+    ]
+    old += [name for name in names if name.endswith(".pickle")][:-MAX_KEPT_SNAPSHOTS]
+    for name in old:
+        try:
+            os.unlink(os.path.join(directory, name))
+        except OSError:  # another process removes them too
+            continue
 
 
-def format_bytes(value: object) -> str:
-    """Return a number of bytes as text."""
-    if not isinstance(value, int):
-        return "not known"
-    size = float(value)
-    for unit in UNITS:
-        if abs(size) < UNIT_STEP or unit == UNITS[-1]:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:,.2f} {unit}"
-        size /= UNIT_STEP
-    return ""
+OPTIONAL_ROWS = ("more than it could get",)
+"""The rows that are left out where nothing is known."""
 
 
-def format_report(facts: dict[str, object]) -> str:
+def format_report(facts: dict[str, Any]) -> str:
     """Return a report as text."""
     pool = facts.get("pool")
     figures = pool if isinstance(pool, dict) else {}
     verdict = str(facts.get("verdict"))
     rows = {
         "asked for": facts.get("requested"),
+        "more than it could get": facts.get("missing") or None,
         "free on the device": facts.get("free"),
         "its limit" if facts.get("limited") else "the device has": facts.get("capacity"),
         "reserved by the allocator": figures.get("reserved"),
@@ -150,12 +177,19 @@ def format_report(facts: dict[str, object]) -> str:
         ADVICE.get(verdict, ""),
         *([EXPANDABLE_ADVICE] if verdict == "fragmented" and not facts.get("expandable_segments") else []),
         "",
-        *(f"  {name:<25} {format_bytes(value)}" for name, value in rows.items()),
+        *(
+            f"  {name:<25} {format_bytes(value)}"
+            for name, value in rows.items()
+            if value is not None or name not in OPTIONAL_ROWS
+        ),
+        *flight_text.batch_lines(facts),
+        *flight_text.stack_lines(facts.get("stack")),
     ]
     categories = facts.get("categories")
     if isinstance(categories, dict):
         lines += ["", "What is allocated, after the last optimizer step that was measured:"]
         lines += [f"  {name:<25} {format_bytes(value)}" for name, value in categories.items()]
+    lines += flight_text.recorded_lines(facts)
     device = facts.get("device")
     holders = device.get("holders") if isinstance(device, dict) else None
     if isinstance(holders, list):

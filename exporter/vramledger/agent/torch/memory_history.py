@@ -10,11 +10,15 @@ from __future__ import annotations
 import pickle
 import sys
 import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from vramledger.agent import step_boundary
 from vramledger.agent.torch.custom_allocators import custom_allocators
+from vramledger.agent.torch.cycles import collect_cycles
+from vramledger.agent.torch.live_tensors import TensorFacts
+from vramledger.agent.torch.recording import DEFAULT_EVENTS, is_history_enabled, recording
 
 if TYPE_CHECKING:
     from vramledger.agent.requests import Request
@@ -22,20 +26,16 @@ if TYPE_CHECKING:
 MAX_EVENTS = 100_000
 """With 100,000 events a snapshot takes 0.7 s (published), and the program is stopped for that time."""
 
-DEFAULT_EVENTS = 10_000
 MAX_SECONDS = 300.0
 """The longest time that a client may ask the agent to record, or to wait for a step."""
-
-_OPTIONAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
-"""Only newer versions of PyTorch accept ``skip_actions``. We skip the requests to free a block, because the
-event that completes a request says the same."""
 
 
 def record_snapshot(request: Request) -> dict[str, object]:
     """Record, and write the snapshot to the file that came with the request.
 
     Arguments of the request: ``seconds`` to record; ``step``, true for exactly one training step (``seconds``
-    is then how long to wait for each of its two ends); ``events``, the maximum number of events to record.
+    is then how long to wait for each of its two ends); ``events``, the maximum number of events to record;
+    ``cycles``, true to run the collector at the end of that step and to say what it has freed.
 
     Raises:
         RuntimeError: PyTorch is missing, too old or without a GPU, or its allocator keeps no history.
@@ -48,13 +48,21 @@ def record_snapshot(request: Request) -> dict[str, object]:
         message = "no file came with the request"
         raise ValueError(message)
     torch = initialised_torch()
-    program_records = _is_recording(torch)
+    origin = _find_origin(torch)
     started = time.monotonic()
-    if request.arguments.get("step") is True:
-        snapshot = _record_step(torch, events, seconds, program_records=program_records)
-    else:
-        snapshot = _record_span(torch, events, seconds, program_records=program_records)
+    step = request.arguments.get("step") is True
+    find_cycles = request.arguments.get("cycles") is True
+    cycles: dict[str, object] = {}
+    snapshot, facts = _record(
+        torch,
+        events,
+        seconds,
+        step=step or find_cycles,
+        ours=origin != "program",
+        before=(lambda: cycles.update(collect_cycles(torch))) if find_cycles else None,
+    )
     elapsed = time.monotonic() - started
+    recording.annotate(snapshot, facts, **({"garbage": cycles} if find_cycles else {}))
     with open(request.descriptors[0], "wb", closefd=False) as file:  # the file has no path
         pickle.dump(snapshot, file, protocol=4)
         size = file.tell()
@@ -62,8 +70,15 @@ def record_snapshot(request: Request) -> dict[str, object]:
         "size": size,
         "seconds": elapsed,
         "events": sum(len(trace) for trace in snapshot.get("device_traces", [])),
-        "history": "program" if program_records else "agent",
+        "history": origin,
     }
+
+
+def _find_origin(torch: ModuleType) -> str:
+    """Return whose recording a snapshot will have: ``program``, ``start`` (ours, goes on) or ``agent``."""
+    if recording.is_active(torch):
+        return "start"
+    return "program" if is_history_enabled(torch) else "agent"
 
 
 def initialised_torch() -> ModuleType:
@@ -85,61 +100,48 @@ def initialised_torch() -> ModuleType:
     return torch
 
 
-def _is_recording(torch: ModuleType) -> bool:
-    try:
-        return bool(torch._C._cuda_isHistoryEnabled())
-    except AttributeError:
-        message = f"PyTorch {torch.__version__} does not say whether it already records; 2.2 or newer does"
-        raise RuntimeError(message) from None
+def _record(  # noqa: PLR0913
+    torch: ModuleType,
+    events: int,
+    seconds: float,
+    *,
+    step: bool,
+    ours: bool,
+    before: Callable[[], None] | None,
+) -> tuple[dict[str, Any], TensorFacts]:
+    """Record for a number of seconds, or from the end of one training step to the end of the next.
 
+    If somebody records already, take the snapshot at once, or at the next end of a step. ``before`` runs
+    right before the snapshot.
+    """
+    begins = ours and not recording.is_active(torch)
 
-def _start_recording(torch: ModuleType, events: int) -> None:
-    for optional in _OPTIONAL_ARGUMENTS:
-        arguments: dict[str, Any] = {
-            "context": "alloc",
-            "stacks": "python",  # C++ frames make a snapshot a hundred times slower, and say little
-            "max_entries": events,
-            **optional,
-        }
+    def begin() -> None:
+        recording.begin(torch, events, boundary=step)
+
+    def take_snapshot() -> object:
         try:
-            torch.cuda.memory._record_memory_history("all", **arguments)
-        except TypeError:  # an older version has no such argument
-            continue
-        return
-    message = f"PyTorch {torch.__version__} records in a way that this agent does not know"
-    raise RuntimeError(message)
+            if before is not None:
+                before()
+            return recording.take_snapshot(torch)
+        finally:
+            if begins:
+                recording.end(torch)
 
-
-def _take_snapshot(torch: ModuleType, *, program_records: bool) -> dict[str, Any]:
-    try:
-        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
-    finally:
-        if not program_records:
-            _stop_recording(torch)
-    return snapshot
-
-
-def _stop_recording(torch: ModuleType) -> None:
-    torch.cuda.memory._record_memory_history(enabled=None)
-
-
-def _record_span(torch: ModuleType, events: int, seconds: float, *, program_records: bool) -> dict[str, Any]:
-    """Record for a number of seconds."""
-    if not program_records:
-        _start_recording(torch, events)
-        time.sleep(seconds)
-    return _take_snapshot(torch, program_records=program_records)
-
-
-def _record_step(torch: ModuleType, events: int, seconds: float, *, program_records: bool) -> dict[str, Any]:
-    """Record from the end of one training step to the end of the next."""
-    if not program_records:
-        step_boundary.run(lambda: _start_recording(torch, events), seconds)
-    try:
-        snapshot = step_boundary.run(lambda: _take_snapshot(torch, program_records=program_records), seconds)
-    except TimeoutError:
-        if not program_records:
-            _stop_recording(torch)
-        raise
-    assert isinstance(snapshot, dict)  # noqa: S101 _take_snapshot returned it
-    return snapshot
+    if not step:
+        if begins:
+            begin()
+            time.sleep(seconds)
+        result = take_snapshot()
+    else:
+        try:
+            if begins:
+                result = step_boundary.run_both(begin, take_snapshot, seconds)
+            else:
+                result = step_boundary.run(take_snapshot, seconds)
+        except TimeoutError:
+            if begins and recording.active:
+                recording.end(torch)
+            raise
+    assert isinstance(result, tuple)  # noqa: S101 take_snapshot() returned it
+    return result

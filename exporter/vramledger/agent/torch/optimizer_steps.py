@@ -12,11 +12,14 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import pairwise
 from types import ModuleType
 
 from vramledger.agent import step_boundary
 from vramledger.agent.program_errors import belongs_to_program
+from vramledger.agent.torch.live_tensors import state_tensors
+from vramledger.agent.torch.recording import recording
 from vramledger.agent.worker import worker
 
 MIN_PAUSE_SECONDS = 10.0
@@ -28,6 +31,9 @@ MIN_PAUSE_TO_COST = 5_000
 FIRST_STEPS = 64
 """The steps after which the allocator is read as well, at 10 us each: a leak that fills the device within
 seconds shows in them."""
+
+PROBED_STEPS = 3
+"""The steps after which it is known whether gradients are kept."""
 
 BytesByDevice = dict[int, list[int]]
 """By device: bytes of parameters, of gradients, of optimizer state."""
@@ -51,19 +57,64 @@ class _Count:
         self.bytes: BytesByDevice | None = None
 
 
+class _GradientProbe:
+    """The look at one gradient over some steps: is it the same tensor each time?
+
+    A gradient that ``zero_grad()`` has freed is a new tensor in the next step, with a version of its own. A
+    gradient that is kept is added to, which raises its version. A view has the version of the whole tensor, a
+    bucket of distributed training for example, so it says nothing.
+    """
+
+    __slots__ = ("optimizer", "versions")
+
+    def __init__(self, optimizer: object) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.versions: list[int] = []
+
+    def record_version(self, optimizer: object) -> bool:
+        """Look at the gradient after a step; return whether that was the last look."""
+        gradient = _first_gradient(optimizer)
+        version = getattr(gradient, "_version", None)
+        if not isinstance(version, int) or gradient._is_view():  # type: ignore[attr-defined]
+            self.versions.clear()
+            return True
+        self.versions.append(version)
+        return len(self.versions) == PROBED_STEPS
+
+    def kept(self) -> bool | None:
+        """Return whether the gradient is kept; None where the looks do not show it."""
+        if len(self.versions) < PROBED_STEPS:
+            return None
+        return all(before < after for before, after in pairwise(self.versions))
+
+
+def _first_gradient(optimizer: object) -> object | None:
+    """Return an optimizer's first gradient; None if it has none."""
+    for group in getattr(optimizer, "param_groups", ()):
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                return parameter.grad  # type: ignore[no-any-return]
+    return None
+
+
 class OptimizerSteps:
     """What the optimizers of this process hold, as of their last steps.
 
     Attributes:
         counts: by the optimizer's ``id``.
         note_step: called after each of the program's first steps; None without an allocator that counts.
+        keeps_gradients: gradients live from step to step; None while that is not known.
         uncounted: the program has an optimizer that cannot be counted, so the sums say nothing.
     """
 
     def __init__(self, torch: ModuleType) -> None:
-        self._hook_handle: object | None = None
+        self._torch = torch
+        self._pid = os.getpid()
+        self._hook_handles: list[object] = []
         self.counts: dict[int, _Count] = {}
         self.note_step: Callable[[], None] | None = None
+        self.keeps_gradients: bool | None = None
+        self._probe: _GradientProbe | None = None
         self.uncounted = False
         self._first_steps = FIRST_STEPS
         compiler = getattr(torch, "compiler", None)
@@ -81,8 +132,9 @@ class OptimizerSteps:
 
     def register(self) -> None:
         """Have every optimizer step call us at its end, where this torch has a hook for that."""
-        if self._hook_handle is not None:
+        if self._hook_handles:
             return
+        self._pid = os.getpid()
         optimizers = sys.modules.get("torch.optim.optimizer")
         register_hook = getattr(optimizers, "register_optimizer_step_post_hook", None)
         if register_hook is None:
@@ -95,13 +147,27 @@ class OptimizerSteps:
                 return  # a compiled step does not contain our code
             self.after_step(optimizer)
 
-        self._hook_handle = register_hook(after_step)
+        self._hook_handles.append(register_hook(after_step))
+        register_hook = getattr(optimizers, "register_optimizer_step_pre_hook", None)
+        if register_hook is not None and may_record():
+
+            def before_step(optimizer: object, args: object, kwargs: object) -> None:
+                del optimizer, args, kwargs
+                if (
+                    not recording.active
+                    or self._pid != os.getpid()
+                    or (is_compiling is not None and is_compiling())
+                ):
+                    return
+                if not self._is_in_backward_pass():
+                    recording.note_optimizer()
+
+            self._hook_handles.append(register_hook(before_step))
 
     def unregister(self) -> None:
         """Stop optimizer steps from calling us."""
-        if self._hook_handle is not None:
-            self._hook_handle.remove()  # type: ignore[attr-defined]
-            self._hook_handle = None
+        while self._hook_handles:
+            self._hook_handles.pop().remove()  # type: ignore[attr-defined]
 
     def after_step(self, optimizer: object) -> None:
         """Run what waits for the step's end, and count what the optimizer knows if it is due.
@@ -111,11 +177,20 @@ class OptimizerSteps:
         """
         count = self.counts.get(id(optimizer))
         is_due = count is None or time.monotonic() >= count.due or count.optimizer() is not optimizer
-        if not (is_due or self._first_steps or step_boundary.is_awaited() or worker.suspended):
+        if not (
+            is_due
+            or self._first_steps
+            or self._probe is not None
+            or recording.active
+            or step_boundary.is_awaited()
+            or worker.suspended
+        ):
             return
-        if self._is_in_backward_pass():
-            return
+        if self._pid != os.getpid() or self._is_in_backward_pass():
+            return  # a forked child cannot use the device: the allocator's lock may be held there for ever
         try:
+            if recording.active:
+                recording.note_step(self._torch)
             if self._first_steps:
                 self._first_steps -= 1
                 if self.note_step is not None:
@@ -124,10 +199,23 @@ class OptimizerSteps:
             step_boundary.run_pending()
             if is_due and worker.pid == os.getpid():
                 self._count(optimizer)
+                self._probe = self._probe or _GradientProbe(optimizer)
+            self._look_at_gradient(optimizer)
         except BaseException as error:
             if belongs_to_program(error):
                 raise
             worker.count_error("torch")
+
+    def _look_at_gradient(self, optimizer: object) -> None:
+        probe = self._probe
+        if probe is None:
+            return
+        probed = probe.optimizer()
+        if probed is None:  # it exists no longer
+            self._probe = None
+        elif probed is optimizer and probe.record_version(optimizer):
+            self.keeps_gradients = probe.kept()
+            self._probe = None
 
     def _is_in_backward_pass(self) -> bool:
         return self._backward_pass is not None and self._backward_pass() != -1
@@ -176,6 +264,11 @@ class OptimizerSteps:
         }
 
 
+def may_record() -> bool:
+    """Return whether the program consents to a recording, so that its steps have to be timed."""
+    return worker.settings.records_from_start or "snapshot" in worker.settings.consents
+
+
 def count_bytes(optimizer: object) -> BytesByDevice:
     """Return the bytes that an optimizer knows, by device."""
     found: BytesByDevice = {}
@@ -186,19 +279,9 @@ def count_bytes(optimizer: object) -> BytesByDevice:
             gradient = parameter.grad
             if gradient is not None:
                 _add_bytes(found, gradient, 1)
-            for tensor in _state_tensors(state.get(parameter)):
+            for tensor in state_tensors(state.get(parameter)):
                 _add_bytes(found, tensor, 2)
     return found
-
-
-def _state_tensors(state: object) -> Iterator[object]:
-    """Yield what may be tensors in one parameter's state; Adam has plain ones, others keep lists of them."""
-    values = state.values() if isinstance(state, dict) else ()
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from value
-        else:
-            yield value
 
 
 def _add_bytes(found: BytesByDevice, tensor: object, kind: int) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from vramledger.errors import DriverError
 from vramledger.readers.nvml.return_codes import (
     DRIVER_GONE,
+    FUNCTION_NOT_FOUND,
     LOST,
     UNKNOWN,
     UNSUPPORTED,
@@ -60,6 +61,19 @@ def query(
     except ValueError:
         failed.append(name)  # garbage
     return None
+
+
+def call_function(nvml: Nvml, name: str, *arguments: object) -> object:
+    """Call a function of pynvml; one that pynvml itself lacks counts as one that the driver lacks.
+
+    Raises:
+        NVMLError: as the function does.
+    """
+    function = getattr(nvml, name, None)
+    if function is None:
+        raise nvml.NVMLError(FUNCTION_NOT_FOUND)
+    answer: object = function(*arguments)
+    return answer
 
 
 def read_uuid(nvml: Nvml, handle: Handle) -> str:

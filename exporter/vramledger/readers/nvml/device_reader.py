@@ -10,7 +10,9 @@ import time
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from vramledger.model.reading import DeviceReading, HardwareValue, MemoryReading, ProcessEntry
+from vramledger.model.reading import DeviceReading, HardwareValue, ProcessEntry
+from vramledger.readers.hosts.dmem import DeviceMemoryCgroups
+from vramledger.readers.hosts.system_memory import SystemMemory
 from vramledger.readers.nvml.activity import ActivityReader, pcie_throughput
 from vramledger.readers.nvml.calls import DeviceLostError, query, raise_if_gone, read_uuid
 from vramledger.readers.nvml.hardware import (
@@ -20,20 +22,21 @@ from vramledger.readers.nvml.hardware import (
     SLOW_INTERVAL,
     HardwareMetric,
 )
+from vramledger.readers.nvml.memory import MemoryReader, NamedDevice, read_virtualization
+from vramledger.readers.nvml.memory_limits import LimitReader, Limits
 from vramledger.readers.nvml.mig import MigInstance, read_instances
 from vramledger.readers.nvml.process_lists import ProcessList, merge_lists
 from vramledger.readers.nvml.return_codes import (
     GPU_IS_LOST,
     LOST,
-    MAX_BYTES,
-    NO_SUCH_FUNCTION,
-    NONE_64,
     UNKNOWN,
-    UNSUPPORTED,
     Handle,
     Nvml,
 )
 from vramledger.readers.nvml.utilization import DeviceUtilizationLog, UtilizationLog, read_utilization
+
+_DATA: Final = ("memory", "processes", "utilization", "process_utilization")
+"""What shows that a GPU answers."""
 
 _LAST_MINOR: Final = 2**20 - 1
 """The kernel stores a minor number in 20 bits."""
@@ -55,10 +58,18 @@ class DeviceReader:
 
     Attributes:
         index: NVML's index of the GPU.
+        cgroups: the cgroups whose limits are read from the next slow sample on.
         open_error: NVML's code if the GPU gave no handle at the last attempt, otherwise None.
     """
 
-    def __init__(self, nvml: Nvml, index: int, collectors: frozenset[str]) -> None:
+    def __init__(
+        self,
+        nvml: Nvml,
+        index: int,
+        collectors: frozenset[str],
+        system: SystemMemory | None = None,
+        cgroups: DeviceMemoryCgroups | None = None,
+    ) -> None:
         self._nvml = nvml
         self.index = index
         enabled = [each for each in HARDWARE_METRICS if each.collector in collectors]
@@ -73,8 +84,12 @@ class DeviceReader:
         self._device_log = DeviceUtilizationLog(nvml)
         self._activity = ActivityReader(nvml)
         self._instance_activity: dict[int, ActivityReader] = {}
-        self._memory_v2 = True
-        self._memory_worked = False
+        self._memory = MemoryReader(nvml, system or SystemMemory())
+        self._limit_reader = LimitReader(nvml, cgroups or DeviceMemoryCgroups())
+        self._limits = Limits()
+        self._virtualization: str | None = None
+        self.cgroups: tuple[str, ...] = ()
+        self._limited: tuple[str, ...] = ()
         self._slow_due = float("-inf")
         self._slow_values: dict[str, HardwareValue] = {}
         self._slow_failed: list[str] = []
@@ -148,6 +163,16 @@ class DeviceReader:
             return (DeviceReading(self.index, *self._identity_fields, error="failed", failed=("handle",)),)
         failed: list[str] = []
         try:
+            limits_failed: list[str] = []
+            if slow:
+                self._memory.look_again()
+                read_mode = partial(read_virtualization, self._nvml)
+                self._virtualization = query(self._nvml, read_mode, self._handle, "", [])
+            if slow or self.cgroups != self._limited:
+                self._limited = self.cgroups
+                bus = self._identity_fields.pci_bus_id
+                self._limits = self._limit_reader.read(self._handle, bus, self._limited, limits_failed)
+            failed += limits_failed
             if slow or not self._layout_known:
                 self._read_mig_layout(failed)
             reading = self._read_gpu(wall, monotonic, failed, started, slow=slow)
@@ -157,6 +182,10 @@ class DeviceReader:
             for reader in (self._activity, *self._instance_activity.values()):
                 reader.forget()
             return self._lost_readings(started)
+
+    @property
+    def _named(self) -> NamedDevice:
+        return NamedDevice(self._handle, self.uuid, self._identity_fields.name)
 
     def _lost_readings(self, started: float) -> tuple[DeviceReading, ...]:
         reading = self._gpu_reading(started, error="lost", divided=self._instances is not None)
@@ -174,25 +203,26 @@ class DeviceReader:
         ledger: dict[str, Any] = {} if divided else self._read_memory_and_holders(wall, monotonic, failed)
         traffic = pcie_throughput(ledger.get("activity")) if self._reads_pcie else None
         hardware = self._read_hardware(failed, traffic, slow=slow)
-        read = (value for name, value in ledger.items() if name != "activity")
-        has_data = hardware or any(value is not None for value in read)
+        has_data = hardware or any(ledger.get(name) is not None for name in _DATA)
         return self._gpu_reading(
             started,
             divided=divided,
+            virtualization=self._virtualization,
             error="failed" if failed and not has_data else None,
             hardware=hardware,
             failed=tuple(failed),
+            **({} if divided else self._limits._asdict()),
             **ledger,
         )
 
     def _read_memory_and_holders(self, wall: float, monotonic: float, failed: list[str]) -> dict[str, Any]:
         handle = self._handle
         # Memory and holders come first and together, so that the ledger is of one moment.
-        memory = self._read_memory(handle, failed)
+        memory = self._memory.read(self._named, self._named, failed)
         processes = self._read_processes(handle, failed)
         listed = None if processes is None else {entry.pid for entry in processes}
         return {
-            "memory": memory,
+            **memory._asdict(),
             "processes": processes,
             "utilization": query(self._nvml, self._read_utilization, handle, "utilization", failed),
             "process_utilization": query(
@@ -242,32 +272,6 @@ class DeviceReader:
         failed += self._slow_failed
         return values
 
-    def _read_memory(self, handle: Handle, failed: list[str]) -> MemoryReading | None:
-        reading: MemoryReading | None = query(self._nvml, self._query_memory, handle, "memory", failed)
-        return reading
-
-    def _query_memory(self, handle: Handle) -> MemoryReading | None:
-        reserved = None
-        try:
-            version = self._nvml.nvmlMemory_v2 if self._memory_v2 else None
-            memory = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=version)
-            if self._memory_v2 and memory.reserved != NONE_64:
-                reserved = memory.reserved
-        except self._nvml.NVMLError as error:
-            if self._memory_worked and error.value in UNSUPPORTED:  # this query had an answer before
-                raise self._nvml.NVMLError(UNKNOWN) from error
-            if not self._memory_v2 or error.value not in NO_SUCH_FUNCTION:
-                raise
-            self._memory_v2 = False  # a driver before 510
-            return self._query_memory(handle)
-        reading = MemoryReading(memory.total, memory.free, memory.used, reserved)
-        if NONE_64 in reading and not self._memory_worked:
-            return None
-        if not 0 < memory.total <= MAX_BYTES or memory.total < max(memory.free, memory.used, reserved or 0):
-            raise self._nvml.NVMLError(UNKNOWN)
-        self._memory_worked = True
-        return reading
-
     def _read_processes(self, handle: Handle, failed: list[str]) -> tuple[ProcessEntry, ...] | None:
         lists = []
         errors: list[str] = []
@@ -316,16 +320,17 @@ class DeviceReader:
     def _read_instance(self, instance: MigInstance, monotonic: float) -> DeviceReading:
         started = time.perf_counter()
         failed: list[str] = []
-        memory = self._read_memory(instance.handle, failed)
+        named = NamedDevice(instance.handle, instance.uuid, self._identity_fields.name)
+        memory = self._memory.read(named, self._named, failed)
         processes = self._read_processes(instance.handle, failed)
         if failed:
             self._layout_known = False  # the instance may have been destroyed: look again at the next sample
         activity = self._read_instance_activity(instance, monotonic, failed)
         return self._instance_reading(
             instance,
-            error="failed" if failed and memory is None and processes is None else None,
+            error="failed" if failed and memory.memory is None and processes is None else None,
             duration=time.perf_counter() - started,
-            memory=memory,
+            **memory._asdict(),
             processes=processes,
             activity=activity,
             failed=tuple(failed),
@@ -342,6 +347,7 @@ class DeviceReader:
             mig_profile=instance.mig_profile,
             gpu_instance=instance.gpu_instance,
             compute_instance=instance.compute_instance,
+            mig_placement=instance.mig_placement,
             **read,
         )
 

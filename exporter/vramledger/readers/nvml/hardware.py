@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from vramledger.model.reading import HardwareValue
+from vramledger.readers.nvml.calls import call_function
 from vramledger.readers.nvml.return_codes import (
-    FUNCTION_NOT_FOUND,
     MAX_BYTES,
     NO_SUCH_FUNCTION,
     NONE_32,
@@ -28,14 +28,6 @@ SLOW_INTERVAL: Final = 10.0
 
 HardwareQuery = Callable[[Nvml, Handle], "HardwareValue | None"]
 """Read one family; raise NVMLError as the driver does."""
-
-
-def _call_function(nvml: Nvml, name: str, *arguments: object) -> object:
-    function = getattr(nvml, name, None)
-    if function is None:
-        raise nvml.NVMLError(FUNCTION_NOT_FOUND)
-    answer: object = function(*arguments)
-    return answer
 
 
 def _number_reader(  # noqa: PLR0913 - a word for each quirk
@@ -55,7 +47,7 @@ def _number_reader(  # noqa: PLR0913 - a word for each quirk
     """
 
     def read(nvml: Nvml, handle: Handle) -> float | None:
-        value = _call_function(nvml, name, handle, *arguments)
+        value = call_function(nvml, name, handle, *arguments)
         if position is not None and isinstance(value, (list, tuple)):
             value = value[position]
         if not isinstance(value, int) or value == none:
@@ -105,13 +97,11 @@ _MAX_REASON_BITS: Final = 48
 
 def _read_throttle_reasons(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
     try:
-        bits = _call_function(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
+        bits = call_function(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
     except nvml.NVMLError as error:
         if error.value not in NO_SUCH_FUNCTION:
             raise
-        bits = _call_function(
-            nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle
-        )  # its name before 535
+        bits = call_function(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)  # its name before 535
     if not isinstance(bits, int) or bits == NONE_64:
         return None
     if bits >> _MAX_REASON_BITS:
@@ -124,7 +114,7 @@ _UNKNOWN_PERFORMANCE_STATE: Final = 32
 
 
 def _read_performance_state(nvml: Nvml, handle: Handle) -> float | None:
-    state = _call_function(nvml, "nvmlDeviceGetPerformanceState", handle)
+    state = call_function(nvml, "nvmlDeviceGetPerformanceState", handle)
     if not isinstance(state, int) or state == _UNKNOWN_PERFORMANCE_STATE:
         return None
     if not 0 <= state <= _LAST_PERFORMANCE_STATE:

@@ -47,7 +47,8 @@ class Card {
     this.reserved = new Text();
     this.reserving = element("p", { class: "reserved", hidden: true }, this.reserved.node);
     this.told = "";
-    const name = [device.name, device.mig_profile].filter(Boolean).join(" ");
+    const profile = device.name?.endsWith(device.mig_profile) ? "" : device.mig_profile;
+    const name = [device.name, profile, device.mig_placement ? `at ${device.mig_placement}` : ""].filter(Boolean).join(" ");
     this.node = element(
       "article", { class: "card", "aria-label": `GPU ${device.gpu}` },
       element("h3", {}, `GPU ${device.gpu} `, element("small", {}, name || "unnamed device")),
@@ -98,13 +99,16 @@ class Card {
 
   /** Unattributed memory, overlap and hidden holders, each with its explanation. */
   explain(device) {
-    const told = JSON.stringify([device.memory?.unattributed, device.memory?.overlap, device.about_unattributed, device.undivided, device.left_behind, device.hidden]);
+    const told = JSON.stringify([device.memory?.unattributed, device.memory?.overlap, device.about_unattributed, device.memory?.operating_system, device.about_operating_system, device.undivided, device.left_behind, device.hidden]);
     if (told === this.told) return;
     this.told = told;
     const open = this.extras.querySelector("details")?.open ?? false;
     const lines = [];
     if (device.memory?.unattributed) {
       lines.push(element("li", {}, element("strong", {}, `Unattributed ${bytes(device.memory.unattributed)}. `), ...prose(device.about_unattributed)));
+    }
+    if (device.memory?.operating_system) {
+      lines.push(element("li", {}, element("strong", {}, `Operating system ${bytes(device.memory.operating_system)}. `), ...prose(device.about_operating_system)));
     }
     if (device.undivided) {
       const words = `NVML charges it to nobody; it is in one or several of pid ${device.undivided.pids.slice(0, 8).join(", ")}. It counts as ${device.undivided.state}.`;
@@ -127,7 +131,7 @@ class Card {
     const title = [device.memory?.unattributed ? `${bytes(device.memory.unattributed)} unattributed` : "", device.undivided ? `${bytes(device.undivided.bytes)} undivided` : "", hidden ? `${hidden} hidden` : ""];
     this.extras.replaceChildren(
       ...(lines.length
-        ? [element("details", { open }, element("summary", {}, `Unowned: ${title.filter(Boolean).join(", ") || "overlap"}`), element("ul", {}, ...lines))]
+        ? [element("details", { open }, element("summary", {}, `Unowned: ${title.filter(Boolean).join(", ") || (device.memory?.overlap ? "overlap" : "operating system")}`), element("ul", {}, ...lines))]
         : []),
     );
   }

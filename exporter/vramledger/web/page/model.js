@@ -1,7 +1,7 @@
 // Store what is known: the rows of the stream, and each device's last 15 minutes.
 
 export const STATES = ["active", "idle", "stopped", "orphaned", "zombie", "stuck", "dead", "unknown"];
-export const PARTS = [...STATES, "unattributed", "driver_reserved", "free"];
+export const PARTS = [...STATES, "unattributed", "operating_system", "driver_reserved", "free"];
 
 /** Bytes of one part of a ledger; null when the driver does not report it. */
 export function part(memory, name) {

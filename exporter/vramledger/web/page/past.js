@@ -9,10 +9,11 @@ const REFRESH = 60000; // ms after which the scale of the present is requested a
 const BAD = ["dead", "zombie", "stuck", "orphaned", "oom", "lost"];
 let version = -1; // a chart that has drawn nothing has this one
 
-/** A moment in the address: #at=1795234210 */
+/** A moment in the address, in seconds, or with 12 or more digits in milliseconds as Grafana gives it: #at=1795234210 */
 const fromAddress = () => {
-  const found = /^#at=(\d{1,11})$/.exec(location.hash);
-  return found ? Number(found[1]) : null;
+  const found = /^#at=(\d{1,14})$/.exec(location.hash);
+  if (!found) return null;
+  return found[1].length < 12 ? Number(found[1]) : Math.floor(Number(found[1]) / 1000);
 };
 
 export class Travel {

@@ -78,6 +78,8 @@ def _current_graph_task_id() -> int:
 
 
 def _cuda_init() -> None:
+    if allocators:
+        return
     torch.called("cuInit")
     allocators.extend(Allocator() for _ in range(int(os.environ.get("FAKE_TORCH_DEVICES", "2"))))
 
@@ -88,6 +90,13 @@ def _cuda_getAllocatorBackend() -> str:  # noqa: N802
 
 def _accelerator_getAllocatorSettings() -> str:  # noqa: N802
     return os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+
+
+def _cuda_hostMemoryStats() -> dict[str, object]:  # noqa: N802
+    return {
+        "allocated_bytes": {"current": 4096, "peak": 8192},
+        "active_bytes": {"current": 1024, "peak": 1024},
+    }
 
 
 def _cuda_isHistoryEnabled() -> bool:  # noqa: N802

@@ -37,26 +37,99 @@ class Device:
         self.index = index
 
 
+class dtype:  # noqa: N801 as in the real one
+    def __init__(self, name: str, itemsize: int) -> None:
+        self._name = name
+        self.itemsize = itemsize
+
+    def __str__(self) -> str:
+        return f"torch.{self._name}"
+
+
+float32, bfloat16 = dtype("float32", 4), dtype("bfloat16", 2)
+
+
+class Metadata:
+    """The form of one output of a forward operation."""
+
+    def __init__(self, kind: dtype, shape: tuple[int, ...]) -> None:
+        self.dtype = kind
+        self.shape = shape
+
+
+class Node:
+    """One operation of a graph, with the operations that it got its input from."""
+
+    def __init__(self, name: str, kind: dtype, shape: tuple[int, ...], *before: Node) -> None:
+        self._name = name
+        self._input_metadata = [Metadata(kind, shape)]
+        self.next_functions = tuple((node, 0) for node in before)
+
+    def name(self) -> str:
+        """Return the operation's name."""
+        return self._name
+
+
 class Tensor:
     """This number of bytes on a device."""
 
     held = False  # also of one whose making was interrupted
 
-    def __init__(self, size: int, ordinal: int = 0, *, kind: str = "cuda") -> None:
+    def __init__(self, size: int, ordinal: int = 0, *, kind: str = "cuda", dtype: dtype = float32) -> None:
         self.device = Device(kind, ordinal if kind == "cuda" else None)
         self.nbytes = size
+        self.dtype = dtype
         self.grad: Tensor | None = None
+        self.grad_fn: Node | None = None
+        self._version = 0
         if kind == "cuda":
             cuda._lazy_init()
             _C.allocators[ordinal].allocate(size)
             self.held = True
             self._address = cuda.memory._allocated(ordinal, size, sys._getframe(1))
 
+    view = False
+
+    def _is_view(self) -> bool:
+        return self.view
+
+    def data_ptr(self) -> int:
+        """Return the address."""
+        return self._address
+
     def __del__(self) -> None:
         if self.held:
             self.held = False  # it may be called by name, too
             _C.allocators[self.device.index or 0].release(self.nbytes)
             cuda.memory._released(self._address)
+
+
+def backward(parameters: list[Tensor]) -> None:
+    """Make or add to the gradients, on a thread that has no frames of Python."""
+    cuda.memory.frameless = True
+    try:
+        for parameter in parameters:
+            made = Tensor(parameter.nbytes, parameter.device.index or 0, dtype=parameter.dtype)
+            if parameter.grad is None:
+                parameter.grad = made
+            else:
+                parameter.grad._version += 1
+            del made
+    finally:
+        cuda.memory.frameless = False
+
+
+autocast: dtype | None = None
+"""The type of numbers that autocast uses; None without it."""
+
+
+def is_autocast_enabled(kind: str) -> bool:
+    return kind == "cuda" and autocast is not None
+
+
+def get_autocast_dtype(kind: str) -> dtype | None:
+    del kind
+    return autocast
 
 
 __all__ = ["Tensor", "cuda", "optim"]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from types import FrameType
 
 from torch import _C
 
 recording: dict[str, object] | None = None
 """The kind of history that is recorded, None for none."""
+
+frameless = False
+"""What is allocated now has no frames of Python."""
 
 _events: list[dict[str, object]] = []
 _live: dict[int, tuple[int, int, list[dict[str, object]]]] = {}
@@ -30,9 +34,7 @@ def _record_memory_history(  # noqa: PLR0913, PLR0917 torch's own
     """Start or stop to record a history."""
     global recording  # noqa: PLW0603
     del device, clear_history, compile_context, global_record_annotations
-    from torch import cuda  # noqa: PLC0415
-
-    cuda._lazy_init()
+    _C._cuda_init()  # without what Python has queued for it
     _events.clear()
     recording = None
     if enabled is not None:
@@ -41,7 +43,7 @@ def _record_memory_history(  # noqa: PLR0913, PLR0917 torch's own
 
 def _allocated(ordinal: int, size: int, caller: FrameType | None) -> int:
     frames: list[dict[str, object]] = []
-    while recording is not None and caller is not None:
+    while recording is not None and caller is not None and not frameless:
         code = caller.f_code
         frames.append({"filename": code.co_filename, "line": caller.f_lineno, "name": code.co_name})
         caller = caller.f_back
@@ -60,7 +62,7 @@ def _note(action: str, address: int) -> None:
     if recording is not None:
         ordinal, size, frames = _live[address]
         event = {"action": action, "addr": address, "size": size, "stream": 0, "frames": frames}
-        _events.append({**event, "time_us": 1_700_000_000_000_000 + 1000 * len(_events), "device": ordinal})
+        _events.append({**event, "time_us": time.time_ns() // 1000, "device": ordinal})
         del _events[: -int(str(recording["most"]))]
 
 

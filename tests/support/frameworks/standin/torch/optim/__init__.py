@@ -1,5 +1,5 @@
 """The optimizers."""
 
-from torch.optim.optimizer import Adam
+from torch.optim.optimizer import Adam, Optimizer
 
-__all__ = ["Adam"]
+__all__ = ["Adam", "Optimizer"]

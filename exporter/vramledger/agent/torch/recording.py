@@ -1,0 +1,188 @@
+"""Keep a recording of PyTorch's memory history, and the training steps that it saw.
+
+A recording is a ring: PyTorch drops the oldest events, but keeps the stack of every block in use. So in a
+recording from the start of the program even an old block has its line of code. It costs about two
+microseconds an allocation, so there is one only by consent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+from vramledger.agent.torch.live_tensors import TensorFacts, read_tensors, young_batch
+from vramledger.agent.torch.step_peaks import StepMark, StepPeaks, step_peaks
+from vramledger.agent_protocol.messages import SNAPSHOT_KEY
+
+DEFAULT_EVENTS = 10_000
+"""The events that a recording keeps unless told otherwise; a snapshot with them takes 0.05 s."""
+
+MAX_MARKS = 64
+"""The number of steps whose ends are remembered."""
+
+_OPTIONAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
+"""Only newer versions of PyTorch accept ``skip_actions``. We skip the requests to free a block, because the
+event that completes a request says the same."""
+
+
+class Recording:
+    """The recording of this process, of which there is at most one that is ours.
+
+    Attributes:
+        from_start: it began before the program's first allocation.
+        marks: the ends of the newest steps, since it began.
+        used_devices: returns the devices whose counters may be read now.
+    """
+
+    def __init__(self) -> None:
+        self.from_start = False
+        self.marks: deque[StepMark] = deque(maxlen=MAX_MARKS)
+        self.used_devices: Callable[[], Iterable[int]] = tuple
+        self.active = False
+        self._at_boundary = False
+        self._events = 0
+        self._begun: int | None = None
+
+    def is_active(self, torch: ModuleType) -> bool:
+        """Return whether our recording goes on; the program may have stopped it."""
+        if self.active and not is_history_enabled(torch):
+            self.active = self.from_start = False
+        return self.active
+
+    def begin(
+        self, torch: ModuleType, events: int, *, from_start: bool = False, boundary: bool = False
+    ) -> None:
+        """Begin to record, unless somebody does already.
+
+        Args:
+            torch: in which CUDA is initialised, or about to be.
+            events: the number of events to keep.
+            from_start: there was no allocation yet.
+            boundary: the program is between two steps.
+
+        Raises:
+            RuntimeError: this PyTorch cannot record.
+        """
+        if is_history_enabled(torch):
+            return
+        self.marks.clear()
+        self._begun = None
+        self._events = events
+        self._at_boundary = boundary
+        start_history(torch, events)
+        self.from_start = from_start
+        self.active = True
+
+    def end(self, torch: ModuleType) -> None:
+        """Stop recording."""
+        self.active = self.from_start = False
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+    def note_optimizer(self) -> None:
+        """Remember that an optimizer begins its step now."""
+        self._begun = time.time_ns() // 1000
+
+    def note_step(self, torch: ModuleType) -> None:
+        """Remember that an optimizer's step, and with it a training step, ends now."""
+        begun, self._begun = self._begun, None
+        peak, allocated = {}, {}
+        for ordinal in self.used_devices():
+            counter = torch._C._cuda_memoryStats(ordinal)["allocated_bytes"]["all"]
+            peak[ordinal], allocated[ordinal] = counter["peak"], counter["current"]
+        ended = time.time_ns() // 1000
+        self.marks.append(StepMark(begun, ended, young_batch(torch), peak, allocated))
+
+    def take_snapshot(self, torch: ModuleType) -> tuple[dict[str, Any], TensorFacts]:
+        """Return a snapshot with the recorded events, and what is known of the tensors at this moment."""
+        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+        return snapshot, read_tensors(torch)
+
+    def has_all(self, trace: list[Any]) -> bool:
+        """Return whether a device's trace has all events since the recording began."""
+        return len(trace) < self._events
+
+    def peaks(self, snapshot: dict[str, Any], device: int, facts: TensorFacts) -> list[StepPeaks]:
+        """Return the peaks of the steps in a snapshot; see :func:`step_peaks`."""
+        traces = snapshot.get("device_traces") or []
+        complete = device < len(traces) and self.has_all(traces[device])
+        return step_peaks(
+            snapshot,
+            device,
+            list(self.marks),
+            facts.addresses.get(device, {}),
+            whole=complete and (self._at_boundary or self.from_start),
+        )
+
+    def annotate(
+        self, snapshot: dict[str, Any], facts: TensorFacts, **more: object
+    ) -> dict[int, list[StepPeaks]]:
+        """Add to a snapshot, as plain data, what PyTorch does not know; return the peaks by device."""
+        numbers = sorted({segment.get("device", 0) for segment in snapshot["segments"]})
+        peaks = {number: self.peaks(snapshot, number, facts) for number in numbers}
+        devices = {
+            number: {"steps": [plain_step(step) for step in steps], "types": facts.types.get(number, {})}
+            for number, steps in peaks.items()
+        }
+        snapshot[SNAPSHOT_KEY] = {
+            "version": 1,
+            "from_start": self.from_start,
+            "devices": devices,
+            "forward_types": facts.forward_types,
+            **more,
+        }
+        return peaks
+
+
+def plain_step(step: StepPeaks) -> dict[str, object]:
+    """Return a step as plain data."""
+    return {
+        "whole": step.whole,
+        "finished": step.ended is not None,
+        "batch": step.batch,
+        "phases": {
+            name: {"bytes": peak.bytes, "categories": peak.categories} for name, peak in step.phases.items()
+        },
+        "gradients_before_backward": step.gradients_before_backward,
+    }
+
+
+def is_history_enabled(torch: ModuleType) -> bool:
+    """Return whether PyTorch records, for us or for the program.
+
+    Raises:
+        RuntimeError: this PyTorch does not say.
+    """
+    try:
+        return bool(torch._C._cuda_isHistoryEnabled())
+    except AttributeError:
+        message = f"PyTorch {torch.__version__} does not say whether it already records; 2.2 or newer does"
+        raise RuntimeError(message) from None
+
+
+def start_history(torch: ModuleType, events: int) -> None:
+    """Have PyTorch record.
+
+    Raises:
+        RuntimeError: this PyTorch records in a way that we do not know.
+    """
+    for optional in _OPTIONAL_ARGUMENTS:
+        arguments: dict[str, Any] = {
+            "context": "alloc",
+            "stacks": "python",  # C++ frames make a snapshot a hundred times slower, and say little
+            "max_entries": events,
+            **optional,
+        }
+        try:
+            torch.cuda.memory._record_memory_history("all", **arguments)
+        except TypeError:  # an older version has no such argument
+            continue
+        return
+    message = f"PyTorch {torch.__version__} records in a way that this agent does not know"
+    raise RuntimeError(message)
+
+
+recording = Recording()
+"""The one of this process."""

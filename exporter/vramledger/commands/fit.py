@@ -1,0 +1,384 @@
+"""Run ``vramledger fit``: what a program needs at its peak, and which GPUs have that."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from vramledger.commands.arguments import add_agent_socket, add_control, add_sampling
+from vramledger.commands.fit_devices import (
+    AFTER,
+    NO,
+    PERHAPS,
+    TIGHT,
+    UNKNOWN,
+    YES,
+    Offer,
+    assign_devices,
+    make_offer,
+)
+from vramledger.commands.fit_input import LedgerSample, OfferedDevice
+from vramledger.commands.fit_sources import Seen, choose_program, past_sample, read_file, watch_host
+from vramledger.commands.interruption import run_until_interrupted
+from vramledger.commands.memory_need import (
+    HEADROOM,
+    HEADROOM_LEAST,
+    MIB,
+    Busy,
+    MemoryNeed,
+    assess_need,
+    copies_by_compute,
+    limit_advice,
+)
+from vramledger.commands.output import write_output
+from vramledger.commands.parser import Commands, add_log, duration, pid
+from vramledger.commands.past import add_storage, past_time
+from vramledger.errors import UsageError
+from vramledger.model.json_values import JSON_VERSION, Json
+from vramledger.printable import printable
+from vramledger.views.table import gib
+
+FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 3
+
+_MANY = 100
+"""More copies than this are not counted: a share of less than a hundredth is not measured well."""
+
+
+def add_command(commands: Commands) -> None:
+    """Declare the command."""
+    fit = commands.add_parser(
+        "fit",
+        help="show what a program needs, where it fits, and the limit to set",
+        description="Show what a program needs at its peak, which GPUs here have that free now, how many "
+        "such programs fit on one, and how to limit it to its need. Exit status: 0 it fits on a GPU here "
+        "now, 1 it does not, 3 cannot tell.",
+    )
+    fit.add_argument(
+        "what", metavar="PID|FILE",
+        help="a running program; or a recording, what 'show --json' printed, or an out-of-memory report",
+    )  # fmt: skip
+    fit.add_argument(
+        "--pid", type=pid, default=None, metavar="PID", help="which program of FILE, if it shows several"
+    )
+    fit.add_argument(
+        "--for", dest="seconds", type=duration, default=5.0, metavar="DURATION",
+        help="how long to watch how busy it is (default 5s)",
+    )  # fmt: skip
+    fit.add_argument(
+        "--at", type=past_time, default=None, metavar="TIME",
+        help="the need as it was then: 03:12, -6h; needs serve --storage.path",
+    )  # fmt: skip
+    fit.add_argument(
+        "--headroom", type=share, default=HEADROOM, metavar="SHARE",
+        help="how much larger a pool must be than what is in use at the peak (default 10%%)",
+    )  # fmt: skip
+    fit.add_argument("--json", action="store_true", help="print JSON")
+    add_storage(fit)
+    add_agent_socket(fit)
+    add_control(fit)
+    add_sampling(fit)
+    add_log(fit)
+    fit.set_defaults(run=run)
+
+
+def share(text: str) -> float:
+    """Read a share: ``10%`` or ``0.1``."""
+    number, percent = text.removesuffix("%"), text.endswith("%")
+    try:
+        found = float(number) / (100 if percent else 1)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1:
+        message = f"{text!r} is not a share; write for example 10%"
+        raise argparse.ArgumentTypeError(message)
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what a program needs and where it fits."""
+    fit = run_until_interrupted(_fit(args))
+    write_output(json.dumps(_json(fit)) + "\n" if args.json else "".join(f"{each}\n" for each in _lines(fit)))
+    return fit.status
+
+
+class Fit(NamedTuple):
+    """The whole answer.
+
+    Attributes:
+        seen: what was seen of the program.
+        needs: of each device that it holds memory on, the largest first.
+        offers: of each device here, for each need.
+        here: where the devices are from, a sentence.
+        of_this_host: the devices are those of this host, as they are now.
+        headroom: as chosen.
+    """
+
+    seen: Seen
+    needs: tuple[MemoryNeed, ...]
+    offers: tuple[tuple[Offer, ...], ...]
+    here: str
+    of_this_host: bool
+    headroom: float
+
+    @property
+    def status(self) -> int:
+        """Return the exit status."""
+        wanted = [offers for need, offers in zip(self.needs, self.offers, strict=True) if not need.unused]
+        if not self.of_this_host:
+            return CANNOT_TELL
+        if assign_devices(wanted):
+            return FITS
+        unsure = [each for offers in wanted for each in offers if each.verdict in (PERHAPS, UNKNOWN)]
+        return CANNOT_TELL if unsure or not any(wanted) else DOES_NOT_FIT
+
+
+async def _fit(args: argparse.Namespace) -> Fit:
+    if args.what.isascii() and args.what.isdigit():
+        return await _fit_pid(args, int(args.what))
+    if args.at is not None:
+        message = "--at is for a PID; a FILE has its own time"
+        raise UsageError(message)
+    seen = read_file(Path(args.what), args.pid)
+    ledgers, by = await watch_host(args, 0.0)
+    return _compare(args, seen, ledgers[-1] if ledgers else None, by, live=False)
+
+
+async def _fit_pid(args: argparse.Namespace, number: int) -> Fit:
+    if number == 0:
+        message = "0 is not a process id"
+        raise UsageError(message)
+    if args.pid is not None:
+        message = "--pid chooses a program of a FILE; give one PID"
+        raise UsageError(message)
+    if args.at is not None:
+        seen = choose_program(await past_sample(args, args.at), number, "as it was stored")
+        ledgers, by = await watch_host(args, 0.0)
+        return _compare(args, seen, ledgers[-1] if ledgers else None, by, live=False)
+    ledgers, by = await watch_host(args, args.seconds)
+    seen = choose_program(ledgers, number, f"seen {by}")
+    return _compare(args, seen, seen.ledger, by, live=True)
+
+
+def _compare(args: argparse.Namespace, seen: Seen, now: LedgerSample | None, by: str, *, live: bool) -> Fit:
+    """Judge the need, and compare it with the devices of this host, or else with those of the file."""
+    devices: Sequence[OfferedDevice] = () if now is None else now.devices
+    here = f"the GPUs of this host, seen {by}"
+    of_this_host = bool(devices)
+    if not devices:
+        problem = "no sample" if now is None else now.failure or "no GPU"
+        devices = () if seen.ledger is None else seen.ledger.devices
+        here = f"no GPU to look at here ({problem})"
+        if devices:
+            here += f"; these are the GPUs {seen.origin}, as they were then"
+            live = True
+    needs = sorted(
+        (assess_need(uses, args.headroom) for uses in seen.uses),
+        key=lambda need: -(need.enough or need.bytes or 0),
+    )
+    offers = tuple(
+        tuple(make_offer(need, device, seen.program, live=live) for device in devices) for need in needs
+    )
+    return Fit(seen, tuple(needs), offers, here, of_this_host, args.headroom)
+
+
+def _lines(fit: Fit) -> Iterator[str]:
+    return (printable(line) for line in _text(fit))
+
+
+def _text(fit: Fit) -> Iterator[str]:
+    program = fit.seen.program
+    owner = f", of {' '.join(program.owner)}" if program.owner[0] else ""
+    yield f"pid {program.pid}  {program.command or 'unknown program'}{owner}; {fit.seen.origin}"
+    for need, offers in zip(fit.needs, fit.offers, strict=True):
+        yield from _need_lines(need, fit.headroom)
+        if not need.unused:
+            yield from _offer_lines(need, offers)
+            yield from _limit_lines(need, offers, fit.headroom)
+            yield from _advice_lines(need)
+    yield f"  {fit.here}"
+
+
+def _place(gpu: int | None, name: str) -> str:
+    return f"GPU {'?' if gpu is None else gpu} {name}"
+
+
+def _need_lines(need: MemoryNeed, headroom: float) -> Iterator[str]:
+    use = need.use
+    yield f"  on {_place(use.gpu, use.name)}"
+    yield f"    holds        {gib(use.held)} now, {gib(need.most)} at most so far"
+    if need.unused:
+        yield "    needs        nothing but its context here: it has used no memory of this GPU"
+        yield "    limit        CUDA_VISIBLE_DEVICES without this GPU (environment): the program needs it not"
+        return
+    if need.bytes is None:
+        known = f"no more than {gib(need.most)}" if need.most is not None else "not known"
+        yield f"    needs        {known} ({need.grade.value}): {need.why}"
+    else:
+        yield f"    needs        {gib(need.bytes)} at its peak ({need.grade.value}): {need.why}"
+        if use.held is not None and use.held - need.bytes > MIB:
+            yield f"    unneeded     {gib(use.held - need.bytes)} of what it holds now"
+        if need.wanted is None:
+            yield (
+                f"    plan with    {gib(need.planned)}: the pool has {headroom:.0%} more, and at least "
+                f"{gib(HEADROOM_LEAST if headroom else 0)}, for rounding and gaps"
+            )
+        else:
+            yield (
+                f"    wanted       {gib(need.wanted)}: an allocation of {gib(use.failed_request)} failed, "
+                "and others might have followed"
+            )
+    yield from _compute_lines(need)
+
+
+def _compute_lines(need: MemoryNeed) -> Iterator[str]:
+    time_busy, sm_busy = need.time_busy, need.sm_busy
+    if time_busy is None:
+        yield "    compute      not known: the driver does not say how busy it keeps the GPU"
+        return
+    text = f"busy {_busy_text(time_busy)}"
+    copies = copies_by_compute(time_busy)
+    text += f", so {_copies(copies)} take turns at full speed" if copies else ": it did not work then"
+    if sm_busy is not None and copies_by_compute(sm_busy):
+        text += f"; its kernels fill {_busy_text(sm_busy)} of the SMs, so with MPS at best "
+        text += _copies(copies_by_compute(sm_busy))
+    yield f"    compute      {text}"
+
+
+def _busy_text(busy: Busy) -> str:
+    highest = f", at most {busy.highest:.0%}" if busy.samples > 1 else ""
+    return f"{busy.mean:.0%}{highest}"
+
+
+def _copies(copies: int | None) -> str:
+    if copies is None:
+        return "not known"
+    return f"{_MANY} or more" if copies >= _MANY else str(copies)
+
+
+def _offer_lines(need: MemoryNeed, offers: Sequence[Offer]) -> Iterator[str]:
+    for offer in offers:
+        device = offer.device
+        parts = [_verdict_text(need, offer)]
+        if offer.reserved:
+            parts.append(offer.reserved)
+        if offer.runs_here:
+            parts.append("runs here now; its own memory is counted as free")
+        if offer.copies_empty is not None and offer.verdict != UNKNOWN:
+            parts.append(f"by memory {offer.copies_now} now, {offer.copies_empty} on the empty GPU")
+        yield f"    {_place(device.gpu, device.name)}  {'; '.join(parts)}"
+        for each in offer.evict:
+            yield f"      {gib(each.bytes)} of {each.what}, if its user agrees: `{each.command}`"
+
+
+def _verdict_text(need: MemoryNeed, offer: Offer) -> str:
+    room = f"{gib(offer.room)} free"
+    if offer.verdict == AFTER:
+        gained = sum(each.bytes for each in offer.evict)
+        return f"NOT NOW: {room}, and {gib(gained)} more after"
+    if offer.verdict == NO:
+        wanted = need.bytes or need.enough or 0
+        empty = "also when empty: " if (offer.device.capacity or 0) < wanted else ""
+        return f"NO: {empty}{room}"
+    return {
+        YES: f"FITS: {room}",
+        TIGHT: f"TIGHT: {room}, enough for its peak without headroom",
+        PERHAPS: f"PERHAPS: {room}, {_doubt(need, offer)}",
+        UNKNOWN: f"NOT KNOWN: {offer.device.problem or 'its free memory is not known'}",
+    }[offer.verdict]
+
+
+def _doubt(need: MemoryNeed, offer: Offer) -> str:
+    """Say why it is not known whether the program fits."""
+    if need.wanted is None:
+        return "and its need is not known"
+    also = "also" if (offer.room or 0) >= need.wanted else "but not"
+    return f"enough for what it had, {also} for the allocation that failed"
+
+
+def _chosen_device(need: MemoryNeed, offers: Sequence[Offer]) -> tuple[str, int | None]:
+    """Return the name and capacity of the device for which limits are written: the first where it fits."""
+    for offer in offers:
+        if offer.usable:
+            return _place(offer.device.gpu, offer.device.name), offer.device.capacity
+    return _place(need.use.gpu, need.use.name), need.use.capacity
+
+
+def _limit_lines(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> Iterator[str]:
+    place, capacity = _chosen_device(need, offers)
+    for advice in limit_advice(need, capacity, headroom):
+        yield f"    limit        {advice.text}"
+        yield f"                 {advice.where}, {advice.framework} on {place}: {advice.about}"
+
+
+def _advice_lines(need: MemoryNeed) -> Iterator[str]:
+    for each in need.frameworks:
+        if each.advice:
+            yield f"    advice       {each.advice}"
+
+
+def _json(fit: Fit) -> dict[str, Json]:
+    program = fit.seen.program
+    return {
+        "version": JSON_VERSION,
+        "pid": program.pid,
+        "command": program.command or None,
+        "owner": {"type": program.owner[0], "name": program.owner[1]} if program.owner[0] else None,
+        "origin": fit.seen.origin,
+        "devices_origin": fit.here,
+        "headroom": fit.headroom,
+        "fits": {FITS: True, DOES_NOT_FIT: False}.get(fit.status),
+        "needs": [
+            _need_json(need, offers, fit.headroom) for need, offers in zip(fit.needs, fit.offers, strict=True)
+        ],
+    }
+
+
+def _need_json(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> dict[str, Json]:
+    use = need.use
+    return {
+        "gpu": use.gpu,
+        "uuid": use.uuid,
+        "name": use.name,
+        "held": use.held,
+        "held_peak": need.most,
+        "needed": need.bytes,
+        "planned": need.planned,
+        "wanted": need.wanted,
+        "unused": need.unused,
+        "advice": [each.advice for each in need.frameworks if each.advice],
+        "grade": need.grade.value,
+        "why": need.why,
+        "time_busy": _busy_json(need.time_busy),
+        "sm_busy": _busy_json(need.sm_busy),
+        "copies_by_time": copies_by_compute(need.time_busy),
+        "copies_by_sm": copies_by_compute(need.sm_busy),
+        "devices": [
+            {
+                "gpu": offer.device.gpu,
+                "uuid": offer.device.uuid,
+                "name": offer.device.name,
+                "verdict": offer.verdict,
+                "problem": offer.device.problem or None,
+                "free": offer.device.free,
+                "room": offer.room,
+                "capacity": offer.device.capacity,
+                "runs_here": offer.runs_here,
+                "allowed": offer.allowed,
+                "reserved": offer.reserved or None,
+                "copies_now": offer.copies_now,
+                "copies_empty": offer.copies_empty,
+                "evict": [dict(each._asdict()) for each in offer.evict],
+                "limits": [
+                    dict(each._asdict()) for each in limit_advice(need, offer.device.capacity, headroom)
+                ],
+            }
+            for offer in offers
+        ],
+    }
+
+
+def _busy_json(busy: Busy | None) -> Json:
+    return None if busy is None else dict(busy._asdict())

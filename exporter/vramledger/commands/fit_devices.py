@@ -1,0 +1,124 @@
+"""Say which devices have room for a program: free now, after others have freed theirs, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vramledger.commands.fit_input import Evictable, OfferedDevice, Program
+from vramledger.commands.memory_need import MemoryNeed
+
+YES, TIGHT, AFTER, PERHAPS, NO, UNKNOWN = "yes", "tight", "after", "perhaps", "no", "unknown"
+"""The verdicts about a device: it has room; without headroom; after others have freed theirs; perhaps, as the
+need is not known; it has none; nothing is known of its memory."""
+
+_FITS = (YES, TIGHT)
+
+
+class Offer(NamedTuple):
+    """What one device offers to a program.
+
+    Attributes:
+        device: the device.
+        verdict: one of the verdicts above.
+        runs_here: the program holds memory there; when it is started again, that is free.
+        room: bytes that it could have now, None when not known.
+        evict: whose memory would have to be freed for ``after``.
+        copies_now: how many such programs the room is enough for; None when not known.
+        copies_empty: how many the whole device is enough for; None when not known.
+        allowed: False if schedulers decide who gets the device and this program has not got it.
+        reserved: whom it is reserved for, or whom to ask; empty where no scheduler manages it.
+    """
+
+    device: OfferedDevice
+    verdict: str
+    runs_here: bool
+    room: int | None
+    evict: tuple[Evictable, ...]
+    copies_now: int | None
+    copies_empty: int | None
+    allowed: bool
+    reserved: str
+
+    @property
+    def usable(self) -> bool:
+        """Return whether the program can be started there now."""
+        return self.allowed and self.verdict in _FITS
+
+
+def make_offer(need: MemoryNeed, device: OfferedDevice, program: Program, *, live: bool) -> Offer:
+    """Say what a device offers.
+
+    Args:
+        need: of the program.
+        device: as it is now.
+        program: whose need it is.
+        live: the program is one of the holders of this device's sample; otherwise only its pid is the same.
+    """
+    own = device.holdings.get(program.pid, 0) if live else 0
+    room = None if device.free is None else device.free + own
+    evict: tuple[Evictable, ...] = ()
+    verdict = UNKNOWN
+    if room is not None:
+        others = [each for pid, each in device.evictable.items() if not live or pid != program.pid]
+        verdict, evict = _verdict(need, room, others)
+    allowed, reserved = _reserved(device, program)
+    enough = need.enough
+    return Offer(
+        device,
+        verdict,
+        runs_here=live and program.pid in device.holdings,
+        room=room,
+        evict=evict,
+        copies_now=None if room is None or not enough else room // enough,
+        copies_empty=None if device.capacity is None or not enough else device.capacity // enough,
+        allowed=allowed,
+        reserved=reserved,
+    )
+
+
+def _verdict(need: MemoryNeed, room: int, others: Sequence[Evictable]) -> tuple[str, tuple[Evictable, ...]]:
+    enough = need.enough
+    if enough is not None and room >= enough:
+        return YES, ()
+    if need.bytes is not None and room >= need.bytes:
+        return (TIGHT if need.wanted is None else PERHAPS), ()
+    wanted = need.bytes if enough is None else enough
+    chosen: list[Evictable] = []
+    gained = 0
+    for each in sorted(others, key=lambda each: -each.bytes):
+        if wanted is None or room + gained >= wanted:
+            break
+        chosen.append(each)
+        gained += each.bytes
+    if wanted is not None and chosen and room + gained >= wanted:
+        return AFTER, tuple(chosen)
+    return (PERHAPS if need.bytes is None else NO), ()
+
+
+def _reserved(device: OfferedDevice, program: Program) -> tuple[bool, str]:
+    """Return whether schedulers let the program have the device, and whom it is reserved for."""
+    if not device.schedulers:
+        return True, ""
+    if not device.granted:
+        return False, f"ask {' or '.join(device.schedulers)} for it"
+    whom = ", ".join(f"{kind} {name}" for kind, name in device.granted)
+    return program.owner in device.granted, f"reserved for {whom}"
+
+
+def assign_devices(offers: Sequence[Sequence[Offer]]) -> bool:
+    """Tell whether each need can have a device of its own: one of its usable offers."""
+    taken: dict[str, int] = {}
+
+    def place(number: int, tried: set[str]) -> bool:
+        for offer in offers[number]:
+            uuid = offer.device.uuid
+            if not offer.usable or uuid in tried:
+                continue
+            tried.add(uuid)
+            if uuid not in taken or place(taken[uuid], tried):
+                taken[uuid] = number
+                return True
+        return False
+
+    return all(place(number, set()) for number in range(len(offers)))

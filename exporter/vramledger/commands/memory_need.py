@@ -1,0 +1,211 @@
+"""Judge what a program needs of a device, and what to limit it to, from what was seen of it.
+
+A framework's own peak of memory in use is the need. What NVML charges is an upper bound: a cache,
+a pool or a preallocation is part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from vramledger.accounting.policies import CONTEXT_BYTES
+from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME
+from vramledger.commands.fit_input import DeviceUse, FrameworkUse
+from vramledger.model.snapshot import Grade
+from vramledger.views.table import gib
+
+MIB = 2**20
+
+HEADROOM = 0.10
+"""The share that a pool has to be larger than what is in use at the peak: allocators round sizes up, and free
+blocks lie between those in use."""
+
+HEADROOM_LEAST = 64 * MIB
+"""A small program's first matrix product takes as much for cuBLAS (68 MiB on an H200)."""
+
+_SET_ASIDE = frozenset({"preallocate", "fraction", "limit"})
+"""Policies by which a program holds what it was given, whatever it needs."""
+
+_PERMILLE = 1000
+
+
+class Busy(NamedTuple):
+    """How busy a program kept a device while it was watched: shares of 1."""
+
+    mean: float
+    highest: float
+    samples: int
+
+
+class MemoryNeed(NamedTuple):
+    """What a program needs of one device, bytes.
+
+    Attributes:
+        use: what was seen last.
+        bytes: its need at its peak so far; None when not known.
+        planned: the same with headroom for the pool; None when not known.
+        wanted: what it would have needed for an allocation that failed; None if none has failed.
+        most: its highest holding so far, with which it ran; None when not known.
+        grade: how good the evidence for ``bytes``, or else for ``most``, is.
+        why: the evidence, one sentence.
+        frameworks: those whose peak is known.
+        time_busy: the share of the time in which it had a kernel on the device; None when not known.
+        sm_busy: the share of the SMs that it kept busy; None when not known.
+    """
+
+    use: DeviceUse
+    bytes: int | None
+    planned: int | None
+    wanted: int | None
+    most: int | None
+    grade: Grade
+    why: str
+    frameworks: tuple[FrameworkUse, ...]
+    time_busy: Busy | None
+    sm_busy: Busy | None
+
+    @property
+    def unused(self) -> bool:
+        """Tell whether its frameworks report, and have used nothing on this device."""
+        peaks = [each.in_use_peak for each in self.frameworks]
+        return bool(peaks) and self.wanted is None and all(peak is not None and peak < MIB for peak in peaks)
+
+    @property
+    def enough(self) -> int | None:
+        """Return with how much it certainly runs as it did; None when not known."""
+        if self.wanted is not None:
+            return None
+        return self.most if self.planned is None else self.planned
+
+
+class LimitAdvice(NamedTuple):
+    """A limit for a framework: ``text`` goes into ``where`` (``code`` or ``environment``)."""
+
+    framework: str
+    where: str
+    text: str
+    about: str
+
+
+def assess_need(seen: Sequence[DeviceUse], headroom: float = HEADROOM) -> MemoryNeed:
+    """Say what a program needs of one device.
+
+    Args:
+        seen: one device in each sample, in their order; at least one.
+        headroom: the share by which a pool must be larger than what is in use.
+    """
+    last = seen[-1]
+    frameworks = _highest_peaks(seen)
+    most = max((use.peak for use in seen if use.peak is not None), default=None)
+    time_busy = _busy([use.time_busy for use in seen])
+    sm_busy = _busy([use.sm_busy for use in seen])
+    in_use = [each.in_use_peak for each in frameworks]
+    if not frameworks or None in in_use:
+        grade, why = _outside_evidence(last, most)
+        return MemoryNeed(last, None, None, None, most, grade, why, (), time_busy, sm_busy)
+    peaks = [peak for peak in in_use if peak is not None]
+    rest, grade, about_rest = _rest(seen)
+    planned = rest + sum(peak + _headroom(peak, headroom) for peak in peaks)
+    counted = " and ".join(f"{each.title} counted {gib(each.in_use_peak)} in use" for each in frameworks)
+    why = f"{counted} at the peak, and {about_rest}"
+    wanted = None
+    if last.failed_request is not None:
+        before = sum(peaks) if last.used_at_failure is None else last.used_at_failure
+        wanted = rest + max(before + last.failed_request, *peaks)
+    serves = FRAMEWORKS_BY_NAME.get(last.framework)
+    if serves is not None and serves.serves:
+        why += f"; {serves.title} fills the share that it is given, and may need less"
+    return MemoryNeed(
+        last, rest + sum(peaks), planned, wanted, most, grade, why, tuple(frameworks), time_busy, sm_busy
+    )
+
+
+def _highest_peaks(seen: Sequence[DeviceUse]) -> list[FrameworkUse]:
+    """Return the frameworks of the last sample, each with its highest peaks: a program may reset them."""
+    found = []
+    for each in seen[-1].frameworks:
+        same = [other for use in seen for other in use.frameworks if other.name == each.name]
+        found.append(
+            each._replace(
+                in_use_peak=_highest([other.in_use_peak for other in same]),
+                pool_peak=_highest([other.pool_peak for other in same]),
+            )
+        )
+    return found
+
+
+def _highest(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _rest(seen: Sequence[DeviceUse]) -> tuple[int, Grade, str]:
+    """Return the bytes outside the pools: the grade says whether they are known."""
+    known = [use.overhead for use in seen if use.overhead is not None]
+    if known:
+        return max(known), Grade.PROVEN, f"{gib(max(known))} are outside its pools"
+    last = seen[-1]
+    in_use = sum(each.in_use_peak or 0 for each in last.frameworks)
+    if last.held is not None and last.held < in_use + CONTEXT_BYTES:
+        # It holds so little that the rest cannot be what we would assume.
+        rest = max(0, last.held - in_use)
+        return rest, Grade.INFERRED, f"at most {gib(rest)} are outside its pools"
+    return (
+        CONTEXT_BYTES,
+        Grade.INFERRED,
+        (f"{gib(CONTEXT_BYTES)} are assumed for context and libraries, which it does not report"),
+    )
+
+
+def _headroom(peak: int, share: float) -> int:
+    return max(int(peak * share), HEADROOM_LEAST if share else 0)
+
+
+def _outside_evidence(use: DeviceUse, most: int | None) -> tuple[Grade, str]:
+    """Say what is known of a program whose frameworks do not report their peak."""
+    framework = FRAMEWORKS_BY_NAME.get(use.framework)
+    title = "its framework" if framework is None else framework.title
+    if most is None:
+        return Grade.INFERRED, "NVML does not say what it holds, and no agent reports from inside it"
+    if use.policy in _SET_ASIDE:
+        return Grade.INFERRED, (
+            f"{title} takes memory by the policy {use.policy!r}, whatever the program needs, and no agent "
+            "reports from inside it: start it with 'vramledger run'"
+        )
+    since = "since its start" if use.whole_life else "since the exporter first saw it"
+    grade = Grade.SEEN if use.whole_life else Grade.INFERRED
+    return grade, f"it has held no more than that {since}; a part of it may be a cache, so it may need less"
+
+
+def _busy(values: Sequence[float | None]) -> Busy | None:
+    known = [value for value in values if value is not None]
+    return Busy(sum(known) / len(known), max(known), len(known)) if known else None
+
+
+def copies_by_compute(busy: Busy | None) -> int | None:
+    """Return how many such programs a device has time for; None when not known, or when it did nothing."""
+    return None if busy is None or busy.mean <= 0 else max(1, int(1 / busy.mean + 1e-9))
+
+
+def limit_advice(need: MemoryNeed, capacity: int | None, headroom: float = HEADROOM) -> Iterator[LimitAdvice]:
+    """Yield how to limit each framework whose peak is known, on a device of this capacity.
+
+    Nothing where it would not fit, and after a failed allocation: a limit could only be too small.
+    """
+    if need.wanted is not None:
+        return
+    for each in need.frameworks:
+        declared = FRAMEWORKS_BY_NAME.get(each.name)
+        if declared is None or each.in_use_peak is None:
+            continue
+        bytes_ = each.in_use_peak + _headroom(each.in_use_peak, headroom)
+        mib = -(-bytes_ // MIB)
+        permille = None if not capacity else -(-bytes_ * _PERMILLE // capacity)
+        if permille is not None and permille > _PERMILLE:
+            continue
+        for limit in declared.limits:
+            if permille is None and "{share}" in limit.text:
+                continue
+            share = f"{(permille or 0) / _PERMILLE:.3f}"
+            text = limit.text.format(mib=mib, bytes=mib * MIB, share=share, ordinal=each.ordinal or 0)
+            yield LimitAdvice(each.title, limit.where, text, limit.about)

@@ -1,0 +1,201 @@
+"""Read a device's memory, and find out whose it is: the device's own, or the operating system's.
+
+Two kinds of machines are known from documentation alone. On GH200, GB200 and GB300 in NUMA mode the
+operating system manages the device's memory as a NUMA node without CPUs. NVIDIA says of
+``nvmlDeviceGetMemoryInfo`` there: its accuracy depends on the accounting of the operating system, and pages
+are typically not released when a process ends. GB10 (DGX Spark) and Jetson have no memory of their own: NVML
+answers NOT_SUPPORTED, on some drivers a total of 0, and the GPU uses the host's memory.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from vramledger.model.reading import COHERENT, UNIFIED, MemoryReading, NodeMemory
+from vramledger.readers.hosts.system_memory import SystemMemory
+from vramledger.readers.nvml.calls import call_function, query, raise_if_gone
+from vramledger.readers.nvml.return_codes import (
+    MAX_BYTES,
+    NO_SUCH_FUNCTION,
+    NONE_64,
+    NOT_SUPPORTED,
+    UNKNOWN,
+    UNSUPPORTED,
+    Handle,
+    Nvml,
+)
+
+_COHERENT_PRODUCT: Final = re.compile(r"\bG[HB][23]00\b")
+"""The products whose memory may be a NUMA node, for drivers that do not tell."""
+
+_ADDRESSING: Final = {0: "none", 1: "hmm", 2: "ats"}
+"""NVML's addressing modes: by no page tables of the host, by the driver's copy of them, or by themselves."""
+
+_LAST_NODE: Final = 2**16
+
+
+_VIRTUALIZATION: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
+"""NVML's virtualization modes: a GPU of this host, one given to a virtual machine, a part of one there, and
+the host of such parts."""
+
+
+def read_virtualization(nvml: Nvml, gpu: Handle) -> str | None:
+    """Return how a GPU is shared with virtual machines, None for a mode that is not known.
+
+    Raises:
+        NVMLError: the query failed, or is not supported.
+    """
+    mode = call_function(nvml, "nvmlDeviceGetVirtualizationMode", gpu)
+    return _VIRTUALIZATION[mode] if isinstance(mode, int) and 0 <= mode < len(_VIRTUALIZATION) else None
+
+
+class DeviceMemory(NamedTuple):
+    """A device's memory, in the order of DeviceReading's fields."""
+
+    memory: MemoryReading | None
+    memory_kind: str | None = None
+    node: NodeMemory | None = None
+    addressing_mode: str | None = None
+
+
+class NamedDevice(NamedTuple):
+    """A GPU or an instance of one: its handle, its UUID and its product name."""
+
+    handle: Handle
+    uuid: str
+    name: str | None
+
+
+class _Placement(NamedTuple):
+    """Where a device's memory is: whether it is a NUMA node, and of which number, if that is known."""
+
+    coherent: bool
+    node: int | None = None
+    addressing_mode: str | None = None
+
+
+class MemoryReader:
+    """Read the memory of a GPU and of its instances."""
+
+    def __init__(self, nvml: Nvml, system: SystemMemory) -> None:
+        self._nvml = nvml
+        self._system = system
+        self._version_2 = True
+        self._worked = False
+        self._placements: dict[str, _Placement] = {}
+        self._due: set[str] = set()
+        self._has_bar1: bool | None = None
+
+    def look_again(self) -> None:
+        """Find out again at the next reading where the memory is: it rarely changes."""
+        self._due = set(self._placements)
+        self._has_bar1 = None
+
+    def read(self, device: NamedDevice, gpu: NamedDevice, failed: list[str]) -> DeviceMemory:
+        """Return the memory of a device; without figures if they failed or the driver does not report them.
+
+        Args:
+            device: a GPU or an instance.
+            gpu: the GPU that it is, or that it is a part of.
+            failed: gets the name of each query that failed.
+        """
+        handle = device.handle
+        placement = self._placement(device, gpu, failed)
+        errors: list[str] = []
+        memory = query(self._nvml, self._query, handle, "memory", errors)
+        failed += errors
+        host = self._system.host() if not errors and self._may_be_unified(gpu, failed) else None
+        if host is not None and (memory is None or memory.total in (0, host.total)):
+            used = host.total - host.available
+            unified = MemoryReading(host.total, host.available, used, None)
+            return DeviceMemory(unified, UNIFIED, addressing_mode=placement.addressing_mode)
+        if memory is not None and memory.total == 0:
+            memory = None
+            failed.append("memory")  # garbage
+        if not placement.coherent or memory is None:
+            return DeviceMemory(memory, addressing_mode=placement.addressing_mode)
+        node = None if placement.node is None else self._system.node(placement.node)
+        if node is None and placement.node is not None:
+            failed.append("node")
+        return DeviceMemory(memory, COHERENT, node, placement.addressing_mode)
+
+    def _query(self, handle: Handle) -> MemoryReading | None:
+        reserved = None
+        try:
+            version = self._nvml.nvmlMemory_v2 if self._version_2 else None
+            memory = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=version)
+            if self._version_2 and memory.reserved != NONE_64:
+                reserved = memory.reserved
+        except self._nvml.NVMLError as error:
+            if self._worked and error.value in UNSUPPORTED:  # this query had an answer before
+                raise self._nvml.NVMLError(UNKNOWN) from error
+            if not self._version_2 or error.value not in NO_SUCH_FUNCTION:
+                raise
+            self._version_2 = False  # a driver before 510
+            return self._query(handle)
+        reading = MemoryReading(memory.total, memory.free, memory.used, reserved)
+        if NONE_64 in reading and not self._worked:
+            return None
+        if reading.total == 0 and not self._worked:
+            return reading  # the driver of some Jetsons; its other figures say nothing
+        if not 0 < memory.total <= MAX_BYTES or memory.total < max(memory.free, memory.used, reserved or 0):
+            raise self._nvml.NVMLError(UNKNOWN)
+        if reading.total != self._host_total():
+            self._worked = True
+        return reading
+
+    def _host_total(self) -> int | None:
+        host = self._system.host() if not self._worked else None
+        return None if host is None else host.total
+
+    def _may_be_unified(self, gpu: NamedDevice, failed: list[str]) -> bool:
+        """Tell whether a GPU may have no memory of its own.
+
+        One that has its own has a window to it on the bus (BAR1). Without this, one call that fails would
+        turn it into the host's memory.
+        """
+        if self._worked:
+            return False
+        if self._has_bar1 is None:
+            errors: list[str] = []
+            bar1 = query(self._nvml, self._nvml.nvmlDeviceGetBAR1MemoryInfo, gpu.handle, "memory", errors)
+            failed += errors
+            if errors:
+                return False
+            self._has_bar1 = bar1 is not None and bar1.bar1Total != 0
+        return not self._has_bar1
+
+    def _placement(self, device: NamedDevice, gpu: NamedDevice, failed: list[str]) -> _Placement:
+        """Return where a device's memory is; what was known before, while the driver does not answer."""
+        known = self._placements.get(device.uuid)
+        if known is not None and device.uuid not in self._due:
+            return known
+        possible = _COHERENT_PRODUCT.search(device.name or "") is not None
+        try:
+            found = self._placed(call_function(self._nvml, "nvmlDeviceGetNumaNodeId", device.handle))
+        except self._nvml.NVMLError as error:
+            raise_if_gone(error)
+            if error.value not in UNSUPPORTED:
+                failed.append("node")
+                return known or _Placement(coherent=possible)
+            # A driver without the query may have nodes all the same: to see less is never harsher.
+            found = _Placement(coherent=possible and error.value != NOT_SUPPORTED)
+        if not found.coherent and device.uuid != gpu.uuid:
+            # Whether an instance is asked for its own node or has its GPU's is not documented.
+            found = found._replace(coherent=self._placement(gpu, gpu, failed).coherent)
+        mode = query(self._nvml, self._addressing_mode, gpu.handle, "", [])
+        self._placements[device.uuid] = found = found._replace(addressing_mode=mode)
+        self._due.discard(device.uuid)
+        return found
+
+    def _placed(self, node: object) -> _Placement:
+        if not isinstance(node, int) or not 0 <= node <= _LAST_NODE:
+            return _Placement(coherent=False)
+        if self._system.has_processors(node):  # the node beside the GPU, and not the GPU's memory
+            return _Placement(coherent=False)
+        return _Placement(coherent=True, node=node)
+
+    def _addressing_mode(self, handle: Handle) -> str | None:
+        mode = call_function(self._nvml, "nvmlDeviceGetAddressingMode", handle)
+        return _ADDRESSING.get(mode) if isinstance(mode, int) else None

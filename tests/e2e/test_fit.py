@@ -1,0 +1,177 @@
+"""``vramledger fit``: what real processes need, by their agents and by the driver, and where that is free."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.agent_client import report, torch
+from tests.support.exporter import QUICK, no_driver, run, serving
+from tests.support.players.stage import Stage
+from tests.support.requirements import require_host_pid_namespace
+from tests.support.standin.library import GIB, MIB, StandIn
+from tests.support.waiting import wait_until
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+
+
+def fit(*arguments: str, driver: dict[str, str]) -> tuple[int, dict[str, Any]]:
+    """Run the command; return its exit status and what it says."""
+    done = run("fit", "--json", *arguments, driver=driver)
+    assert done.returncode in (0, 1, 3), done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_preallocation_shrinks_to_what_is_needed(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
+    """A TensorFlow that holds 22,885 MiB and used 181 needs 1,205 MiB, and gets the line of code for it."""
+    require_host_pid_namespace()
+    socket = tmp_path / "agent.sock"
+    with serving(*QUICK, f"--agent.socket={socket}", driver=standin.env()) as exporter:
+        wait_until(socket.exists, "the socket")
+        program = stage.start(("connect", str(socket)))
+        standin.device(0).set_processes([(program.pid, 22_885 * MIB)])
+        standin.device(0).busy(program.pid, sm=0.2)
+        device = {"ordinal": 0, "in_use": 100 * MIB, "in_use_peak": 181 * MIB}
+        framework = {"framework": "tensorflow", "policy": "preallocate", "devices": [device]}
+        program.order("say", report(frameworks=[framework]))
+        exporter.until(lambda page: page.values("framework_in_use_peak_bytes"), "the report")
+        asking = {**standin.env(), **exporter.found}
+        status, said = fit(str(program.pid), "--for=300ms", driver=asking)
+        text = run("fit", str(program.pid), "--for=100ms", driver=asking).stdout
+
+    (need,) = said["needs"]
+    assert status == 0
+    assert need["needed"] == 1205 * MIB
+    assert need["held"] == 22_885 * MIB
+    (limit, growth) = need["devices"][0]["limits"]
+    assert f"memory_limit={181 + 64})" in limit["text"]
+    assert growth["text"] == "TF_FORCE_GPU_ALLOW_GROWTH=true"
+    assert need["time_busy"]["samples"] >= 1
+    assert [each["verdict"] for each in need["devices"]] == ["yes"] * len(need["devices"])
+    assert need["devices"][0]["runs_here"]
+    assert "exporter of this host" in said["origin"]
+    for fact in ("1.18 GiB at its peak (inferred)", "memory_limit=245", "FITS", "runs here now"):
+        assert fact in text
+
+
+def test_without_agent_and_exporter_an_upper_bound_is_all(standin: StandIn, stage: Stage) -> None:
+    """The command looks for itself, and gives what the driver charges as what is certainly enough."""
+    require_host_pid_namespace()
+    program = stage.start()
+    standin.device(0).set_processes([(program.pid, 3 * GIB)])
+    status, said = fit(str(program.pid), "--for=100ms", *QUICK, driver=standin.env())
+
+    (need,) = said["needs"]
+    assert (status, need["needed"], need["held_peak"]) == (0, None, 3 * GIB)
+    assert "this command alone" in said["origin"]
+
+
+def test_a_full_host_has_no_room(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
+    """What a working neighbour holds is never counted as room, and the exit status says that nothing fits."""
+    require_host_pid_namespace()
+    program, other = stage.start(), stage.start()
+    standin.device_count = 1
+    standin.device(0).set_memory(total=80 * GIB, used=79 * GIB, reserved=GIB)
+    standin.device(0).set_processes([(program.pid, 20 * GIB), (other.pid, 59 * GIB)])
+    saved = run("show", "--json", *QUICK, driver=standin.env()).stdout
+    path = tmp_path / "saved.json"
+    path.write_text(saved, encoding="utf-8")
+    standin.device(0).set_processes([(other.pid, 79 * GIB)])
+    standin.device(0).busy(other.pid)
+
+    status, said = fit(str(path), f"--pid={program.pid}", *QUICK, driver=standin.env())
+
+    (device,) = said["needs"][0]["devices"]
+    assert (status, device["verdict"], device["evict"]) == (3, "perhaps", [])
+
+
+def test_a_program_that_holds_nothing_is_an_error(standin: StandIn) -> None:
+    """A pid without GPU memory is one line and exit status 1, and not a program that needs nothing."""
+    done = run("fit", "--json", str(os.getpid()), "--for=100ms", *QUICK, driver=standin.env())
+
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert f"pid {os.getpid()} holds no GPU memory" in done.stderr
+
+
+def test_a_recording_of_a_real_gpu(tmp_path: Path) -> None:
+    """A JAX that held 28 GiB needed 0.72; where no GPU is, the command cannot tell where it fits."""
+    recording = str(RECORDINGS / "agents.jsonl.gz")
+    status, said = fit(recording, "--pid=416", driver=no_driver(tmp_path))
+
+    (need,) = said["needs"]
+    assert (status, said["fits"]) == (3, None)
+    assert 0.7 * GIB < need["needed"] < 0.75 * GIB < 28 * GIB < need["held"]
+    assert need["grade"] == "proven"
+    assert "no GPU to look at here" in said["devices_origin"]
+    assert need["devices"][0]["limits"][0]["text"].startswith("XLA_PYTHON_CLIENT_MEM_FRACTION=0.0")
+
+
+def test_a_saved_ledger_is_read_in_each_form(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
+    """What 'show --json' printed gives the same need in one line, in several, indented and compressed."""
+    require_host_pid_namespace()
+    program = stage.start()
+    standin.device(0).set_processes([(program.pid, 3 * GIB)])
+    shown = run("show", "--json", *QUICK, driver=standin.env()).stdout
+    forms = {"line": shown, "lines": shown * 3, "indented": json.dumps(json.loads(shown), indent=1)}
+    files = {name: content.encode() for name, content in forms.items()}
+    files["compressed"] = gzip.compress(shown.encode())
+    needs = []
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+        _, said = fit(str(tmp_path / name), driver=no_driver(tmp_path))
+        needs.append((said["pid"], said["needs"][0]["held_peak"], said["needs"][0]["grade"]))
+
+    assert set(needs) == {(program.pid, 3 * GIB, "inferred")}
+
+
+def test_an_out_of_memory_report_says_what_was_wanted(tmp_path: Path) -> None:
+    """Of a report the need is what was in use together with the allocation that failed."""
+    figures = {"reserved": 6 * GIB, "allocated": 5 * GIB, "allocated_peak": 5 * GIB, "reserved_peak": 6 * GIB}
+    content = {
+        "version": 1, "pid": 77, "framework": "torch", "ordinal": 0, "requested": 3 * GIB, "pool": figures,
+        "capacity": 8 * GIB, "limited": False,
+        "device": {"uuid": "GPU-1", "holders": [{"self": True, "bytes": 7 * GIB}]},
+    }  # fmt: skip
+    path = tmp_path / "oom-1.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    status, said = fit(str(path), driver=no_driver(tmp_path))
+
+    (need,) = said["needs"]
+    assert status == 3
+    assert (said["pid"], need["needed"], need["wanted"]) == (77, 6 * GIB, 9 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["/nowhere.json"], 1), (["0"], 2), (["7", "--pid=8"], 2), (["7", "--headroom=300%"], 2),
+        (["x.json", "--at=-1h"], 2), ([], 2),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_one_line(arguments: list[str], status: int, tmp_path: Path) -> None:
+    """Each mistake in the command line is one line that says what to do."""
+    done = run("fit", *arguments, driver=no_driver(tmp_path))
+
+    assert (done.returncode, done.stderr.count("\n")) == (status, 1), done.stderr
+
+
+def test_torch_gets_its_own_line(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
+    """For torch the limit is a share of the GPU that PyTorch's own function takes."""
+    require_host_pid_namespace()
+    socket = tmp_path / "agent.sock"
+    with serving(*QUICK, f"--agent.socket={socket}", driver=standin.env()) as exporter:
+        wait_until(socket.exists, "the socket")
+        program = stage.start(("connect", str(socket)))
+        standin.device(0).set_processes([(program.pid, 20 * GIB)])
+        program.order("say", report(frameworks=[torch(0, 19 * GIB, allocated_peak=14 * GIB)]))
+        exporter.until(lambda page: page.values("torch_allocated_peak_bytes"), "the report")
+        _, said = fit(str(program.pid), "--for=100ms", driver={**standin.env(), **exporter.found})
+
+    (need,) = said["needs"]
+    assert (need["needed"], need["grade"]) == (15 * GIB, "proven")
+    assert need["devices"][0]["limits"][0]["text"] == "torch.cuda.set_per_process_memory_fraction(0.111, 0)"

@@ -1,0 +1,501 @@
+"""What a recording tells of a program: at a failed allocation, and of the training steps before it."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.listening import FAKE, PROJECT, environment, finish, start
+from vramledger.agent.oom import report_file
+from vramledger.torch_snapshots.safe_pickle import load_plain
+from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
+from vramledger.torch_snapshots.text import snapshot_text
+from vramledger.torch_snapshots.training_text import training_text
+
+MIB = 2**20
+
+BEGINNING = """
+import sys, time, torch
+M = 2**20
+def make_model():
+    return [torch.Tensor(M) for _ in range(3)]
+model = make_model()
+from vramledger.agent.oom import handler
+from vramledger.agent.worker import worker
+while not handler.observer.attached:
+    time.sleep(0.01)
+optimizer = torch.optim.Adam(model)
+
+def forward(batch):
+    parameter = torch.Node("torch::autograd::AccumulateGrad", torch.float32, (4, 512))
+    weight = torch.Node("TBackward0", torch.float32, (4, 512), parameter)
+    node = parameter
+    for number in range(3):
+        node = torch.Node(f"AddmmBackward{number}", torch.bfloat16, (batch, 512), node, weight)
+    activations = [torch.Tensor(batch * M // 4, dtype=torch.bfloat16) for _ in range(4)]
+    activations[-1].grad_fn = node
+    return activations
+
+def step(batch=8, clear=True):
+    if clear:
+        optimizer.zero_grad()
+    loss = forward(batch)
+    torch.backward(model)
+    optimizer.step()
+
+def fail(size=2**40):
+    try:
+        torch.Tensor(size)
+    except torch._C.OutOfMemoryError:
+        print("failed")
+"""
+
+FROM_START = {"VRAMLEDGER_AGENT_SNAPSHOT_FROM_START": "1"}
+CONSENT = {"VRAMLEDGER_AGENT_CONSENT": "snapshot"}
+
+
+def run(place: Path, code: str, **variables: str) -> str:
+    """Run a program to its end; return its output."""
+    program = BEGINNING + textwrap.dedent(code) + "\nassert worker.errors == {}, worker.errors\n"
+    return finish(start(program, environment(place, FAKE, **variables)))
+
+
+def reports(place: Path) -> list[dict[str, Any]]:
+    """Return the reports that a program wrote, the oldest first."""
+    return [json.loads(path.read_text()) for path in sorted((place / "reports").glob("*.json"))]
+
+
+def snapshot_of(report: dict[str, Any]) -> AllocationSnapshot:
+    """Read the snapshot that belongs to a report, as the command does."""
+    return parse_snapshot(load_plain(Path(report["snapshot"])))
+
+
+def text_of(place: Path) -> str:
+    """Return the text of the only report."""
+    (path,) = (place / "reports").glob("*.txt")
+    return path.read_text()
+
+
+def functions(entries: list[dict[str, Any]]) -> list[str]:
+    """Return the functions of some frames."""
+    return [entry["function"] for entry in entries]
+
+
+def test_the_failing_stack_needs_no_recording(place: Path) -> None:
+    """Every report names the lines that failed; without consent nothing is recorded or dumped."""
+    run(place, "step(); fail(); assert torch.cuda.memory.recording is None")
+    (report,) = reports(place)
+
+    assert report["stack"]["phase"] == "forward"
+    assert functions(report["stack"]["frames"])[-2:] == ["fail", "<module>"]
+    assert "snapshot" not in report
+    assert "flight" not in report
+    assert "Where it failed" in text_of(place)
+    assert not list((place / "reports").glob("*.pickle"))
+
+
+def test_a_recording_from_the_start_has_every_line(place: Path) -> None:
+    """Parameters made before anything else have their line of code, at a failure and in its snapshot."""
+    run(place, "step(); fail()", **FROM_START)
+    (report,) = reports(place)
+    lines = {line["function"]: line["bytes"] for line in report["flight"]["lines"]}
+
+    assert lines["make_model" if "make_model" in lines else "<listcomp>"] == 3 * MIB
+    assert lines["step"] == 6 * MIB, "the optimizer's state, by the line that stepped"
+    assert report["flight"]["from_start"] is True
+    shown = snapshot_text(snapshot_of(report))
+    assert "before the recording" not in shown
+    assert Path(report["snapshot"]).stat().st_mode & 0o777 == 0o600
+
+
+def test_old_blocks_keep_their_lines_when_the_ring_is_full(place: Path) -> None:
+    """A recording drops old events, and still names the line of a block that was allocated before them."""
+    code = "kept = torch.Tensor(7 * M)\nfor _ in range(4000):\n    step()\nfail()"
+    run(place, code, **FROM_START)
+    (report,) = reports(place)
+
+    assert len(snapshot_of(report).events) <= 10_000
+    assert {"bytes": 7 * MIB, "blocks": 1} in [
+        {name: line[name] for name in ("bytes", "blocks")} for line in report["flight"]["lines"]
+    ]
+    assert all(step["whole"] for step in report["flight"]["steps"] if step["finished"])
+
+
+def test_peaks_within_the_steps(place: Path) -> None:
+    """The peaks of forward, backward and optimizer are exact, each with its categories."""
+    run(place, "step(); step(); step(); fail()", **FROM_START)
+    (report,) = reports(place)
+    last = [step for step in report["flight"]["steps"] if step["finished"]][-1]
+
+    assert (last["whole"], last["batch"]) == (True, 8)
+    assert last["phases"] == {
+        "forward": peak(parameters=3, optimizer=6, activations=8),
+        "backward": peak(parameters=3, gradients=3, optimizer=6, activations=8),
+        "optimizer": peak(parameters=3, gradients=3, optimizer=6, activations=8),
+    }
+    assert last["gradients_before_backward"] == 0
+    snapshot = snapshot_of(report)
+    assert snapshot.training is not None
+    assert "20.0 MiB" in training_text(snapshot.training)
+
+
+def peak(
+    *, parameters: int = 0, gradients: int = 0, optimizer: int = 0, activations: int = 0
+) -> dict[str, Any]:
+    """Return a peak as reports have it, from MiB."""
+    categories = {
+        "parameters": parameters * MIB,
+        "gradients": gradients * MIB,
+        "optimizer": optimizer * MIB,
+        "activations": activations * MIB,
+    }
+    return {"bytes": sum(categories.values()), "categories": categories}
+
+
+@pytest.mark.parametrize("variables", [FROM_START, {}])
+@pytest.mark.parametrize("clear", [True, False])
+def test_a_missing_zero_grad(place: Path, clear: bool, variables: dict[str, str]) -> None:
+    """Gradients that live from step to step are named, with a recording and without; others never."""
+    run(place, f"for _ in range(6):\n    step(clear={clear})\nfail()", **variables)
+    (report,) = reports(place)
+
+    assert report["gradients_kept"] is not clear
+    assert ("zero_grad() is missing" in text_of(place)) is not clear
+    if variables:
+        steps = [step for step in report["flight"]["steps"] if step["finished"]]
+        assert steps[-1]["gradients_before_backward"] == (0 if clear else 3 * MIB)
+        snapshot = snapshot_of(report)
+        assert snapshot.training is not None
+        assert ("zero_grad()" in training_text(snapshot.training)) is not clear
+
+
+def test_a_gradient_in_a_bucket_says_nothing(place: Path) -> None:
+    """A gradient that is a part of a larger tensor has the version of that, so nothing is said of it."""
+    code = """
+        torch.Tensor.view = True
+        for _ in range(6):
+            step(clear=False)
+        fail()
+    """
+    run(place, code)
+    (report,) = reports(place)
+
+    assert report["gradients_kept"] is None
+    assert "zero_grad" not in text_of(place)
+
+
+def test_only_our_own_files_are_removed(tmp_path: Path) -> None:
+    """Of many snapshots the newest stay; a file that the program has named in a similar way always stays."""
+    theirs = [tmp_path / "oom-rank0.pickle", tmp_path / "oom-1.json", tmp_path / "oom-.txt"]
+    for path in theirs:
+        path.write_text("theirs")
+    for _ in range(report_file.MAX_KEPT + 3):
+        report_file.write_report({"verdict": "unknown"}, str(tmp_path), {"segments": []})
+
+    assert all(path.read_text() == "theirs" for path in theirs)
+    assert len(list(tmp_path.glob("oom-2*.pickle"))) == report_file.MAX_KEPT_SNAPSHOTS
+    assert len(list(tmp_path.glob("oom-2*.json"))) == report_file.MAX_KEPT
+
+
+def test_types_of_numbers(place: Path) -> None:
+    """Bytes by type of number show whether mixed precision is on, and so does the state of autocast."""
+    code = """
+        torch.autocast = torch.bfloat16
+        step()
+        kept = forward(4)
+        fail()
+    """
+    run(place, code, **FROM_START)
+    (report,) = reports(place)
+
+    assert report["autocast"] == "bfloat16"
+    assert report["flight"]["types"] == {
+        "parameters": {"float32": 3 * MIB},
+        "gradients": {"float32": 3 * MIB},
+        "optimizer": {"float32": 6 * MIB},
+    }
+    assert report["flight"]["forward_types"] == {"bfloat16": 3 * 4 * 512 * 2}
+    assert "100% bfloat16" in text_of(place)
+
+
+@pytest.mark.parametrize(
+    ("batches", "failed", "fits"),
+    [
+        ((8, 8, 16, 16, 24), 100, 38),
+        ((8, 16), 64, 38),  # 52 MiB, of which 2 % stay free: 12 for the model, one for each of the batch
+        ((8, 8), 64, 38),
+        ((8,), 8, None),  # it has just fitted, so its size is not why this failed
+        ((), 64, None),
+    ],
+)
+def test_the_batch_that_fits(place: Path, batches: tuple[int, ...], failed: int, fits: int | None) -> None:
+    """Where the last steps show how the memory follows the batch, the report says which batch fits."""
+    code = f"""
+        torch._C.CAPACITY = 52 * M
+        torch._C.allocators[0].free = 52 * M - torch._C.allocators[0].reserved
+        step(2)
+        for batch in {batches}:
+            step(batch)
+        optimizer.zero_grad()
+        kept = forward(1)
+        kept[-1].grad_fn = None
+        node = torch.Node("MmBackward0", torch.float32, ({failed}, 512))
+        kept[-1].grad_fn = torch.Node("ReluBackward0", torch.float32, ({failed}, 512), node)
+        fail(64 * M)
+    """
+    run(place, code, **FROM_START)
+    (report,) = reports(place)
+
+    assert report["flight"]["batch"] == failed
+    found = report["flight"]["fitting_batch"]
+    assert found == fits
+    if found is not None:
+        assert f"By the slope of the last steps {found} fits" in text_of(place)
+
+
+def test_a_collector_that_is_off_costs_nothing(place: Path) -> None:
+    """Where a program has turned the collector off, all objects are young, and none is looked at."""
+    code = """
+        import gc
+        from vramledger.agent.torch.recording import recording
+        step(4)
+        gc.disable()
+        kept = [[] for _ in range(40_000)]
+        asked = gc.get_objects
+        gc.get_objects = lambda *_: print("asked")
+        step(4)
+        gc.get_objects = asked
+        print([mark.batch for mark in recording.marks])
+    """
+
+    assert run(place, code, **FROM_START) == "[4, None]\n"
+
+
+def test_a_forked_child_reads_nothing(place: Path) -> None:
+    """In a forked child the allocator's lock may be held for ever: a step there reads and marks nothing."""
+    code = """
+        import os
+        from vramledger.agent.torch.recording import recording
+        step()
+        marks = len(recording.marks)
+        pid = os.fork()
+        if pid == 0:
+            torch._C._cuda_memoryStats = lambda ordinal: os._exit(3)
+            torch.optim.Adam([]).step()
+            os._exit(len(recording.marks) - marks)
+        print(os.waitpid(pid, 0)[1])
+    """
+
+    assert run(place, code, **FROM_START) == "0\n"
+
+
+@pytest.mark.parametrize(("variables", "hooks"), [({}, 0), (CONSENT, 1), (FROM_START, 1)])
+def test_the_start_of_steps_is_seen_only_by_consent(
+    place: Path, variables: dict[str, str], hooks: int
+) -> None:
+    """The hook before a step, which every step would pay for, is there only where a recording may come."""
+    code = "import torch.optim.optimizer as module\nprint(len(module._pre_hooks), len(module._hooks))"
+
+    assert run(place, code, **variables) == f"{hooks} 1\n"
+
+
+def test_more_than_there_is(place: Path) -> None:
+    """The report says how many bytes were missing, from what the allocator and the device have left."""
+    run(place, "fail(100 * 2**30)")
+    (report,) = reports(place)
+
+    in_use = report["pool"]["active"]
+    assert report["missing"] == 100 * 2**30 + in_use - 80 * 2**30
+    assert "more than it could get    20.00 GiB" in text_of(place)
+
+
+def test_a_report_keeps_no_tensor(place: Path) -> None:
+    """What the failing frames held is free as soon as the program has left them."""
+    code = """
+        import gc
+        gc.disable()
+        def deep():
+            held = torch.Tensor(10 * M)
+            fail()
+        before = torch._C.allocators[0].allocated
+        deep()
+        print(torch._C.allocators[0].allocated - before)
+    """
+    assert run(place, code, **FROM_START) == "failed\n0\n"
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_recording_of_the_program_stays(place: Path, moment: str) -> None:
+    """A program that records by itself keeps its recording: ours does not begin, or has ended with it."""
+    record = "torch.cuda.memory._record_memory_history(max_entries=5)"
+    first = record if moment == "before" else "None"
+    code = f"""
+        {record if moment == "after" else ""}
+        step()
+        fail()
+        print(torch.cuda.memory.recording["most"])
+        torch.cuda.memory._record_memory_history(None)
+        step()
+        time.sleep(5.1)
+        fail()
+        print(torch.cuda.memory.recording)
+    """
+    program = f"import torch\n{first}\n{BEGINNING}{textwrap.dedent(code)}"
+    out = finish(start(program, environment(place, FAKE, **FROM_START)))
+
+    assert out == "failed\n5\nfailed\nNone\n"
+    assert [("flight" in report) for report in reports(place)] == [moment == "after", False]
+
+
+def test_run_asks_for_a_recording() -> None:
+    """``run --snapshot-from-start`` records and consents to snapshots; without it a variable stays."""
+    import os  # noqa: PLC0415
+    import subprocess  # noqa: PLC0415
+    import sys  # noqa: PLC0415
+
+    show = (
+        "import os; names = 'CONSENT', 'SNAPSHOT_FROM_START';"
+        " print([os.environ.get('VRAMLEDGER_AGENT_' + name) for name in names])"
+    )
+    for flags, expected in (
+        (("--snapshot-from-start",), "['snapshot', '1']\n"),
+        (("--snapshot-from-start", "--allow-reclaim"), "['reclaim,snapshot', '1']\n"),
+        ((), "[None, None]\n"),
+    ):
+        command = [sys.executable, "-m", "vramledger", "run", *flags, "--", sys.executable, "-c", show]
+        environ = {**os.environ, "PYTHONPATH": str(PROJECT / "exporter")}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        assert done.stdout == expected
+
+
+REQUEST = """
+import tempfile, threading
+from vramledger.agent.requests import Request
+from vramledger.agent.torch import memory_history
+from vramledger.agent import step_boundary
+
+def request(work, **arguments):
+    "Ask for a snapshot on a thread of its own, and run the program's work until the answer."
+    answers = []
+    with open(PATH, "wb") as file:
+        def ask():
+            try:
+                asked = Request("snapshot", arguments, [file.fileno()], 0)
+                answers.append(memory_history.record_snapshot(asked))
+            except Exception as error:
+                answers.append(error)
+        thread = threading.Thread(target=ask)
+        thread.start()
+        while thread.is_alive():
+            work()
+    (answer,) = answers
+    if isinstance(answer, Exception):
+        raise answer
+    return answer["history"]
+"""
+
+
+def requested(place: Path, code: str, **variables: str) -> tuple[str, AllocationSnapshot]:
+    """Run a program that asks itself for a snapshot; return its output and the snapshot."""
+    path = place / "snapshot.pickle"
+    out = run(place, f"PATH = {str(path)!r}\n{REQUEST}\n{textwrap.dedent(code)}", **variables)
+    return out, parse_snapshot(load_plain(path))
+
+
+def test_a_recorded_step_is_whole(place: Path) -> None:
+    """``snapshot --step`` has the peaks of exactly one step, and the recording has ended afterwards."""
+    code = """
+        print(request(step, step=True, seconds=30.0), torch.cuda.memory.recording)
+    """
+    out, snapshot = requested(place, code, **CONSENT)
+
+    assert out == "agent None\n"
+    assert snapshot.training is not None
+    (step,) = [step for device in snapshot.training.devices for step in device.steps if step.finished]
+    assert (step.whole, step.batch) == (True, 8)
+    assert step.peaks["backward"].size == 20 * MIB
+
+
+def test_a_recording_from_the_start_answers_at_once_and_goes_on(place: Path) -> None:
+    """A snapshot of a program that records from its start has that recording, which does not end."""
+    code = """
+        step()
+        print(request(lambda: None, seconds=200.0), torch.cuda.memory.recording is not None)
+        step()
+        fail()
+    """
+    out, snapshot = requested(place, code, **FROM_START)
+    (report,) = reports(place)
+
+    assert out == "start True\nfailed\n"
+    assert snapshot.training is not None
+    assert snapshot.training.from_start
+    assert len([step for step in report["flight"]["steps"] if step["finished"]]) == 2
+
+
+CYCLES = """
+class Holder:
+    def __init__(self, size):
+        self.tensor = torch.Tensor(size)
+        self.hook = lambda: self
+
+class Finalised(Holder):
+    def __del__(self):
+        finalised.append(1)
+
+finalised = []
+
+def make(kind, size):
+    kind(size)
+
+def work():
+    step()
+"""
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_reference_cycles_by_place(place: Path, enabled: bool) -> None:
+    """``snapshot --cycles`` names the lines whose memory the collector freed and the code of the cycles."""
+    code = CYCLES + textwrap.dedent(f"""
+        import gc, weakref
+        gc.collect()
+        gc.disable()
+        callbacks, flags, ours = list(gc.callbacks), gc.get_debug(), ["theirs"]
+        gc.garbage.append(ours)
+        kept = Holder(3 * M)
+        watch = weakref.ref(kept)
+        make(Holder, 5 * M)
+        make(Finalised, 2 * M)
+        if {enabled}:
+            gc.enable()
+        before = torch._C.allocators[0].allocated
+        request(work, cycles=True, seconds=30.0)
+        optimizer.zero_grad()
+        print(gc.isenabled(), gc.get_debug() == flags, gc.callbacks == callbacks, gc.garbage == [ours])
+        print(finalised, watch() is kept)
+    """)
+    out, snapshot = requested(place, code, **CONSENT)
+
+    assert out == f"{enabled} True True True\n[1] True\n"
+    assert snapshot.training is not None
+    garbage = snapshot.training.garbage
+    assert garbage is not None
+    if not enabled:  # otherwise the collector may have come before us
+        assert sum(block.size for block in garbage.blocks) == 7 * MIB
+        assert [cycle.size for cycle in garbage.cycles] == [5 * MIB, 2 * MIB]
+        assert ("function", "<lambda>") in [(kind, frame.name) for kind, frame in garbage.cycles[0].objects]
+        assert "Holder" in [kind for kind, _ in garbage.cycles[0].objects]
+        shown = training_text(snapshot.training)
+        assert "collector freed 7.0 MiB" in shown
+
+
+def test_no_cycle_is_said_to_be_none(place: Path) -> None:
+    """Where no cycle kept GPU memory, the snapshot says so."""
+    _, snapshot = requested(place, CYCLES + "\nrequest(work, cycles=True, seconds=30.0)\n", **CONSENT)
+
+    assert snapshot.training is not None
+    assert "no reference cycle" in training_text(snapshot.training)

@@ -1,0 +1,214 @@
+"""Whose memory a device has, as the stand-in tells it through the real pynvml."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.nvml_readers import ALL
+from tests.support.standin.library import GIB, MIB, Code, StandIn
+from tests.support.system_memory import write_host_memory, write_node
+from vramledger.model.reading import DeviceReading, MemoryReading, NodeMemory
+from vramledger.readers.hosts.system_memory import SystemMemory
+from vramledger.readers.nvml.device_reader import DeviceReader
+from vramledger.readers.nvml.driver import Driver
+from vramledger.readers.nvml.hardware import SLOW_INTERVAL
+
+KIB = 1024
+HOST = 119 * GIB
+AVAILABLE = 100 * GIB
+NODE = 95 * GIB
+
+Open = Callable[[], DeviceReader]
+
+
+@pytest.fixture
+def open_reader(standin_here: StandIn, tmp_path: Path) -> Iterator[Open]:
+    """Open the GPU on a host whose kernel tells of 119 GiB, and of a node 1 without CPUs."""
+    write_host_memory(tmp_path, total=HOST // KIB, available=AVAILABLE // KIB)
+    write_node(tmp_path, 0, total=HOST // KIB, free=10, processors="0-71")
+    write_node(
+        tmp_path, 1, total=NODE // KIB, free=60 * GIB // KIB, file=GIB // KIB, anonymous=2 * GIB // KIB
+    )
+    drivers: list[Driver] = []
+
+    def open_reader() -> DeviceReader:
+        drivers.append(Driver.open())
+        (reader,) = drivers[-1].readers(ALL, SystemMemory(str(tmp_path), tmp_path))
+        reader.open()
+        return reader
+
+    assert standin_here.device_count == 1
+    yield open_reader
+    for driver in drivers:
+        driver.close()
+
+
+def read(reader: DeviceReader, monotonic: float = 0.0) -> DeviceReading:
+    """Read a GPU that MIG does not divide."""
+    (reading,) = reader.read(time.time(), monotonic)
+    return reading
+
+
+def test_a_discrete_gpu_has_its_own_memory(open_reader: Open) -> None:
+    """An H200 is neither coherent nor unified."""
+    reading = read(open_reader())
+    assert (reading.memory_kind, reading.node, reading.addressing_mode) == (None, None, "none")
+    assert reading.failed == ()
+
+
+def test_a_node_without_processors_is_coherent_memory(standin_here: StandIn, open_reader: Open) -> None:
+    """On a GH200 in NUMA mode the kernel's figures of the node come with NVML's."""
+    standin_here.device(0).be_coherent(1)
+    reading = read(open_reader())
+    assert (reading.memory_kind, reading.addressing_mode, reading.failed) == ("coherent", "ats", ())
+    assert reading.node == NodeMemory(1, NODE, 60 * GIB, GIB, 2 * GIB, 0)
+    assert reading.memory is not None
+    assert reading.memory.total == 143_771 * MIB
+
+
+def test_the_node_beside_a_gpu_is_not_its_memory(standin_here: StandIn, open_reader: Open) -> None:
+    """A node with CPUs is the host's: the GPU's memory stays its own."""
+    standin_here.device(0).numa_node = 0
+    assert (read(open_reader()).memory_kind, read(open_reader()).node) == (None, None)
+
+
+def test_a_gpu_in_the_drivers_own_mode_is_ordinary(standin_here: StandIn, open_reader: Open) -> None:
+    """A GH200 in CDMM mode has no node: the driver manages its memory, as on any other GPU."""
+    device = standin_here.device(0)
+    device.name = "NVIDIA GH200 480GB"
+    device.set(addressing_mode=2)
+    reading = read(open_reader())
+    assert (reading.memory_kind, reading.addressing_mode, reading.failed) == (None, "ats", ())
+
+
+@pytest.mark.parametrize("code", [Code.FUNCTION_NOT_FOUND, Code.NO_PERMISSION, Code.UNKNOWN])
+def test_a_driver_that_does_not_tell_makes_no_harsher_verdict(
+    standin_here: StandIn, open_reader: Open, code: Code
+) -> None:
+    """A product that may be a node counts as one while the driver does not say; a failure is reported."""
+    standin_here.device(0).be_coherent(1)
+    standin_here.fail("nvmlDeviceGetNumaNodeId", code)
+    reading = read(open_reader())
+    assert (reading.memory_kind, reading.node) == ("coherent", None)
+    assert reading.failed == (() if code == Code.FUNCTION_NOT_FOUND else ("node",))
+
+
+def test_what_was_known_of_a_node_outlives_a_failure(standin_here: StandIn, open_reader: Open) -> None:
+    """One query that fails does not turn the operating system's memory into unattributed bytes."""
+    device = standin_here.device(0)
+    device.be_coherent(1)
+    device.name = "a new product"
+    reader = open_reader()
+    read(reader)
+    standin_here.fail("nvmlDeviceGetNumaNodeId", Code.UNKNOWN)
+    later = read(reader, SLOW_INTERVAL)
+    assert (later.memory_kind, later.node is not None, later.failed) == ("coherent", True, ("node",))
+    standin_here.fail("nvmlDeviceGetNumaNodeId", 0)
+    assert read(reader, SLOW_INTERVAL + 1).failed == ()
+
+
+def test_a_node_that_goes_offline_stays_coherent(
+    standin_here: StandIn, open_reader: Open, tmp_path: Path
+) -> None:
+    """Without the kernel's figures the memory is still the operating system's, and the lack is reported."""
+    standin_here.device(0).be_coherent(1)
+    reader = open_reader()
+    read(reader)
+    (tmp_path / "sys/devices/system/node/node1/meminfo").unlink()
+    reading = read(reader, 1.0)
+    assert (reading.memory_kind, reading.node, reading.failed) == ("coherent", None, ("node",))
+
+
+def test_an_instance_of_a_coherent_gpu_is_coherent(standin_here: StandIn, open_reader: Open) -> None:
+    """An instance without a node of its own has memory of the operating system all the same."""
+    device = standin_here.device(0)
+    device.be_coherent(1)
+    own, shared = device.divide("1g.12gb", "1g.12gb")
+    own.numa_node = 1
+    assert shared.numa_node != 1
+    _, first, second = open_reader().read(time.time(), 0.0)
+    assert [each.memory_kind for each in (first, second)] == ["coherent", "coherent"]
+    assert (first.node is not None, second.node) == (True, None)
+
+
+def test_a_gpu_without_memory_uses_the_hosts(standin_here: StandIn, open_reader: Open) -> None:
+    """A GB10 has a ledger over the host's memory, and what can be taken of it is free."""
+    device = standin_here.device(0)
+    device.be_unified(standin_here)
+    device.set_processes([(7, 30 * GIB)])
+    reading = read(open_reader())
+    assert (reading.memory_kind, reading.failed) == ("unified", ())
+    assert reading.memory == MemoryReading(HOST, AVAILABLE, HOST - AVAILABLE, None)
+    assert reading.processes is not None
+
+
+@pytest.mark.parametrize("total", [0, HOST])
+def test_a_total_that_is_not_the_gpus_is_not_believed(
+    standin_here: StandIn, open_reader: Open, total: int
+) -> None:
+    """Drivers that answer with a total of 0, or with the host's total, mean the host's memory too."""
+    device = standin_here.device(0)
+    device.set_memory(total=total, reserved=0, used=0)
+    standin_here.fail("nvmlDeviceGetBAR1MemoryInfo", Code.NOT_SUPPORTED)
+    reading = read(open_reader())
+    assert (reading.memory_kind, reading.failed) == ("unified", ())
+    assert reading.memory == MemoryReading(HOST, AVAILABLE, HOST - AVAILABLE, None)
+
+
+def test_a_discrete_gpu_never_gets_the_hosts_memory(standin_here: StandIn, open_reader: Open) -> None:
+    """A GPU with a window to its own memory has no ledger while the driver does not report it."""
+    for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
+        standin_here.fail(name, Code.NOT_SUPPORTED)
+    reader = open_reader()
+    assert (read(reader).memory, read(reader).memory_kind) == (None, None)
+    for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
+        standin_here.fail(name, 0)
+    assert read(reader, 1.0).memory is not None
+
+
+@pytest.mark.parametrize("code", [Code.NOT_SUPPORTED, Code.UNKNOWN])
+def test_memory_that_was_reported_never_becomes_the_hosts(
+    standin_here: StandIn, open_reader: Open, code: Code
+) -> None:
+    """A virtual GPU without a window fails when its memory is not reported any more."""
+    standin_here.fail("nvmlDeviceGetBAR1MemoryInfo", Code.NOT_SUPPORTED)
+    reader = open_reader()
+    assert read(reader).memory_kind is None
+    for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
+        standin_here.fail(name, code)
+    reading = read(reader, 1.0)
+    assert (reading.memory, reading.memory_kind, reading.failed) == (None, None, ("memory",))
+
+
+def test_a_host_that_does_not_tell_gives_no_ledger(
+    standin_here: StandIn, open_reader: Open, tmp_path: Path
+) -> None:
+    """Where the kernel has no estimate of what can be taken, the memory of a GB10 is not known."""
+    standin_here.device(0).be_unified(standin_here)
+    (tmp_path / "meminfo").write_text("MemTotal: 10 kB\n")
+    assert read(open_reader()).memory is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        (0, "none"),
+        (1, "passthrough"),
+        (2, "vgpu"),
+        (3, "host_vgpu"),
+        (4, "host_vsga"),
+        (9, None),
+        (2**32 - 1, None),
+    ],
+)
+def test_a_virtual_gpu_says_so(
+    standin_here: StandIn, open_reader: Open, mode: int, expected: str | None
+) -> None:
+    """The driver's mode of virtualization is reported; a newer one, or none, is not known."""
+    standin_here.device(0).set(virtualization_mode=mode)
+    reading = read(open_reader())
+    assert (reading.virtualization, reading.failed) == (expected, ())

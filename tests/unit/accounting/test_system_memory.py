@@ -1,0 +1,223 @@
+"""Memory that the operating system manages: it is in the ledger, and nobody is blamed for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vramledger.accounting.ledger import SystemBytes, balance, system_bytes
+from vramledger.accounting.tracker import HoldingTracker
+from vramledger.model.reading import (
+    DeviceReading,
+    ManagedMappings,
+    MemoryReading,
+    NodeMemory,
+    ProcessEntry,
+    ProcessRow,
+    Reading,
+)
+from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
+from vramledger.views.cleanliness import CLEAN, NOT_CLEAN, CheckTolerance, check_devices
+from vramledger.views.ledger_json import snapshot_json
+from vramledger.views.table import render_table
+
+GIB = 2**30
+TOTAL, RESERVED = 96 * GIB, GIB
+amounts = st.integers(min_value=0, max_value=2**48)
+
+
+def coherent(used: int, *held: tuple[int, int], file: int = 0, outside: int = 0) -> DeviceReading:
+    """Make a GH200 of which the kernel counts all used bytes but ``outside`` as used."""
+    node = NodeMemory(1, TOTAL - RESERVED, TOTAL - RESERVED - used + outside, file, 0, 0)
+    return DeviceReading(
+        0,
+        "GPU-a",
+        name="NVIDIA GH200 480GB",
+        minor=0,
+        memory=MemoryReading(TOTAL, TOTAL - RESERVED - used, used, RESERVED),
+        memory_kind="coherent",
+        node=node,
+        processes=tuple(ProcessEntry(pid, size, "C") for pid, size in held),
+    )
+
+
+def unified(available: int, *held: tuple[int, int], uuid: str = "GPU-a", index: int = 0) -> DeviceReading:
+    """Make a GB10 on a host of 119 GiB of which this much can be taken."""
+    total = 119 * GIB
+    return DeviceReading(
+        index,
+        uuid,
+        name="NVIDIA GB10",
+        minor=index,
+        memory=MemoryReading(total, available, total - available, None),
+        memory_kind="unified",
+        processes=tuple(ProcessEntry(pid, size, "C") for pid, size in held),
+    )
+
+
+def sample(
+    tracker: HoldingTracker, moment: float, *devices: DeviceReading, namespace: bool = True
+) -> Snapshot:
+    """Take a sample in which every holder is alive, and maps as much managed memory as it likes."""
+    pids = {entry.pid for each in devices for entry in each.processes or ()}
+    rows = tuple(ProcessRow(pid, pid * 100, "S", 1, pid, pid, 0, 1) for pid in sorted(pids))
+    managed = tuple(ManagedMappings(pid, pid * 100, 64 * GIB) for pid in sorted(pids))
+    reading = Reading(
+        1000 + moment,
+        moment,
+        boot_id="b",
+        host_pid_namespace=namespace,
+        devices=devices,
+        rows=rows,
+        managed=managed,
+        hidden=(),
+        hidden_unreadable=0,
+        device_files=True,
+    )
+    return tracker.update(reading)
+
+
+def sampled(*devices: DeviceReading, namespace: bool = True) -> DeviceSnapshot:
+    """Take one sample and return the first device."""
+    return sample(HoldingTracker(idle_after=600), 0, *devices, namespace=namespace).devices[0]
+
+
+@given(
+    free=amounts,
+    used=amounts,
+    held=st.lists(st.tuples(st.sampled_from(State), amounts), max_size=20),
+    system=st.tuples(amounts, amounts),
+    blind=st.booleans(),
+)
+def test_the_ledger_balances_whatever_the_kernel_says(
+    free: int, used: int, held: list[tuple[State, int]], system: tuple[int, int], blind: bool
+) -> None:
+    """For all figures of the driver and of the kernel, the parts add up, and none is negative."""
+    memory = MemoryReading(free + used, free, used, None)
+    ledger = balance(memory, held, blind=blind, system=SystemBytes(*system))
+
+    assert ledger is not None
+    assert ledger.operating_system is not None
+    parts = (ledger.free, ledger.operating_system, *ledger.states.values(), ledger.unattributed)
+    assert sum(parts) == ledger.total
+    assert min(*parts, ledger.overlap) >= 0
+
+
+def test_ordinary_memory_has_no_part_of_the_operating_system() -> None:
+    """What does not exist is absent, and not 0."""
+    device = replace(coherent(GIB), memory_kind=None, node=None)
+    assert system_bytes(device) is None
+    ledger = sampled(device).ledger
+    assert ledger is not None
+    assert (ledger.operating_system, ledger.unattributed) == (None, GIB)
+
+
+def test_pages_that_stay_belong_to_the_operating_system() -> None:
+    """On coherent memory used bytes without a holder are its own, and check finds the GPU clean."""
+    left = coherent(40 * GIB, file=3 * GIB)
+    tracker = HoldingTracker(idle_after=600)
+    before = sample(tracker, 0, coherent(40 * GIB, (7, 37 * GIB), file=3 * GIB))
+    after = sample(tracker, 1, left)
+
+    for snapshot, held in ((before, 37 * GIB), (after, 0)):
+        (device,) = snapshot.devices
+        assert device.ledger is not None
+        assert device.ledger.operating_system == 40 * GIB - held
+        assert (device.ledger.unattributed, device.ledger.states[State.ACTIVE]) == (0, held)
+        assert all(each.uncharged is None for each in device.holdings)
+    assert [each.status for each in check_devices(after, (), CheckTolerance())] == [CLEAN]
+    ordinary = replace(left, memory_kind=None)
+    blamed = sample(HoldingTracker(idle_after=600), 0, ordinary)
+    assert [each.status for each in check_devices(blamed, (), CheckTolerance())] == [NOT_CLEAN]
+
+
+def test_an_owner_is_not_blamed_for_pages_that_stay() -> None:
+    """Whether the bytes of an ended program are free is neither claimed nor denied there."""
+    tracker = HoldingTracker(idle_after=600)
+    sample(tracker, 0, coherent(40 * GIB, (7, 37 * GIB)))
+    for moment in range(1, 12):
+        snapshot = sample(tracker, moment, coherent(40 * GIB))
+    usage = snapshot.devices[0].owner_usage
+    assert usage is not None
+    assert [(each.freed, each.not_freed) for each in usage.owners] == [(None, 0)]
+
+
+def test_bytes_that_the_kernel_does_not_count_stay_unattributed() -> None:
+    """What NVML calls used and the kernel calls free is not the operating system's."""
+    ledger = sampled(coherent(40 * GIB, (7, 10 * GIB), outside=5 * GIB)).ledger
+    assert ledger is not None
+    # RESERVED is not in the node, so up to as many bytes may be the driver's.
+    assert (ledger.operating_system, ledger.unattributed) == (26 * GIB, 4 * GIB)
+
+
+def test_a_node_that_cannot_be_read_blames_nobody() -> None:
+    """To see less never makes a harsher verdict: without the kernel's figures nothing is unattributed."""
+    ledger = sampled(replace(coherent(40 * GIB, (7, 10 * GIB)), node=None)).ledger
+    assert ledger is not None
+    assert (ledger.operating_system, ledger.unattributed) == (30 * GIB, 0)
+
+
+def test_holders_that_cannot_be_seen_are_not_the_operating_systems() -> None:
+    """Outside the host's PID namespace only what the kernel counts as its own is; the rest is unknown."""
+    ledger = sampled(coherent(40 * GIB, file=3 * GIB), namespace=False).ledger
+    assert ledger is not None
+    assert (ledger.operating_system, ledger.states[State.UNKNOWN]) == (3 * GIB, 37 * GIB)
+    ledger = sampled(unified(19 * GIB), namespace=False).ledger
+    assert ledger is not None
+    assert (ledger.operating_system, ledger.states[State.UNKNOWN]) == (0, 100 * GIB)
+
+
+def test_unified_memory_has_a_ledger() -> None:
+    """On a GB10 the holdings are NVML's, and the rest of the host's used memory is the operating system's."""
+    device = sampled(unified(79 * GIB, (7, 30 * GIB)))
+    ledger = device.ledger
+    assert ledger is not None
+    assert (ledger.total, ledger.free, ledger.used) == (119 * GIB, 79 * GIB, 40 * GIB)
+    assert (ledger.operating_system, ledger.unattributed, ledger.overlap) == (10 * GIB, 0, 0)
+    assert ledger.states[State.ACTIVE] == 30 * GIB
+
+
+def test_holdings_may_exceed_what_the_host_counts_as_used() -> None:
+    """NVML's figures and the kernel's are two accounts: an excess is overlap, and the ledger balances."""
+    ledger = sampled(unified(100 * GIB, (7, 30 * GIB))).ledger
+    assert ledger is not None
+    assert (ledger.overlap, ledger.operating_system, ledger.states[State.ACTIVE]) == (11 * GIB, 0, 19 * GIB)
+
+
+def test_check_of_unified_memory_judges_the_holders_alone() -> None:
+    """A busy host does not make its GPU dirty, a holder does, and no driver's reserve is missed."""
+    empty = sample(HoldingTracker(idle_after=600), 0, unified(19 * GIB))
+    held = sample(HoldingTracker(idle_after=600), 0, unified(19 * GIB, (7, GIB)))
+    assert [(each.status, each.reasons) for each in check_devices(empty, (), CheckTolerance())] == [
+        (CLEAN, ())
+    ]
+    assert [each.status for each in check_devices(held, (), CheckTolerance())] == [NOT_CLEAN]
+
+
+def test_two_gpus_on_one_hosts_memory_count_it_once() -> None:
+    """Where two devices use the host's memory, it is counted under the first, with the holders of both."""
+    snapshot = sample(
+        HoldingTracker(idle_after=600),
+        0,
+        unified(79 * GIB, (7, 30 * GIB)),
+        unified(79 * GIB, (8, 5 * GIB), uuid="GPU-b", index=1),
+    )
+    first, second = snapshot.devices
+    assert first.ledger is not None
+    assert (first.memory_counted_under, second.memory_counted_under) == (None, "GPU-a")
+    assert (first.ledger.operating_system, first.ledger.states[State.ACTIVE]) == (5 * GIB, 35 * GIB)
+
+
+@pytest.mark.parametrize("device", [coherent(40 * GIB, file=3 * GIB), unified(79 * GIB)])
+def test_people_are_told_what_the_operating_system_holds(device: DeviceReading) -> None:
+    """The table and the JSON name the bytes and what they are."""
+    snapshot = sample(HoldingTracker(idle_after=600), 0, device)
+    told = snapshot_json(snapshot)["devices"]
+    assert isinstance(told, list)
+    assert isinstance(told[0], dict)
+    assert told[0]["memory_kind"] == device.memory_kind
+    assert str(told[0]["about_operating_system"]) in render_table(snapshot)
+    assert "operating system 40.00 GiB" in render_table(snapshot)

@@ -1,0 +1,230 @@
+"""Which devices have room for a program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.builders import MIB, TOTAL, agent, device, holding, process, snapshot
+from vramledger.commands.fit_devices import (
+    AFTER,
+    NO,
+    PERHAPS,
+    TIGHT,
+    UNKNOWN,
+    YES,
+    assign_devices,
+    make_offer,
+)
+from vramledger.commands.fit_input import LedgerSample, OfferedDevice, Program, read_ledger
+from vramledger.commands.memory_need import MemoryNeed, assess_need
+from vramledger.errors import RecordingError
+from vramledger.model.reading import Owner
+from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, State
+from vramledger.views.ledger_json import snapshot_json
+
+GIB = 2**30
+PROGRAM = Program(7, "train.py", ("user", "ada"))
+
+
+def ledger(*devices: DeviceSnapshot) -> LedgerSample:
+    """Return the ledger of some devices, as the command reads it."""
+    return read_ledger(snapshot_json(snapshot(*devices)), "the sample")
+
+
+def need(gib: float, *, most: float | None = None) -> MemoryNeed:
+    """Return a need that is known, with a tenth more for planning; with ``most``, one that is not."""
+    (seen,) = ledger(device(0, [holding(7)])).uses[7]
+    judged = assess_need([seen])
+    if most is not None:
+        return judged._replace(bytes=None, planned=None, most=int(most * GIB))
+    return judged._replace(bytes=int(gib * GIB), planned=int(gib * 1.1 * GIB))
+
+
+def free_of(one: OfferedDevice) -> float:
+    """Return the free memory of a device in GiB."""
+    return (one.free or 0) / GIB
+
+
+def test_free_memory_decides() -> None:
+    """A device has room with headroom, without it, or not at all."""
+    (one,) = ledger(device(0, [holding(8, 100 * GIB)])).devices
+    free = free_of(one)
+
+    verdicts = [
+        make_offer(need(wanted), one, PROGRAM, live=True).verdict
+        for wanted in (free / 1.2, free / 1.05, free + 1)
+    ]
+
+    assert verdicts == [YES, TIGHT, NO]
+
+
+def test_its_own_memory_is_free_when_it_is_started_again() -> None:
+    """Where the program runs now, what it holds counts as room; a pid of another time is another program."""
+    (one,) = ledger(device(0, [holding(7, 130 * GIB)])).devices
+
+    assert make_offer(need(100), one, PROGRAM, live=True).verdict == YES
+    assert make_offer(need(100), one, PROGRAM, live=False).verdict == NO
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict"),
+    [(State.IDLE, AFTER), (State.ZOMBIE, AFTER), (State.STOPPED, AFTER), (State.DEAD, NO), (State.STUCK, NO),
+     (State.ACTIVE, NO)],
+)  # fmt: skip
+def test_only_what_end_can_free_is_evictable(state: State, verdict: str) -> None:
+    """Memory of a holder that does not work would be room; of one that works, or that no signal ends, not."""
+    (one,) = ledger(device(0, [holding(8, 130 * GIB, state)])).devices
+    offer = make_offer(need(50), one, PROGRAM, live=True)
+
+    assert offer.verdict == verdict
+    assert [each.command for each in offer.evict] == ["vramledger end --pid 8"] * (verdict == AFTER)
+
+
+def test_an_idle_holder_whose_idleness_is_not_known_keeps_its_memory() -> None:
+    """Idleness that is only inferred does not make memory evictable."""
+    idle = replace(holding(8, 130 * GIB, State.IDLE), working=None)
+    (one,) = ledger(device(0, [idle])).devices
+
+    assert make_offer(need(50), one, PROGRAM, live=True).verdict == NO
+
+
+def test_no_more_is_evicted_than_is_needed() -> None:
+    """The largest holdings come first, and those that are not needed stay."""
+    idle = [holding(pid, gib * GIB, State.IDLE) for pid, gib in ((8, 10), (9, 60), (10, 50))]
+    (one,) = ledger(device(0, idle)).devices
+
+    offer = make_offer(need(70), one, PROGRAM, live=True)
+
+    assert [each.command.rpartition(" ")[2] for each in offer.evict] == ["9"]
+
+
+def test_a_cache_is_evictable_with_consent() -> None:
+    """What empty_cache() would free counts only where the program accepts the request."""
+    shot = snapshot(device(0, [holding(8, 130 * GIB)]), processes=[process(8)])
+    known = agent(shot.devices[0].reading.uuid)
+    assert known.report is not None
+    free = {"reclaimable": 100 * GIB}
+    pools = {
+        uuid: tuple(
+            each._replace(figures={**each.figures, **free}) for each in found if each.framework == "torch"
+        )
+        for uuid, found in known.pools.items()
+    }
+    found = []
+    for consents in ((), ("reclaim",)):
+        said = replace(known, pools=pools, report=replace(known.report, consents=consents))
+        (one,) = read_ledger(snapshot_json(replace(shot, agents={8: said})), "the sample").devices
+        found.append(make_offer(need(90), one, PROGRAM, live=True))
+
+    assert [each.verdict for each in found] == [NO, AFTER]
+    assert found[1].evict[0].command == "vramledger reclaim 8"
+
+
+@pytest.mark.parametrize(
+    ("granted", "allowed"),
+    [((), False), ((("pod", "ml/other"),), False), ((("user", "ada"),), True)],
+)
+def test_a_scheduler_decides_who_gets_its_devices(
+    granted: tuple[tuple[str, str], ...], allowed: bool
+) -> None:
+    """A free device that a scheduler manages is not ours unless the program's owner has a reservation."""
+    reservations = tuple(Reservation(*each, "slurm", held=False) for each in granted)
+    managed = replace(device(0), reservation_status=ReservationStatus(reservations, (), ("slurm",)))
+    (one,) = ledger(managed).devices
+    offer = make_offer(need(10), one, PROGRAM, live=True)
+
+    assert (offer.verdict, offer.allowed, offer.usable) == (YES, allowed, allowed)
+    assert ("slurm" in offer.reserved) == (not granted)
+
+
+def test_a_divided_gpu_is_counted_by_its_instances() -> None:
+    """The GPU that MIG divides, and a second compute instance on the same memory, are not counted again."""
+    whole, first, second = device(0), device(0, uuid="MIG-1"), device(0, uuid="MIG-2")
+    whole = replace(whole, reading=replace(whole.reading, divided=True), ledger=None)
+    first = replace(first, reading=replace(first.reading, mig_profile="1g.18gb"))
+    second = replace(second, memory_counted_under="MIG-1", holdings=(holding(7),))
+
+    found = ledger(whole, first, second)
+
+    assert [(each.uuid, each.name) for each in found.devices] == [("MIG-1", "NVIDIA H200, MIG 1g.18gb")]
+    assert 7 not in found.uses
+
+
+def test_a_device_that_does_not_answer_is_not_full() -> None:
+    """A lost device has an unknown verdict, not a negative one."""
+    lost = device(0)
+    lost = replace(lost, up=False, ledger=None, reading=lost.reading.without_data("lost"))
+    (one,) = ledger(lost).devices
+    offer = make_offer(need(10), one, PROGRAM, live=True)
+
+    assert (offer.verdict, offer.room, offer.copies_now) == (UNKNOWN, None, None)
+    assert "lost" in one.problem
+
+
+def test_an_upper_bound_is_enough_but_less_proves_nothing() -> None:
+    """A program whose need is not known fits where what it held is free; elsewhere it may fit."""
+    (one,) = ledger(device(0, [holding(8, 100 * GIB)])).devices
+
+    assert make_offer(need(0, most=20), one, PROGRAM, live=True).verdict == YES
+    assert make_offer(need(0, most=80), one, PROGRAM, live=True).verdict == PERHAPS
+
+
+def test_copies_are_counted_without_the_drivers_reserve() -> None:
+    """The empty GPU has what the driver does not keep for itself."""
+    (one,) = ledger(device(0)).devices
+    exact = need(1)._replace(planned=TOTAL // 4)
+    offer = make_offer(exact, one, PROGRAM, live=True)
+
+    assert (offer.copies_now, offer.copies_empty) == (3, 3)
+
+
+def test_each_need_gets_a_device_of_its_own() -> None:
+    """A program on two GPUs fits only if two different ones have room, however they must be assigned."""
+    small, large = ledger(device(0, [holding(8, 100 * GIB)]), device(1)).devices
+    both = [
+        [make_offer(each, one, PROGRAM, live=True) for one in (large, small)] for each in (need(20), need(90))
+    ]
+
+    assert assign_devices(both)
+    assert not assign_devices([*both, both[0]])
+
+
+def test_owners_of_a_pod_are_compared_by_type_and_name() -> None:
+    """A process whose owner is unknown is compared by its user."""
+    known = process(7)
+    assert known.facts is not None
+    facts = replace(known.facts, owner=Owner("pod", "ml/train-0", pod="train-0"))
+    shot = snapshot(device(0, [holding(7)]), processes=[replace(known, facts=facts)])
+
+    assert read_ledger(snapshot_json(shot), "x").programs[7].owner == ("pod", "ml/train-0")
+    assert ledger(device(0, [holding(7)])).programs[7].owner == ("user", "ada")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [], {}, {"version": 1, "devices": []}, {"version": 2}, {"version": 2, "devices": {}},
+        {"version": 2, "devices": [7]}, {"version": 2, "devices": [{"up": "yes"}]},
+        {"version": 2, "devices": [{"up": True, "memory": {"total": -1}}]},
+        {"version": 2, "devices": [{"up": True, "memory": {"total": True}}]},
+        {"version": 2, "devices": [{"up": True, "holdings": [{"pid": 2**70}]}]},
+        {"version": 2, "devices": [{"up": True, "holdings": [{"agent": {"frameworks": 3}}]}]},
+        {"version": 2, "watched_since": float("nan"), "devices": []},
+    ],
+)  # fmt: skip
+def test_a_file_of_another_form_is_refused(document: object) -> None:
+    """A document that is not a ledger is an error that names what is wrong, in one line."""
+    with pytest.raises(RecordingError) as raised:
+        read_ledger(document, "file.json")
+
+    assert "\n" not in str(raised.value)
+    assert "file.json" in str(raised.value)
+
+
+def test_the_free_memory_is_the_ledgers() -> None:
+    """What a device offers is exactly the ledger's free memory."""
+    (one,) = ledger(device(0, unattributed=14 * MIB)).devices
+
+    assert one.free == (one.capacity or 0) - 14 * MIB
