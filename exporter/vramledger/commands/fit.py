@@ -243,7 +243,10 @@ def _compute_lines(need: MemoryNeed) -> Iterator[str]:
         return
     text = f"busy {_busy_text(time_busy)}"
     copies = copies_by_compute(time_busy)
-    text += f", so {_copies(copies)} take turns at full speed" if copies else ": it did not work then"
+    if copies == 1:
+        text += ", so no second one runs beside it at full speed"
+    else:
+        text += f", so {_copies(copies)} take turns at full speed" if copies else ": it did not work then"
     if sm_busy is not None and copies_by_compute(sm_busy):
         text += f"; its kernels fill {_busy_text(sm_busy)} of the SMs, so with MPS at best "
         text += _copies(copies_by_compute(sm_busy))
