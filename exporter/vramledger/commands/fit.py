@@ -197,6 +197,7 @@ def _text(fit: Fit) -> Iterator[str]:
         if not need.unused:
             yield from _offer_lines(need, offers)
             yield from _limit_lines(need, offers, fit.headroom)
+            yield from _advice_lines(need)
     yield f"  {fit.here}"
 
 
@@ -312,6 +313,12 @@ def _limit_lines(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> 
         yield f"                 {advice.where}, {advice.framework} on {place}: {advice.about}"
 
 
+def _advice_lines(need: MemoryNeed) -> Iterator[str]:
+    for each in need.frameworks:
+        if each.advice:
+            yield f"    advice       {each.advice}"
+
+
 def _json(fit: Fit) -> dict[str, Json]:
     program = fit.seen.program
     return {
@@ -341,6 +348,7 @@ def _need_json(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> di
         "planned": need.planned,
         "wanted": need.wanted,
         "unused": need.unused,
+        "advice": [each.advice for each in need.frameworks if each.advice],
         "grade": need.grade.value,
         "why": need.why,
         "time_busy": _busy_json(need.time_busy),

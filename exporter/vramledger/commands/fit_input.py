@@ -6,14 +6,17 @@ exporter give the same. The files may come from anybody, so each value is checke
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import NamedTuple
 
 from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME, REPORTING_FRAMEWORKS
+from vramledger.agent_protocol.messages import ALLOCATOR_SETTINGS
 from vramledger.errors import RecordingError
 from vramledger.model.json_values import JSON_VERSION
 from vramledger.printable import printable
+from vramledger.views.remedies import allocator_advice
 
 EVICTABLE_STATES = ("idle", "orphaned", "stopped", "zombie")
 """The states of a wasted holding that ``vramledger end`` ends; a dead or stuck one needs a reset."""
@@ -101,6 +104,7 @@ class FrameworkUse(NamedTuple):
         in_use_peak: its highest use.
         pool: what it had taken from the driver.
         pool_peak: its highest pool.
+        advice: what a setting of its allocator would free, otherwise empty.
     """
 
     name: str
@@ -108,6 +112,7 @@ class FrameworkUse(NamedTuple):
     in_use_peak: int | None
     pool: int | None
     pool_peak: int | None
+    advice: str = ""
 
     @property
     def title(self) -> str:
@@ -343,7 +348,14 @@ def _framework(raw: Fields) -> FrameworkUse:
         raw.count("in_use_peak"),
         raw.count("pool"),
         raw.count("reserved_peak"),
+        allocator_advice(raw.count("reserved"), raw.count("inactive_split"), _settings(raw)) or "",
     )
+
+
+def _settings(raw: Fields) -> dict[str, str]:
+    """Return the settings of an allocator that have a form which we know."""
+    found = {name: raw.child("settings").text(name) for name in ALLOCATOR_SETTINGS}
+    return {name: text for name, text in found.items() if re.fullmatch(ALLOCATOR_SETTINGS[name], text)}
 
 
 def read_oom_report(raw: object, where: str) -> tuple[Program, tuple[DeviceUse, ...]]:

@@ -31,12 +31,13 @@ _SETTING = re.compile(r"[-+.\w:=,]{0,64}", re.ASCII)
 
 _DEVICE_FIELDS = (
     *("index", "uuid", "name", "pci_bus_id", "minor", "parent", "mig_profile", "gpu_instance"),
-    *("compute_instance", "divided", "error", "memory", "processes", "failed"),
+    *("compute_instance", "mig_placement", "divided", "error", "memory", "memory_kind", "node"),
+    *("addressing_mode", "virtualization", "processes", "failed"),
 )
 
 _READING_FIELDS = (
     *("boot_id", "boot_time", "ticks", "host_pid_namespace", "failure", "released_until", "driver_version"),
-    *("cuda_version", "rows", "unseen", "ended", "device_files", "launches", "managed", "hidden"),
+    *("cuda_version", "rows", "unseen", "ended", "device_files", "launches", "managed", "cpu", "hidden"),
     *("hidden_unreadable", "schedulers", "agent_socket"),
 )
 """These are stored as they are."""

@@ -53,7 +53,8 @@ def _step_lines(device: DeviceTraining) -> Iterator[str]:
     if last.gradients_before:
         yield (
             f"{size_text(last.gradients_before)} of gradients existed before the backward pass: zero_grad()"
-            " is missing, is called with set_to_none=False, or gradients are accumulated on purpose."
+            " is missing, is called with set_to_none=False, gradients are accumulated on purpose, or DDP"
+            " keeps them in buckets (gradient_as_bucket_view)."
         )
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.alerts.boundaries import limited
 from tests.support.alerts.nodes import Holder, Node, changing_at, uuid
 from tests.support.alerts.promtool import Alert, alert_names, alerts_over_time, expect, firing
 from tests.support.host.model import GIB
@@ -263,6 +264,9 @@ CASES = [
         30,
         "",
     ),
+    Case("near-its-limit", Node([TRAINER], extra=limited(95)), 15.5, "GpuMemoryLimitNear-i"),
+    Case("near-its-limit-at-the-boundary", Node([TRAINER], extra=limited(95)), 14.5, ""),
+    Case("below-its-limit", Node([TRAINER], extra=limited(94)), 60, ""),
     Case(
         "over-budget",
         Node(
