@@ -253,7 +253,7 @@ def time_series(
         ]
     legend = (
         {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull", "max"], "sortBy": "Last *",
-         "sortDesc": True, "width": 360}
+         "sortDesc": True, "width": 420}
         if named
         else {"displayMode": "list", "placement": "bottom", "calcs": []}
     )  # fmt: skip

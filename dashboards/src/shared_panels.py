@@ -244,7 +244,7 @@ def firing_alert_table(*matchers: str, but: str = "", width: int = 24, height: i
     return table(
         "Firing alerts",
         "Pages first, the oldest of them first. A click on the alert opens its runbook. The table is "
-        "empty if no alert fires; Alerts says whether the rules are loaded.",
+        "empty if no alert fires, or if the rules are not loaded.",
         Query(f"bottomk(50, {ranks})"),
         Query(f"min by ({by}) ({alerts_since(*matchers)})"),
         columns=[
@@ -353,7 +353,7 @@ def busy_without_work(*matchers: str) -> list[Panel]:
             "Busy without work",
             "Holders that keep their GPU busy while it computes and moves nothing, as a collective does that "
             "waits for a lost rank; the ten that have waited longest. Their GPU says 100 % and draws little "
-            "power. The table is empty if there is none; GPUs before Hopper do not tell.",
+            "power. The table is empty if there is none; GPUs before Hopper do not report it.",
             Query(f"1000 * bottomk(10, sum by ({by}, command, owner) ({named}))"),
             Query(f"sum by ({by}) ({holdings(*matchers)} and on ({HOLDING_LABELS}) {since})"),
             Query(f"sum by ({by}) (({since} * 0) + on ({DEVICE_LABELS}) group_left () {power})"),

@@ -65,8 +65,9 @@ def test_its_states_are_those_of_the_ledger() -> None:
 
 
 def test_it_counts_the_alerts() -> None:
-    """The README names the true number of alerts."""
+    """The README names the true number of alerts, in the text and in the comparison."""
     rules = [path.read_text(encoding="utf-8") for path in (ROOT / "alerts").glob("*.rules.yml")]
     names = set(re.findall(r"^ *- alert: (\w+)$", "\n".join(rules), re.MULTILINE))
 
     assert f"{len(names)} [alerts](alerts/README.md)" in README
+    assert re.findall(r"^\| alert.*?\| (\d+)", README, re.MULTILINE) == [str(len(names))]

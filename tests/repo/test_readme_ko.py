@@ -109,6 +109,16 @@ def test_tables_have_the_same_rows(english: Section, korean: Section) -> None:
     assert rows(korean) == rows(english)
 
 
+@every_section
+def test_prose_has_the_same_figures(english: Section, korean: Section) -> None:
+    """Every figure of the English prose is in the Korean prose, which also has figures for "a second"."""
+
+    def counted(of: Section) -> Counter[str]:
+        return Counter(figures(re.sub(r"^\|.*$", "", LINK.sub("]", of.prose), flags=re.MULTILINE)))
+
+    assert counted(english) <= counted(korean)
+
+
 def figures(text: str) -> list[str]:
     """Return the figures of a text, sorted, because the order of words differs."""
     return sorted(re.findall(r"\d[\d.,]*\d|\d", SPAN.sub("", text)))

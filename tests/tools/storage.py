@@ -37,7 +37,7 @@ _DISK_BYTES = 512 * 1024
 
 
 def measure_night(hours: float, holders: int) -> None:
-    """Print size, processor time and the time of a jump."""
+    """Print size, CPU time and the time of a jump."""
     with tempfile.TemporaryDirectory() as directory:
         past = StoredPast(Path(directory), night(holders, Random(1)))  # noqa: S311 a simulation
         spent = {"record": 0.0, "account": 0.0, "store": 0.0}

@@ -116,8 +116,8 @@ def memory_sharers(devices: Iterable[DeviceReading]) -> dict[str, tuple[str, ...
     """Return for each device that shares its memory the UUIDs of all that share it, itself included.
 
     Those are the compute instances of one GPU instance: NVML gives each of them the memory of the whole GPU
-    instance, and only its own processes. And they are the devices that use the host's memory. The first has
-    the lowest number.
+    instance, and only its own processes. And they are the devices that use the host's memory. Each tuple
+    begins with the device of the lowest number.
     """
     instances: dict[tuple[str, int], list[DeviceReading]] = {}
     for device in devices:

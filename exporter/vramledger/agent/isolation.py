@@ -278,7 +278,7 @@ class _Child:
         raise raised from ChildTraceback(text)
 
     def _receive(self, deadline: float | None, timeout: float | None) -> bytes:
-        """Return the child's next word, an empty one if it has ended."""
+        """Return the child's next message, or an empty one if the child has ended."""
         seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not connection.wait([self._pipe, self._process.sentinel], seconds_left):
             self.kill()

@@ -141,7 +141,7 @@ class AgentServer:
         self._close_bucket = TokenBucket(clock(), _CLOSE_RATE, _CLOSE_BURST)
         self._queue = FairQueue()
         self._turn: asyncio.Handle | None = None
-        # Processor time passes by itself, whatever the clock is.
+        # CPU time passes by itself, whatever the clock is.
         self._time_bucket = TokenBucket(
             time.monotonic(), _TIME_SHARE * _MILLISECONDS, _TIME_BURST * _MILLISECONDS
         )

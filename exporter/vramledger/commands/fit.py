@@ -100,7 +100,9 @@ def share(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Print what a program needs and where it fits."""
     fit = run_until_interrupted(_fit(args))
-    write_output(json.dumps(_json(fit)) + "\n" if args.json else "".join(f"{each}\n" for each in _lines(fit)))
+    write_output(
+        json.dumps(fit_json(fit)) + "\n" if args.json else "".join(f"{each}\n" for each in fit_lines(fit))
+    )
     return fit.status
 
 
@@ -184,7 +186,8 @@ def _compare(args: argparse.Namespace, seen: Seen, now: LedgerSample | None, by:
     return Fit(seen, tuple(needs), offers, here, of_this_host, args.headroom)
 
 
-def _lines(fit: Fit) -> Iterator[str]:
+def fit_lines(fit: Fit) -> Iterator[str]:
+    """Return the answer for people."""
     return (printable(line) for line in _text(fit))
 
 
@@ -319,7 +322,8 @@ def _advice_lines(need: MemoryNeed) -> Iterator[str]:
             yield f"    advice       {each.advice}"
 
 
-def _json(fit: Fit) -> dict[str, Json]:
+def fit_json(fit: Fit) -> dict[str, Json]:
+    """Return the answer as JSON values: bytes and shares; null means not known."""
     program = fit.seen.program
     return {
         "version": JSON_VERSION,

@@ -109,7 +109,7 @@ def _node(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Mark the node until somebody ends this program."""
+    """Keep the node's marks up to date until SIGTERM; they then stay as they are."""
     node = in_cluster(args.node, Taint(args.key, args.effect))
     address = ExporterAddress(args.url.rstrip("/"), args.server_name, args.credentials)
     return run_until_interrupted(_run_until_terminated(node, address, args.after))

@@ -103,8 +103,8 @@ FAMILIES = (
         "ledger",
         "device_node_memory_bytes",
         _node,
-        "The NUMA node that the device's memory is, as the kernel counts it: all of it, what is free, and "
-        "what it holds itself (from the node's meminfo).",
+        "Memory of the NUMA node that is the device's memory, as the kernel counts it: in total, free, and "
+        "used for each purpose (from the node's meminfo).",
         "type",
         source="nvmlDeviceGetNumaNodeId, `/sys/devices/system/node/nodeN/meminfo`",
         absent="when the device's memory is not a NUMA node, or when the node's figures are not readable",
@@ -133,8 +133,8 @@ FAMILIES = (
         lambda device: (
             None if _counted(device) is None or device.undivided is None else device.undivided.bytes
         ),
-        "Uncharged memory that one of several holders has, or some of them together; the ledger counts it "
-        "under the mildest state of these holders.",
+        "Uncharged memory that belongs to one or more of several holders, and it is not known to which; the "
+        "ledger counts it under the mildest state of these holders.",
         source="the sources of `vramledger_process_uncharged_memory_bytes`",
         absent=f"when there are none; {_NOT_COUNTED_TWICE}",
     ),
@@ -143,8 +143,8 @@ FAMILIES = (
         "device_memory_wasted_bytes",
         lambda device: device.wasted,
         "Memory that is held without any work: by holders that are stopped, stuck, zombie or dead, and by "
-        "idle and orphaned ones of which it is proven or seen that they do not work (NVML's process lists "
-        "and the states).",
+        "idle and orphaned ones if it is proven or seen that they do not work (NVML's process lists and the "
+        "states).",
         source=f"{PROCESS_LISTS}, `/proc`, nvmlGpmMetricsGet, nvmlDeviceGetProcessUtilization, the agent's "
         "report",
         absent=_WITHOUT_LEDGER,

@@ -134,7 +134,7 @@ SNAPSHOT_FAMILIES = (
             [(device.key, device.up) for device in ordered_devices(snapshot)] if snapshot.up else []
         ),
         "1 when NVML answered every query that the device's ledger needs in time in the "
-        "newest sample, otherwise 0; the device then has no other series.",
+        "newest sample, otherwise 0; the device then has no other series than its XID errors.",
         *DEVICE,
         source="every NVML call about the device, and `--sample.timeout`",
         absent="when `vramledger_up` is 0",
@@ -143,7 +143,8 @@ SNAPSHOT_FAMILIES = (
         "device_info",
         _device_info,
         "Identity of the device, from NVML: product, PCI address, driver, device file number, for a MIG "
-        "instance its GPU, profile, ids and place; and whose memory it has: dedicated, coherent or unified.",
+        "instance its GPU, profile, ids and place; and the kind of its memory: dedicated, coherent or "
+        "unified.",
         *(*DEVICE, "name", "pci_bus_id", "driver_version", "cuda_version", "minor", "parent_uuid"),
         *(
             "mig_profile",

@@ -388,8 +388,8 @@ class DeviceReading:
             that they cover), the busy shares ``sm``, ``occupancy``, ``integer``, ``tensor``, ``fp64``,
             ``fp32``, ``fp16``, ``dram``, ``video`` (the busiest engine) and, of an instance, ``graphics`` as
             ratios, and the bytes a second ``pcie_transmit``, ``pcie_receive``, ``nvlink_transmit`` and
-            ``nvlink_receive``; empty in the first reading, None when the query failed, and before Hopper. ``sm`` is exactly 0 if
-            and only if no kernel ran.
+            ``nvlink_receive``; empty in the first reading, None when the query failed, and before Hopper.
+            ``sm`` is exactly 0 if and only if no kernel ran.
         hardware: further readings by the key that :data:`vramledger.metrics.hardware.HARDWARE` declares; a
             value, or values by label.
         failed: the queries that failed for another reason than "not supported".

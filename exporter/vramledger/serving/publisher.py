@@ -42,15 +42,12 @@ class SnapshotPublisher:
         """The newest snapshot, without its data once that is too old to be shown as current.
 
         The supervisor notices a silent sampler, and its failure is published. But if the exporter was stopped
-        or got no processor time, a scrape can come before that.
+        or got no CPU time, a scrape can come before that.
         """
         newest = self._newest
         if self._lifetime is None or not newest.up or self._clock() - self._published <= self._lifetime:
             return newest
-        why = (
-            f"no sample for more than {self._lifetime:.0f} s: the exporter was stopped or got "
-            "no processor time"
-        )
+        why = f"no sample for more than {self._lifetime:.0f} s: the exporter was stopped or got no CPU time"
         return replace(
             self._blank,
             serial=newest.serial,

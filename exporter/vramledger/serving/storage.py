@@ -204,7 +204,8 @@ class Storage:
                 await self._start()
             except OSError as error:
                 log.error(
-                    "Nothing is stored any more: only a new exporter can start its process",
+                    "Nothing is stored any more: the process that stores cannot be started; "
+                    "restart the exporter",
                     extra=fields(err=error.strerror or str(error)),
                 )
                 return
@@ -381,7 +382,7 @@ class StoredTracker:
             return
         self._tracker.recall(known)
         self._timeline.recall(seen)
-        log.info("Going on from what is stored", extra=fields(readings=len(content["readings"])))
+        log.info("Continuing from the stored state", extra=fields(readings=len(content["readings"])))
 
 
 @asynccontextmanager

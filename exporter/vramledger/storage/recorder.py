@@ -175,7 +175,7 @@ def _public(value: Any) -> Any:  # noqa: ANN401 an object of the accounting
     """Return an object without what is not stored."""
     if isinstance(value, ProcessFacts):
         return replace(value, settings=safe_settings(value.settings)) if value.settings else value
-    if isinstance(value, DeviceReading):  # only who it is is remembered of a device
+    if isinstance(value, DeviceReading):  # of a device, only its identity is stored
         return replace(value.without_data(""), error=value.error)
     return value
 

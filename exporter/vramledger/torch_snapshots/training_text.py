@@ -84,6 +84,10 @@ def _garbage_lines(garbage: Garbage, top: int) -> Iterator[str]:
     for line, (size, count) in sorted(sums.items(), key=lambda item: -item[1][0])[:top]:
         yield f"{size_text(size):>12}  {count:>7,}  {line}"
     for cycle in garbage.cycles[:top]:
-        yield f"a cycle of {cycle.members:,} objects with tensors of {size_text(cycle.size)}, made by"
+        kinds = "cycle" if cycle.cycles == 1 else "cycles"
+        yield (
+            f"{size_text(cycle.size)} of tensors in {cycle.cycles:,} {kinds} of {cycle.members:,} objects,"
+            " made by"
+        )
         for kind, frame in cycle.objects:
             yield f"{'':>12}  {printable(kind)}: {frame_text(frame)}"

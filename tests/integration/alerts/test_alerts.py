@@ -107,6 +107,7 @@ JAX_BESIDE = {
     for name, gib in {"in_use": 2, "pool": 70}.items()
 }
 DEVICE = '{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
+PAGE_CACHE = {f'vramledger_device_node_memory_bytes{DEVICE[:-1]},type="file"}}': 10 * GIB}
 RESERVED = {f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1}
 
 USES = {
@@ -227,6 +228,7 @@ CASES = [
     Case("driver-lost-at-the-boundary", Node(driver_up=changing_at(5, 1, 0)), 9.5, ""),
     Case("nearly-full", Node([replace(TRAINER, gib=95.1)]), 15.5, "GpuMemoryNearlyFull-i"),
     Case("nearly-full-at-the-boundary", Node([replace(TRAINER, gib=95.1)]), 14.5, ""),
+    Case("full-of-page-cache", Node([replace(TRAINER, gib=95.1)], extra=PAGE_CACHE), 60, ""),
     Case("not-quite-full", Node([replace(TRAINER, gib=95)]), 60, ""),
     Case("unattributed", Node(unattributed=5), 15.5, "GpuMemoryUnattributed-w"),
     Case("unattributed-at-the-boundary", Node(unattributed=5), 14.5, ""),

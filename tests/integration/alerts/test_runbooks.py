@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import vramledger
 from tests.support.alerts.promtool import ALERTS, alert_names, rules
 from vramledger.cli import parser
 from vramledger.metrics.contract import FAMILIES
@@ -139,3 +141,18 @@ def test_other_markdown_is_refused(tmp_path: Path, text: str, complaint: str) ->
     assert done.returncode == 2
     assert done.stderr.startswith(f"alerts/runbooks/A.md: {complaint}")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_quoted_messages_are_those_of_the_exporter() -> None:
+    """A message of the exporter that a runbook quotes is in the exporter's code."""
+    spans = code("\n".join(page.read_text(encoding="utf-8") for page in PAGES))
+    quoted = {span for span in spans if re.match("the [a-z ]+$", span)}
+    written = "\n".join(
+        node.value
+        for path in Path(vramledger.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+
+    assert len(quoted) >= 4
+    assert {message for message in quoted if message not in written} == set()

@@ -251,7 +251,7 @@ def locked(bench: Bench) -> None:
         bench.figures["lock"] = told
     median, late = told.get("report", (0.0, 0.0))
     bench.row(
-        "processor time a report, 2,000 live blocks",
+        "CPU time a report, 2,000 live blocks",
         f"{median:.1f} µs, p99 {late:.1f} µs, {told}",
         "50 µs",
         met=0 < median <= 50,
@@ -264,7 +264,7 @@ def hook(bench: Bench) -> None:
         bench.figures["hook"] = told
     middle, low, high = spread(told.get("more", [float("nan")]))
     bench.row(
-        "processor time an optimizer step",
+        "CPU time an optimizer step",
         f"{middle:.2f} µs (95 % of resamplings {low:.2f} to {high:.2f}), {middle / 1000:.3%} of 1 ms",
         "1 µs",
         met=middle <= 1,

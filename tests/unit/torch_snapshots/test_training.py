@@ -30,6 +30,7 @@ STEP = {
 FRAME = {"filename": "/home/ann/train.py", "line": 7, "name": "build"}
 CYCLE = {
     "bytes": 5 * MIB,
+    "cycles": 2,
     "count": 3,
     "objects": [{"type": "function", "file": "/home/ann/train.py", "line": 9, "function": "<lambda>"}],
 }
@@ -58,6 +59,7 @@ def test_everything_is_shown() -> None:
     assert "3.0 MiB of gradients existed before the backward pass: zero_grad() is missing" in text
     assert "75% bfloat16, 25% float32" in text
     assert "5.0 MiB        1  /home/ann/train.py:7 build" in text
+    assert "5.0 MiB of tensors in 2 cycles of 3 objects, made by" in text
     assert "function: /home/ann/train.py:9 <lambda>" in text
 
 

@@ -42,7 +42,7 @@ RETRY_SECONDS = 60.0
 """How long a provider is paused."""
 
 MAX_READ_SECONDS = 0.05
-"""The longest time that a reading may take by the clock; :data:`SLOW_READ_SECONDS` limits its processor time.
+"""The longest time that a reading may take by the clock; :data:`SLOW_READ_SECONDS` limits its CPU time.
 """
 
 

@@ -23,7 +23,7 @@ MIN_PAUSE_SECONDS = 30.0
 """The shortest pause between two surveys."""
 
 MIN_PAUSE_TO_COST = 10_000
-"""The pause is at least this number of times the processor time that the survey took."""
+"""The pause is at least this number of times the CPU time that the survey took."""
 
 MAX_BLOCKS = 20_000
 """When there are more live blocks than this, there is no survey."""

@@ -111,7 +111,7 @@ def _record(  # noqa: PLR0913
 ) -> tuple[dict[str, Any], TensorFacts]:
     """Record for a number of seconds, or from the end of one training step to the end of the next.
 
-    If somebody records already, take the snapshot at once, or at the next end of a step. ``before`` runs
+    If a recording already runs, take the snapshot at once, or at the next end of a step. ``before`` runs
     right before the snapshot.
     """
     begins = ours and not recording.is_active(torch)

@@ -26,7 +26,7 @@ MIN_PAUSE_SECONDS = 10.0
 """The shortest pause between two counts of one optimizer."""
 
 MIN_PAUSE_TO_COST = 5_000
-"""The pause is at least this number of times the processor time that the count took."""
+"""The pause is at least this number of times the CPU time that the count took."""
 
 FIRST_STEPS = 64
 """The steps after which the allocator is read as well, at 10 us each: a leak that fills the device within

@@ -72,7 +72,7 @@ class Users:
     """Remember names of users; a query to the name service may take any time."""
 
     def __init__(self, rootfs: Path = Path("/")) -> None:
-        """Take the names from ``rootfs``' own list if it is the host's, seen from a container."""
+        """Read the users' names from the list below ``rootfs``, if that is the host's file system."""
         self._names: dict[int, str] = {}
         self._foreign = rootfs != Path("/")
         if self._foreign:

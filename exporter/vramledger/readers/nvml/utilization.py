@@ -141,7 +141,7 @@ class UtilizationLog:
     def _driver_time(self, now: int, monotonic: float) -> int:
         """Return the time now as the driver's stamps have it, or an earlier one, in µs.
 
-        Our clock may be set; if the driver does not follow it forwards, all its rows would look old.
+        If our clock is set forward and the driver's stamps do not follow, all its rows would look old.
         """
         if self._newest is None:
             return now
