@@ -15,6 +15,7 @@ from tests.support.host.scrapes import SCRAPE, Renderer
 from tests.support.host.series import Trace
 from tests.support.past import StoredPast
 from tests.support.requirements import require_tool
+from vramledger.model.snapshot import State
 from vramledger.storage.moments import advance, recall
 from vramledger.storage.questions import RESTORE, answer
 from vramledger.storage.segments import READING, Entry
@@ -52,6 +53,7 @@ def hoarded(scratch: Path, down: float) -> Firing:
     past, trace, renderer = StoredPast(scratch / "past", idle_host()), Trace("gpu1"), Renderer()
     away = UPGRADED_AT * 60, UPGRADED_AT * 60 + down
     restarted = down == 0
+    since: list[float | None] = []
     for slot in range(int(MINUTES * 60 / SCRAPE)):
         now = slot * SCRAPE
         if away[0] <= now < away[1]:
@@ -61,7 +63,13 @@ def hoarded(scratch: Path, down: float) -> Firing:
             restarted = True
             past = replaced(past)
         past.now = now
-        trace.scraped(renderer.lines(past.sample()))
+        snapshot = past.sample()
+        trace.scraped(renderer.lines(snapshot))
+        if now >= away[0] - SCRAPE:
+            ((holding,),) = [device.holdings for device in snapshot.devices]
+            since.append(holding.since if holding.state is State.IDLE else None)
+    assert since[0] is not None
+    assert since[1] == since[0], "the exporter itself still knows it, and not the rules alone"
     (found,) = [
         each for each in evaluate([trace], scratch, Manager(STEP)) if each.alert == "GpuMemoryHoarded"
     ]
