@@ -37,8 +37,8 @@ class Step:
 def fitting_batch(steps: list[Step], failed: int, usable: int) -> int | None:
     """Return the largest batch that fits by the slope of the last steps; None where they do not show it.
 
-    With batches of different sizes the slope is the one of the line through them. With one size it is what
-    the step took beyond what was allocated when it began, for each element of the batch.
+    With batches of different sizes the slope is the one of the line through them. With one size it is the
+    bytes that the step added to those at its beginning, for each element of the batch.
     """
     sizes = {step.batch for step in steps}
     if not sizes:
