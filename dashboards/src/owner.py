@@ -82,7 +82,8 @@ def active_share() -> Panel:
     share = f"sum(sum_over_time({active}[$__range])) / sum(sum_over_time({held}[$__range]))"
     return stat(
         "Share in active use",
-        "Share of the owners' GiB-hours within the time range in processes that work, or may work.",
+        "Share of the owners' GiB-hours within the time range that working processes held; one that may "
+        "work counts as working.",
         Query(share), unit=SHARE, absent=HOLDS_NOTHING, colour=GRAFANA["active"],
     )  # fmt: skip
 

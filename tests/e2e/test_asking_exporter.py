@@ -166,7 +166,7 @@ def test_without_an_exporter_they_look_and_say_so(standin: StandIn, stage: Stage
     assert "watched for 0 s" not in done.stdout
     for arguments in (["check", "--wait=100ms"], ["end", "--state=zombie"]):
         done = run(*arguments, driver=standin.env())
-        assert "Looking without an exporter: what was before is not known" in done.stderr
+        assert "Sampling without an exporter: what was before is not known" in done.stderr
 
 
 def test_an_exporter_that_hangs_is_not_waited_for(standin: StandIn) -> None:

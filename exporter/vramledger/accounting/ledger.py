@@ -57,8 +57,8 @@ def balance(
     We are ``blind`` outside the host's PID namespace, where NVML lists no process to us. The bytes beyond the
     holdings then belong to holders that we cannot see: they are unknown, and not unattributed.
 
-    Where the operating system manages the memory, what nobody is charged for is its own, as far as ``system``
-    says that it can be. If we are blind, only what it counts as its own.
+    Where the operating system manages the memory, it has the bytes that nobody is charged for, up to the
+    limit in ``system``. If we are blind, only what it counts as its own.
 
     Used is what is neither free nor the driver's reserve. The driver's own ``used`` is read in the same call,
     but only the difference makes the ledger add up to the byte on every driver. The holdings may add up to

@@ -391,7 +391,7 @@ class _PoolSample:
     def narrowed(self, foreign: Mapping[Identity, int]) -> dict[Source, Range]:
         """Return the range of each source.
 
-        ``foreign`` are bytes on the devices of a holder that cannot be its own, and it is not known where.
+        ``foreign`` are bytes on a holder's devices that cannot be its own; on which device is not known.
         """
         ranges: dict[Source, Range] = {identity: Range(0, most) for identity, most in self.managed.items()}
         ranges.update({left: left.range for left in (*self.lefts, *self.pending)})

@@ -108,7 +108,7 @@ def forget_caught() -> None:
 
 
 class _MainThreadCall:
-    """A function that Python calls on its main thread between two instructions, through ``bool()``."""
+    """A queued function: the main thread calls it by a test of this object's truth."""
 
     __slots__ = ("count_error", "function")
 
@@ -133,7 +133,7 @@ _main_thread_calls: list[_MainThreadCall] = []
 def make_main_thread_call(
     function: Callable[[], object], count_error: Callable[[], None]
 ) -> Callable[[], object]:
-    """Return a callable that makes the main thread call a function soon, but not at once.
+    """Return a callable that queues a function, which the main thread calls soon after.
 
     No instruction of Python runs in the callable itself, so no exception can be lost in it. What signal
     handlers raise in the function is raised in the program.

@@ -2,8 +2,8 @@
 
 The thread and its locks come from ``_thread``. ``threading`` would show the thread to the program, and has
 locks of its own that a program may hold when a fork calls us. The thread waits, reads and sends, and imports
-nothing: what it needs was imported with the framework. It goes on during a fork, except where Python would
-warn of it.
+nothing: what it needs was imported with the framework. It keeps running during a fork, except where Python
+would warn of it.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ async def _exporter_snapshots(path: Path) -> AsyncIterator[Snapshot]:
 
 def _log_own_look(error: StartupError) -> None:
     log.info(
-        "Looking without an exporter: what was before is not known, such as who was idle or orphaned",
+        "Sampling without an exporter: what was before is not known, such as who was idle or orphaned",
         extra=fields(why=str(error)),
     )
 

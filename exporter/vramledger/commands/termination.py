@@ -33,7 +33,7 @@ _LONGEST_POLL = 86400.0
 class Selection:
     """Which holders to end: those that fit every kind of selector that is given.
 
-    Orphans that work on a GPU, or of which that is not known, are not ended unless ``working`` is set or they
+    Orphans that work on a GPU, or may work, are not ended unless ``working`` is set or they
     are named by pid.
     """
 

@@ -83,7 +83,7 @@ HOLDING_FAMILIES = (
         "process_managed_memory_bytes",
         lambda holding: None if holding.uncharged is None else holding.uncharged.managed,
         "Part of process_uncharged_memory_bytes that is managed memory, which the driver moves to the host "
-        "when another program allocates: it is held, and not free, but no allocation fails because of it.",
+        "when another program allocates; it is not free, but no allocation fails because of it.",
         source="used memory beyond NVML's process lists, and `/proc/PID/maps`",
         absent="when the process can have none, or when nothing is known of it",
     ),

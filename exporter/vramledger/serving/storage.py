@@ -240,7 +240,7 @@ class Storage:
                 future.set_result(json.dumps({"error": ENDED}).encode())
 
     async def end(self) -> None:
-        """Let it write what it has got, and end; one that hangs ends when its disk answers."""
+        """Let the process write what it has received, and end; if it hangs, it ends when its disk answers."""
         if self._input is not None:
             self._input.close()
         self._requests.close()

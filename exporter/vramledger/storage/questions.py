@@ -1,6 +1,6 @@
 """Answer what the exporter asks of the past: a moment, a span, its readings, and what a restart needs.
 
-An answer is a line of JSON, and behind it the content, for which the line says what it is.
+An answer is a line of JSON that describes the content, and then the content.
 """
 
 from __future__ import annotations

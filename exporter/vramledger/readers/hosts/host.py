@@ -68,8 +68,8 @@ class Host:
     def boot_time(self) -> float:
         """The Unix time of boot in seconds; it moves when the clock is set, by hand or by NTP.
 
-        ``/proc/stat`` has it too, but counts every interrupt first: 19 µs here, and milliseconds on a host
-        with hundreds of cores.
+        ``/proc/stat`` has this time too, but to read it, the kernel adds up all interrupts first: 19 µs here,
+        and milliseconds on a host with hundreds of cores.
         """
         moved = self._boot_by_clocks() - self._boot_clock
         if abs(moved) >= CLOCK_STEP:

@@ -30,7 +30,7 @@ class ElfError(Exception):
 
 
 class _ElfSection(NamedTuple):
-    """One section, as far as it matters here."""
+    """The fields of a section that are needed here."""
 
     kind: int
     offset: int

@@ -167,7 +167,7 @@ class MemoryReader:
         return not self._has_bar1
 
     def _placement(self, device: NamedDevice, gpu: NamedDevice, failed: list[str]) -> _Placement:
-        """Return where a device's memory is; what was known before, while the driver does not answer."""
+        """Return where a device's memory is, or was when the driver last answered."""
         known = self._placements.get(device.uuid)
         if known is not None and device.uuid not in self._due:
             return known
@@ -179,7 +179,7 @@ class MemoryReader:
             if error.value not in UNSUPPORTED:
                 failed.append("node")
                 return known or _Placement(coherent=possible)
-            # A driver without the query may have nodes all the same: to see less is never harsher.
+            # A driver without the query may have nodes too: to see less never makes a harsher verdict.
             found = _Placement(coherent=possible and error.value != NOT_SUPPORTED)
         if not found.coherent and device.uuid != gpu.uuid:
             # Whether an instance is asked for its own node or has its GPU's is not documented.
