@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
-from vramledger.agent_protocol.messages import CATEGORIES, CONSENTS, OOM_VERDICTS
+from vramledger.agent_protocol.messages import ALLOCATOR_SETTINGS, CATEGORIES, CONSENTS, OOM_VERDICTS
 
+_SETTINGS = tuple(ALLOCATOR_SETTINGS.items())
 PACKAGE = Path(__file__).parent / "vramledger"
 STARTUP = PACKAGE / "agent" / "startup" / "sitecustomize.py"
 SCHEMA = PACKAGE / "web" / "schemas" / "ledger.json"
@@ -64,6 +65,21 @@ def _framework() -> dict[str, Any]:
                 "properties": categories,
                 "description": "PyTorch's live bytes by their purpose; empty where they were not counted.",
             },
+            "settings": {
+                "type": "object",
+                "properties": {
+                    name: {"type": "string", "pattern": f"^({form})$"} for name, form in _SETTINGS
+                },
+                "description": "The settings of PyTorch's allocator; one that is not known is absent.",
+            },
+            "pinned": {
+                "type": ["integer", "null"],
+                "description": "Host memory that the process has pinned for GPUs; null when not known.",
+            },
+            "pinned_in_use": {
+                "type": ["integer", "null"],
+                "description": "Those of them that the program uses; null when not known.",
+            },
             **{
                 name: {"type": ["integer", "null"], "description": f"{text}; null when not known."}
                 for name, text in POOL_FIGURES.items()
@@ -74,7 +90,16 @@ def _framework() -> dict[str, Any]:
                 if name not in POOL_FIGURES
             },
         },
-        "required": ["framework", "title", "ordinal", "categories", *POOL_FIGURES],
+        "required": [
+            "framework",
+            "title",
+            "ordinal",
+            "categories",
+            "settings",
+            "pinned",
+            "pinned_in_use",
+            *POOL_FIGURES,
+        ],
     }
 
 

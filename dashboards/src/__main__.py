@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dashboards.src import device, exporter, fleet, framework, node, owner, process
 from dashboards.src.dashboard import PREFIX, Dashboard
+from dashboards.src.panels import COUNT_TITLE
 
 HOME = Path(__file__).parents[1]
 README = HOME / "README.md"
@@ -28,7 +29,7 @@ def readme_with_panels() -> str:
     for each in dashboards():
         lines += [f"### {each.title}", "", each.description, ""]
         for row in each.rows:
-            panels = [panel.body for panel in row.panels]
+            panels = [panel.body for panel in row.panels if panel.body["title"] != COUNT_TITLE]
             lines += [f"- **{panel['title']}**: {panel['description']}" for panel in panels]
         lines += [f"- Mark on every graph: **{mark['name']}**" for mark in each.annotations]
         lines.append("")

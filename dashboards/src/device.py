@@ -15,7 +15,7 @@ from dashboards.src.panels import (
     Json,
     Panel,
     Query,
-    if_empty,
+    counted,
     ledger_graph,
     stat,
     state_timeline,
@@ -399,10 +399,12 @@ def device_annotations() -> list[Json]:
     memory = device_selector("vramledger_process_memory_bytes", 'pid!="other"')
     errors = device_selector("vramledger_device_xid_errors_total")
     up = device_selector("vramledger_device_up")
+    ooms = device_selector("vramledger_torch_ooms_total")
     return [
         annotation(
             "Out of memory", GRAFANA["dead"],
-            f"increase({device_selector('vramledger_torch_ooms_total')}[1m]) > 0",
+            # A program that tries again all the time would shade the whole graph.
+            f"increase({ooms}[1m]) > 0 unless increase({ooms}[30m] offset 1m) > 0",
             "out of memory", "pid {{pid}} on GPU {{gpu}} of {{instance}}",
         ),
         annotation(
@@ -456,8 +458,7 @@ def dashboard() -> Dashboard:
             Row(
                 "Holders",
                 [
-                    holders(CHOSEN_DEVICE, places=(), height=10),
-                    if_empty("Holders", height=10),
+                    *counted(holders(CHOSEN_DEVICE, places=(), height=10)),
                     holdings_over_time(),
                     holder_states(),
                     uncharged_memory(),
@@ -470,10 +471,8 @@ def dashboard() -> Dashboard:
             Row(
                 "What happened",
                 [
-                    failed_allocations(),
-                    if_empty("Why allocations failed", NO_AGENT, height=6),
-                    ended_holders(),
-                    if_empty("Holders that ended", height=7),
+                    *counted(failed_allocations(), NO_AGENT),
+                    *counted(ended_holders()),
                     freed_on_exit(),
                     xid_errors(),
                     overlap(),
@@ -482,8 +481,7 @@ def dashboard() -> Dashboard:
             Row(
                 "Reservations",
                 [
-                    reservations(),
-                    if_empty("Reserved for", NO_SCHEDULER, height=8),
+                    *counted(reservations(), NO_SCHEDULER),
                     held_without_reservation(),
                 ],
                 collapsed=True,

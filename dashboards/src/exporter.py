@@ -55,18 +55,18 @@ def exporter_states() -> Panel:
 
 def longest_sample() -> Panel:
     return stat(
-        "Longest sample",
+        "Sample time",
         "Duration of the slowest node's newest sample. It should stay well below the "
         "sampling interval, 1 s by default.",
-        Query(f"max({selector('vramledger_sample_duration_seconds')})"), unit=SECONDS,
+        Query(f"max({selector('vramledger_sample_duration_seconds')})"), unit=SECONDS, width=3,
     )  # fmt: skip
 
 
 def longest_scrape() -> Panel:
     return stat(
-        "Longest scrape",
+        "Scrape time",
         "How long Prometheus waited for the slowest page. A page never waits for a GPU.",
-        Query(f"max({selector('scrape_duration_seconds')})"), unit=SECONDS,
+        Query(f"max({selector('scrape_duration_seconds')})"), unit=SECONDS, width=3,
     )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def blind_nodes() -> Panel:
         Query(
             count_equal("vramledger_host_pid_namespace", 0)
         ),
-        unit=COUNT,
+        unit=COUNT, width=3,
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def dropped_series() -> Panel:
         "Holders and owners that have no series of their own because of --processes.max and --owners.max.",
         Query(f"sum({selector('vramledger_processes_dropped')})", "holders"),
         Query(f"sum({selector('vramledger_owners_dropped')})", "owners"),
-        unit=COUNT,
+        unit=COUNT, width=5,
     )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def versions() -> Panel:
             Column("source", "Source"),
             Column("Value #C", "Newest sample", TIME_AGO),
         ],
-        rows_of="Value #A",
+        rows_of="Value #A", height=8,
     )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def clock_skew() -> Panel:
             ),
             NODE_LEGEND,
         ),
-        unit=SECONDS,
+        unit=SECONDS, width=8,
     )  # fmt: skip
 
 
@@ -160,7 +160,7 @@ def collector_success() -> Panel:
         "Collector success",
         "No means that the collector fails on a chosen node.",
         Query(f"min by (collector) ({selector('vramledger_collector_success')})", "{{collector}}"),
-        mappings=[YES_OR_NO],
+        mappings=[YES_OR_NO], width=8,
     )  # fmt: skip
 
 
@@ -169,7 +169,7 @@ def collector_durations() -> Panel:
         "Collector duration",
         "Duration on the slowest node, by collector.",
         Query(f"max by (collector) ({selector('vramledger_collector_duration_seconds')})", "{{collector}}"),
-        unit=SECONDS,
+        unit=SECONDS, width=8,
     )  # fmt: skip
 
 
@@ -248,7 +248,7 @@ def rejected_requests() -> Panel:
             f"sum by (reason) ({increase('vramledger_web_refused_requests_total')})",
             "{{reason}}",
         ),
-        unit=COUNT, absent="not available: no --web.config.file, or collector exporter is off", width=8,
+        unit=COUNT, absent="not available: no --web.config.file, or collector exporter is off",
     )  # fmt: skip
 
 
@@ -258,7 +258,7 @@ def web_config_in_use() -> Panel:
         "Whether the newest version of the file and of its certificates is in use; no: "
         "it is wrong, and an older one is in use. Not available without --web.config.file.",
         Query(f"bottomk(20, {selector('vramledger_web_config_last_reload_successful')})", NODE_LEGEND),
-        mappings=[YES_OR_NO], width=8,
+        mappings=[YES_OR_NO],
     )  # fmt: skip
 
 
@@ -323,7 +323,7 @@ def dashboard() -> Dashboard:
             Row(
                 "Now",
                 [
-                    watched_nodes(width=8, height=4),
+                    watched_nodes(width=6, height=4),
                     longest_sample(),
                     longest_scrape(),
                     blind_nodes(),

@@ -15,13 +15,14 @@ from dashboards.src.panels import (
     BYTES,
     COUNT,
     GIB_HOURS,
+    ROUNDED,
     SECONDS,
     SHARE,
     TIME_AGO,
     Column,
     Panel,
     Query,
-    if_empty,
+    counted,
     ledger_graph,
     stat,
     table,
@@ -30,10 +31,12 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     DEVICE_LABELS,
     HOLDING_LABELS,
+    NO_HISTORY,
     NO_SENSOR,
     NODE_LABELS,
     UNOWNED,
     UUID_LABELS,
+    WATCHING,
     demand_rate,
     filling_rate,
     gibibyte_hours,
@@ -154,15 +157,15 @@ def waste(title: str, by: str, *first: Column, width: int) -> Panel:
     wasted = grouped.format(gibibyte_hours("vramledger_owner:memory_wasted_bytes:rate4m"))
     return table(
         title,
-        "GiB-hours within the time range. Wasted is without orphans that still work. The table is empty "
-        "if nothing was wasted, or if the recording rules are not loaded.",
+        "GiB-hours within the time range, wasted ones and those by state. Wasted is without orphans that "
+        "still work. The table is empty if nothing was wasted, or if the recording rules are not loaded.",
         Query(f"topk(10, {wasted} > 0)"),
         *(Query(grouped.format(gibibyte_hours(held, state_matcher(state)))) for state in states.values()),
         columns=[
             *first,
-            Column("Value #A", "Wasted", GIB_HOURS, bar=True, width=140),
+            Column("Value #A", "Wasted", GIB_HOURS, bar=True, width=125),
             *(
-                Column(f"Value #{chr(ord('B') + place)}", name, GIB_HOURS, width=78)
+                Column(f"Value #{chr(ord('B') + place)}", name, ROUNDED, width=75)
                 for place, name in enumerate(states)
             ),
         ],
@@ -197,17 +200,27 @@ def largest_wasted_holdings() -> Panel:
     )  # fmt: skip
 
 
+def watched_whole(at: str = "") -> str:
+    """Return how many devices answer on each watched node, now or at another moment."""
+    up = selector("vramledger_device_up")
+    status = selector("vramledger_node:exporter_status:code")
+    return f"(sum by ({NODE_LABELS}) ({up}{at}) and on ({NODE_LABELS}) {status}{at} == {WATCHING})"
+
+
 def changed() -> Panel:
+    compared = f"({watched_whole()} == {watched_whole(' offset $__range')})"
     held = selector("vramledger_owner:memory_held_bytes:sum")
-    now, then, week = (
-        f"sum by (owner_type, owner) ({held}{at})" for at in ("", " offset $__range", " offset 1w")
+    now, then = (
+        f"sum by (owner_type, owner) ({held}{at} and on ({NODE_LABELS}) {compared})"
+        for at in ("", " offset $__range")
     )
+    week = f"sum by (owner_type, owner) ({held} offset 1w)"
     change = f"(({now} or 0 * {then}) - ({then} or 0 * {now}))"
     return table(
         "Changed",
         "The ten owners whose memory has changed most between the beginning and the end of the time "
-        "range; and what they held at this hour a week ago. An empty cell: the owner held nothing then, "
-        "or nobody watched.",
+        "range, on the nodes that were watched with as many GPUs at both moments; and what they held at "
+        "this hour a week ago on all nodes. An empty cell: the owner held nothing then, or nobody watched.",
         Query(f"{change}\nand on (owner_type, owner) topk(10, abs({change}) > 2^20)"),
         Query(then),
         Query(now),
@@ -242,10 +255,10 @@ def full_but_unused() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
             Column("Value #A", "Memory used", SHARE, bar=True),
-            Column("Value #B", "Utilisation", SHARE, width=110),
-            Column("Value #C", "Wasted", BYTES, width=110),
+            Column("Value #B", "Utilisation", SHARE, width=90),
+            Column("Value #C", "Wasted", BYTES, width=90),
         ],
-        sort="Value #A", rows_of="Value #A", width=21, height=8,
+        sort="Value #A", rows_of="Value #A", width=9, height=8,
     )  # fmt: skip
 
 
@@ -340,14 +353,11 @@ def dashboard() -> Dashboard:
             Row(
                 "Act now",
                 [
-                    firing_alert_table(width=13),
-                    if_empty("Firing alerts", alerting=True, height=8),
-                    gaps(),
-                    growing(),
-                    if_empty("Growing", height=8),
+                    *counted(firing_alert_table(width=21), alerting=True),
+                    *counted(growing()),
                     *busy_without_work(),
-                    full_but_unused(),
-                    if_empty("Full but unused GPUs", NO_SENSOR, height=8),
+                    gaps(),
+                    *counted(full_but_unused(), NO_SENSOR),
                 ],
             ),
             Row(
@@ -355,14 +365,13 @@ def dashboard() -> Dashboard:
                 [
                     waste("Waste by owner", "owner_type, owner", OWNER_COLUMN, OWNER_TYPE_COLUMN, width=13),
                     waste("Waste by team", "team", TEAM_COLUMN, width=11),
-                    largest_wasted_holdings(),
-                    if_empty("Waste"),
+                    *counted(largest_wasted_holdings()),
                     waste_over_time(),
                 ],
             ),
             Row(
                 "Capacity and change",
-                [capacity_by_model(), worst_nodes(), changed(), if_empty("Changed", height=8)],
+                [capacity_by_model(), worst_nodes(), *counted(changed(), NO_HISTORY)],
             ),
             Row("Over time", [ledger_over_time()]),
         ],

@@ -7,11 +7,12 @@ from dashboards.src.panels import (
     BYTES,
     COUNT,
     NO_HOLDER,
+    ROUNDED,
     SHARE,
     Column,
     Panel,
     Query,
-    if_empty,
+    counted,
     stat,
     table,
     time_series,
@@ -20,6 +21,7 @@ from dashboards.src.queries import (
     DEVICE_LABELS,
     HOLDING_LABELS,
     NO_AGENT,
+    NO_NEED,
     NODE_LABELS,
     count_equal,
     holdings,
@@ -34,7 +36,7 @@ from dashboards.src.shared_panels import (
     OWNER_COLUMN,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
-    exporters,
+    exporters_by_status,
 )
 from vramledger.views.colours import GRAFANA
 
@@ -175,7 +177,7 @@ def hoarding_factors() -> Panel:
             Column("Value #A", "Beyond need", BYTES, bar=True),
             Column("Value #B", "Holds", BYTES, width=95),
             Column("Value #C", "Peak need", BYTES, width=95),
-            Column("Value #D", "Holds, times need", COUNT, width=95),
+            Column("Value #D", "Holds, times need", ROUNDED, width=95),
             Column("Value #E", "Frees at once", BYTES, width=95),
             *FRAMEWORK_COLUMNS,
             NODE_COLUMN,
@@ -208,7 +210,7 @@ def fragmentation() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", width=12, height=9,
+        sort="Value #A", rows_of="Value #A", width=21, height=8,
     )  # fmt: skip
 
 
@@ -228,7 +230,7 @@ def unneeded_cache() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value", width=9, height=9,
+        sort="Value", width=9, height=8,
     )  # fmt: skip
 
 
@@ -242,7 +244,7 @@ def pools_by_framework() -> Panel:
         "it.",
         Query(total("pool"), "{{framework}} pool"),
         Query(total("in_use"), "{{framework}} in use"),
-        unit=BYTES, absent=WITHOUT_AGENT,
+        unit=BYTES, absent=WITHOUT_AGENT, width=8,
     )  # fmt: skip
 
 
@@ -253,7 +255,7 @@ def torch_totals() -> Panel:
         "Over all programs: memory taken from the driver, used by live tensors, the same "
         "with what streams may still use, and requested before rounding.",
         *(Query(f"sum({selector(f'vramledger_torch_{name}_bytes')})", name) for name in names),
-        unit=BYTES, absent=NO_TORCH,
+        unit=BYTES, absent=NO_TORCH, width=8,
     )  # fmt: skip
 
 
@@ -276,7 +278,7 @@ def private_pools() -> Panel:
         "Private pools of torch",
         "Memory in private pools, such as those of CUDA graphs.",
         Query(f"sum({selector('vramledger_torch_private_pools_bytes')})", "private pools"),
-        unit=BYTES, absent=NO_TORCH,
+        unit=BYTES, absent=NO_TORCH, width=8,
     )  # fmt: skip
 
 
@@ -287,7 +289,7 @@ def collector_runs() -> Panel:
         "Runs in a second, of the ten programs with the most. Tensors in reference cycles stay until a "
         "run, so a long time without one looks like a leak.",
         Query(ten_largest(runs, f"{NODE_LABELS}, pid"), "{{instance}}: {{pid}}"),
-        unit="cps", absent=WITHOUT_AGENT, named=True,
+        unit="cps", absent=WITHOUT_AGENT, named=True, width=24,
     )  # fmt: skip
 
 
@@ -302,7 +304,7 @@ def dashboard() -> Dashboard:
             Row(
                 "Now",
                 [
-                    exporters(),
+                    exporters_by_status(),
                     agents_reporting(),
                     need_known(),
                     held_beyond_need(),
@@ -312,19 +314,17 @@ def dashboard() -> Dashboard:
             ),
             Row(
                 "Programs that hold more than they need",
-                [by_policy(), could_share(), hoarding_factors(), if_empty("Held beyond need", NO_AGENT)],
+                [by_policy(), could_share(), *counted(hoarding_factors(), NO_NEED)],
             ),
             Row(
                 "Fragmentation and caches",
                 [
-                    fragmentation(),
-                    if_empty("fragmentation, cache", NO_AGENT),
-                    unneeded_cache(),
+                    *counted(fragmentation(), NO_AGENT),
+                    *counted(unneeded_cache(), NO_AGENT),
                     torch_retries(),
-                    torch_totals(),
                 ],
             ),
-            Row("Over time", [pools_by_framework(), private_pools()]),
+            Row("Over time", [pools_by_framework(), torch_totals(), private_pools()]),
             Row("Garbage collector", [collector_runs()], collapsed=True),
         ],
     )

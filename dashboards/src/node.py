@@ -14,7 +14,7 @@ from dashboards.src.panels import (
     Panel,
     Query,
     bar_chart,
-    if_empty,
+    counted,
     ledger_graph,
     stat,
     state_timeline,
@@ -173,9 +173,9 @@ def failed_allocations() -> Panel:
         columns=[
             OWNER_COLUMN,
             OWNER_TYPE_COLUMN,
-            Column("framework", "Framework", width=110),
+            Column("framework", "Framework", width=90),
             Column("Value #A", "Newest", "dateTimeFromNow", width=130),
-            Column("Value #B", "Failed", COUNT, width=80),
+            Column("Value #B", "Failed", COUNT, width=65),
         ],
         sort="Value #A", rows_of="Value #A", width=9, height=8,
     )  # fmt: skip
@@ -265,14 +265,12 @@ def dashboard() -> Dashboard:
                     devices(),
                 ],
             ),
-            Row("Holders", [holders(height=11), if_empty("Holders", height=11), *busy_without_work()]),
+            Row("Holders", [*counted(holders(height=11)), *busy_without_work()]),
             Row(
                 "What happened",
                 [
-                    firing_alert_table(width=21),
-                    if_empty("Firing alerts", alerting=True, height=8),
-                    failed_allocations(),
-                    if_empty("Owners that ran out of memory", NO_AGENT, height=8),
+                    *counted(firing_alert_table(width=21), alerting=True),
+                    *counted(failed_allocations(), NO_AGENT),
                     device_reachability(),
                 ],
             ),
@@ -280,8 +278,7 @@ def dashboard() -> Dashboard:
             Row(
                 "Reservations",
                 [
-                    reservations(),
-                    if_empty("Reservations and holdings", NO_SCHEDULER, height=8),
+                    *counted(reservations(), NO_SCHEDULER),
                     held_without_reservation(),
                 ],
             ),

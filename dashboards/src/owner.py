@@ -12,14 +12,14 @@ from dashboards.src.dashboard import (
 )
 from dashboards.src.panels import (
     BYTES,
-    COUNT,
     GIB_HOURS,
+    ROUNDED,
     RULES_MISSING,
     SHARE,
     Column,
     Panel,
     Query,
-    if_empty,
+    counted,
     ledger_graph,
     stat,
     table,
@@ -45,7 +45,7 @@ from dashboards.src.shared_panels import (
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
     TEAM_COLUMN,
-    exporters,
+    exporters_by_status,
     firing_alert_table,
     holdings_table,
 )
@@ -103,7 +103,7 @@ def cost() -> Panel:
         "Hours of whole GPUs whose memory was wasted within the time range, times the chosen price of a "
         "GPU-hour.",
         Query(f"$price * sum({gpu_hours_wasted(*CHOSEN)}) or {NO_WASTE}"),
-        unit=COUNT, absent=RULES_MISSING, colour=GRAFANA["idle"],
+        unit=ROUNDED, absent=RULES_MISSING, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
@@ -133,14 +133,14 @@ def by_state() -> Panel:
             OWNER_COLUMN,
             OWNER_TYPE_COLUMN,
             TEAM_COLUMN,
-            Column("Value #A", "Held", GIB_HOURS, bar=True),
+            Column("Value #A", "Held", GIB_HOURS, bar=True, width=140),
             *(
-                Column(f"Value #{chr(ord('E') + place)}", name, GIB_HOURS, width=110)
+                Column(f"Value #{chr(ord('E') + place)}", name, ROUNDED, width=85)
                 for place, name in enumerate(states)
             ),
-            Column("Value #B", "Wasted", GIB_HOURS, bar=True),
-            Column("Value #C", "GPU-hours wasted", COUNT, width=95),
-            Column("Value #D", "Cost", COUNT, width=80),
+            Column("Value #B", "Wasted", GIB_HOURS, bar=True, width=140),
+            Column("Value #C", "GPU-hours wasted", ROUNDED, width=85),
+            Column("Value #D", "Cost", ROUNDED, width=80),
         ],
         sort="Value #A", rows_of="Value #A", width=21, height=9,
     )  # fmt: skip
@@ -151,6 +151,13 @@ def processes() -> Panel:
         "Processes", HOLDERS_SAY, chosen_holdings(),
         columns=[PROCESS_COLUMN, PROGRAM_COLUMN, OWNER_COLUMN], height=10,
     )  # fmt: skip
+
+
+def owners_alerts() -> Panel:
+    other_teams = selector("vramledger_owner:team:last", 'team!~"$team"')
+    return firing_alert_table(
+        CHOSEN_OWNER, 'owner!=""', but=f"unless on (cluster, instance, owner) {other_teams}", width=21
+    )
 
 
 def held_by_state() -> Panel:
@@ -220,19 +227,24 @@ def dashboard() -> Dashboard:
         [
             Row(
                 "Now",
-                [exporters(), held_now(), active_share(), could_be_freed(), wasted_in_range(), cost()],
+                [
+                    exporters_by_status(),
+                    held_now(),
+                    active_share(),
+                    could_be_freed(),
+                    wasted_in_range(),
+                    cost(),
+                ],
             ),
             Row(
                 "GiB-hours",
-                [by_state(), if_empty("GiB-hours"), trend(), if_empty("Wasted, week by week", height=7)],
+                [*counted(by_state()), *counted(trend())],
             ),
             Row(
                 "Its processes",
                 [
-                    processes(),
-                    if_empty("Processes", height=10),
-                    firing_alert_table(CHOSEN_OWNER, width=21),
-                    if_empty("Firing alerts", alerting=True, height=8),
+                    *counted(processes()),
+                    *counted(owners_alerts(), alerting=True),
                 ],
             ),
             Row("Over time", [held_by_state(), held_by_owner()]),

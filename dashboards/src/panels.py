@@ -17,6 +17,8 @@ from dashboards.src.queries import (
     NO_AGENT,
     NO_COUNTERS,
     NO_DRIVER,
+    NO_HISTORY,
+    NO_NEED,
     NO_RULES,
     NO_SCHEDULER,
     NO_SENSOR,
@@ -25,7 +27,7 @@ from dashboards.src.queries import (
     STALLED,
     STATES,
     WATCHING,
-    why_empty,
+    row_count,
 )
 from vramledger.views.colours import GRAFANA, PARTS
 
@@ -36,9 +38,15 @@ NO_DATA = "no data: see Exporters"
 RULES_MISSING = "no data: are the recording rules loaded?"
 NO_HOLDER = "no process holds memory, or no data"
 GOOD, BAD, PLAIN = GRAFANA["active"], GRAFANA["orphaned"], "text"
-BYTES, SHARE, COUNT, SECONDS, TIME_AGO = "bytes", "percentunit", "short", "s", "dateTimeFromNow"
+BYTES, SHARE, COUNT, SECONDS, TIME_AGO = "bytes", "percentunit", "none", "s", "dateTimeFromNow"
 GIB_HOURS = "suffix: GiB·h"
+ROUNDED = "short"
+"""The unit of large figures in narrow columns: 10.5 K. Counts are never rounded."""
 EMPTY_CELL = "-"
+_SMALL = 5
+"""Columns in which two figures of the usual size are broken into lines."""
+COUNT_TITLE = "Count"
+"""The title of the figure beside a table: a longer one is cut off."""
 TEXT = "string"
 """The unit of labels."""
 NODE_LEGEND = "{{instance}}"
@@ -114,10 +122,12 @@ WHY_EMPTY = value_mapping(
         NOTHING: ("none", PLAIN),
         NO_RULES: ("no rules", BAD),
         NO_AGENT: ("no agent", GRAFANA["unknown"]),
+        NO_NEED: ("no need known", GRAFANA["unknown"]),
         NO_SENSOR: ("no sensor", GRAFANA["unknown"]),
         NO_COUNTERS: ("no counters", GRAFANA["unknown"]),
         NO_SCHEDULER: ("no scheduler", GRAFANA["unknown"]),
         NO_DRIVER: ("no driver", BAD),
+        NO_HISTORY: ("not watched then", GRAFANA["unknown"]),
     }
 )
 YES_OR_NO = value_mapping({0: ("no", BAD), 1: ("yes", GOOD)})
@@ -150,22 +160,31 @@ def stat(
     body["options"] = {
         "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
         "textMode": "auto" if len(queries) == 1 else "value_and_name", "wideLayout": True,
-        "text": {"titleSize": 13, "valueSize": 24},
+        "text": {"titleSize": 13, "valueSize": 20 if len(queries) > 1 and width <= _SMALL else 24},
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     }  # fmt: skip
     return Panel(body, width, height)
 
 
-def if_empty(what: str, source: int | None = None, *, alerting: bool = False, height: int = 9) -> Panel:
-    """Make the figure beside a table that says what no rows mean; see :func:`why_empty`."""
-    return stat(
-        f"If empty: {what}",
-        "What a table without rows means here. None: there is nothing to report. No rules: they are not "
-        "loaded. No agent, sensor, counters or scheduler: what the table shows is not known on the chosen "
-        "nodes. No driver: no chosen node's driver answers. No exporter: none is known.",
-        Query(why_empty(source, alerting=alerting)),
-        unit=COUNT, absent="no exporter", mappings=[WHY_EMPTY], width=3, height=height,
+def counted(shown: Panel, source: int | None = None, *, alerting: bool = False) -> list[Panel]:
+    """Return a table and the figure beside it: how many rows there are, or what no rows mean.
+
+    Args:
+        shown: the table.
+        source: what it needs, see :func:`row_count`.
+        alerting: it needs the alerting rules.
+    """
+    every = re.sub(r"\b(?:topk|bottomk)\(\d+,", "(", shown.body["targets"][0]["expr"])
+    count = stat(
+        COUNT_TITLE,
+        "How many the table beside it has, also those that it leaves out. If there are none, it says why. "
+        "None: there is nothing to report. No rules: they are not loaded. No agent, need, sensor, counters "
+        "or scheduler: what the table shows is not known on the chosen nodes. Not watched then: nothing is "
+        "known of the beginning. No driver: no chosen node's driver answers. No exporter: none is known.",
+        Query(row_count(every, source, alerting=alerting)),
+        unit=COUNT, absent="no exporter", mappings=[WHY_EMPTY], width=3, height=shown.height,
     )  # fmt: skip
+    return [shown, count]
 
 
 def time_series(
@@ -234,7 +253,7 @@ def time_series(
         ]
     legend = (
         {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull", "max"], "sortBy": "Last *",
-         "sortDesc": True, "width": 330}
+         "sortDesc": True, "width": 420}
         if named
         else {"displayMode": "list", "placement": "bottom", "calcs": []}
     )  # fmt: skip

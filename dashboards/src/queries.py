@@ -173,22 +173,28 @@ def filling_rate(*matchers: str) -> str:
     return f"({demand_rate(*matchers)}\nand on ({HOLDING_LABELS}) {filling})"
 
 
-NOTHING, NO_RULES, NO_AGENT, NO_SENSOR, NO_COUNTERS, NO_SCHEDULER, NO_DRIVER = range(1, 8)
-"""The values of :func:`why_empty`."""
+NOTHING, NO_RULES, NO_DRIVER = range(-1, -4, -1)
+NO_AGENT, NO_NEED, NO_SENSOR, NO_COUNTERS, NO_SCHEDULER, NO_HISTORY = range(-4, -10, -1)
+"""The values of :func:`row_count` without rows."""
 
 _SOURCES = {
     NO_AGENT: f"count({selector('vramledger_agent_up')} == 1)",
+    NO_NEED: f"count({selector('vramledger_process_needed_peak_bytes')})",
     NO_SENSOR: f"count({selector('vramledger_device_utilization_ratio')})",
     NO_COUNTERS: f"count({selector('vramledger_device_sm_active_ratio')})",
     NO_SCHEDULER: f"count({selector('vramledger_device_reservations')})",
+    NO_HISTORY: f"count({selector('vramledger_node:sample_timestamp_seconds:last')} offset $__range)",
 }
 """What must be there for a table to have rows, besides an exporter and the rules."""
 
 
-def why_empty(source: int | None = None, *, alerting: bool = False) -> str:
-    """Return what an empty table means, :data:`NOTHING` to :data:`NO_DRIVER`; nothing without an exporter.
+def row_count(rows: str, source: int | None = None, *, alerting: bool = False) -> str:
+    """Return how many rows a table has, or without rows :data:`NOTHING` to :data:`NO_HISTORY`.
+
+    Without an exporter there is no value.
 
     Args:
+        rows: has a series for each row, also for those that the table leaves out.
         source: what the table needs, by the value that is returned without it.
         alerting: it needs the alerting rules, and not only the recording rules.
     """
@@ -197,7 +203,8 @@ def why_empty(source: int | None = None, *, alerting: bool = False) -> str:
     known = f"{NOTHING} + {rules}"
     if source is not None:
         known = f"({known} and on () {_SOURCES[source]})\nor {source} + {rules}"
-    return f"""(({known}) and on () {answers})
+    return f"""count({rows})
+or ({known}) and on () {answers}
 or {NO_RULES} + 0 * {answers}
 or {NO_DRIVER} + 0 * count({selector("vramledger_up")})"""
 

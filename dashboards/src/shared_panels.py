@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dashboards.src.dashboard import (
     link_to_device,
@@ -25,7 +26,7 @@ from dashboards.src.panels import (
     Column,
     Panel,
     Query,
-    if_empty,
+    counted,
     stat,
     table,
     value_mapping,
@@ -57,11 +58,11 @@ from dashboards.src.queries import (
 from vramledger.views.colours import GRAFANA
 
 NODE_COLUMN = Column("instance", "Node", link=link_to_node())
-GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=60)
+GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=50)
 OWNER_COLUMN = Column("owner", "Owner", link=link_to_owner())
 OWNER_TYPE_COLUMN = Column("owner_type", "Kind", width=85)
 TEAM_COLUMN = Column("team", "Team", link=link_to_team(), width=100)
-PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=85)
+PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=70)
 PROGRAM_COLUMN = Column("command", "Program")
 FRAMEWORK_COLUMNS = (
     Column("framework", "Framework", width=105),
@@ -70,18 +71,18 @@ FRAMEWORK_COLUMNS = (
 
 FIRST_STEPS = {
     "active": "none",
-    "idle": "ask its user; else vramledger end",
-    "stopped": "ask its user; kill -CONT continues it",
-    "orphaned": "ask its user; else vramledger end",
-    "zombie": "vramledger end",
-    "stuck": "drain the node, reset the GPU",
-    "dead": "reset the GPU, or drain the node",
+    "idle": "ask its user, or end it",
+    "stopped": "ask, or continue it",
+    "orphaned": "ask its user, or end it",
+    "zombie": "end it",
+    "stuck": "drain, reset the GPU",
+    "dead": "reset the GPU, or drain",
     "unknown": "run vramledger doctor",
 }
-"""What to do first about a holder, by its state."""
+"""What to do first about a holder, by its state; a longer text pushes the GPU off the page."""
 STEPS = value_mapping({state: (FIRST_STEPS[state], "text") for state in STATES})
-STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=90)
-STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=235)
+STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=80)
+STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=150)
 SINCE = "Since"
 WORKS = value_mapping({0: ("no", GRAFANA["orphaned"]), 1: ("yes", GOOD)})
 SEVERITIES = ("page", "warning", "info")
@@ -127,7 +128,7 @@ def _partly_blind() -> str:
     )
 
 
-def gaps(width: int = 8) -> Panel:
+def gaps(width: int = 12) -> Panel:
     """Make the table of nodes of which something is not seen, and why."""
     names = {
         DOWN: "exporter down",
@@ -163,6 +164,20 @@ def exporters() -> Panel:
         "says nothing about the GPUs.",
         Query(f"min({exporter_status()})"),
         unit=COUNT, absent="no exporter is known", mappings=[STATUS_NAMES], links=[link_to_exporter_health()],
+    )  # fmt: skip
+
+
+def exporters_by_status() -> Panel:
+    """Make the indicator of a dashboard about several nodes: one that is down is not all of them."""
+    status = exporter_status()
+    return stat(
+        "Exporters",
+        "Nodes that are watched, and those that are not. The figures below are of the watched nodes alone. "
+        "A click shows which, and why.",
+        Query(f"count({status} == {WATCHING}) or 0 * count({status})", "watched"),
+        Query(f"count({status} != {WATCHING}) or 0 * count({status})", "not watched"),
+        unit=COUNT, absent="no exporter is known", links=[link_to_exporter_health()],
+        colours={"watched": GRAFANA["active"], "not watched": GRAFANA["dead"]},
     )  # fmt: skip
 
 
@@ -205,18 +220,25 @@ def alert_counts(width: int = 8) -> Panel:
                 f"count({firing_alerts(_severity(severity))}) or {rules_heartbeat()}",
                 severity,
             )
-            for severity in ("page", "warning")
+            for severity in SEVERITIES
         ),
         unit=COUNT, absent="the alerting rules are not loaded",
         colours={"page": GRAFANA["dead"], "warning": GRAFANA["idle"]}, width=width, height=3,
     )  # fmt: skip
 
 
-def firing_alert_table(*matchers: str, width: int = 24, height: int = 8) -> Panel:
-    """Make the table of firing alerts that the matchers choose, pages first, the oldest of them first."""
+def firing_alert_table(*matchers: str, but: str = "", width: int = 24, height: int = 8) -> Panel:
+    """Make the table of firing alerts, pages first, the oldest of them first.
+
+    Args:
+        matchers: choose among them.
+        but: an expression of those that are left out, begins with ``unless``.
+        width: in columns.
+        height: in rows.
+    """
     by = "alertname, cluster, job, instance, gpu, uuid, owner, pid, command"
     ranks = "\nor\n".join(
-        f"{rank} * max by ({by}) ({firing_alerts(_severity(severity), *matchers)} > bool 0)"
+        f"{rank} * max by ({by}) (({firing_alerts(_severity(severity), *matchers)} {but}) > bool 0)"
         for rank, severity in enumerate(SEVERITIES, 1)
     )
     return table(
@@ -226,7 +248,7 @@ def firing_alert_table(*matchers: str, width: int = 24, height: int = 8) -> Pane
         Query(f"bottomk(50, {ranks})"),
         Query(f"min by ({by}) ({alerts_since(*matchers)})"),
         columns=[
-            Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=85),
+            Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=105),
             Column("alertname", "Alert", link=link_to_runbook(), width=235),
             Column("Value #B", SINCE, TIME_AGO, width=120),
             NODE_COLUMN,
@@ -269,6 +291,8 @@ def holdings_table(
     since = selector("vramledger_process:state_since_timestamp_seconds:last")
     worked = selector("vramledger_process_last_active_timestamp_seconds")
     of_those = f"and on ({HOLDING_LABELS}) ({chosen})"
+    sm = Column("Value #C", "SM", SHARE, width=50)
+    several_nodes = NODE_COLUMN in places  # then there is no room for all
     most = f"max by ({by}) ({selector('vramledger_process_uncharged_memory_max_bytes')})"
     return table(
         title, description,
@@ -282,24 +306,28 @@ def holdings_table(
         Query(f"sum by ({by}) ({uncharged()} {of_those})"),
         Query(f"({most} - on ({by}) sum by ({by}) ({uncharged()}) > {_SHOWN}) {of_those}"),
         columns=[
-            *columns,
+            *(replace(column, width=_TEXT_WIDTHS.get(column.field, column.width)) for column in columns),
             STATE_COLUMN,
-            Column("grade", "Evidence", width=85),
-            Column("Value #B", SINCE, TIME_AGO, width=110),
-            Column("Value #A", "Holds", BYTES, bar=True, width=130),
-            Column("Value #H", "Uncharged", BYTES, width=90),
-            Column("Value #I", "Perhaps more", BYTES, width=90),
-            Column("Value #F", "Needs", BYTES, width=85),
-            Column("Value #E", "Grows", "Bps", width=90),
-            Column("Value #C", "SM", SHARE, width=65),
-            Column("Value #D", "Last work", TIME_AGO, width=110),
-            Column("Value #G", "Orphan works", COUNT, mappings=[WORKS], width=80),
+            Column("grade", "Evidence", width=75),
+            Column("Value #B", SINCE, TIME_AGO, width=124),
+            Column("Value #A", "Holds", BYTES, bar=True, width=110),
+            Column("Value #F", "Needs", BYTES, width=75),
+            Column("Value #E", "Grows", "Bps", width=80),
+            *([] if several_nodes else [sm]),
+            Column("Value #D", "Last work", TIME_AGO, width=124),
             STEP_COLUMN,
             *places,
+            *([sm] if several_nodes else []),
+            Column("Value #H", "Uncharged", BYTES, width=90),
+            Column("Value #I", "Perhaps more", BYTES, width=90),
+            Column("Value #G", "Orphan works", COUNT, mappings=[WORKS], width=80),
         ],
         sort="Value #A", rows_of="Value #A", width=width, height=height,
     )  # fmt: skip
 
+
+_TEXT_WIDTHS = {"command": 100, "owner": 110, "pid": 70}
+"""Pixels of texts in a table that is wider than its panel: without a width they would shrink to nothing."""
 
 _SHOWN = 64 * 2**20
 """Bytes below which a range is noise."""
@@ -308,7 +336,8 @@ HOLDERS_SAY = (
     "The largest holders, with their state, its evidence and since when. Holds: what NVML charges to the "
     "process and what is certainly its own besides. Uncharged: the second part alone, which is managed "
     "memory or memory whose creator has ended. Perhaps more: what it can have of the bytes that one of "
-    "several holders has; they are in no holder's figure. Needs: the highest need of the program, where its "
+    "several holders has; they are in no holder's figure. First step: to end it, use vramledger end; to "
+    "continue it, kill -CONT. Needs: the highest need of the program, where its "
     "agent reports it. Grows: the rise of the minimum within 15 minutes. An empty cell is not known; in the "
     "state unknown, the exporter cannot see the process."
 )
@@ -320,8 +349,7 @@ def busy_without_work(*matchers: str) -> list[Panel]:
     since = selector("vramledger_process_busy_without_work_since_timestamp_seconds", *matchers)
     named = f"{holdings(*matchers)} * 0 + on ({HOLDING_LABELS}) group_left () {since}"
     power = selector("vramledger_device_power_watts")
-    return [
-        table(
+    shown = table(
             "Busy without work",
             "Holders that keep their GPU busy while it computes and moves nothing, as a collective does that "
             "waits for a lost rank; the ten that have waited longest. Their GPU says 100 % and draws little "
@@ -340,9 +368,8 @@ def busy_without_work(*matchers: str) -> list[Panel]:
                 GPU_COLUMN,
             ],
             sort="Value #A", ascending=True, rows_of="Value #A", width=21, height=6,
-        ),
-        if_empty("Busy without work", NO_COUNTERS, height=6),
-    ]  # fmt: skip
+        )  # fmt: skip
+    return counted(shown, NO_COUNTERS)
 
 
 def holders(*matchers: str, places: Sequence[Column] = (GPU_COLUMN,), height: int = 10) -> Panel:

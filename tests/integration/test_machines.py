@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import pytest
 from tests.support import judging
 from tests.support.judging import Entry
 from tests.tools.recordings.machines import GIB, MACHINES, MIB, SEEN, Machine, write
-from vramledger.model.snapshot import DeviceSnapshot, Snapshot
-from vramledger.views.cleanliness import NOT_CLEAN, CheckTolerance, check_devices
+from vramledger.accounting.tracker import HoldingTracker
+from vramledger.model.reading import decode
+from vramledger.model.snapshot import DeviceSnapshot, Grade, Snapshot, State
+from vramledger.storage.reduction import expand_reading, reduce_reading
+from vramledger.views.cleanliness import CANNOT_TELL, NOT_CLEAN, CheckTolerance, check_devices
 from vramledger.views.table import render_table
 
 ENTRIES = {entry.name: entry for entry in judging.load()}
@@ -89,3 +93,72 @@ def test_unified_memory_is_the_hosts() -> None:
     assert device.ledger.total == 127_600_748 * 1024
     assert device.ledger.operating_system == 28 * GIB - 19_135 * MIB
     assert [each.memory for each in device.holdings] == [19_135 * MIB]
+
+
+def test_an_instance_has_counters_of_its_own() -> None:
+    """Idleness on an instance is proven by its GPM counters; where they do not move, it is not."""
+    snapshot = last("mig")
+    grades = {each.pid: each.grade for device in snapshot.devices for each in device.holdings}
+    assert (grades[3001], grades[3003]) == (Grade.PROVEN, Grade.INFERRED)
+    why = {each.pid: each.why for device in snapshot.devices for each in device.holdings}
+    assert "nothing says whether it works" in why[3004]
+
+
+def test_what_nothing_counts_cannot_be_known() -> None:
+    """Without GPM and without counted launches the evidence says so, and what would count."""
+    snapshot = last("mig-without-gpm")
+    (holding,) = snapshot.devices[1].holdings
+    assert "cannot be known" in holding.why
+    assert "--collector.launches" in holding.why
+    assert (holding.working, holding.wasted) == (None, False)
+
+
+def test_instances_are_named_by_profile_and_place() -> None:
+    """Instances of one profile differ by their place, and no profile is written twice."""
+    titles = [line for line in render_table(last("mig")).splitlines() if line.startswith("GPU 0")]
+    assert [line.split("  ")[1] for line in titles[1:]] == [
+        f"NVIDIA H100 80GB HBM3 MIG 1g.10gb at {place}:1" for place in range(4)
+    ]
+
+
+def test_compute_instances_share_one_ledger() -> None:
+    """The holders of both are in it, it is counted once, and nothing is unattributed but a context."""
+    _, first, second = last("mig-compute-instances").devices
+    assert first.ledger is not None
+    assert first.ledger == second.ledger
+    assert (first.memory_counted_under, second.memory_counted_under) == (None, first.reading.uuid)
+    assert first.ledger.unattributed == 9 * MIB
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: str(machine.name))
+def test_the_past_knows_the_machine_too(machine: Machine) -> None:
+    """What a storage keeps of a reading gives the same ledgers: no past blames anybody for other bytes."""
+    live, past = (HoldingTracker(idle_after=6, interval=1) for _ in range(2))
+    for reading in machine.readings():
+        raw = json.loads(json.dumps(reduce_reading(reading)))
+        stored = decode(json.dumps(expand_reading(raw, reading.time)))
+        shown, found = live.update(reading), past.update(stored)
+    assert [each.ledger for each in shown.devices] == [each.ledger for each in found.devices]
+    assert render_table(shown).count("at ") == render_table(found).count("at ")
+
+
+def test_what_windows_holds_is_unknown() -> None:
+    """In WSL2 nobody is blamed for memory that programs of Windows hold, and check cannot tell."""
+    snapshot = last("wsl2")
+    device = only(snapshot)
+    assert device.ledger is not None
+    assert (device.ledger.unattributed, device.ledger.states[State.UNKNOWN]) == (0, 3 * GIB)
+    assert status(snapshot) == [CANNOT_TELL]
+
+
+def test_a_hidden_process_is_unknown() -> None:
+    """With hidepid a holder of another user is neither dead nor idle, and has its bytes."""
+    ledger = only(last("hidepid")).ledger
+    assert ledger is not None
+    assert (ledger.states[State.UNKNOWN], ledger.states[State.DEAD]) == (4 * GIB, 0)
+
+
+def test_on_a_vgpu_idleness_is_inferred() -> None:
+    """Without GPM the driver's own rates are all that is known: no idleness there is proven."""
+    (holding,) = only(last("vgpu")).holdings
+    assert holding.grade is Grade.INFERRED

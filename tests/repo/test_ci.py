@@ -42,7 +42,7 @@ def checkout(project: Path, tmp_path: Path) -> Path:
     shutil.copytree(project / ".ci", tmp_path / ".ci")
     shutil.copy(project / "Makefile", tmp_path)
     shutil.copy(project / "pyproject.toml", tmp_path)
-    for name in ("tools", "newer", "slurm", "base", "frameworks"):
+    for name in ("tools", "newer", "slurm", "base", "frameworks", "kube-score", "../kube-score"):
         (tmp_path / ".ci/provision" / name).write_text("exit 0\n")
     (tmp_path / ".ci/provision/interpreter").write_text(INTERPRETER)
     (tmp_path / ".ci/provision/environment").write_text(ENVIRONMENT)

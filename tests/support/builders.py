@@ -36,6 +36,7 @@ from vramledger.model.snapshot import (
     DeviceSnapshot,
     Grade,
     Holding,
+    OwnerLimit,
     OwnerOoms,
     Pool,
     ProcessSnapshot,
@@ -176,7 +177,8 @@ def coherent_device(index: int = 7) -> DeviceSnapshot:
     ledger = balance(memory, [(held.state, 10 * GIB)], system=system_bytes(reading))
     charge = Charge(held.pid, held.start, ("user", "ada"), held.state, held.held, held.wasted)
     owners = DeviceUsage(0).update([charge], ledger, 0.0, 5.0)
-    return replace(ordinary, reading=reading, ledger=ledger, owner_usage=owners)
+    limit = OwnerLimit("user", "ada", "/user.slice", 20 * GIB, 19 * GIB, GIB, 9 * GIB)
+    return replace(ordinary, reading=reading, ledger=ledger, owner_usage=owners, limits=(limit,))
 
 
 def process(
@@ -189,6 +191,9 @@ def process(
     return ProcessSnapshot(pid, NOW - 3600 + pid / 100, facts)
 
 
+SETTINGS = {
+    "expandable_segments": "false", "max_split_size_mb": "unlimited", "garbage_collection_threshold": "off",
+}  # fmt: skip
 SOCKET = AgentSocket(listening=True, connections=1, rejected=dict.fromkeys(REASONS, 0))
 
 
@@ -206,7 +211,17 @@ def agent(uuid: str) -> AgentSnapshot:
         agent="0.1.0",
         python="3.11.7",
         collector=GarbageReport(enabled=True, collections=3),
-        frameworks=(FrameworkReport("torch", "2.13.0", allocator="native", policy="caching"),),
+        frameworks=(
+            FrameworkReport(
+                "torch",
+                "2.13.0",
+                allocator="native",
+                policy="caching",
+                settings=SETTINGS,
+                pinned=16 * MIB,
+                pinned_in_use=MIB,
+            ),
+        ),
         last_oom=OutOfMemory(NOW - 5, "torch", 0, MIB, "leaking", "/home/ada/oom.txt"),
     )
     return AgentSnapshot(

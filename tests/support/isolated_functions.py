@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -81,6 +82,11 @@ class Array:
             message = "it has no place"
             raise ValueError(message)
         return self.kind, 0
+
+
+def leave_a_child() -> int:
+    """Start a process in a session of its own, and return its pid while it runs."""
+    return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
 
 
 def hang_with_children(file: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from tests.support.host.model import EPOCH, GIB, Gpu, Host, Process
 from tests.support.host.programs import Held, Torch, idle, in_bursts, notebook, sawtooth, steady
@@ -42,6 +43,53 @@ def night(holders: int, random: Random, *, agents: bool = True) -> Host:
     return Host([Gpu()], processes, random)
 
 
+GOLDEN = Path(__file__).parents[1] / "recordings" / "storage"
+"""Segments that each version of the format has written, with what they must show."""
+
+GOLDEN_MOMENTS = (130.5, 1300.0, 1930.0)
+"""Seconds after the beginning: in a thinned segment, in a whole one, and in one that was being written."""
+
+
+def shown_facts(snapshot: Snapshot) -> dict[str, Any]:
+    """Return what must not change in how a moment is shown: bytes, states, grades, owners, times."""
+    return {
+        "time": snapshot.time,
+        "ooms": [list(each) for each in snapshot.ooms],
+        "devices": [
+            {
+                "uuid": device.reading.uuid,
+                "states": {
+                    state.value: held
+                    for state, held in (device.ledger.states if device.ledger else {}).items()
+                },
+                "holdings": [
+                    [
+                        each.pid,
+                        each.state.value,
+                        each.grade.value,
+                        each.held,
+                        each.since,
+                        *owner_of(snapshot, each.pid),
+                    ]
+                    for each in device.holdings
+                ],
+                "owners": sorted(
+                    [each.type, each.name, sum(each.byte_seconds.values())]
+                    for each in (device.owner_usage.owners if device.owner_usage else ())
+                ),
+            }
+            for device in snapshot.devices
+        ],
+    }
+
+
+def owner_of(snapshot: Snapshot, pid: int) -> tuple[str, str]:
+    """Return type and name of a holder's owner."""
+    facts = snapshot.facts_of(pid)
+    owner = None if facts is None else facts.owner_or_user
+    return ("unknown", "") if owner is None else (owner.type, owner.name)
+
+
 class StoredPast:
     """An exporter of a simulated host with its storage, in one process and by the host's clock.
 
@@ -66,9 +114,9 @@ class StoredPast:
         self.timeline = Timeline()
         self.recorder = Recorder(self.tracker, self.timeline, IDLE_AFTER, host.interval)
 
-    def reading(self) -> Reading:
+    def reading(self, boot_id: str = BOOT_ID) -> Reading:
         """Return the reading of this moment, as a sampler sends it."""
-        return decode(encode(self.host.reading(self.now, boot_id=BOOT_ID)))
+        return decode(encode(self.host.reading(self.now, boot_id=boot_id)))
 
     def sample(self) -> Snapshot:
         """Take a sample, store it, and go on by one interval."""

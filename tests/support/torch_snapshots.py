@@ -63,7 +63,7 @@ class Heap:
         used = sum(size for size, _ in self.blocks.values())
         blocks = [
             {
-                "address": address, "size": size, "requested_size": size - 16, "state": "active_allocated",
+                "address": address, "size": size, "requested_size": size, "state": "active_allocated",
                 "frames": frames,
             }
             for address, (size, frames) in sorted(self.blocks.items())

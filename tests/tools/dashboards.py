@@ -86,7 +86,7 @@ def _example(answer: Answer, unit: str, mapped: Mapping[str, str]) -> str:
         shown = f"{value:.1%}"
     elif unit == "dateTimeFromNow":
         shown = f"{value / 1000:,.0f} s of the simulation"
-    elif unit not in ("short", ""):
+    elif unit not in ("none", "short", ""):
         shown += f" {unit.removeprefix('suffix: ')}"
     labels = [f"{key} {text}" for key, text in answer.labels.items() if key not in ("job", "uuid")]
     return shown + (f" ({', '.join(labels)})" if labels else "")
@@ -100,6 +100,7 @@ def main() -> None:
     )
     parser.add_argument("--hours", type=float, default=24, help="the time range of the timed queries")
     parser.add_argument("--every", type=float, default=60, help="seconds between two samples of the copies")
+    parser.add_argument("--processes", type=int, default=1, help="how many of each process the copies have")
     asked = parser.parse_args()
     program = require_tool("prometheus")
     require_tool("promtool")
@@ -110,7 +111,7 @@ def main() -> None:
         with database.prometheus(program, Path(scratch) / "prometheus", samples) as engine:
             found = list(answers(engine))
         if asked.copies:
-            fleet = scale.copy_nodes(samples, asked.copies, asked.hours, asked.every)
+            fleet = scale.copy_nodes(samples, asked.copies, asked.hours, asked.every, asked.processes)
             ahead = asked.hours * 3600  # Prometheus takes no times before 1970
             with database.prometheus(program, Path(scratch) / "fleet", fleet, ahead) as engine:
                 for line in scale.report(engine, asked.hours, ahead):

@@ -2,7 +2,8 @@
 
 ``night`` plays hours of 25 holders into a storage, and prints what disk and processor pay and how long a jump
 takes. ``kills`` ends the process that stores at random moments, by SIGKILL, also on a disk that is full, and
-checks that no more than the last 5 s are lost.
+checks that no more than the last 5 s are lost. ``golden`` writes segments for the tests of later versions;
+run it once for each version of the format, and keep the earlier ones.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from pathlib import Path
 from random import Random
 
 from tests.support.host.model import EPOCH
-from tests.support.past import BOOT_ID, StoredPast, night
+from tests.support.past import BOOT_ID, GOLDEN, GOLDEN_MOMENTS, StoredPast, night, shown_facts
 from vramledger.storage.archive import Archive, open_directory
+from vramledger.storage.moments import compute
 from vramledger.storage.process import StorageProcess, serve_pipe
 from vramledger.storage.protocol import ADD, BEGIN, pack
 from vramledger.storage.questions import AT, PAGE, RESTORE, SINCE, SLIDER, answer
-from vramledger.storage.segments import READING, STATE, write_entry
+from vramledger.storage.report import make_report
+from vramledger.storage.segments import READING, STATE, VERSION, write_entry
 
 LOST_MAX = 5.0
 _AT_ONCE = 50
@@ -204,6 +207,32 @@ def kill_many(count: int) -> int:
     return 1 if wrong else 0
 
 
+def write_golden() -> None:
+    """Store half an hour of 6 holders as this version of the format does, with what must be shown of it."""
+    directory = GOLDEN / f"v{VERSION}"
+    directory.mkdir(parents=True)
+    past = StoredPast(directory, night(6, Random(1)))  # noqa: S311 a simulation
+    begin = past.now
+    for thinned in (2 * 3600.0, 0.0):
+        past.watch(1000)
+        past.process.end()
+        past.recorder.begin_again()
+        reached, past.now = past.now, past.now + thinned
+        for _ in range(3):
+            past.archive.keep_house()
+        past.now = reached
+    past.watch(150)
+    past.archive.flush()
+    shown = {}
+    for at in GOLDEN_MOMENTS:
+        moment = past.archive.find(EPOCH + at)
+        assert moment is not None
+        shown[str(EPOCH + at)] = shown_facts(compute(moment, EPOCH + at).snapshot)
+    report = make_report(past.archive, EPOCH + begin, EPOCH + past.now)
+    content = {"moments": shown, "owners": report["owners"], "leftovers": report["leftovers"]}
+    (directory / "shown.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(prog="python -m tests.tools.storage")
@@ -213,7 +242,11 @@ def main() -> int:
     measured.add_argument("--holders", type=int, default=25)
     killed = commands.add_parser("kills")
     killed.add_argument("--count", type=int, default=1000)
+    commands.add_parser("golden", help="write the segments with which later versions are tested")
     args = parser.parse_args()
+    if args.command == "golden":
+        write_golden()
+        return 0
     if args.command == "kills":
         return kill_many(args.count)
     measure_night(args.hours, args.holders)

@@ -51,8 +51,8 @@ class _AgentHistory:
 
     ``counts`` hold, for each counter, its newest value as reported and the value that is published. A counter
     that restarts in the process (an agent started again, statistics reset) goes on from the published value.
-    ``versions`` of agent and Python are the first that it reported: they are labels, and a program must not
-    be able to make a new series with each report.
+    ``versions`` of agent and Python, and ``settings`` of allocators, are the first that it reported: they are
+    labels, and a program must not be able to make a new series with each report.
     """
 
     counts: dict[CounterName, tuple[int, int]] = field(default_factory=dict)
@@ -60,6 +60,7 @@ class _AgentHistory:
     allocations: dict[tuple[str, str], int] = field(default_factory=dict)
     failed: float | None = None
     versions: tuple[str | None, str | None] | None = None
+    settings: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
     def with_first_versions(self, report: AgentReport) -> AgentReport:
         """Return a report with the versions that were reported first."""
@@ -69,6 +70,16 @@ class _AgentHistory:
         if self.versions == reported:
             return report
         return replace(report, agent=self.versions[0], python=self.versions[1])
+
+    def with_first_settings(self, report: AgentReport) -> AgentReport:
+        """Return a report with each framework's allocator settings that were reported first."""
+        for each in report.frameworks:
+            if each.settings:
+                self.settings.setdefault(each.framework, each.settings)
+        frameworks = tuple(
+            replace(each, settings=self.settings.get(each.framework, {})) for each in report.frameworks
+        )
+        return report if frameworks == report.frameworks else replace(report, frameworks=frameworks)
 
     def record_errors(self, reported: Mapping[str, int]) -> bool:
         """Record failures by provider, up to the number that one report may name; say whether any is new."""
@@ -157,7 +168,7 @@ class AgentJoiner:
             problem = agent.problem or "silent"
             return AgentSnapshot(up=False, problem=problem, why=why, received=agent.received)
         history = self._histories.setdefault((agent.pid, agent.start), _AgentHistory())
-        report = history.with_first_versions(report)
+        report = history.with_first_settings(history.with_first_versions(report))
         if history.record_errors(report.errors):
             history.failed = reading.monotonic
         degraded = history.failed is not None and reading.monotonic - history.failed < DEGRADED_FOR

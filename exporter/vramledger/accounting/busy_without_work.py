@@ -5,6 +5,11 @@ long as it hangs. GPM's counters tell it from work (H100, driver 580): memory, N
 floating-point units are at 0, and the integer units at 0.2 %. A kernel of one thread that spins looks the
 same, with 0.04 %. So do a rank that waits for a checkpoint or for its data, and a server that polls in a
 kernel. So this is evidence, and not a state: whether it is a fault, only the job says.
+
+A hang lasts for hours, and meanwhile other programs come and go. Each of them moves something on a device on
+which it does nothing: 2.4 MiB/s over PCIe and 0.26 % of the memory's bandwidth for a second when a program of
+8 GiB was killed beside a hang, 6.3 MiB/s when a launcher initialised CUDA (two H100s, driver 580). So short
+movements without any computation do not begin the time again.
 """
 
 from __future__ import annotations
@@ -21,31 +26,57 @@ WAITS_AFTER = 120.0
 BUSY = 0.95
 """The share of the time in which a kernel must run: one that waits runs all the time."""
 
-PIPES = ("tensor", "fp64", "fp32", "fp16", "dram")
+PIPES = ("tensor", "fp64", "fp32", "fp16")
 """What a kernel that waits does not use."""
 
 PIPE_SHARE = 1e-4
-"""The share below which such a unit counts as unused: the memory of an idle H200 is at 4e-6."""
+"""The share below which such a unit, or the memory, counts as unused; an idle memory (H200) is at 4e-6."""
 
 INTEGER_SHARE = 0.01
 """The same for the integer units, with which a kernel that waits asks whether it may go on: 0.0016 in a
 collective. A kernel that only computes with integers, as in cryptography, is far above."""
 
-LINKS = ("pcie_transmit", "pcie_receive", "nvlink_transmit", "nvlink_receive")
+PCIE = ("pcie_transmit", "pcie_receive")
+NVLINK = ("nvlink_transmit", "nvlink_receive")
+"""What a collective moves goes over NVLink, where there is one."""
 
 LINK_RATE = 4.0 * 2**20
 """Bytes a second below which a link counts as unused: reading the driver moves up to 1 MiB/s."""
+
+LONGEST_MOVEMENT = 10.0
+"""Seconds for which something may be moved without a break."""
+
+MOVEMENT_SHARE = 0.05
+"""The share of the time in which something may be moved altogether, beyond :data:`LONGEST_MOVEMENT`."""
 
 NEEDED = frozenset({"tensor", "fp32", "dram", "integer"})
 """Without one of these figures nothing is said."""
 
 
 class _Span(NamedTuple):
-    """Since when a device has been busy without work, by both clocks, and the newest sample that says so."""
+    """A time in which a device is busy without work.
+
+    Attributes:
+        begun: its beginning, monotonic.
+        begun_at: its beginning, Unix time.
+        updated: the newest sample, monotonic.
+        waited: the newest sample in which nothing was moved, monotonic.
+        moved: seconds in which something was moved.
+    """
 
     begun: float
     begun_at: float
     updated: float
+    waited: float
+    moved: float = 0.0
+
+    def after_movement(self, now: float) -> _Span | None:
+        """Return the span after a sample in which something was moved; None if that was too much."""
+        moved = self.moved + now - self.updated
+        most = max(LONGEST_MOVEMENT, MOVEMENT_SHARE * (now - self.begun))
+        if now - self.waited > LONGEST_MOVEMENT or moved > most:
+            return None
+        return self._replace(updated=now, moved=moved)
 
 
 class BusyWithoutWorkWatch:
@@ -65,8 +96,12 @@ class BusyWithoutWorkWatch:
         span = self._spans.get(device.uuid)
         if span is not None and (sample.after_gap or now - span.updated > sample.longest_gap):
             span = None
-        if device.activity is not None and _waits(device, device.activity):
-            span = _Span(now, sample.time, now) if span is None else span._replace(updated=now)
+        if device.activity is not None and _computes_nothing(device, device.activity):
+            if not _moves(device.activity):
+                begun = _Span(now, sample.time, now, now) if span is None else span
+                span = begun._replace(updated=now, waited=now)
+            elif span is not None:
+                span = span.after_movement(now)
         elif device.activity is not None or device.error is not None:
             span = None
         if span is None:
@@ -86,7 +121,8 @@ class BusyWithoutWorkWatch:
         self._spans = {uuid: span for uuid, span in self._spans.items() if uuid in uuids}
 
 
-def _waits(device: DeviceReading, activity: Mapping[str, float]) -> bool:
+def _computes_nothing(device: DeviceReading, activity: Mapping[str, float]) -> bool:
+    """Tell whether a kernel runs all the time, and neither computes nor sends anything over NVLink."""
     if not activity.keys() >= NEEDED:
         return False
     busy = (device.utilization or {}).get("gpu", activity.get("graphics", 0.0))
@@ -95,5 +131,10 @@ def _waits(device: DeviceReading, activity: Mapping[str, float]) -> bool:
         and activity["integer"] <= INTEGER_SHARE
         and activity.get("video", 0.0) == 0
         and all(activity.get(pipe, 0.0) <= PIPE_SHARE for pipe in PIPES)
-        and all(activity.get(link, 0.0) <= LINK_RATE for link in LINKS)
+        and all(activity.get(link, 0.0) <= LINK_RATE for link in NVLINK)
     )
+
+
+def _moves(activity: Mapping[str, float]) -> bool:
+    """Tell whether memory or PCIe moved more than reading the driver does."""
+    return activity["dram"] > PIPE_SHARE or any(activity.get(link, 0.0) > LINK_RATE for link in PCIE)

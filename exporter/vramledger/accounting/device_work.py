@@ -63,6 +63,7 @@ class _DeviceWork:
         attributed_since: since when all work was that of processes which the driver named, in short bursts;
             with ``nothing_seconds`` of that moment.
         busy: the spans of work within the idle threshold.
+        moved: whether any of its counters has ever moved.
     """
 
     updated: Clock
@@ -74,6 +75,7 @@ class _DeviceWork:
     nothing_seconds: float = 0.0
     attributed_since: tuple[Clock, float] | None = None
     busy: deque[tuple[float, float]] = field(default_factory=deque)
+    moved: bool = False
 
 
 class DeviceWorkTracker:
@@ -98,10 +100,21 @@ class DeviceWorkTracker:
         before = self._devices.get(device.uuid)
         if before is None or sample.monotonic - before.updated[0] > sample.longest_gap:
             runner = None if before is None else before.runner
-            before = self._devices[device.uuid] = _DeviceWork(sample.clock, runner)
+            moved = before is not None and before.moved
+            before = self._devices[device.uuid] = _DeviceWork(sample.clock, runner, moved=moved)
         known, now = before, sample.monotonic
         counted = _read_counters(device.activity)
         rate = _highest_rate(device)
+        if (
+            device.parent is not None
+            and counted is None
+            and device.activity
+            and device.activity.get("sm") == 0
+        ):
+            # The links of a GPU are not counted for its instances, so on an idle one no counter may move at
+            # all. That proves nothing, but counters that have moved before are a sign of quiet.
+            rate = 0.0 if known.moved else None
+        known.moved = known.moved or counted is not None
         busy = bool(rate) or (counted is not None and (counted.kernels or counted.other))
         alone = not shared and len(device.processes or ()) == 1
         kernels = counted.kernels if counted is not None else bool(rate)
@@ -122,6 +135,8 @@ class DeviceWorkTracker:
             unknown=late or (device.process_utilization is None and not at_rest),
             clients_unknown=late or not at_rest,
             clients=_mps_clients(device, servers),
+            # Rows and rates are means of some seconds: they go on for a sample or two after the work.
+            busy=bool(rate) if counted is None else counted.kernels or counted.other,
         )
 
     def _record_span(

@@ -6,9 +6,10 @@ change of its bytes, and the allocations that its agent counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vramledger.accounting.counted_launches import proves_quiet
+from vramledger.accounting.cpu_beside_work import CpuBesideWork
 from vramledger.accounting.policies import MemoryPattern
 from vramledger.accounting.sample import Clock, DeviceSample, Sample, WorkEvidence
 from vramledger.accounting.states import Quiet, StateVerdict
@@ -49,6 +50,9 @@ class HoldingState:
         bystander: the process that has the pid now certainly does not use a GPU; the holder is not known.
         from_start: the sample before did not list the holding, so we saw it appear.
         pattern: the memory pattern, a new object when the bytes change; None while not known.
+        cpu: its CPU time beside the work of others.
+        unrelated_since: since when that CPU time has shown no work.
+        unrelated_nothing: the device's ``nothing_seconds`` of that moment.
     """
 
     pid: int
@@ -74,6 +78,9 @@ class HoldingState:
     bystander: bool = False
     from_start: bool = False
     pattern: MemoryPattern | None = None
+    cpu: CpuBesideWork = field(default_factory=CpuBesideWork)
+    unrelated_since: Clock = (0.0, 0.0)
+    unrelated_nothing: float = 0.0
 
     def shift_times(self, seconds: float) -> None:
         """Move the Unix times along with a clock that was set."""
@@ -82,6 +89,7 @@ class HoldingState:
         self.since += seconds
         self.quiet_since = (self.quiet_since[0], self.quiet_since[1] + seconds)
         self.workless_since = (self.workless_since[0], self.workless_since[1] + seconds)
+        self.unrelated_since = (self.unrelated_since[0], self.unrelated_since[1] + seconds)
         if self.last_active is not None:
             self.last_active += seconds
 
@@ -119,6 +127,10 @@ class HoldingState:
             self.workless_since = sample.clock
         if worked:
             self.last_active, self.worked_at = sample.time, sample.monotonic
+        elapsed = sample.monotonic - self.watched
+        self.cpu.update(sample.cpu.get(self.pid), elapsed, busy=work.busy, own=worked)
+        if self.cpu.may_work or not self.cpu.tells(elapsed):
+            self.unrelated_since, self.unrelated_nothing = sample.clock, work.nothing_seconds
         self.evidence = worked or work.shows_quiet(self.pid)
         if worked or gap or not self.evidence:
             self.quiet_since, self.nothing_seconds = sample.clock, work.nothing_seconds
@@ -148,8 +160,9 @@ class HoldingState:
             return Quiet(Grade.PROVEN, self.workless_since, None if count is None else count.quiet)
         if work.attributed_since is not None and self.pid not in work.clients:
             attributed_since, nothing_then = work.attributed_since
-            if work.nothing_seconds - max(self.nothing_seconds, nothing_then) >= idle_after:
-                return Quiet(Grade.SEEN, max(self.quiet_since, attributed_since))
+            begun = max(self.nothing_seconds, nothing_then, self.unrelated_nothing)
+            if work.nothing_seconds - begun >= idle_after:
+                return Quiet(Grade.SEEN, max(self.quiet_since, attributed_since, self.unrelated_since))
         if now - self.quiet_since[0] >= idle_after:
             return Quiet(Grade.INFERRED, self.quiet_since)
         return None

@@ -25,6 +25,7 @@ class Sample:
         bridged: the samples that are missing before this one are those of a short restart, after which
             everything that was remembered is known again.
         launches: what was counted of quiet holders, by pid and start time.
+        cpu: the CPU seconds of each process since its start, by pid.
         mps_servers: the pids of the MPS servers, which launch nothing themselves while their clients work.
         verdicts: the state that a process has on all its devices, by pid; None where each device's work
             decides.
@@ -41,6 +42,7 @@ class Sample:
     verdicts: Mapping[int, StateVerdict | None] = field(default_factory=dict)
     mps_servers: set[int] = field(default_factory=set)
     launches: Mapping[tuple[int, int], LaunchCount] = field(init=False)
+    cpu: Mapping[int, float] = field(init=False)
     time: float = field(init=False)
     monotonic: float = field(init=False)
     clock: Clock = field(init=False)
@@ -50,6 +52,7 @@ class Sample:
         # each.
         self.time, self.monotonic = self.reading.time, self.reading.monotonic
         self.clock = (self.monotonic, self.time)
+        self.cpu = dict(self.reading.cpu)
         self.launches = {(count.pid, count.start): count for count in self.reading.launches}
 
     def started_at(self, start: int) -> float:
@@ -70,6 +73,7 @@ class WorkEvidence(NamedTuple):
         unknown: the device worked, or may have worked, and nothing says for whom.
         clients_unknown: the same for a client of MPS.
         clients: the clients of MPS: the driver names their server in place of them.
+        busy: whether the device worked since the sample before.
     """
 
     workers: frozenset[int] = frozenset()
@@ -79,6 +83,7 @@ class WorkEvidence(NamedTuple):
     unknown: bool = True
     clients_unknown: bool = True
     clients: frozenset[int] = frozenset()
+    busy: bool = False
 
     def shows_quiet(self, pid: int) -> bool:
         """Tell whether the sample would show work of this holder."""

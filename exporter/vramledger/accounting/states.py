@@ -328,7 +328,15 @@ def classify_idle(quiet: Quiet, now: float) -> StateVerdict:
     return StateVerdict(State.IDLE, why, quiet.grade)
 
 
-def classify_active(quiet: float, idle_after: float, *, worked: bool, evidence: bool) -> StateVerdict:
+_UNCOUNTED = (
+    "alive; whether it works cannot be known: the driver has no utilisation of MIG instances, and this GPU "
+    "has no GPM counters; 'vramledger serve --collector.launches' can count its launches"
+)
+
+
+def classify_active(
+    quiet: float, idle_after: float, *, worked: bool, evidence: bool, uncounted: bool = False
+) -> StateVerdict:
     """Say why a holder that lives is not idle.
 
     Args:
@@ -336,7 +344,10 @@ def classify_active(quiet: float, idle_after: float, *, worked: bool, evidence: 
         idle_after: after how many such seconds a process is idle.
         worked: whether work was ever seen.
         evidence: whether the newest sample shows anything, work or no work.
+        uncounted: nothing counts work there: a MIG instance of a GPU without GPM, without counted launches.
     """
+    if uncounted and not (evidence and worked):
+        return StateVerdict(State.ACTIVE, _UNCOUNTED)
     if not evidence:
         return StateVerdict(State.ACTIVE, "alive; nothing says whether it works, so it is not called idle")
     if worked:

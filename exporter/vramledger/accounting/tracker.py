@@ -34,13 +34,14 @@ from vramledger.accounting.ghost import GhostWatch
 from vramledger.accounting.holding import HoldingState
 from vramledger.accounting.holding_table import HoldingTable
 from vramledger.accounting.ledger import balance, system_bytes
+from vramledger.accounting.memory_limits import PlacedHolding, owner_limits
 from vramledger.accounting.out_of_memory import OomCounter
 from vramledger.accounting.owner_usage import UNKNOWN, Charge, Key, UsageTracker
 from vramledger.accounting.pid_reuse import classify_reused
 from vramledger.accounting.processes import ProcessTracker
 from vramledger.accounting.sample import DeviceSample, Sample
 from vramledger.accounting.states import Quiet, StateVerdict
-from vramledger.accounting.uncharged import MemoryPool, PoolHolder, PoolResult, UnchargedTracker
+from vramledger.accounting.uncharged import MemoryPool, PoolHolder, PoolMoment, PoolResult, UnchargedTracker
 from vramledger.config import OWNERS_MAX
 from vramledger.model.reading import (
     FAILURE_REASONS,
@@ -60,6 +61,7 @@ from vramledger.model.snapshot import (
     State,
     UndividedBytes,
 )
+from vramledger.readers.owners.cgroups import hierarchy_paths
 
 GAP = 5.0
 """Seconds without a sample after which we no longer know that the quiet has lasted."""
@@ -305,11 +307,11 @@ class HoldingTracker:
                 holders = tuple(self._pool_holder(uuid, each, bounds, sample) for uuid, each in everybody)
                 hidden = _hidden_users(device, sample.reading)
                 pools.append(MemoryPool(device.uuid, ledger, holders, hidden))
+        all_held = held.values() if pools else ()
+        all_holders = frozenset((each.pid, each.start) for some in all_held for each in some or ())
         found |= self._uncharged.update(
             pools,
-            sample.monotonic,
-            sample.time,
-            sample.longest_gap,
+            PoolMoment(sample.monotonic, sample.time, sample.longest_gap, all_holders),
             lambda uuid, holding: self._pool_holder(uuid, holding, bounds, sample),
         )
         for pool in pools:
@@ -379,8 +381,15 @@ class HoldingTracker:
             owner_usage=self._charge_owners(device, holdings, ledger, uncharged, sample),
             undivided=uncharged.undivided,
             left=uncharged.left,
+            limits=owner_limits(device.limits, map(self._place_of, holdings)) if device.limits else (),
             memory_counted_under=sharers[0] if sharers[0] != device.uuid else None,
         )
+
+    def _place_of(self, holding: Holding) -> PlacedHolding:
+        facts = self._processes.facts_of(holding.pid, holding.start)
+        paths = () if facts is None else hierarchy_paths(facts.cgroup or ())
+        place = next((path for controllers, path in paths if not controllers), None)
+        return PlacedHolding(self._processes.owner_of(holding.pid, holding.start), place)
 
     def _mps_servers(self, device: DeviceReading, sample: Sample) -> frozenset[int]:
         """Return the holders that are servers of MPS, also where only their name says so."""
@@ -463,7 +472,7 @@ class HoldingTracker:
             return states.classify_unseen(presence, host_pid_namespace=sample.reading.host_pid_namespace)
         verdict = sample.verdicts[state.pid]
         if verdict is None:
-            return self._classify_work(state, quiet, sample)
+            return self._classify_work(state, quiet, on_device)
         if verdict.state is State.ORPHANED:
             return states.with_work(verdict, working=working, idle_after=self._idle_after)
         if verdict.state is State.STUCK and (xids := self._devices.xids(on_device.device.uuid)):
@@ -471,12 +480,24 @@ class HoldingTracker:
             return verdict._replace(why=f"{verdict.why}; this GPU has had XID {numbers}")
         return verdict
 
-    def _classify_work(self, state: HoldingState, quiet: Quiet | None, sample: Sample) -> StateVerdict:
+    def _classify_work(
+        self, state: HoldingState, quiet: Quiet | None, on_device: DeviceSample
+    ) -> StateVerdict:
+        sample, device = on_device.sample, on_device.device
         if quiet is not None:
             return states.classify_idle(quiet, sample.monotonic)
         seconds = sample.monotonic - state.quiet_since[0]
-        worked = state.last_active is not None
-        return states.classify_active(seconds, self._idle_after, worked=worked, evidence=state.evidence)
+        return states.classify_active(
+            seconds,
+            self._idle_after,
+            worked=state.last_active is not None,
+            evidence=state.evidence,
+            uncounted=(
+                device.parent is not None
+                and device.activity is None
+                and (state.pid, state.start) not in sample.launches
+            ),
+        )
 
     def _charge_owners(
         self,

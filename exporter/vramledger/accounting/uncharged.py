@@ -98,6 +98,22 @@ class MemoryPool(NamedTuple):
     hidden: tuple[HiddenHolder, ...] | None
 
 
+class PoolMoment(NamedTuple):
+    """When a sample was taken, and who held memory then.
+
+    Attributes:
+        now: monotonic seconds.
+        clock: Unix time.
+        gap: the longest span between two samples without samples missing between them, in seconds.
+        everybody: the holders of all devices of the host.
+    """
+
+    now: float
+    clock: float
+    gap: float
+    everybody: frozenset[Identity]
+
+
 class PoolResult(NamedTuple):
     """What was found out about a pool.
 
@@ -125,6 +141,8 @@ class _Left:
         ended: Unix time at which its end was seen.
         at: the same moment on the monotonic clock.
         group: the holders of that moment.
+        elsewhere: the holders of other devices at that moment. One that has mapped the memory keeps it, and
+            NVML does not list it here: measured with ``cuMemCreate`` and NCCL on two H100s.
         range: the bytes that it left and that are still in use.
     """
 
@@ -132,6 +150,7 @@ class _Left:
     ended: float
     at: float
     group: frozenset[Identity]
+    elsewhere: frozenset[Identity]
     range: Range
 
 
@@ -211,18 +230,14 @@ class UnchargedTracker:
     def update(
         self,
         pools: Iterable[MemoryPool],
-        now: float,
-        clock: float,
-        gap: float,
+        moment: PoolMoment,
         holder: Callable[[str, Holding], PoolHolder],
     ) -> dict[str, PoolResult]:
         """Record one sample.
 
         Args:
             pools: those whose ledger is known, and for which :meth:`record_calm` was not all.
-            now: monotonic seconds of the sample.
-            clock: Unix time of the sample.
-            gap: the longest span between two samples without samples missing between them, in seconds.
+            moment: when it was taken, and who held memory then.
             holder: returns what is known of a holder that was listed on a device.
         """
         samples = []
@@ -231,7 +246,7 @@ class UnchargedTracker:
             if state.listed:
                 known = [holder(*each) for each in state.listed]
                 state.holders, state.listed = {each.identity: each for each in known}, ()
-            samples.append(_record(state, pool, now, clock, gap))
+            samples.append(_record(state, pool, moment))
         foreign = _foreign_bytes(samples)
         results = {}
         for sample in samples:
@@ -253,18 +268,19 @@ def _rest_of(ledger: Ledger, holders: int) -> int:
     return 0 if ledger.driver_reserved is None else beyond_contexts(ledger.unattributed, holders)
 
 
-def _record(state: _PoolState, pool: MemoryPool, now: float, clock: float, gap: float) -> _PoolSample:
+def _record(state: _PoolState, pool: MemoryPool, moment: PoolMoment) -> _PoolSample:
     """Record what has changed since the last sample, and return the sources of this one."""
     rest = _rest(pool)
     if state.at is None:
         state.rest = state.reference = state.unwatched = state.late = rest
+    now = moment.now
     before, span = state.rest, 0.0 if state.at is None else now - state.at
     holders = {each.identity: each for each in pool.holders}
     ended = [each for identity, each in state.holders.items() if identity not in holders]
     # The memory and the list of processes are read a moment apart: one reading alone neither adds bytes nor
     # removes any.
     steady, highest = min(rest, before), max(rest, before)
-    quiet = state.at is not None and span <= gap and _is_quiet(state, pool, steady, ended)
+    quiet = state.at is not None and span <= moment.gap and _is_quiet(state, pool, steady, ended)
     if span > WATCHED:
         state.unwatched += max(0, rest - before)
         state.late += max(0, rest - before)
@@ -277,10 +293,12 @@ def _record(state: _PoolState, pool: MemoryPool, now: float, clock: float, gap: 
     if ended and (found := _left_range(state, ended, rest - before)) is not None:
         largest = max(ended, key=lambda each: each.holding.memory or 0)
         creator = largest.holding.pid, largest.user
-        state.lefts.append(_Left(creator, clock, now, frozenset(holders), found))
+        elsewhere = moment.everybody.difference(holders, state.holders)
+        state.lefts.append(_Left(creator, moment.clock, now, frozenset(holders), elsewhere, found))
     state.unwatched, state.late = min(state.unwatched, highest), min(state.late, highest)
     for left in state.lefts:
         left.range = Range(min(left.range.least, highest), min(left.range.most, highest))
+        left.elsewhere &= moment.everybody
     state.lefts = [left for left in state.lefts if left.range.most >= LEAST_BYTES]
     state.at, state.rest, state.free, state.holders = now, rest, pool.ledger.free, holders
     return _PoolSample(state, pool, steady, state.managed if quiet else {})
@@ -402,7 +420,14 @@ class _PoolSample:
 
         Only one of them can have passed the handle on to a later one.
         """
-        return (left.group & frozenset(self.able)) or frozenset(self.able)
+        there = left.group & frozenset(self.able)
+        return there if there or left.elsewhere else frozenset(self.able)
+
+    @property
+    def others(self) -> frozenset[int]:
+        """Return the pids that NVML does not list here and that may have what an ended holder left."""
+        elsewhere = {pid for left in self.lefts for pid, _ in left.elsewhere}
+        return frozenset(elsewhere | {each.pid for each in self.hidden})
 
 
 def _foreign_bytes(samples: Iterable[_PoolSample]) -> dict[Identity, int]:
@@ -453,7 +478,8 @@ def _share(identity: Identity, sample: _PoolSample, found: Mapping[Source, Range
         able = _candidates(source, sample)
         if identity in able:
             open_to_it += each.most
-            if len(able) == 1 and not (isinstance(source, _Left) and sample.hidden):
+            alone = not (isinstance(source, _Left) and (sample.hidden or source.elsewhere))
+            if len(able) == 1 and alone:
                 own += each.most
                 certain += each.least
     others = sum(each.most for each in found.values()) - own
@@ -493,7 +519,13 @@ def _evidence(
         holder.bound,
         holder.reported,
         [
-            LeftEvidence(found[left], created(*left.creator, left.ended), [pid for pid, _ in heirs], hidden)
+            LeftEvidence(
+                found[left],
+                created(*left.creator, left.ended),
+                [pid for pid, _ in heirs],
+                hidden,
+                [pid for pid, _ in left.elsewhere],
+            )
             for left in sample.lefts
             if identity in (heirs := sample.heirs(left))
         ],
@@ -518,16 +550,17 @@ def _undivided(
     evident = sum(each.most for source, each in found.items() if _has_evidence(source, sample))
     late = sum(found[left].least for left in sample.pending)
     count = min(sample.bytes - late, evident) - given
-    if count < LEAST_BYTES or not rivals or (len(rivals) == 1 and not sample.hidden):
+    if count < LEAST_BYTES or not rivals or (len(rivals) == 1 and not sample.others):
         return None
     group = [sample.able[identity] for identity in rivals]
-    states = {each.holding.state for each in group}
-    owners = {each.owner for each in group} if not sample.hidden else {None}
+    elsewhere = {pid for left in sample.lefts for pid, _ in left.elsewhere}
+    states = {each.holding.state for each in group} | ({State.ACTIVE} if elsewhere else set())
+    owners = {each.owner for each in group} if not sample.others else {None}
     return UndividedBytes(
         bytes=count,
-        pids=tuple(sorted({each.holding.pid for each in group})),
+        pids=tuple(sorted({each.holding.pid for each in group} | elsewhere)),
         state=next(state for state in _MILDEST if state in states),
-        wasted=all(each.holding.wasted for each in group),
+        wasted=not elsewhere and all(each.holding.wasted for each in group),
         owner=owners.pop() if len(owners) == 1 else None,
     )
 
@@ -535,9 +568,9 @@ def _undivided(
 def _has_evidence(source: Source, sample: _PoolSample) -> bool:
     if isinstance(source, tuple):
         return bool(sample.able[source].bound)
-    return isinstance(source, _Left) and source in sample.lefts and bool(sample.able)
+    return isinstance(source, _Left) and source in sample.lefts and bool(sample.heirs(source))
 
 
 def _left_bytes(left: _Left, sample: _PoolSample) -> LeftBytes:
-    pids = tuple(sorted(pid for pid, _ in sample.heirs(left)))
+    pids = tuple(sorted(pid for pid, _ in sample.heirs(left) | left.elsewhere))
     return LeftBytes(*left.creator, left.ended, *left.range, pids, created(*left.creator, left.ended))

@@ -23,12 +23,14 @@ class LeftEvidence(NamedTuple):
         created: :func:`created`.
         heirs: the pids that can have them.
         hidden: a process that NVML does not list and that may have them too, None without one.
+        elsewhere: the pids on other GPUs that may have them mapped.
     """
 
     range: Range
     created: str
     heirs: Collection[int]
     hidden: int | None
+    elsewhere: Collection[int] = ()
 
 
 class HolderEvidence(NamedTuple):
@@ -74,13 +76,14 @@ def describe(known: HolderEvidence) -> UnchargedBytes:
     for left in known.left:
         grade = Grade.INFERRED
         hidden = "" if left.hidden is None else f" or hidden pid {left.hidden}"
+        others = f" or {_pids(left.elsewhere)} on another GPU" if left.elsewhere else ""
         holds = "still has them" if len(left.heirs) == 1 else "still have them"
-        reasons.append(f"{_amount(left.range)} {left.created}; {_pids(left.heirs)}{hidden} {holds}")
+        reasons.append(f"{_amount(left.range)} {left.created}; {_pids(left.heirs)}{others}{hidden} {holds}")
     if not share.exact:
         reasons.append(
             f"{_pids(known.rivals)} can have them too"
             if known.rivals
-            else "a process that we do not see can have them too"
+            else "a process that NVML does not list here can have them too"
         )
     elif known.matched:
         reasons.append("the mappings here are as large as what NVML charges to nobody")

@@ -209,11 +209,8 @@ async def _call_in_thread(
 ) -> Any:  # noqa: ANN401 any result
     import asyncio
 
-    try:
-        return await asyncio.to_thread(child.call, function, arguments, named, timeout)
-    except asyncio.CancelledError:
-        child.kill()  # which ends the thread as well
-        raise
+    # If the task is cancelled, the caller ends the child, and the thread with it.
+    return await asyncio.to_thread(child.call, function, arguments, named, timeout)
 
 
 class _Child:

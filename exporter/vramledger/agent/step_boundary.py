@@ -92,6 +92,28 @@ def run(function: Callable[[], object], seconds: float) -> object:
     """
     call = _PendingCall(function)
     _pending.append(call)
+    return _wait(call, seconds)
+
+
+def run_both(first: Callable[[], object], second: Callable[[], object], seconds: float) -> object:
+    """Run a function at the next step boundary and another one at the boundary after it; return its result.
+
+    Raises:
+        TimeoutError: no step ended within that many seconds, before the first or between them.
+        BaseException: as :func:`run`.
+    """
+    following = _PendingCall(second)
+
+    def run_first() -> None:
+        first()
+        _pending.append(following)  # here: a step may end before the calling thread goes on
+
+    run(run_first, seconds)
+    return _wait(following, seconds)
+
+
+def _wait(call: _PendingCall, seconds: float) -> object:
+    """Wait for a call at a boundary, and return its result; see :func:`run`."""
     if not call.done.acquire(timeout=seconds):
         if call.claim(WITHDRAWN):
             _pending.remove(call)

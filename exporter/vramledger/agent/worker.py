@@ -100,6 +100,8 @@ class Worker:
         current_run: of the thread; None while there is no thread.
         suspended: the thread was stopped for a fork, and starts again after it.
         stopped: no thread starts until a framework is added.
+        uncaught_reporter: looks at the error that has ended the program; None until a framework is added,
+            whose import has loaded what it needs.
     """
 
     def __init__(self) -> None:
@@ -112,6 +114,7 @@ class Worker:
         self.current_run: WorkerRun | None = None
         self.suspended = False
         self.stopped = False
+        self.uncaught_reporter: Callable[..., dict[str, object] | None] | None = None
         self._alone = False
         self._fork_hooks: dict[str, Callable[[], object]] | None = None
         self._hooks_registered = False
@@ -131,6 +134,7 @@ class Worker:
         if self.handlers is None:
             self.handlers = load_handlers(self.settings.consents)
             self._fork_hooks = self._make_fork_hooks()
+            self.uncaught_reporter = _load_uncaught_reporter()
         self.poller.add(module, self.start)
         self.find_allocators()
 
@@ -293,6 +297,7 @@ class Worker:
         try:
             if self.poller.has_started():  # otherwise there was nothing to report
                 self.poller.update()
+                self._report_uncaught(session)
                 session.send_now(
                     OOM_REPORT_TIMEOUT_SECONDS if session.has_unsent_oom() else LAST_REPORT_TIMEOUT_SECONDS
                 )
@@ -302,6 +307,16 @@ class Worker:
         finally:
             session.close()
 
+    def _report_uncaught(self, session: ExporterSession) -> None:
+        """Report an error of a framework without an observer, if it has ended the program."""
+        if self.uncaught_reporter is None:
+            return
+        found = self.uncaught_reporter(
+            self.poller.started_providers(), self.settings.report_directory, dict(self.poller.visibility)
+        )
+        if found is not None:
+            session.last_oom = found
+
     def stop(self) -> None:
         """Stop reporting until a framework is added again."""
         self.stopped = True
@@ -310,6 +325,15 @@ class Worker:
         self.poller.stop()
         if self.session is not None:
             self.session.close()
+
+
+def _load_uncaught_reporter() -> Callable[..., dict[str, object] | None] | None:
+    """Import it, now and not while the program ends; None where it cannot be imported."""
+    try:
+        from vramledger.agent.oom.uncaught import report_uncaught
+    except ImportError:
+        return None
+    return report_uncaught
 
 
 worker = Worker()

@@ -36,6 +36,8 @@ TORCH_FIGURES = {
     "reclaimable": "Memory that torch.cuda.empty_cache() would free now",
     "largest_free_block": "Largest block that the cache can provide at once",
     "private_pools": "Memory in private pools, such as those of CUDA graphs",
+    "small_pool": "Memory that PyTorch's allocator has taken for tensors of up to 1 MiB",
+    "large_pool": "Memory that PyTorch's allocator has taken for tensors of more than 1 MiB",
 }
 """The figures that only PyTorch has, in bytes, and what they mean."""
 

@@ -61,6 +61,13 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
 SNAPSHOT_KEY = "vramledger"
 """The key in a snapshot file under which the agent adds what PyTorch does not know."""
 
+ALLOCATOR_SETTINGS = {
+    "expandable_segments": r"true|false",
+    "max_split_size_mb": r"unlimited|[1-9][0-9]{0,6}",
+    "garbage_collection_threshold": r"off|0?\.[0-9]{1,6}|1",
+}
+"""The settings of PyTorch's allocator that a report may have, and what a value may be."""
+
 # --- the environment of a program that has an agent --------------------------------------------------
 
 ENABLE_VARIABLE = "VRAMLEDGER_AGENT"

@@ -28,6 +28,14 @@ _NATIVE_SUFFIXES = (".cpp", ".cc", ".cu", ".h", ".hpp", ".c", ".so")
 _GENERATED = ("<eval_with_key", "<frozen ", "<__array_function__", "<torch_package")
 _LIBRARY_DIRECTORIES = ("/lib/python3", "/lib64/python3")
 
+_OPTIMIZER_CALLS = (
+    # What changes gradients before the optimizer's step belongs to it; a scaler also multiplies the loss.
+    ("/torch/optim/", ()),
+    ("/torch/nn/utils/clip_grad.py", ()),
+    ("/amp/grad_scaler.py", ("unscale_", "step", "update")),
+)
+"""Parts of files, with the functions that count; without any, all count."""
+
 BACKWARD_CALL = "_engine_run_backward"
 """The function of PyTorch in which a thread waits for the backward pass that it has started."""
 
@@ -56,10 +64,16 @@ def phase_of(frames: Sequence[tuple[str, str]]) -> str:
     """Return the part of a training step in which a stack runs, given its files and functions.
 
     PyTorch runs the backward pass on threads of its own. There a stack is empty, or its outermost frame
-    belongs to PyTorch (a compiled function, a checkpoint that computes again, an autograd function).
+    belongs to PyTorch (a compiled function, a checkpoint that computes again, an autograd function). Other
+    threads begin in the program, in Python's own modules or in what started the program.
     """
-    if not frames or code_origin(frames[-1][0]) == FRAMEWORK:
+    if not frames or _is_of_framework(frames[-1][0]):
         return "backward"
     if any(function == BACKWARD_CALL for _, function in frames):
         return "backward"
-    return "optimizer" if any("/torch/optim/" in file for file, _ in frames) else "forward"
+    return "optimizer" if any(map(_is_optimizer_call, frames)) else "forward"
+
+
+def _is_optimizer_call(frame: tuple[str, str]) -> bool:
+    file, function = frame
+    return any(part in file and (not names or function in names) for part, names in _OPTIMIZER_CALLS)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from vramledger.agent_server.discovery import NO_SOCKET, ExporterStatus
 from vramledger.config import CONTROL_VARIABLE
-from vramledger.model.reading import Reading
+from vramledger.model.reading import DeviceReading, Reading
 from vramledger.printable import printable
 from vramledger.readers.hosts.exporters import RunningExporter
 from vramledger.readers.own_rights import OwnRights
@@ -65,7 +65,7 @@ def diagnose(
         launch_obstacle: why launches cannot be counted, empty if they can; None where nobody has tried.
     """
     yield from _driver(reading)
-    yield _namespace(reading)
+    yield _namespace(reading, own_rights)
     yield from _rights(reading, own_rights)
     if launch_obstacle is not None:
         yield _launches(launch_obstacle)
@@ -145,17 +145,21 @@ def _driver(reading: Reading) -> Iterator[Finding]:
         if device.divided:
             yield Finding(FINE, subject, "is divided into MIG instances")
             continue
+        if device.partition is not None:
+            text = (
+                f"NVML shows us only a part of it: our own cgroup may take {device.partition / 2**30:.2f} GiB"
+            )
+            yield Finding(LACK, subject, text, "run the exporter outside of any memory partition (dmem.max)")
         lacking = [
             name
             for name, value in (
                 ("memory", device.memory),
                 ("process list", device.processes),
-                ("process utilisation (so idleness is not known)", device.process_utilization),
-                ("GPM's counters (so idleness is only inferred, never proven)", device.activity),
+                *_signs_of_work(device),
             )
             if value is None
         ]
-        if device.memory is not None and device.memory.reserved is None:
+        if device.memory is not None and device.memory.reserved is None and device.memory_kind is None:
             lacking.append("the driver's reserve (old driver: it counts as unattributed)")
         text = f"{device.name or 'a GPU'}; " + (
             f"not reported: {', '.join(lacking)}" if lacking else "tells everything"
@@ -165,7 +169,23 @@ def _driver(reading: Reading) -> Iterator[Finding]:
         )
 
 
-def _namespace(reading: Reading) -> Finding:
+def _signs_of_work(device: DeviceReading) -> tuple[tuple[str, object], ...]:
+    """Return what tells who works, with what it means if the driver does not report it.
+
+    The driver has no utilisation of a MIG instance; its GPU's counters say as much.
+    """
+    if device.parent is not None:
+        return (("GPM's counters (so idleness is not known without --collector.launches)", device.activity),)
+    return (
+        ("process utilisation (so idleness is not known)", device.process_utilization),
+        ("GPM's counters (so idleness is only inferred, never proven)", device.activity),
+    )
+
+
+def _namespace(reading: Reading, own_rights: OwnRights) -> Finding:
+    if own_rights.wsl:
+        text = "this is WSL2: programs of Windows use the same GPU, and the driver lists none of them here"
+        return Finding(LACK, "processes", text, "run vramledger on a Linux host to see every holder")
     if reading.host_pid_namespace:
         return Finding(FINE, "PID namespace", "the host's: every process on a GPU can be seen")
     if reading.host_pid_namespace is None:

@@ -100,7 +100,9 @@ def share(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Print what a program needs and where it fits."""
     fit = run_until_interrupted(_fit(args))
-    write_output(json.dumps(_json(fit)) + "\n" if args.json else "".join(f"{each}\n" for each in _lines(fit)))
+    write_output(
+        json.dumps(fit_json(fit)) + "\n" if args.json else "".join(f"{each}\n" for each in fit_lines(fit))
+    )
     return fit.status
 
 
@@ -184,7 +186,8 @@ def _compare(args: argparse.Namespace, seen: Seen, now: LedgerSample | None, by:
     return Fit(seen, tuple(needs), offers, here, of_this_host, args.headroom)
 
 
-def _lines(fit: Fit) -> Iterator[str]:
+def fit_lines(fit: Fit) -> Iterator[str]:
+    """Return the answer for people."""
     return (printable(line) for line in _text(fit))
 
 
@@ -197,6 +200,7 @@ def _text(fit: Fit) -> Iterator[str]:
         if not need.unused:
             yield from _offer_lines(need, offers)
             yield from _limit_lines(need, offers, fit.headroom)
+            yield from _advice_lines(need)
     yield f"  {fit.here}"
 
 
@@ -239,7 +243,10 @@ def _compute_lines(need: MemoryNeed) -> Iterator[str]:
         return
     text = f"busy {_busy_text(time_busy)}"
     copies = copies_by_compute(time_busy)
-    text += f", so {_copies(copies)} take turns at full speed" if copies else ": it did not work then"
+    if copies == 1:
+        text += ", so no second one runs beside it at full speed"
+    else:
+        text += f", so {_copies(copies)} take turns at full speed" if copies else ": it did not work then"
     if sm_busy is not None and copies_by_compute(sm_busy):
         text += f"; its kernels fill {_busy_text(sm_busy)} of the SMs, so with MPS at best "
         text += _copies(copies_by_compute(sm_busy))
@@ -312,7 +319,14 @@ def _limit_lines(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> 
         yield f"                 {advice.where}, {advice.framework} on {place}: {advice.about}"
 
 
-def _json(fit: Fit) -> dict[str, Json]:
+def _advice_lines(need: MemoryNeed) -> Iterator[str]:
+    for each in need.frameworks:
+        if each.advice:
+            yield f"    advice       {each.advice}"
+
+
+def fit_json(fit: Fit) -> dict[str, Json]:
+    """Return the answer as JSON values: bytes and shares; null means not known."""
     program = fit.seen.program
     return {
         "version": JSON_VERSION,
@@ -341,6 +355,7 @@ def _need_json(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> di
         "planned": need.planned,
         "wanted": need.wanted,
         "unused": need.unused,
+        "advice": [each.advice for each in need.frameworks if each.advice],
         "grade": need.grade.value,
         "why": need.why,
         "time_busy": _busy_json(need.time_busy),

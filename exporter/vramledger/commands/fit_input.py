@@ -6,14 +6,17 @@ exporter give the same. The files may come from anybody, so each value is checke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
 from typing import NamedTuple
 
 from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME, REPORTING_FRAMEWORKS
+from vramledger.agent_protocol.messages import ALLOCATOR_SETTINGS
 from vramledger.errors import RecordingError
 from vramledger.model.json_values import JSON_VERSION
 from vramledger.printable import printable
+from vramledger.views.remedies import allocator_advice
 
 EVICTABLE_STATES = ("idle", "orphaned", "stopped", "zombie")
 """The states of a wasted holding that ``vramledger end`` ends; a dead or stuck one needs a reset."""
@@ -101,6 +104,7 @@ class FrameworkUse(NamedTuple):
         in_use_peak: its highest use.
         pool: what it had taken from the driver.
         pool_peak: its highest pool.
+        advice: what a setting of its allocator would free, otherwise empty.
     """
 
     name: str
@@ -108,6 +112,7 @@ class FrameworkUse(NamedTuple):
     in_use_peak: int | None
     pool: int | None
     pool_peak: int | None
+    advice: str = ""
 
     @property
     def title(self) -> str:
@@ -184,7 +189,7 @@ class OfferedDevice(NamedTuple):
     Attributes:
         uuid: of the device.
         gpu: its index.
-        name: its product name, and the profile of a MIG instance.
+        name: its product name, for a MIG instance with profile and UUID: several have the same index.
         capacity: what programs can have of it, without the driver's reserve; None when not known.
         free: what a program could take now; None when not known.
         problem: why nothing is known of its memory, otherwise empty.
@@ -229,11 +234,15 @@ def read_ledger(raw: object, where: str) -> LedgerSample:
     devices: list[OfferedDevice] = []
     programs: dict[int, Program] = {}
     uses: dict[int, list[DeviceUse]] = {}
-    for device in fields.children("devices"):
-        counted_under = device.text("memory_counted_under")
-        if device.flag("divided") or (counted_under and counted_under != device.text("uuid")):
-            continue  # its memory is counted under its instances, or under another instance
-        devices.append(_device(device))
+    listed = [each for each in fields.children("devices") if not each.flag("divided")]
+    for device in listed:
+        uuid = device.text("uuid")
+        if device.text("memory_counted_under") in ("", uuid):
+            # Compute instances of one GPU instance share its memory, which counts once.
+            sharing = [each for each in listed if each.text("memory_counted_under") == uuid]
+            devices.append(
+                _device(device, [device, *(each for each in sharing if each.text("uuid") != uuid)])
+            )
         for holding in device.children("holdings"):
             pid = holding.count("pid") or 0
             owner = holding.child("owner")
@@ -254,7 +263,10 @@ def read_ledger(raw: object, where: str) -> LedgerSample:
 def _name(device: Fields) -> str:
     profile = device.text("mig_profile")
     name = device.text("name") or "a GPU of unknown name"
-    return f"{name}, MIG {profile}" if profile else name
+    if not profile:
+        return name
+    full = name if profile in name else f"{name} MIG {profile}"
+    return f"{full} {device.text('uuid')}"
 
 
 def _capacity(device: Fields) -> int | None:
@@ -263,7 +275,8 @@ def _capacity(device: Fields) -> int | None:
     return None if total is None else total - (memory.count("driver_reserved") or 0)
 
 
-def _device(device: Fields) -> OfferedDevice:
+def _device(device: Fields, sharing: Iterable[Fields]) -> OfferedDevice:
+    """Return a device with the holdings of all that share its memory."""
     problem = ""
     if not device.flag("up"):
         problem = f"it does not answer ({device.text('error') or 'no reason given'})"
@@ -271,9 +284,9 @@ def _device(device: Fields) -> OfferedDevice:
         problem = "it reports no memory of its own"
     holdings: dict[int, int] = {}
     evictable: dict[int, Evictable] = {}
-    for holding in device.children("holdings"):
+    for holding in (held for each in sharing for held in each.children("holdings")):
         pid = holding.count("pid") or 0
-        holdings[pid] = holding.count("held") or 0
+        holdings[pid] = holdings.get(pid, 0) + (holding.count("held") or 0)
         found = _evictable(pid, holding)
         if found is not None:
             evictable[pid] = found
@@ -343,7 +356,14 @@ def _framework(raw: Fields) -> FrameworkUse:
         raw.count("in_use_peak"),
         raw.count("pool"),
         raw.count("reserved_peak"),
+        allocator_advice(raw.count("reserved"), raw.count("inactive_split"), _settings(raw)) or "",
     )
+
+
+def _settings(raw: Fields) -> dict[str, str]:
+    """Return the settings of an allocator that have a form which we know."""
+    found = {name: raw.child("settings").text(name) for name in ALLOCATOR_SETTINGS}
+    return {name: text for name, text in found.items() if re.fullmatch(ALLOCATOR_SETTINGS[name], text)}
 
 
 def read_oom_report(raw: object, where: str) -> tuple[Program, tuple[DeviceUse, ...]]:

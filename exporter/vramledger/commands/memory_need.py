@@ -24,6 +24,9 @@ blocks lie between those in use."""
 HEADROOM_LEAST = 64 * MIB
 """A small program's first matrix product takes as much for cuBLAS (68 MiB on an H200)."""
 
+_COPIES_MAX = 1_000_000
+"""More copies than a GPU could ever hold: a share near 0 is not divided by."""
+
 _SET_ASIDE = frozenset({"preallocate", "fraction", "limit"})
 """Policies by which a program holds what it was given, whatever it needs."""
 
@@ -184,7 +187,9 @@ def _busy(values: Sequence[float | None]) -> Busy | None:
 
 def copies_by_compute(busy: Busy | None) -> int | None:
     """Return how many such programs a device has time for; None when not known, or when it did nothing."""
-    return None if busy is None or busy.mean <= 0 else max(1, int(1 / busy.mean + 1e-9))
+    if busy is None or busy.mean <= 0:
+        return None
+    return max(1, int(min(1 / busy.mean, _COPIES_MAX) + 1e-9))
 
 
 def limit_advice(need: MemoryNeed, capacity: int | None, headroom: float = HEADROOM) -> Iterator[LimitAdvice]:

@@ -11,11 +11,12 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
 from vramledger.errors import VramledgerError
+from vramledger.model.reading import ProcessRow
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Snapshot, State
 from vramledger.printable import printable
 from vramledger.views.cleanliness import amount, describe_process, device_matches, owner_matches
@@ -122,37 +123,10 @@ def _target(
 ) -> EndTarget:
     row = snapshot.rows.get(pid)
     states = frozenset(each.state for _, each in holdings)
-    refusal = None
-    if pid == 1 or pid in own:
-        refusal = "it is init" if pid == 1 else "it is this program, or what started it"
-    elif State.DEAD in states:
-        kept = [pid for device, _ in holdings for pid in able_hidden(device)]
-        refusal = "its process has ended; only a reset of the GPU frees the memory"
-        if kept:
-            refusal = (
-                f"its process has ended; hidden pid {kept[0]} has the GPU open and may keep it: end that"
-            )
-    elif State.UNKNOWN in states or row is None:
-        refusal = "we may not see which process it is"
-    elif State.ZOMBIE in states and row.threads <= 1:
-        refusal = f"it has exited already, and its parent (pid {row.ppid}) has not reaped it: end the parent"
-    elif State.STUCK in states:
-        refusal = "no signal ends it: a thread waits in the driver; reset the GPU or restart the node"
-    elif (
-        State.ORPHANED in states
-        and not all(each.working is False for _, each in holdings)
-        and not selection.working
-        and pid not in selection.pids
-    ):
-        works = any(each.working for _, each in holdings)
-        known = "it still works on the GPU" if works else "whether it works on the GPU is not known"
-        refusal = f"{known}; to end it anyway, name it with --pid or add --working"
-    elif State.IDLE in states and pid not in selection.pids and any(_may_work(each) for _, each in holdings):
-        refusal = (
-            "that it is idle is only inferred, small work may have been missed; to end it, name it with --pid"
-        )
-    elif State.ACTIVE in states and pid not in selection.pids:
-        refusal = "it is active; to end it anyway, name it with --pid"
+    refusal = "it is init" if pid == 1 else "it is this program, or what started it" if pid in own else None
+    refusal = refusal or _cannot_end(row, states, [device for device, _ in holdings])
+    if refusal is None and pid not in selection.pids:
+        refusal = _may_not_end(states, [each for _, each in holdings], working=selection.working)
     return EndTarget(
         pid=pid,
         start=None if row is None else row.start,
@@ -163,6 +137,39 @@ def _target(
         grade=holdings[0][1].grade,
         refusal=refusal,
     )
+
+
+def _cannot_end(
+    row: ProcessRow | None, states: Collection[State], devices: Iterable[DeviceSnapshot]
+) -> str | None:
+    """Return why no signal would end a holder, or reach it; None if one would."""
+    if State.DEAD in states:
+        kept = [pid for device in devices for pid in able_hidden(device)]
+        if kept:
+            return f"its process has ended; hidden pid {kept[0]} has the GPU open and may keep it: end that"
+        return "its process has ended; only a reset of the GPU frees the memory"
+    if State.UNKNOWN in states or row is None:
+        return "we may not see which process it is"
+    if State.ZOMBIE in states and row.threads <= 1:
+        return f"it has exited already, and its parent (pid {row.ppid}) has not reaped it: end the parent"
+    if State.STUCK in states:
+        return "no signal ends it: a thread waits in the driver; reset the GPU or restart the node"
+    return None
+
+
+def _may_not_end(states: Collection[State], holdings: Sequence[Holding], *, working: bool) -> str | None:
+    """Return why a holder that was not named by its pid stays; None if it may be ended."""
+    if State.ORPHANED in states and not working and not all(each.working is False for each in holdings):
+        works = any(each.working for each in holdings)
+        known = "it still works on the GPU" if works else "whether it works on the GPU is not known"
+        return f"{known}; to end it anyway, name it with --pid or add --working"
+    if State.IDLE in states and any(map(_may_work, holdings)):
+        return (
+            "that it is idle is only inferred, small work may have been missed; to end it, name it with --pid"
+        )
+    if State.ACTIVE in states:
+        return "it is active; to end it anyway, name it with --pid"
+    return None
 
 
 def _may_work(holding: Holding) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.agent_protocol.frameworks import COUNTER_FIGURES, POOL_FIGURES, REPORTING_FRAMEWORKS
-from vramledger.agent_protocol.messages import CATEGORIES
+from vramledger.agent_protocol.messages import ALLOCATOR_SETTINGS, CATEGORIES
 from vramledger.metrics.families import (
     HOLDING,
     PREFIX,
@@ -21,7 +21,7 @@ from vramledger.metrics.families import (
     devices_shown,
     split_largest,
 )
-from vramledger.model.agent_report import REASONS
+from vramledger.model.agent_report import REASONS, AgentReport
 from vramledger.model.snapshot import AgentSnapshot, Holding, Snapshot
 
 COLLECTOR = "agent"
@@ -92,6 +92,30 @@ UNMAPPED = _family(
     "so that their figures are not shown.",
     source="the agent's report, `CUDA_VISIBLE_DEVICES` in it, and NVML's process lists",
 )
+
+
+TORCH_ALLOCATOR = _family(
+    "torch_allocator_info",
+    ("pid", "backend", *ALLOCATOR_SETTINGS),
+    "The backend and settings of PyTorch's allocator in the holder, as its agent first reported them.",
+    absent="when no PyTorch with an initialised allocator is reported",
+)
+PINNED = _family(
+    "torch_pinned_bytes",
+    ("pid",),
+    "Host memory that PyTorch's allocator has pinned for the GPUs, in use or cached.",
+    source="the agent's report: `torch.cuda.host_memory_stats()`",
+    absent="before PyTorch 2.7, and when it does not use its own allocator",
+)
+PINNED_IN_USE = _family(
+    "torch_pinned_in_use_bytes",
+    ("pid",),
+    "Host memory that PyTorch's allocator has pinned for the GPUs and that the program uses.",
+    source="the agent's report: `torch.cuda.host_memory_stats()`",
+    absent="before PyTorch 2.7, and when it does not use its own allocator",
+)
+
+_BACKENDS = ("native", "cudaMallocAsync", "pluggable")
 
 
 class _AgentFigure(NamedTuple):
@@ -234,6 +258,9 @@ FAMILIES = (
     *(count.family for count in _AGENT_FIGURES),
     OOM_TIME,
     OOM_REQUESTED,
+    TORCH_ALLOCATOR,
+    PINNED,
+    PINNED_IN_USE,
     *_GENERAL.values(),
     *_OWN.values(),
     CATEGORY,
@@ -298,8 +325,20 @@ def _process_samples(pid: str, agent: AgentSnapshot) -> FamilySamples:
     for family, read in _AGENT_FIGURES:
         if (count := read(agent)) is not None:
             yield family, (pid,), count
+    yield from _torch_samples(pid, report)
     oom = report.last_oom
     if oom is not None:
         yield OOM_TIME, (pid, oom.framework, oom.verdict), oom.time
         if oom.requested is not None:
             yield OOM_REQUESTED, (pid, oom.framework), oom.requested
+
+
+def _torch_samples(pid: str, report: AgentReport) -> FamilySamples:
+    for each in report.frameworks:
+        if each.framework == "torch" and each.allocator is not None:
+            backend = each.allocator if each.allocator in _BACKENDS else "other"
+            yield TORCH_ALLOCATOR, (pid, backend, *(each.settings.get(n, "") for n in ALLOCATOR_SETTINGS)), 1
+        if each.pinned is not None:
+            yield PINNED, (pid,), each.pinned
+        if each.pinned_in_use is not None:
+            yield PINNED_IN_USE, (pid,), each.pinned_in_use

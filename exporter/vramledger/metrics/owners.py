@@ -88,6 +88,34 @@ DEVICE_OWNERS = Family(
     source=_HOLDINGS,
     absent=_NO_HOLDERS,
 )
+_LIMIT_SOURCE = (
+    "`dmem.max`, `dmem.min` and `dmem.current` of cgroups; without `dmem` nvmlDeviceGetMemoryLimits"
+)
+OWNER_LIMIT = Family(
+    PREFIX + "owner_memory_limit_bytes",
+    (*_OWNER, "type"),
+    "What the owner may take of the device by its cgroups: max, beyond which allocations fail, and min, "
+    "which is guaranteed.",
+    "owner",
+    source=_LIMIT_SOURCE,
+    absent="when no cgroup limits the owner",
+)
+OWNER_LIMIT_USED = Family(
+    PREFIX + "owner_memory_limit_used_bytes",
+    _OWNER,
+    "What the cgroup has whose limit the owner reaches first; other owners may be in it.",
+    "owner",
+    source=_LIMIT_SOURCE,
+    absent="when no cgroup limits the owner, or when its use is not known",
+)
+OWNER_CHARGED = Family(
+    PREFIX + "owner_memory_charged_bytes",
+    _OWNER,
+    "What the kernel charges to the owner's own cgroups, an account beside NVML's.",
+    "owner",
+    source=_LIMIT_SOURCE,
+    absent="when neither the kernel nor the driver accounts by cgroup, or when another owner is in them",
+)
 _OOM = ("owner_type", "owner", "framework")
 _OOM_SOURCE = "the agents' reports: torch's own count, and the time of the newest failure of other frameworks"
 OWNER_OOMS = Family(
@@ -117,6 +145,9 @@ FAMILIES = (
     OWNERS_DROPPED,
     OWNER_UNCOUNTED,
     DEVICE_OWNERS,
+    OWNER_LIMIT,
+    OWNER_LIMIT_USED,
+    OWNER_CHARGED,
     OWNER_OOMS,
     OWNER_LAST_OOM,
 )
@@ -158,6 +189,29 @@ def collect(snapshot: Snapshot) -> Collected:
         (OWNERS_DROPPED, dropped),
         (OWNER_UNCOUNTED, uncounted),
         (DEVICE_OWNERS, holding),
+        *_collect_limits(snapshot),
         (OWNER_OOMS, [(each[:3], each.failures) for each in snapshot.ooms]),
         (OWNER_LAST_OOM, [(each[:3], each.last) for each in snapshot.ooms]),
     ]
+
+
+def _collect_limits(snapshot: Snapshot) -> Collected:
+    """Return what owners may take by their cgroups; those without an entry of their own are left out."""
+    limit: list[Sample] = []
+    used: list[Sample] = []
+    charged: list[Sample] = []
+    for key, device in devices_shown(snapshot):
+        owners = () if device.owner_usage is None else device.owner_usage.owners
+        named = {(each.type, each.name): (*key, each.type, each.name) for each in owners}
+        for each in device.limits:
+            labels = named.get((each.type, each.name))
+            if labels is None:
+                continue
+            limit += [
+                ((*labels, kind), value)
+                for kind, value in (("max", each.maximum), ("min", each.minimum or None))
+                if value is not None
+            ]
+            used += [] if each.used is None else [(labels, each.used)]
+            charged += [] if each.charged is None else [(labels, each.charged)]
+    return [(OWNER_LIMIT, limit), (OWNER_LIMIT_USED, used), (OWNER_CHARGED, charged)]

@@ -19,7 +19,7 @@ from vramledger.metrics.families import (
     split_largest,
 )
 from vramledger.model.reading import LaunchCount, Owner, ProcessFacts
-from vramledger.model.snapshot import Holding, Snapshot, State
+from vramledger.model.snapshot import Holding, ProcessSnapshot, Snapshot, State
 
 OTHER = "other"
 """The ``pid`` label of the bytes of all holdings beyond ``--processes.max``."""
@@ -238,33 +238,38 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
             samples[family] += _sum_of_others(family, (*key, OTHER), rest)
         if device.holdings or device.reading.processes is not None:
             dropped.append((key, len(rest)))
-    starts: list[Sample] = []
-    info: list[Sample] = []
-    ranks: list[Sample] = []
-    policies: list[Sample] = []
-    for pid in sorted(pids):
-        process = snapshot.processes.get(pid)
+    return [
+        *samples.items(),
+        (UNREADABLE, list(_unreadable(snapshot))),
+        *_about_processes(snapshot, sorted(pids)),
+        (PROCESSES_DROPPED, dropped),
+    ]
+
+
+def _about_processes(snapshot: Snapshot, pids: Iterable[int]) -> Collected:
+    """Return what is known of these processes, whatever they hold.
+
+    A holder that /proc no longer shows has a row of its own too, otherwise a join would lose the dead.
+    """
+    rows: Collected = [(PROCESS_START, []), (PROCESS_INFO, []), (RANK_INFO, []), (FRAMEWORK_POLICY, [])]
+    (_, starts), (_, info), (_, ranks), (_, policies) = rows
+    for pid in pids:
+        process, facts = snapshot.processes.get(pid), snapshot.facts_of(pid)
+        ranks.extend(_rank(pid, facts))
+        info.append(((str(pid), *_described(facts, process)), 1))
         if process is not None:
             starts.append(((str(pid),), process.start_time))
             if process.facts is not None:
                 policies.append(((str(pid), *process.policy[:3]), 1))
-        # A holder that /proc no longer shows has a row too, otherwise a join would lose the dead holders.
-        facts = snapshot.facts_of(pid)
-        ranks.extend(_rank(pid, facts))
-        user = (facts and facts.user) or ""
-        command = (facts and facts.command) or ""
-        owner = (facts and facts.owner_or_user) or Owner("", "")
-        settled = process.settled if process is not None else ("", "")
-        info.append(((str(pid), user, command, *settled, *owner), 1))
-    return [
-        *samples.items(),
-        (UNREADABLE, list(_unreadable(snapshot))),
-        (PROCESS_START, starts),
-        (PROCESS_INFO, info),
-        (RANK_INFO, ranks),
-        (FRAMEWORK_POLICY, policies),
-        (PROCESSES_DROPPED, dropped),
-    ]
+    return rows
+
+
+def _described(facts: ProcessFacts | None, process: ProcessSnapshot | None) -> Labels:
+    """Return user, command, states that it settled in, and owner; empty where they are not known."""
+    settled = process.settled if process is not None else ("", "")
+    if facts is None:
+        return ("", "", *settled, *Owner("", ""))
+    return (facts.user or "", facts.command or "", *settled, *(facts.owner_or_user or Owner("", "")))
 
 
 def collect_launches(snapshot: Snapshot) -> Collected:

@@ -59,8 +59,10 @@ def _device_info(snapshot: Snapshot) -> Iterable[Sample]:
             reading.mig_profile,
             reading.gpu_instance,
             reading.compute_instance,
+            reading.mig_placement,
             reading.memory_kind or ("dedicated" if reading.memory is not None else None),
             reading.addressing_mode,
+            reading.virtualization,
         )
         yield (*key, *map(_text, about)), 1
 
@@ -141,13 +143,23 @@ SNAPSHOT_FAMILIES = (
         "device_info",
         _device_info,
         "Identity of the device, from NVML: product, PCI address, driver, device file number, for a MIG "
-        "instance its GPU, profile and ids; and the kind of its memory: dedicated, coherent or unified.",
+        "instance its GPU, profile, ids and place; and the kind of its memory: dedicated, coherent or "
+        "unified.",
         *(*DEVICE, "name", "pci_bus_id", "driver_version", "cuda_version", "minor", "parent_uuid"),
-        *("mig_profile", "gpu_instance", "compute_instance", "memory", "addressing_mode"),
+        *(
+            "mig_profile",
+            "gpu_instance",
+            "compute_instance",
+            "mig_placement",
+            "memory",
+            "addressing_mode",
+            "virtualization",
+        ),
         source="nvmlDeviceGetUUID, nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlDeviceGetMinorNumber, "
         "nvmlSystemGetDriverVersion, nvmlSystemGetCudaDriverVersion; for MIG "
-        "nvmlDeviceGetMigDeviceHandleByIndex, nvmlDeviceGetGpuInstanceId, nvmlDeviceGetComputeInstanceId; "
-        "nvmlDeviceGetNumaNodeId, nvmlDeviceGetAddressingMode, nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetMigDeviceHandleByIndex, nvmlDeviceGetGpuInstanceId, nvmlDeviceGetComputeInstanceId, "
+        "nvmlGpuInstanceGetInfo; nvmlDeviceGetNumaNodeId, nvmlDeviceGetAddressingMode, "
+        "nvmlDeviceGetVirtualizationMode",
         absent="when `vramledger_device_up` is 0",
     ),
 )

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 from vramledger.agent_protocol.messages import (
+    ALLOCATOR_SETTINGS,
     CATEGORIES,
     CONSENTS,
     FORMAT_VERSION,
@@ -46,7 +47,19 @@ class DeviceReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FrameworkReport:
-    """One framework in the process; ``supported`` is False where its allocator gives no statistics."""
+    """One framework in the process.
+
+    Attributes:
+        framework: its name.
+        version: as it states it.
+        supported: False where its allocator gives no statistics.
+        allocator: the name of the allocator.
+        policy: how it takes memory.
+        devices: what it holds on each device.
+        settings: those of its allocator, by the names of ``messages.ALLOCATOR_SETTINGS``.
+        pinned: bytes of the host's memory that it has pinned for the GPUs.
+        pinned_in_use: those of them that the program uses.
+    """
 
     framework: str
     version: str | None = None
@@ -54,6 +67,9 @@ class FrameworkReport:
     allocator: str | None = None
     policy: str | None = None
     devices: tuple[DeviceReport, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    pinned: int | None = None
+    pinned_in_use: int | None = None
 
 
 class GarbageReport(NamedTuple):
@@ -234,6 +250,9 @@ def plain(report: AgentReport) -> dict[str, Any]:
                 "supported": each.supported,
                 "allocator": each.allocator,
                 "policy": each.policy,
+                "settings": dict(each.settings),
+                "pinned": each.pinned,
+                "pinned_in_use": each.pinned_in_use,
                 "devices": [
                     {
                         "ordinal": device.ordinal,
@@ -268,7 +287,19 @@ def _framework(raw: dict[str, Any]) -> FrameworkReport:
         allocator=_text(raw, "allocator"),
         policy=policy if policy in POLICIES else None,
         devices=devices if supported else (),
+        settings=_settings(raw),
+        pinned=_count(raw, "pinned"),
+        pinned_in_use=_count(raw, "pinned_in_use"),
     )
+
+
+def _settings(raw: dict[str, Any]) -> dict[str, str]:
+    found = _object(raw, "settings")
+    return {
+        name: value
+        for name, form in ALLOCATOR_SETTINGS.items()
+        if isinstance(value := found.get(name), str) and re.fullmatch(form, value)
+    }
 
 
 def _device(framework: str, raw: object) -> DeviceReport:

@@ -72,6 +72,22 @@ class NodeMemory(NamedTuple):
     kernel: int
 
 
+class CgroupLimit(NamedTuple):
+    """What a cgroup, with all below it, may take of a device, and what it has.
+
+    Attributes:
+        cgroup: its path in version 2 of cgroups.
+        minimum: bytes that are guaranteed to it; beyond them it may be evicted.
+        maximum: bytes beyond which its allocations fail; None without such a limit.
+        current: bytes that it has; None when not known.
+    """
+
+    cgroup: str
+    minimum: int
+    maximum: int | None
+    current: int | None
+
+
 class ProcessEntry(NamedTuple):
     """One pid that NVML lists on a device, the maximum over its lists.
 
@@ -349,6 +365,8 @@ class DeviceReading:
         mig_profile: e.g. ``1g.18gb``, for an instance.
         gpu_instance: GPU instance id, for an instance.
         compute_instance: compute instance id, for an instance.
+        mig_placement: the place of its GPU instance among the GPU's memory slices: the first one and how
+            many, as ``nvidia-smi mig -lgi`` writes it (``4:4``). None where the driver does not tell us.
         divided: True for a GPU in MIG mode: its instances hold the memory, it has no ledger itself.
         error: None when the device answered; otherwise why not (``lost``, ``timeout``, ``failed``).
         duration: seconds spent in NVML for this device.
@@ -358,17 +376,20 @@ class DeviceReading:
         node: the memory of the NUMA node that a coherent device is, None when it could not be read.
         addressing_mode: ``none``, ``hmm`` or ``ats``: how the device reaches the memory of programs; None if
             the driver does not report it.
+        virtualization: ``none``, ``passthrough``, ``vgpu``, ``host_vgpu``, ``host_vsga``; None if not known.
+        limits: what the cgroups of holders may take, as last read; None when nothing limits memory by cgroup.
+        partition: what we ourselves may take of it by our cgroup; then NVML shows us no more than that.
         processes: the holders of memory; None when the query failed, empty when there are none.
         utilization: ``gpu`` and ``memory`` as ratios over the driver's last sampling period; before Hopper
             also ``gpu_peak``, the highest ``gpu`` of all periods since the previous reading.
         process_utilization: the rows that are new since the previous reading, at most one a process; None
             when the query failed or is not supported, empty when no process ran since.
         activity: the means of GPM's counters since the previous reading that had them: ``seconds`` (the time
-            that they cover), the busy shares ``graphics``, ``sm``, ``occupancy``, ``integer``, ``tensor``,
-            ``fp64``, ``fp32``, ``fp16``, ``dram`` and ``video`` (the busiest engine) as ratios, and
-            ``pcie_transmit``, ``pcie_receive``, ``nvlink_transmit``, ``nvlink_receive`` in bytes a second;
-            empty in the first reading, None when the query failed, and before Hopper. ``sm`` is exactly 0 if
-            and only if no kernel ran.
+            that they cover), the busy shares ``sm``, ``occupancy``, ``integer``, ``tensor``, ``fp64``,
+            ``fp32``, ``fp16``, ``dram``, ``video`` (the busiest engine) and, of an instance, ``graphics`` as
+            ratios, and the bytes a second ``pcie_transmit``, ``pcie_receive``, ``nvlink_transmit`` and
+            ``nvlink_receive``; empty in the first reading, None when the query failed, and before Hopper.
+            ``sm`` is exactly 0 if and only if no kernel ran.
         hardware: further readings by the key that :data:`vramledger.metrics.hardware.HARDWARE` declares; a
             value, or values by label.
         failed: the queries that failed for another reason than "not supported".
@@ -383,6 +404,7 @@ class DeviceReading:
     mig_profile: str | None = None
     gpu_instance: int | None = None
     compute_instance: int | None = None
+    mig_placement: str | None = None
     divided: bool = False
     error: str | None = None
     duration: float = 0.0
@@ -390,6 +412,9 @@ class DeviceReading:
     memory_kind: str | None = None
     node: NodeMemory | None = None
     addressing_mode: str | None = None
+    virtualization: str | None = None
+    limits: tuple[CgroupLimit, ...] | None = None
+    partition: int | None = None
     processes: tuple[ProcessEntry, ...] | None = None
     utilization: Mapping[str, float] | None = None
     process_utilization: tuple[ProcessUtilization, ...] | None = None
@@ -409,9 +434,11 @@ class DeviceReading:
             mig_profile=self.mig_profile,
             gpu_instance=self.gpu_instance,
             compute_instance=self.compute_instance,
+            mig_placement=self.mig_placement,
             divided=self.divided,
             memory_kind=self.memory_kind,
             addressing_mode=self.addressing_mode,
+            virtualization=self.virtualization,
             error=error,
         )
 
@@ -427,7 +454,8 @@ class Reading:
         boot_id: ``/proc/sys/kernel/random/boot_id``.
         boot_time: Unix time of boot, seconds (``btime`` of ``/proc/stat``).
         ticks: clock ticks a second, the unit of process start times.
-        host_pid_namespace: True when we are in the initial PID namespace; None when not known.
+        host_pid_namespace: True when we are in the initial PID namespace of the host; None when not known. In
+            WSL2 the host is Windows, so it is False there.
         failure: (reason, message) when NVML as a whole could not be used; no devices then.
         released_until: Unix time at which the exporter reopens released GPUs, None if they are not released.
         driver_version: e.g. ``580.159.04``.
@@ -442,6 +470,7 @@ class Reading:
         waits: the holders' threads that sleep in the driver, as the newest search found them.
         launches: what was counted of quiet holders; the exporter adds it to what the sampler read.
         managed: the mappings of holders on devices with bytes that NVML charges to nobody, as last read.
+        cpu: pid and CPU seconds since its start, of each holder that is not alone on its devices.
         hidden: result of the last complete search for hidden holders, None before the first.
         hidden_unreadable: processes that this search may not look into, None before the first.
         schedulers: the schedulers of this host and what they assigned when last read; empty without any.
@@ -473,6 +502,7 @@ class Reading:
     waits: tuple[DriverWait, ...] = ()
     launches: tuple[LaunchCount, ...] = ()
     managed: tuple[ManagedMappings, ...] = ()
+    cpu: tuple[tuple[int, float], ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
     hidden_unreadable: int | None = None
     schedulers: tuple[Scheduler, ...] = ()
@@ -503,6 +533,7 @@ def decode(line: bytes | str) -> Reading:
         raw["facts"] = tuple(_facts(facts) for facts in raw.get("facts", ()))
         raw["waits"] = tuple(DriverWait(*wait) for wait in raw.get("waits", ()))
         raw["launches"] = tuple(LaunchCount(*count) for count in raw.get("launches", ()))
+        raw["cpu"] = tuple((int(pid), float(seconds)) for pid, seconds in raw.get("cpu", ()))
         raw["managed"] = tuple(ManagedMappings(*each) for each in raw.get("managed", ()))
         raw["events"] = tuple(XidEvent(*event) for event in raw.get("events", ()))
         raw["collectors"] = {
@@ -544,6 +575,8 @@ def agent_plain(agent: Agent) -> list[Any]:
 def _device(raw: dict[str, Any]) -> DeviceReading:
     if raw.get("memory") is not None:
         raw["memory"] = MemoryReading(*raw["memory"])
+    if raw.get("limits") is not None:
+        raw["limits"] = tuple(CgroupLimit(*each) for each in raw["limits"])
     if raw.get("node") is not None:
         raw["node"] = NodeMemory(*raw["node"])
     if raw.get("processes") is not None:
@@ -606,7 +639,7 @@ def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in (Reading, DeviceReading, ProcessFacts)}
 
 _KEEP_EMPTY = frozenset(
-    "processes process_utilization activity hidden host_pid_namespace leader_alive uses_gpu cgroup"
+    "processes process_utilization activity limits hidden host_pid_namespace leader_alive uses_gpu cgroup"
     " libraries".split()
 )
 """These fields keep an empty value, because an empty result of a query differs from "not known".

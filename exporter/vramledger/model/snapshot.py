@@ -198,6 +198,28 @@ class Ledger:
         return self.total - self.free - (self.driver_reserved or 0)
 
 
+class OwnerLimit(NamedTuple):
+    """What an owner may take of a device by its cgroups, and what these are charged.
+
+    Attributes:
+        type: see :class:`vramledger.model.reading.Owner`.
+        name: its name.
+        cgroup: the cgroup whose limit it reaches first; None without a limit.
+        maximum: that limit, bytes.
+        used: what that cgroup has, with those of other owners in it; None when not known.
+        minimum: bytes that are guaranteed to its own cgroups.
+        charged: what its own cgroups are charged; None where that is not its own alone.
+    """
+
+    type: str
+    name: str
+    cgroup: str | None
+    maximum: int | None
+    used: int | None
+    minimum: int
+    charged: int | None
+
+
 class OwnerUsage(NamedTuple):
     """What one owner holds on one device, and has held.
 
@@ -302,6 +324,7 @@ class DeviceSnapshot:
         blind: its holders cannot be seen from our PID namespace, so their number is not known.
         owner_usage: the owners of the memory; None when its holders are not known.
         reservation_status: its reservations; None when no known scheduler manages it.
+        limits: what its owners may take of it, where cgroups limit that.
         ghost: whether it is busy for minutes at idle power without any holder; None when not known.
         ghost_since: Unix time since which it is a ghost, None if it is not.
     """
@@ -321,6 +344,7 @@ class DeviceSnapshot:
     memory_counted_under: str | None = None
     undivided: UndividedBytes | None = None
     left: tuple[LeftBytes, ...] = ()
+    limits: tuple[OwnerLimit, ...] = ()
 
     @property
     def wasted(self) -> int | None:
@@ -422,6 +446,11 @@ class AgentSnapshot:
         general = (pool.general for pool in self.pools.get(uuid, ()))
         taken = sum(max(figures.get("pool", 0), figures.get("in_use", 0)) for figures in general)
         return taken if taken > charged else None
+
+    def settings(self, framework: str) -> Mapping[str, str]:
+        """Return the settings of a framework's allocator, as far as they are known."""
+        reported = () if self.report is None else self.report.frameworks
+        return next((each.settings for each in reported if each.framework == framework), {})
 
     def need(self, uuid: str) -> int | None:
         """Return the sum of each framework's peak of memory in use, None if one does not report it."""

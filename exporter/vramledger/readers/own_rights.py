@@ -15,12 +15,13 @@ class OwnRights(NamedTuple):
     """Our own rights.
 
     ``capabilities`` are the effective ones among dac_read_search, sys_ptrace and sys_admin;
-    ``hidepid`` is True when the proc file system hides other users' processes.
+    ``hidepid`` is True when the proc file system hides other users' processes; ``wsl`` in a Linux in Windows.
     """
 
     uid: int
     capabilities: frozenset[str]
     hidepid: bool
+    wsl: bool = False
 
 
 def read_own_rights(procfs: Path) -> OwnRights:
@@ -41,7 +42,12 @@ def read_own_rights(procfs: Path) -> OwnRights:
         )
         for mount in mounts
     )
-    return OwnRights(os.geteuid(), names, hidepid)
+    return OwnRights(os.geteuid(), names, hidepid, is_wsl(procfs))
+
+
+def is_wsl(procfs: Path) -> bool:
+    """Tell whether this is a Linux in Windows (WSL2), by the name of its kernel."""
+    return any("microsoft" in line.lower() for line in _read_lines(procfs / "sys" / "kernel" / "osrelease"))
 
 
 def _unescape(directory: str) -> str:

@@ -250,6 +250,12 @@ class Mask:
             device,
             uuid=self._mask_uuid(device.uuid),
             parent=None if device.parent is None else self._mask_uuid(device.parent),
+            limits=None
+            if device.limits is None
+            else tuple(
+                each._replace(cgroup=self._mask_cgroup(f"0::{each.cgroup}").removeprefix("0::"))
+                for each in device.limits
+            ),
         )
 
     def _mask_facts(self, facts: ProcessFacts) -> ProcessFacts:

@@ -29,6 +29,7 @@ from vramledger.model.reading import (
     XidEvent,
     encode,
 )
+from vramledger.readers.hosts.dmem import DeviceMemoryCgroups, chain_of
 from vramledger.readers.hosts.driver_waits import DriverWaitSearch
 from vramledger.readers.hosts.facts_reader import FactsReader
 from vramledger.readers.hosts.hidden_holders import HiddenSearch
@@ -39,6 +40,7 @@ from vramledger.readers.hosts.system_memory import SystemMemory
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver, check_access
 from vramledger.readers.nvml.hardware import HARDWARE_METRICS
+from vramledger.readers.owners.cgroups import hierarchy_paths
 from vramledger.readers.owners.reader import OwnerReader
 from vramledger.readers.schedulers.reader import SchedulerReader
 from vramledger.sampling import malloc
@@ -148,7 +150,13 @@ class Sampler:
         self._driver = driver
         self._host = host
         self._finished: queue.SimpleQueue[_DeviceThread] = queue.SimpleQueue()
-        readers = driver.readers(config.collectors, SystemMemory(host.root, config.rootfs))
+        readers = driver.readers(
+            config.collectors,
+            SystemMemory(host.root, config.rootfs),
+            DeviceMemoryCgroups(host.root, config.rootfs),
+        )
+        self._readers = readers
+        self._chains: dict[tuple[int, int], tuple[str, ...]] = {}
         self._threads = [_DeviceThread(reader, self._finished) for reader in readers]
         self._device_count = driver.device_count()
         self._last_recount = time.monotonic()
@@ -206,6 +214,7 @@ class Sampler:
         devices, rows, unseen = self._read_processes(devices, wall, begun)
         ended, renamed = self._owners.check_owners(rows)
         facts = (*renamed, *self._collect_facts(rows))
+        self._watch_limits(rows, facts)
         managed: tuple[ManagedMappings, ...] = ()
         if "process" in self._config.collectors:
             managed = self._managed.update(devices, rows, MANAGED_TIMEOUT)
@@ -242,6 +251,7 @@ class Sampler:
             device_files=self._device_files,
             waits=self._waits.result,
             managed=managed,
+            cpu=self._read_cpu_seconds(devices),
             hidden=self._hidden.result if self._hidden is not None else None,
             hidden_unreadable=self._hidden_unreadable(),
             schedulers=schedulers,
@@ -249,6 +259,24 @@ class Sampler:
             events=events,
             collectors=collectors,
         )
+
+    def _watch_limits(self, rows: Iterable[ProcessRow], facts: Iterable[ProcessFacts]) -> None:
+        """Have the limits of the holders' cgroups, and of those above them, read from now on."""
+        for each in facts:
+            paths = (path for controllers, path in hierarchy_paths(each.cgroup or ()) if not controllers)
+            self._chains[each.pid, each.start] = chain_of(next(paths, ""))
+        present = {(row.pid, row.start) for row in rows}
+        self._chains = {identity: chain for identity, chain in self._chains.items() if identity in present}
+        watched = tuple(dict.fromkeys(path for chain in self._chains.values() for path in chain))
+        for reader in self._readers:
+            reader.cgroups = watched
+
+    def _read_cpu_seconds(self, devices: tuple[DeviceReading, ...]) -> tuple[tuple[int, float], ...]:
+        """Return the CPU time of holders that may be taken for idle because of another one's work."""
+        lists = [each.processes for each in devices if each.processes is not None and len(each.processes) > 1]
+        pids = {entry.pid for entries in lists for entry in entries}
+        known = ((pid, self._host.cpu_seconds(pid)) for pid in sorted(pids))
+        return tuple((pid, seconds) for pid, seconds in known if seconds is not None)
 
     def _read_processes(
         self, devices: tuple[DeviceReading, ...], wall: float, begun: float

@@ -370,8 +370,8 @@ class StoredTracker:
         tracker, timeline = self._tracker.fresh(), Timeline()
         try:
             recall(tracker, timeline, content["state"], self._tracker.settings)
-            for value in content["readings"]:
-                advance(tracker, timeline, Entry(READING, 0.0, value))
+            for time, value in content["readings"]:
+                advance(tracker, timeline, Entry(READING, time, value))
             known, seen = tracker.remembered(), timeline.remembered()
             last = known["_last"]
         except Exception as error:  # noqa: BLE001 whatever a file holds, we sample

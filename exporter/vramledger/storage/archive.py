@@ -1,7 +1,7 @@
 """Keep the segments in one directory: find a moment, thin what is old, remove what is too old or too much.
 
 A file is named by the Unix time of its beginning and by its step. ``1795234210.live.gz`` is being written.
-When it is full, half an hour later, it is compressed as a whole, which takes a quarter less:
+When it is full, half an hour later, it is compressed as a whole, which takes a fifth less:
 ``1795234210.1s.gz`` has every reading too. After an hour ``1795234210.2m.gz`` replaces it, which keeps each
 state and the reading after it, and after a day ``1795234210.10m.gz``. What is not named like this is not
 ours, and stays. All files are opened within the directory, without following a link.
@@ -347,7 +347,7 @@ class Archive:
         new = old.name.replace(f".{old.step}.", f".{step}.")
         temporary = new + _TEMPORARY
         with self._opened(old) as (header, entries):
-            writer = SegmentWriter(self._create(temporary), header)
+            writer = SegmentWriter(self._create(temporary), header, at_once=True)
             try:
                 if seconds:
                     for entry in _thinned(entries, seconds):

@@ -12,6 +12,7 @@ from vramledger.model.snapshot import Snapshot
 from vramledger.storage.archive import Moment
 from vramledger.storage.objects import read_object
 from vramledger.storage.recorder import LONGEST_GAP, settings_of
+from vramledger.storage.reduction import expand_reading
 from vramledger.storage.segments import Entry
 from vramledger.views.timeline import Timeline
 
@@ -93,8 +94,8 @@ def advance(tracker: HoldingTracker, timeline: Timeline, entry: Entry) -> Snapsh
     Raises:
         RecordingError: it is not a reading that this version can account for.
     """
-    reading = decode(json.dumps(entry.value))
     try:
+        reading = decode(json.dumps(expand_reading(entry.value, entry.time)))
         snapshot = tracker.update(reading)
     except Exception as error:
         message = f"a stored reading is invalid ({error!r})"

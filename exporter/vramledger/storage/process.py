@@ -124,6 +124,8 @@ class StorageProcess:
         self._flushed = time.monotonic()
         if self._writing:
             self._writing = self._try(self._archive.flush)
+        if not self._size:  # what was stored first is not to count as nothing until the next look
+            self.measure()
         self.report()
 
     def end(self) -> None:

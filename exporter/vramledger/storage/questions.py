@@ -13,7 +13,7 @@ from vramledger.errors import RecordingError
 from vramledger.model.json_values import JSON_VERSION
 from vramledger.storage.archive import Archive
 from vramledger.storage.moments import Past, advance, compute, start_from
-from vramledger.storage.reduction import facts_plain
+from vramledger.storage.reduction import expand_reading, facts_plain
 from vramledger.storage.report import make_report
 from vramledger.storage.slider import make_slider
 from vramledger.views.ledger_answer import write_answer
@@ -66,7 +66,8 @@ def _readings(archive: Archive, begin: float, end: float) -> bytes:
         for entry in moment.readings:
             advance(tracker, timeline, entry)
         facts = [facts_plain(each) for each in tracker.known_facts()]
-    values = chain([{**first.value, "facts": facts}], (entry.value for entry in found))
+    expanded = (expand_reading(entry.value, entry.time) for entry in chain([first], found))
+    values = ({**value, "facts": facts} if not number else value for number, value in enumerate(expanded))
     lines = [json.dumps(each, separators=(",", ":")) for each in values]
     return _with_head({"readings": len(lines)}, "\n".join(lines).encode())
 
@@ -75,7 +76,7 @@ def _restore(archive: Archive) -> bytes:
     found = archive.newest()
     if found is None:
         return _with_head({"found": False}, b"")
-    content = {"state": found.state.value, "readings": [each.value for each in found.readings]}
+    content = {"state": found.state.value, "readings": [(each.time, each.value) for each in found.readings]}
     return _with_head({"found": True, "header": found.header}, json.dumps(content).encode())
 
 

@@ -87,7 +87,7 @@ class Recorder:
             yield self._state(self._newest, now)
         self._newest = reading.time
         kept = replace(reading, agents=tuple(self._thin_agents(reading))) if reading.agents else reading
-        yield self._entry(READING, reading.time, reduce_reading(kept))
+        yield self._entry(READING, round(reading.time, 2), reduce_reading(kept))
 
     def summarise(self, snapshot: Snapshot) -> Iterator[tuple[bytes, bytes]]:
         """Yield the message for what the accounting made of the newest reading, if it is time for one."""

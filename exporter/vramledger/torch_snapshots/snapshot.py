@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from vramledger.agent_protocol.messages import SNAPSHOT_KEY
 from vramledger.errors import SnapshotError
+from vramledger.torch_snapshots.categories import UNRECORDED, category_of
 from vramledger.torch_snapshots.plain_values import mapping, raise_malformed, whole_number
 from vramledger.torch_snapshots.training import Training, parse_training
 from vramledger.torch_snapshots.user_lines import NATIVE, Frame, Stack, user_frames
@@ -28,12 +29,32 @@ class Block(NamedTuple):
     """Memory in use. ``stack`` holds the user's frames; it is empty for memory older than the recording.
 
     It is :data:`NATIVE` alone for memory that the recording saw allocated without a frame of Python.
+    ``category`` is one of :data:`vramledger.torch_snapshots.categories.CATEGORIES`.
     """
 
     device: int
     address: int
     size: int
     stack: Stack
+    category: str = UNRECORDED
+
+
+class Segment(NamedTuple):
+    """Memory that the allocator has taken from the driver in one piece, with the blocks in use.
+
+    Attributes:
+        device: PyTorch's number.
+        address: where it begins.
+        size: bytes.
+        about: its pool, in a few words.
+        blocks: in the order of their addresses; between them it is free.
+    """
+
+    device: int
+    address: int
+    size: int
+    about: str
+    blocks: tuple[Block, ...]
 
 
 class AllocationEvent(NamedTuple):
@@ -45,6 +66,7 @@ class AllocationEvent(NamedTuple):
     size: int
     time: float | None
     stack: Stack
+    category: str = UNRECORDED
 
 
 class Device(NamedTuple):
@@ -62,6 +84,7 @@ class AllocationSnapshot(NamedTuple):
     devices: tuple[Device, ...]
     blocks: tuple[Block, ...]
     events: tuple[AllocationEvent, ...]
+    segments: tuple[Segment, ...] = ()
     training: Training | None = None
 
     @property
@@ -86,7 +109,7 @@ class _SnapshotParser:
     def __init__(self, most: int) -> None:
         self._most = most
         self._seen = 0
-        self._stacks: dict[Stack, Stack] = {}
+        self._stacks: dict[Stack, tuple[Stack, str]] = {}
         self._frames: dict[Frame, Frame] = {}
 
     def parse(self, data: object) -> AllocationSnapshot:
@@ -98,26 +121,31 @@ class _SnapshotParser:
         training = parse_training(whole[SNAPSHOT_KEY]) if SNAPSHOT_KEY in whole else None
         native = _addresses_of_native(events)
         blocks: list[Block] = []
+        segments: list[Segment] = []
         totals: dict[int, list[int]] = {}
         for segment in self._items(whole, "segments"):
             number = whole_number(segment, "device", 0)  # absent before 2.1, which had one device in a file
             total = totals.setdefault(number, [0, 0, 0])
-            total[0] += whole_number(segment, "total_size")
-            address = whole_number(segment, "address", 0)
+            total_size = whole_number(segment, "total_size")
+            total[0] += total_size
+            begin = address = whole_number(segment, "address", 0)
+            first = len(blocks)
             for block in self._items(segment, "blocks"):
                 size = whole_number(block, "size")
                 start = whole_number(block, "address", address)
                 address = start + size
                 if block.get("state") in _LIVE_STATES:
                     total[1] += size
-                    stack = self._stack(block)
+                    stack, category = self._stack(block)
                     if not stack and ((number, start) in native or (training and training.from_start)):
-                        stack = (NATIVE,)
-                    blocks.append(Block(number, start, size, stack))
+                        stack, category = (NATIVE,), category_of((NATIVE,))
+                    blocks.append(Block(number, start, size, stack, category))
                 else:
                     total[2] = max(total[2], size)
+            inside = tuple(sorted(blocks[first:], key=lambda block: block.address))
+            segments.append(Segment(number, begin, total_size, _about(segment), inside))
         devices = tuple(Device(number, *total) for number, total in sorted(totals.items()))
-        return AllocationSnapshot(devices, tuple(blocks), events, training)
+        return AllocationSnapshot(devices, tuple(blocks), events, tuple(segments), training)
 
     def _events(self, whole: Mapping[object, object]) -> Iterator[AllocationEvent]:
         traces = whole.get("device_traces", [])
@@ -129,15 +157,16 @@ class _SnapshotParser:
                 if not isinstance(action, str):
                     raise_malformed("action", "a string")
                 time = whole_number(entry, "time_us", -1)
-                stack = self._stack(entry) if action == "alloc" else ()
+                stack, category = self._stack(entry) if action == "alloc" else ((), UNRECORDED)
                 yield AllocationEvent(
                     number, action, whole_number(entry, "addr", 0), whole_number(entry, "size", 0),
-                    None if time < 0 else time / 1e6, stack,
+                    None if time < 0 else time / 1e6, stack, category,
                 )  # fmt: skip
 
-    def _stack(self, holder: Mapping[object, object]) -> Stack:
+    def _stack(self, holder: Mapping[object, object]) -> tuple[Stack, str]:
+        """Return the user's frames of a stack, and what the whole stack was allocated by."""
         if holder.get("frames") is None:
-            return ()
+            return (), UNRECORDED
         frames = []
         for frame in self._items(holder, "frames"):
             filename, name = frame.get("filename"), frame.get("name")
@@ -147,7 +176,7 @@ class _SnapshotParser:
             frames.append(self._frames.setdefault(key, key))
         whole = tuple(frames)
         if whole not in self._stacks:
-            self._stacks[whole] = user_frames(whole)
+            self._stacks[whole] = user_frames(whole), category_of(whole)
         return self._stacks[whole]
 
     def _items(self, holder: Mapping[object, object], key: str) -> Iterator[Mapping[object, object]]:
@@ -167,7 +196,9 @@ def _name_native(events: tuple[AllocationEvent, ...]) -> tuple[AllocationEvent, 
     if not any(event.stack for event in events):
         return events  # the recording kept no frames at all
     return tuple(
-        event._replace(stack=(NATIVE,)) if event.action == "alloc" and not event.stack else event
+        event._replace(stack=(NATIVE,), category=category_of((NATIVE,)))
+        if event.action == "alloc" and not event.stack
+        else event
         for event in events
     )
 
@@ -181,3 +212,13 @@ def _addresses_of_native(events: tuple[AllocationEvent, ...]) -> set[tuple[int, 
         elif event.action in ("alloc", "free_completed"):
             found.discard((event.device, event.address))
     return found
+
+
+def _about(segment: Mapping[object, object]) -> str:
+    """Say in a few words what a segment is for."""
+    words = [
+        "expandable" if segment.get("is_expandable") is True else "",
+        "private" if segment.get("segment_pool_id") not in (None, (0, 0), [0, 0]) else "",
+        "small allocations" if segment.get("segment_type") == "small" else "large allocations",
+    ]
+    return " ".join(word for word in words if word)

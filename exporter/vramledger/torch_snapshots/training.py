@@ -65,9 +65,17 @@ class FreedBlock(NamedTuple):
 
 
 class Cycle(NamedTuple):
-    """Objects that referred to each other: bytes of their tensors, how many, and what made some of them."""
+    """Cycles that the same code made.
+
+    Attributes:
+        size: bytes of their tensors.
+        cycles: how many there were.
+        members: the objects of the first one.
+        objects: the type and the code of some of these.
+    """
 
     size: int
+    cycles: int
     members: int
     objects: tuple[tuple[str, Frame], ...]
 
@@ -156,6 +164,7 @@ def _garbage(entry: Mapping[object, object]) -> Garbage:
         tuple(
             Cycle(
                 whole_number(cycle, "bytes"),
+                whole_number(cycle, "cycles"),
                 whole_number(cycle, "count"),
                 tuple(
                     (text(each, "type"), _frame(each, "file", "function")) for each in items(cycle, "objects")

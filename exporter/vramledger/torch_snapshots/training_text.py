@@ -53,7 +53,8 @@ def _step_lines(device: DeviceTraining) -> Iterator[str]:
     if last.gradients_before:
         yield (
             f"{size_text(last.gradients_before)} of gradients existed before the backward pass: zero_grad()"
-            " is missing, is called with set_to_none=False, or gradients are accumulated on purpose."
+            " is missing, is called with set_to_none=False, gradients are accumulated on purpose, or DDP"
+            " keeps them in buckets (gradient_as_bucket_view)."
         )
 
 
@@ -83,6 +84,10 @@ def _garbage_lines(garbage: Garbage, top: int) -> Iterator[str]:
     for line, (size, count) in sorted(sums.items(), key=lambda item: -item[1][0])[:top]:
         yield f"{size_text(size):>12}  {count:>7,}  {line}"
     for cycle in garbage.cycles[:top]:
-        yield f"a cycle of {cycle.members:,} objects with tensors of {size_text(cycle.size)}, made by"
+        kinds = "cycle" if cycle.cycles == 1 else "cycles"
+        yield (
+            f"{size_text(cycle.size)} of tensors in {cycle.cycles:,} {kinds} of {cycle.members:,} objects,"
+            " made by"
+        )
         for kind, frame in cycle.objects:
             yield f"{'':>12}  {printable(kind)}: {frame_text(frame)}"

@@ -13,7 +13,7 @@ from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 from vramledger.printable import printable
 from vramledger.views.ledger_json import holding_json
-from vramledger.views.remedies import remedy
+from vramledger.views.remedies import allocator_advice, remedy
 from vramledger.views.table import gib, span
 
 _LETTERS = {
@@ -202,6 +202,11 @@ def _pools(agent: AgentSnapshot, uuid: str, holding: Holding) -> Iterator[str]:
             for name, value in {**pool.figures, **pool.categories}.items()
         )
         yield f"    {pool.framework:<12} {shown}"
+        advice = allocator_advice(
+            pool.figures.get("reserved"), pool.figures.get("inactive_split"), agent.settings(pool.framework)
+        )
+        if advice is not None:
+            yield f"    advice       {advice}"
     rest, need = overhead(agent, uuid, holding), needed(agent, uuid, holding)
     if rest is not None:
         yield f"    beyond them  {gib(rest)}: context, libraries, other code"
@@ -231,6 +236,11 @@ def _agent(agent: AgentSnapshot | None, now: float) -> Iterator[str]:
             f"{each.allocator or 'not reported'}{statistics}"
         )
         yield f"    {each.framework:<12} {each.version or 'version not reported'}, {about}"
+        if each.settings:
+            shown = ", ".join(f"{name} {value}" for name, value in each.settings.items())
+            yield f"    settings     {shown}"
+        if each.pinned is not None:
+            yield f"    pinned       {gib(each.pinned)} of host memory, {gib(each.pinned_in_use)} in use"
     if report.collector is not None and report.collector.enabled is False:
         yield "    collector    off: tensors in reference cycles are never freed"
     if report.last_oom is not None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
-from vramledger.model.agent_report import OutOfMemory
+from vramledger.model.agent_report import FrameworkReport, OutOfMemory
 from vramledger.model.json_values import JSON_VERSION, Json
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 from vramledger.views.remedies import about_hidden, about_operating_system, about_unattributed, remedy
@@ -46,12 +46,14 @@ def _device(
         "uuid": reading.uuid,
         "name": reading.name,
         "mig_profile": reading.mig_profile,
+        "mig_placement": reading.mig_placement,
         "parent_uuid": reading.parent,
         "memory_counted_under": device.memory_counted_under,
         "up": device.up,
         "error": reading.error,
         "memory_kind": reading.memory_kind or (None if reading.memory is None else "dedicated"),
         "addressing_mode": reading.addressing_mode,
+        "virtualization": reading.virtualization,
         "node": None if reading.node is None else dict(reading.node._asdict()),
         "memory": None
         if ledger is None
@@ -109,6 +111,7 @@ def _device(
             {"owner_type": each.type, "owner": each.name, "scheduler": each.scheduler, "held": each.held}
             for each in device.reservation_status.reservations
         ],
+        "limits": [dict(each._asdict()) for each in device.limits],
         "schedulers": [] if device.reservation_status is None else list(device.reservation_status.schedulers),
         "owners": None if device.owner_usage is None else device.owner_usage.holding,
         "hidden": None
@@ -179,6 +182,8 @@ def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
     if agent is None:
         return None
     report = agent.report
+    reported = {each.framework: each for each in report.frameworks} if report is not None else {}
+    unreported = FrameworkReport("")
     oom = report.last_oom if report is not None else None
     return {
         "up": agent.up,
@@ -195,6 +200,9 @@ def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
                 "title": REPORTING_FRAMEWORKS[pool.framework].title,
                 "ordinal": pool.ordinal,
                 "categories": dict(pool.categories),
+                "settings": dict(reported.get(pool.framework, unreported).settings),
+                "pinned": reported.get(pool.framework, unreported).pinned,
+                "pinned_in_use": reported.get(pool.framework, unreported).pinned_in_use,
                 **pool.figures,
                 **dict.fromkeys(POOL_FIGURES),
                 **pool.general,

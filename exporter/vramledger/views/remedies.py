@@ -46,6 +46,10 @@ _BY_POLICY = {
 }
 """What an idle holder's framework can do, if its declaration has a remedy."""
 
+_FRAGMENTED_BYTES = 256 * 2**20
+_FRAGMENTED_SHARE = 0.1
+"""The bytes and the share of the allocator's memory between tensors from which on a setting is worth it."""
+
 _GROWN = "Its pool never shrinks; only the end of the program frees the memory."
 
 
@@ -93,6 +97,27 @@ def _for_idle(pid: int, process: ProcessSnapshot | None) -> str:
     if remedy is not None:
         more = _BY_POLICY[policy.policy].format(remedy=remedy)
     return f"{first} {more}" if more else first
+
+
+def allocator_advice(reserved: int | None, between: int | None, settings: Mapping[str, str]) -> str | None:
+    """Say what a setting of PyTorch's allocator would free; None where nothing, or where it is set already.
+
+    Args:
+        reserved: bytes that the allocator has taken from the driver.
+        between: those that lie free between tensors in use (``inactive_split``).
+        settings: as the agent reports them; with expandable segments PyTorch counts nothing between tensors.
+    """
+    if not reserved or not between or settings.get("expandable_segments") == "true":
+        return None
+    if between < _FRAGMENTED_BYTES or between < _FRAGMENTED_SHARE * reserved:
+        return None
+    known = "" if "expandable_segments" in settings else ", if that is not set already,"
+    limited = settings.get("max_split_size_mb", "unlimited")
+    instead = "" if limited == "unlimited" else f" instead of max_split_size_mb:{limited}"
+    return (
+        f"expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF{instead} at the next start{known} makes a part "
+        f"of the {between / 2**30:.2f} GiB usable that lie free between tensors"
+    )
 
 
 def about_unattributed(device: DeviceSnapshot) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vramledger.model.policy import UNKNOWN, Policy
-from vramledger.model.reading import UNIFIED, ProcessFacts
+from vramledger.model.reading import UNIFIED, DeviceReading, ProcessFacts
 from vramledger.model.snapshot import DeviceSnapshot, Holding, LeftBytes, Snapshot, State, UndividedBytes
 from vramledger.printable import printable
 from vramledger.views.remedies import about_operating_system, remedy
@@ -85,8 +85,7 @@ def _lines(snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
 
 def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
     reading = device.reading
-    name = " ".join(part for part in (reading.name, reading.mig_profile) if part)
-    yield f"GPU {reading.index}  {name}  {reading.uuid}"
+    yield f"GPU {reading.index}  {_title(reading)}  {reading.uuid}"
     if not device.up:
         yield f"  no data: {reading.error}"
         return
@@ -100,6 +99,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
         yield from _remedies(device, snapshot)
     elif not device.blind:
         yield "  no process holds memory here"
+    yield from _limit_lines(device)
     yield from _reservation_lines(device)
     if device.ghost:
         busy = (reading.utilization or {}).get("gpu", 0.0)
@@ -108,6 +108,15 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
         what = "has initialised CUDA" if hidden.kind == "cuda" else "has the device open"
         who = f"pid {hidden.pid} {printable(hidden.command)} ({printable(hidden.user or '?')})"
         yield f"  hidden: {who} {what}, and NVML does not list it"
+
+
+def _title(reading: DeviceReading) -> str:
+    """Name a device; a MIG instance by its profile and its place: ``NVIDIA H200 MIG 3g.71gb at 4:4``."""
+    name, profile = reading.name or "", reading.mig_profile
+    parts = [name, profile or ""] if profile and not name.endswith(profile) else [name]
+    if reading.mig_placement is not None:
+        parts.append(f"at {reading.mig_placement}")
+    return " ".join(filter(None, parts))
 
 
 def _ledger_lines(device: DeviceSnapshot) -> Iterator[str]:
@@ -163,6 +172,18 @@ def _remedies(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
         if advice is not None and shown < _REMEDIES_MAX:
             yield f"  {holding.state.value} {holding.pid}: {advice}"
             shown += 1
+
+
+def _limit_lines(device: DeviceSnapshot) -> Iterator[str]:
+    """Say what owners may take, and what is taken of it."""
+    for each in device.limits:
+        if each.maximum is not None:
+            taken = "an unknown part" if each.used is None else gib(each.used)
+            who = f"{printable(each.type)} {printable(each.name)}"
+            place = printable(each.cgroup or "")
+            yield f"  limit: {who} may take {gib(each.maximum)}, {taken} is taken ({place})"
+    if device.reading.partition is not None:
+        yield f"  PARTITION: NVML shows us only the {gib(device.reading.partition)} of our own cgroup's limit"
 
 
 def _reservation_lines(device: DeviceSnapshot) -> Iterator[str]:

@@ -159,6 +159,13 @@ def test_grandchildren_end_with_the_child(tmp_path: Path) -> None:
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "their end")
 
 
+def test_what_a_function_starts_ends_with_its_call() -> None:
+    """A process that the function leaves running does not keep memory after its result is there."""
+    pid = isolated(functions.leave_a_child)
+
+    wait_until(lambda: not psutil.pid_exists(pid), "the end of what the function started")
+
+
 def test_in_a_daemonic_process() -> None:
     """A worker of a pool, which Python forbids to have children, can call an isolated function."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -231,27 +238,38 @@ def test_a_pool_replaces_a_process_that_died() -> None:
         assert pool.run(functions.identity)[0] != after
 
 
-def test_awaited(tmp_path: Path) -> None:
-    """A result can be awaited while others are; a task that is cancelled leaves no process."""
-    file = tmp_path / "pid"
+def test_awaited() -> None:
+    """A result can be awaited while others are."""
 
     async def main() -> list[object]:
-        hanging = asyncio.create_task(isolated_async(functions.hang, str(file)))
         with IsolatedPool() as pool:
             results = await asyncio.gather(
                 *(pool.run_async(functions.identity, number) for number in range(2)),
                 isolated_async(functions.identity, 2),
             )
-        await asyncio.to_thread(
-            wait_until, lambda: file.exists() and file.read_text(encoding="ascii"), "its pid"
-        )
-        hanging.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await hanging
         return [result[1] for result in results]
 
     assert asyncio.run(main()) == [(0,), (1,), (2,)]
-    assert not psutil.pid_exists(int(file.read_text(encoding="ascii")))
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_cancelled_task_leaves_no_process(tmp_path: Path, pooled: bool) -> None:
+    """The process of a task that is cancelled has ended when the task has, in a pool and without one."""
+    file = tmp_path / "pid"
+
+    async def main() -> None:
+        with IsolatedPool() as pool:
+            run = pool.run_async if pooled else isolated_async
+            hanging = asyncio.create_task(run(functions.hang, str(file)))
+            await asyncio.to_thread(
+                wait_until, lambda: file.exists() and file.read_text(encoding="ascii"), "its pid"
+            )
+            hanging.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await hanging
+            assert not psutil.pid_exists(int(file.read_text(encoding="ascii")))
+
+    asyncio.run(main())
 
 
 ARRAYS = """

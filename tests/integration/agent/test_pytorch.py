@@ -70,6 +70,21 @@ def test_only_reads(place: Path, exporter: FakeExporter) -> None:
         assert report["errors"] == {}
 
 
+def test_settings_and_pinned_memory(place: Path, exporter: FakeExporter) -> None:
+    """The settings in effect and the pinned host memory are reported, without a CUDA call."""
+    code = "kept = torch.Tensor(8)\nwait_for_report()\nprint(torch.calls)\n"
+    report = reported(exporter, place, code, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+    (entry,) = report["frameworks"]
+
+    assert entry["settings"] == {
+        "expandable_segments": "true", "garbage_collection_threshold": "off",
+        "max_split_size_mb": "unlimited",
+    }  # fmt: skip
+    assert (entry["pinned"], entry["pinned_in_use"]) == (4096, 1024)
+    (device,) = entry["devices"]
+    assert {"small_pool", "large_pool"} <= device.keys()
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_beside_an_allocator_of_the_program_nothing_is_read(
     place: Path, exporter: FakeExporter, moment: str

@@ -122,3 +122,76 @@ def test_signatures_that_we_rely_on(place: Path) -> None:
     """)  # fmt: skip
 
     assert out == "() False OrderedDict()\n"
+
+
+def test_recorded_steps_train_the_same(place: Path) -> None:
+    """While a recording goes on, steps, compiled ones too, give the same numbers, and each leaves a mark."""
+    code = """
+        import logging, os, torch
+        torch._logging.set_logs(all=logging.ERROR)
+        torch.manual_seed(1)
+        marks = []
+        if {recorded}:
+            from vramledger.agent.torch import optimizer_steps, live_tensors
+            from vramledger.agent.torch.recording import recording
+            watched = optimizer_steps.OptimizerSteps(torch)
+            watched.register()
+            recording.active = True
+            marks = recording.marks
+        model = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        def train():
+            optimizer.zero_grad()
+            loss = model(torch.ones(4, 8)).sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+        for _ in range(3):
+            loss = train()
+        if {recorded}:
+            assert len(marks) == 3, marks
+            assert all(mark.begun <= mark.ended for mark in marks)
+            facts = live_tensors.read_tensors(torch)
+            assert (facts.addresses, facts.types, facts.forward_types) == ({{}}, {{}}, {{}}), "not on a GPU"
+        compiled = torch.compile(lambda: optimizer.step(), backend="eager")
+        compiled()
+        if {recorded}:
+            assert len(marks) == 3, "a compiled step has none of our code"
+        print([round(value, 6) for value in model.weight.flatten().tolist()])
+    """
+    environ = environment(place, VRAMLEDGER_AGENT_CONSENT="snapshot")
+    found = []
+    for recorded in (True, False):
+        program = textwrap.dedent(code.format(recorded=recorded))
+        found.append(finish(start(program, environ, python=require_frameworks())))
+
+    assert found[0] == found[1]
+
+
+def test_a_graph_shows_its_batch_and_types(place: Path) -> None:
+    """The batch is the first dimension of most results, whatever is folded; casts of weights do not count."""
+    out = run(place, """
+        import torch
+        from vramledger.agent.torch import live_tensors
+        def nodes(loss):
+            waiting = [loss.grad_fn]
+            for node in waiting:
+                following = [each for each, _ in node.next_functions if each is not None]
+                waiting += [each for each in following if each not in waiting]
+            return waiting
+        def types(loss):
+            return {name for node in nodes(loss) for name, _, _ in live_tensors._shapes(node)}
+        mlp = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+        layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        loss = mlp(torch.randn(128, 64)).sum()
+        print(live_tensors._batch(nodes(loss)), types(loss))
+        print(live_tensors._batch(nodes(layer(torch.randn(6, 10, 32)).sum())))
+        print(live_tensors._batch(nodes(mlp(torch.randn(1, 64)).sum())))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            result = mlp(torch.randn(128, 64))
+        print(live_tensors._batch(nodes(result)), types(result))
+        loss.backward()
+        print(live_tensors._batch(nodes(loss)))
+    """)  # fmt: skip
+
+    assert out.splitlines() == ["128 {'float32'}", "6", "None", "128 {'bfloat16'}", "128"]

@@ -55,6 +55,9 @@ WORK = {
     "counted steps": ("(steps.counts.clear(), optimizer.step())", 0.0003),
     "failed allocations": ("torch._C.observers[0](0, 2**50, 2**36, 2**20)", 0.003),
     "imports": ("import_again()", 0.001),
+    "recorded steps": ("optimizer.step()", 0.0005),
+    "recorded failures": ("fail_again()", 0.01),
+    "cycles": ("collect_cycles(torch)", 0.01),
 }
 
 SETUP = """
@@ -71,8 +74,15 @@ def import_again():
     worker.poller.states.pop("rmm", None)
     hook.find_spec("rmm")
 
+def fail_again():
+    "Fail as if no report had been written yet."
+    oom_handler.observer._next_report = oom_handler.observer._reports = 0
+    torch._C.observers[0](0, 2**50, 2**36, 2**20)
+
 wait_for_report()
 from vramledger.agent import import_hook
+from vramledger.agent.oom import handler as oom_handler
+from vramledger.agent.torch.cycles import collect_cycles
 from vramledger.agent.worker import worker
 parameter = torch.Tensor(8)
 parameter.grad = torch.Tensor(8)
@@ -89,7 +99,8 @@ def test_every_exception_of_a_handler_arrives(place: Path, exporter: FakeExporte
 
     # A signal in the hook before a fork may keep our thread alive, of which Python 3.12 then warns.
     flags = ("-W", "ignore:This process:DeprecationWarning")
-    assert finish(start(code, environment(place, FAKE), *flags)) == "True True\n"
+    recorded = {"VRAMLEDGER_AGENT_SNAPSHOT_FROM_START": "1"} if work.startswith("recorded") else {}
+    assert finish(start(code, environment(place, FAKE, **recorded), *flags)) == "True True\n"
     assert exporter.reports
 
 

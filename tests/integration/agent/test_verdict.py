@@ -33,6 +33,8 @@ CASES: list[tuple[str, str, dict[str, int | bool | None]]] = [
     ("another holds what is missing", HOARDED, {"reserved": 10, "active": 10, "free": 5, "others": 64}),
     ("another holds too little", TOO_BIG, {"reserved": 72, "active": 72, "free": 4, "others": 3}),
     ("somebody may, nobody says", UNKNOWN, {"reserved": 10, "active": 10, "free": 5, "others": None}),
+    ("full but for some crumbs", TOO_BIG,
+     {"capacity": 6980, "requested": 12, "reserved": 6980, "active": 6967, "free": 0, "largest_free": 5}),
     ("it grew", LEAKING, {"reserved": 76, "active": 76, "free": 3, "others": 0, "leaked": 60}),
     ("it grew, nobody to ask", LEAKING, {"reserved": 76, "active": 76, "free": 3, "leaked": 60}),
     ("it grew, and leaves pieces", LEAKING, {"reserved": 73, "active": 70, "free": 8, "leaked": 60}),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.alerts.boundaries import limited
 from tests.support.alerts.nodes import Holder, Node, changing_at, uuid
 from tests.support.alerts.promtool import Alert, alert_names, alerts_over_time, expect, firing
 from tests.support.host.model import GIB
@@ -106,6 +107,7 @@ JAX_BESIDE = {
     for name, gib in {"in_use": 2, "pool": 70}.items()
 }
 DEVICE = '{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
+PAGE_CACHE = {f'vramledger_device_node_memory_bytes{DEVICE[:-1]},type="file"}}': 10 * GIB}
 RESERVED = {f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1}
 
 USES = {
@@ -226,6 +228,7 @@ CASES = [
     Case("driver-lost-at-the-boundary", Node(driver_up=changing_at(5, 1, 0)), 9.5, ""),
     Case("nearly-full", Node([replace(TRAINER, gib=95.1)]), 15.5, "GpuMemoryNearlyFull-i"),
     Case("nearly-full-at-the-boundary", Node([replace(TRAINER, gib=95.1)]), 14.5, ""),
+    Case("full-of-page-cache", Node([replace(TRAINER, gib=95.1)], extra=PAGE_CACHE), 60, ""),
     Case("not-quite-full", Node([replace(TRAINER, gib=95)]), 60, ""),
     Case("unattributed", Node(unattributed=5), 15.5, "GpuMemoryUnattributed-w"),
     Case("unattributed-at-the-boundary", Node(unattributed=5), 14.5, ""),
@@ -263,6 +266,9 @@ CASES = [
         30,
         "",
     ),
+    Case("near-its-limit", Node([TRAINER], extra=limited(95)), 15.5, "GpuMemoryLimitNear-i"),
+    Case("near-its-limit-at-the-boundary", Node([TRAINER], extra=limited(95)), 14.5, ""),
+    Case("below-its-limit", Node([TRAINER], extra=limited(94)), 60, ""),
     Case(
         "over-budget",
         Node(
@@ -752,6 +758,16 @@ def test_the_link_leads_to_an_exporter_that_answers(
     [alert] = firing(tmp_path, given, 18)
 
     assert alert.annotations["runbook_url"] == link
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_an_alert_links_to_the_page_as_it_was(tmp_path: Path, stores: bool) -> None:
+    """With a storage the link carries the time of the evaluation; without one there is none."""
+    stored = {"vramledger_storage_newest_timestamp_seconds{NODE}": lambda m: 60 * m}
+    [alert] = firing(tmp_path, Node([DEAD], extra=stored if stores else {}).series(6), 6)
+
+    name = alert.labels["instance"]
+    assert alert.annotations["page_url"] == (f"http://{name}/#at=360" if stores else "")
 
 
 @pytest.mark.parametrize(

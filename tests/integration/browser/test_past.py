@@ -96,6 +96,18 @@ async def keep_picture(visit: Visit, name: str) -> None:
         Path(folder, name).write_bytes(await visit.tab.picture())  # noqa: ASYNC240 a few kB
 
 
+def test_a_link_may_give_milliseconds(browser: str, past: StoredPast) -> None:
+    """A link of Grafana, which knows milliseconds alone, shows the same moment as one in seconds."""
+    asked = "performance.getEntriesByType('resource').some(e => e.name.endsWith('/past?at=1795234210'))"
+
+    async def test() -> None:
+        for at in (1795234210, 1795234210_000, 1795234210_999):
+            async with visiting(browser, past, f"#at={at}") as visit:
+                await visit.tab.until(asked, f"{at} is requested in seconds")
+
+    asyncio.run(test())
+
+
 def test_a_link_shows_the_ledger_as_it_was(browser: str, past: StoredPast) -> None:
     """A link with #at= shows ledger and holders of that time, and says loudly that it is the past."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from dashboards.src.queries import (
     DRIVER_LOST,
     NO_AGENT,
     NO_DRIVER,
+    NO_HISTORY,
+    NO_NEED,
     NO_SCHEDULER,
     NOTHING,
     RELEASED,
@@ -24,11 +27,11 @@ from dashboards.src.queries import (
 )
 from tests.integration.dashboards.test_contract import TARGET
 from tests.integration.dashboards.test_files import properties, selectors
-from tests.support.dashboards import database
+from tests.support.dashboards import database, truth
 from tests.support.dashboards.answers import EMPTY, SPAN, Answer, answers, processes
 from tests.support.dashboards.database import Samples, ask
 from tests.support.dashboards.files import load_dashboards, panels, substitute_variables
-from tests.support.dashboards.nodes import NODES, NOW, RECORDED, scrapes
+from tests.support.dashboards.nodes import NODES, NOW, RECORDED, SCRAPE, scrapes
 from tests.support.fleet.engines import Engine, running, until
 from tests.support.ports import free_port
 from tests.support.requirements import require_newer
@@ -67,9 +70,9 @@ def value(
     engine: Engine, dashboard: str, panel: str, ref: str = "A", **chosen: str
 ) -> list[dict[str, object]]:
     """Return labels and value of the current result of one query of a panel."""
-    (found,) = [each for each in panels(load_dashboards()[dashboard]) if each["title"] == panel]
-    (target,) = [each for each in found["targets"] if each["refId"] == ref]
-    series = ask(engine, substitute_variables(target["expr"], **chosen), instant=True, span=SPAN)
+    series = ask(
+        engine, substitute_variables(_expr(dashboard, panel, ref), **chosen), instant=True, span=SPAN
+    )
     return [{**each["metric"], "value": float(each["value"][1])} for each in series]
 
 
@@ -215,6 +218,72 @@ def test_wasted_gibibyte_hours_are_those_of_the_simulation(engine: Engine) -> No
         assert float(shown[0]["value"][1]) == pytest.approx(float(true["value"][1]), rel=0.02 + rest)
 
 
+def test_hours_and_cost_are_those_of_the_simulation(samples: Samples, engine: Engine) -> None:
+    """GiB-hours by state, hours of whole GPUs and their cost are what the exporters counted in each range."""
+    chosen = {"instance": "hoarder|stopped|zombie|orphan"}
+    memory = truth.by_label(truth.values(samples, "vramledger_device_memory_total_bytes", NOW), "uuid")
+    # States change within the longest range, and a mean of 4 minutes may have two of them.
+    for minutes, near in ((60, 0.001), (120, 0.001), (168, 0.1)):
+        begin = NOW - 60 * minutes
+        held = truth.increases(samples, "vramledger_owner_memory_byte_seconds_total", begin, NOW, **chosen)
+        wasted = truth.increases(
+            samples, "vramledger_owner_memory_wasted_byte_seconds_total", begin, NOW, **chosen
+        )
+        gpus = {labels: value / memory[dict(labels)["uuid"]] for labels, value in wasted.items()}
+        states = truth.by_label(held, "state")
+        true = {
+            "A": sum(held.values()) / 2**30 / 3600,
+            "B": sum(wasted.values()) / 2**30 / 3600,
+            "C": sum(gpus.values()) / 3600,
+            "D": 2 * sum(gpus.values()) / 3600,
+            "E": states["active"] / 2**30 / 3600,
+            "F": states["idle"] / 2**30 / 3600,
+            "G": states["stopped"] / 2**30 / 3600,
+            "H": states["orphaned"] / 2**30 / 3600,
+            "I": states["zombie"] / 2**30 / 3600,
+        }
+        for ref, figure in true.items():
+            expr = _expr("vramledger-owner", "GiB-hours by owner and state", ref)
+            shown = ask(engine, _over(expr, minutes, price="2", **chosen), **_NOW)
+            assert sum(float(each["value"][1]) for each in shown) == pytest.approx(figure, rel=near), (
+                minutes, ref,
+            )  # fmt: skip
+        cost = ask(engine, _over(_expr("vramledger-owner", "Cost of the waste"), minutes, **chosen), **_NOW)
+        assert float(cost[0]["value"][1]) == pytest.approx(true["D"], rel=near)
+
+
+def test_capacity_is_that_of_the_simulation(samples: Samples, engine: Engine) -> None:
+    """Memory, devices, the 95th percentile of what was used, and room for a job are those of the ledgers."""
+    node = {"instance": "hoarder|leak|ranks|large-moment"}
+    ends = NOW - NOW % 300  # a subquery looks at whole multiples of its step
+    for minutes in (60, 120):
+        sums = []
+        for number in range(minutes // 5):
+            ledger = truth.values(
+                samples, "vramledger_device_memory_bytes", ends - 300 * number - SCRAPE, **node
+            )
+            states = truth.by_label(ledger, "state")
+            sums.append(sum(states.values()) - states["free"] - states["driver_reserved"])
+        ledger = truth.values(samples, "vramledger_device_memory_bytes", NOW, **node)
+        free = [value for labels, value in ledger.items() if dict(labels)["state"] == "free"]
+        used = sorted(sums)
+        place = 0.95 * (len(used) - 1)
+        low = used[int(place)]
+        true = {
+            "A": sum(ledger.values()),
+            "B": len(free),
+            "C": low + (used[min(int(place) + 1, len(used) - 1)] - low) * (place - int(place)),
+            "E": sum(value >= 40 * 2**30 for value in free),
+        }
+        for ref, figure in true.items():
+            expr = _expr("vramledger-fleet", "Capacity by GPU model", ref)
+            shown = ask(engine, _over(expr, minutes, size="40", **node), **_NOW)
+            # The rules may have looked a minute earlier.
+            assert sum(float(each["value"][1]) for each in shown) == pytest.approx(figure, rel=0.01), (
+                minutes, ref,
+            )  # fmt: skip
+
+
 def test_wasted_means_the_same_everywhere(engine: Engine) -> None:
     """The fleet, its teams, its owners and its nodes waste the same number of bytes, and of GiB-hours."""
     chosen = {"instance": "hoarder|pod|notebook|stopped|zombie|orphan|dead"}
@@ -259,18 +328,23 @@ def test_each_node_that_is_not_fully_watched_is_named(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("dashboard", "panel", "node", "meaning"),
     [
-        ("fleet", "If empty: Growing", "hoarder", NOTHING),
-        ("fleet", "If empty: Firing alerts", "hoarder", NOTHING),
-        ("fleet", "If empty: Growing", "driver-lost", NO_DRIVER),
-        ("framework", "If empty: Held beyond need", "hoarder", NOTHING),
-        ("framework", "If empty: Held beyond need", "notebook", NO_AGENT),
-        ("fleet", "If empty: Busy without work", "hoarder", NOTHING),
-        ("node", "If empty: Reservations and holdings", "pod", NOTHING),
-        ("node", "If empty: Reservations and holdings", "hoarder", NO_SCHEDULER),
+        ("fleet", "Growing: count", "hoarder", NOTHING),
+        ("fleet", "Firing alerts: count", "small-jobs", NOTHING),
+        ("fleet", "Firing alerts: count", "hoarder", 5),
+        ("fleet", "Growing: count", "driver-lost", NO_DRIVER),
+        ("framework", "torch: fragmentation: count", "notebook", NO_AGENT),
+        ("framework", "Held beyond need, by program: count", "jax", 1),
+        ("framework", "Held beyond need, by program: count", "hoarder", NO_NEED),
+        ("framework", "Held beyond need, by program: count", "notebook", NO_NEED),
+        ("fleet", "Busy without work: count", "hoarder", NOTHING),
+        ("node", "Reservations and holdings: count", "pod", 2),
+        ("node", "Reservations and holdings: count", "hoarder", NO_SCHEDULER),
     ],
 )
-def test_an_empty_table_says_why(engine: Engine, dashboard: str, panel: str, node: str, meaning: int) -> None:
-    """Beside a table a figure says whether there is nothing to report, or what is missing."""
+def test_a_figure_counts_rows_or_says_why_there_are_none(
+    engine: Engine, dashboard: str, panel: str, node: str, meaning: int
+) -> None:
+    """The figure beside a table says how many rows there are, or why there are none."""
     rows = value(engine, f"vramledger-{dashboard}", panel, instance=node)
 
     assert [row["value"] for row in rows] == [meaning]
@@ -278,7 +352,15 @@ def test_an_empty_table_says_why(engine: Engine, dashboard: str, panel: str, nod
 
 def test_an_empty_table_says_that_no_exporter_is_known(engine: Engine) -> None:
     """For a node that Prometheus does not know, the figure beside a table has no value."""
-    assert value(engine, "vramledger-fleet", "If empty: Growing", instance="nowhere") == []
+    assert value(engine, "vramledger-fleet", "Growing: count", instance="nowhere") == []
+
+
+def test_an_empty_comparison_says_that_nobody_watched_then(engine: Engine) -> None:
+    """Where nothing is known of the beginning of the range, the figure beside Changed says so."""
+    expr = _expr("vramledger-fleet", "Changed: count")
+    shown = ask(engine, _over(expr, 200, instance="leak"), **_NOW)
+
+    assert [float(each["value"][1]) for each in shown] == [NO_HISTORY]
 
 
 def test_the_recorded_status_is_the_live_one(engine: Engine) -> None:
@@ -291,6 +373,47 @@ def test_the_recorded_status_is_the_live_one(engine: Engine) -> None:
 
     assert codes(recorded) == codes(live)
     assert set(codes(live).values()) == {DOWN, DRIVER_LOST, STALLED, WATCHING, RELEASED}
+
+
+def test_what_has_changed_is_only_said_of_nodes_watched_at_both_moments(engine: Engine) -> None:
+    """Owners of a node that is not watched at one of the moments have not changed: nobody knows."""
+    for node, minutes in (
+        ("down", 60),
+        ("stalled", 60),
+        ("driver-lost", 60),
+        ("released", 60),
+        ("leak", 200),
+    ):
+        shown = ask(engine, _over(_expr("vramledger-fleet", "Changed"), minutes, instance=node), **_NOW)
+        assert shown == [], node
+
+
+def test_what_has_changed_is_what_the_simulation_changed(samples: Samples, engine: Engine) -> None:
+    """The change of each owner is the difference of what the exporters said at the two moments."""
+    for minutes in (30, 60, 120):
+        chosen = {"instance": "leak|hoarder|pod|large-moment|notebook|tensorflow"}
+        shown = ask(engine, _over(_expr("vramledger-fleet", "Changed"), minutes, **chosen), **_NOW)
+        now, then = (_held(samples, at, **chosen) for at in (NOW, NOW - 60 * minutes))
+        found = {each["metric"]["owner"]: float(each["value"][1]) for each in shown}
+
+        assert found, minutes
+        for owner in now.keys() | then.keys():
+            (low, high), (least, most) = now.get(owner, (0, 0)), then.get(owner, (0, 0))
+            assert low - most <= found.get(owner, 0.0) <= high - least, (minutes, owner)
+
+
+def _held(samples: Samples, moment: float, **chosen: str) -> dict[str, tuple[float, float]]:
+    """Return the lowest and the highest holdings of each owner when the rules may have looked last."""
+    moments = [moment - SCRAPE * back for back in range(5)]
+    held = [
+        truth.by_label(truth.values(samples, "vramledger_owner_memory_bytes", at, **chosen), "owner")
+        for at in moments
+    ]
+    owners = {owner for each in held for owner in each}
+    return {
+        owner: (min(each.get(owner, 0.0) for each in held), max(each.get(owner, 0.0) for each in held))
+        for owner in owners
+    }
 
 
 def test_managed_memory_is_in_its_holders_figures(engine: Engine) -> None:
@@ -338,13 +461,42 @@ def test_a_failed_scrape_ends_no_holder_and_makes_no_xid_new(engine: Engine) -> 
     assert 1 <= moments("XID errors", "leak") <= 2
 
 
+_NOW: dict[str, Any] = {"instant": True, "span": SPAN}
+
+
+def test_the_count_of_alerts_is_the_sum_by_severity(engine: Engine) -> None:
+    """The figures by severity and the table beside them have the same alerts."""
+    rows = value(engine, "vramledger-fleet", "Firing alerts: count")
+    severities = [value(engine, "vramledger-fleet", "Alerts", ref)[0] for ref in "ABC"]
+
+    assert _total(rows) == _total(severities)
+
+
+def test_marks_of_failures_do_not_cover_the_graph(engine: Engine) -> None:
+    """A program that fails again and again is marked where it begins to: Grafana shades unbroken marks."""
+    marks = {each["name"]: each for each in load_dashboards()["vramledger-device"]["annotations"]["list"]}
+    for name in ("Out of memory", "Holders that ended", "XID errors"):
+        found = ask(engine, substitute_variables(marks[name]["expr"]), instant=False, span=SPAN)
+
+        assert found, name
+        for series in found:
+            moments = [at for at, _ in series["values"]]
+            unbroken = sum(later - at == database.STEP for at, later in itertools.pairwise(moments))
+            assert unbroken <= 2, (name, series["metric"])
+
+
 def _total(rows: list[dict[str, object]]) -> float:
     return sum(float(str(row["value"])) for row in rows)
 
 
-def _expr(dashboard: str, panel: str) -> str:
-    (found,) = [each for each in panels(load_dashboards()[dashboard]) if each["title"] == panel]
-    return str(found["targets"][0]["expr"])
+def _expr(dashboard: str, panel: str, ref: str = "A") -> str:
+    """Return a query of a panel; for ``X: count`` that of the figure beside the table X."""
+    title, beside, _ = panel.partition(": count")
+    listed = [*panels(load_dashboards()[dashboard])]
+    (place,) = [place for place, each in enumerate(listed) if each["title"] == title]
+    found = listed[place + bool(beside)]
+    (target,) = [each for each in found["targets"] if each["refId"] == ref]
+    return str(target["expr"])
 
 
 def _over(expr: str, minutes: int, **chosen: str) -> str:

@@ -150,10 +150,11 @@ def test_variables_filter_every_panel(uid: str) -> None:
     listed = [each for each in DASHBOARDS[uid]["templating"]["list"] if each["type"] == "query"]
     for place, each in enumerate(listed):
         name = f"${each['name']}"
-        if any(name in other["definition"] for other in listed[place + 1 :]):
-            continue
+        later = listed[place + 1 :]
+        if any(name in other["definition"] and "allValue" not in other for other in later):
+            continue  # All of the other one means all of its choices
         for panel in panels(DASHBOARDS[uid]):
-            if panel["title"] in ("Exporters", "Firing alerts") or panel["title"].startswith("If empty"):
+            if panel["title"] == "Exporters":
                 continue  # an exporter has no owner
             assert any(name in target["expr"] for target in targets_of(panel)), f"{panel['title']}: {name}"
 
@@ -181,11 +182,66 @@ def test_a_figure_beside_a_table_says_what_no_rows_mean(uid: str) -> None:
         if not tables:
             continue
         ends = {(each["gridPos"]["x"] + each["gridPos"]["w"], each["gridPos"]["y"]) for each in tables}
-        figures = [each for each in group if each["title"].startswith("If empty: ")]
+        figures = [each for each in group if each["title"] == "Count"]
         assert figures, [each["title"] for each in tables]
         for each in figures:
             assert (each["gridPos"]["x"], each["gridPos"]["y"]) in ends, each["title"]
             assert each["fieldConfig"]["defaults"]["noValue"] == "no exporter"
+
+
+def grids(uid: str) -> Iterator[list[Json]]:
+    """Yield the panels of each row of a dashboard."""
+    together: list[Json] = []
+    for panel in DASHBOARDS[uid]["panels"]:
+        if panel["type"] == "row":
+            yield together
+            together = [*panel["panels"]]
+        else:
+            together.append(panel)
+    yield together
+
+
+@EACH
+def test_a_line_of_panels_is_as_wide_as_the_page(uid: str) -> None:
+    """Panels side by side fill the page and are equally high, so that there is no hole."""
+    for group in grids(uid):
+        for y in {panel["gridPos"]["y"] for panel in group}:
+            line = [panel for panel in group if panel["gridPos"]["y"] == y]
+            titles = [panel["title"] for panel in line]
+            assert sum(panel["gridPos"]["w"] for panel in line) == 24, titles
+            assert len({panel["gridPos"]["h"] for panel in line}) == 1, titles
+
+
+PIXELS = (1440 - 32) / 24
+"""The width of a column of the grid on a page of 1440 pixels."""
+PADDING = 24
+NARROWEST = {"command": 75, "owner": 75, "instance": 60}
+"""Pixels below which a text without a width of its own cannot be read; others need 60."""
+FURTHER = {"SM", "Uncharged", "Perhaps more", "Orphan works"}
+"""Columns that may lie beyond the edge where they come last."""
+
+
+@EACH
+def test_a_table_fits_on_the_page(uid: str) -> None:
+    """At 1440 pixels each table shows all its columns, but for a few that come last."""
+    for panel in of_type(uid, "table"):
+        shown = {
+            column["displayName"]: column.get("custom.width", NARROWEST.get(field, 60))
+            for field, column in properties(panel).items()
+            if "custom.hideFrom.viz" not in column
+        }
+        while [*shown][-1] in FURTHER:
+            shown.popitem()
+        needed = sum(shown.values())
+        assert needed <= panel["gridPos"]["w"] * PIXELS - PADDING, f"{panel['title']}: {needed}"
+
+
+@EACH
+def test_a_title_is_not_cut_off(uid: str) -> None:
+    """The title of each panel has room beside the mark of its description."""
+    for panel in panels(DASHBOARDS[uid]):
+        room = panel["gridPos"]["w"] * PIXELS - 88
+        assert 7.2 * len(panel["title"]) <= room, panel["title"]
 
 
 def test_a_runbook_is_where_the_rules_say() -> None:

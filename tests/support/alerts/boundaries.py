@@ -181,6 +181,11 @@ def device_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundar
         Boundary("GpuHiddenHolder-info", "listed", with_extra(hidden, 0), with_extra(hidden, 1)),
         *_reserved(t),
         Boundary(
+            "GpuMemoryLimitNear-info", "limit_share",
+            Node([Holder(7, 30)], extra=limited(100 * t["limit_share"] - SLIGHTLY)),
+            Node([Holder(7, 30)], extra=limited(100 * t["limit_share"])),
+        ),
+        Boundary(
             "GpuOwnerOverBudget-warning", "budget", _with_budget("quiet", 0), _with_budget("loud", BYTE),
         ),
     ]  # fmt: skip
@@ -279,6 +284,15 @@ def _reserved(t: Thresholds) -> list[Boundary]:
         Boundary(rule, "orphaned_bytes", node(least - BYTE, 30), node(least, 30)),
         Boundary(rule, "reserved", node(30, 30, owner="ann"), node(30, 30)),
     ]
+
+
+def limited(used: float) -> dict[str, Values]:
+    """Return the series of an owner that may take 100 GiB, of which so many are taken."""
+    owner = 'NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000",owner_type="user",owner="ann"'
+    return {
+        f"vramledger_owner_memory_limit_used_bytes{{{owner}}}": used * GIB,
+        f'vramledger_owner_memory_limit_bytes{{{owner},type="max"}}': 100 * GIB,
+    }
 
 
 def _with_budget(owner: str, more: float) -> Node:

@@ -15,7 +15,6 @@ _YOUNG = "nothing is older than three hours"
 EMPTY: dict[tuple[str, str, str], str] = {
     ("vramledger-exporter", "Unaccounted time", "A"): _NONE,
     **{("vramledger-exporter", "Series dropped, by device", ref): _NONE for ref in "AB"},
-    ("vramledger-fleet", "Changed", "B"): _YOUNG,
     ("vramledger-fleet", "Changed", "D"): _YOUNG,
     **{("vramledger-owner", "Wasted, week by week", ref): _YOUNG for ref in "BCD"},
     ("vramledger-fleet", "Wasted, by owner", "B"): "no more than ten owners have wasted memory",

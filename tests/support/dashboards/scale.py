@@ -31,26 +31,39 @@ class QueryDuration(NamedTuple):
     ref: str
 
 
-def copy_nodes(samples: Samples, copies: int, hours: float, every: float) -> Samples:
-    """Return copies of every node, each with its own name and UUIDs, their hours repeated up to now.
+def copy_nodes(samples: Samples, copies: int, hours: float, every: float, processes: int = 1) -> Samples:
+    """Return copies of every node, each with its own name, UUIDs and owners, their hours repeated up to now.
+
+    Only the series that the dashboards ask for are copied.
 
     Args:
         samples: some hours of the nodes.
         copies: how many of each node.
         hours: how much history there is; the hours of the samples come again and again.
         every: seconds from one sample of a series to the next.
+        processes: how many of each process.
     """
     many = Samples()
     span = HOURS * 3600
+    asked = "\n".join(each.expr for each in all_queries())
+    asked_for = {name for name in _names(samples) if re.search(rf"(?<![\w:]){name}(?![\w:])", asked)}
     for labels, values in samples.points.items():
+        if dict(labels)["__name__"] not in asked_for:
+            continue
         thinned = _thinned(values, every)
         times = range(max(1, round(hours / HOURS)) - 1, -1, -1)
         repeated = [(at - back * span, value) for back in times for at, value in thinned]
         own = dict(labels)
         for copy in range(copies if "instance" in own else 1):
-            names = {name: f"{own[name]}-{copy}" for name in ("instance", "uuid") if name in own}
-            many.points[tuple(sorted((own | names).items()))] = repeated
+            names = {name: f"{own[name]}-{copy}" for name in ("instance", "uuid", "owner") if name in own}
+            for process in range(processes if "pid" in own else 1):
+                pid = {"pid": f"{own['pid']}{process or ''}"} if "pid" in own else {}
+                many.points[tuple(sorted((own | names | pid).items()))] = repeated
     return many
+
+
+def _names(samples: Samples) -> set[str]:
+    return {dict(labels)["__name__"] for labels in samples.points}
 
 
 def _thinned(values: list[tuple[float, bytes]], every: float) -> list[tuple[float, bytes]]:

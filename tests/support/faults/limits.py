@@ -21,7 +21,7 @@ from tests.support.host import programs
 from tests.support.host.model import GIB, Gpu, Process
 from tests.support.host.programs import Held, Torch
 from tests.support.host.scrapes import Weather
-from vramledger.model.reading import Grant, Owner, Scheduler
+from vramledger.model.reading import CgroupLimit, Grant, Owner, Scheduler
 
 BUDGET = 8 * GIB
 SPENDER = Owner("pod", "team-b/greedy", namespace="team-b", pod="greedy")
@@ -150,6 +150,18 @@ def replaced_then_orphaned(random: Random) -> Scene:
     return Scene([gpu], jobs, hours=onset / HOUR + 0.5, onset=onset, weather=weather)
 
 
+def near_its_limit(random: Random) -> Scene:
+    """A job that takes nearly all that its cgroup may, on a card with much free memory."""
+    gpu = card(random)
+    onset = random.uniform(10, 50) * MINUTE
+    held = int(share(gpu, random.uniform(0.2, 0.5)))
+    cgroup = "/system.slice/slurmstepd.scope/job_100"
+    gpu.says["limits"] = (CgroupLimit(cgroup, 0, int(held / random.uniform(0.955, 1)), held),)
+    job = process(random, Held(programs.steady(held)), agent=False, begin=onset)
+    job.owner, job.cgroup = FIRST, cgroup
+    return Scene([gpu], [job], hours=onset / HOUR + 0.8, onset=onset, weather=hiccups(random))
+
+
 _FULL = ("GpuMemoryNearlyFull", "GpuMemoryFilling", "GpuMemoryAboutToFill", "GpuMemoryGrowing")
 _IDLE = ("GpuMemoryHoarded", "GpuMemoryNearlyFull")
 _LEAK = ("GpuMemoryGrowing", "GpuMemoryFragmented", "GpuFrameworkCacheHigh", "GpuAllocatorRetries")
@@ -163,6 +175,7 @@ LIMITS = [
     ),
     plain(outside_reservation, "GpuMemoryOutsideReservation", within=FOUND),
     plain(over_budget, "GpuOwnerOverBudget", within=FOUND),
+    plain(near_its_limit, "GpuMemoryLimitNear", within=FOUND),
     plain(reused_pid_orphaned, "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
     plain(reused_pid_hoarding, "GpuMemoryHoarded", allows=_IDLE, within=HOUR + FOUND),
     Scenario(

@@ -163,7 +163,136 @@ def _unified(_second: int) -> tuple[DeviceReading, ...]:
     return (replace(gpu, memory_kind="unified", addressing_mode="ats", activity=None),)
 
 
+def _instance(
+    place: int,
+    profile: str,
+    total: int,
+    activity: dict[str, float] | None,
+    *held: tuple[int, int],
+    compute: int = 0,
+) -> DeviceReading:
+    """Make a MIG instance with the driver's usual 16 MiB of reserve; its bytes are the GPU instance's."""
+    used = sum(size for _, size in held)
+    memory = MemoryReading(total, total - 16 * MIB - used, used, 16 * MIB)
+    return DeviceReading(
+        0,
+        f"MIG-{place:08d}-{compute:04d}-0000-0000-000000000000",
+        name=f"NVIDIA H100 80GB HBM3 MIG {profile}",
+        pci_bus_id="0009:01:00.0",
+        minor=0,
+        parent="GPU-10000000-0000-0000-0000-000000000000",
+        mig_profile=profile,
+        gpu_instance=place + 1,
+        compute_instance=compute,
+        mig_placement=f"{place}:{4 if profile.endswith('3g.40gb') else 1}",
+        memory=memory,
+        processes=tuple(ProcessEntry(pid, size, "C") for pid, size in held),
+        activity=activity,
+    )
+
+
+def _divided() -> DeviceReading:
+    gpu = _device("NVIDIA H100 80GB HBM3", None)
+    return replace(
+        gpu, divided=True, processes=None, utilization=None, process_utilization=None, activity=None
+    )
+
+
+_NOTHING = {"sm": 0.0, "graphics": 0.0, "dram": 0.0, "seconds": 1.0}
+"""An instance whose counters do not move: its GPU's links are not counted for it."""
+
+
+def _mig(second: int) -> tuple[DeviceReading, ...]:
+    """Have an idle holder, a busy one, one that has worked once, and one of which nothing is known."""
+    return (
+        _divided(),
+        _instance(0, "1g.10gb", 9_856 * MIB, IDLE, (3001, 4 * GIB)),
+        _instance(1, "1g.10gb", 9_856 * MIB, BUSY, (3002, 4 * GIB)),
+        _instance(2, "1g.10gb", 9_856 * MIB, BUSY if second < 2 else _NOTHING, (3003, 2 * GIB)),
+        _instance(3, "1g.10gb", 9_856 * MIB, _NOTHING, (3004, 2 * GIB)),
+    )
+
+
+def _mig_without_counters(_second: int) -> tuple[DeviceReading, ...]:
+    instance = _instance(0, "3g.40gb", 40_192 * MIB, None, (3001, 4 * GIB))
+    return (
+        replace(_divided(), name="NVIDIA A100-SXM4-80GB"),
+        replace(instance, name="NVIDIA A100-SXM4-80GB MIG 3g.40gb"),
+    )
+
+
+def _compute_instances(_second: int) -> tuple[DeviceReading, ...]:
+    """Have two compute instances of one GPU instance; NVML gives both the memory of the GPU instance."""
+    first = _instance(0, "1c.3g.40gb", 40_192 * MIB, IDLE, (3001, 4 * GIB))
+    second = _instance(0, "2c.3g.40gb", 40_192 * MIB, IDLE, (3002, 10 * GIB), compute=1)
+    used = 14 * GIB + 9 * MIB
+    memory = MemoryReading(40_192 * MIB, 40_192 * MIB - 16 * MIB - used, used, 16 * MIB)
+    return _divided(), *(replace(each, memory=memory) for each in (first, second))
+
+
+def _wsl(_second: int) -> tuple[DeviceReading, ...]:
+    """List no process on a GPU that Windows uses as well."""
+    total, used = 8 * GIB, 3 * GIB
+    return (_device("NVIDIA GeForce RTX 4070", MemoryReading(total, total - used, used, 0)),)
+
+
+def _hidepid(_second: int) -> tuple[DeviceReading, ...]:
+    total, reserved, used = 81_559 * MIB, 600 * MIB, 12 * GIB
+    memory = MemoryReading(total, total - reserved - used, used, reserved)
+    return (_device("NVIDIA H100 80GB HBM3", memory, (2001, 8 * GIB), (2002, 4 * GIB)),)
+
+
+def _vgpu(_second: int) -> tuple[DeviceReading, ...]:
+    total, used = 20 * GIB, 4 * GIB + 9 * MIB
+    gpu = _device("NVIDIA A40-20C", MemoryReading(total, total - used, used, 0), (2001, 4 * GIB))
+    return (replace(gpu, virtualization="vgpu", activity=None, process_utilization=None),)
+
+
 MACHINES = (
+    Machine(
+        "wsl2",
+        "1 x NVIDIA GeForce in WSL2",
+        "the memory of Windows is unknown, and not unattributed",
+        _wsl,
+        {},
+        host_pid_namespace=False,
+    ),
+    Machine(
+        "hidepid",
+        "1 x NVIDIA H100",
+        "/proc hides one of two holders: it exists, and is neither dead nor idle",
+        _hidepid,
+        {2001: "idle", 2002: "unknown"},
+        denied=(2002,),
+    ),
+    Machine(
+        "vgpu",
+        "1 x NVIDIA A40-20C (vGPU) in a virtual machine",
+        "a part of a GPU without counters: nothing more is known of work than the driver's rates",
+        _vgpu,
+        {2001: "idle"},
+    ),
+    Machine(
+        "mig",
+        "1 x NVIDIA H100 in MIG mode",
+        "four instances with GPM: idle, busy, quiet after work, and counters that have never moved",
+        _mig,
+        {3001: "idle", 3002: "active", 3003: "idle", 3004: "active"},
+    ),
+    Machine(
+        "mig-without-gpm",
+        "1 x NVIDIA A100 in MIG mode",
+        "no counters and no utilisation: whether the holder works cannot be known",
+        _mig_without_counters,
+        {3001: "active"},
+    ),
+    Machine(
+        "mig-compute-instances",
+        "1 x NVIDIA H100 in MIG mode",
+        "two compute instances share the memory of one GPU instance",
+        _compute_instances,
+        {3001: "idle", 3002: "idle"},
+    ),
     Machine(
         "coherent",
         "1 x NVIDIA GH200 in NUMA mode",

@@ -89,6 +89,18 @@ def test_a_process_cannot_make_series_without_end() -> None:
     assert min(name for name in found.errors if name.startswith("part_")) == "part_0"
 
 
+def test_settings_of_an_allocator_are_labels_and_stay() -> None:
+    """The settings that were reported first are kept, and a value of another form is not known."""
+    host = OneHolder()
+    for turn in range(3):
+        settings = {"expandable_segments": "true\n", "max_split_size_mb": f"{64 + turn}", "made_up": "1"}
+        found = told(host, agent(frameworks=[{**torch(), "settings": settings, "pinned": turn}]))
+    assert found.report is not None
+    (framework,) = found.report.frameworks
+    assert framework.settings == {"max_split_size_mb": "64"}
+    assert framework.pinned == 2
+
+
 def test_another_process_of_that_pid_is_not_spoken_for() -> None:
     """A report for the pid's former owner is not one of its present process."""
     assert hear(OneHolder(), agent(start=START - 1, frameworks=[torch()])) is None

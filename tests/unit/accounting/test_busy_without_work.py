@@ -77,7 +77,6 @@ def test_said_after_minutes() -> None:
         active(dram=0.97, integer=0.073),  # filling memory
         active(fp32=0.7, nvlink_transmit=7.67e9),  # a training on two GPUs
         active(nvlink_receive=5e6),  # a collective that goes on slowly
-        active(pcie_receive=5e6),  # its data arrive
         active(fp64=0.001),
         active(video=0.01),
         active(integer=0.3),  # cryptography
@@ -94,6 +93,53 @@ def test_work_ends_it(work: DeviceReading) -> None:
     assert watched.after(1, work) is None
     assert watched.after(1, WAITING) is None
     assert watched.wait(WAITS_AFTER - 5) is None
+
+
+KILLED = active(dram=0.002563, pcie_transmit=2.54e6, pcie_receive=2.41e6)
+"""Beside the waiting rank a program of 8 GiB was killed, and the driver cleared its memory."""
+
+INITIALISED = active(pcie_transmit=6.57e6, pcie_receive=3.96e6)
+"""A launcher initialised CUDA on the host."""
+
+
+@pytest.mark.parametrize("movement", [KILLED, INITIALISED])
+def test_programs_that_come_and_go_do_not_end_it(movement: DeviceReading) -> None:
+    """A short movement every two minutes, without any computation, does not begin the time again."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(WAITS_AFTER - 5)
+
+    for _ in range(20):
+        assert watched.after(5, movement) is not None
+        assert watched.wait(115) is not None
+    assert watched.after(5, WAITING) == WAITS_AFTER + 20 * 120
+
+
+def test_movement_that_lasts_ends_it() -> None:
+    """Data that arrive for longer than a moment are work."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(600)
+
+    assert [watched.after(4, INITIALISED) is not None for _ in range(3)] == [True, True, False]
+    assert watched.after(4, WAITING) is None
+
+
+def test_movement_again_and_again_ends_it() -> None:
+    """A rank that gets data every few seconds works, even if each time is short."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(600)
+    said = [watched.after(1, INITIALISED if second % 5 == 0 else WAITING) for second in range(200)]
+
+    assert None in said
+
+
+def test_movement_alone_begins_nothing() -> None:
+    """A device whose memory is moved all the time is not busy without work."""
+    watched = Watched()
+
+    assert [watched.after(5, KILLED) for _ in range(50)] == [None] * 50
 
 
 def test_a_sample_without_counters_changes_nothing() -> None:

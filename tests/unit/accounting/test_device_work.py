@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.host.model import EPOCH, GIB
+from tests.support.host.model import EPOCH, GIB, QUIET_CPU
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import (
     DeviceReading,
@@ -52,6 +52,8 @@ class Device:
         self.now = 0.0
         self.tracker = HoldingTracker(idle_after=IDLE_AFTER)
         self.says: dict[str, Any] = {"utilization": OFF}
+        self.cpu = dict.fromkeys(pids, 0.0)
+        self.quiet_cpu = dict.fromkeys(pids, QUIET_CPU)
 
     def sample(
         self,
@@ -61,6 +63,8 @@ class Device:
     ) -> dict[int, Holding]:
         """Advance by a second; return the holdings by pid."""
         self.now += 1.0
+        for pid, seconds in self.quiet_cpu.items():
+            self.cpu[pid] += seconds
         clock = EPOCH + self.now
         parent = ParentFacts(400, 50, "bash", "bash", init=False)
         device = DeviceReading(
@@ -84,6 +88,7 @@ class Device:
             host_pid_namespace=True,
             devices=(device,),
             rows=tuple(ProcessRow(pid, 100, "S", 400, 400, 400, 0, 4) for pid in self.pids),
+            cpu=tuple(self.cpu.items()),
             facts=tuple(
                 ProcessFacts(pid, 100, command=self.names.get(pid, "python"), parent=parent)
                 for pid in self.pids
@@ -138,6 +143,59 @@ def test_without_rows_nobody_of_several_is_idle_while_something_runs() -> None:
     for _ in range(61):
         held = device.sample(None, NOTHING, utilization=None)
     assert idle_with(held[7]) is idle_with(held[8]) is Grade.PROVEN
+
+
+def pipeline(device: Device, seconds: int, taken: dict[int, float]) -> dict[int, Holding]:
+    """Let the last holder work every four seconds, and others take more CPU time then."""
+    for second in range(seconds):
+        burst = second % 4 == 3
+        for pid, more in taken.items():
+            device.cpu[pid] += more if burst else 0.0
+        held = device.sample([row(device.pids[-1], 0.08)], TRAINING if burst else NOTHING)
+    return held
+
+
+def test_the_first_program_of_a_pipeline_is_not_seen_to_be_idle() -> None:
+    """The rows name only the program that works after it; its CPU time says that it may work too."""
+    device = Device(7, 8, 9)
+    for _ in range(200):
+        held = pipeline(device, 4, {7: 0.0009})
+        assert idle_with(held[7]) in (None, Grade.INFERRED)
+    assert idle_with(held[8]) is Grade.SEEN
+
+    pipeline(device, 40, {})
+    held = pipeline(device, 60, {})
+    assert idle_with(held[7]) is Grade.INFERRED, "it has worked within the threshold"
+    held = pipeline(device, 60, {})
+    assert idle_with(held[7]) is Grade.SEEN
+
+
+@pytest.mark.parametrize("usual", [None, 1.0, 0.6])
+def test_whose_cpu_time_says_nothing_is_not_seen_to_be_idle(usual: float | None) -> None:
+    """A process whose CPU time is not known, or that spins, may launch what the rows do not name."""
+    device = Device(7, 8)
+    if usual is None:
+        del device.cpu[7], device.quiet_cpu[7]
+    else:
+        device.quiet_cpu[7] = usual
+    assert idle_with(pipeline(device, 400, {})[7]) is Grade.INFERRED
+
+
+def test_unsteady_cpu_time_says_nothing() -> None:
+    """Where CPU time varies by more than a launch takes, work does not stand out."""
+    device = Device(7, 8)
+    for second in range(400):
+        device.cpu[7] += (second % 3) * 0.002
+        held = pipeline(device, 1, {}) if second % 4 else device.sample([row(8, 0.08)], TRAINING)
+    assert idle_with(held[7]) is Grade.INFERRED
+
+
+def test_a_chance_of_more_cpu_time_is_not_work() -> None:
+    """An idle server takes more CPU time in one burst of eight, as in any other second."""
+    device = Device(7, 8)
+    for turn in range(100):
+        held = pipeline(device, 4, {7: 0.002 if turn % 8 == 0 else 0.0})
+    assert idle_with(held[7]) is Grade.SEEN
 
 
 def test_a_change_of_the_runner_is_work() -> None:

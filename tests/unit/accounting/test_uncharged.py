@@ -404,6 +404,42 @@ def test_a_forked_child_of_a_killed_program_may_have_its_memory() -> None:
     assert device.undivided.pids == (702,)
 
 
+def test_a_rank_on_another_gpu_may_have_the_memory_of_a_killed_one() -> None:
+    """A rank that has mapped the memory of another GPU keeps it: no holder there gets it alone."""
+    card = Card()
+    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card.start(695, Managed(charged=4 * GIB), user="alice", gpu=1)
+    card.start(702, Managed(), user="bob")
+    card.sample(3)
+    card.end(694, leaving=4 * GIB)
+
+    device = card.device(6)
+
+    assert given_to(device, 702) == (0, about(4 * GIB))
+    assert device.undivided is not None
+    assert (device.undivided.pids, device.undivided.owner) == ((695, 702), None)
+    uncharged = holding(device, 702).uncharged
+    assert uncharged is not None
+    assert "pid 702 or pid 695 on another GPU still has them" in uncharged.why
+
+
+def test_memory_that_only_a_rank_on_another_gpu_can_have() -> None:
+    """Memory that nobody on its GPU can have is named after the only process that can, while that lives."""
+    card = Card()
+    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card.start(695, Managed(), user="alice", gpu=1)
+    card.sample(3)
+    card.end(694, leaving=4 * GIB)
+
+    device = card.device(6)
+    assert [(each.pid, each.user, each.pids) for each in device.left] == [(694, "alice", (695,))]
+    card.start(702, Managed(), user="bob")
+    device = card.device(6)
+    assert given_to(device, 702) == (0, 0), "it came later"
+    card.end(695, leaving=-4 * GIB)
+    assert card.device(6).left == ()
+
+
 def test_a_creator_that_shared_in_its_last_second() -> None:
     """A creator that took 4 GiB after the last sample, shared them and was killed, made all of them."""
     card = Card()

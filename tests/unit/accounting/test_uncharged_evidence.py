@@ -52,7 +52,7 @@ MAPPINGS = "from its 8.0 GiB of /dev/nvidia-uvm mappings"
             Grade.INFERRED,
             (
                 f"2.0 GiB to 8.0 GiB can be managed memory, {MAPPINGS}; "
-                "a process that we do not see can have them too"
+                "a process that NVML does not list here can have them too"
             ),
         ),
         (

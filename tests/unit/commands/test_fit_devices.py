@@ -148,8 +148,12 @@ def test_a_divided_gpu_is_counted_by_its_instances() -> None:
 
     found = ledger(whole, first, second)
 
-    assert [(each.uuid, each.name) for each in found.devices] == [("MIG-1", "NVIDIA H200, MIG 1g.18gb")]
-    assert 7 not in found.uses
+    assert [(each.uuid, each.name) for each in found.devices] == [("MIG-1", "NVIDIA H200 MIG 1g.18gb MIG-1")]
+    assert found.devices[0].holdings == {7: 512 * MIB}, (
+        "a holder on either compute instance has of this memory"
+    )
+    assert len(found.uses[7]) == 1
+    assert make_offer(need(1), found.devices[0], PROGRAM, live=True).runs_here
 
 
 def test_a_device_that_does_not_answer_is_not_full() -> None:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from vramledger.commands.fit_input import DeviceUse, LedgerSample, Program
+from tests.support.builders import agent, device, holding, snapshot
+from vramledger.commands.fit import Fit, fit_json, fit_lines
+from vramledger.commands.fit_devices import make_offer
+from vramledger.commands.fit_input import DeviceUse, LedgerSample, Program, read_ledger
 from vramledger.commands.fit_sources import choose_program, read_file
+from vramledger.commands.memory_need import assess_need
 from vramledger.errors import RecordingError, StartupError
+from vramledger.model.snapshot import State
+from vramledger.views.ledger_json import snapshot_json
+
+GIB = 2**30
 
 
 @pytest.mark.parametrize(
@@ -62,3 +76,63 @@ def test_one_of_several_programs_must_be_chosen() -> None:
         choose_program(ledgers, None, "here")
 
     assert choose_program(ledgers[:1], None, "here").program.pid == 7
+
+
+WRONG: list[object] = [
+    None, -1, 0, 1, 2**62, 2**70, 1.5, 1e-320, 1e308, float("inf"), "", "x" * 1000, "\x1b[2J", [], [None],
+    [3], {}, {"frameworks": 1}, True, [{}], [{"pid": 7}],
+]  # fmt: skip
+
+
+def _document() -> dict[str, Any]:
+    """Return a ledger with everything that is read: a program with an agent, others, and a scheduler."""
+    shot = snapshot(
+        device(0, [holding(7, 8 * GIB, sm=0.5), holding(8, 9 * GIB, State.IDLE)], activity={"sm": 0.1}),
+        device(1, [holding(7, GIB)], utilization={"gpu": 0.4}, activity={"sm": 0.2}),
+    )
+    shot = replace(shot, agents={7: agent(shot.devices[0].reading.uuid)}, watched_since=0.0)
+    document: dict[str, Any] = json.loads(json.dumps(snapshot_json(shot)))
+    document["devices"][1] |= {
+        "schedulers": ["slurm"],
+        "reservations": [{"owner_type": "user", "owner": "ada"}],
+    }
+    return document
+
+
+def _places(data: object, path: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
+    inner: Iterable[tuple[object, object]] = ()
+    if isinstance(data, dict):
+        inner = data.items()
+    elif isinstance(data, list):
+        inner = enumerate(data)
+    for key, value in inner:
+        yield from _places(value, (*path, key))
+    yield path
+
+
+@given(place=st.sampled_from(sorted(_places(_document()), key=str)), value=st.sampled_from(WRONG))
+def test_any_value_of_a_saved_ledger_may_be_wrong(place: tuple[Any, ...], value: object) -> None:
+    """With any wrong value the whole answer is given, as text and as JSON, or the file is refused."""
+    document: Any = _document()
+    if place:
+        inner = document
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = value
+    else:
+        document = value
+    try:
+        seen = choose_program([read_ledger(document, "file")], 7, "from file")
+    except (RecordingError, StartupError):
+        return
+    needs = tuple(assess_need(uses) for uses in seen.uses)
+    assert seen.ledger is not None
+    offers = tuple(
+        tuple(make_offer(need, each, seen.program, live=True) for each in seen.ledger.devices)
+        for need in needs
+    )
+    found = Fit(seen, needs, offers, "here", of_this_host=True, headroom=0.1)
+
+    assert found.status in (0, 1, 3)
+    assert all(line.isprintable() for line in fit_lines(found))
+    json.dumps(fit_json(found), allow_nan=False)

@@ -156,7 +156,9 @@ def test_no_limit_for_a_device_that_is_too_small() -> None:
     assert list(limit_advice(need, 8 * GIB)) == []
 
 
-@pytest.mark.parametrize(("mean", "copies"), [(1.0, 1), (0.5, 2), (0.34, 2), (0.1, 10), (0.0, None)])
+@pytest.mark.parametrize(
+    ("mean", "copies"), [(1.0, 1), (0.5, 2), (0.34, 2), (0.1, 10), (1e-320, 1_000_000), (0.0, None)]
+)
 def test_a_program_that_is_busy_leaves_time_for_few(mean: float, copies: int | None) -> None:
     """A busy share gives the copies that have time; one that did nothing gives no number."""
     assert copies_by_compute(Busy(mean, mean, 1)) == copies

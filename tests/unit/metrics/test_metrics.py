@@ -189,7 +189,7 @@ def test_the_operating_systems_memory_is_a_part_of_the_ledger() -> None:
     assert {labels[2] for labels in page["device_node_memory_bytes"]} == {
         *("total", "free", "file", "anonymous", "kernel")
     }
-    assert {labels[-2:] for labels in page["device_info"]} == {("coherent", "ats")}
+    assert {labels[-3:-1] for labels in page["device_info"]} == {("coherent", "ats")}
     assert not page.get("owner_memory_freed_bytes_total")
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from vramledger.model import reading
 from vramledger.model.reading import (
+    CgroupLimit,
     DeviceReading,
     Grant,
     HiddenHolder,
@@ -68,6 +69,11 @@ MASKED = {
     "Reading.ended": Reading(1.0, 1.0, ended={1: f"its pod {SECRET} has ended"}),
     "DeviceReading.uuid": device(f"GPU-{SECRET}"),
     "DeviceReading.parent": device(above=f"{SECRET}-1"),
+    "CgroupLimit.cgroup": Reading(
+        1.0,
+        1.0,
+        devices=(DeviceReading(0, "GPU-1", limits=(CgroupLimit(f"/{SECRET}.slice", 0, None, 0),)),),
+    ),
     "XidEvent.uuid": Reading(1.0, 1.0, events=(XidEvent(SECRET, 1, 1.0),)),
     "ProcessFacts.user": facts(user=SECRET),
     "ProcessFacts.comm": facts(comm=SECRET),
@@ -106,7 +112,8 @@ MASKED = {
 HARMLESS = set(
     "Reading.driver_version Reading.cuda_version Reading.unseen Reading.collectors"
     " DeviceReading.name DeviceReading.pci_bus_id DeviceReading.mig_profile DeviceReading.error"
-    " DeviceReading.memory_kind DeviceReading.addressing_mode"
+    " DeviceReading.mig_placement DeviceReading.memory_kind DeviceReading.addressing_mode"
+    " DeviceReading.virtualization"
     " DeviceReading.utilization DeviceReading.activity DeviceReading.hardware DeviceReading.failed"
     " ProcessEntry.kinds"
     " ProcessRow.state"

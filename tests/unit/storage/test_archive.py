@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import stat
 import zlib
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -17,8 +19,11 @@ from tests.support.host.programs import Fixed
 from tests.support.past import StoredPast, night
 from tests.support.requirements import require_root
 from vramledger.errors import StartupError
+from vramledger.model.reading import MemoryReading, ProcessUtilization, decode
 from vramledger.storage.archive import Archive, open_directory
 from vramledger.storage.moments import compute
+from vramledger.storage.protocol import HEADER, STATUS
+from vramledger.storage.reduction import expand_reading, reduce_reading
 from vramledger.storage.segments import READING
 
 HOUR = 3600.0
@@ -114,6 +119,27 @@ def test_what_a_power_cut_leaves_at_the_end_is_ignored(tmp_path: Path, tail: byt
     with (tmp_path / name).open("ab") as file:
         file.write(tail)
     assert len(times_in(tmp_path)) == 30
+
+
+@pytest.mark.parametrize("place", [*range(10, 1000, 90), -9, -8, -5, -1])
+def test_a_wrong_bit_of_a_whole_segment_is_noticed(tmp_path: Path, place: int) -> None:
+    """Wherever a whole segment was changed, nothing of it is shown; but for a bit that gzip does not use."""
+    past = StoredPast(tmp_path, small())
+    past.watch(60)
+    past.process.end()
+    past.archive.keep_house()
+    (name,) = names(tmp_path)
+    content = bytearray((tmp_path / name).read_bytes())
+    whole = gzip.decompress(content)
+    content[place] ^= 0x04
+    (tmp_path / name).write_bytes(content)
+    found = times(opened(tmp_path))
+    if names(tmp_path) == [name]:
+        assert gzip.decompress(content) == whole
+        assert found == [float(each) for each in range(60)]
+    else:
+        assert found == []
+        assert names(tmp_path) == [f"{name}.damaged"]
 
 
 def test_a_damaged_file_is_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -296,10 +322,55 @@ def test_readings_keep_what_verdicts_need(tmp_path: Path) -> None:
         readings.append(past.reading())
         past.sample()
     past.process.receive(b"Q", b"{}")
-    found = [entry.value for entry in past.archive.readings(0.0, float("inf")) if entry.kind == READING]
+    found = [
+        expand_reading(entry.value, entry.time)
+        for entry in past.archive.readings(0.0, float("inf"))
+        if entry.kind == READING
+    ]
     for reading, kept in zip(readings, found, strict=True):
         (device,), (stored_device,) = reading.devices, kept["devices"]
         assert stored_device["memory"] == list(device.memory or ())
         assert stored_device["processes"] == [list(each) for each in device.processes or ()]
         for name, value in stored_device["activity"].items():
             assert (value > 0) == ((device.activity or {})[name] > 0)
+
+
+@pytest.mark.parametrize("reserved", [None, 600, 0])
+@pytest.mark.parametrize("free", [400, 0, 7])
+def test_what_is_left_out_of_a_reading_is_made_again(tmp_path: Path, reserved: int | None, free: int) -> None:
+    """Times, free bytes and an agent's allocations are those of the reading, though they do not add up."""
+    past = StoredPast(tmp_path, night(25, Random(4)))  # noqa: S311 a simulation
+    past.now = 61.0
+    reading = past.reading()
+    row = ProcessUtilization(4711, EPOCH - 3000.04, 0.5, 0.0, 0.0, 0.0)
+    (device,) = reading.devices
+    device = replace(
+        device,
+        memory=MemoryReading(1000, free, 500, reserved),
+        process_utilization=(row, row._replace(pid=1)),
+    )
+    reading = replace(reading, time=EPOCH + 0.37, monotonic=12345.678, devices=(device,))
+    assert reading.agents
+    value = json.loads(json.dumps(reduce_reading(reading)))
+    before = json.dumps(value)
+    found = decode(json.dumps(expand_reading(value, round(reading.time, 2))))
+    assert json.dumps(value) == before
+    assert found.agents == reading.agents
+    assert found.time == reading.time
+    assert found.monotonic == pytest.approx(reading.monotonic, abs=0.011)
+    assert found.devices[0].memory == device.memory
+    rows = found.devices[0].process_utilization or ()
+    assert [(each.pid, each.time) for each in rows] == [(4711, EPOCH - 3000.0), (1, EPOCH - 3000.0)]
+
+
+def test_the_first_bytes_are_not_reported_as_none(tmp_path: Path) -> None:
+    """As soon as something is on the disk, its size and its time are in the report."""
+    past = StoredPast(tmp_path, small())
+    past.process.measure()
+    past.sample()
+    past.process.receive(b"Q", b"{}")
+    statuses = [json.loads(each[HEADER.size :]) for each in past.messages if each[:1] == STATUS]
+    (tail,) = statuses[-1:]
+    assert tail["stored"] == 1
+    assert tail["size"] > 0
+    assert (tail["oldest"], tail["newest"]) == (EPOCH, EPOCH)

@@ -10,7 +10,7 @@ from tests.support.builders import MIB, device, holding, process
 from vramledger.model.policy import Policy
 from vramledger.model.reading import HiddenHolder, Owner
 from vramledger.model.snapshot import Grade, LeftBytes, State, UnchargedBytes
-from vramledger.views.remedies import about_hidden, about_unattributed, remedy
+from vramledger.views.remedies import about_hidden, about_unattributed, allocator_advice, remedy
 
 GIB = 1024 * MIB
 
@@ -101,3 +101,36 @@ def test_memory_of_the_dead_may_be_kept_by_a_child() -> None:
 
     assert todo.startswith("Hidden pid 1203 has the device open")
     assert "Hidden" not in str(remedy(holding(7, state=State.DEAD), None, device(0, hidden=())))
+
+
+@pytest.mark.parametrize(
+    ("reserved", "between", "settings", "words"),
+    [
+        (
+            10 * GIB,
+            4 * GIB,
+            {"expandable_segments": "false"},
+            "at the next start makes",
+        ),
+        (10 * GIB, 4 * GIB, {}, "if that is not set already"),
+        (
+            10 * GIB,
+            4 * GIB,
+            {"expandable_segments": "false", "max_split_size_mb": "64"},
+            "instead of max_split",
+        ),
+        (10 * GIB, 4 * GIB, {"expandable_segments": "true"}, None),
+        (100 * GIB, 4 * GIB, {"expandable_segments": "false"}, None),
+        (GIB // 2, GIB // 8, {"expandable_segments": "false"}, None),
+        (None, 4 * GIB, {}, None),
+        (10 * GIB, None, {}, None),
+    ],
+)
+def test_advice_about_the_allocator_knows_its_settings(
+    reserved: int | None, between: int | None, settings: dict[str, str], words: str | None
+) -> None:
+    """A setting is advised where it frees much and is not set; what is not known is said."""
+    advice = allocator_advice(reserved, between, settings)
+
+    assert (advice is None) == (words is None)
+    assert words is None or words in str(advice)

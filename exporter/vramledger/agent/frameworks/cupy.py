@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 
 from vramledger.agent import visible_devices
-from vramledger.agent.frameworks.provider import Provider
+from vramledger.agent.frameworks.oom_messages import read_requested
+from vramledger.agent.frameworks.provider import OutOfMemoryMessage, Provider
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,6 +53,14 @@ class CuPy(Provider):
                 }
             ],
         }
+
+    def recognise_out_of_memory(self, error: BaseException) -> OutOfMemoryMessage | None:
+        """Recognise the error of CuPy's pool."""
+        kind = type(error)
+        if kind.__name__ != "OutOfMemoryError" or not kind.__module__.startswith("cupy"):
+            return None
+        ordinal = 0 if visible_devices.at_most_one() else None
+        return OutOfMemoryMessage(ordinal, read_requested(str(error)))
 
 
 def _pools(cupy: Any) -> list[Any]:  # noqa: ANN401 CuPy is not installed where this is checked

@@ -11,9 +11,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from vramledger.agent.frameworks.provider import Provider, module_version, read_environment
+from vramledger.agent.frameworks.oom_messages import read_ordinal, read_requested
+from vramledger.agent.frameworks.provider import (
+    OutOfMemoryMessage,
+    Provider,
+    module_version,
+    read_environment,
+)
 
 BRIDGE_MODULE = "jax._src.xla_bridge"
+_RUNTIME_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
+"""The names of the error's class, the second one before jaxlib 0.7."""
+
 _GPU_PLATFORMS = ("cuda", "gpu", "rocm")
 _POLICY_VARIABLES = (
     *("XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_PREALLOCATE"),
@@ -64,6 +73,16 @@ class Jax(Provider):
     def start(self) -> None:
         """Keep a copy of the environment from the moment when the backend was made."""
         self._environ = read_environment(_POLICY_VARIABLES)
+
+    def recognise_out_of_memory(self, error: BaseException) -> OutOfMemoryMessage | None:
+        """Recognise the runtime's error; not every one names the device."""
+        text = str(error)
+        if type(error).__name__ not in _RUNTIME_ERRORS or not text.startswith("RESOURCE_EXHAUSTED"):
+            return None
+        devices = (self.read() or {}).get("devices")
+        only = devices[0].get("ordinal") if isinstance(devices, list) and len(devices) == 1 else None
+        named = read_ordinal(text)
+        return OutOfMemoryMessage(only if named is None else named, read_requested(text))
 
     def read(self) -> dict[str, object] | None:
         """Return the policy, and a device's pool, bytes in use, peak and limit."""

@@ -115,6 +115,10 @@ class ProviderPoller:
                 raise
             count_error()
 
+    def started_providers(self) -> list[Provider]:
+        """Return the providers of the frameworks that have an allocator."""
+        return [state.provider for state in self._started()]
+
     def has_started(self) -> bool:
         """Return whether any framework has an allocator."""
         return bool(self._started())

@@ -26,6 +26,16 @@ SLOW_READ_SECONDS = 0.005
 """The longest time that a reading may take, because it may hold the interpreter's lock all that time."""
 
 
+class OutOfMemoryMessage:
+    """What a framework's error says of a failed allocation: the device and the bytes, None if not known."""
+
+    __slots__ = ("ordinal", "requested")
+
+    def __init__(self, ordinal: int | None, requested: int | None) -> None:
+        self.ordinal = ordinal
+        self.requested = requested
+
+
 class Provider:
     """One framework in this process; these methods are the defaults, and report no memory.
 
@@ -85,6 +95,14 @@ class Provider:
         format: ``framework``, ``version``, ``supported``, ``allocator``, ``policy``, ``devices``. A key whose
         value is None is left out of the report: not known is never zero.
         """
+        return None
+
+    def recognise_out_of_memory(self, error: BaseException) -> OutOfMemoryMessage | None:
+        """Return what an error of this framework says of a failed allocation on a GPU; None for any other.
+
+        Called at the end of the program, with the error that has ended it.
+        """
+        del error
         return None
 
     def stop(self) -> None:

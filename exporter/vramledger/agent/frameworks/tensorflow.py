@@ -21,7 +21,13 @@ import time
 from collections.abc import Iterable, Mapping
 
 from vramledger.agent import visible_devices
-from vramledger.agent.frameworks.provider import Provider, module_version, read_environment
+from vramledger.agent.frameworks.oom_messages import read_tensor
+from vramledger.agent.frameworks.provider import (
+    OutOfMemoryMessage,
+    Provider,
+    module_version,
+    read_environment,
+)
 
 CONTEXT_MODULE = "tensorflow.python.eager.context"
 SESSION_MODULE = "tensorflow.python.client.session"
@@ -75,6 +81,10 @@ class TensorFlow(Provider):
             "policy": classify_policy(context, self._environ),
             "devices": devices or [],
         }
+
+    def recognise_out_of_memory(self, error: BaseException) -> OutOfMemoryMessage | None:
+        """Recognise the error of an operation; one about the host's memory is none."""
+        return read_tensor(str(error)) if type(error).__name__ == "ResourceExhaustedError" else None
 
     def _read_sessions(self) -> dict[str, object] | None:
         """Return the policy and the limits of a program that uses sessions only."""

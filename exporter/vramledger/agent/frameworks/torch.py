@@ -94,6 +94,7 @@ class PyTorch(Provider):
         entry["supported"] = allocator.supported
         if allocator.supported:
             entry["devices"] = [allocator.device_entry(ordinal) for ordinal in sorted(allocator.used)]
+            entry |= allocator.process_entry()
         return entry
 
 

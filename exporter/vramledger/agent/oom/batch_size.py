@@ -24,39 +24,44 @@ def usable_bytes(failure: AllocationFailure) -> int | None:
 
 
 class Step:
-    """A step that succeeded: its batch, the bytes allocated at its peak and, if known, when it began."""
+    """A step that succeeded: its batch, its peak and, if known, the bytes of activations at the peak."""
 
-    __slots__ = ("batch", "peak", "resident")
+    __slots__ = ("activations", "batch", "peak")
 
-    def __init__(self, batch: int, peak: int, resident: int | None) -> None:
+    def __init__(self, batch: int, peak: int, activations: int | None) -> None:
         self.batch = batch
         self.peak = peak
-        self.resident = resident
+        self.activations = activations
 
 
 def fitting_batch(steps: list[Step], failed: int, usable: int) -> int | None:
     """Return the largest batch that fits by the slope of the last steps; None where they do not show it.
 
-    With batches of different sizes the slope is the one of the line through them. With one size it is the
-    bytes that the step added to those at its beginning, for each element of the batch.
+    With batches of different sizes the slope is the one of the line through their peaks. With one size it is
+    the activations at the peak, for each element of the batch.
     """
-    sizes = {step.batch for step in steps}
-    if not sizes:
+    line = _line_through(steps) if len({step.batch for step in steps}) > 1 else _line_of_one(steps)
+    if line is None:
         return None
-    if len(sizes) > 1:
-        mean = sum(step.batch for step in steps) / len(steps)
-        height = sum(step.peak for step in steps) / len(steps)
-        spread = sum((step.batch - mean) ** 2 for step in steps)
-        slope = sum((step.batch - mean) * (step.peak - height) for step in steps) / spread
-        base = height - slope * mean
-    else:
-        known = [step for step in steps if step.resident is not None]
-        if not known:
-            return None
-        largest = max(known, key=lambda step: step.peak)
-        base = largest.resident or 0
-        slope = (largest.peak - base) / largest.batch
+    base, slope = line
     if slope <= 0 or base < 0:
         return None
     fits = int((MAX_FILL * usable - base) / slope)
     return fits if 1 <= fits < failed else None
+
+
+def _line_through(steps: list[Step]) -> tuple[float, float]:
+    """Return where the line of least squares begins, and its slope."""
+    batch = sum(step.batch for step in steps) / len(steps)
+    peak = sum(step.peak for step in steps) / len(steps)
+    spread = sum((step.batch - batch) ** 2 for step in steps)
+    slope = sum((step.batch - batch) * (step.peak - peak) for step in steps) / spread
+    return peak - slope * batch, slope
+
+
+def _line_of_one(steps: list[Step]) -> tuple[float, float] | None:
+    known = [(step.peak, step.activations, step.batch) for step in steps if step.activations is not None]
+    if not known:
+        return None
+    peak, activations, batch = max(known)
+    return float(peak - activations), activations / batch

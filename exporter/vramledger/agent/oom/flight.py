@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from vramledger.agent.oom.batch_size import Step, fitting_batch, missing_bytes, usable_bytes
-from vramledger.agent.oom.stacks import user_lines
+from vramledger.agent.oom.stacks import Line, user_lines
 from vramledger.agent.oom.verdict import AllocationFailure
 from vramledger.agent.torch.recording import Recording, plain_step
-from vramledger.agent.torch.step_peaks import StepMark, StepPeaks, live_blocks
+from vramledger.agent.torch.step_peaks import ACTIVATIONS, StepMark, StepPeaks, live_blocks
 
 MAX_LINES = 15
 """The number of lines of code that a report has."""
@@ -28,12 +29,14 @@ NO_LINE = {
 def top_lines(snapshot: dict[str, Any], device: int, *, from_start: bool) -> list[dict[str, object]]:
     """Return the lines whose blocks have most bytes in use, with their callers."""
     found: dict[tuple[object, ...], dict[str, Any]] = {}
+    known: dict[tuple[int, ...], list[Line]] = {}
     for _, size, block in live_blocks(snapshot, device):
-        frames = [
-            {"file": frame["filename"], "line": frame["line"], "function": frame["name"]}
-            for frame in block.get("frames") or ()
-        ]
-        own = user_lines(frames)
+        stack = block.get("frames") or ()
+        own = known.get(key := tuple(map(id, stack)))
+        if own is None:
+            own = known[key] = user_lines(
+                [{"file": each["filename"], "line": each["line"], "function": each["name"]} for each in stack]
+            )
         first: dict[str, object] = own[0] if own else {"file": NO_LINE[from_start], "line": 0, "function": ""}
         entry = found.setdefault(
             tuple(first.values()), {"bytes": 0, "blocks": 0, **first, "callers": own[1 : 1 + CALLERS]}
@@ -46,8 +49,7 @@ def top_lines(snapshot: dict[str, Any], device: int, *, from_start: bool) -> lis
 def take_flight(recording: Recording, torch: Any, device: int, failure: AllocationFailure) -> dict[str, Any]:  # noqa: ANN401 not installed where this is checked
     """Return what the report says of a recording, and under ``snapshot`` the snapshot itself."""
     snapshot, facts = recording.take_snapshot(torch)
-    peaks = recording.peaks(snapshot, device, facts)
-    recording.annotate(snapshot, facts)
+    peaks = recording.annotate(snapshot, facts).get(device, [])
     usable = usable_bytes(failure)
     fits = None
     if facts.batch is not None and usable is not None and missing_bytes(failure):
@@ -72,15 +74,15 @@ def _known_steps(marks: list[StepMark], peaks: list[StepPeaks], device: int) -> 
     """
     recorded = {step.ended: step for step in peaks if step.whole}
     found = []
-    for before, mark in zip([None, *marks], marks, strict=False):
+    for before, mark in pairwise(marks):  # the first step has no state of the optimizer yet
         step = recorded.get(mark.ended)
-        if mark.batch is None or device not in mark.peak:
+        if mark.batch is None:
             continue
-        if step is not None:
-            peak = step.highest
-        elif before is not None and mark.peak[device] > before.peak.get(device, 0):
-            peak = mark.peak[device]
-        else:
-            continue
-        found.append(Step(mark.batch, peak, None if before is None else before.allocated.get(device)))
+        highest = step.highest if step is not None else None
+        if step is not None and highest is not None:
+            if "backward" not in step.phases:
+                continue  # a second optimizer of the same step
+            found.append(Step(mark.batch, highest.bytes, highest.categories[ACTIVATIONS]))
+        elif mark.peak.get(device, 0) > before.peak.get(device, 0):
+            found.append(Step(mark.batch, mark.peak[device], None))
     return found

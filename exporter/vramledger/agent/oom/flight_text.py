@@ -34,8 +34,8 @@ def batch_lines(facts: dict[str, Any]) -> list[str]:
     if batch is None:
         return []
     if fits is None:
-        return ["", f"The batch was {batch}."]
-    return ["", f"The batch was {batch}. By the slope of the last steps a batch of {fits} fits."]
+        return ["", f"The batch (the first dimension) was {batch}."]
+    return ["", f"The batch (the first dimension) was {batch}. By the slope of the last steps {fits} fits."]
 
 
 def stack_lines(stack: dict[str, Any] | None) -> list[str]:
@@ -43,12 +43,11 @@ def stack_lines(stack: dict[str, Any] | None) -> list[str]:
     if not stack or not stack.get("frames"):
         return []
     found = user_lines(stack["frames"])
+    head = "Where it failed (innermost line first):"
     if stack["phase"] == "backward":
         head = "Where it failed (in the backward pass, which these lines had started):"
-    else:
-        head = f"Where it failed (in the {stack['phase']} part of a step, innermost line first):"
-    if stack["phase"] == "forward":
-        head = "Where it failed (innermost line first):"
+    elif stack["phase"] == "optimizer":
+        head = "Where it failed (in the optimizer, innermost line first):"
     lines = ["", head, *(f"  {format_line(line)}" for line in found[:MAX_STACK_LINES])]
     if len(found) > MAX_STACK_LINES:
         lines.append(f"  ({len(found) - MAX_STACK_LINES} more lines)")
@@ -66,12 +65,20 @@ def recorded_lines(facts: dict[str, Any]) -> list[str]:
     if facts.get("gradients_kept"):
         lines += [
             "",
-            "Gradients are kept from step to step: zero_grad() is missing, or is called with",
-            "set_to_none=False, or gradients are accumulated on purpose.",
+            "Gradients are kept from step to step: zero_grad() is missing, is called with set_to_none=False,",
+            "or gradients are accumulated on purpose.",
         ]
     if facts.get("autocast"):
         lines += ["", f"Autocast (mixed precision) where it failed: {facts['autocast']}"]
+    if facts.get("message"):
+        lines += [
+            "",
+            "What the framework said:",
+            *(f"  {line}" for line in facts["message"].splitlines()[:5]),
+        ]
     flight = facts.get("flight")
+    if not flight and facts.get("framework") != "torch":
+        return lines
     if not flight:
         return [
             *lines,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import time
 from typing import Any
 
@@ -35,6 +36,9 @@ is known too.""",
 EXPANDABLE_ADVICE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids it too."
 """For a program whose memory is fragmented, and that has not set this."""
 
+
+OWN_NAME = re.compile(r"oom-\d{8}T\d{6}-\d+-\d{6}\.(json|txt|pickle)")
+"""Our names: a program's own file is never removed."""
 
 MAX_KEPT_SNAPSHOTS = 5
 """The number of snapshots that the directory keeps: one has some megabytes."""
@@ -69,7 +73,7 @@ def write_snapshot(stem: str, snapshot: dict[str, object]) -> str | None:
     path = stem + ".pickle"
     try:
         write_private_file(path, pickle.dumps(snapshot, protocol=4))
-    except OSError:
+    except (OSError, MemoryError):
         try:
             os.unlink(path)  # a part of a pickle is of no use
         except OSError:
@@ -132,7 +136,7 @@ def write_private_file(path: str, content: str | bytes) -> None:
 
 def remove_old_reports(directory: str) -> None:
     """Remove the oldest reports and snapshots beyond those that are kept; their names sort by time."""
-    names = sorted(name for name in os.listdir(directory) if name.startswith("oom-"))
+    names = sorted(name for name in os.listdir(directory) if OWN_NAME.fullmatch(name))
     reports = [name for name in names if name.endswith(".json")]
     old = [
         name.removesuffix(".json") + ending for name in reports[:-MAX_KEPT] for ending in (".json", ".txt")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from types import ModuleType
 
+from vramledger.agent.torch.allocator_settings import read_pinned, read_settings
 from vramledger.agent.torch.block_survey import BlockSurvey, DeviceBlocks, count_blocks
 from vramledger.agent.torch.counters import (
     enables_expandable_segments,
@@ -43,12 +44,12 @@ class TorchAllocator:
         self.backend = backend
         self._custom_allocators = custom_allocators(torch)
         self.supported = self.backend == NATIVE
-        settings = getattr(native, "_accelerator_getAllocatorSettings", None)
-        self.expandable_enabled = enables_expandable_segments(
-            settings()
-            if settings is not None
-            else os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
+        self._environ = (
+            os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
         )
+        self._configuration = getattr(native, "_accelerator_getAllocatorSettings", lambda: self._environ)
+        self._read_pinned = getattr(native, "_cuda_hostMemoryStats", None)
+        self.expandable_enabled = enables_expandable_segments(self._configuration())
         self.used: set[int] = set()
         # CUDA's initialisation makes one generator for each device; asking for the count would be a CUDA
         # call.
@@ -160,6 +161,17 @@ class TorchAllocator:
             "categories": self.categories(ordinal, figures["allocated"]),
         }
         return {name: value for name, value in entry.items() if value is not None}
+
+    def process_entry(self) -> dict[str, object]:
+        """Return what the report has about all devices together: settings, and pinned host memory.
+
+        Before 2.12 PyTorch does not say how it is configured, so the environment of its start counts.
+        """
+        stats = next(iter(self._stats.values()), None)
+        entry: dict[str, object] = {"settings": read_settings(self._configuration(), stats)}
+        if self._read_pinned is not None:  # from 2.7 on
+            entry |= read_pinned(self._read_pinned())
+        return entry
 
     def _due_devices(self) -> set[int]:
         """Return the devices whose counters to read now: the used devices, and one more in turn.

@@ -23,6 +23,10 @@ def read_counters(stats: dict[str, object]) -> dict[str, int | None]:
         pools = stats.get(family)
         everything = pools.get("all") if isinstance(pools, dict) else None
         found[name] = everything.get(which) if isinstance(everything, dict) else None
+    reserved = stats.get("reserved_bytes")
+    for name in ("small_pool", "large_pool"):
+        part = reserved.get(name) if isinstance(reserved, dict) else None
+        found[name] = part.get("current") if isinstance(part, dict) else None
     for name, key in COUNTER_KEYS.items():
         value = stats.get(key)
         found[name] = value if isinstance(value, int) else None

@@ -16,7 +16,7 @@ from vramledger.agent.torch.step_peaks import live_blocks
 from vramledger.agent_protocol.user_code import FRAMEWORK, code_origin
 
 MAX_CYCLES = 10
-"""The number of cycles that are described, the largest ones."""
+"""The number of kinds of cycles that are described, the largest ones."""
 
 MAX_OBJECTS = 8
 """The number of objects of a cycle that are described."""
@@ -65,13 +65,18 @@ def _keep_garbage() -> Garbage:
 
 
 def _describe(torch: ModuleType, garbage: Garbage) -> list[dict[str, object]]:
-    """Return the groups with tensors on a GPU, the largest first."""
-    found = []
+    """Return the groups with tensors on a GPU, the largest first; groups that the same code made are one."""
+    found: dict[str, dict[str, Any]] = {}
     for group in _groups(garbage):
         size = sum(_sizes(torch, group).values())
         if size:
-            found.append({"bytes": size, "objects": _objects(group), "count": len(group)})
-    return sorted(found, key=lambda cycle: -int(str(cycle["bytes"])))[:MAX_CYCLES]
+            objects = _objects(group)
+            entry = found.setdefault(
+                str(objects), {"bytes": 0, "cycles": 0, "count": len(group), "objects": objects}
+            )
+            entry["bytes"] += size
+            entry["cycles"] += 1
+    return sorted(found.values(), key=lambda entry: -int(entry["bytes"]))[:MAX_CYCLES]
 
 
 def _groups(garbage: Garbage) -> list[Garbage]:

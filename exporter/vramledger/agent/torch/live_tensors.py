@@ -25,7 +25,14 @@ BATCH_NODES = 400
 """The number of operations that are looked at for the size of the batch, after every step."""
 
 YOUNG_GENERATIONS = (0, 1)
-"""The collector's generations in which the loss of a step is: at most some thousand objects."""
+"""The collector's generations in which the loss of a step is: 22,000 objects at most with the limits
+of Python 3.13, 7,700 before."""
+
+MAX_YOUNG_OBJECTS = 30_000
+"""With more young objects the batch is not looked for: a program may have turned the collector off."""
+
+MAX_FORMS = 4
+"""A parameter in another form (cast, transposed) is at most this number of operations from itself."""
 
 MIN_SHARE_OF_BATCH = 0.25
 """A size counts as the batch's if it comes first in at least this share as many shapes as the commonest."""
@@ -74,7 +81,10 @@ def read_tensors(torch: ModuleType) -> TensorFacts:
 
 
 def young_batch(torch: ModuleType) -> int | None:
-    """Return the size of the batch of the graph that was made last; None where its result is gone."""
+    """Return the size of the batch of the graph that was made last; None where that is not known."""
+    youngest, younger, _ = gc.get_count()
+    if youngest + younger * gc.get_threshold()[0] > MAX_YOUNG_OBJECTS:
+        return None
     found = [
         each
         for generation in YOUNG_GENERATIONS
@@ -143,7 +153,7 @@ def _nodes(tensors: Iterable[Any], most: int) -> Iterator[Any]:
 
 def _shapes(node: Any) -> Iterator[tuple[str, int, tuple[int, ...]]]:  # noqa: ANN401 as above
     """Yield type, bytes of a number and shape of each output of a forward operation, not of parameters."""
-    if "AccumulateGrad" in node.name():
+    if _is_of_parameter(node):
         return
     for metadata in getattr(node, "_input_metadata", ()):
         try:
@@ -151,6 +161,18 @@ def _shapes(node: Any) -> Iterator[tuple[str, int, tuple[int, ...]]]:  # noqa: A
             yield type_name(metadata.dtype), int(metadata.dtype.itemsize), shape
         except (AttributeError, RuntimeError, TypeError):  # a size that is not a number yet, an old version
             continue
+
+
+def _is_of_parameter(node: Any) -> bool:  # noqa: ANN401 as above
+    """Return whether an operation gives a parameter, or one in another form: transposed, in another type."""
+    for _ in range(MAX_FORMS):
+        if "AccumulateGrad" in node.name():
+            return True
+        following = node.next_functions
+        if len(following) != 1 or following[0][0] is None:
+            return False
+        node = following[0][0]
+    return False
 
 
 def _batch(nodes: Iterable[Any]) -> int | None:

@@ -136,8 +136,9 @@ def _record(  # noqa: PLR0913
     else:
         try:
             if begins:
-                step_boundary.run(begin, seconds)
-            result = step_boundary.run(take_snapshot, seconds)
+                result = step_boundary.run_both(begin, take_snapshot, seconds)
+            else:
+                result = step_boundary.run(take_snapshot, seconds)
         except TimeoutError:
             if begins and recording.active:
                 recording.end(torch)

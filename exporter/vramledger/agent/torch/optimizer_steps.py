@@ -61,7 +61,8 @@ class _GradientProbe:
     """The look at one gradient over some steps: is it the same tensor each time?
 
     A gradient that ``zero_grad()`` has freed is a new tensor in the next step, with a version of its own. A
-    gradient that is kept is added to, which raises its version.
+    gradient that is kept is added to, which raises its version. A view has the version of the whole tensor, a
+    bucket of distributed training for example, so it says nothing.
     """
 
     __slots__ = ("optimizer", "versions")
@@ -70,24 +71,29 @@ class _GradientProbe:
         self.optimizer = weakref.ref(optimizer)
         self.versions: list[int] = []
 
-    def kept(self, optimizer: object) -> bool | None:
-        """Look at the gradient after a step, and return whether it is kept; None while that is not known."""
-        version = _gradient_version(optimizer)
-        if version is None:
-            return False
+    def record_version(self, optimizer: object) -> bool:
+        """Look at the gradient after a step; return whether that was the last look."""
+        gradient = _first_gradient(optimizer)
+        version = getattr(gradient, "_version", None)
+        if not isinstance(version, int) or gradient._is_view():  # type: ignore[attr-defined]
+            self.versions.clear()
+            return True
         self.versions.append(version)
+        return len(self.versions) == PROBED_STEPS
+
+    def kept(self) -> bool | None:
+        """Return whether the gradient is kept; None where the looks do not show it."""
         if len(self.versions) < PROBED_STEPS:
             return None
         return all(before < after for before, after in pairwise(self.versions))
 
 
-def _gradient_version(optimizer: object) -> int | None:
-    """Return the version of an optimizer's first gradient; None if it has none."""
+def _first_gradient(optimizer: object) -> object | None:
+    """Return an optimizer's first gradient; None if it has none."""
     for group in getattr(optimizer, "param_groups", ()):
         for parameter in group["params"]:
             if parameter.grad is not None:
-                version = getattr(parameter.grad, "_version", None)
-                return version if isinstance(version, int) else None
+                return parameter.grad  # type: ignore[no-any-return]
     return None
 
 
@@ -103,6 +109,7 @@ class OptimizerSteps:
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
+        self._pid = os.getpid()
         self._hook_handles: list[object] = []
         self.counts: dict[int, _Count] = {}
         self.note_step: Callable[[], None] | None = None
@@ -127,6 +134,7 @@ class OptimizerSteps:
         """Have every optimizer step call us at its end, where this torch has a hook for that."""
         if self._hook_handles:
             return
+        self._pid = os.getpid()
         optimizers = sys.modules.get("torch.optim.optimizer")
         register_hook = getattr(optimizers, "register_optimizer_step_post_hook", None)
         if register_hook is None:
@@ -145,7 +153,11 @@ class OptimizerSteps:
 
             def before_step(optimizer: object, args: object, kwargs: object) -> None:
                 del optimizer, args, kwargs
-                if not recording.active or (is_compiling is not None and is_compiling()):
+                if (
+                    not recording.active
+                    or self._pid != os.getpid()
+                    or (is_compiling is not None and is_compiling())
+                ):
                     return
                 if not self._is_in_backward_pass():
                     recording.note_optimizer()
@@ -174,8 +186,8 @@ class OptimizerSteps:
             or worker.suspended
         ):
             return
-        if self._is_in_backward_pass():
-            return
+        if self._pid != os.getpid() or self._is_in_backward_pass():
+            return  # a forked child cannot use the device: the allocator's lock may be held there for ever
         try:
             if recording.active:
                 recording.note_step(self._torch)
@@ -201,8 +213,8 @@ class OptimizerSteps:
         probed = probe.optimizer()
         if probed is None:  # it exists no longer
             self._probe = None
-        elif probed is optimizer and (kept := probe.kept(optimizer)) is not None:
-            self.keeps_gradients = kept
+        elif probed is optimizer and probe.record_version(optimizer):
+            self.keeps_gradients = probe.kept()
             self._probe = None
 
     def _is_in_backward_pass(self) -> bool:

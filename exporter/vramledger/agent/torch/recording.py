@@ -116,14 +116,16 @@ class Recording:
             whole=complete and (self._at_boundary or self.from_start),
         )
 
-    def annotate(self, snapshot: dict[str, Any], facts: TensorFacts, **more: object) -> None:
-        """Add to a snapshot, as plain data, what PyTorch does not know of it."""
-        devices = {}
-        for device in sorted({segment.get("device", 0) for segment in snapshot["segments"]}):
-            devices[device] = {
-                "steps": [plain_step(step) for step in self.peaks(snapshot, device, facts)],
-                "types": facts.types.get(device, {}),
-            }
+    def annotate(
+        self, snapshot: dict[str, Any], facts: TensorFacts, **more: object
+    ) -> dict[int, list[StepPeaks]]:
+        """Add to a snapshot, as plain data, what PyTorch does not know; return the peaks by device."""
+        numbers = sorted({segment.get("device", 0) for segment in snapshot["segments"]})
+        peaks = {number: self.peaks(snapshot, number, facts) for number in numbers}
+        devices = {
+            number: {"steps": [plain_step(step) for step in steps], "types": facts.types.get(number, {})}
+            for number, steps in peaks.items()
+        }
         snapshot[SNAPSHOT_KEY] = {
             "version": 1,
             "from_start": self.from_start,
@@ -131,6 +133,7 @@ class Recording:
             "forward_types": facts.forward_types,
             **more,
         }
+        return peaks
 
 
 def plain_step(step: StepPeaks) -> dict[str, object]:

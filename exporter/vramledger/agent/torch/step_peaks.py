@@ -21,6 +21,9 @@ LIVE_STATES = ("active_allocated", "active_awaiting_free", "active_pending_free"
 
 NEVER = float("inf")
 
+MODULE = "module"
+"""Stands for the part of a step where a module makes its parameters: in the forward part, or in no step."""
+
 
 class StepMark(NamedTuple):
     """One optimizer step as its hooks saw it; times in microseconds since 1970, as in the events.
@@ -41,7 +44,7 @@ class StepMark(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """The most allocated bytes in a part of a step, and what they were for."""
+    """The highest bytes of tensors in a part of a step, before rounding, and what they were for."""
 
     bytes: int
     categories: dict[str, int]
@@ -66,24 +69,22 @@ class StepPeaks(NamedTuple):
     ended: int | None
 
     @property
-    def highest(self) -> int:
-        """Return the peak of the step."""
-        return max((peak.bytes for peak in self.phases.values()), default=0)
+    def highest(self) -> Peak | None:
+        """Return the peak of the step; None if nothing is known of it."""
+        return max(self.phases.values(), key=lambda peak: peak.bytes, default=None)
 
 
 class _Lifetime:
     """One allocation: its bytes, the numbers of the events that began and ended it, and its purpose."""
 
-    __slots__ = ("address", "began", "category", "ended", "frames", "size", "time")
+    __slots__ = ("address", "began", "category", "ended", "phase", "size", "time")
 
-    def __init__(
-        self, address: int, size: int, began: int, time: int, frames: Sequence[tuple[str, str]]
-    ) -> None:
+    def __init__(self, address: int, size: int, began: int, time: int, phase: str | None) -> None:
         self.address = address
         self.size = size
         self.began = began
         self.time = time
-        self.frames = frames
+        self.phase = phase
         self.ended: float = NEVER
         self.category = ACTIVATIONS
 
@@ -103,9 +104,24 @@ class AddressBook:
         return None
 
 
-def frames_of(holder: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the files and functions of an event's or a block's stack, innermost first."""
-    return [(frame["filename"], frame["name"]) for frame in holder.get("frames") or ()]
+class _StackPhases:
+    """The part of the step in which each stack runs; PyTorch has one object for all frames of one line."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], str] = {}
+
+    def find(self, holder: Mapping[str, Any]) -> str:
+        """Return the part for the stack of an event or a block; see also :data:`MODULE`."""
+        stack = holder.get("frames") or ()
+        key = tuple(map(id, stack))
+        phase = self._known.get(key)
+        if phase is None:
+            frames = [(frame["filename"], frame["name"]) for frame in stack]
+            phase = phase_of(frames)
+            if phase == "forward" and is_of_module(frames):
+                phase = MODULE
+            self._known[key] = phase
+        return phase
 
 
 def live_blocks(snapshot: Mapping[str, Any], device: int) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
@@ -143,7 +159,7 @@ def step_peaks(
     events = [event for event in trace if event["action"] in ("alloc", "free_completed")]
     if not events:
         return []
-    starts, ends, lifetimes = _lifetimes(events, live_blocks(snapshot, device))
+    starts, ends, lifetimes = _lifetimes(events, live_blocks(snapshot, device), _StackPhases())
     _categorise(events, lifetimes, marks, AddressBook(known))
     first = events[0].get("time_us", 0)
     marks = [mark for mark in marks if mark.ended > first]
@@ -151,7 +167,9 @@ def step_peaks(
 
 
 def _lifetimes(
-    events: Sequence[Mapping[str, Any]], live: Iterable[tuple[int, int, Mapping[str, Any]]]
+    events: Sequence[Mapping[str, Any]],
+    live: Iterable[tuple[int, int, Mapping[str, Any]]],
+    stacks: _StackPhases,
 ) -> tuple[dict[int, _Lifetime], dict[int, _Lifetime], list[_Lifetime]]:
     """Return the allocations by the event that began them, by the event that ended them, and all of them."""
     starts: dict[int, _Lifetime] = {}
@@ -160,19 +178,24 @@ def _lifetimes(
     alive: dict[int, _Lifetime] = {}
     for number, event in enumerate(events):
         if event["action"] == "alloc":
-            one = _Lifetime(event["addr"], event["size"], number, event.get("time_us", 0), frames_of(event))
+            phase = stacks.find(event)
+            one = _Lifetime(event["addr"], event["size"], number, event.get("time_us", 0), phase)
             alive[event["addr"]] = starts[number] = one
             everything.append(one)
             continue
         ended = alive.pop(event["addr"], None)
         if ended is None:  # it is older than the events
-            ended = _Lifetime(event["addr"], event["size"], -1, 0, frames_of(event))
+            ended = _Lifetime(event["addr"], event["size"], -1, 0, None)
             everything.append(ended)
         ended.ended = number
         ends[number] = ended
     for address, size, block in live:
         if address not in alive:
-            everything.append(_Lifetime(address, size, -1, 0, frames_of(block)))
+            # An event has the bytes that were requested; so has a block, beside its rounded size.
+            requested = block.get("requested_size") or size
+            everything.append(
+                _Lifetime(address, requested, -1, 0, stacks.find(block) if block.get("frames") else None)
+            )
     return starts, ends, everything
 
 
@@ -185,24 +208,31 @@ def _categorise(
     """Give each allocation its category; what nothing else explains are activations.
 
     What lives at the end is known by its address. A gradient of an earlier step was made in the backward pass
-    and still lived when the optimizer began. A parameter was made by a module, before any step.
+    and still lived when the optimizer began. An optimizer's state outlives the step that made it. A parameter
+    was made by a module, before any step.
     """
+    ended = [mark.ended for mark in marks]
     begun = [mark.begun for mark in marks if mark.begun is not None]
     for one in lifetimes:
         known = book.category(one.address, one.size) if one.ended == NEVER else None
         if known is not None:
             one.category = known
             continue
-        phase = phase_of(one.frames) if one.frames or one.began >= 0 else None
-        if phase == "backward":
-            later = bisect_right(begun, one.time)
-            end = NEVER if one.ended == NEVER else events[int(one.ended)].get("time_us", 0)
-            if one.began >= 0 and later < len(begun) and end >= begun[later]:
+        end = NEVER if one.ended == NEVER else events[int(one.ended)].get("time_us", 0)
+        if one.phase == "backward":
+            if one.began >= 0 and _lives_at_next(begun, one.time, end):
                 one.category = GRADIENTS
-        elif phase == "optimizer":
-            one.category = OPTIMIZER
-        elif phase == "forward" and is_of_module(one.frames):
+        elif one.phase == "optimizer":
+            if one.began < 0 or end == NEVER or _lives_at_next(ended, one.time, end):
+                one.category = OPTIMIZER
+        elif one.phase == MODULE:
             one.category = PARAMETERS
+
+
+def _lives_at_next(moments: Sequence[int], start: int, end: float) -> bool:
+    """Return whether an allocation still lives at the first of the moments after its start."""
+    number = bisect_right(moments, start)
+    return number < len(moments) and end >= moments[number]
 
 
 def is_of_module(frames: Sequence[tuple[str, str]]) -> bool:
@@ -279,7 +309,7 @@ class _Walk:
             self._bytes[ended.category] -= ended.size
             return
         one = self._starts[number]
-        phase = phase_of(one.frames)
+        phase = "forward" if one.phase in (MODULE, None) else str(one.phase)
         if not (self._phase == "optimizer" and phase == "forward"):  # a closure, or a step without frames
             self._enter(phase)
         self._bytes[one.category] += one.size

@@ -39,11 +39,16 @@ class _Metric(NamedTuple):
     is_traffic: bool = False
 
 
+_GRAPHICS: Final = 1
+"""The share of the time in which anything ran, asked of instances only. It alone takes 1.42 ms of CPU time on
+an H200 (driver 580), all other metrics together 2 µs. The driver's utilisation rates say the same of a whole
+GPU in 0.02 ms; an instance has no such rates."""
+
 _VIDEO_ENGINES: Final = (*range(30, 38), *range(40, 48), 50, 51, *range(166, 170))
 """The metrics of the decoders, the JPEG and the optical flow engines, and the encoders."""
 
 _METRICS: Final[Mapping[int, _Metric]] = {
-    1: _Metric("graphics"),
+    _GRAPHICS: _Metric("graphics"),
     2: _Metric("sm"),
     3: _Metric("occupancy"),
     4: _Metric("integer"),
@@ -73,7 +78,8 @@ class ActivityReader:
         self._gpu_instance = gpu_instance
         self._unsupported: int | None = None
         self._worked = False
-        self._metrics = dict(_METRICS)
+        asked = _METRICS.keys() - (set() if gpu_instance is not None else {_GRAPHICS})
+        self._metrics = {number: _METRICS[number] for number in sorted(asked)}
         self._taken_at: float | None = None
         self._before: Handle = None
         self._now: Handle = None

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from vramledger.model.reading import DeviceReading, HardwareValue, ProcessEntry
+from vramledger.readers.hosts.dmem import DeviceMemoryCgroups
 from vramledger.readers.hosts.system_memory import SystemMemory
 from vramledger.readers.nvml.activity import ActivityReader, pcie_throughput
 from vramledger.readers.nvml.calls import DeviceLostError, query, raise_if_gone, read_uuid
@@ -21,7 +22,8 @@ from vramledger.readers.nvml.hardware import (
     SLOW_INTERVAL,
     HardwareMetric,
 )
-from vramledger.readers.nvml.memory import MemoryReader, NamedDevice
+from vramledger.readers.nvml.memory import MemoryReader, NamedDevice, read_virtualization
+from vramledger.readers.nvml.memory_limits import LimitReader, Limits
 from vramledger.readers.nvml.mig import MigInstance, read_instances
 from vramledger.readers.nvml.process_lists import ProcessList, merge_lists
 from vramledger.readers.nvml.return_codes import (
@@ -56,11 +58,17 @@ class DeviceReader:
 
     Attributes:
         index: NVML's index of the GPU.
+        cgroups: the cgroups whose limits are read from the next slow sample on.
         open_error: NVML's code if the GPU gave no handle at the last attempt, otherwise None.
     """
 
     def __init__(
-        self, nvml: Nvml, index: int, collectors: frozenset[str], system: SystemMemory | None = None
+        self,
+        nvml: Nvml,
+        index: int,
+        collectors: frozenset[str],
+        system: SystemMemory | None = None,
+        cgroups: DeviceMemoryCgroups | None = None,
     ) -> None:
         self._nvml = nvml
         self.index = index
@@ -77,6 +85,11 @@ class DeviceReader:
         self._activity = ActivityReader(nvml)
         self._instance_activity: dict[int, ActivityReader] = {}
         self._memory = MemoryReader(nvml, system or SystemMemory())
+        self._limit_reader = LimitReader(nvml, cgroups or DeviceMemoryCgroups())
+        self._limits = Limits()
+        self._virtualization: str | None = None
+        self.cgroups: tuple[str, ...] = ()
+        self._limited: tuple[str, ...] = ()
         self._slow_due = float("-inf")
         self._slow_values: dict[str, HardwareValue] = {}
         self._slow_failed: list[str] = []
@@ -150,8 +163,16 @@ class DeviceReader:
             return (DeviceReading(self.index, *self._identity_fields, error="failed", failed=("handle",)),)
         failed: list[str] = []
         try:
+            limits_failed: list[str] = []
             if slow:
                 self._memory.look_again()
+                read_mode = partial(read_virtualization, self._nvml)
+                self._virtualization = query(self._nvml, read_mode, self._handle, "", [])
+            if slow or self.cgroups != self._limited:
+                self._limited = self.cgroups
+                bus = self._identity_fields.pci_bus_id
+                self._limits = self._limit_reader.read(self._handle, bus, self._limited, limits_failed)
+            failed += limits_failed
             if slow or not self._layout_known:
                 self._read_mig_layout(failed)
             reading = self._read_gpu(wall, monotonic, failed, started, slow=slow)
@@ -186,9 +207,11 @@ class DeviceReader:
         return self._gpu_reading(
             started,
             divided=divided,
+            virtualization=self._virtualization,
             error="failed" if failed and not has_data else None,
             hardware=hardware,
             failed=tuple(failed),
+            **({} if divided else self._limits._asdict()),
             **ledger,
         )
 
@@ -324,6 +347,7 @@ class DeviceReader:
             mig_profile=instance.mig_profile,
             gpu_instance=instance.gpu_instance,
             compute_instance=instance.compute_instance,
+            mig_placement=instance.mig_placement,
             **read,
         )
 

@@ -15,6 +15,7 @@ import pynvml
 
 from vramledger.errors import DriverError
 from vramledger.model.reading import XidEvent
+from vramledger.readers.hosts.dmem import DeviceMemoryCgroups
 from vramledger.readers.hosts.system_memory import SystemMemory
 from vramledger.readers.nvml import return_codes
 from vramledger.readers.nvml.calls import DeviceLostError, query, raise_if_gone, read_uuid
@@ -130,18 +131,27 @@ class Driver:
             raise _open_error(pynvml.NVMLError(return_codes.UNKNOWN))
         return count
 
-    def readers(self, collectors: frozenset[str], system: SystemMemory | None = None) -> list[DeviceReader]:
+    def readers(
+        self,
+        collectors: frozenset[str],
+        system: SystemMemory | None = None,
+        cgroups: DeviceMemoryCgroups | None = None,
+    ) -> list[DeviceReader]:
         """Return a reader for every GPU, in NVML's order, lost ones included; none is open yet.
 
         Args:
             collectors: what they read.
             system: the memory of the host, of which a GPU may use a part; None for this host's.
+            cgroups: the cgroups of the host, which may limit the memory of GPUs; None for this host's.
 
         Raises:
             DriverError: the driver is gone.
         """
         system = system or SystemMemory()
-        return [DeviceReader(pynvml, index, collectors, system) for index in range(self.device_count())]
+        cgroups = cgroups or DeviceMemoryCgroups()
+        return [
+            DeviceReader(pynvml, index, collectors, system, cgroups) for index in range(self.device_count())
+        ]
 
     def wait_events(self, timeout_seconds: float) -> list[XidEvent]:
         """Wait for XID errors for at most ``seconds``; if no GPU reports them, it only pauses.

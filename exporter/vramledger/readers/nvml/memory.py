@@ -35,6 +35,21 @@ _ADDRESSING: Final = {0: "none", 1: "hmm", 2: "ats"}
 _LAST_NODE: Final = 2**16
 
 
+_VIRTUALIZATION: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
+"""NVML's virtualization modes: a GPU of this host, one given to a virtual machine, a part of one there, and
+the host of such parts."""
+
+
+def read_virtualization(nvml: Nvml, gpu: Handle) -> str | None:
+    """Return how a GPU is shared with virtual machines, None for a mode that is not known.
+
+    Raises:
+        NVMLError: the query failed, or is not supported.
+    """
+    mode = call_function(nvml, "nvmlDeviceGetVirtualizationMode", gpu)
+    return _VIRTUALIZATION[mode] if isinstance(mode, int) and 0 <= mode < len(_VIRTUALIZATION) else None
+
+
 class DeviceMemory(NamedTuple):
     """A device's memory, in the order of DeviceReading's fields."""
 

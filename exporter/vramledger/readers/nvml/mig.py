@@ -26,6 +26,7 @@ class MigInstance(NamedTuple):
     mig_profile: str | None
     gpu_instance: int | None
     compute_instance: int | None
+    mig_placement: str | None
 
 
 def read_instances(nvml: Nvml, gpu: Handle, failed: list[str]) -> list[MigInstance] | None:
@@ -69,14 +70,30 @@ def _read_instance(nvml: Nvml, gpu: Handle, position: int, failed: list[str]) ->
     if uuid is None:
         return None
     name = query(nvml, nvml.nvmlDeviceGetName, handle, "mig", failed)
+    gpu_instance = query(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle, "mig", failed)
     return MigInstance(
         handle,
         uuid,
         name,
         _read_profile(nvml, handle, name, failed),
-        query(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle, "mig", failed),
+        gpu_instance,
         query(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle, "mig", failed),
+        None if gpu_instance is None else _read_placement(nvml, gpu, gpu_instance),
     )
+
+
+def _read_placement(nvml: Nvml, gpu: Handle, gpu_instance: int) -> str | None:
+    """Return the place of a GPU instance; None where the driver does not tell, as it tells only root."""
+
+    def read(_: Handle) -> str:
+        handle = nvml.nvmlDeviceGetGpuInstanceById(gpu, gpu_instance)
+        place = nvml.nvmlGpuInstanceGetInfo(handle).placement
+        if max(place.start, place.size) > MAX_DEVICES:
+            raise nvml.NVMLError(UNKNOWN)
+        return f"{place.start}:{place.size}"
+
+    placement: str | None = query(nvml, read, gpu, "", [])
+    return placement
 
 
 def _read_profile(nvml: Nvml, handle: Handle, name: str | None, failed: list[str]) -> str | None:

@@ -7,7 +7,7 @@ would let everybody in. It is a module of its own, so that a YAML parser is load
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -240,33 +240,39 @@ def _tls(section: _Section, directory: Path, *, http2: bool) -> TlsSettings | No
 
 def _tls_problems(tls: TlsSettings, *, http2: bool) -> list[str]:
     """Return what is wrong with TLS settings whose types are right."""
-    problems = [f"not a TLS version: {each!r}; use {', '.join(VERSIONS)}" for each in (tls.oldest, tls.newest)
-              if each not in VERSIONS]  # fmt: skip
-    problems += [
-        f"not a cipher suite: {each!r}; use Go's names" for each in tls.ciphers if each not in CIPHERS
-    ]
-    problems += [
-        f"not a curve: {each!r}; use {', '.join(CURVES)}" for each in tls.curves if each not in CURVES
-    ]
+    problems = [*_unknown_names(tls)]
     if not tls.certificate:
         problems.append("cert_file is missing (or cert)")
     if not tls.key:
         problems.append("key_file is missing (or key)")
     if not problems and VERSIONS.index(tls.oldest) > VERSIONS.index(tls.newest):
         problems.append(f"min_version {tls.oldest} is newer than max_version {tls.newest}")
+    problems += _client_problems(tls)
+    if http2 and tls.ciphers and tls.oldest != "TLS13" and not set(_HTTP2) & set(tls.ciphers):
+        problems.append(f"cipher_suites lacks what HTTP/2 needs; add {_HTTP2[0]}, or set http2: false")
+    return problems
+
+
+def _unknown_names(tls: TlsSettings) -> Iterator[str]:
+    """Yield the names of versions, cipher suites and curves that do not exist."""
+    for given, known, what, hint in (
+        ((tls.oldest, tls.newest), VERSIONS, "TLS version", ", ".join(VERSIONS)),
+        (tls.ciphers, CIPHERS, "cipher suite", "Go's names"),
+        (tls.curves, CURVES, "curve", ", ".join(CURVES)),
+    ):
+        yield from (f"not a {what}: {each!r}; use {hint}" for each in given if each not in known)
+
+
+def _client_problems(tls: TlsSettings) -> Iterator[str]:
+    """Yield what is wrong with what clients must show."""
     if tls.client_auth in _UNVERIFIED:
-        problems.append(
+        yield (
             f"client_auth_type {tls.client_auth} accepts a certificate that is not "
             f"verified: Python's ssl cannot do that, and it proves nothing; use {REQUIRED}"
         )
     elif tls.client_auth not in (NO_CLIENT, IF_GIVEN, REQUIRED):
-        problems.append(
-            f"not a client_auth_type: {tls.client_auth!r}; use {NO_CLIENT}, {IF_GIVEN} or {REQUIRED}"
-        )
+        yield f"not a client_auth_type: {tls.client_auth!r}; use {NO_CLIENT}, {IF_GIVEN} or {REQUIRED}"
     elif tls.client_ca and tls.client_auth == NO_CLIENT:
-        problems.append(f"client_ca_file does nothing without client_auth_type; use {REQUIRED}")
+        yield f"client_ca_file does nothing without client_auth_type; use {REQUIRED}"
     if tls.allowed_sans is not None and tls.client_auth != REQUIRED:
-        problems.append(f"client_allowed_sans needs client_auth_type {REQUIRED}")
-    if http2 and tls.ciphers and tls.oldest != "TLS13" and not set(_HTTP2) & set(tls.ciphers):
-        problems.append(f"cipher_suites lacks what HTTP/2 needs; add {_HTTP2[0]}, or set http2: false")
-    return problems
+        yield f"client_allowed_sans needs client_auth_type {REQUIRED}"

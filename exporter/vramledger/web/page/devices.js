@@ -47,7 +47,8 @@ class Card {
     this.reserved = new Text();
     this.reserving = element("p", { class: "reserved", hidden: true }, this.reserved.node);
     this.told = "";
-    const name = [device.name, device.mig_profile].filter(Boolean).join(" ");
+    const profile = device.name?.endsWith(device.mig_profile) ? "" : device.mig_profile;
+    const name = [device.name, profile, device.mig_placement ? `at ${device.mig_placement}` : ""].filter(Boolean).join(" ");
     this.node = element(
       "article", { class: "card", "aria-label": `GPU ${device.gpu}` },
       element("h3", {}, `GPU ${device.gpu} `, element("small", {}, name || "unnamed device")),

@@ -142,7 +142,7 @@ export class Holders {
     this.gpus = gpus;
     const chosen = this.filter.gpu;
     const options = devices.map((device) =>
-      element("option", { value: device.uuid }, [device.gpu, device.mig_profile].filter((each) => each !== null && each !== "").join(" ")));
+      element("option", { value: device.uuid }, [device.gpu, device.mig_profile, device.mig_placement ? `at ${device.mig_placement}` : ""].filter((each) => each !== null && each !== "").join(" ")));
     byId("gpu").replaceChildren(element("option", { value: "" }, "all"), ...options);
     byId("gpu").value = chosen;
     if (byId("gpu").value !== chosen) this.filter.gpu = byId("gpu").value = "";

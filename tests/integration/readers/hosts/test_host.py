@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,45 @@ def test_a_process_hidden_by_hidepid_is_denied(hidden_proc: Path, host: Host) ->
         assert host.row(1) is not None
     finally:
         os.seteuid(0)
+
+
+def test_wsl_is_not_the_host(tmp_path: Path) -> None:
+    """WSL2 has the kernel's first PID namespace, and yet not every holder of its GPU."""
+    (tmp_path / "self/ns").mkdir(parents=True)
+    (tmp_path / "self/ns/pid").symlink_to("pid:[4026531836]")
+    (tmp_path / "stat").write_text("btime 1700000000\n")
+    (tmp_path / "sys/kernel").mkdir(parents=True)
+    release = tmp_path / "sys/kernel/osrelease"
+    release.write_text("6.8.0-40-generic\n")
+    assert Host(tmp_path).pid_namespace() is True
+    release.write_text("5.15.167.4-microsoft-standard-WSL2\n")
+    assert Host(tmp_path).pid_namespace() is False
+
+
+def test_cpu_time_of_another_process() -> None:
+    """The CPU time of a process is what that process itself sees, and it grows with its work only."""
+    code = "import time\nwhile True:\n input()\n sum(range(300_000))\n print(time.process_time(), flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        host, seen = Host(Path("/proc")), []
+        for _ in range(2):
+            process.stdin.write("\n")
+            process.stdin.flush()
+            own = float(process.stdout.readline())
+            # It has printed, and goes back to its next input: that takes some microseconds of its own.
+            seen.append((host.cpu_seconds(process.pid), own))
+        process.kill()
+    (first, own_first), (second, own_second) = seen
+    assert first is not None
+    assert second is not None
+    assert own_first <= first + 1e-4 < second
+    assert second - first == pytest.approx(own_second - own_first, rel=0.2, abs=0.002)
+    assert host.cpu_seconds(process.pid) is None, "it has ended"
+
+
+def test_cpu_time_in_another_pid_namespace_is_not_known(proc: FakeProc) -> None:
+    """A procfs that numbers processes in another way than we do gives no CPU time."""
+    assert Host(proc.root).cpu_seconds(os.getpid()) is None

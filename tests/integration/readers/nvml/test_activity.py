@@ -26,7 +26,6 @@ def test_counters_are_means_in_base_units(standin_here: StandIn, reader: DeviceR
     assert 0.0 < seconds < 60.0
     assert activity == {
         "seconds": seconds,
-        "graphics": 0.00006,
         "sm": 0.96,
         "occupancy": 0.0,
         "integer": 0.0,

@@ -191,3 +191,24 @@ def test_a_host_that_does_not_tell_gives_no_ledger(
     standin_here.device(0).be_unified(standin_here)
     (tmp_path / "meminfo").write_text("MemTotal: 10 kB\n")
     assert read(open_reader()).memory is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        (0, "none"),
+        (1, "passthrough"),
+        (2, "vgpu"),
+        (3, "host_vgpu"),
+        (4, "host_vsga"),
+        (9, None),
+        (2**32 - 1, None),
+    ],
+)
+def test_a_virtual_gpu_says_so(
+    standin_here: StandIn, open_reader: Open, mode: int, expected: str | None
+) -> None:
+    """The driver's mode of virtualization is reported; a newer one, or none, is not known."""
+    standin_here.device(0).set(virtualization_mode=mode)
+    reading = read(open_reader())
+    assert (reading.virtualization, reading.failed) == (expected, ())

@@ -5,10 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.support.nvml_readers import Open
-from tests.support.standin.library import (
-    GIB,
-    StandIn,
-)
+from tests.support.standin.library import GIB, Code, StandIn
 from vramledger.readers.nvml.hardware import SLOW_INTERVAL
 
 
@@ -87,3 +84,25 @@ def test_the_instances_of_a_lost_gpu_are_lost(standin_here: StandIn, open_reader
     device.lost = True
     readings = reader.read(time.time(), 1.0)
     assert [(each.uuid, each.error) for each in readings] == [(device.uuid, "lost"), (unit.uuid, "lost")]
+
+
+def test_an_instance_has_a_place(standin_here: StandIn, open_readers: Open) -> None:
+    """Its first memory slice and their number distinguish instances of one profile."""
+    device = standin_here.device(0)
+    first, second = device.divide("3g.71gb", "3g.71gb")
+    first.place(0, 4)
+    second.place(4, 4)
+    (reader,) = open_readers()
+    assert [each.mig_placement for each in reader.read(time.time(), 0.0)] == [None, "0:4", "4:4"]
+
+
+def test_a_place_that_the_driver_does_not_tell_is_not_a_failure(
+    standin_here: StandIn, open_readers: Open
+) -> None:
+    """NVML tells the place only to root; the instance has its data all the same."""
+    standin_here.device(0).divide("3g.71gb")
+    standin_here.fail("nvmlDeviceGetGpuInstanceById", Code.NO_PERMISSION)
+    (reader,) = open_readers()
+    _, instance = reader.read(time.time(), 0.0)
+    assert (instance.mig_placement, instance.error, instance.failed) == (None, None, ())
+    assert instance.memory is not None

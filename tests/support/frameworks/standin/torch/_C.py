@@ -92,6 +92,13 @@ def _accelerator_getAllocatorSettings() -> str:  # noqa: N802
     return os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
 
 
+def _cuda_hostMemoryStats() -> dict[str, object]:  # noqa: N802
+    return {
+        "allocated_bytes": {"current": 4096, "peak": 8192},
+        "active_bytes": {"current": 1024, "peak": 1024},
+    }
+
+
 def _cuda_isHistoryEnabled() -> bool:  # noqa: N802
     return torch.cuda.memory.recording is not None
 

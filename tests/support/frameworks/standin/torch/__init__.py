@@ -88,6 +88,11 @@ class Tensor:
             self.held = True
             self._address = cuda.memory._allocated(ordinal, size, sys._getframe(1))
 
+    view = False
+
+    def _is_view(self) -> bool:
+        return self.view
+
     def data_ptr(self) -> int:
         """Return the address."""
         return self._address

@@ -1,0 +1,55 @@
+"""What the simulated exporters said, read from the samples themselves and not through a query."""
+
+from __future__ import annotations
+
+import re
+import struct
+from bisect import bisect_right
+from collections.abc import Mapping
+from operator import itemgetter
+
+from tests.support.dashboards.database import STALE, Labels, Samples
+
+Values = dict[Labels, float]
+
+
+def values(samples: Samples, name: str, at: float, **matching: str) -> Values:
+    """Return the value that each series of a metric had at a moment; ended series have none.
+
+    Args:
+        samples: all samples.
+        name: of the metric.
+        at: Unix time.
+        matching: a pattern for each label that chooses series.
+    """
+    found = {}
+    for labels, points in samples.points.items():
+        own = dict(labels)
+        if own["__name__"] != name or not _matches(own, matching):
+            continue
+        place = bisect_right(points, at, key=itemgetter(0)) - 1
+        if place >= 0 and points[place][1] != STALE:
+            found[labels] = float(struct.unpack("<d", points[place][1])[0])
+    return found
+
+
+def increases(samples: Samples, name: str, begin: float, end: float, **matching: str) -> Values:
+    """Return how much each counter rose between two moments; one that began in between rose from 0."""
+    before = values(samples, name, begin, **matching)
+    return {
+        labels: value - before.get(labels, 0.0)
+        for labels, value in values(samples, name, end, **matching).items()
+    }
+
+
+def by_label(found: Values, label: str) -> dict[str, float]:
+    """Return the sums over the values of a label."""
+    sums: dict[str, float] = {}
+    for labels, value in found.items():
+        key = dict(labels).get(label, "")
+        sums[key] = sums.get(key, 0.0) + value
+    return sums
+
+
+def _matches(own: Mapping[str, str], matching: Mapping[str, str]) -> bool:
+    return all(re.fullmatch(pattern, own.get(label, "")) for label, pattern in matching.items())

@@ -1,0 +1,187 @@
+"""The peaks within training steps follow from the events alone, whatever the recording missed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.torch_snapshots import FORWARD, LINEAR, MAIN, MIB, STEP, TORCH, Frames, Heap, user
+from vramledger.agent.torch.step_peaks import AddressBook, StepMark, StepPeaks, step_peaks
+from vramledger.agent_protocol.user_code import phase_of
+
+MODEL = [{"filename": f"{TORCH}/nn/modules/module.py", "line": 900, "name": "_apply"}, *user(MAIN)]
+IN_FORWARD = LINEAR + user(FORWARD, STEP, MAIN)
+IN_BACKWARD: Frames = []
+IN_OPTIMIZER = [{"filename": f"{TORCH}/optim/adamw.py", "line": 90, "name": "step"}, *user(STEP, MAIN)]
+
+
+class Program:
+    """A training whose allocator is a heap, with the marks that the hooks would have made."""
+
+    def __init__(self) -> None:
+        self.heap = Heap()
+        self.marks: list[StepMark] = []
+        self.known: dict[int, str] = {}
+        self.gradients: list[int] = []
+        self.model = self.heap.allocate(4 * MIB, MODEL)
+        self.known[self.model] = "parameters"
+        self.state: int | None = None
+
+    def step(self, activations: int, *, clear: bool = True, marked: bool = True) -> None:
+        """Train one step."""
+        if clear:
+            for address in self.gradients:
+                self.heap.release(address)
+                self.known.pop(address)
+            self.gradients.clear()
+        saved = self.heap.allocate(activations * MIB, IN_FORWARD)
+        passing = self.heap.allocate(1 * MIB, IN_BACKWARD)
+        made = self.heap.allocate(4 * MIB, IN_BACKWARD)
+        self.heap.release(saved)
+        self.heap.release(passing)
+        if self.gradients:
+            self.heap.release(made)
+        else:
+            self.gradients.append(made)
+            self.known[made] = "gradients"
+        begun = self.heap.now + 100
+        if self.state is None:
+            self.state = self.heap.allocate(8 * MIB, IN_OPTIMIZER)
+            self.known[self.state] = "optimizer"
+        if marked:
+            self.marks.append(StepMark(begun, self.heap.now + 500, None, {}, {}))
+
+    def peaks(self, *, drop: int = 0) -> list[StepPeaks]:
+        """Return the peaks of a recording that has lost its first events."""
+        snapshot = self.heap.snapshot()
+        snapshot["device_traces"] = [trace[drop:] for trace in snapshot["device_traces"]]
+        return step_peaks(snapshot, 0, self.marks, self.known, whole=drop == 0)
+
+
+def sizes(step: StepPeaks) -> dict[str, float]:
+    """Return the peaks in MiB."""
+    return {name: peak.bytes / MIB for name, peak in step.phases.items()}
+
+
+def test_each_part_has_its_peak() -> None:
+    """The peak of a part is the maximum that lived while it ran, and its categories add up to it."""
+    program = Program()
+    for activations in (10, 20):
+        program.step(activations)
+    first, second = program.peaks()
+
+    assert sizes(first) == {"forward": 14, "backward": 19, "optimizer": 16}
+    assert sizes(second) == {"forward": 32, "backward": 37, "optimizer": 16}
+    assert second.phases["backward"].categories == {
+        "parameters": 4 * MIB, "gradients": 4 * MIB, "optimizer": 8 * MIB, "activations": 21 * MIB,
+    }  # fmt: skip
+    assert (first.whole, second.whole) == (True, True)
+    assert (first.gradients_before_backward, second.gradients_before_backward) == (0, 0)
+
+
+def test_an_optimizer_without_events_has_a_peak() -> None:
+    """An optimizer that allocates nothing any more still runs while its memory is held."""
+    program = Program()
+    program.step(10)
+    program.step(10)
+
+    assert program.peaks()[-1].phases["optimizer"].categories["gradients"] == 4 * MIB
+
+
+def test_what_an_optimizer_frees_again_is_not_its_state() -> None:
+    """Memory that an optimizer frees within its step is not counted as its state."""
+    program = Program()
+    program.step(10)
+    program.step(10, marked=False)
+    begun = program.heap.now + 100
+    passing = program.heap.allocate(6 * MIB, IN_OPTIMIZER)
+    program.heap.release(passing)
+    program.marks.append(StepMark(begun, program.heap.now + 500, None, {}, {}))
+
+    peak = program.peaks()[-1].phases["optimizer"]
+    assert (peak.bytes, peak.categories["optimizer"]) == (22 * MIB, 8 * MIB)
+
+
+def test_kept_gradients_exist_before_the_backward_pass() -> None:
+    """Gradients that no zero_grad freed are counted when the backward pass begins."""
+    program = Program()
+    for _ in range(3):
+        program.step(10, clear=False)
+
+    assert [step.gradients_before_backward for step in program.peaks()] == [0, 4 * MIB, 4 * MIB]
+
+
+@given(drop=st.integers(0, 40), batches=st.lists(st.integers(1, 40), min_size=1, max_size=6))
+def test_lost_events_change_no_whole_step(drop: int, batches: list[int]) -> None:
+    """A ring that has dropped its oldest events gives the same peaks for the steps that it has in full."""
+    program = Program()
+    for activations in batches:
+        program.step(activations)
+    everything = {step.ended: sizes(step) for step in program.peaks()}
+
+    found = program.peaks(drop=drop)
+    assert all(everything[step.ended] == sizes(step) for step in found if step.whole)
+    assert all(
+        sum(peak.categories.values()) == peak.bytes >= 0 for step in found for peak in step.phases.values()
+    )
+    assert not any(step.whole for step in found[:1]) or drop == 0
+
+
+def test_an_unfinished_step_is_shown_as_such() -> None:
+    """What happens after the last mark is a step of its own, that has not ended."""
+    program = Program()
+    program.step(10)
+    program.heap.allocate(50 * MIB, IN_FORWARD)
+    *_, last = program.peaks()
+
+    assert (last.ended, last.whole, sizes(last)) == (None, False, {"forward": 66})
+
+
+@pytest.mark.parametrize("data", [{"segments": []}, {"segments": [], "device_traces": [[]]}])
+def test_nothing_recorded_is_no_step(data: dict[str, Any]) -> None:
+    """Without an event there is no peak, not a peak of zero."""
+    assert step_peaks(data, 0, [StepMark(1, 2, None, {}, {})], {}) == []
+    assert step_peaks(data, 3, [], {}) == []
+
+
+def test_a_part_of_a_block_is_known_by_its_address() -> None:
+    """A gradient that is a part of a larger block, as data parallel training makes them, names the block."""
+    book = AddressBook({1000: "gradients", 5000: "parameters"})
+
+    assert book.category(500, 1000) == "gradients"
+    assert book.category(1000, 1) == "gradients"
+    assert book.category(0, 1000) is None
+    assert book.category(1001, 3000) is None
+
+
+SITE = "/venv/lib/python3.12/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("frames", "phase"),
+    [
+        ([("/home/ann/train.py", "step")], "forward"),
+        ([(f"{TORCH}/nn/functional.py", "linear"), ("/home/ann/train.py", "<module>")], "forward"),
+        ([("/home/ann/train.py", "main"), ("<frozen runpy>", "_run_code")], "forward"),
+        ([("/home/ann/train.py", "f"), ("/usr/lib/python3.12/threading.py", "_bootstrap")], "forward"),
+        ([("<string>", "<module>")], "forward"),
+        ([(f"{SITE}/ray/worker.py", "main")], "forward"),
+        ([], "backward"),
+        ([("/home/ann/op.py", "backward"), (f"{TORCH}/autograd/function.py", "apply")], "backward"),
+        (
+            [("/home/ann/op.py", "f"), (f"{TORCH}/autograd/graph.py", "_engine_run_backward"), ("t.py", "g")],
+            "backward",
+        ),
+        ([(f"{TORCH}/optim/adamw.py", "step"), ("/home/ann/train.py", "<module>")], "optimizer"),
+        ([(f"{TORCH}/nn/utils/clip_grad.py", "clip_grad_norm_"), ("train.py", "f")], "optimizer"),
+        ([(f"{TORCH}/amp/grad_scaler.py", "unscale_"), ("train.py", "f")], "optimizer"),
+        ([(f"{TORCH}/amp/grad_scaler.py", "scale"), ("train.py", "f")], "forward"),
+        ([("/home/ann/torch/train.py", "f")], "forward"),
+    ],
+)
+def test_the_part_of_a_step_is_in_the_stack(frames: list[tuple[str, str]], phase: str) -> None:
+    """A stack shows the part of the step, however the program was started."""
+    assert phase_of(frames) == phase

@@ -1,0 +1,156 @@
+"""A new exporter goes on from what was stored of this boot, and of no other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import pytest
+
+from tests.support.host.model import GIB, Gpu, Host, Process
+from tests.support.host.programs import Fixed
+from tests.support.past import BOOT_ID, IDLE_AFTER, StoredPast
+from vramledger.accounting.tracker import HoldingTracker
+from vramledger.model.reading import Reading
+from vramledger.model.snapshot import Holding, Snapshot, State
+from vramledger.serving.storage import Storage, StoredTracker
+from vramledger.storage.archive import Archive, open_directory
+from vramledger.storage.moments import compute
+from vramledger.storage.questions import RESTORE, answer
+from vramledger.storage.recorder import Recorder
+from vramledger.storage.segments import READING
+from vramledger.views.timeline import Timeline
+
+PID = 7
+WATCHED = int(IDLE_AFTER) + 60
+
+
+class _Sink:
+    """Takes the place of the process that stores: keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.again = threading.Event()
+        self.sent: list[tuple[bytes, bytes]] = []
+
+    def send(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
+        """Keep messages."""
+        self.sent += messages
+
+
+def quiet_host() -> Host:
+    """Return a host with one holder that does nothing."""
+    process = Process(PID, {0: Fixed(GIB)}, begin=-900.0, user="ann")
+    return Host([Gpu()], [process], Random(1))  # noqa: S311 a simulation
+
+
+def stored_past(path: Path) -> StoredPast:
+    """Return the past of an exporter that has ended after its holder became idle."""
+    past = StoredPast(path, quiet_host())
+    before = past.watch(WATCHED)
+    assert the_holding(before).state is State.IDLE
+    past.end()
+    return past
+
+
+def the_holding(snapshot: Snapshot) -> Holding:
+    """Return the only holding."""
+    ((holding,),) = [device.holdings for device in snapshot.devices]
+    return holding
+
+
+def restarted(path: Path, readings: Iterable[Reading]) -> list[Snapshot]:
+    """Return what a new exporter publishes for its first readings."""
+
+    async def run() -> list[Snapshot]:
+        directory = open_directory(path)
+        try:
+            head, _, content = answer(Archive(directory, "machine-1"), {"ask": RESTORE}).partition(b"\n")
+        finally:
+            os.close(directory)
+        tracker, timeline = HoldingTracker(idle_after=IDLE_AFTER, interval=1.0), Timeline()
+        recorder = Recorder(tracker, timeline, IDLE_AFTER, 1.0)
+        stored = StoredTracker(tracker, timeline, recorder, cast("Storage", _Sink()))
+        known: dict[str, Any] = json.loads(head)
+        assert known["found"]
+        stored.set_earlier(known["header"], json.loads(content))
+        return [stored.update(each) for each in readings]
+
+    return asyncio.run(run())
+
+
+def byte_seconds(snapshot: Snapshot) -> float:
+    """Return the sum of all owners' byte-seconds."""
+    (device,) = snapshot.devices
+    assert device.owner_usage is not None
+    return sum(sum(each.byte_seconds.values()) for each in device.owner_usage.owners)
+
+
+def test_the_same_boot_goes_on(tmp_path: Path) -> None:
+    """After a restart within a boot, who was idle is idle since the same moment, and counters go on."""
+    past = stored_past(tmp_path)
+    past.now += 20
+    (after,) = restarted(tmp_path, [past.reading()])
+    assert the_holding(after).state is State.IDLE
+    assert byte_seconds(after) > 0
+
+
+@pytest.mark.parametrize("same_start", [True, False])
+def test_a_reboot_forgets_pids(tmp_path: Path, same_start: bool) -> None:
+    """After a reboot a pid is another process, even with the start time in ticks of one before the reboot."""
+    past = stored_past(tmp_path)
+    start = past.host.processes[0].start
+    past.now += 20
+    booted = Process(PID, {0: Fixed(GIB)}, begin=past.now - 5, user="ann")
+    if same_start:
+        booted = Process(PID, {0: Fixed(GIB)}, begin=-900.0, user="ann")
+        assert booted.start == start
+    past.host.processes = [booted]
+    snapshots = []
+    for _ in range(30):
+        snapshots.append(past.reading("boot-2"))
+        past.now += 1.0
+    for snapshot in restarted(tmp_path, snapshots):
+        assert the_holding(snapshot).state is State.ACTIVE
+        assert snapshot.watched_since is not None
+        assert snapshot.watched_since >= snapshots[0].time
+    first = restarted(tmp_path, snapshots[:1])[0]
+    assert byte_seconds(first) == 0, "counters begin again with the boot"
+
+
+def test_the_past_before_a_reboot_stays_readable(tmp_path: Path) -> None:
+    """A reboot begins a new segment; each moment is shown by what was known in its own boot."""
+    past = stored_past(tmp_path)
+    ended = past.now
+    past = StoredPast(tmp_path, past.host)
+    past.now = ended + 100
+    past.host.processes = [Process(PID, {0: Fixed(2 * GIB)}, begin=past.now - 5, user="bob")]
+    for _ in range(30):
+        reading = past.reading("boot-2")
+        for kind, content in past.recorder.record(reading):
+            past.process.receive(kind, content)
+        past.tracker.update(reading)
+        past.now += 1.0
+    past.end()
+    archive = Archive(open_directory(tmp_path), "machine-1")
+    boots = {header["boot"] for each in archive.names() for header, _ in archive.entries(each, READING)}
+    assert boots == {BOOT_ID, "boot-2"}
+    times = [entry.time for entry in archive.readings(0.0, float("inf"))]
+    for at, held, state in ((times[WATCHED - 1], GIB, State.IDLE), (times[-1], 2 * GIB, State.ACTIVE)):
+        moment = archive.find(at)
+        assert moment is not None
+        holding = the_holding(compute(moment, at).snapshot)
+        assert (holding.held, holding.state) == (held, state)
+
+
+def test_a_state_of_the_future_is_not_used(tmp_path: Path) -> None:
+    """A machine that was set back to an earlier moment, with its boot id, starts without what came after."""
+    past = stored_past(tmp_path)
+    past.now = 30.0
+    (after,) = restarted(tmp_path, [past.reading()])
+    assert the_holding(after).state is State.ACTIVE
