@@ -324,14 +324,15 @@ def test_a_capture_onto_a_full_disk(standin: StandIn, tmp_path: Path, limit: str
 
 
 def test_help_says_where_to_start(nothing: dict[str, str]) -> None:
-    """``--help`` says where to start and has three examples, and each is a command line that is accepted."""
+    """``--help`` says where to start and has examples, and each is a command line that is accepted."""
     done = run("--help", driver=nothing)
     assert done.returncode == 0
     assert "Start with 'vramledger doctor'" in done.stdout
     examples = [
         line.split("   ")[0].split()[1:] for line in done.stdout.splitlines() if "  vramledger " in line
     ]
-    assert [each[0] for each in examples] == ["show", "end", "serve"]
+    assert [each[0] for each in examples] == ["show", "fit", "end", "serve"]
+    examples[1][1] = "1"  # PID
     for example in examples:
         parser().parse_args(example)
 

@@ -39,6 +39,10 @@ RAISED: dict[str, Raised] = {
     "lively": {
         *_ORPHANS, ("GpuMemoryStopped", "stopped"),
     },
+    "machine-hidepid": {("VramLedgerBlind", "-"), ("VramLedgerCollectorFailing", "-")},
+    # An instance whose counters say that no kernel ran.
+    "machine-mig": {("GpuMemoryHoarded", "holder-1")},
+    "machine-wsl2": {("VramLedgerBlind", "-")},
     "notebook-kernel": {("GpuNotebookIdle", "kernel")},
     "pid-namespace-inside": {("VramLedgerBlind", "-")},
     # All of its programs are of one user, who shares with nobody.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from vramledger.sampling.replay import read_recording, shift_times
 
 FAULTS = "faults"
 """The recording with real faulty programs, minutes long."""
+
+_HOPPER = re.compile(r"\bH[12]00\b")
 
 STRETCH = 30.0
 """The number of hours that one hour of that recording represents."""
@@ -81,7 +84,7 @@ def recorded_scrapes(
 
 
 def _with_counters(reading: Reading) -> Reading:
-    """Return a reading with the counters that its GPUs have, if it was recorded before they were read.
+    """Return a reading with the counters that Hopper GPUs have, if it was recorded before they were read.
 
     They say that kernels ran where the driver's own utilisation says so, and that none ran otherwise.
     """
@@ -89,7 +92,7 @@ def _with_counters(reading: Reading) -> Reading:
 
 
 def _counted(device: DeviceReading) -> DeviceReading:
-    if device.activity is not None or device.utilization is None:
+    if device.activity is not None or device.utilization is None or not _HOPPER.search(device.name):
         return device
     shares = [device.utilization.get("gpu", 0.0), *(row.sm for row in device.process_utilization or ())]
     return replace(device, activity={"seconds": 1.0, "graphics": 6e-5, "sm": max(shares), "dram": 6e-6})

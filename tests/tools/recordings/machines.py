@@ -66,6 +66,7 @@ class Machine:
             idle_after=6.0,
             interval=1.0,
             expected=self.expected,
+            roles={pid: f"holder-{pid % 1000}" for pid in sorted({*self.expected, *self.absent})},
             absent=list(self.absent),
             host_pid_namespace=self.host_pid_namespace,
             gpu=f"{self.gpu}, {SEEN}",
