@@ -307,11 +307,20 @@ class HoldingTracker:
                 holders = tuple(self._pool_holder(uuid, each, bounds, sample) for uuid, each in everybody)
                 hidden = _hidden_users(device, sample.reading)
                 pools.append(MemoryPool(device.uuid, ledger, holders, hidden))
-        all_held = held.values() if pools else ()
-        all_holders = frozenset((each.pid, each.start) for some in all_held for each in some or ())
+        if not pools:
+            return found
+        listed = frozenset((each.pid, each.start) for some in held.values() for each in some or ())
+        silent = {each.uuid for each in devices if not each.divided and held.get(each.uuid) is None}
+        elsewhere = self._holdings.newest_holders(silent)
         found |= self._uncharged.update(
             pools,
-            PoolMoment(sample.monotonic, sample.time, sample.longest_gap, all_holders),
+            PoolMoment(
+                sample.monotonic,
+                sample.time,
+                sample.longest_gap,
+                listed | (elsewhere or frozenset()),
+                complete=elsewhere is not None,
+            ),
             lambda uuid, holding: self._pool_holder(uuid, holding, bounds, sample),
         )
         for pool in pools:
