@@ -537,7 +537,15 @@ class HoldingTracker:
         ]
         shared = uncharged.undivided if device.uuid == uncharged.key else None
         left = sum(each.least for each in uncharged.left if each.pids)
-        return self._owners.update(device.uuid, charges, ledger, sample, shared=shared, left=left)
+        return self._owners.update(
+            device.uuid,
+            charges,
+            ledger,
+            sample,
+            shared=shared,
+            left=left,
+            kept_by_system=device.memory_kind is not None,
+        )
 
     def _owner_of(self, holding: Holding, sample: Sample) -> Key | None:
         """Return the owner of a holding, None while it is not known.
