@@ -180,7 +180,7 @@ class Ledger:
             the operating system's.
         operating_system: what the operating system holds for itself and for programs that NVML does not list,
             and pages that it or the driver keeps after a program's end; None where it does not manage the
-            memory.
+            memory, and where neither this nor the holders are known.
     """
 
     total: int

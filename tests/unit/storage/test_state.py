@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.host.model import GIB
 from tests.support.host.one_holder import OneHolder
 from tests.support.past import StoredPast, night
+from vramledger.accounting.cpu_beside_work import CpuBesideWork
 from vramledger.accounting.tracker import BRIDGED, HoldingTracker
 from vramledger.errors import RecordingError
 from vramledger.model.snapshot import Grade, State
@@ -54,6 +58,27 @@ def test_a_field_that_an_earlier_version_lacks_keeps_its_default() -> None:
     assert other.update(reading).devices[0].holdings == tracker.update(reading).devices[0].holdings
 
 
+def test_cpu_times_keep_their_limits() -> None:
+    """A holder's CPU times are as many after a restart as without one, and give the same verdict."""
+    before = CpuBesideWork()
+    for second in range(200):
+        before.update(second * 0.001, 1.0, busy=second % 4 == 0, own=False)
+    after = read_object(json.loads(json.dumps(ObjectWriter({}).write(before))), {})
+    for second in range(200, 400):
+        for each in (before, after):
+            each.update(second * 0.001 + (second % 3) * 0.0004, 1.0, busy=second % 4 == 0, own=False)
+        assert after == before
+    assert (after.quiet.maxlen, after.bursts.maxlen) == (before.quiet.maxlen, before.bursts.maxlen)
+
+
+@given(st.lists(st.integers(), max_size=5), st.none() | st.integers(0, 5))
+def test_a_deque_keeps_its_limit(values: list[int], most: int | None) -> None:
+    """Every deque comes back with its items and its limit, or with none if it had none."""
+    written = ObjectWriter({}).write({"key": (deque(values, most),)})
+    (back,) = read_object(json.loads(json.dumps(written)), {})["key"]
+    assert (back, back.maxlen) == (deque(values, most), most)
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -64,6 +89,11 @@ def test_a_field_that_an_earlier_version_lacks_keeps_its_default() -> None:
         {"~e": ["model.snapshot.State", "happy"]},
         {"~m": {"no json": 1}},
         {"~b": "zz"},
+        {"~d": [-1, [1]]},
+        {"~d": ["many", [1]]},
+        {"~d": [10**30, [1]]},
+        {"~unknown": [1]},
+        {"~a": ["b", [300]]},
     ],
 )
 def test_a_hostile_state_makes_nothing_else(raw: object) -> None:
