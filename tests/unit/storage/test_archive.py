@@ -16,15 +16,16 @@ import pytest
 
 from tests.support.host.model import EPOCH, GIB, Gpu, Host, Process
 from tests.support.host.programs import Fixed
-from tests.support.past import StoredPast, night
+from tests.support.past import BOOT_ID, StoredPast, night
 from tests.support.requirements import require_root
 from vramledger.errors import StartupError
-from vramledger.model.reading import MemoryReading, ProcessUtilization, decode
+from vramledger.model.reading import CgroupLimit, MemoryReading, ProcessUtilization, Reading, decode
 from vramledger.storage.archive import Archive, open_directory
 from vramledger.storage.moments import compute
 from vramledger.storage.protocol import HEADER, STATUS
 from vramledger.storage.reduction import expand_reading, reduce_reading
 from vramledger.storage.segments import READING
+from vramledger.views.table import render_table
 
 HOUR = 3600.0
 
@@ -197,6 +198,35 @@ def test_what_is_old_is_thinned(tmp_path: Path) -> None:
         assert compute(moment, EPOCH + 1000.0).snapshot.devices[0].holdings[0].held == GIB
         kept = [(at, value) for at, _, value in past.archive.summaries(0.0, float("inf"))]
         assert [each for each in kept if each in [(at, value) for at, _, value in marks]]
+
+
+class _LimitedPast(StoredPast):
+    """The past of an exporter whose own cgroup, like its holder's, limits memory."""
+
+    def reading(self, boot_id: str = BOOT_ID) -> Reading:
+        """Return a reading of a part of a device, and of a cgroup's limit."""
+        reading = super().reading(boot_id)
+        limit = CgroupLimit("/slurm/job_41", GIB, 40 * GIB, 20 * GIB)
+        devices = (replace(each, limits=(limit,), partition=70 * GIB) for each in reading.devices)
+        return replace(reading, devices=tuple(devices))
+
+
+def test_a_part_of_a_device_is_never_shown_as_the_whole(tmp_path: Path) -> None:
+    """The past has the lines of cgroups' limits and of a partition, also where it is thinned."""
+    host = small()
+    host.processes[0].cgroup = "/slurm/job_41"
+    past = _LimitedPast(tmp_path, host)
+    shown = render_table(past.watch(130))
+    lines = [each for each in shown.splitlines() if "limit: " in each or "PARTITION: " in each]
+    assert len(lines) == 2
+    past.process.end()
+    for age in (0.0, 2 * HOUR, 30 * HOUR):
+        past.now = 130.0 + age
+        past.archive.keep_house()
+        moment = past.archive.find(EPOCH + 129.5)
+        assert moment is not None
+        table = render_table(compute(moment, EPOCH + 129.5).snapshot)
+        assert [each for each in lines if each not in table] == [], age
 
 
 def test_age_and_size_are_limited(tmp_path: Path) -> None:
