@@ -5,12 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import resource
 import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -65,6 +69,26 @@ def times_in(path: Path) -> list[float]:
 def times(archive: Archive) -> list[float]:
     """Return the times of all readings."""
     return [entry.time - EPOCH for entry in archive.readings(0.0, float("inf"))]
+
+
+def status_of(past: StoredPast) -> dict[str, Any]:
+    """Have what waits written, and return what the process that stores says then."""
+    past.process.receive(b"Q", b"{}")
+    statuses: list[dict[str, Any]] = [
+        json.loads(each[HEADER.size :]) for each in past.messages if each[:1] == STATUS
+    ]
+    return statuses[-1]
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let files be made but not written, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_every_moment_is_what_the_exporter_published(tmp_path: Path) -> None:
@@ -398,9 +422,26 @@ def test_the_first_bytes_are_not_reported_as_none(tmp_path: Path) -> None:
     past = StoredPast(tmp_path, small())
     past.process.measure()
     past.sample()
-    past.process.receive(b"Q", b"{}")
-    statuses = [json.loads(each[HEADER.size :]) for each in past.messages if each[:1] == STATUS]
-    (tail,) = statuses[-1:]
+    tail = status_of(past)
     assert tail["stored"] == 1
     assert tail["size"] > 0
     assert (tail["oldest"], tail["newest"]) == (EPOCH, EPOCH)
+
+
+def test_the_newest_reading_is_one_that_is_on_the_disk(tmp_path: Path) -> None:
+    """However often a full disk fails, no lost reading is called the newest that is stored, or stored."""
+    past = StoredPast(tmp_path, small())
+    past.sample()
+    before = status_of(past)
+    assert before["newest"] == EPOCH
+    for failures in (1, 2, 3):
+        past.sample()
+        with full_disk():
+            failed = status_of(past)
+        assert (failed["newest"], failed["stored"], failed["dropped"]) == (EPOCH, 1, failures)
+        assert failed["error"]
+        past.recorder.begin_again()
+    past.sample()
+    after = status_of(past)
+    assert (after["newest"], after["stored"], after["error"]) == (EPOCH + past.now - 1, 2, None)
+    assert times(past.archive) == [0.0, past.now - 1]
