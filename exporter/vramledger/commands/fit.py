@@ -133,7 +133,12 @@ class Fit(NamedTuple):
             return CANNOT_TELL
         if assign_devices(wanted):
             return FITS
-        unsure = [each for offers in wanted for each in offers if each.verdict in (PERHAPS, UNKNOWN)]
+        unsure = any(
+            each.verdict in (PERHAPS, UNKNOWN) or (each.verdict == AFTER and need.bytes is None)
+            for need, offers in zip(self.needs, self.offers, strict=True)
+            for each in offers
+            if not need.unused
+        )
         return CANNOT_TELL if unsure or not any(wanted) else DOES_NOT_FIT
 
 
@@ -178,7 +183,7 @@ def _compare(args: argparse.Namespace, seen: Seen, now: LedgerSample | None, by:
             live = True
     needs = sorted(
         (assess_need(uses, args.headroom) for uses in seen.uses),
-        key=lambda need: -(need.enough or need.bytes or 0),
+        key=lambda need: -(need.enough or need.bytes or need.most or 0),
     )
     offers = tuple(
         tuple(make_offer(need, device, seen.program, live=live) for device in devices) for need in needs
@@ -217,7 +222,7 @@ def _need_lines(need: MemoryNeed, headroom: float) -> Iterator[str]:
         yield "    limit        CUDA_VISIBLE_DEVICES without this GPU (environment): the program needs it not"
         return
     if need.bytes is None:
-        known = f"no more than {gib(need.most)}" if need.most is not None else "not known"
+        known = "not known" if need.enough is None else f"no more than {gib(need.enough)}"
         yield f"    needs        {known} ({need.grade.value}): {need.why}"
     else:
         yield f"    needs        {gib(need.bytes)} at its peak ({need.grade.value}): {need.why}"
@@ -299,7 +304,7 @@ def _verdict_text(need: MemoryNeed, offer: Offer) -> str:
 def _doubt(need: MemoryNeed, offer: Offer) -> str:
     """Say why it is not known whether the program fits."""
     if need.wanted is None:
-        return "and its need is not known"
+        return "but its need is not known"
     also = "also" if (offer.room or 0) >= need.wanted else "but not"
     return f"enough for what it had, {also} for the allocation that failed"
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.builders import MIB, TOTAL, agent, device, holding, process, snapshot
+from vramledger.commands.fit import CANNOT_TELL, DOES_NOT_FIT, Fit
 from vramledger.commands.fit_devices import (
     AFTER,
     NO,
@@ -18,6 +19,7 @@ from vramledger.commands.fit_devices import (
     make_offer,
 )
 from vramledger.commands.fit_input import LedgerSample, OfferedDevice, Program, read_ledger
+from vramledger.commands.fit_sources import Seen
 from vramledger.commands.memory_need import MemoryNeed, assess_need
 from vramledger.errors import RecordingError
 from vramledger.model.reading import Owner
@@ -33,10 +35,10 @@ def ledger(*devices: DeviceSnapshot) -> LedgerSample:
     return read_ledger(snapshot_json(snapshot(*devices)), "the sample")
 
 
-def need(gib: float, *, most: float | None = None) -> MemoryNeed:
+def need(gib: float, *, most: float | None = None, whole_life: bool = True) -> MemoryNeed:
     """Return a need that is known, with a tenth more for planning; with ``most``, one that is not."""
     (seen,) = ledger(device(0, [holding(7)])).uses[7]
-    judged = assess_need([seen])
+    judged = assess_need([seen._replace(whole_life=whole_life)])
     if most is not None:
         return judged._replace(bytes=None, planned=None, most=int(most * GIB))
     return judged._replace(bytes=int(gib * GIB), planned=int(gib * 1.1 * GIB))
@@ -168,11 +170,34 @@ def test_a_device_that_does_not_answer_is_not_full() -> None:
 
 
 def test_an_upper_bound_is_enough_but_less_proves_nothing() -> None:
-    """A program whose need is not known fits where what it held is free; elsewhere it may fit."""
+    """A program that was watched since its start fits where what it held is free; elsewhere it may fit."""
     (one,) = ledger(device(0, [holding(8, 100 * GIB)])).devices
 
     assert make_offer(need(0, most=20), one, PROGRAM, live=True).verdict == YES
     assert make_offer(need(0, most=80), one, PROGRAM, live=True).verdict == PERHAPS
+
+
+@pytest.mark.parametrize("most", [1, 20, 80])
+@pytest.mark.parametrize("state", [State.ACTIVE, State.IDLE])
+def test_what_was_seen_of_a_part_of_a_life_decides_nothing(most: float, state: State) -> None:
+    """A program that was not watched since its start may fit, whatever it held; nobody is evicted for it."""
+    (one,) = ledger(device(0, [holding(8, 100 * GIB, state)])).devices
+    offer = make_offer(need(0, most=most, whole_life=False), one, PROGRAM, live=True)
+
+    assert (offer.verdict, offer.evict, offer.usable) == (PERHAPS, (), False)
+    assert (offer.copies_now, offer.copies_empty) == (None, None)
+
+
+@pytest.mark.parametrize(("known", "status"), [(True, DOES_NOT_FIT), (False, CANNOT_TELL)])
+def test_an_upper_bound_that_is_not_free_now_is_no_refusal(known: bool, status: int) -> None:
+    """With only an upper bound of the need, memory that others would have to free first decides nothing."""
+    seen = ledger(device(0, [holding(7, GIB), holding(8, 130 * GIB, State.IDLE)]))
+    judged = need(50) if known else need(0, most=50)
+    offers = tuple(make_offer(judged, one, PROGRAM, live=True) for one in seen.devices)
+    found = Fit(Seen(PROGRAM, (), seen, ""), (judged,), (offers,), "here", of_this_host=True, headroom=0.1)
+
+    assert [each.verdict for each in offers] == [AFTER]
+    assert found.status == status
 
 
 def test_copies_are_counted_without_the_drivers_reserve() -> None:
