@@ -20,7 +20,7 @@ from vramledger.commands.fit_devices import (
     assign_devices,
     make_offer,
 )
-from vramledger.commands.fit_input import LedgerSample, OfferedDevice
+from vramledger.commands.fit_input import CgroupRoom, LedgerSample, OfferedDevice
 from vramledger.commands.fit_sources import Seen, choose_program, past_sample, read_file, watch_host
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.memory_need import (
@@ -273,6 +273,8 @@ def _offer_lines(need: MemoryNeed, offers: Sequence[Offer]) -> Iterator[str]:
     for offer in offers:
         device = offer.device
         parts = [_verdict_text(need, offer)]
+        if offer.limit is not None:
+            parts.append(_limit_text(offer.limit))
         if offer.reserved:
             parts.append(offer.reserved)
         if offer.runs_here:
@@ -282,6 +284,15 @@ def _offer_lines(need: MemoryNeed, offers: Sequence[Offer]) -> Iterator[str]:
         yield f"    {_place(device.gpu, device.name)}  {'; '.join(parts)}"
         for each in offer.evict:
             yield f"      {gib(each.bytes)} of {each.what}, if its user agrees: `{each.command}`"
+
+
+def _limit_text(limit: CgroupRoom) -> str:
+    if limit.maximum is None:
+        return f"its cgroup {limit.cgroup} is limited elsewhere, and here its limit is not known"
+    taken = f"an unknown part of {gib(limit.maximum)} is"
+    if limit.used is not None:
+        taken = f"{gib(limit.used)} of {gib(limit.maximum)} are"
+    return f"limited by its cgroup {limit.cgroup}: {taken} taken"
 
 
 def _verdict_text(need: MemoryNeed, offer: Offer) -> str:
@@ -303,6 +314,8 @@ def _verdict_text(need: MemoryNeed, offer: Offer) -> str:
 
 def _doubt(need: MemoryNeed, offer: Offer) -> str:
     """Say why it is not known whether the program fits."""
+    if need.bytes is not None and offer.limit is not None and not offer.limit.known:
+        return "but its cgroup may leave it less"
     if need.wanted is None:
         return "but its need is not known"
     also = "also" if (offer.room or 0) >= need.wanted else "but not"
@@ -380,6 +393,7 @@ def _need_json(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> di
                 "runs_here": offer.runs_here,
                 "allowed": offer.allowed,
                 "reserved": offer.reserved or None,
+                "cgroup_limit": None if offer.limit is None else dict(offer.limit._asdict()),
                 "copies_now": offer.copies_now,
                 "copies_empty": offer.copies_empty,
                 "evict": [dict(each._asdict()) for each in offer.evict],
