@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
-from vramledger.model.agent_report import AgentReport, AgentSocket
+from vramledger.model.agent_report import AgentReport, AgentSocket, ReportedRank
 from vramledger.model.policy import NO_POLICY, Policy
-from vramledger.model.reading import DeviceReading, HiddenHolder, LaunchCount, ProcessFacts, ProcessRow
+from vramledger.model.reading import DeviceReading, HiddenHolder, LaunchCount, ProcessFacts, ProcessRow, Rank
 
 
 class State(str, enum.Enum):
@@ -374,6 +374,7 @@ class ProcessSnapshot:
         policy: its framework and how that takes memory, with the evidence.
         settled: framework and policy for labels that must not change: empty until they are certain
             to stay.
+        reported_rank: the newest rank that its agent has reported, None without one.
     """
 
     pid: int
@@ -382,6 +383,20 @@ class ProcessSnapshot:
     first: ProcessFacts | None = None
     policy: Policy = NO_POLICY
     settled: tuple[str, str] = ("", "")
+    reported_rank: ReportedRank | None = None
+
+    @property
+    def rank(self) -> Rank | None:
+        """Which rank of a distributed job it is, None where that is not known.
+
+        The agent is right where the two differ: a parent's environment may name the parent's own rank. Where
+        they agree, the job keeps its name in the environment, which ranks without an agent have too.
+        """
+        named = None if self.facts is None else self.facts.rank
+        reported = self.reported_rank
+        if reported is None or (named is not None and named[:2] == reported[:2]):
+            return named
+        return Rank(*reported) if reported.job else None
 
 
 class Pool(NamedTuple):
