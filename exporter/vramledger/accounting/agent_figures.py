@@ -277,7 +277,7 @@ def _pools_by_device(
 
 
 def _pool(framework: FrameworkReport, device: DeviceReport) -> Pool:
-    return Pool(framework.framework, device.ordinal, device.figures, device.categories)
+    return Pool(framework.framework, device.ordinal, device.figures, device.categories, device.managed)
 
 
 def _least(framework: FrameworkReport, device: DeviceReport) -> int:

@@ -38,12 +38,16 @@ from vramledger.printable import printable
 
 
 class DeviceReport(NamedTuple):
-    """What a framework reports of one device, which it names by ``ordinal`` (its own number) or ``uuid``."""
+    """What a framework reports of one device, which it names by ``ordinal`` (its own number) or ``uuid``.
+
+    ``managed`` are the bytes of its pool that are certainly managed memory, None where it does not know.
+    """
 
     ordinal: int | None
     uuid: str | None
     figures: Mapping[str, int]
     categories: Mapping[str, int]
+    managed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +283,7 @@ def plain(report: AgentReport) -> dict[str, Any]:
                         "uuid": device.uuid,
                         **device.figures,
                         "categories": dict(device.categories),
+                        "managed": device.managed,
                     }
                     for device in each.devices
                 ],
@@ -333,7 +338,8 @@ def _device(framework: str, raw: object) -> DeviceReport:
     figures = {name: value for name in declared.figures if (value := _count(raw, name)) is not None}
     parts = _object(raw, "categories")
     categories = {name: value for name in CATEGORIES if (value := _count(parts, name)) is not None}
-    return DeviceReport(ordinal, uuid, figures, categories if declared.has_categories else {})
+    managed = _count(raw, "managed")
+    return DeviceReport(ordinal, uuid, figures, categories if declared.has_categories else {}, managed)
 
 
 def _visible(message: Mapping[str, Any]) -> dict[str, str | None] | None:

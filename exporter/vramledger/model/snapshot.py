@@ -407,12 +407,14 @@ class Pool(NamedTuple):
         ordinal: the framework's own number of the device, where it gave one.
         figures: by the names there; counters among them never fall.
         categories: bytes by category, where it reports them.
+        managed: bytes that are certainly managed memory, None where it does not know.
     """
 
     framework: str
     ordinal: int | None
     figures: Mapping[str, int]
     categories: Mapping[str, int]
+    managed: int | None = None
 
     @property
     def general(self) -> dict[str, int]:
@@ -454,10 +456,13 @@ class AgentSnapshot:
         return _sum(pool.general.get("pool") for pool in self.pools.get(uuid, ()))
 
     def managed(self, uuid: str, charged: int) -> int | None:
-        """Return what its frameworks report of a device, if that is more than NVML charges; otherwise None.
+        """Return what its frameworks report of managed memory on a device, None where they report none.
 
-        Then it is managed memory: a framework's pool is allocated as a whole in one way or in the other.
+        A framework may know it. If none knows, and together they have taken more than NVML charges, it is
+        managed memory too: a framework's pool is allocated as a whole in one way or in the other.
         """
+        if known := sum(pool.managed or 0 for pool in self.pools.get(uuid, ())):
+            return known
         general = (pool.general for pool in self.pools.get(uuid, ()))
         taken = sum(max(figures.get("pool", 0), figures.get("in_use", 0)) for figures in general)
         return taken if taken > charged else None

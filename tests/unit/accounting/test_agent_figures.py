@@ -65,6 +65,17 @@ def test_the_holders_figures_stand_beside_the_drivers() -> None:
     assert needed(found, UUID, holding) == 5 * GIB
 
 
+def test_managed_memory_is_what_a_framework_knows_of_it() -> None:
+    """What a framework knows of its managed memory counts, also below what the driver charges."""
+    host = OneHolder()
+    cupy = {"framework": "cupy", "devices": [{"ordinal": 0, "pool": 3 * GIB, "managed": 2 * GIB}]}
+    own = {"framework": "cupy", "devices": [{"ordinal": 0, "pool": 3 * GIB}]}
+
+    assert told(host, agent(frameworks=[torch(reserved=8 * GIB), cupy])).managed(UUID, 10 * GIB) == 2 * GIB
+    assert told(host, agent(frameworks=[torch(reserved=8 * GIB), own])).managed(UUID, 10 * GIB) == 11 * GIB
+    assert told(host, agent(frameworks=[own])).managed(UUID, 10 * GIB) is None
+
+
 def test_a_pool_beyond_the_drivers_bytes_has_no_overhead() -> None:
     """If the two contradict each other there is no negative overhead, and an unknown pool is not zero."""
     host = OneHolder()

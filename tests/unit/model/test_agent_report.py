@@ -50,7 +50,7 @@ def device(framework: str) -> st.SearchStrategy[dict[str, Any]]:
     """Draw a framework's figures of a device."""
     return st.fixed_dictionaries(
         {"ordinal": st.integers(0, 7)},
-        optional=dict.fromkeys((*REPORTING_FRAMEWORKS[framework].figures, "new"), COUNT),
+        optional=dict.fromkeys((*REPORTING_FRAMEWORKS[framework].figures, "managed", "new"), COUNT),
     )
 
 
