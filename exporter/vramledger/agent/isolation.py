@@ -209,8 +209,11 @@ async def _call_in_thread(
 ) -> Any:  # noqa: ANN401 any result
     import asyncio
 
-    # If the task is cancelled, the caller ends the child, and the thread with it.
-    return await asyncio.to_thread(child.call, function, arguments, named, timeout)
+    try:
+        return await asyncio.to_thread(child.call, function, arguments, named, timeout)
+    except asyncio.CancelledError:
+        child.kill()  # which ends the thread as well: it may not have sent the call yet
+        raise
 
 
 class _Child:
@@ -240,9 +243,13 @@ class _Child:
         timeout: float | None,
     ) -> Any:  # noqa: ANN401 any result
         """Run one call in the child; after an error of the connection the child is not usable any more."""
+        self._usable = False  # first: who cancels the call meanwhile must not give the child to another
         deadline = None if timeout is None else time.monotonic() + timeout
-        packed_call = pack_value((function, arguments, named, dict(os.environ)))
-        self._usable = False
+        try:
+            packed_call = pack_value((function, arguments, named, dict(os.environ)))
+        except BaseException:
+            self._usable = self._keeps  # nothing was sent
+            raise
         try:
             with contextlib.suppress(OSError):  # the child may have died: the code below finds out how
                 reduction.send_handle(self._pipe, packed_call, self._process.pid)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -270,6 +271,49 @@ def test_a_cancelled_task_leaves_no_process(tmp_path: Path, pooled: bool) -> Non
             assert not psutil.pid_exists(int(file.read_text(encoding="ascii")))
 
     asyncio.run(main())
+
+
+class SlowToPickle:
+    """An argument whose pickling takes until it is released."""
+
+    def __init__(self) -> None:
+        self.begun, self.released = threading.Event(), threading.Event()
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        self.begun.set()
+        self.released.wait(60)
+        return int, (1,)
+
+
+def test_a_call_that_is_cancelled_before_it_is_sent_disturbs_no_other() -> None:
+    """A pool's next call has a process of its own while a cancelled one still pickles its arguments."""
+    argument = SlowToPickle()
+
+    async def main() -> None:
+        with IsolatedPool() as pool:
+            first = await pool.run_async(functions.identity, 1)
+            cancelled = asyncio.create_task(pool.run_async(functions.identity, argument))
+            await asyncio.to_thread(argument.begun.wait, 60)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            third = asyncio.create_task(pool.run_async(functions.identity, 3))
+            assert (await third)[1] == (3,)
+            argument.released.set()
+            fourth = await pool.run_async(functions.identity, 4)
+            assert fourth[1] == (4,)
+            assert first[0] not in {third.result()[0], fourth[0]}
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_pickled_costs_a_pool_no_process() -> None:
+    """After an argument that cannot be sent, the next call has the same process."""
+    with IsolatedPool() as pool:
+        pid = pool.run(functions.identity)[0]
+        with pytest.raises(TypeError):
+            pool.run(functions.identity, threading.Lock())
+        assert pool.run(functions.identity)[0] == pid
 
 
 ARRAYS = """

@@ -92,7 +92,7 @@ def _with_counters(reading: Reading) -> Reading:
 
 
 def _counted(device: DeviceReading) -> DeviceReading:
-    if device.activity is not None or device.utilization is None or not _HOPPER.search(device.name):
+    if device.activity is not None or device.utilization is None or not _HOPPER.search(device.name or ""):
         return device
     shares = [device.utilization.get("gpu", 0.0), *(row.sm for row in device.process_utilization or ())]
     return replace(device, activity={"seconds": 1.0, "graphics": 6e-5, "sm": max(shares), "dram": 6e-6})
