@@ -12,12 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.agent_client import report
 from tests.support.host.model import GIB
-from tests.support.host.one_holder import OneHolder
+from tests.support.host.one_holder import NOW, START, OneHolder
 from tests.support.past import StoredPast, night
 from vramledger.accounting.cpu_beside_work import CpuBesideWork
 from vramledger.accounting.tracker import BRIDGED, HoldingTracker
 from vramledger.errors import RecordingError
+from vramledger.model.agent_report import Agent, read_report
+from vramledger.model.reading import ProcessFacts, Rank
 from vramledger.model.snapshot import Grade, State
 from vramledger.storage.moments import recall
 from vramledger.storage.objects import ObjectWriter, read_object
@@ -42,6 +45,18 @@ def test_a_stored_state_goes_on_exactly(tmp_path: Path) -> None:
             reading = past.reading()
             assert other.update(reading) == past.tracker.update(reading)
             past.now += 1.0
+
+
+def test_a_reported_rank_outlives_the_exporter() -> None:
+    """A rank that was reported is known after a restart, when its process is stopped and cannot report."""
+    host = OneHolder()
+    told = read_report(report(rank={"number": 3, "size": 8, "job": "n0:31000"}))
+    facts = (ProcessFacts(7, START, uid=1000, user="ann"),)
+    host.sample(facts=facts, agents=(Agent(7, START, 1000, NOW, problem="", report=told),))
+    other = copy_of(host.exporter.tracker)
+    host.now += 1
+
+    assert other.update(host.reading()).processes[7].rank == Rank(3, 8, "n0:31000")
 
 
 def test_a_field_that_an_earlier_version_lacks_keeps_its_default() -> None:
