@@ -39,6 +39,9 @@ IDLE_AFTER = 600.0
 TAIL = 1800.0
 """Recorded seconds behind the end that is judged: a pass that is over takes what it has counted with it."""
 
+GROWTH_FROM = 3600.0
+"""Recorded seconds from which growth is judged: before, the 15 minutes of the page and the peaks fill up."""
+
 HISTORY_STEP, HISTORY_STEPS = 5.0, 180
 
 _OWNERS = tuple(f"job{number}.service" for number in range(6))
@@ -194,7 +197,7 @@ class Result:
         readings = last / STEP
         yield Row("length", f"{last / 3600:.1f} h in {self.minutes:.1f} min: {readings:,.0f} readings", None)
         yield Row("pages looked at, events seen", f"{len(self.looks):,}, {self.events:,}", self.events > 0)
-        if len(settled) >= 10:
+        if len(settled) >= 10 and settled[0].at >= GROWTH_FROM:
             line = slope([look.at for look in settled], [look.rss for look in settled])
             text = f"{line.hourly * 24 / 1024:+.0f} ± {line.error * 24 / 1024:.0f} KiB a recorded day"
             most = max(look.rss for look in settled)
