@@ -59,15 +59,16 @@ def test_a_preallocation_shrinks_to_what_is_needed(standin: StandIn, stage: Stag
         assert fact in text
 
 
-def test_without_agent_and_exporter_an_upper_bound_is_all(standin: StandIn, stage: Stage) -> None:
-    """The command looks for itself, and gives what the driver charges as what is certainly enough."""
+def test_without_agent_and_exporter_the_need_is_not_known(standin: StandIn, stage: Stage) -> None:
+    """A short look at a program that may still load its data says what it holds, and not that it fits."""
     require_host_pid_namespace()
     program = stage.start()
     standin.device(0).set_processes([(program.pid, 3 * GIB)])
     status, said = fit(str(program.pid), "--for=100ms", *QUICK, driver=standin.env())
 
     (need,) = said["needs"]
-    assert (status, need["needed"], need["held_peak"]) == (0, None, 3 * GIB)
+    assert (status, said["fits"], need["needed"], need["held_peak"]) == (3, None, None, 3 * GIB)
+    assert {each["verdict"] for each in need["devices"]} == {"perhaps"}
     assert "this command alone" in said["origin"]
 
 

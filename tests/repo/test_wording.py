@@ -96,7 +96,7 @@ PHRASES = {
     r"\bround after round\b": "in rounds",
     r"\b(?:keep|keeps|kept) (?:\w+ ){1,4}(?:from being|from getting)\b": "prevent; block",
     r"\bof which it is (?:not )?(?:proven|seen|known)\b": "if it is proven or seen that …",
-    r"\b[Pp]rocessor time\b": "CPU time",
+    r"\b(?:processor|Processor) time\b": "CPU time",
     r"\bnobody (?:tells|is told|has to be told)\b": "no event says; without a message",
 }
 """The replaced phrases, as regular expressions, and the better wording."""

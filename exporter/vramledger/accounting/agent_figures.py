@@ -124,7 +124,7 @@ class AgentJoiner:
         for agent in reading.agents:
             if starts.get(agent.pid) == agent.start:  # otherwise NVML lists another process under this pid
                 facts = processes.facts_of(agent.pid, agent.start)
-                joined[agent.pid] = self._join_agent(agent, reading, facts, allocated)
+                joined[agent.pid] = self._join_agent(agent, reading, facts, allocated, processes)
         if reading.agent_socket is not None and reading.agent_socket.listening:
             for pid, start in starts.items():
                 if pid not in joined and _is_missing(processes.get(pid, start), reading.time):
@@ -156,7 +156,12 @@ class AgentJoiner:
         )
 
     def _join_agent(
-        self, agent: Agent, reading: Reading, facts: ProcessFacts | None, allocated: dict[str, frozenset[int]]
+        self,
+        agent: Agent,
+        reading: Reading,
+        facts: ProcessFacts | None,
+        allocated: dict[str, frozenset[int]],
+        processes: ProcessTracker,
     ) -> AgentSnapshot:
         report = agent.report
         if facts is not None and facts.uid is not None and facts.uid != agent.uid:
@@ -167,6 +172,8 @@ class AgentJoiner:
             why = "its reports have a wrong format" if refused else "it is connected but sends no reports"
             problem = agent.problem or "silent"
             return AgentSnapshot(up=False, problem=problem, why=why, received=agent.received)
+        if report.rank is not None:
+            processes.record_rank(agent.pid, agent.start, report.rank)
         history = self._histories.setdefault((agent.pid, agent.start), _AgentHistory())
         report = history.with_first_settings(history.with_first_versions(report))
         if history.record_errors(report.errors):
@@ -270,7 +277,7 @@ def _pools_by_device(
 
 
 def _pool(framework: FrameworkReport, device: DeviceReport) -> Pool:
-    return Pool(framework.framework, device.ordinal, device.figures, device.categories)
+    return Pool(framework.framework, device.ordinal, device.figures, device.categories, device.managed)
 
 
 def _least(framework: FrameworkReport, device: DeviceReport) -> int:

@@ -104,17 +104,11 @@ class DeviceWorkTracker:
             before = self._devices[device.uuid] = _DeviceWork(sample.clock, runner, moved=moved)
         known, now = before, sample.monotonic
         counted = _read_counters(device.activity)
-        rate = _highest_rate(device)
-        if (
-            device.parent is not None
-            and counted is None
-            and device.activity
-            and device.activity.get("sm") == 0
-        ):
-            # The links of a GPU are not counted for its instances, so on an idle one no counter may move at
-            # all. That proves nothing, but counters that have moved before are a sign of quiet.
-            rate = 0.0 if known.moved else None
         known.moved = known.moved or counted is not None
+        rate = _highest_rate(device)
+        if counted is None and _is_instance_at_rest(device):
+            # Nothing is proven, but counters that have moved before are a sign of quiet.
+            rate = 0.0 if known.moved else None
         busy = bool(rate) or (counted is not None and (counted.kernels or counted.other))
         alone = not shared and len(device.processes or ()) == 1
         kernels = counted.kernels if counted is not None else bool(rate)
@@ -184,6 +178,14 @@ class DeviceWorkTracker:
 
 def _shifted(clock: Clock, seconds: float) -> Clock:
     return clock[0], clock[1] + seconds
+
+
+def _is_instance_at_rest(device: DeviceReading) -> bool:
+    """Return whether the counters of a MIG instance show no movement, perhaps because they never do.
+
+    The links of a GPU are not counted for its instances, so on an idle one no counter may move at all.
+    """
+    return device.parent is not None and (device.activity or {}).get("sm") == 0
 
 
 def _read_counters(activity: Mapping[str, float] | None) -> _Counted | None:

@@ -18,6 +18,7 @@ class HoldingTable:
         """Start without holdings."""
         self._states: dict[tuple[str, int], HoldingState] = {}
         self._answered: frozenset[str] = frozenset()
+        self._ever_answered: set[str] = set()
 
     def __iter__(self) -> Iterator[HoldingState]:
         """Yield the state of every holding."""
@@ -78,8 +79,20 @@ class HoldingTable:
         """Return the pids of all holdings."""
         return {pid for _, pid in self._states}
 
+    def newest_holders(self, uuids: Collection[str]) -> frozenset[tuple[int, int | None]] | None:
+        """Return who was in the newest lists of some devices, by pid and start.
+
+        None if one of them has never given a list.
+        """
+        if not self._ever_answered.issuperset(uuids):
+            return None
+        return frozenset(
+            (state.pid, state.start) for (uuid, _), state in self._states.items() if uuid in uuids
+        )
+
     def drop_device(self, uuid: str) -> None:
         """Drop the holdings of a device that no longer exists."""
+        self._ever_answered.discard(uuid)
         for key in [key for key in self._states if key[0] == uuid]:
             del self._states[key]
 
@@ -87,5 +100,7 @@ class HoldingTable:
         """Drop what is no longer listed, but keep the holdings of a device that did not answer this time."""
         listed = {(device.uuid, entry.pid) for device in devices for entry in device.processes or ()}
         self._answered = frozenset(device.uuid for device in devices if device.processes is not None)
+        # The holders of a divided GPU are in the lists of its instances.
+        self._ever_answered.update(self._answered, (device.uuid for device in devices if device.divided))
         for key in [key for key in self._states if key not in listed and key[0] in self._answered]:
             del self._states[key]

@@ -19,11 +19,11 @@ class SystemBytes(NamedTuple):
     """What the operating system may hold of a device's used memory.
 
     Attributes:
-        least: what it counts as its own or as ordinary memory of programs.
+        least: what it counts as its own or as ordinary memory of programs; None when not known.
         most: all that it counts as used, the holdings included.
     """
 
-    least: int
+    least: int | None
     most: int
 
 
@@ -36,7 +36,7 @@ def system_bytes(device: DeviceReading) -> SystemBytes | None:
         return None
     total, node = device.memory.total, device.node
     if device.memory_kind != COHERENT or node is None:
-        return SystemBytes(0, total)
+        return SystemBytes(None, total)
     # What is not in the node was never given to the operating system: the driver keeps it.
     return SystemBytes(node.file + node.anonymous + node.kernel, max(0, total - node.free))
 
@@ -58,7 +58,7 @@ def balance(
     holdings then belong to holders that we cannot see: they are unknown, and not unattributed.
 
     Where the operating system manages the memory, it has the bytes that nobody is charged for, up to the
-    limit in ``system``. If we are blind, only what it counts as its own.
+    limit in ``system``. If we are blind, only what it counts as its own; None when that is not known.
 
     Used is what is neither free nor the driver's reserve. The driver's own ``used`` is read in the same call,
     but only the difference makes the ledger add up to the byte on every driver. The holdings may add up to
@@ -89,8 +89,8 @@ def balance(
     operating_system = None
     if system is not None:
         most = system.least if blind else max(0, system.most - sum(states.values()))
-        operating_system = min(rest, most)
-        rest -= operating_system
+        operating_system = None if most is None else min(rest, most)
+        rest -= operating_system or 0
     if blind:
         states[State.UNKNOWN] += rest
         rest = 0

@@ -68,7 +68,7 @@ def _owner_limit(
         cgroup=None if first is None else first.cgroup,
         maximum=None if first is None else first.maximum,
         used=None if first is None else first.current,
-        minimum=max((known[path].minimum for path in top), default=0),
+        minimum=sum(known[path].minimum for path in top),
         charged=charged,
     )
 

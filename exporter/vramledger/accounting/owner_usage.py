@@ -141,6 +141,7 @@ class DeviceUsage:
         *,
         shared: UndividedBytes | None = None,
         left: int = 0,
+        kept_by_system: bool = False,
     ) -> OwnerUsageTotals:
         """Record one sample.
 
@@ -151,9 +152,10 @@ class DeviceUsage:
             gap: the longest span between two samples that still counts, in seconds.
             shared: bytes that one of several holders has; if all of them have one owner, they are its own.
             left: bytes that ended holders have left to others.
+            kept_by_system: whether the operating system manages the memory, and may keep pages.
         """
         self._integrate(now, gap)
-        self._kept_by_system = ledger is not None and ledger.operating_system is not None
+        self._kept_by_system = kept_by_system
         self._shared = shared
         known = {charge.pid: self._charge(charge, now) for charge in charges}
         ended = [
@@ -288,7 +290,7 @@ class DeviceUsage:
 
         Memory that the operating system manages is not judged: it keeps pages for itself after the end.
         """
-        if ledger is not None and ledger.operating_system is not None:
+        if self._kept_by_system:
             self._episode = None
             return
         gone = [(each.owner, each.charge.memory) for each in ended if each.charge.memory]
@@ -363,10 +365,17 @@ class UsageTracker:
         *,
         shared: UndividedBytes | None = None,
         left: int = 0,
+        kept_by_system: bool = False,
     ) -> OwnerUsageTotals:
         """Record one sample of a device."""
         return self._usage_of(uuid).update(
-            charges, ledger, sample.monotonic, sample.longest_gap, shared=shared, left=left
+            charges,
+            ledger,
+            sample.monotonic,
+            sample.longest_gap,
+            shared=shared,
+            left=left,
+            kept_by_system=kept_by_system,
         )
 
     def keep_only(self, uuids: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from vramledger.accounting.owner_usage import Key, owner_of
 from vramledger.accounting.policies import MemoryPattern
 from vramledger.accounting.sample import Sample
 from vramledger.accounting.states import StateVerdict
+from vramledger.model.agent_report import ReportedRank
 from vramledger.model.policy import NO_POLICY, UNKNOWN, Policy
 from vramledger.model.reading import DriverWait, ProcessFacts, ProcessRow, Reading
 from vramledger.model.snapshot import Grade, ProcessSnapshot
@@ -23,6 +24,11 @@ verdict becomes a label of ``vramledger_process_info``. By then the process has 
 sampler looks again after 30 seconds)."""
 
 
+MOST_REPORTED_RANKS = 8
+"""A process may report this number of different ranks. They are labels, and a program must not be able to
+make a new series with each report; what it reports beyond is not shown."""
+
+
 @dataclass(slots=True)
 class TrackedProcess:
     """A process that NVML lists: its first facts (with the parent of that moment) and its newest.
@@ -30,7 +36,7 @@ class TrackedProcess:
     ``since`` is the monotonic time at which it was first seen. ``orphaned`` is the evidence that it is an
     orphan, found with ``orphan_relations`` (parent, group, session). ``outside_policy`` is its policy without
     its agent's report, found with ``patterns``. ``policy_since`` is the monotonic time since which the
-    published policy has not changed.
+    published policy has not changed. ``ranks`` are those that its agent has reported.
     """
 
     first: ProcessFacts
@@ -43,6 +49,7 @@ class TrackedProcess:
     patterns: tuple[MemoryPattern, ...] | None = None
     outside_policy: Policy = NO_POLICY
     policy_since: float = 0.0
+    ranks: frozenset[ReportedRank] = frozenset()
 
 
 class ProcessTracker:
@@ -193,6 +200,22 @@ class ProcessTracker:
                 settled = _settled(shown, sample, sample.monotonic - known.policy_since)
                 if settled != shown.settled:
                     known.shown = replace(shown, settled=settled)
+
+    def record_rank(self, pid: int, start: int, rank: ReportedRank) -> None:
+        """Record the rank that a process' agent reports.
+
+        It stays when a later report names none, and when there is no later report: a rank that is stopped
+        cannot report, and a group that was destroyed was that of this rank.
+        """
+        known = self.get(pid, start)
+        if known is None:
+            return
+        if rank not in known.ranks and len(known.ranks) >= MOST_REPORTED_RANKS:
+            rank = rank._replace(job="")
+        else:
+            known.ranks |= {rank}
+        if rank != known.shown.reported_rank:
+            known.shown = replace(known.shown, reported_rank=rank)
 
     def drop_ended(self, rows: Iterable[ProcessRow], held: Collection[int]) -> None:
         """Drop the processes that do not live any more and have no bytes listed under their pid."""

@@ -308,11 +308,20 @@ class HoldingTracker:
                 holders = tuple(self._pool_holder(uuid, each, bounds, sample) for uuid, each in everybody)
                 hidden = _hidden_users(device, sample.reading)
                 pools.append(MemoryPool(device.uuid, ledger, holders, hidden))
-        all_held = held.values() if pools else ()
-        all_holders = frozenset((each.pid, each.start) for some in all_held for each in some or ())
+        if not pools:
+            return found
+        listed = frozenset((each.pid, each.start) for some in held.values() for each in some or ())
+        silent = {each.uuid for each in devices if not each.divided and held.get(each.uuid) is None}
+        elsewhere = self._holdings.newest_holders(silent)
         found |= self._uncharged.update(
             pools,
-            PoolMoment(sample.monotonic, sample.time, sample.longest_gap, all_holders),
+            PoolMoment(
+                sample.monotonic,
+                sample.time,
+                sample.longest_gap,
+                listed | (elsewhere or frozenset()),
+                complete=elsewhere is not None,
+            ),
             lambda uuid, holding: self._pool_holder(uuid, holding, bounds, sample),
         )
         for pool in pools:
@@ -495,7 +504,9 @@ class HoldingTracker:
             evidence=state.evidence,
             uncounted=(
                 device.parent is not None
+                and device.gpu_instance is not None  # without its number nobody can ask for its counters
                 and device.activity is None
+                and "activity" not in device.failed
                 and (state.pid, state.start) not in sample.launches
             ),
         )
@@ -527,7 +538,15 @@ class HoldingTracker:
         ]
         shared = uncharged.undivided if device.uuid == uncharged.key else None
         left = sum(each.least for each in uncharged.left if each.pids)
-        return self._owners.update(device.uuid, charges, ledger, sample, shared=shared, left=left)
+        return self._owners.update(
+            device.uuid,
+            charges,
+            ledger,
+            sample,
+            shared=shared,
+            left=left,
+            kept_by_system=device.memory_kind is not None,
+        )
 
     def _owner_of(self, holding: Holding, sample: Sample) -> Key | None:
         """Return the owner of a holding, None while it is not known.

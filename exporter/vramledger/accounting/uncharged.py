@@ -105,13 +105,16 @@ class PoolMoment(NamedTuple):
         now: monotonic seconds.
         clock: Unix time.
         gap: the longest span between two samples without samples missing between them, in seconds.
-        everybody: the holders of all devices of the host.
+        everybody: the holders of all devices of the host; of one that does not answer, those that it listed
+            last.
+        complete: whether each device has listed its holders at least once.
     """
 
     now: float
     clock: float
     gap: float
     everybody: frozenset[Identity]
+    complete: bool
 
 
 class PoolResult(NamedTuple):
@@ -144,6 +147,8 @@ class _Left:
         elsewhere: the holders of other devices at that moment. One that has mapped the memory keeps it, and
             NVML does not list it here: measured with ``cuMemCreate`` and NCCL on two H100s.
         range: the bytes that it left and that are still in use.
+        unlisted: whether the holders of another device were not known at that moment, so that one of them may
+            have the memory too.
     """
 
     creator: tuple[int, str | None]
@@ -152,6 +157,7 @@ class _Left:
     group: frozenset[Identity]
     elsewhere: frozenset[Identity]
     range: Range
+    unlisted: bool = False
 
 
 Source = Identity | _Left | str
@@ -294,7 +300,9 @@ def _record(state: _PoolState, pool: MemoryPool, moment: PoolMoment) -> _PoolSam
         largest = max(ended, key=lambda each: each.holding.memory or 0)
         creator = largest.holding.pid, largest.user
         elsewhere = moment.everybody.difference(holders, state.holders)
-        state.lefts.append(_Left(creator, moment.clock, now, frozenset(holders), elsewhere, found))
+        group = frozenset(holders)
+        unlisted = not moment.complete
+        state.lefts.append(_Left(creator, moment.clock, now, group, elsewhere, found, unlisted))
     state.unwatched, state.late = min(state.unwatched, highest), min(state.late, highest)
     for left in state.lefts:
         left.range = Range(min(left.range.least, highest), min(left.range.most, highest))
@@ -478,7 +486,7 @@ def _share(identity: Identity, sample: _PoolSample, found: Mapping[Source, Range
         able = _candidates(source, sample)
         if identity in able:
             open_to_it += each.most
-            alone = not (isinstance(source, _Left) and (sample.hidden or source.elsewhere))
+            alone = not (isinstance(source, _Left) and (sample.hidden or source.elsewhere or source.unlisted))
             if len(able) == 1 and alone:
                 own += each.most
                 certain += each.least

@@ -9,6 +9,7 @@ import _thread
 import gc
 import time
 
+from vramledger.agent.distributed_rank import rank_entry
 from vramledger.agent.message import PYTHON_VERSION, agent_version, drop_unknown, encode_report
 from vramledger.agent.requests import Handler, RequestHandler
 from vramledger.agent.transport import AgentTransport
@@ -105,7 +106,15 @@ class ExporterSession:
             "collector": collector_entry(),
             "frameworks": [drop_unknown(entry) for entry in self._poller.read()],
             **({"last_oom": self.last_oom} if self.last_oom is not None else {}),
+            **({"rank": rank} if (rank := self._read_rank()) is not None else {}),
         }
+
+    def _read_rank(self) -> dict[str, object] | None:
+        try:
+            return rank_entry()
+        except Exception:  # another version of the framework, or the program changes its group just now
+            self._errors["agent"] = self._errors.get("agent", 0) + 1
+            return None
 
     def _accept_requests(self) -> None:
         while (received := self.transport.receive()) is not None:

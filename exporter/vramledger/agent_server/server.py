@@ -32,6 +32,7 @@ from vramledger.model.agent_report import (
     Agent,
     AgentSocket,
     RefusedError,
+    locate_rank,
     parse,
     read_report,
     refuse,
@@ -393,7 +394,7 @@ class AgentServer:
         if "ask" in content:
             self._answer_request(connection, content, now)
             return
-        connection.report = read_report(content)
+        connection.report = locate_rank(read_report(content), os.uname().nodename)
         connection.report_time, connection.received = now, time.time()
         self._report_bytes[connection] = len(message.data)
         earlier = self._agent_connections.get(connection.peer.pid)

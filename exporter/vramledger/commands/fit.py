@@ -20,7 +20,7 @@ from vramledger.commands.fit_devices import (
     assign_devices,
     make_offer,
 )
-from vramledger.commands.fit_input import LedgerSample, OfferedDevice
+from vramledger.commands.fit_input import CgroupRoom, LedgerSample, OfferedDevice
 from vramledger.commands.fit_sources import Seen, choose_program, past_sample, read_file, watch_host
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.memory_need import (
@@ -133,7 +133,12 @@ class Fit(NamedTuple):
             return CANNOT_TELL
         if assign_devices(wanted):
             return FITS
-        unsure = [each for offers in wanted for each in offers if each.verdict in (PERHAPS, UNKNOWN)]
+        unsure = any(
+            each.verdict in (PERHAPS, UNKNOWN) or (each.verdict == AFTER and need.bytes is None)
+            for need, offers in zip(self.needs, self.offers, strict=True)
+            for each in offers
+            if not need.unused
+        )
         return CANNOT_TELL if unsure or not any(wanted) else DOES_NOT_FIT
 
 
@@ -178,7 +183,7 @@ def _compare(args: argparse.Namespace, seen: Seen, now: LedgerSample | None, by:
             live = True
     needs = sorted(
         (assess_need(uses, args.headroom) for uses in seen.uses),
-        key=lambda need: -(need.enough or need.bytes or 0),
+        key=lambda need: -(need.enough or need.bytes or need.most or 0),
     )
     offers = tuple(
         tuple(make_offer(need, device, seen.program, live=live) for device in devices) for need in needs
@@ -217,7 +222,7 @@ def _need_lines(need: MemoryNeed, headroom: float) -> Iterator[str]:
         yield "    limit        CUDA_VISIBLE_DEVICES without this GPU (environment): the program needs it not"
         return
     if need.bytes is None:
-        known = f"no more than {gib(need.most)}" if need.most is not None else "not known"
+        known = "not known" if need.enough is None else f"no more than {gib(need.enough)}"
         yield f"    needs        {known} ({need.grade.value}): {need.why}"
     else:
         yield f"    needs        {gib(need.bytes)} at its peak ({need.grade.value}): {need.why}"
@@ -268,6 +273,8 @@ def _offer_lines(need: MemoryNeed, offers: Sequence[Offer]) -> Iterator[str]:
     for offer in offers:
         device = offer.device
         parts = [_verdict_text(need, offer)]
+        if offer.limit is not None:
+            parts.append(_limit_text(offer.limit))
         if offer.reserved:
             parts.append(offer.reserved)
         if offer.runs_here:
@@ -277,6 +284,15 @@ def _offer_lines(need: MemoryNeed, offers: Sequence[Offer]) -> Iterator[str]:
         yield f"    {_place(device.gpu, device.name)}  {'; '.join(parts)}"
         for each in offer.evict:
             yield f"      {gib(each.bytes)} of {each.what}, if its user agrees: `{each.command}`"
+
+
+def _limit_text(limit: CgroupRoom) -> str:
+    if limit.maximum is None:
+        return f"its cgroup {limit.cgroup} is limited elsewhere, and here its limit is not known"
+    taken = f"an unknown part of {gib(limit.maximum)} is"
+    if limit.used is not None:
+        taken = f"{gib(limit.used)} of {gib(limit.maximum)} are"
+    return f"limited by its cgroup {limit.cgroup}: {taken} taken"
 
 
 def _verdict_text(need: MemoryNeed, offer: Offer) -> str:
@@ -298,8 +314,10 @@ def _verdict_text(need: MemoryNeed, offer: Offer) -> str:
 
 def _doubt(need: MemoryNeed, offer: Offer) -> str:
     """Say why it is not known whether the program fits."""
+    if need.bytes is not None and offer.limit is not None and not offer.limit.known:
+        return "but its cgroup may leave it less"
     if need.wanted is None:
-        return "and its need is not known"
+        return "but its need is not known"
     also = "also" if (offer.room or 0) >= need.wanted else "but not"
     return f"enough for what it had, {also} for the allocation that failed"
 
@@ -375,6 +393,7 @@ def _need_json(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> di
                 "runs_here": offer.runs_here,
                 "allowed": offer.allowed,
                 "reserved": offer.reserved or None,
+                "cgroup_limit": None if offer.limit is None else dict(offer.limit._asdict()),
                 "copies_now": offer.copies_now,
                 "copies_empty": offer.copies_empty,
                 "evict": [dict(each._asdict()) for each in offer.evict],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vramledger.commands.fit_input import Evictable, OfferedDevice, Program
+from vramledger.commands.fit_input import CgroupRoom, Evictable, OfferedDevice, Program
 from vramledger.commands.memory_need import MemoryNeed
 
 YES, TIGHT, AFTER, PERHAPS, NO, UNKNOWN = "yes", "tight", "after", "perhaps", "no", "unknown"
@@ -22,7 +22,8 @@ class Offer(NamedTuple):
         device: the device.
         verdict: one of the verdicts above.
         runs_here: the program holds memory there; when it is started again, that is free.
-        room: bytes that it could have now, None when not known.
+        room: bytes that it could have now, None when not known; an upper bound where ``limit`` is not known.
+        limit: what its owner may take by its cgroup; None without a limit.
         evict: whose memory would have to be freed for ``after``.
         copies_now: how many such programs the room is enough for; None when not known.
         copies_empty: how many the whole device is enough for; None when not known.
@@ -34,6 +35,7 @@ class Offer(NamedTuple):
     verdict: str
     runs_here: bool
     room: int | None
+    limit: CgroupRoom | None
     evict: tuple[Evictable, ...]
     copies_now: int | None
     copies_empty: int | None
@@ -56,28 +58,46 @@ def make_offer(need: MemoryNeed, device: OfferedDevice, program: Program, *, liv
         live: the program is one of the holders of this device's sample; otherwise only its pid is the same.
     """
     own = device.holdings.get(program.pid, 0) if live else 0
-    room = None if device.free is None else device.free + own
+    limit = device.limits.get(program.owner)
+    allowance = None if limit is None else limit.most(own)
+    sure = limit is None or limit.known
+    room, capacity = device.free, device.capacity
+    if room is not None:
+        room = _least(room + own, allowance)
+    if capacity is not None:
+        capacity = _least(capacity, None if limit is None else limit.maximum)
     evict: tuple[Evictable, ...] = ()
     verdict = UNKNOWN
     if room is not None:
         others = [each for pid, each in device.evictable.items() if not live or pid != program.pid]
-        verdict, evict = _verdict(need, room, others)
+        verdict, evict = _verdict(need, room, others, allowance)
+        if not sure and verdict != NO:
+            verdict, evict = PERHAPS, ()
     allowed, reserved = _reserved(device, program)
     enough = need.enough
+    measured = limit is None or limit.maximum is not None
     return Offer(
         device,
         verdict,
         runs_here=live and program.pid in device.holdings,
         room=room,
+        limit=limit,
         evict=evict,
-        copies_now=None if room is None or not enough else room // enough,
-        copies_empty=None if device.capacity is None or not enough else device.capacity // enough,
+        copies_now=None if room is None or not enough or not sure else room // enough,
+        copies_empty=None if capacity is None or not enough or not measured else capacity // enough,
         allowed=allowed,
         reserved=reserved,
     )
 
 
-def _verdict(need: MemoryNeed, room: int, others: Sequence[Evictable]) -> tuple[str, tuple[Evictable, ...]]:
+def _least(bytes_: int, bound: int | None) -> int:
+    return bytes_ if bound is None else min(bytes_, bound)
+
+
+def _verdict(
+    need: MemoryNeed, room: int, others: Sequence[Evictable], allowance: int | None
+) -> tuple[str, tuple[Evictable, ...]]:
+    """Return the verdict, and who would have to free memory; nobody does for more than the allowance."""
     enough = need.enough
     if enough is not None and room >= enough:
         return YES, ()
@@ -87,7 +107,7 @@ def _verdict(need: MemoryNeed, room: int, others: Sequence[Evictable]) -> tuple[
     chosen: list[Evictable] = []
     gained = 0
     for each in sorted(others, key=lambda each: -each.bytes):
-        if wanted is None or room + gained >= wanted:
+        if wanted is None or room + gained >= wanted or (allowance is not None and allowance < wanted):
             break
         chosen.append(each)
         gained += each.bytes

@@ -7,7 +7,7 @@ exporter give the same. The files may come from anybody, so each value is checke
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import NamedTuple
 
@@ -183,6 +183,32 @@ class Evictable(NamedTuple):
     command: str
 
 
+class CgroupRoom(NamedTuple):
+    """What an owner may take of a device by the cgroup whose limit it reaches first, bytes.
+
+    Attributes:
+        cgroup: its path.
+        maximum: the limit; None when not known, as on a device on which the owner holds nothing: limits are
+            read where their owner holds memory.
+        used: what the cgroup has, the owner's own holdings included; None when not known.
+    """
+
+    cgroup: str
+    maximum: int | None
+    used: int | None
+
+    @property
+    def known(self) -> bool:
+        """Tell whether both figures are known."""
+        return self.maximum is not None and self.used is not None
+
+    def most(self, own: int) -> int | None:
+        """Return what a program can have at most that already has ``own``; None when not known."""
+        if self.maximum is None or self.used is None:
+            return self.maximum
+        return min(self.maximum, max(0, self.maximum - self.used + own))
+
+
 class OfferedDevice(NamedTuple):
     """A device on which a program may run.
 
@@ -197,6 +223,7 @@ class OfferedDevice(NamedTuple):
         evictable: what others hold without work, or have cached, by pid.
         schedulers: those that manage it.
         granted: type and name of the owners for whom it is reserved.
+        limits: what owners may take by their cgroups, by type and name; None where they have no limit.
     """
 
     uuid: str
@@ -209,6 +236,7 @@ class OfferedDevice(NamedTuple):
     evictable: Mapping[int, Evictable]
     schedulers: tuple[str, ...]
     granted: tuple[tuple[str, str], ...]
+    limits: Mapping[tuple[str, str], CgroupRoom | None]
 
 
 class LedgerSample(NamedTuple):
@@ -253,11 +281,23 @@ def read_ledger(raw: object, where: str) -> LedgerSample:
             uses.setdefault(pid, []).append(_use(device, holding, watched_since))
     failure = fields.child("failure")
     return LedgerSample(
-        tuple(devices),
+        tuple(_with_unread_limits(devices)),
         programs,
         {pid: tuple(found) for pid, found in uses.items()},
         "" if fields.flag("up") else failure.text("message") or "there is no sample yet",
     )
+
+
+def _with_unread_limits(devices: Sequence[OfferedDevice]) -> Iterator[OfferedDevice]:
+    """Yield devices on which an owner that is limited elsewhere has a limit that is not known."""
+    unread = {
+        owner: CgroupRoom(room.cgroup, None, None)
+        for each in devices
+        for owner, room in each.limits.items()
+        if room is not None
+    }
+    for device in devices:
+        yield device._replace(limits={**unread, **device.limits})
 
 
 def _name(device: Fields) -> str:
@@ -275,7 +315,20 @@ def _capacity(device: Fields) -> int | None:
     return None if total is None else total - (memory.count("driver_reserved") or 0)
 
 
-def _device(device: Fields, sharing: Iterable[Fields]) -> OfferedDevice:
+def _limits(sharing: Iterable[Fields]) -> dict[tuple[str, str], CgroupRoom | None]:
+    """Return the limits on devices that share their memory; of several the one that leaves least."""
+    found: dict[tuple[str, str], CgroupRoom | None] = {}
+    for raw in (each for device in sharing for each in device.children("limits")):
+        owner = (raw.text("type"), raw.text("name"))
+        maximum = raw.count("maximum")
+        room = None if maximum is None else CgroupRoom(raw.text("cgroup"), maximum, raw.count("used"))
+        before = found.get(owner)
+        if before is None or (room is not None and (room.most(0) or 0) < (before.most(0) or 0)):
+            found[owner] = room
+    return found
+
+
+def _device(device: Fields, sharing: Sequence[Fields]) -> OfferedDevice:
     """Return a device with the holdings of all that share its memory."""
     problem = ""
     if not device.flag("up"):
@@ -301,6 +354,7 @@ def _device(device: Fields, sharing: Iterable[Fields]) -> OfferedDevice:
         evictable,
         tuple(_texts(device, "schedulers")),
         tuple((each.text("owner_type"), each.text("owner")) for each in device.children("reservations")),
+        _limits(sharing),
     )
 
 

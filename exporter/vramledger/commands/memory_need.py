@@ -76,10 +76,16 @@ class MemoryNeed(NamedTuple):
 
     @property
     def enough(self) -> int | None:
-        """Return with how much it certainly runs as it did; None when not known."""
+        """Return with how much it certainly runs as it did; None when not known.
+
+        The highest holding is that only of a program that was watched since its start: another one may have
+        held more before, and may still load its data.
+        """
         if self.wanted is not None:
             return None
-        return self.most if self.planned is None else self.planned
+        if self.planned is not None:
+            return self.planned
+        return self.most if self.use.whole_life else None
 
 
 class LimitAdvice(NamedTuple):
@@ -111,7 +117,7 @@ def assess_need(seen: Sequence[DeviceUse], headroom: float = HEADROOM) -> Memory
     rest, grade, about_rest = _rest(seen)
     planned = rest + sum(peak + _headroom(peak, headroom) for peak in peaks)
     counted = " and ".join(f"{each.title} counted {gib(each.in_use_peak)} in use" for each in frameworks)
-    why = f"{counted} at the peak, and {about_rest}"
+    why = f"{counted} at the peak since its start or its last reset, and {about_rest}"
     wanted = None
     if last.failed_request is not None:
         before = sum(peaks) if last.used_at_failure is None else last.used_at_failure
@@ -175,9 +181,14 @@ def _outside_evidence(use: DeviceUse, most: int | None) -> tuple[Grade, str]:
             f"{title} takes memory by the policy {use.policy!r}, whatever the program needs, and no agent "
             "reports from inside it: start it with 'vramledger run'"
         )
-    since = "since its start" if use.whole_life else "since the exporter first saw it"
-    grade = Grade.SEEN if use.whole_life else Grade.INFERRED
-    return grade, f"it has held no more than that {since}; a part of it may be a cache, so it may need less"
+    if not use.whole_life:
+        return Grade.INFERRED, (
+            f"it held {gib(most)} at most while it was watched, which was not since its start: it may "
+            "need more, or less; an agent counts its need: start it with 'vramledger run'"
+        )
+    return Grade.SEEN, (
+        "it has held no more than that since its start; a part of it may be a cache, so it may need less"
+    )
 
 
 def _busy(values: Sequence[float | None]) -> Busy | None:

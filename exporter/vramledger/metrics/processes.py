@@ -162,10 +162,12 @@ RANK_INFO = Family(
     PREFIX + "process_rank_info",
     ("pid", "rank", "ranks", "job_id"),
     "Rank of the holder in a distributed job, how many ranks there are, and the identity that they have in "
-    "common, from its environment.",
+    "common, from its agent or its environment.",
     "process",
-    source="`/proc/PID/environ`: the rendezvous of torchrun, the namespace of PMIx, or the step of Slurm",
-    absent="when the environment does not name all three, and for a job of a single rank",
+    source="the agent's report (`torch.distributed`, `jax.distributed` or `os.environ`), or "
+    "`/proc/PID/environ`: the rendezvous of torchrun, the namespace of PMIx, or the step of Slurm",
+    absent="when neither names all three, for a job of a single rank, and when the agent of one process has "
+    "reported more than 8 ranks",
 )
 FRAMEWORK_POLICY = Family(
     PREFIX + "framework_policy_info",
@@ -255,7 +257,7 @@ def _about_processes(snapshot: Snapshot, pids: Iterable[int]) -> Collected:
     (_, starts), (_, info), (_, ranks), (_, policies) = rows
     for pid in pids:
         process, facts = snapshot.processes.get(pid), snapshot.facts_of(pid)
-        ranks.extend(_rank(pid, facts))
+        ranks.extend(_rank(process))
         info.append(((str(pid), *_described(facts, process)), 1))
         if process is not None:
             starts.append(((str(pid),), process.start_time))
@@ -298,9 +300,9 @@ def _sum_of_others(family: HoldingFamily, labels: Labels, rest: Iterable[Holding
     return [((*labels, *more), value) for more, value in sums.items()]
 
 
-def _rank(pid: int, facts: ProcessFacts | None) -> Iterable[Sample]:
-    if facts is not None and facts.rank is not None:
-        yield (str(pid), *map(str, facts.rank)), 1
+def _rank(process: ProcessSnapshot | None) -> Iterable[Sample]:
+    if process is not None and (rank := process.rank) is not None:
+        yield (str(process.pid), *map(str, rank)), 1
 
 
 def _labels(holding: Holding, names: tuple[str, ...]) -> tuple[str, ...]:

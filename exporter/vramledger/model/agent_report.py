@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, NamedTuple, NoReturn
 
+from vramledger.agent_protocol.distributed_ranks import LONGEST_JOB, add_node, is_rank
 from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 from vramledger.agent_protocol.messages import (
     ALLOCATOR_SETTINGS,
@@ -37,12 +38,16 @@ from vramledger.printable import printable
 
 
 class DeviceReport(NamedTuple):
-    """What a framework reports of one device, which it names by ``ordinal`` (its own number) or ``uuid``."""
+    """What a framework reports of one device, which it names by ``ordinal`` (its own number) or ``uuid``.
+
+    ``managed`` are the bytes of its pool that are certainly managed memory, None where it does not know.
+    """
 
     ordinal: int | None
     uuid: str | None
     figures: Mapping[str, int]
     categories: Mapping[str, int]
+    managed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,14 @@ class GarbageReport(NamedTuple):
     collections: int | None
 
 
+class ReportedRank(NamedTuple):
+    """Which of ``size`` ranks of a distributed job the process is; ``job`` is empty where it is not known."""
+
+    number: int
+    size: int
+    job: str
+
+
 class OutOfMemory(NamedTuple):
     """The newest failed allocation: Unix time, framework, device, bytes, reason; ``report`` is a path."""
 
@@ -108,6 +121,7 @@ class AgentReport:
         collector: see :class:`GarbageReport`.
         frameworks: those with an initialised allocator.
         last_oom: see :class:`OutOfMemory`.
+        rank: see :class:`ReportedRank`; None where the program does not know it.
     """
 
     sequence: int
@@ -122,6 +136,7 @@ class AgentReport:
     collector: GarbageReport | None = None
     frameworks: tuple[FrameworkReport, ...] = ()
     last_oom: OutOfMemory | None = None
+    rank: ReportedRank | None = None
 
 
 class Agent(NamedTuple):
@@ -226,7 +241,16 @@ def read_report(message: Mapping[str, Any]) -> AgentReport:
         collector=_collector(message),
         frameworks=frameworks,
         last_oom=_last_oom(message),
+        rank=_rank(message),
     )
+
+
+def locate_rank(report: AgentReport, node: str) -> AgentReport:
+    """Return a report that names the node in the job, if its ranks meet at an address local to a node."""
+    rank = report.rank
+    if rank is None or (job := add_node(rank.job, node)) == rank.job:
+        return report
+    return replace(report, rank=rank._replace(job=job))
 
 
 def plain(report: AgentReport) -> dict[str, Any]:
@@ -259,6 +283,7 @@ def plain(report: AgentReport) -> dict[str, Any]:
                         "uuid": device.uuid,
                         **device.figures,
                         "categories": dict(device.categories),
+                        "managed": device.managed,
                     }
                     for device in each.devices
                 ],
@@ -266,6 +291,7 @@ def plain(report: AgentReport) -> dict[str, Any]:
             for each in report.frameworks
         ],
         "last_oom": None if report.last_oom is None else report.last_oom._asdict(),
+        "rank": None if report.rank is None else report.rank._asdict(),
     }
 
 
@@ -312,7 +338,8 @@ def _device(framework: str, raw: object) -> DeviceReport:
     figures = {name: value for name in declared.figures if (value := _count(raw, name)) is not None}
     parts = _object(raw, "categories")
     categories = {name: value for name in CATEGORIES if (value := _count(parts, name)) is not None}
-    return DeviceReport(ordinal, uuid, figures, categories if declared.has_categories else {})
+    managed = _count(raw, "managed")
+    return DeviceReport(ordinal, uuid, figures, categories if declared.has_categories else {}, managed)
 
 
 def _visible(message: Mapping[str, Any]) -> dict[str, str | None] | None:
@@ -347,6 +374,17 @@ def _collector(message: Mapping[str, Any]) -> GarbageReport | None:
     if not isinstance(enabled, (bool, type(None))):
         _bad("enabled must be true or false")
     return GarbageReport(enabled, _count(raw, "collections"))
+
+
+def _rank(message: Mapping[str, Any]) -> ReportedRank | None:
+    """Return the rank; None for a job of a single rank, and where a part is missing or absurd."""
+    if message.get("rank") is None:
+        return None
+    raw = _object(message, "rank")
+    number, size, job = _count(raw, "number"), _count(raw, "size"), _text(raw, "job", longest=LONGEST_JOB)
+    if number is None or size is None or not is_rank(number, size):
+        return None
+    return ReportedRank(number, size, job or "")
 
 
 def _last_oom(message: Mapping[str, Any]) -> OutOfMemory | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
-from vramledger.model.agent_report import AgentReport, AgentSocket
+from vramledger.model.agent_report import AgentReport, AgentSocket, ReportedRank
 from vramledger.model.policy import NO_POLICY, Policy
 from vramledger.model.reading import (
     DeviceReading,
@@ -22,6 +22,7 @@ from vramledger.model.reading import (
     PodLabels,
     ProcessFacts,
     ProcessRow,
+    Rank,
 )
 
 
@@ -188,7 +189,7 @@ class Ledger:
             the operating system's.
         operating_system: what the operating system holds for itself and for programs that NVML does not list,
             and pages that it or the driver keeps after a program's end; None where it does not manage the
-            memory.
+            memory, and where neither this nor the holders are known.
     """
 
     total: int
@@ -382,6 +383,7 @@ class ProcessSnapshot:
         policy: its framework and how that takes memory, with the evidence.
         settled: framework and policy for labels that must not change: empty until they are certain
             to stay.
+        reported_rank: the newest rank that its agent has reported, None without one.
     """
 
     pid: int
@@ -390,6 +392,20 @@ class ProcessSnapshot:
     first: ProcessFacts | None = None
     policy: Policy = NO_POLICY
     settled: tuple[str, str] = ("", "")
+    reported_rank: ReportedRank | None = None
+
+    @property
+    def rank(self) -> Rank | None:
+        """Which rank of a distributed job it is, None where that is not known.
+
+        The agent is right where the two differ: a parent's environment may name the parent's own rank. Where
+        they agree, the job keeps its name in the environment, which ranks without an agent have too.
+        """
+        named = None if self.facts is None else self.facts.rank
+        reported = self.reported_rank
+        if reported is None or (named is not None and named[:2] == reported[:2]):
+            return named
+        return Rank(*reported) if reported.job else None
 
 
 class Pool(NamedTuple):
@@ -400,12 +416,14 @@ class Pool(NamedTuple):
         ordinal: the framework's own number of the device, where it gave one.
         figures: by the names there; counters among them never fall.
         categories: bytes by category, where it reports them.
+        managed: bytes that are certainly managed memory, None where it does not know.
     """
 
     framework: str
     ordinal: int | None
     figures: Mapping[str, int]
     categories: Mapping[str, int]
+    managed: int | None = None
 
     @property
     def general(self) -> dict[str, int]:
@@ -447,10 +465,13 @@ class AgentSnapshot:
         return _sum(pool.general.get("pool") for pool in self.pools.get(uuid, ()))
 
     def managed(self, uuid: str, charged: int) -> int | None:
-        """Return what its frameworks report of a device, if that is more than NVML charges; otherwise None.
+        """Return what its frameworks report of managed memory on a device, None where they report none.
 
-        Then it is managed memory: a framework's pool is allocated as a whole in one way or in the other.
+        A framework may know it. If none knows, and together they have taken more than NVML charges, it is
+        managed memory too: a framework's pool is allocated as a whole in one way or in the other.
         """
+        if known := sum(pool.managed or 0 for pool in self.pools.get(uuid, ())):
+            return known
         general = (pool.general for pool in self.pools.get(uuid, ()))
         taken = sum(max(figures.get("pool", 0), figures.get("in_use", 0)) for figures in general)
         return taken if taken > charged else None

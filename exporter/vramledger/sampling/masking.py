@@ -146,7 +146,7 @@ class Mask:
         if report is None:
             return masked
         visible = report.visible
-        oom = report.last_oom
+        oom, rank = report.last_oom, report.rank
         return masked._replace(
             report=replace(
                 report,
@@ -169,6 +169,7 @@ class Mask:
                 python=report.python and self._mask_version(report.python),
                 errors={name: count for name, count in report.errors.items() if name in _PROVIDERS},
                 last_oom=None if oom is None else oom._replace(report=None),
+                rank=rank and rank._replace(job=rank.job and self._stand_in("distributed", rank.job)),
             )
         )
 

@@ -13,6 +13,7 @@ A tuple is an array. Everything else that is neither a scalar nor an object with
 | ``~m`` | a mapping whose keys are not plain texts; the keys are JSON |
 | ``~c`` | the same, a counter |
 | ``~l``, ``~q``, ``~s``, ``~f`` | a list, a deque, a set, a frozen set |
+| ``~d`` | a deque that has a limit: the limit, and the items |
 | ``~a``, ``~b``, ``~e`` | an array of numbers, bytes, a value of an enumeration |
 """
 
@@ -69,9 +70,7 @@ class ObjectWriter:
         if kind is dict:
             return self._mapping(value, "~m")
         if kind in _MARKED:
-            mark = _MARKED[kind]
-            items = sorted(value, key=repr) if mark in ("~s", "~f") else value
-            return {mark: [self._write(each) for each in items]}
+            return self._collection(value, _MARKED[kind])
         if kind is Counter:
             return self._mapping(value, "~c", plain=False)
         if kind is array:
@@ -83,6 +82,12 @@ class ObjectWriter:
         if isinstance(value, Mapping):
             return self._mapping(value, "~m")
         return self._object(value, kind)
+
+    def _collection(self, value: Any, mark: str) -> dict[str, Any]:  # noqa: ANN401
+        items = [self._write(each) for each in (sorted(value, key=repr) if mark in ("~s", "~f") else value)]
+        if mark == "~q" and value.maxlen is not None:
+            return {"~d": [value.maxlen, items]}
+        return {mark: items}
 
     def _mapping(self, value: Mapping[Any, Any], mark: str, *, plain: bool = True) -> dict[str, Any]:
         if plain and all(type(key) is str and key[:1] not in _MARKS for key in value):
@@ -121,7 +126,10 @@ def read_object(raw: Any, settings: Mapping[str, object]) -> Any:  # noqa: ANN40
     """
     try:
         return _Reader(settings).read(raw)
-    except (LookupError, ValueError, TypeError, AttributeError, ImportError, RecursionError) as error:
+    except (
+        *(LookupError, ValueError, TypeError, AttributeError, ImportError),
+        *(RecursionError, OverflowError),
+    ) as error:
         message = f"not a state of the accounting ({error!r})"
         raise RecordingError(message) from error
 
@@ -130,7 +138,7 @@ class _Reader:
     def __init__(self, settings: Mapping[str, object]) -> None:
         self._settings = settings
 
-    def read(self, raw: Any) -> Any:  # noqa: ANN401, PLR0911 - a return a kind of value
+    def read(self, raw: Any) -> Any:  # noqa: ANN401
         if type(raw) in _SCALARS:
             return raw
         if type(raw) is list:
@@ -139,18 +147,26 @@ class _Reader:
             return self._object(raw)
         if len(raw) == 1:
             ((mark, content),) = raw.items()
-            if mark in ("~m", "~c"):
-                found = {self.read(json.loads(key)): self.read(each) for key, each in content.items()}
-                return found if mark == "~m" else Counter(found)
-            if mark in _COLLECTIONS:
-                return _COLLECTIONS[mark](map(self.read, content))
-            if mark == "~a":
-                return array(*content)
-            if mark == "~b":
-                return bytes.fromhex(content)
-            if mark == "~e":
-                return _class_of(content[0])(content[1])
+            if mark[:1] == "~":
+                return self._marked(mark, content)
         return {key: self.read(each) for key, each in raw.items()}
+
+    def _marked(self, mark: str, content: Any) -> Any:  # noqa: ANN401
+        if mark in ("~m", "~c"):
+            found = {self.read(json.loads(key)): self.read(each) for key, each in content.items()}
+            return found if mark == "~m" else Counter(found)
+        if mark in _COLLECTIONS:
+            return _COLLECTIONS[mark](map(self.read, content))
+        if mark == "~d":
+            most, items = content
+            return deque(map(self.read, items), most)
+        if mark == "~a":
+            return array(*content)
+        if mark == "~b":
+            return bytes.fromhex(content)
+        if mark == "~e":
+            return _class_of(content[0])(content[1])
+        raise LookupError(mark)
 
     def _object(self, raw: dict[str, Any]) -> Any:  # noqa: ANN401
         kind: Any = _class_of(raw["~o"])

@@ -143,7 +143,7 @@ class StorageProcess:
         except OSError as error:
             self._complain(error)
             self._retry_at = time.monotonic() + RETRY_INTERVAL
-            self._dropped, self._pending = self._dropped + self._pending, 0
+            self._dropped, self._pending, self._newest = self._dropped + self._pending, 0, self._newest_stored
             return False
         self._stored, self._pending, self._newest_stored = self._stored + self._pending, 0, self._newest
         if proves and self._failed is not None:

@@ -1,6 +1,7 @@
 """Reduce a reading to what a verdict or the ledger needs, so that a second of it takes some bytes only.
 
 Left out are the sensors that no verdict uses (temperatures, clocks, energy, ECC) and how long reading took.
+STORAGE.md names all that is left out.
 Ratios and rates keep two digits, times a hundredth of a second, those of utilisation rows a tenth. What is
 not 0 stays above 0, and bytes stay exact.
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields
 from typing import Any
 
 from vramledger.model.agent_report import Agent
@@ -32,7 +34,7 @@ _SETTING = re.compile(r"[-+.\w:=,]{0,64}", re.ASCII)
 _DEVICE_FIELDS = (
     *("index", "uuid", "name", "pci_bus_id", "minor", "parent", "mig_profile", "gpu_instance"),
     *("compute_instance", "mig_placement", "divided", "error", "memory", "memory_kind", "node"),
-    *("addressing_mode", "virtualization", "processes", "failed"),
+    *("addressing_mode", "virtualization", "limits", "partition", "processes", "failed"),
 )
 
 _READING_FIELDS = (
@@ -50,11 +52,7 @@ def two_digits(value: float) -> float:
 
 def reduce_reading(reading: Reading) -> dict[str, Any]:
     """Return a reading as JSON values, reduced."""
-    plain: dict[str, Any] = {
-        name: value for name in _READING_FIELDS if (value := getattr(reading, name)) not in (None, (), {})
-    }
-    if reading.hidden is not None:
-        plain["hidden"] = reading.hidden
+    plain = _set_fields(reading, _READING_FIELDS)
     plain["monotonic_before"] = round(reading.time - reading.monotonic, 2)
     for name in ("unseen", "ended"):  # JSON has texts as keys
         if name in plain:
@@ -71,6 +69,24 @@ def reduce_reading(reading: Reading) -> dict[str, Any]:
         plain["events"] = [each._replace(time=round(each.time, 2)) for each in reading.events]
     plain["collectors"] = {name: (ok, 0.0) for name, (ok, _) in reading.collectors.items()}
     return {**plain, **_agents(reading.agents)}
+
+
+def _set_fields(value: Reading | DeviceReading | ProcessFacts, names: Iterable[str]) -> dict[str, Any]:
+    """Return these fields, without those that are empty by default and now.
+
+    An empty value of another field differs from one that is not known: root's uid is 0.
+    """
+    defaults = _DEFAULTS[type(value)]
+    return {name: item for name in names if (item := getattr(value, name)) or item != defaults[name]}
+
+
+_DEFAULTS = {
+    kind: {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields(kind)
+    }
+    for kind in (Reading, DeviceReading, ProcessFacts)
+}
 
 
 def _agents(agents: Iterable[Agent]) -> dict[str, Any]:
@@ -119,13 +135,11 @@ def _counting(agents: Iterable[list[Any]]) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _device(device: DeviceReading, time: float) -> dict[str, Any]:
-    plain = {name: value for name in _DEVICE_FIELDS if (value := getattr(device, name)) not in (None, ())}
+    plain = _set_fields(device, _DEVICE_FIELDS)
     if device.memory is not None:
         total, free, used, reserved = device.memory
         more = free - (total - used - (reserved or 0))
         plain["memory"] = {"total": total, "used": used, "reserved": reserved, "more_free": more}
-    if device.processes is not None:
-        plain["processes"] = device.processes
     if device.utilization is not None:
         plain["utilization"] = {name: two_digits(value) for name, value in device.utilization.items()}
     if device.process_utilization is not None:
@@ -149,19 +163,10 @@ def _rounded(value: float | Mapping[str, float]) -> object:
 
 def facts_plain(facts: ProcessFacts) -> dict[str, Any]:
     """Return the facts of a process as JSON values, without values of its environment that may say more."""
-    plain = {
-        name: value
-        for name in ProcessFacts.__slots__
-        if (value := getattr(facts, name)) is not None
-        and (value not in ("", False, ()) or name in _KEEP_EMPTY)
-    }
+    plain = _set_fields(facts, ProcessFacts.__slots__)
     if facts.settings:
         plain["settings"] = safe_settings(facts.settings)
     return plain
-
-
-_KEEP_EMPTY = frozenset({"cgroup", "libraries", "uses_gpu", "leader_alive"})
-"""An empty value of these differs from one that is not known."""
 
 
 def safe_settings(settings: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:

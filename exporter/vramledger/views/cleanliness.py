@@ -296,7 +296,7 @@ def _leftovers(
         why = each.why + (", without a reservation" if _unreserved(device, each) else "")
         yield _reason(each, snapshot, why, counts=exceeded or each.memory is None)
     ledger = device.ledger
-    if ledger is not None and ledger.driver_reserved is None and ledger.operating_system is None:
+    if ledger is not None and ledger.driver_reserved is None and device.reading.memory_kind is None:
         text = "this driver does not report its own reserve, so unattributed memory is not judged"
         yield CheckReason("no-reserve", text, counts=False)
     elif unattributed and exceeded:

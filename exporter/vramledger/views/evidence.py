@@ -11,7 +11,7 @@ from vramledger.agent_protocol.frameworks import COUNTER_FIGURES
 from vramledger.model.json_values import JSON_VERSION, Json
 from vramledger.model.label import label_text
 from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
-from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
+from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, ProcessSnapshot, Snapshot
 from vramledger.printable import printable
 from vramledger.views.ledger_json import holding_json
 from vramledger.views.remedies import allocator_advice, remedy
@@ -74,6 +74,7 @@ def evidence_json(snapshot: Snapshot, pid: int) -> dict[str, Json] | None:
         # Without the first facts, those that are there are only what the page shows.
         "facts": None if facts is None or first is None else _facts_json(facts),
         "first_parent": None if first is None else _parent_json(first.parent),
+        "rank": None if process is None or process.rank is None else dict(process.rank._asdict()),
     }
 
 
@@ -123,7 +124,7 @@ def _lines(snapshot: Snapshot, pid: int, held: list[tuple[DeviceSnapshot, Holdin
     if process is None or facts is None:
         yield "  facts          none: it has ended, /proc hides it, or they come with the next sample"
         return
-    yield from _facts(facts, process.first or facts)
+    yield from _facts(facts, process.first or facts, _rank(process))
     yield from _pod_labels(snapshot, facts)
 
 
@@ -285,7 +286,15 @@ def _parent(parent: ParentFacts | None) -> str:
     return f"pid {parent.pid} {name}, start {parent.start}{init}"
 
 
-def _facts(facts: ProcessFacts, first: ProcessFacts) -> Iterator[str]:
+def _rank(process: ProcessSnapshot) -> str | None:
+    rank = process.rank
+    if rank is None:
+        return None
+    by = "environment" if process.facts is not None and process.facts.rank == rank else "agent"
+    return f"{rank.number} of {rank.size} of job {rank.job}, by its {by}"
+
+
+def _facts(facts: ProcessFacts, first: ProcessFacts, rank: str | None) -> Iterator[str]:
     kind, name = owner_of(facts) or UNKNOWN
     yield f"  parent         {_parent(facts.parent)}"
     yield f"  first parent   {_parent(first.parent)}"
@@ -298,8 +307,8 @@ def _facts(facts: ProcessFacts, first: ProcessFacts) -> Iterator[str]:
     yield f"  pid in nested namespaces     {' '.join(map(str, facts.nspid)) or 'not known'}"
     yield f"  user           {facts.user or 'not known'} (uid {'?' if facts.uid is None else facts.uid})"
     yield f"  owner          {kind} {name}".rstrip()
-    if facts.rank is not None:
-        yield f"  rank           {facts.rank.number} of {facts.rank.size} of job {facts.rank.job}"
+    if rank is not None:
+        yield f"  rank           {rank}"
     for line in facts.cgroup or ():
         yield f"  cgroup         {line}"
     if facts.denied:

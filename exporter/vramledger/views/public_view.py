@@ -33,7 +33,7 @@ def _public_process(process: ProcessSnapshot) -> ProcessSnapshot:
     if facts is not None:
         known = (facts.uid, facts.user)
         facts = ProcessFacts(facts.pid, facts.start, *known, command=facts.command, owner=facts.owner)
-    return replace(process, facts=facts, first=None)
+    return replace(process, facts=facts, first=None, reported_rank=None)
 
 
 def _public_agent(agent: AgentSnapshot) -> AgentSnapshot:

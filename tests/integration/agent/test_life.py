@@ -40,6 +40,24 @@ def test_reports_while_it_holds_memory(place: Path, exporter: FakeExporter) -> N
     assert reports[-1]["visible"] == {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
 
 
+def test_a_rank_that_the_program_sets_itself_is_reported(place: Path, exporter: FakeExporter) -> None:
+    """A rank that is set after the start is in the reports, as long as the environment has it."""
+    rank = (
+        "import os\nos.environ.update(RANK='1', WORLD_SIZE='2', MASTER_ADDR='localhost', MASTER_PORT='9')\n"
+    )
+    process = start(TENSOR + "sys.stdin.readline()\n" + rank + WAIT, environment(place, FAKE))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    assert "rank" not in exporter.reports[process.pid][0]
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    wait_until(lambda: exporter.reports[process.pid][-1].get("rank"), "a report with a rank")
+    finish(process)
+
+    assert exporter.reports[process.pid][-1]["rank"] == {"number": 1, "size": 2, "job": ":9"}
+    assert exporter.reports[process.pid][-1]["errors"] == {}
+
+
 def test_last_report_at_exit(place: Path, exporter: FakeExporter) -> None:
     """The last report includes what a program did just before its end."""
     code = TENSOR + "sys.stdin.readline()\nmore = torch.Tensor(2**21)\n"

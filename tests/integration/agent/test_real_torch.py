@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.listening import FakeExporter, environment, finish, start
+from tests.support.ports import free_port
 from tests.support.requirements import require_frameworks
 
 pytestmark = pytest.mark.thorough
@@ -195,3 +196,46 @@ def test_a_graph_shows_its_batch_and_types(place: Path) -> None:
     """)  # fmt: skip
 
     assert out.splitlines() == ["128 {'float32'}", "6", "None", "128 {'bfloat16'}", "128"]
+
+
+SPAWNED = """
+import os
+import sys
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from vramledger.agent.distributed_rank import rank_entry
+
+def told():
+    entry = rank_entry()
+    return "none" if entry is None else "{number} of {size} at {job}".format(**entry)
+
+def run(rank, port, *methods):
+    said = [told()]
+    for method in methods:
+        dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
+        said.append(told())
+        dist.destroy_process_group()
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port)
+    said.append(told())
+    dist.init_process_group("gloo")
+    said.append(told())
+    dist.barrier()
+    sys.stdout.write(", ".join(said) + "\\n")
+
+def main(*arguments):
+    mp.spawn(run, arguments, nprocs=2)
+"""
+
+
+def test_ranks_that_a_program_spawns_are_known(place: Path, tmp_path: Path) -> None:
+    """Spawned ranks are read from their group, however they met, and from what they set themselves."""
+    (tmp_path / "spawned.py").write_text(SPAWNED)
+    ports = free_port(), free_port()
+    methods = f"tcp://localhost:{ports[0]}", f"file://{tmp_path}/meeting"
+    code = f"import spawned; spawned.main('{ports[1]}', {', '.join(map(repr, methods))})"
+    said = finish(start(code, environment(place, tmp_path), python=require_frameworks()))
+
+    jobs = f":{ports[0]}", f":{tmp_path}/meeting", f":{ports[1]}", f":{ports[1]}"
+    assert sorted(said.splitlines()) == [
+        ", ".join(["none", *(f"{rank} of 2 at {job}" for job in jobs)]) for rank in (0, 1)
+    ]

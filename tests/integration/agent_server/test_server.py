@@ -29,7 +29,7 @@ from vramledger.agent_server.connection import SILENT_AFTER
 from vramledger.agent_server.discovery import NO_SOCKET, find_exporter, request_agents
 from vramledger.agent_server.unix_socket import SocketFile
 from vramledger.errors import StartupError
-from vramledger.model.agent_report import Agent, read_report
+from vramledger.model.agent_report import Agent, ReportedRank, read_report
 from vramledger.model.reading import Reading, decode, encode
 
 NOBODY = 65534
@@ -69,6 +69,16 @@ def asked(connection: socket.socket, **question: Any) -> dict[str, Any]:  # noqa
     send(connection, {"version": 1, **question})
     answer: dict[str, Any] = json.loads(connection.recv(MAX_MESSAGE_BYTES))
     return answer
+
+
+def test_a_rendezvous_on_localhost_is_that_of_this_node(running: Running, stack: ExitStack) -> None:
+    """Ranks that meet at an address local to a node get the node's name, as by their environment."""
+    send(connected(running, stack), report(rank={"number": 0, "size": 2, "job": ":29500"}))
+    wait_until(lambda: sequence(running) is not None, "the report")
+    told = running.agents[0].report
+
+    assert told is not None
+    assert told.rank == ReportedRank(0, 2, f"{os.uname().nodename}:29500")
 
 
 def test_who_reports_is_who_the_kernel_says(running: Running, stack: ExitStack) -> None:

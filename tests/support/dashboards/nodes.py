@@ -27,7 +27,7 @@ from vramledger.model.reading import Grant, HardwareValue, Scheduler
 
 HOURS = 3.0
 END = HOURS * 3600
-SCRAPE = 60.0
+SCRAPE = 30.0
 """Seconds from one scrape to the next."""
 
 NOW = EPOCH + END - SCRAPE

@@ -11,15 +11,17 @@ from tests.support.agent_client import report, torch
 from tests.support.host.model import GIB
 from tests.support.host.one_holder import NOW, START, UUID, OneHolder, gpu
 from vramledger.accounting.agent_figures import DEGRADED_FOR, MISSING_AFTER, needed, overhead
+from vramledger.accounting.processes import MOST_REPORTED_RANKS
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_protocol.messages import MAX_PROVIDERS
 from vramledger.model.agent_report import Agent, AgentSocket, read_report
-from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
+from vramledger.model.reading import Owner, ProcessFacts, Rank, Reading, decode, encode
 from vramledger.model.snapshot import AgentSnapshot, Snapshot, State
 from vramledger.sampling.masking import Mask
 from vramledger.sampling.replay import shift_times
-from vramledger.views.evidence import evidence_lines
+from vramledger.views.evidence import evidence_json, evidence_lines
 from vramledger.views.ledger_json import snapshot_json
+from vramledger.views.public_view import public_view
 
 UID = 1000
 SOCKET = AgentSocket(listening=True, connections=1, rejected={})
@@ -61,6 +63,17 @@ def test_the_holders_figures_stand_beside_the_drivers() -> None:
     assert found.pool(UUID) == 8 * GIB
     assert overhead(found, UUID, holding) == 2 * GIB
     assert needed(found, UUID, holding) == 5 * GIB
+
+
+def test_managed_memory_is_what_a_framework_knows_of_it() -> None:
+    """What a framework knows of its managed memory counts, also below what the driver charges."""
+    host = OneHolder()
+    cupy = {"framework": "cupy", "devices": [{"ordinal": 0, "pool": 3 * GIB, "managed": 2 * GIB}]}
+    own = {"framework": "cupy", "devices": [{"ordinal": 0, "pool": 3 * GIB}]}
+
+    assert told(host, agent(frameworks=[torch(reserved=8 * GIB), cupy])).managed(UUID, 10 * GIB) == 2 * GIB
+    assert told(host, agent(frameworks=[torch(reserved=8 * GIB), own])).managed(UUID, 10 * GIB) == 11 * GIB
+    assert told(host, agent(frameworks=[own])).managed(UUID, 10 * GIB) is None
 
 
 def test_a_pool_beyond_the_drivers_bytes_has_no_overhead() -> None:
@@ -264,6 +277,7 @@ def test_a_masked_recording_tells_nobody() -> None:
         visible={"CUDA_VISIBLE_DEVICES": f"1,{secret}", "CUDA_DEVICE_ORDER": secret},
         frameworks=[{**torch(), "version": secret, "allocator": secret}],
         last_oom={"time": 1, "framework": "torch", "report": f"/home/{secret}"},
+        rank={"number": 0, "size": 2, "job": f"{secret}:29500"},
     )
     text = encode(Mask().mask_reading(OneHolder().reading(agents=(told_,)))).decode()
 
@@ -297,3 +311,69 @@ def test_a_person_is_told_what_the_agent_says() -> None:
     assert "'verdict': 'leaking'" in written
     assert "'overhead': 2147483648" in written
     assert "/home/ann" not in written
+
+
+def ranked(number: int, size: int, job: str = "n0:31000") -> Agent:
+    """Make an agent that reports a rank."""
+    return agent(rank={"number": number, "size": size, "job": job})
+
+
+def rank_of(host: OneHolder, *agents: Agent, named: Rank | None = None) -> Rank | None:
+    """Take a sample with these agents and this rank in the environment; return the rank of pid 7."""
+    return host.sample(facts=facts(rank=named), agents=agents).processes[7].rank
+
+
+@pytest.mark.parametrize(
+    ("named", "told_", "rank"),
+    [
+        (None, (3, 8, "n0:31000"), Rank(3, 8, "n0:31000")),
+        (Rank(0, 2, "n0:29500"), (3, 16, "n0:29500"), Rank(3, 16, "n0:29500")),  # a node's, inherited
+        (Rank(3, 8, "slurm 17.0"), (3, 8, "n0:31000"), Rank(3, 8, "slurm 17.0")),
+        (Rank(3, 8, "n0:29500"), (3, 8, ""), Rank(3, 8, "n0:29500")),
+        (Rank(0, 2, "n0:29500"), (3, 16, ""), None),
+        (None, (3, 8, ""), None),
+    ],
+)
+def test_the_agents_rank_is_right_where_it_differs(
+    named: Rank | None, told_: tuple[int, int, str], rank: Rank | None
+) -> None:
+    """A rank in the environment may be the parent's; where both agree, the job keeps its name there."""
+    assert rank_of(OneHolder(), ranked(*told_), named=named) == rank
+
+
+def test_a_rank_stays_when_its_agent_cannot_report() -> None:
+    """A stopped rank, one whose agent has gone, and one that destroyed its group are still that rank."""
+    host = OneHolder()
+    assert rank_of(host, ranked(3, 8)) == Rank(3, 8, "n0:31000")
+    for agents in ((Agent(7, START, UID, NOW, problem="silent", report=None),), (), (agent(),)):
+        assert rank_of(host, *agents) == Rank(3, 8, "n0:31000")
+    assert rank_of(host, ranked(1, 4)) == Rank(1, 4, "n0:31000")
+
+
+def test_another_user_or_process_gives_no_rank() -> None:
+    """An agent of another user, or of an earlier process with this pid, says nothing about this one."""
+    host = OneHolder()
+    rank = {"number": 1, "size": 2, "job": "n0:1"}
+
+    assert rank_of(host, agent(uid=UID + 1, rank=rank)) is None
+    assert rank_of(host, agent(start=START + 1, rank=rank)) is None
+
+
+def test_a_process_cannot_make_series_of_ranks_without_end() -> None:
+    """Beyond some different ranks of one process none is shown; one that was shown before may return."""
+    host = OneHolder()
+    shown = {rank_of(host, ranked(number, 1000)) for number in range(100)}
+
+    assert shown == {None, *(Rank(number, 1000, "n0:31000") for number in range(MOST_REPORTED_RANKS))}
+    assert rank_of(host, ranked(2, 1000)) == Rank(2, 1000, "n0:31000")
+
+
+def test_a_person_is_told_who_names_the_rank() -> None:
+    """``show --why`` has the rank and its source, also as JSON; another user gets neither."""
+    host = OneHolder()
+    shot = host.sample(facts=facts(), agents=(ranked(3, 8),))
+    others = public_view(shot, UID + 1)
+
+    assert "  rank           3 of 8 of job n0:31000, by its agent" in evidence_lines(shot, 7)
+    assert (evidence_json(shot, 7) or {})["rank"] == {"number": 3, "size": 8, "job": "n0:31000"}
+    assert others.processes[7].rank is None

@@ -145,6 +145,19 @@ def test_without_rows_nobody_of_several_is_idle_while_something_runs() -> None:
     assert idle_with(held[7]) is idle_with(held[8]) is Grade.PROVEN
 
 
+@pytest.mark.parametrize("says", [{"failed": ("activity",)}, {"gpu_instance": None, "failed": ("mig",)}])
+def test_a_failed_query_of_the_counters_is_no_missing_counter(says: dict[str, Any]) -> None:
+    """Only where the instance is known and the driver says so has a GPU no counters on it."""
+    instance = {"parent": "GPU-a", "gpu_instance": 1, "utilization": None}
+    assert "this GPU has no GPM counters" in Device(7).sample(None, None, **instance)[7].why
+
+    device = Device(7)
+    for answer in (NOTHING, None, NOTHING, None, None):
+        why = device.sample(None, answer, **{**instance, **(says if answer is None else {})})[7].why
+        assert "no GPM counters" not in why
+    assert why == "alive; nothing says whether it works, so it is not called idle"
+
+
 def pipeline(device: Device, seconds: int, taken: dict[int, float]) -> dict[int, Holding]:
     """Let the last holder work every four seconds, and others take more CPU time then."""
     for second in range(seconds):

@@ -51,6 +51,18 @@ def test_what_the_kernel_charges_is_an_account_beside_nvmls() -> None:
     assert found.minimum == 4 * GIB
 
 
+def test_guarantees_of_cgroups_beside_each_other_add_up() -> None:
+    """An owner is guaranteed what all of its cgroups are, and what is in a cgroup is not counted twice."""
+    limits = [
+        CgroupLimit(path, minimum * GIB, None, GIB)
+        for path, minimum in {"/a": 2, "/a/x": 1, "/b": 3, "/b/x": 5, "/c": 7}.items()
+    ]
+    found = limit_of(limits, *(PlacedHolding(ADA, path) for path in ("/a", "/a/x", "/b", "/b", "/b/x")))
+    assert (found.minimum, found.charged) == (5 * GIB, 2 * GIB)
+    found = limit_of(limits, *(PlacedHolding(ADA, path) for path in ("/a/x", "/b/x", "/elsewhere")))
+    assert (found.minimum, found.charged) == (6 * GIB, None)
+
+
 def test_a_cgroup_of_several_owners_is_charged_to_none_of_them() -> None:
     """Where another owner, or one that is not known, may be in the same cgroup, no charge is shown."""
     for other in (

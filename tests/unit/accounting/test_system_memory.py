@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from vramledger.accounting.ledger import SystemBytes, balance, system_bytes
 from vramledger.accounting.tracker import HoldingTracker
+from vramledger.metrics.devices import FAMILIES
 from vramledger.model.reading import (
     DeviceReading,
     ManagedMappings,
@@ -89,19 +91,19 @@ def sampled(*devices: DeviceReading, namespace: bool = True) -> DeviceSnapshot:
     free=amounts,
     used=amounts,
     held=st.lists(st.tuples(st.sampled_from(State), amounts), max_size=20),
-    system=st.tuples(amounts, amounts),
+    system=st.tuples(st.none() | amounts, amounts),
     blind=st.booleans(),
 )
 def test_the_ledger_balances_whatever_the_kernel_says(
-    free: int, used: int, held: list[tuple[State, int]], system: tuple[int, int], blind: bool
+    free: int, used: int, held: list[tuple[State, int]], system: tuple[int | None, int], blind: bool
 ) -> None:
     """For all figures of the driver and of the kernel, the parts add up, and none is negative."""
     memory = MemoryReading(free + used, free, used, None)
     ledger = balance(memory, held, blind=blind, system=SystemBytes(*system))
 
     assert ledger is not None
-    assert ledger.operating_system is not None
-    parts = (ledger.free, ledger.operating_system, *ledger.states.values(), ledger.unattributed)
+    assert (ledger.operating_system is None) == (blind and system[0] is None)
+    parts = (ledger.free, ledger.operating_system or 0, *ledger.states.values(), ledger.unattributed)
     assert sum(parts) == ledger.total
     assert min(*parts, ledger.overlap) >= 0
 
@@ -165,9 +167,43 @@ def test_holders_that_cannot_be_seen_are_not_the_operating_systems() -> None:
     ledger = sampled(coherent(40 * GIB, file=3 * GIB), namespace=False).ledger
     assert ledger is not None
     assert (ledger.operating_system, ledger.states[State.UNKNOWN]) == (3 * GIB, 37 * GIB)
-    ledger = sampled(unified(19 * GIB), namespace=False).ledger
+
+
+UNREADABLE = replace(coherent(40 * GIB), node=None)
+
+
+@pytest.mark.parametrize("device", [unified(79 * GIB), UNREADABLE], ids=["unified", "unreadable node"])
+def test_what_the_operating_system_holds_is_not_0_where_it_is_not_known(device: DeviceReading) -> None:
+    """Where neither the holders nor the kernel's own bytes are known, all used bytes are unknown."""
+    snapshot = sample(HoldingTracker(idle_after=600), 0, device, namespace=False)
+    ledger = snapshot.devices[0].ledger
     assert ledger is not None
-    assert (ledger.operating_system, ledger.states[State.UNKNOWN]) == (0, 100 * GIB)
+    assert (ledger.operating_system, ledger.states[State.UNKNOWN]) == (None, 40 * GIB)
+    families = {family.name.removeprefix("vramledger_"): family for family in FAMILIES}
+    served = families["device_memory_bytes"].read(snapshot.devices[0])
+    assert isinstance(served, Mapping)
+    assert "operating_system" not in served
+    assert "operating system" not in render_table(snapshot)
+
+
+@pytest.mark.parametrize("device", [unified(79 * GIB), UNREADABLE], ids=["unified", "unreadable node"])
+def test_a_blind_sample_judges_no_owner_by_such_memory(device: DeviceReading) -> None:
+    """What an owner has freed stays unknown there, also when its end falls into samples without a view."""
+    held = replace(device, processes=(ProcessEntry(7, 30 * GIB, "C"),))
+    tracker = HoldingTracker(idle_after=600)
+    sample(tracker, 0, held)
+    for moment in range(1, 12):
+        snapshot = sample(tracker, moment, device, namespace=False)
+        usage = snapshot.devices[0].owner_usage
+        assert usage is not None
+        assert [(each.freed, each.not_freed) for each in usage.owners] == [(None, 0)]
+
+
+def test_check_of_a_blind_view_misses_no_reserve_on_such_memory() -> None:
+    """Check says that it cannot see the holders, and nothing of a driver's reserve that is not there."""
+    snapshot = sample(HoldingTracker(idle_after=600), 0, unified(79 * GIB), namespace=False)
+    (result,) = check_devices(snapshot, (), CheckTolerance())
+    assert [reason.kind for reason in result.reasons] == ["blind"]
 
 
 def test_unified_memory_has_a_ledger() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.host.model import CONTEXT, EPOCH, GIB, MIB, Gpu, Host, Process, Use
+from tests.support.host.model import CONTEXT, EPOCH, GIB, MIB, Fault, Gpu, Host, Process, Use
 from tests.support.host.scrapes import SimulatedExporter
 from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Snapshot, State
@@ -80,8 +80,15 @@ class Card:
             self.now += 1
             snapshot = self.exporter.sample(self.now, hidden=self.hidden)
             for device in snapshot.devices:
-                balanced(device)
+                if device.up:
+                    balanced(device)
         return snapshot
+
+    def fail(self, gpu: int, since: int, until: int) -> None:
+        """Let a GPU give no data in some samples, counted from the next one, which is 1."""
+        span = self.now + since - 0.5, self.now + until + 0.5
+        fault = Fault("device lost", *span, gpu=gpu, name="timeout")
+        self.host.faults = [*self.host.faults, fault]
 
     def device(self, seconds: int = 3, gpu: int = 0) -> DeviceSnapshot:
         """Return a GPU after some samples; two readings settle what one alone does not."""
@@ -421,6 +428,68 @@ def test_a_rank_on_another_gpu_may_have_the_memory_of_a_killed_one() -> None:
     uncharged = holding(device, 702).uncharged
     assert uncharged is not None
     assert "pid 702 or pid 695 on another GPU still has them" in uncharged.why
+
+
+@pytest.mark.parametrize(("since", "until"), [(1, 1), (1, 2), (2, 2), (3, 5), (-1, 4), (-1, 99)])
+def test_a_failed_sample_of_another_gpu_gives_nobody_its_bytes(since: int, until: int) -> None:
+    """Who held memory on a GPU that does not answer now may still have what an ended program left."""
+    card = Card()
+    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card.start(695, Managed(charged=4 * GIB), user="alice", gpu=1)
+    card.start(702, Managed(), user="bob")
+    card.fail(1, since + 3, until + 3)
+    card.sample(3)
+    card.end(694, leaving=4 * GIB)
+
+    device = card.device(16)
+
+    assert given_to(device, 702) == (0, about(4 * GIB))
+    assert device.undivided is not None
+    assert device.undivided.pids == (695, 702)
+
+
+def test_a_rank_that_ends_while_another_gpu_fails() -> None:
+    """A GPU without data keeps the holders of that GPU possible, and no others."""
+    card = Card()
+    card.host.gpus = [*card.host.gpus, Gpu(2, 80 * GIB, GIB, lambda _: 0)]
+    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card.start(695, Managed(charged=4 * GIB), user="alice", gpu=1)
+    card.start(696, Managed(charged=4 * GIB), user="alice", gpu=2)
+    card.start(702, Managed(), user="bob")
+    card.sample(3)
+    card.fail(2, 1, 10)
+    card.end(694, leaving=4 * GIB)
+    device = card.device(6)
+    assert device.undivided is not None
+    assert device.undivided.pids == (695, 696, 702)
+
+    card.end(695)
+    device = card.device(2)
+    assert device.undivided is not None
+    assert device.undivided.pids == (696, 702)
+
+    card.end(696)
+    assert given_to(card.device(2), 702) == (0, about(4 * GIB)), "its GPU has not answered yet"
+    assert given_to(card.device(6), 702) == (about(4 * GIB), about(4 * GIB))
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_a_gpu_whose_holders_were_never_known_settles_nothing(lists: bool) -> None:
+    """Where another GPU has never said who holds it, somebody there may have the bytes too."""
+    card = Card()
+    card.fail(1, 0, 5)
+    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card.start(702, Managed(), user="bob")
+    card.sample(6 if lists else 3)
+    card.end(694, leaving=4 * GIB)
+
+    device = card.device(12)
+
+    least = about(4 * GIB) if lists else 0
+    assert given_to(device, 702) == (least, about(4 * GIB))
+    uncharged = holding(device, 702).uncharged
+    assert uncharged is not None
+    assert ("a process that NVML does not list here can have them too" in uncharged.why) is not lists
 
 
 def test_memory_that_only_a_rank_on_another_gpu_can_have() -> None:

@@ -230,7 +230,7 @@ def test_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert cupy.make_provider().is_initialised()
     assert entry is not None
-    assert entry["devices"] == [{"ordinal": 0, "in_use": 3, "pool": 5, "limit": None}]
+    assert entry["devices"] == [{"ordinal": 0, "in_use": 3, "pool": 5, "limit": None, "managed": None}]
 
 
 @pytest.mark.usefixtures("one_gpu")
@@ -266,7 +266,7 @@ def test_cupy_with_a_managed_pool(monkeypatch: pytest.MonkeyPatch) -> None:
         entry = cupy.make_provider().read()
 
         assert entry is not None
-        assert entry["devices"] == [{"ordinal": 0, **figures}]
+        assert entry["devices"] == [{"ordinal": 0, **figures, "managed": None}]
 
 
 @pytest.mark.usefixtures("one_gpu")
@@ -285,25 +285,85 @@ def test_cupy_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_rmm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """RMM is read where the program counts, with the pool below the counting; otherwise it says so."""
-    resource = SimpleNamespace(upstream_mr=SimpleNamespace(pool_size=lambda: 9))
-    put(
-        monkeypatch,
-        "rmm",
-        __version__="26.10",
-        mr=SimpleNamespace(get_current_device_resource=lambda: resource),
+@pytest.mark.parametrize("allocator", [len, print, None])
+def test_cupy_knows_a_managed_pool_by_its_allocator(
+    monkeypatch: pytest.MonkeyPatch, allocator: object
+) -> None:
+    """Bytes of pools that ``malloc_managed`` fills are managed memory; those of others do not count."""
+
+    class Pool:
+        __slots__ = ("allocator", "get_limit", "total_bytes", "used_bytes")
+
+        def __init__(self, total: int, allocator: object) -> None:
+            self.total_bytes, self.used_bytes, self.get_limit = (lambda: total), (lambda: 1), (lambda: 0)
+            self.allocator = allocator
+
+        def malloc(self) -> None:
+            pytest.fail("the agent allocates nothing")
+
+    for own, managed in ((Pool(100, max), 100), (Pool(100, allocator), None)):
+        default = Pool(10, allocator)
+        cuda = SimpleNamespace(get_allocator=lambda own=own: own.malloc, malloc_managed=max)
+        put(monkeypatch, "cupy", get_default_memory_pool=lambda default=default: default, cuda=cuda)
+        entry = cupy.make_provider().read()
+        assert entry is not None
+        assert entry["devices"] == [
+            {"ordinal": 0, "in_use": 2, "pool": 110, "limit": None, "managed": managed}
+        ]
+
+
+class ManagedMemoryResource(SimpleNamespace):
+    """RMM's resource of managed memory."""
+
+
+class StatisticsResourceAdaptor(SimpleNamespace):
+    """RMM's resource that counts."""
+
+
+class OwnResource(ManagedMemoryResource):
+    """A resource of the program's own."""
+
+
+OF_POOL = SimpleNamespace(pool_size=lambda: 9)
+OF_MANAGED_POOL = SimpleNamespace(pool_size=lambda: 9, upstream_mr=ManagedMemoryResource())
+
+
+@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.parametrize(
+    ("resource", "uncounted", "counted"),
+    [
+        (SimpleNamespace(), None, (2, 4, None, None)),
+        (OF_POOL, None, (2, 4, 9, None)),
+        (ManagedMemoryResource(), None, (2, 4, None, 2)),
+        (OF_MANAGED_POOL, (None, None, 9, 9), (2, 4, 9, 9)),
+        (SimpleNamespace(upstream_mr=ManagedMemoryResource(), bin_mrs=[]), None, (2, 4, None, None)),
+        (OwnResource(), None, (2, 4, None, None)),
+    ],
+)
+def test_rmm(
+    monkeypatch: pytest.MonkeyPatch,
+    resource: object,
+    uncounted: tuple[int | None, ...] | None,
+    counted: tuple[int | None, ...],
+) -> None:
+    """RMM is read where the program counts, and a pool of managed memory in any case; CUDA is not called."""
+    counting = StatisticsResourceAdaptor(
+        upstream_mr=resource, allocation_counts=SimpleNamespace(current_bytes=2, peak_bytes=4)
     )
-
-    uncounted = rmm.make_provider().read()
-    counted = SimpleNamespace(current_bytes=2, peak_bytes=4)
-    put(monkeypatch, "rmm.statistics", get_statistics=lambda: counted)
-    entry = rmm.make_provider().read()
-
-    assert uncounted is not None
-    assert uncounted["supported"] is False
-    assert entry is not None
-    assert entry["devices"] == [{"ordinal": 0, "in_use": 2, "in_use_peak": 4, "pool": 9}]
+    old = StatisticsResourceAdaptor(upstream_mr=resource, allocation_counts={"current_bytes": 2})
+    for top, expected in ((resource, uncounted), (counting, counted), (old, uncounted)):
+        mr = SimpleNamespace(
+            get_per_device_resource=[top].__getitem__,
+            ManagedMemoryResource=ManagedMemoryResource,
+            StatisticsResourceAdaptor=StatisticsResourceAdaptor,
+        )
+        put(monkeypatch, "rmm", __version__="26.10", mr=mr)
+        entry = rmm.make_provider().read()
+        assert entry is not None
+        assert entry["supported"] is (expected is not None)
+        names = ("in_use", "in_use_peak", "pool", "managed")
+        devices = [{"ordinal": 0, **dict(zip(names, expected, strict=True))}] if expected else []
+        assert entry["devices"] == devices
 
 
 def test_open_devices_are_found(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from tests.support.builders import MIB, TOTAL, agent, device, holding, process, snapshot
+from vramledger.commands.fit import CANNOT_TELL, DOES_NOT_FIT, Fit, fit_json, fit_lines
 from vramledger.commands.fit_devices import (
     AFTER,
     NO,
@@ -14,14 +16,16 @@ from vramledger.commands.fit_devices import (
     TIGHT,
     UNKNOWN,
     YES,
+    Offer,
     assign_devices,
     make_offer,
 )
 from vramledger.commands.fit_input import LedgerSample, OfferedDevice, Program, read_ledger
+from vramledger.commands.fit_sources import Seen
 from vramledger.commands.memory_need import MemoryNeed, assess_need
 from vramledger.errors import RecordingError
 from vramledger.model.reading import Owner
-from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, State
+from vramledger.model.snapshot import DeviceSnapshot, OwnerLimit, Reservation, ReservationStatus, State
 from vramledger.views.ledger_json import snapshot_json
 
 GIB = 2**30
@@ -33,13 +37,37 @@ def ledger(*devices: DeviceSnapshot) -> LedgerSample:
     return read_ledger(snapshot_json(snapshot(*devices)), "the sample")
 
 
-def need(gib: float, *, most: float | None = None) -> MemoryNeed:
+def need(gib: float, *, most: float | None = None, whole_life: bool = True) -> MemoryNeed:
     """Return a need that is known, with a tenth more for planning; with ``most``, one that is not."""
     (seen,) = ledger(device(0, [holding(7)])).uses[7]
-    judged = assess_need([seen])
+    judged = assess_need([seen._replace(whole_life=whole_life)])
     if most is not None:
         return judged._replace(bytes=None, planned=None, most=int(most * GIB))
     return judged._replace(bytes=int(gib * GIB), planned=int(gib * 1.1 * GIB))
+
+
+POD = Program(7, "train.py", ("pod", "a/b"))
+
+
+def limited(
+    maximum: float | None, used: float | None, *holders: tuple[int, float], state: State = State.ACTIVE
+) -> DeviceSnapshot:
+    """Return a device on which the cgroup of a pod is limited, GiB; None where that is not known."""
+    limit = OwnerLimit(
+        *POD.owner,
+        "/kubepods/b",
+        None if maximum is None else int(maximum * GIB),
+        None if used is None else int(used * GIB),
+        0,
+        None,
+    )
+    holdings = [holding(pid, int(gib * GIB), state) for pid, gib in holders]
+    return replace(device(0, holdings), limits=(limit,))
+
+
+def offer_to_pod(judged: MemoryNeed, *devices: DeviceSnapshot, live: bool = True) -> Offer:
+    """Return what the first of some devices offers to a program of the pod."""
+    return make_offer(judged, ledger(*devices).devices[0], POD, live=live)
 
 
 def free_of(one: OfferedDevice) -> float:
@@ -168,11 +196,104 @@ def test_a_device_that_does_not_answer_is_not_full() -> None:
 
 
 def test_an_upper_bound_is_enough_but_less_proves_nothing() -> None:
-    """A program whose need is not known fits where what it held is free; elsewhere it may fit."""
+    """A program that was watched since its start fits where what it held is free; elsewhere it may fit."""
     (one,) = ledger(device(0, [holding(8, 100 * GIB)])).devices
 
     assert make_offer(need(0, most=20), one, PROGRAM, live=True).verdict == YES
     assert make_offer(need(0, most=80), one, PROGRAM, live=True).verdict == PERHAPS
+
+
+@pytest.mark.parametrize("most", [1, 20, 80])
+@pytest.mark.parametrize("state", [State.ACTIVE, State.IDLE])
+def test_what_was_seen_of_a_part_of_a_life_decides_nothing(most: float, state: State) -> None:
+    """A program that was not watched since its start may fit, whatever it held; nobody is evicted for it."""
+    (one,) = ledger(device(0, [holding(8, 100 * GIB, state)])).devices
+    offer = make_offer(need(0, most=most, whole_life=False), one, PROGRAM, live=True)
+
+    assert (offer.verdict, offer.evict, offer.usable) == (PERHAPS, (), False)
+    assert (offer.copies_now, offer.copies_empty) == (None, None)
+
+
+@pytest.mark.parametrize(("known", "status"), [(True, DOES_NOT_FIT), (False, CANNOT_TELL)])
+def test_an_upper_bound_that_is_not_free_now_is_no_refusal(known: bool, status: int) -> None:
+    """With only an upper bound of the need, memory that others would have to free first decides nothing."""
+    seen = ledger(device(0, [holding(7, GIB), holding(8, 130 * GIB, State.IDLE)]))
+    judged = need(50) if known else need(0, most=50)
+    offers = tuple(make_offer(judged, one, PROGRAM, live=True) for one in seen.devices)
+    found = Fit(Seen(PROGRAM, (), seen, ""), (judged,), (offers,), "here", of_this_host=True, headroom=0.1)
+
+    assert [each.verdict for each in offers] == [AFTER]
+    assert found.status == status
+
+
+@pytest.mark.parametrize(
+    ("wanted", "verdict"), [(0.9, YES), (0.98, TIGHT), (1.1, NO), (18, NO)]
+)  # fmt: skip
+def test_a_cgroup_leaves_less_than_is_free(wanted: float, verdict: str) -> None:
+    """A program has no more room than its owner's cgroup may still take, whatever the device has free."""
+    offer = offer_to_pod(need(wanted), limited(16, 15, (8, 15)))
+
+    assert (offer.verdict, offer.room) == (verdict, GIB)
+    assert offer.copies_empty == (0 if wanted == 18 else int(16 / (wanted * 1.1)))
+
+
+def test_its_own_memory_counts_in_its_cgroup_too() -> None:
+    """What the program itself has of its cgroup's limit is free when it is started again."""
+    assert offer_to_pod(need(15), limited(16, 15, (7, 15))).verdict == TIGHT
+    assert offer_to_pod(need(14), limited(16, 15, (7, 15)), live=False).verdict == NO
+    assert offer_to_pod(need(20), limited(16, 15, (7, 30))).room == 16 * GIB, "never more than the limit"
+
+
+def test_a_cgroup_beyond_its_limit_has_no_room() -> None:
+    """A limit that was lowered below what is taken leaves nothing, and not less than nothing."""
+    assert offer_to_pod(need(1), limited(16, 20, (8, 20))).room == 0
+
+
+def test_nobody_is_evicted_for_a_program_that_its_cgroup_stops() -> None:
+    """Where the limit of its cgroup is too small, the memory of others would not help."""
+    idle = limited(16, 0, (8, 130), state=State.IDLE)
+
+    assert offer_to_pod(need(12), idle).verdict == AFTER
+    assert (offer_to_pod(need(18), idle).verdict, offer_to_pod(need(18), idle).evict) == (NO, ())
+
+
+@pytest.mark.parametrize(("wanted", "verdict"), [(1, PERHAPS), (12, PERHAPS), (18, NO)])
+def test_an_unknown_part_of_a_limit_is_not_free(wanted: float, verdict: str) -> None:
+    """Where it is not known what a cgroup has taken, the program may fit up to the limit, and not beyond."""
+    offer = offer_to_pod(need(wanted), limited(16, None, (8, 1)))
+
+    assert (offer.verdict, offer.copies_now, offer.usable) == (verdict, None, False)
+
+
+def test_a_limit_that_is_known_on_another_device_only_is_a_doubt() -> None:
+    """Limits are read where their owner holds memory: on another device the owner may be limited too."""
+    first, other = limited(16, 15, (7, 15)), device(1)
+
+    assert offer_to_pod(need(18), other, first).verdict == PERHAPS
+    assert offer_to_pod(need(18), replace(limited(None, 15), reading=other.reading), first).verdict == YES
+    assert make_offer(need(18), ledger(first, other).devices[1], PROGRAM, live=True).verdict == YES
+
+
+def test_a_limit_of_compute_instances_that_share_memory_counts_for_them_all() -> None:
+    """The limit of an owner who holds memory on the second compute instance holds on the first one too."""
+    first, second = device(0, uuid="MIG-1"), limited(16, 15, (8, 15))
+    second = replace(second, reading=replace(second.reading, uuid="MIG-2"), memory_counted_under="MIG-1")
+
+    assert offer_to_pod(need(18), first, second).verdict == NO
+
+
+def test_the_limit_of_a_cgroup_is_named() -> None:
+    """The line and the JSON of a device say which cgroup leaves less than is free."""
+    seen = ledger(limited(16, 15, (8, 15)))
+    judged = need(18)
+    offers = (make_offer(judged, seen.devices[0], POD, live=True),)
+    found = Fit(Seen(POD, (), seen, ""), (judged,), (offers,), "here", of_this_host=True, headroom=0.1)
+    text = "\n".join(fit_lines(found))
+    said = json.loads(json.dumps(fit_json(found)))["needs"][0]["devices"][0]
+
+    assert "NO: 1.00 GiB free; limited by its cgroup /kubepods/b: 15.00 GiB of 16.00 GiB are taken" in text
+    assert said["cgroup_limit"] == {"cgroup": "/kubepods/b", "maximum": 16 * GIB, "used": 15 * GIB}
+    assert found.status == DOES_NOT_FIT
 
 
 def test_copies_are_counted_without_the_drivers_reserve() -> None:

@@ -93,6 +93,7 @@ def _document() -> dict[str, Any]:
     shot = replace(shot, agents={7: agent(shot.devices[0].reading.uuid)}, watched_since=0.0)
     document: dict[str, Any] = json.loads(json.dumps(snapshot_json(shot)))
     document["devices"][1] |= {
+        "limits": [{"type": "user", "name": "ada", "cgroup": "/ada", "maximum": GIB, "used": 0}],
         "schedulers": ["slurm"],
         "reservations": [{"owner_type": "user", "owner": "ada"}],
     }

@@ -99,12 +99,27 @@ def test_a_framework_without_a_peak_hides_the_need() -> None:
     assert (need.bytes, need.most) == (None, 22_885 * MIB)
 
 
-@pytest.mark.parametrize(("whole_life", "grade"), [(True, Grade.SEEN), (False, Grade.INFERRED)])
-def test_the_highest_charge_is_an_upper_bound(whole_life: bool, grade: Grade) -> None:
-    """What a program with a cache held is enough for it; how sure that is depends on how long it was seen."""
-    need = assess_need([use(framework="torch", policy="caching", whole_life=whole_life)])
+def test_the_highest_charge_of_a_whole_life_is_an_upper_bound() -> None:
+    """What a program with a cache held is enough for it, if it was watched since its start."""
+    need = assess_need([use(framework="torch", policy="caching", whole_life=True)])
 
-    assert (need.bytes, need.enough, need.grade) == (None, 22_885 * MIB, grade)
+    assert (need.bytes, need.enough, need.grade) == (None, 22_885 * MIB, Grade.SEEN)
+
+
+@pytest.mark.parametrize("policy", ["caching", "preallocate", "fraction", "limit", ""])
+def test_the_highest_charge_of_a_part_of_a_life_is_no_bound(policy: str) -> None:
+    """A program that was not watched since its start may need more than it was seen to hold, or less."""
+    need = assess_need([use(framework="torch", policy=policy, whole_life=False)])
+
+    assert (need.bytes, need.most, need.enough) == (None, 22_885 * MIB, None)
+    assert need.grade is Grade.INFERRED
+
+
+def test_a_peak_that_a_framework_counted_may_have_been_reset() -> None:
+    """The evidence says since when a framework counts: its program may set the peak back to zero."""
+    need = assess_need([use(counted("torch", GIB), overhead=518 * MIB, framework="torch", policy="caching")])
+
+    assert "since its start or its last reset" in need.why
 
 
 def test_nothing_known_is_not_zero() -> None:

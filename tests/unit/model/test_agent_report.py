@@ -16,6 +16,8 @@ from vramledger.model.agent_report import (
     REASONS,
     AgentReport,
     RefusedError,
+    ReportedRank,
+    locate_rank,
     parse,
     plain,
     read_report,
@@ -39,7 +41,7 @@ def finite(value: object) -> bool:
 
 KEYS = sorted(
     {"sequence", "dropped", "agent", "interval", "monotonic", "python", "visible", "consents", "errors"}
-    | {"collector", "frameworks", "last_oom"}
+    | {"collector", "frameworks", "last_oom", "rank"}
 )
 COUNT = st.none() | st.integers(0, 2**63 - 1)
 
@@ -48,7 +50,7 @@ def device(framework: str) -> st.SearchStrategy[dict[str, Any]]:
     """Draw a framework's figures of a device."""
     return st.fixed_dictionaries(
         {"ordinal": st.integers(0, 7)},
-        optional=dict.fromkeys((*REPORTING_FRAMEWORKS[framework].figures, "new"), COUNT),
+        optional=dict.fromkeys((*REPORTING_FRAMEWORKS[framework].figures, "managed", "new"), COUNT),
     )
 
 
@@ -81,6 +83,7 @@ WHOLE = st.fixed_dictionaries(
                 "verdict": st.text(),
             }
         ),
+        "rank": st.fixed_dictionaries({"number": COUNT, "size": COUNT, "job": st.text()}),
         "something new": JSON.filter(finite),
     },
 )
@@ -201,3 +204,35 @@ def test_the_limit_on_devices_is_over_all_frameworks() -> None:
     )
 
     assert len(found.frameworks[0].devices) == MAX_DEVICES
+
+
+RANK = {"number": 3, "size": 8, "job": "n0:29500"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "rank"),
+    [
+        ({}, ReportedRank(3, 8, "n0:29500")),
+        ({"job": ":29500"}, ReportedRank(3, 8, "gpu-7:29500")),
+        ({"job": ":/tmp/meet"}, ReportedRank(3, 8, "gpu-7:/tmp/meet")),
+        ({"job": "::abcd:29500"}, ReportedRank(3, 8, "::abcd:29500")),  # a global address of IPv6
+        ({"job": "a\nb:1"}, ReportedRank(3, 8, "a?b:1")),
+        ({"job": None}, ReportedRank(3, 8, "")),
+        ({"number": 8}, None),
+        ({"number": 0, "size": 1}, None),
+        ({"number": None}, None),
+        ({"size": 2**40}, None),
+    ],
+)
+def test_a_rank_is_one_of_a_job_of_several(changes: dict[str, Any], rank: ReportedRank | None) -> None:
+    """A rank that cannot be is not known; a rendezvous that is local to a node gets the node's name."""
+    told = read(json.dumps(report(rank={**RANK, **changes})).encode())
+
+    assert told is not None
+    assert locate_rank(told, "gpu-7").rank == rank
+
+
+def test_a_rank_of_the_wrong_kind_is_refused() -> None:
+    """A rank that is a number, or whose number is a text, refuses the message."""
+    assert read(json.dumps(report(rank=3)).encode()) is None
+    assert read(json.dumps(report(rank={**RANK, "number": "3"})).encode()) is None

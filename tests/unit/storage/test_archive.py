@@ -5,26 +5,31 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import resource
 import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from tests.support.host.model import EPOCH, GIB, Gpu, Host, Process
 from tests.support.host.programs import Fixed
-from tests.support.past import StoredPast, night
+from tests.support.past import BOOT_ID, StoredPast, night
 from tests.support.requirements import require_root
 from vramledger.errors import StartupError
-from vramledger.model.reading import MemoryReading, ProcessUtilization, decode
+from vramledger.model.reading import CgroupLimit, MemoryReading, ProcessUtilization, Reading, decode
 from vramledger.storage.archive import Archive, open_directory
 from vramledger.storage.moments import compute
 from vramledger.storage.protocol import HEADER, STATUS
 from vramledger.storage.reduction import expand_reading, reduce_reading
 from vramledger.storage.segments import READING
+from vramledger.views.table import render_table
 
 HOUR = 3600.0
 
@@ -64,6 +69,26 @@ def times_in(path: Path) -> list[float]:
 def times(archive: Archive) -> list[float]:
     """Return the times of all readings."""
     return [entry.time - EPOCH for entry in archive.readings(0.0, float("inf"))]
+
+
+def status_of(past: StoredPast) -> dict[str, Any]:
+    """Have what waits written, and return what the process that stores says then."""
+    past.process.receive(b"Q", b"{}")
+    statuses: list[dict[str, Any]] = [
+        json.loads(each[HEADER.size :]) for each in past.messages if each[:1] == STATUS
+    ]
+    return statuses[-1]
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let files be made but not written, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_every_moment_is_what_the_exporter_published(tmp_path: Path) -> None:
@@ -197,6 +222,35 @@ def test_what_is_old_is_thinned(tmp_path: Path) -> None:
         assert compute(moment, EPOCH + 1000.0).snapshot.devices[0].holdings[0].held == GIB
         kept = [(at, value) for at, _, value in past.archive.summaries(0.0, float("inf"))]
         assert [each for each in kept if each in [(at, value) for at, _, value in marks]]
+
+
+class _LimitedPast(StoredPast):
+    """The past of an exporter whose own cgroup, like its holder's, limits memory."""
+
+    def reading(self, boot_id: str = BOOT_ID) -> Reading:
+        """Return a reading of a part of a device, and of a cgroup's limit."""
+        reading = super().reading(boot_id)
+        limit = CgroupLimit("/slurm/job_41", GIB, 40 * GIB, 20 * GIB)
+        devices = (replace(each, limits=(limit,), partition=70 * GIB) for each in reading.devices)
+        return replace(reading, devices=tuple(devices))
+
+
+def test_a_part_of_a_device_is_never_shown_as_the_whole(tmp_path: Path) -> None:
+    """The past has the lines of cgroups' limits and of a partition, also where it is thinned."""
+    host = small()
+    host.processes[0].cgroup = "/slurm/job_41"
+    past = _LimitedPast(tmp_path, host)
+    shown = render_table(past.watch(130))
+    lines = [each for each in shown.splitlines() if "limit: " in each or "PARTITION: " in each]
+    assert len(lines) == 2
+    past.process.end()
+    for age in (0.0, 2 * HOUR, 30 * HOUR):
+        past.now = 130.0 + age
+        past.archive.keep_house()
+        moment = past.archive.find(EPOCH + 129.5)
+        assert moment is not None
+        table = render_table(compute(moment, EPOCH + 129.5).snapshot)
+        assert [each for each in lines if each not in table] == [], age
 
 
 def test_age_and_size_are_limited(tmp_path: Path) -> None:
@@ -368,9 +422,26 @@ def test_the_first_bytes_are_not_reported_as_none(tmp_path: Path) -> None:
     past = StoredPast(tmp_path, small())
     past.process.measure()
     past.sample()
-    past.process.receive(b"Q", b"{}")
-    statuses = [json.loads(each[HEADER.size :]) for each in past.messages if each[:1] == STATUS]
-    (tail,) = statuses[-1:]
+    tail = status_of(past)
     assert tail["stored"] == 1
     assert tail["size"] > 0
     assert (tail["oldest"], tail["newest"]) == (EPOCH, EPOCH)
+
+
+def test_the_newest_reading_is_one_that_is_on_the_disk(tmp_path: Path) -> None:
+    """However often a full disk fails, no lost reading is called the newest that is stored, or stored."""
+    past = StoredPast(tmp_path, small())
+    past.sample()
+    before = status_of(past)
+    assert before["newest"] == EPOCH
+    for failures in (1, 2, 3):
+        past.sample()
+        with full_disk():
+            failed = status_of(past)
+        assert (failed["newest"], failed["stored"], failed["dropped"]) == (EPOCH, 1, failures)
+        assert failed["error"]
+        past.recorder.begin_again()
+    past.sample()
+    after = status_of(past)
+    assert (after["newest"], after["stored"], after["error"]) == (EPOCH + past.now - 1, 2, None)
+    assert times(past.archive) == [0.0, past.now - 1]

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.support.agent_client import report
 from tests.support.host.model import GIB
-from tests.support.host.one_holder import OneHolder
+from tests.support.host.one_holder import NOW, START, OneHolder
 from tests.support.past import StoredPast, night
+from vramledger.accounting.cpu_beside_work import CpuBesideWork
 from vramledger.accounting.tracker import BRIDGED, HoldingTracker
 from vramledger.errors import RecordingError
+from vramledger.model.agent_report import Agent, read_report
+from vramledger.model.reading import ProcessFacts, Rank
 from vramledger.model.snapshot import Grade, State
 from vramledger.storage.moments import recall
 from vramledger.storage.objects import ObjectWriter, read_object
@@ -40,6 +47,18 @@ def test_a_stored_state_goes_on_exactly(tmp_path: Path) -> None:
             past.now += 1.0
 
 
+def test_a_reported_rank_outlives_the_exporter() -> None:
+    """A rank that was reported is known after a restart, when its process is stopped and cannot report."""
+    host = OneHolder()
+    told = read_report(report(rank={"number": 3, "size": 8, "job": "n0:31000"}))
+    facts = (ProcessFacts(7, START, uid=1000, user="ann"),)
+    host.sample(facts=facts, agents=(Agent(7, START, 1000, NOW, problem="", report=told),))
+    other = copy_of(host.exporter.tracker)
+    host.now += 1
+
+    assert other.update(host.reading()).processes[7].rank == Rank(3, 8, "n0:31000")
+
+
 def test_a_field_that_an_earlier_version_lacks_keeps_its_default() -> None:
     """A state of an earlier or a later version is read, by the names of its fields."""
     host = OneHolder()
@@ -54,6 +73,27 @@ def test_a_field_that_an_earlier_version_lacks_keeps_its_default() -> None:
     assert other.update(reading).devices[0].holdings == tracker.update(reading).devices[0].holdings
 
 
+def test_cpu_times_keep_their_limits() -> None:
+    """A holder's CPU times are as many after a restart as without one, and give the same verdict."""
+    before = CpuBesideWork()
+    for second in range(200):
+        before.update(second * 0.001, 1.0, busy=second % 4 == 0, own=False)
+    after = read_object(json.loads(json.dumps(ObjectWriter({}).write(before))), {})
+    for second in range(200, 400):
+        for each in (before, after):
+            each.update(second * 0.001 + (second % 3) * 0.0004, 1.0, busy=second % 4 == 0, own=False)
+        assert after == before
+    assert (after.quiet.maxlen, after.bursts.maxlen) == (before.quiet.maxlen, before.bursts.maxlen)
+
+
+@given(st.lists(st.integers(), max_size=5), st.none() | st.integers(0, 5))
+def test_a_deque_keeps_its_limit(values: list[int], most: int | None) -> None:
+    """Every deque comes back with its items and its limit, or with none if it had none."""
+    written = ObjectWriter({}).write({"key": (deque(values, most),)})
+    (back,) = read_object(json.loads(json.dumps(written)), {})["key"]
+    assert (back, back.maxlen) == (deque(values, most), most)
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -64,6 +104,11 @@ def test_a_field_that_an_earlier_version_lacks_keeps_its_default() -> None:
         {"~e": ["model.snapshot.State", "happy"]},
         {"~m": {"no json": 1}},
         {"~b": "zz"},
+        {"~d": [-1, [1]]},
+        {"~d": ["many", [1]]},
+        {"~d": [10**30, [1]]},
+        {"~unknown": [1]},
+        {"~a": ["b", [300]]},
     ],
 )
 def test_a_hostile_state_makes_nothing_else(raw: object) -> None:

@@ -2,10 +2,15 @@
 
 A program sets a pool of its own for managed memory, for example. A pool answers for the calling thread's
 current device, so it is read only where there can be only one device.
+
+A pool is one of managed memory if its allocator is ``cupy.cuda.malloc_managed``. CuPy has no attribute for
+the allocator, but Python's collector tells to which objects a pool refers. That was checked with CuPy 14.2; a
+version that keeps the allocator elsewhere leaves it not known.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from vramledger.agent import visible_devices
@@ -50,6 +55,8 @@ class CuPy(Provider):
                     "in_use": sum(int(pool.used_bytes()) for pool in pools),
                     "pool": sum(int(pool.total_bytes()) for pool in pools),
                     "limit": int(pools[-1].get_limit()) or None,  # 0 means none
+                    "managed": sum(int(pool.total_bytes()) for pool in pools if _is_managed(cupy, pool))
+                    or None,
                 }
             ],
         }
@@ -71,6 +78,12 @@ def _pools(cupy: Any) -> list[Any]:  # noqa: ANN401 CuPy is not installed where 
     if current is not None and current != pools[0] and hasattr(current, "total_bytes"):
         pools.append(current)
     return pools
+
+
+def _is_managed(cupy: Any, pool: object) -> bool:  # noqa: ANN401 the same
+    """Tell whether a pool certainly gets its memory from ``cudaMallocManaged``."""
+    allocate = getattr(getattr(cupy, "cuda", None), "malloc_managed", None)
+    return allocate is not None and any(each is allocate for each in gc.get_referents(pool))
 
 
 def make_provider() -> CuPy:

@@ -10,7 +10,7 @@ from vramledger.agent.frameworks.provider import OutOfMemoryMessage
 UNITS = {"b": 1, "bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 _REQUESTED = re.compile(
-    r"(?:allocat(?:e|ing)|request for) (\d[\d,]*(?:\.\d+)?)\s?(bytes|[KMGT]iB|B)\b", re.IGNORECASE
+    r"(?:allocate|allocating|request for) (\d[\d,]*(?:\.\d+)?)\s?(bytes|[KMGT]iB|B)\b", re.IGNORECASE
 )
 _ORDINAL = re.compile(r"device ordinal (\d+)")
 _TENSOR = re.compile(r"allocating tensor with shape\s?\[([\d,]*)\] and type (\w+) on \S*GPU:(\d+)")

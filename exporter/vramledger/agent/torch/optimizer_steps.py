@@ -153,13 +153,9 @@ class OptimizerSteps:
 
             def before_step(optimizer: object, args: object, kwargs: object) -> None:
                 del optimizer, args, kwargs
-                if (
-                    not recording.active
-                    or self._pid != os.getpid()
-                    or (is_compiling is not None and is_compiling())
-                ):
-                    return
-                if not self._is_in_backward_pass():
+                if is_compiling is not None and is_compiling():
+                    return  # first, and alone: what follows here would be compiled
+                if recording.active and self._pid == os.getpid() and not self._is_in_backward_pass():
                     recording.note_optimizer()
 
             self._hook_handles.append(register_hook(before_step))

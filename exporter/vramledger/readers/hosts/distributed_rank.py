@@ -6,24 +6,15 @@ environment: who joins ranks of one job also compares what the kernel attests (t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from vramledger.agent_protocol import distributed_ranks
+from vramledger.agent_protocol.distributed_ranks import LONGEST_VALUE, add_node
 from vramledger.model.reading import Rank
 from vramledger.printable import printable
 from vramledger.readers.hosts.program_names import REPLACEMENT
 
-MOST_RANKS = 1_000_000
-LONGEST_JOB = 128
-
-_LOCAL = ("localhost", "::1", "0.0.0.0", "::", "ip6-localhost")  # noqa: S104 nothing listens here
-
 
 def find_rank(environment: bytes, node: str) -> Rank | None:
     """Return the rank that an environment names; None where it names none, or a job of a single rank.
-
-    A job is named by its rendezvous (torchrun, DeepSpeed, Accelerate), by its namespace of PMIx (Open MPI,
-    MPICH), or by its step of Slurm. A batch script of Slurm has a rank too, but no step: what it starts is
-    not a job of several ranks.
 
     Args:
         environment: begins with a zero byte.
@@ -37,39 +28,8 @@ def find_rank(environment: bytes, node: str) -> Rank | None:
             return ""
         begin += len(mark)
         # Cut before searching for the end, and at four bytes a character at most.
-        found = environment[begin : begin + 4 * LONGEST_JOB].partition(b"\0")[0]
-        return printable(found.decode(errors="replace"), REPLACEMENT)[:LONGEST_JOB]
+        found = environment[begin : begin + 4 * LONGEST_VALUE].partition(b"\0")[0]
+        return printable(found.decode(errors="replace"), REPLACEMENT)[:LONGEST_VALUE]
 
-    for find in (_rendezvous, _pmix, _slurm_step):
-        job, rank, size = find(value, node)
-        if job and _is_number(rank) and _is_number(size) and int(rank) < int(size) and int(size) > 1:
-            return Rank(int(rank), int(size), job)
-    return None
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= len(str(MOST_RANKS)) and int(text) <= MOST_RANKS
-
-
-def _rendezvous(value: Callable[[str], str], node: str) -> tuple[str, str, str]:
-    address, port = value("MASTER_ADDR"), value("MASTER_PORT")
-    if not address or not _is_number(port):
-        return "", "", ""
-    if address in _LOCAL or address.startswith("127."):
-        address = node
-    return f"{address}:{port}", value("RANK"), value("WORLD_SIZE")
-
-
-def _pmix(value: Callable[[str], str], _: str) -> tuple[str, str, str]:
-    job = value("PMIX_NAMESPACE")
-    rank = value("OMPI_COMM_WORLD_RANK") or value("PMIX_RANK")
-    return (f"pmix {job}" if job else ""), rank, value("OMPI_COMM_WORLD_SIZE") or value("PMI_SIZE")
-
-
-def _slurm_step(value: Callable[[str], str], _: str) -> tuple[str, str, str]:
-    job, step = value("SLURM_JOB_ID"), value("SLURM_STEP_ID")
-    return (
-        (f"slurm {job}.{step}" if job and step else ""),
-        value("SLURM_PROCID"),
-        value("SLURM_STEP_NUM_TASKS"),
-    )
+    found = distributed_ranks.find_rank(value)
+    return None if found is None else Rank(*found[:2], add_node(found[2], node))

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vramledger.agent_protocol.distributed_ranks import LONGEST_VALUE
 from vramledger.model.reading import Rank
-from vramledger.readers.hosts.distributed_rank import LONGEST_JOB, find_rank
+from vramledger.readers.hosts.distributed_rank import find_rank
 
 TORCHRUN = "MASTER_ADDR=n0 MASTER_PORT=29500 RANK=5 WORLD_SIZE=16 LOCAL_RANK=1 TORCHELASTIC_RUN_ID=none"
 SRUN = "SLURM_JOB_ID=17 SLURM_STEP_ID=0 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8 SLURM_NTASKS=8"
@@ -64,4 +65,6 @@ def test_any_environment_gives_a_short_printable_name_or_none(value: bytes, name
     rest = f"\0MASTER_PORT=1\0RANK=0\0WORLD_SIZE=2\0{MPI} {SRUN}\0".replace(" ", "\0").encode()
     rank = find_rank(b"\0" + name + b"=" + value + rest, "gpu-7")
 
-    assert rank is None or (len(rank.job) <= LONGEST_JOB + len(":1000000 slurm .") and rank.job.isprintable())
+    assert rank is None or (
+        len(rank.job) <= LONGEST_VALUE + len(":1000000 slurm .") and rank.job.isprintable()
+    )

@@ -1,0 +1,95 @@
+"""What the storage keeps of a reading: every field, but for those that are named here."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from vramledger.model.reading import DeviceReading, ProcessFacts, Reading, decode
+from vramledger.storage.reduction import expand_reading, reduce_reading
+
+NOW = 1000.5
+
+LEFT_OUT: dict[type, frozenset[str]] = {
+    Reading: frozenset({"duration"}),
+    DeviceReading: frozenset({"duration"}),
+    ProcessFacts: frozenset(),
+}
+"""The fields that no verdict, ledger or text of the past uses."""
+
+IN_PART: dict[str, tuple[object, ...]] = {
+    "time": (NOW,),
+    "monotonic": (NOW, 0.5),
+    "collectors": ({}, {"nvml": (True, 0.0), "slurm": (False, 0.0)}),
+    "hardware": ({}, {"device_power_watts": 310.0, "device_power_limit_watts": 0.0}),
+}
+"""Values of the fields of which a part is left out, or that the next field is computed from."""
+
+
+def values_of(hint: Any) -> Iterator[Any]:  # noqa: ANN401 a type
+    """Yield values of a type: a full one first, and then each that could be taken for no value."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        for each in arguments:
+            yield from values_of(each)
+    elif hint is type(None):
+        yield None
+    elif hint in (int, float, str, bool):
+        yield {int: 3, float: 0.5, str: "x", bool: True}[hint]
+        yield hint()
+    elif origin is tuple and arguments[-1] is Ellipsis:
+        yield (next(values_of(arguments[0])),)
+        yield ()
+    elif origin is tuple:
+        yield tuple(next(values_of(each)) for each in arguments)
+    elif origin is Mapping:
+        key, value = (next(values_of(each)) for each in arguments)
+        yield {key: value}
+        yield {}
+    else:  # a named tuple
+        yield hint(*(next(values_of(each)) for each in typing.get_type_hints(hint).values()))
+
+
+def cases() -> Iterator[tuple[type, str, Any]]:
+    """Yield each field that is stored, with values."""
+    for kind, left_out in LEFT_OUT.items():
+        hints = typing.get_type_hints(kind)
+        for name in (each.name for each in fields(kind)):
+            if name in left_out or (kind is Reading and name in ("devices", "facts", "agents")):
+                continue  # the last three have tests of their own, field by field
+            for value in IN_PART.get(name) or values_of(hints[name]):
+                yield kind, name, value
+
+
+def stored(reading: Reading) -> Reading:
+    """Return what is read of a reading that was stored."""
+    value = json.loads(json.dumps(reduce_reading(reading)))
+    return decode(json.dumps(expand_reading(value, reading.time)))
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), list(cases()))
+def test_every_field_is_stored(kind: type, name: str, value: Any) -> None:  # noqa: ANN401 of any field
+    """A reading has in the past what it had, and nothing known becomes unknown; what is left out is named."""
+    blank = Reading(NOW, NOW)
+    device, facts = DeviceReading(0, "GPU-1"), ProcessFacts(7, 70)
+    if kind is Reading:
+        reading = replace(blank, **{name: value})
+        assert getattr(stored(reading), name) == value
+    elif kind is DeviceReading:
+        reading = replace(blank, devices=(replace(device, **{name: value}),))
+        assert stored(reading).devices == reading.devices
+    else:
+        reading = replace(blank, facts=(replace(facts, **{name: value}),))
+        assert stored(reading).facts == reading.facts
+
+
+@pytest.mark.parametrize("kind", list(LEFT_OUT))
+def test_no_field_is_left_out_that_does_not_exist(kind: type) -> None:
+    """The fields that are left out are fields."""
+    assert LEFT_OUT[kind] <= {each.name for each in fields(kind)}
