@@ -26,6 +26,7 @@ FOLDERS = {
     "base": ("Kustomization", ["serviceaccount", "daemonset", "service"]),
     "prometheus-operator": ("Component", ["podmonitor"]),
     "network-policy": ("Component", ["networkpolicy"]),
+    "pod-labels": ("", ["podlabels"]),  # its kustomization has patches, and is written by hand
 }
 
 HEADER = (
@@ -58,6 +59,8 @@ def write_bases(target: Path) -> None:
         if folder == "base":
             (path / "namespace.yaml").write_text(HEADER + namespace(), encoding="utf-8")
             resources.insert(0, "namespace.yaml")
+        if not kind:
+            continue
         api = "kustomize.config.k8s.io/v1" + ("beta1" if kind == "Kustomization" else "alpha1")
         listed = "".join(f"  - {name}\n" for name in resources)
         (path / "kustomization.yaml").write_text(
@@ -83,6 +86,8 @@ def render(template: str) -> str:
     command += ["--kube-version", OLDEST, "--set", f"image.repository={IMAGE}"]
     for part in ("podMonitor", "prometheusRule", "networkPolicy"):
         command += ["--set", f"{part}.enabled=true"]
+    if template == "podlabels":
+        command += ["--set", "pods.labels={app.kubernetes.io/name}"]
     command += ["--show-only", f"templates/{template}.yaml"]
     answer = subprocess.run(command, check=False, capture_output=True, text=True)
     if answer.returncode:

@@ -18,6 +18,9 @@ IDLE_AFTER = 600.0
 AGENT_SOCKET = Path(DEFAULT_SOCKET)
 CONTROL_SOCKET = Path("/run/vramledger/control.sock")
 
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where a pod has the token of its service account."""
+
 CONTROL_VARIABLE = "VRAMLEDGER_CONTROL_SOCKET"
 """Where commands find the exporter, for scripts that call several of them."""
 
@@ -38,6 +41,7 @@ COLLECTORS: Mapping[str, tuple[bool, str]] = {
         True,
         "the owner for whom a kubelet, Slurm or Nomad has reserved a device (no series without one)",
     ),
+    "pods": (False, "chosen labels of pods that hold GPU memory or have a GPU reserved (see --pods.labels)"),
     "pcie": (False, "PCIe throughput (before Hopper 20 ms a device and direction, read every 10 s)"),
     "launches": (
         False,
@@ -61,6 +65,23 @@ class ListenAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class PodConfig:
+    """Which labels of pods are read, and from where.
+
+    Attributes:
+        labels: the allow-list, sorted.
+        node: the name of this node in the cluster.
+        kubelet: address of the kubelet, which is asked first; None to ask only the API server.
+        credentials: folder with ``token`` and the authority ``ca.crt``.
+    """
+
+    labels: tuple[str, ...]
+    node: str
+    kubelet: ListenAddress | None = None
+    credentials: Path = SERVICE_ACCOUNT
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingConfig:
     """What the sampler needs to know; durations in seconds.
 
@@ -70,6 +91,7 @@ class SamplingConfig:
         procfs: root of the proc file system.
         rootfs: root of the host's file system.
         collectors: the names in :data:`COLLECTORS` that are on.
+        pods: labels of pods; None to read none, and then nobody is asked for them.
     """
 
     interval: float = 1.0
@@ -77,6 +99,7 @@ class SamplingConfig:
     procfs: Path = Path("/proc")
     rootfs: Path = Path("/")
     collectors: frozenset[str] = frozenset(name for name, (on, _) in COLLECTORS.items() if on)
+    pods: PodConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +181,51 @@ def parse_duration(text: str) -> float:
         message = f"{text[:40]!r} is too long for a duration; write at most {_LONGEST_DURATION / 86400:.0f}d"
         raise UsageError(message)
     return seconds
+
+
+_POD_LABEL = re.compile(
+    r"(?:(?=[^/]{1,253}/)[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?", re.ASCII
+)
+_POD_LABELS_MAX = 20
+"""Each label lengthens the series of every pod."""
+
+
+def parse_pod_labels(text: str) -> tuple[str, ...]:
+    """Read names of labels of Kubernetes, with commas between them (``team,app.kubernetes.io/name``).
+
+    Raises:
+        UsageError: there is none, there are too many, or one cannot be the name of a label.
+    """
+    names = tuple(sorted({name.strip() for name in text.split(",")}))
+    for name in names:
+        if not _POD_LABEL.fullmatch(name):
+            message = (
+                f"{name[:80]!r} is not the name of a label; write for example team,app.kubernetes.io/name"
+            )
+            raise UsageError(message)
+    if len(names) > _POD_LABELS_MAX:
+        message = f"{len(names)} labels are too many; name at most {_POD_LABELS_MAX}"
+        raise UsageError(message)
+    return names
+
+
+_KUBELET_PORT = 10250
+
+
+def parse_kubelet_address(text: str) -> ListenAddress:
+    """Read ``HOST``, ``HOST:PORT``, ``[IPv6]:PORT``, or an IPv6 address alone, as a pod's status has it.
+
+    Raises:
+        UsageError: it is not an address.
+    """
+    alone = text.count(":") > 1 and not text.startswith("[")
+    if alone or ":" not in text or text.endswith("]"):
+        text = f"{f'[{text}]' if alone else text}:{_KUBELET_PORT}"
+    found = parse_listen_address(text)
+    if not re.fullmatch(r"[\w.:%-]+", found.host, re.ASCII) or not found.port:
+        message = f"{text!r} is not the address of a kubelet; write for example 10.0.0.7 or [fd00::7]:10250"
+        raise UsageError(message)
+    return found
 
 
 def parse_listen_address(text: str) -> ListenAddress:

@@ -225,6 +225,7 @@ class HoldingTracker:
             failures=dict(self._failures),
             collectors=reading.collectors,
             hidden_unreadable=reading.hidden_unreadable,
+            pods=reading.pods,
             agents=self._agents.agents,
             agent_socket=reading.agent_socket,
             ooms=self._ooms.totals(),

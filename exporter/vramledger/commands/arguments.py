@@ -13,8 +13,12 @@ from vramledger.config import (
     COLLECTORS,
     CONTROL_SOCKET,
     CONTROL_VARIABLE,
+    SERVICE_ACCOUNT,
+    PodConfig,
     SamplingConfig,
+    parse_kubelet_address,
     parse_listen_address,
+    parse_pod_labels,
 )
 from vramledger.errors import UsageError
 
@@ -23,6 +27,8 @@ _PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 
 
 address = argparse_type(parse_listen_address, "address")
+pod_labels = argparse_type(parse_pod_labels, "labels")
+kubelet = argparse_type(parse_kubelet_address, "address")
 
 
 def count(text: str) -> int:
@@ -119,11 +125,34 @@ def add_sampling(parser: argparse.ArgumentParser, *, idle: bool = False, collect
         return
     group = parser.add_argument_group("collectors")
     for name, (on, what) in COLLECTORS.items():
+        if name == "pods":
+            continue  # --pods.labels turns it on
         group.add_argument(
             f"--collector.{name}", dest=f"collector_{name}", default=on,
             action=argparse.BooleanOptionalAction,
             help=f"{what} (default {'on' if on else 'off'})",
         )  # fmt: skip
+
+
+def add_pods(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of labels of pods."""
+    group = parser.add_argument_group("labels of pods")
+    group.add_argument(
+        "--pods.labels", dest="pods_labels", type=pod_labels, default=(), metavar="LABEL,...",
+        help="show these labels of pods; Kubernetes is asked for them (default none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--pods.node", dest="pods_node", default="", metavar="NAME",
+        help="name of this node in the cluster (needed with --pods.labels)",
+    )  # fmt: skip
+    group.add_argument(
+        "--pods.kubelet", dest="pods_kubelet", type=kubelet, default=None, metavar="ADDRESS",
+        help="the node's kubelet, asked before the API server (default: ask the API server alone)",
+    )  # fmt: skip
+    group.add_argument(
+        "--pods.credentials", dest="pods_credentials", type=Path, default=SERVICE_ACCOUNT, metavar="DIR",
+        help="folder with the files token and ca.crt (default: those of the pod's service account)",
+    )  # fmt: skip
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -163,7 +192,8 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
     """Return what the sampler needs to know.
 
     Raises:
-        UsageError: --path.procfs is not a proc file system, or --path.rootfs is not a root file system.
+        UsageError: --path.procfs is not a proc file system, --path.rootfs is not a root file system, or
+            --pods.labels comes without the node's name.
     """
     on = frozenset(
         name for name, (default, _) in COLLECTORS.items() if getattr(args, f"collector_{name}", default)
@@ -174,9 +204,22 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
     if problem := _rootfs_problem(args.rootfs):
         message = f"--path.rootfs={args.rootfs} {problem}; mount the host's root file system there"
         raise UsageError(message)
+    pods = _pods(args) if getattr(args, "pods_labels", ()) else None
     return SamplingConfig(
-        interval=args.interval, timeout=args.timeout, procfs=args.procfs, rootfs=args.rootfs, collectors=on
+        interval=args.interval,
+        timeout=args.timeout,
+        procfs=args.procfs,
+        rootfs=args.rootfs,
+        collectors=on if pods is None else on | {"pods"},
+        pods=pods,
     )
+
+
+def _pods(args: argparse.Namespace) -> PodConfig:
+    if not re.fullmatch(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", args.pods_node):
+        message = f"--pods.labels needs the name of this node; {args.pods_node!r} in --pods.node is none"
+        raise UsageError(message)
+    return PodConfig(args.pods_labels, args.pods_node, args.pods_kubelet, args.pods_credentials)
 
 
 def _rootfs_problem(rootfs: Path) -> str:

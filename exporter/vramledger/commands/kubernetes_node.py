@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from vramledger.commands.node_marks import CONDITION, NodeMarks
+from vramledger.config import SERVICE_ACCOUNT
 from vramledger.errors import StartupError, VramledgerError
 
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 _MAX_ERROR_CHARS = 300
 _ATTEMPTS = 5

@@ -9,6 +9,7 @@ from pathlib import Path
 from vramledger.commands.arguments import (
     add_agent_socket,
     add_control,
+    add_pods,
     add_sampling,
     add_source,
     address,
@@ -80,6 +81,7 @@ def add_command(commands: Commands) -> None:
     add_agent_socket(serve)
     add_control(serve)
     add_sampling(serve, idle=True, collectors=True)
+    add_pods(serve)
     add_log(serve)
     serve.set_defaults(run=run)
 

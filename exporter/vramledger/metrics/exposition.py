@@ -72,7 +72,7 @@ class Exposition:
     ) -> None:
         self._collect = collectors(most) if collect is None else collect
         self._clock = clock
-        self._lines: dict[str, dict[Labels, _SeriesLine]] = {}
+        self._lines: dict[Family, dict[Labels, _SeriesLine]] = {}
         self._collect_own = collect_own
         self._own = _OwnProcesses(sampler_pid)
         self._failing: set[str] = set()
@@ -122,8 +122,8 @@ class Exposition:
         for family, samples in collected:
             if request.names is not None and request.names.isdisjoint((family.name, family.base)):
                 continue
-            lines = _lines(family, samples, self._lines.get(family.name, {}))
-            self._lines[family.name] = lines
+            lines = _lines(family, samples, self._lines.get(family, {}))
+            self._lines[family] = lines
             if lines:
                 text = "".join([line.text for line in lines.values()])
                 page = _header(family, openmetrics=request.openmetrics) + text

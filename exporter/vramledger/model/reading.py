@@ -340,6 +340,20 @@ class Scheduler(NamedTuple):
     complete: bool = True
 
 
+class PodLabels(NamedTuple):
+    """What a pod has of the labels on the allow-list.
+
+    Attributes:
+        namespace: its namespace.
+        pod: its name.
+        labels: every label of the allow-list with its value; None if the pod does not have this label.
+    """
+
+    namespace: str
+    pod: str
+    labels: tuple[tuple[str, str | None], ...]
+
+
 class XidEvent(NamedTuple):
     """One XID error event of a device (``nvmlEventSetWait``), with the Unix time at which we saw it."""
 
@@ -475,6 +489,7 @@ class Reading:
         hidden_unreadable: processes that this search may not look into, None before the first.
         schedulers: the schedulers of this host and what they assigned when last read; empty without any.
         schedulers_read: the monotonic time at which that read began, seconds; None when not known.
+        pods: the labels of pods that hold memory or have a device reserved, as far as they are known.
         events: XID errors since the previous sample.
         collectors: per collector (succeeded, seconds).
         agents: the connected agents of processes that NVML lists; the exporter adds them to what the sampler
@@ -507,6 +522,7 @@ class Reading:
     hidden_unreadable: int | None = None
     schedulers: tuple[Scheduler, ...] = ()
     schedulers_read: float | None = None
+    pods: tuple[PodLabels, ...] = ()
     events: tuple[XidEvent, ...] = ()
     collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
     agents: tuple[Agent, ...] = ()
@@ -545,6 +561,7 @@ def decode(line: bytes | str) -> Reading:
                 for pid, start, kind, command, user, minors in raw["hidden"]
             )
         raw["schedulers"] = tuple(_scheduler(*each) for each in raw.get("schedulers", ()))
+        raw["pods"] = tuple(_pod_labels(*each) for each in raw.get("pods", ()))
         if raw.get("failure") is not None:
             reason, message = raw["failure"]
             raw["failure"] = (str(reason), str(message))
@@ -615,6 +632,11 @@ def _one_for_all(lines: tuple[str, ...]) -> tuple[str, ...]:
 def _scheduler(name: str, managed: list[str], grants: list[Any], complete: bool) -> Scheduler:  # noqa: FBT001 as it stands in a recording
     given = (Grant(kind, owner, tuple(devices), *rest) for kind, owner, devices, *rest in grants)
     return Scheduler(str(name), tuple(managed), tuple(given), bool(complete))
+
+
+def _pod_labels(namespace: str, pod: str, labels: list[list[str | None]]) -> PodLabels:
+    given = tuple((str(name), None if value is None else str(value)) for name, value in labels)
+    return PodLabels(str(namespace), str(pod), given)
 
 
 def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:

@@ -14,7 +14,16 @@ from typing import NamedTuple
 from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 from vramledger.model.agent_report import AgentReport, AgentSocket, ReportedRank
 from vramledger.model.policy import NO_POLICY, Policy
-from vramledger.model.reading import DeviceReading, HiddenHolder, LaunchCount, ProcessFacts, ProcessRow, Rank
+from vramledger.model.reading import (
+    DeviceReading,
+    HiddenHolder,
+    LaunchCount,
+    Owner,
+    PodLabels,
+    ProcessFacts,
+    ProcessRow,
+    Rank,
+)
 
 
 class State(str, enum.Enum):
@@ -513,6 +522,7 @@ class Snapshot:
         to_count: the holders whose launches should be counted from now on, by pid and start time.
         watched_since: Unix time of the first sample; nothing is known of what was before. None before it.
         unowned: pids of the holders whose owner (container, pod, job) has certainly ended.
+        pods: see :class:`vramledger.model.reading.Reading`.
     """
 
     serial: int = 0
@@ -539,6 +549,16 @@ class Snapshot:
     to_count: tuple[tuple[int, int], ...] = ()
     watched_since: float | None = None
     unowned: tuple[int, ...] = ()
+    pods: tuple[PodLabels, ...] = ()
+
+    def pod_labels_of(self, owner: Owner | None) -> dict[str, str] | None:
+        """Return the allowed labels that the pod of an owner has; None when they are not known."""
+        if owner is None:
+            return None
+        for each in self.pods:
+            if (each.namespace, each.pod) == (owner.namespace, owner.pod):
+                return {name: value for name, value in each.labels if value is not None}
+        return None
 
     def facts_of(self, pid: int) -> ProcessFacts | None:
         """Return what is known of a holder, None when /proc hides it or its facts have not arrived yet."""

@@ -1,9 +1,9 @@
 """Mask readings, so that a recording of a host may be published.
 
-These are masked: UUIDs, users and their numbers, jobs, program names that are not common, the ids and names
-in cgroup paths, values of variables that are neither a plain number nor a known word, and messages. Each gets
-one replacement throughout the file, so that equal values stay equal. We keep a name only when we know that it
-reveals nothing. Pids, times and bytes stay.
+These are masked: UUIDs, users and their numbers, jobs, program names that are not common, labels of pods, the
+ids and names in cgroup paths, values of variables that are neither a plain number nor a known word, and
+messages. Each gets one replacement throughout the file, so that equal values stay equal. We keep a name only
+when we know that it reveals nothing. Pids, times and bytes stay.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from vramledger.model.reading import (
     Grant,
     Owner,
     ParentFacts,
+    PodLabels,
     ProcessFacts,
     Reading,
     Scheduler,
@@ -130,6 +131,7 @@ class Mask:
                 for holder in reading.hidden
             ),
             schedulers=tuple(self._mask_scheduler(each) for each in reading.schedulers),
+            pods=tuple(self._mask_pod_labels(each) for each in reading.pods),
             launches=tuple(
                 count._replace(problem="it could not be counted" if count.problem else "")
                 for count in reading.launches
@@ -215,6 +217,17 @@ class Mask:
                     grant.account and self._stand_in("account", grant.account),
                 )
                 for grant in scheduler.grants
+            ),
+        )
+
+    def _mask_pod_labels(self, pod: PodLabels) -> PodLabels:
+        """Mask a pod's labels with their names, because a name may be that of a customer."""
+        return PodLabels(
+            self._stand_in("namespace", pod.namespace),
+            self._stand_in("pod", pod.pod),
+            tuple(
+                (self._stand_in("label", name), value and self._stand_in("label-value", value))
+                for name, value in pod.labels
             ),
         )
 

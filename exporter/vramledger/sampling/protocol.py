@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import vramledger
-from vramledger.config import SamplingConfig
+from vramledger.config import ListenAddress, PodConfig, SamplingConfig
 
 DEVICES_CHANGED = 4
 """The exit status that requests an immediate restart: NVML lists only the devices that existed at its
@@ -60,17 +62,25 @@ def encode_config(config: SamplingConfig) -> str:
             "procfs": str(config.procfs),
             "rootfs": str(config.rootfs),
             "collectors": " ".join(sorted(config.collectors)),
-        }
+            "pods": None if config.pods is None else asdict(config.pods),
+        },
+        default=str,
     )
 
 
 def decode_config(text: str) -> SamplingConfig:
     """Read what :func:`encode_config` wrote."""
-    raw: Mapping[str, object] = json.loads(text)
+    raw: Mapping[str, Any] = json.loads(text)
     return SamplingConfig(
         interval=float(str(raw["interval"])),
         timeout=float(str(raw["timeout"])),
         procfs=Path(str(raw["procfs"])),
         rootfs=Path(str(raw["rootfs"])),
         collectors=frozenset(str(raw["collectors"]).split()),
+        pods=None if raw["pods"] is None else _pods(**raw["pods"]),
     )
+
+
+def _pods(labels: list[str], node: str, kubelet: Mapping[str, Any] | None, credentials: str) -> PodConfig:
+    address = None if kubelet is None else ListenAddress(**kubelet)
+    return PodConfig(tuple(labels), node, address, Path(credentials))

@@ -23,6 +23,7 @@ from vramledger.logs import configure, log
 from vramledger.model.reading import (
     DeviceReading,
     ManagedMappings,
+    PodLabels,
     ProcessFacts,
     ProcessRow,
     Reading,
@@ -41,6 +42,8 @@ from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver, check_access
 from vramledger.readers.nvml.hardware import HARDWARE_METRICS
 from vramledger.readers.owners.cgroups import hierarchy_paths
+from vramledger.readers.owners.pod_api import PodApi
+from vramledger.readers.owners.pod_labels import HolderPods, PodLabelReader
 from vramledger.readers.owners.reader import OwnerReader
 from vramledger.readers.schedulers.reader import SchedulerReader
 from vramledger.sampling import malloc
@@ -177,6 +180,10 @@ class Sampler:
         self._schedulers: SchedulerReader | None = None
         if "reservations" in config.collectors:
             self._schedulers = SchedulerReader(host, config.rootfs)
+        self._pod_labels: PodLabelReader | None = None
+        if config.pods is not None:
+            self._pod_labels = PodLabelReader(PodApi(config.pods, os.environ).read, config.pods.labels)
+        self._pods = HolderPods()
         self._xid = True
         self._events: collections.deque[XidEvent] = collections.deque(maxlen=1000)
         for thread in self._threads:
@@ -232,6 +239,11 @@ class Sampler:
         if "xid" in self._config.collectors:
             collectors["xid"] = (self._xid, 0.0)
         schedulers = self._schedulers.read_schedulers() if self._schedulers is not None else ()
+        pods: tuple[PodLabels, ...] = ()
+        if self._pod_labels is not None:
+            pods = self._pod_labels.update(self._pods.update(rows, unseen, facts, schedulers))
+        if self._pod_labels is not None and self._pod_labels.health is not None:
+            collectors["pods"] = self._pod_labels.health
         events = tuple(self._events.popleft() for _ in range(len(self._events)))
         return Reading(
             time=wall,
@@ -256,6 +268,7 @@ class Sampler:
             hidden_unreadable=self._hidden_unreadable(),
             schedulers=schedulers,
             schedulers_read=self._schedulers.read_at if self._schedulers is not None else None,
+            pods=pods,
             events=events,
             collectors=collectors,
         )

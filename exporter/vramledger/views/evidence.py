@@ -9,6 +9,7 @@ from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.accounting.owner_usage import UNKNOWN, owner_of
 from vramledger.agent_protocol.frameworks import COUNTER_FIGURES
 from vramledger.model.json_values import JSON_VERSION, Json
+from vramledger.model.label import label_text
 from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, ProcessSnapshot, Snapshot
 from vramledger.printable import printable
@@ -117,12 +118,22 @@ def _lines(snapshot: Snapshot, pid: int, held: list[tuple[DeviceSnapshot, Holdin
         kind, name = owner_of(facts) or UNKNOWN
         yield f"  user           {facts.user or 'not known'} (uid {'?' if facts.uid is None else facts.uid})"
         yield f"  owner          {kind} {name}".rstrip()
+        yield from _pod_labels(snapshot, facts)
         yield "  facts          not shown: only root and its own user see more of it than the page shows"
         return
     if process is None or facts is None:
         yield "  facts          none: it has ended, /proc hides it, or they come with the next sample"
         return
     yield from _facts(facts, process.first or facts, _rank(process))
+    yield from _pod_labels(snapshot, facts)
+
+
+def _pod_labels(snapshot: Snapshot, facts: ProcessFacts) -> Iterator[str]:
+    """Say which of the allowed labels the holder's pod has; nothing where they are not known."""
+    labels = snapshot.pod_labels_of(facts.owner)
+    if labels is not None:
+        shown = ", ".join(f"{name}={label_text(value)}" for name, value in labels.items())
+        yield f"  pod's labels   {shown or 'none of those that --pods.labels names'}"
 
 
 def _holding(device: DeviceSnapshot, holding: Holding, now: float) -> Iterator[str]:

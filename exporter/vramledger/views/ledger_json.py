@@ -11,6 +11,7 @@ from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
 from vramledger.model.agent_report import FrameworkReport, OutOfMemory
 from vramledger.model.json_values import JSON_VERSION, Json
+from vramledger.model.reading import ProcessFacts
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 from vramledger.views.remedies import about_hidden, about_operating_system, about_unattributed, remedy
 from vramledger.views.timeline import HoldingGrowth, Key
@@ -140,6 +141,7 @@ def holding_json(
         "pid": holding.pid,
         "user": facts.user if facts is not None else None,
         "owner": None if facts is None or facts.owner is None else dict(facts.owner._asdict()),
+        "pod_labels": _pod_labels(snapshot, facts),
         "command": facts.command if facts is not None else None,
         "framework": policy.framework if policy is not None else None,
         "policy": policy.policy if policy is not None else None,
@@ -175,6 +177,11 @@ def holding_json(
         else holding.pid in device.reservation_status.unreserved_pids,
         "agent": _agent(snapshot.agents.get(holding.pid), device.reading.uuid, holding),
     }
+
+
+def _pod_labels(snapshot: Snapshot, facts: ProcessFacts | None) -> Json:
+    labels = None if facts is None else snapshot.pod_labels_of(facts.owner)
+    return None if labels is None else dict(labels)
 
 
 def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:

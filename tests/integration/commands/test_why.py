@@ -12,9 +12,10 @@ from tests.support.builders import MIB, device, holding, process, snapshot
 from tests.support.exporter import run
 from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, StandIn
-from vramledger.model.reading import LaunchCount, Owner, ParentFacts, ProcessRow
+from vramledger.model.reading import LaunchCount, Owner, ParentFacts, PodLabels, ProcessRow
 from vramledger.model.snapshot import State
 from vramledger.views.evidence import evidence_json, evidence_lines
+from vramledger.views.public_view import public_view
 
 
 def test_every_fact_is_told() -> None:
@@ -138,3 +139,35 @@ def test_counted_launches(count: LaunchCount, line: str | None) -> None:
     said = [each for each in evidence_lines(shot, 7) if "launches" in each]
 
     assert said == ([] if line is None else [line])
+
+
+@pytest.mark.parametrize(
+    ("labels", "told", "known"),
+    [
+        (
+            (PodLabels("ml", "train-0", (("app", None), ("team", "a\x1b[1mb"), ("tier", ""))),),
+            "  pod's labels   team=a?[1mb, tier=",
+            {"team": "a\x1b[1mb", "tier": ""},
+        ),
+        ((PodLabels("ml", "train-0", (("app", None),)),), "none of those that --pods.labels names", {}),
+        ((PodLabels("dev", "train-0", (("app", "x"),)),), None, None),
+        ((), None, None),
+    ],
+)
+def test_labels_of_its_pod_are_told(
+    labels: tuple[PodLabels, ...], told: str | None, known: dict[str, str] | None
+) -> None:
+    """The labels of the holder's pod are shown to everybody; there is no line where they are not known."""
+    owner = Owner("pod", "ml/train-0", "ml", "train-0")
+    made = process(7)
+    assert made.facts is not None
+    facts = replace(made.facts, owner=owner)
+    shot = snapshot(device(0, [holding(7)]), processes=[replace(made, facts=facts, first=facts)])
+    shot = replace(shot, pods=labels)
+
+    for each in (shot, public_view(shot, 4711)):
+        text = "\n".join(evidence_lines(each, 7))
+        found = evidence_json(each, 7)
+        assert found is not None
+        assert (told in text) if told else ("pod's labels" not in text)
+        assert found["holdings"][0]["pod_labels"] == known  # type: ignore[index,call-overload]

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import yaml
 
 from tests.support.requirements import require_newer, require_tool
 from vramledger.cli import parser
+from vramledger.config import SERVICE_ACCOUNT, ListenAddress
 
 REPOSITORY = Path(__file__).parents[3]
 KUBERNETES = REPOSITORY / "deploy" / "kubernetes"
@@ -112,6 +114,8 @@ SWITCHES = [
     ("webConfig.existingSecret=web", "agent.enabled=false"),
     ("runtimeClassName=nvidia", f"image.digest=sha256:{'0' * 64}", "extraArgs={--idle-after=5m}"),
     ("driver.from=volume", "driver.migMonitor=true", "podLabels.team=gpu", "nameOverride=vram"),
+    ("pods.labels={team,app.kubernetes.io/name}", "networkPolicy.enabled=true"),
+    ("pods.labels={team}", "nodeTaint.enabled=true", "host.capabilities=false"),
     ("driver.from=cdi", "podAnnotations.note=x", "priorityQuota.enabled=true"),
     ("driver.from=host", "openshift.enabled=true", "nodeTaint.exporter.existingSecret=ca"),
 ]
@@ -252,6 +256,53 @@ def test_without_the_loop_nothing_reaches_the_cluster() -> None:
     assert policy["spec"]["egress"] == []
 
 
+def test_labels_of_pods_need_a_token_that_only_reads() -> None:
+    """With ``pods.labels`` the exporter's root has a token, which may read pods and nothing else."""
+    objects = template("pods.labels={team,app.kubernetes.io/name}", "networkPolicy.enabled=true")
+    (container,) = pod(objects)["containers"]
+    (role,) = (each for each in objects if each["kind"] == "ClusterRole")
+    (binding,) = (each for each in objects if each["kind"] == "ClusterRoleBinding")
+    (policy,) = (each for each in objects if each["kind"] == "NetworkPolicy")
+    (token,) = (each for each in pod(objects)["volumes"] if each["name"] == "pods-token")
+
+    assert [(rule["resources"], rule["verbs"]) for rule in role["rules"]] == [
+        (["nodes/pods"], ["get"]),
+        (["pods"], ["list"]),
+    ]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"][0]["name"] == pod(objects)["serviceAccountName"]
+    assert pod(objects)["automountServiceAccountToken"] is False
+    assert token["projected"]["defaultMode"] == 0o400
+    (mount,) = (each for each in container["volumeMounts"] if each["name"] == "pods-token")
+    assert (mount["mountPath"], mount["readOnly"]) == (str(SERVICE_ACCOUNT), True)
+    assert [each["port"] for each in policy["spec"]["egress"][0]["ports"]] == [10250, 443, 6443]
+    filled = [
+        each.replace("$(NODE_NAME)", "gpu-7").replace("$(NODE_IP)", "fd00::7") for each in container["args"]
+    ]
+    arguments = parser().parse_args(filled)
+    assert arguments.pods_labels == ("app.kubernetes.io/name", "team")
+    assert arguments.pods_kubelet == ListenAddress("fd00::7", 10250)
+    assert {"NODE_NAME", "NODE_IP"} <= {each["name"] for each in container["env"]}
+
+
+def test_the_component_for_labels_is_what_the_chart_makes(tmp_path: Path) -> None:
+    """The kustomize component makes the pod that the chart makes."""
+    shutil.copytree(KUBERNETES / "kustomize", tmp_path / "kustomize")
+    mine = tmp_path / "kustomize" / "mine"
+    mine.mkdir()
+    parts = {"resources": ["../base"], "components": ["../pod-labels"]}
+    (mine / "kustomization.yaml").write_text(yaml.safe_dump(parts), encoding="utf-8")
+    made = pod(kustomized(mine))
+    charted = pod(template("pods.labels={app.kubernetes.io/name}", version=VERSIONS[0]))
+    for each in (made, charted):
+        each["containers"][0].pop("image")
+        each["containers"][0]["args"].sort()
+        each["containers"][0]["env"].sort(key=itemgetter("name"))
+        each["containers"][0]["volumeMounts"].sort(key=itemgetter("name"))
+        each["volumes"].sort(key=itemgetter("name"))
+    assert made == charted
+
+
 def test_flags_exist() -> None:
     """The exporter accepts the arguments of the container."""
     (container,) = pod(template("extraArgs={--idle-after=5m}"))["containers"]
@@ -301,6 +352,8 @@ def test_without_the_hosts_rights_it_is_an_ordinary_user() -> None:
         ("image.repository=REGISTRY/vramledger", "/image/repository"),
         ("driver.from=magic", "/driver/from"),
         ("driver.cdiDevice=all", "/driver/cdiDevice"),
+        ("pods.labels={te am}", "/pods/labels/0"),
+        ("pods.labels={*}", "/pods/labels/0"),
         ("nodeTaint.effect=NoExecute", "/nodeTaint/effect"),
         ("nodeTaint.key=leftover", "/nodeTaint/key"),
         ("nodeTaint.after=soon", "/nodeTaint/after"),

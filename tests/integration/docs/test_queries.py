@@ -34,7 +34,7 @@ from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.metrics.families import Collected
 from vramledger.metrics.storage import StorageFigures
 from vramledger.metrics.storage import collect as collect_storage
-from vramledger.model.reading import HiddenHolder
+from vramledger.model.reading import HiddenHolder, Owner, PodLabels
 from vramledger.model.snapshot import (
     DeviceSnapshot,
     Reservation,
@@ -50,6 +50,7 @@ INDEX = re.findall(
 QUERIES = {**queries(), **{f"index-{number}": query for number, query in enumerate(INDEX)}}
 TARGET = {"job", "instance"}
 LABELS = {family.name: set(family.labels) for family in (*FAMILIES.values(), *exporter_families())}
+LABELS["vramledger_pod_labels_info"].add("label_team")  # the labels of this family follow from a flag
 HOURS = 3
 
 
@@ -179,12 +180,16 @@ def rich_host() -> Snapshot:
         xids={79: 1},
     )
     processes = [process(pid, distributed=True) for pid in (101, 102, 201)] + [process(202, user="grace")]
+    assert processes[0].facts is not None
+    pod = Owner("pod", "ml/train-0", "ml", "train-0")
+    processes[0] = replace(processes[0], facts=replace(processes[0].facts, owner=pod))
     return replace(
         snapshot(working, in_trouble(hoarded), builders.coherent_device(), processes=processes),
         agents={101: replace(agent(working.reading.uuid), unmapped=1)},
         agent_socket=SOCKET,
         hidden_unreadable=3,
         ooms=OOMS,
+        pods=(PodLabels("ml", "train-0", (("team", "vision"),)),),
     )
 
 

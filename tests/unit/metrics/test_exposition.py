@@ -41,6 +41,7 @@ from vramledger.metrics.exposition import (
 )
 from vramledger.metrics.families import SAMPLING, Collected, Family, Sample
 from vramledger.model.label import LABEL_VALUE_MAX
+from vramledger.model.reading import PodLabels
 from vramledger.model.snapshot import DeviceSnapshot, ReservationStatus, Snapshot, State
 
 ALL = frozenset(COLLECTORS)
@@ -302,7 +303,9 @@ def test_a_collector_gives_its_own_families(collector: str) -> None:
     devices = tuple(
         replace(one, reservation_status=ReservationStatus((), (), ("slurm",))) for one in shot.devices
     )
-    page = render(replace(shot, devices=devices, agent_socket=SOCKET), ScrapeRequest(frozenset({collector})))
+    pods = (PodLabels("ml", "train-0", (("team", "vision"),)),)
+    rich = replace(shot, devices=devices, agent_socket=SOCKET, pods=pods)
+    page = render(rich, ScrapeRequest(frozenset({collector})))
 
     names = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
     found = {FAMILIES[name].collector if name in FAMILIES else "exporter" for name in names}

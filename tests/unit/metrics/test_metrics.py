@@ -30,7 +30,8 @@ from vramledger.metrics import sampling
 from vramledger.metrics.contract import FAMILIES, collectors
 from vramledger.metrics.families import SAMPLING, Family
 from vramledger.metrics.hardware import HARDWARE
-from vramledger.model.reading import FAILURE_REASONS, DeviceReading, HiddenHolder
+from vramledger.metrics.pods import label_names
+from vramledger.model.reading import FAILURE_REASONS, DeviceReading, HiddenHolder, PodLabels
 from vramledger.model.snapshot import (
     DeviceSnapshot,
     Grade,
@@ -156,6 +157,7 @@ def test_every_family_can_be_served() -> None:
         agents={101: agent(rich.reading.uuid)},
         agent_socket=SOCKET,
         ooms=OOMS,
+        pods=(LABELLED,),
     )
     names = {f"vramledger_{name}" for name in served(shot)}
 
@@ -434,3 +436,48 @@ def test_a_rank_is_shown_where_the_environment_names_it() -> None:
     )
 
     assert page["process_rank_info"] == {("7", "1", "2", "gpu-1:29500"): 1}
+
+
+LABELLED = PodLabels("ml", "train-0", (("app/name", None), ("team", 'vi"sion')))
+
+
+def test_labels_of_pods_are_named_as_kube_state_metrics_names_them() -> None:
+    """``label_``, an underscore for what is not allowed, snake case; equal names get a number."""
+    assert label_names(["team", "app.kubernetes.io/name", "appName", "0-x"]) == {
+        "team": "label_team",
+        "app.kubernetes.io/name": "label_app_kubernetes_io_name",
+        "appName": "label_app_name",
+        "0-x": "label_0_x",
+    }
+    assert label_names(["a.b", "a-b", "c"]) == {
+        "a-b": "label_a_b_conflict1",
+        "a.b": "label_a_b_conflict2",
+        "c": "label_c",
+    }
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["a.b", "a-b", "a_b_conflict1"],
+        ["a.b", "a-b", "a.b_conflict2", "a-b_conflict2"],
+        ["A", "a", "aA", "a_a"],
+    ],
+)
+def test_names_of_labels_never_collide(keys: list[str]) -> None:
+    """Each label of the list has its own legal name, in whatever order the list is."""
+    names = label_names(keys)
+    assert len(set(names.values())) == len(keys)
+    assert all(re.fullmatch("[a-z_][a-z0-9_]*", name) for name in names.values())
+    assert label_names(reversed(keys)) == names
+
+
+def test_a_pod_has_one_series_with_its_labels() -> None:
+    """A label that the pod does not have is empty; without labels or a driver there is no series."""
+    shot = replace(snapshot(device(0)), pods=(LABELLED, LABELLED._replace(pod="b", labels=(("x", "y"),))))
+    ((family, samples),) = collectors(0)["pods"](shot)
+    assert family.labels == ("namespace", "pod", "label_app_name", "label_team")
+    assert samples == [(("ml", "train-0", "", 'vi"sion'), 1.0)]
+
+    assert "pod_labels_info" not in served(snapshot(device(0)))
+    assert "pod_labels_info" not in served(replace(shot, up=False))

@@ -18,6 +18,7 @@ from vramledger.model.reading import (
     MemoryReading,
     Owner,
     ParentFacts,
+    PodLabels,
     ProcessEntry,
     ProcessFacts,
     ProcessRow,
@@ -86,6 +87,7 @@ FULL = Reading(
     hidden=(HiddenHolder(5, 50, "cuda", "x", None, (0, 1)),),
     waits=(DriverWait(7, 70, 8, "rpcSendMessage", 61.5),),
     launches=(LaunchCount(7, 70, 12.5, 0, ""), LaunchCount(8, 80, None, 3, "why")),
+    pods=(PodLabels("ml", "train-0", (("app", None), ("team", ""))),),
     events=(XidEvent("GPU-0", 79, 1.0),),
     collectors={"ledger": (False, 0.5)},
 )

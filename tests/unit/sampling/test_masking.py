@@ -17,6 +17,7 @@ from vramledger.model.reading import (
     LaunchCount,
     Owner,
     ParentFacts,
+    PodLabels,
     ProcessFacts,
     Rank,
     Reading,
@@ -101,6 +102,9 @@ MASKED = {
     "Grant.account": reserved(account=SECRET),
     "Grant.place": reserved(place=f"{SECRET}.worker.scope"),
     "Scheduler.managed": Reading(1.0, 1.0, schedulers=(Scheduler("kubelet", (f"MIG-{SECRET}",), ()),)),
+    "PodLabels.namespace": Reading(1.0, 1.0, pods=(PodLabels(SECRET, "p", ()),)),
+    "PodLabels.pod": Reading(1.0, 1.0, pods=(PodLabels("n", SECRET, ()),)),
+    "PodLabels.labels": Reading(1.0, 1.0, pods=(PodLabels("n", "p", ((f"{SECRET}/team", SECRET),)),)),
     "HiddenHolder.command": hidden(SECRET, None),
     "HiddenHolder.user": hidden("python", SECRET),
     "LaunchCount.problem": Reading(
