@@ -74,7 +74,9 @@ def test_coherent_memory_blames_nobody() -> None:
     assert [
         reason.pid for each in check_devices(snapshot, (), CheckTolerance()) for reason in each.reasons
     ] == [2002]
-    assert "page cache 5.00 GiB, memory of programs 2.00 GiB" in render_table(snapshot)
+    assert "page cache 4.00 GiB, shared memory and tmpfs 1.00 GiB, memory of programs" in render_table(
+        snapshot
+    )
     assert device.owner_usage is not None
     assert [(each.freed, each.not_freed) for each in device.owner_usage.owners] == [(None, 0)]
 

@@ -176,7 +176,7 @@ def coherent_device(index: int = 7) -> DeviceSnapshot:
     )
     ledger = balance(memory, [(held.state, 10 * GIB)], system=system_bytes(reading))
     charge = Charge(held.pid, held.start, ("user", "ada"), held.state, held.held, held.wasted)
-    owners = DeviceUsage(0).update([charge], ledger, 0.0, 5.0)
+    owners = DeviceUsage(0).update([charge], ledger, 0.0, 5.0, kept_by_system=True)
     limit = OwnerLimit("user", "ada", "/user.slice", 20 * GIB, 19 * GIB, GIB, 9 * GIB)
     return replace(ordinary, reading=reading, ledger=ledger, owner_usage=owners, limits=(limit,))
 

@@ -17,7 +17,11 @@ STANDS_OUT = 0.00025
 """Seconds of CPU time by which a sample must exceed the usual: the smallest work took 0.4 ms."""
 
 QUIET_KEPT, QUIET_NEEDED = 31, 8
-BURSTS_KEPT = 5
+BURSTS_KEPT, BURSTS_RECENT = 15, 5
+
+OUTLIERS = 3
+"""How many of the kept bursts stand out where a program works in some of them only. Two may be chance: with
+two, one of 22 idle programs beside a pipeline was taken for one that may work; with three, none."""
 
 SATURATED = 0.5
 """The share of a core from which CPU time says nothing: a program that spins does not take more to launch."""
@@ -65,8 +69,9 @@ class CpuBesideWork:
 
     @property
     def may_work(self) -> bool:
-        """Whether it mostly took more CPU time when the device worked; one such sample alone is chance."""
-        return sum(self.bursts) >= max(2, (len(self.bursts) + 1) // 2)
+        """Whether it took more CPU time in most of the last bursts, or in some of all; one is chance."""
+        recent = list(self.bursts)[-BURSTS_RECENT:]
+        return sum(recent) >= max(2, (len(recent) + 1) // 2) or sum(self.bursts) >= OUTLIERS
 
     def _usual(self, elapsed: float) -> float | None:
         """Return the CPU time of a usual quiet sample, None where it does not let work stand out."""

@@ -68,7 +68,10 @@ def _ledger(device: DeviceSnapshot) -> Mapping[str, float] | None:
 
 def _node(device: DeviceSnapshot) -> Mapping[str, float] | None:
     node = device.reading.node
-    return None if node is None else {name: getattr(node, name) for name in NodeMemory._fields[1:]}
+    if node is None:
+        return None
+    figures = {name: getattr(node, name) for name in NodeMemory._fields[1:]}
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _holders(device: DeviceSnapshot) -> Mapping[str, float] | None:

@@ -62,6 +62,8 @@ class NodeMemory(NamedTuple):
         file: the page cache, shared memory and tmpfs.
         anonymous: ordinary memory of programs.
         kernel: the kernel's own, as far as it counts it: slabs, stacks and page tables.
+        shared: the part of ``file`` that is shared memory and tmpfs, which the kernel cannot drop; None when
+            not known.
     """
 
     node: int
@@ -70,6 +72,7 @@ class NodeMemory(NamedTuple):
     file: int
     anonymous: int
     kernel: int
+    shared: int | None = None
 
 
 class CgroupLimit(NamedTuple):

@@ -151,7 +151,10 @@ def about_operating_system(device: DeviceSnapshot) -> str | None:
     )
     if node is None:
         return f"{text} What the kernel uses them for is not readable here."
-    parts = {"page cache": node.file, "memory of programs": node.anonymous, "the kernel's own": node.kernel}
+    files = {"page cache, shared memory and tmpfs": node.file}
+    if node.shared is not None:
+        files = {"page cache": node.file - node.shared, "shared memory and tmpfs": node.shared}
+    parts = {**files, "memory of programs": node.anonymous, "the kernel's own": node.kernel}
     named = ", ".join(f"{what} {size / _GIB:.2f} GiB" for what, size in parts.items())
     return f"{text} The kernel counts: {named}. Pages that stay after a program's end are the rest."
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.alerts.boundaries import limited
-from tests.support.alerts.nodes import Holder, Node, changing_at, uuid
+from tests.support.alerts.nodes import Holder, Node, Values, changing_at, uuid, value_at
 from tests.support.alerts.promtool import Alert, alert_names, alerts_over_time, expect, firing
 from tests.support.host.model import GIB
 from tests.support.requirements import EACH_VERSION
@@ -108,6 +108,28 @@ JAX_BESIDE = {
 }
 DEVICE = '{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
 PAGE_CACHE = {f'vramledger_device_node_memory_bytes{DEVICE[:-1]},type="file"}}': 10 * GIB}
+
+
+def coherent(cache: Values, *, shared: Values = 0, free: Values = 0.1) -> dict[str, Values]:
+    """Return the figures of coherent memory, GiB: free, page cache, and shared memory, which is no cache."""
+
+    def bytes_of(*sizes: Values) -> Callable[[float], float]:
+        return lambda minute: GIB * sum(value_at(each, minute) or 0.0 for each in sizes)
+
+    node = f"vramledger_device_node_memory_bytes{DEVICE[:-1]},type="
+    return {
+        f'vramledger_device_memory_bytes{DEVICE[:-1]},state="free"}}': bytes_of(free),
+        f'{node}"file"}}': bytes_of(cache, shared),
+        f'{node}"shared"}}': bytes_of(shared),
+    }
+
+
+def flickering(minute: float) -> float:
+    """Return what the kernel keeps free beside a page cache that fills the rest, GiB: 85 to 115 MiB."""
+    return (100 + 15 * math.sin(minute * 60 * 2 * math.pi / 47)) * MIB
+
+
+SLOW = Holder(7, grows(40 * MIB, 86))
 RESERVED = {f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1}
 
 USES = {
@@ -485,6 +507,41 @@ CASES = [
         Node([Holder(7, grows(1, 10))]),
         86,
         "GpuMemoryGrowing-w GpuMemoryAboutToFill-p GpuMemoryFilling-w",
+    ),
+    Case(
+        "growing-into-page-cache",  # which the kernel drops before an allocation fails
+        Node([SLOW], total=96, extra=coherent(lambda m: 9.5 - m * 40 * MIB, free=flickering)),
+        90,
+        "",
+    ),
+    Case(
+        "page-cache-that-grows",
+        Node([replace(TRAINER, gib=86)], extra=coherent(grows(0.4, 0), free=grows(-0.4, 13.5))),
+        33,
+        "",
+    ),
+    Case(
+        "full-of-shared-memory",  # which the kernel cannot drop
+        Node([replace(TRAINER, gib=50)], extra=coherent(1, shared=48.9, free=0.1)),
+        15.5,
+        "GpuMemoryNearlyFull-i",
+    ),
+    Case(
+        "shared-memory-that-grows",
+        Node(
+            [replace(TRAINER, gib=80)], extra=coherent(1, shared=lambda m: m / 5, free=lambda m: 19 - m / 5)
+        ),
+        80,
+        "GpuMemoryFilling-w",
+    ),
+    Case(
+        "leak-that-has-used-up-the-page-cache",
+        Node(
+            [with_agent(grows(1, 10))],
+            extra=coherent(lambda m: max(0, 50 - m), free=lambda m: max(0, 90 - max(m, 50))),
+        ),
+        86,
+        "GpuMemoryLeakSuspected-w GpuMemoryAboutToFill-p GpuMemoryFilling-w",
     ),
     Case("growing-managed", Node([Holder(7, 0.5, managed=grows(0.25))]), 45, "GpuMemoryGrowing-w"),
     Case(

@@ -142,7 +142,7 @@ def _coherent(second: int) -> tuple[DeviceReading, ...]:
     """Have two holders on a GH200, of which one ends after 4 s and leaves its pages."""
     held = ((2001, 40 * GIB), (2002, 8 * GIB)) if second < 4 else ((2002, 8 * GIB),)
     total, reserved, used = 97_871 * MIB, 620 * MIB, 56 * GIB
-    node = NodeMemory(1, total - reserved, total - reserved - used, 5 * GIB, 2 * GIB, 300 * MIB)
+    node = NodeMemory(1, total - reserved, total - reserved - used, 5 * GIB, 2 * GIB, 300 * MIB, GIB)
     gpu = _device("NVIDIA GH200 480GB", MemoryReading(total, total - reserved - used, used, reserved), *held)
     return (replace(gpu, memory_kind="coherent", node=node, addressing_mode="ats"),)
 

@@ -179,8 +179,18 @@ def test_the_first_program_of_a_pipeline_is_not_seen_to_be_idle() -> None:
     pipeline(device, 40, {})
     held = pipeline(device, 60, {})
     assert idle_with(held[7]) is Grade.INFERRED, "it has worked within the threshold"
-    held = pipeline(device, 60, {})
+    held = pipeline(device, 120, {})
     assert idle_with(held[7]) is Grade.SEEN
+
+
+@pytest.mark.parametrize("every", [2, 3, 4, 5])
+def test_a_first_program_that_works_in_some_bursts_is_not_seen_to_be_idle(every: int) -> None:
+    """Of a pipeline's bursts the first program may take part in few, and still it works."""
+    device = Device(7, 8)
+    for turn in range(120):
+        held = pipeline(device, 4, {7: 0.0009 if turn % every == 0 else 0.0})
+        if turn >= 60:
+            assert idle_with(held[7]) in (None, Grade.INFERRED)
 
 
 @pytest.mark.parametrize("usual", [None, 1.0, 0.6])

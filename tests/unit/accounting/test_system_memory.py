@@ -247,6 +247,17 @@ def test_two_gpus_on_one_hosts_memory_count_it_once() -> None:
     assert (first.ledger.operating_system, first.ledger.states[State.ACTIVE]) == (5 * GIB, 35 * GIB)
 
 
+def test_shared_memory_is_not_called_page_cache() -> None:
+    """People are told what the kernel can drop, apart from shared memory and tmpfs, which it cannot."""
+    device = coherent(40 * GIB, file=9 * GIB)
+    assert device.node is not None
+    shown = replace(device, node=device.node._replace(shared=6 * GIB))
+    text = render_table(sample(HoldingTracker(idle_after=600), 0, shown))
+    assert "page cache 3.00 GiB, shared memory and tmpfs 6.00 GiB, memory of programs" in text
+    text = render_table(sample(HoldingTracker(idle_after=600), 0, device))
+    assert "page cache, shared memory and tmpfs 9.00 GiB, memory of programs" in text
+
+
 @pytest.mark.parametrize("device", [coherent(40 * GIB, file=3 * GIB), unified(79 * GIB)])
 def test_people_are_told_what_the_operating_system_holds(device: DeviceReading) -> None:
     """The table and the JSON name the bytes and what they are."""

@@ -191,6 +191,11 @@ def test_the_operating_systems_memory_is_a_part_of_the_ledger() -> None:
     assert {labels[2] for labels in page["device_node_memory_bytes"]} == {
         *("total", "free", "file", "anonymous", "kernel")
     }
+    known = builders.coherent_device()
+    assert known.reading.node is not None
+    shared = known.reading.node._replace(shared=MIB)
+    page = served(snapshot(replace(known, reading=replace(known.reading, node=shared))))
+    assert {labels[2]: value for labels, value in page["device_node_memory_bytes"].items()}["shared"] == MIB
     assert {labels[-3:-1] for labels in page["device_info"]} == {("coherent", "ats")}
     assert not page.get("owner_memory_freed_bytes_total")
 

@@ -47,7 +47,11 @@ class SystemMemory:
         if not total or free is None or free > total:
             return None
         kernel = sum(values.get(name, 0) for name in _KERNEL)
-        return NodeMemory(number, total, free, values.get("FilePages", 0), values.get("AnonPages", 0), kernel)
+        file, anonymous = values.get("FilePages", 0), values.get("AnonPages", 0)
+        shared = values.get("Shmem")
+        # The counters are read one after the other, and shared memory is a part of the pages of files.
+        shared = None if shared is None else min(shared, file)
+        return NodeMemory(number, total, free, file, anonymous, kernel, shared)
 
     def has_processors(self, number: int) -> bool | None:
         """Tell whether a node has CPUs, which a GPU's node never has; None when not known."""

@@ -30,6 +30,16 @@ def test_the_figures_of_a_host_and_a_node(tmp_path: Path) -> None:
     assert memory.has_processors(1) is False
 
 
+def test_shared_memory_of_a_node_is_read_apart(tmp_path: Path) -> None:
+    """The kernel cannot drop shared memory and tmpfs, which it counts among the pages of files."""
+    write_node(tmp_path, 1, total=500, free=100, file=70, anonymous=30, kernel=9)
+    meminfo = tmp_path / "sys/devices/system/node/node1/meminfo"
+    meminfo.write_text(meminfo.read_text("ascii") + "Node 1 Shmem:  50 kB\n", "ascii")
+    node = SystemMemory(str(tmp_path), tmp_path).node(1)
+    assert node is not None
+    assert (node.file, node.shared) == (70 * KIB, 50 * KIB)
+
+
 def test_more_available_than_there_is_is_all_of_it(tmp_path: Path) -> None:
     """The kernel's estimate never makes free memory larger than the total."""
     write_host_memory(tmp_path, total=1000, available=2000)
