@@ -65,14 +65,15 @@ class StorageHealth:
         if progress:
             self._unconfirmed_since = self._monotonic() if self._sent > handled else None
         self._written = self._written_before + int(status["written"])
-        if status["size"] is not None:
-            self._size, self._oldest = int(status["size"]), status["oldest"]
+        self._size, self._oldest = status["size"], status["oldest"]
         if status["newest"] is not None:
             self._newest = float(status["newest"])
         if status["error"]:
             self.record_error(str(status["error"]))
         elif int(status["stored"]) > self._stored:
             self._stores = True
+        if status["house_error"] and self._stores is not False:  # otherwise the newest error says why
+            self._last_error = self._clock(), str(status["house_error"])
         self._stored = int(status["stored"])
 
     def record_end(self, error: str) -> None:
