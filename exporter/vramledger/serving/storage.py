@@ -61,6 +61,9 @@ RESTART_SECONDS, RESTART_SECONDS_MAX = 1.0, 300.0
 
 ENDED = "the process that stores has ended"
 
+GIVEN_UP = "a bug of the exporter"
+"""The beginning of the error after which nothing is stored until the exporter is started again."""
+
 ANSWER_SECONDS = 20.0
 END_SECONDS = 5.0
 
@@ -303,7 +306,8 @@ class StoredTracker:
         """Wrap the accounting."""
         self._tracker = tracker
         self._timeline = timeline
-        self._recorder: Recorder | None = recorder
+        self._recorder = recorder
+        self._given_up: str | None = None
         self._storage = storage
         self._loop = asyncio.get_running_loop()
         self._earlier: tuple[dict[str, Any], dict[str, Any]] | None = None
@@ -322,24 +326,25 @@ class StoredTracker:
         with self._lock:
             if self._earlier is not None and reading.boot_id and reading.failure is None:
                 self._go_on(reading)
-            recorder = self._recorder if self._earlier is None else None
-            messages: list[tuple[bytes, bytes]] = []
-            if recorder is not None:
-                messages += self._recorded(recorder, reading)
+            recording = self._earlier is None and self._given_up is None
+            messages = self._recorded(reading) if recording else []
+            lost = self._given_up
             snapshot = self._tracker.update(reading)
-            if recorder is not None:
+            if recording:
                 with self._guarded():
-                    messages += recorder.summarise(snapshot)
+                    messages += self._recorder.summarise(snapshot)
                 self._loop.call_soon_threadsafe(self._storage.send, messages)
+            if lost is not None:
+                self._loop.call_soon_threadsafe(self._storage.health.record_dropped, 1, lost)
             return snapshot
 
-    def _recorded(self, recorder: Recorder, reading: Reading) -> list[tuple[bytes, bytes]]:
+    def _recorded(self, reading: Reading) -> list[tuple[bytes, bytes]]:
         if self._storage.again.is_set():
             self._storage.again.clear()
-            recorder.begin_again()
+            self._recorder.begin_again()
         messages: list[tuple[bytes, bytes]] = []
         with self._guarded():
-            messages += recorder.record(reading)
+            messages += self._recorder.record(reading)
         return messages
 
     @contextlib.contextmanager
@@ -348,14 +353,14 @@ class StoredTracker:
             yield
         except Exception as error:  # noqa: BLE001 a bug must cost the storage alone
             log.exception("Nothing is stored any more; please report this", extra=fields(err=repr(error)))
-            self._recorder = None
-            self._loop.call_soon_threadsafe(self._storage.health.record_error, repr(error))
+            self._given_up = f"{GIVEN_UP}: {error!r}"
+            self._loop.call_soon_threadsafe(self._storage.health.record_given_up, self._given_up)
 
     def last_messages(self) -> list[tuple[bytes, bytes]]:
         """Return what is stored at our end."""
         messages: list[tuple[bytes, bytes]] = []
         with self._lock:
-            if self._recorder is not None and self._earlier is None:
+            if self._given_up is None and self._earlier is None:
                 with self._guarded():
                     messages += self._recorder.last_state()
         return messages

@@ -157,3 +157,17 @@ def test_a_size_that_is_not_known_any_more_is_absent() -> None:
     assert (watched.figures().size, watched.figures().oldest) == (7, 5.0)
     watched.confirm(0)
     assert (watched.figures().size, watched.figures().oldest) == (None, None)
+
+
+def test_who_has_given_up_is_never_up_again() -> None:
+    """After a bug in what records, readings that are confirmed later do not make the storage up."""
+    watched = _Watched()
+    watched.health.record_sent(2)
+    watched.confirm(1)
+    watched.health.record_given_up("a bug")
+    watched.confirm(2, house_error="old files stay")
+    assert (watched.figures().up, watched.figures().last_error) == (False, (watched.now, "a bug"))
+    watched.health.record_end("killed")
+    watched.health.record_restart()
+    watched.confirm(1)
+    assert watched.figures().up is False
