@@ -143,6 +143,23 @@ def test_a_killed_process_that_stores_is_started_again(standin: StandIn, tmp_pat
     assert not [each for each in segments(tmp_path / "past") if not each.endswith(".gz")]
 
 
+def test_a_start_that_fails_once_is_tried_again(standin: StandIn, tmp_path: Path) -> None:
+    """If the exporter has no descriptor left when the process is to be started again, it stores later."""
+    with serving(*QUICK, f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:
+        exporter.until(lambda page: stores(page) == 1, "the first reading on the disk")
+        limits = exporter.process.rlimit(psutil.RLIMIT_NOFILE)
+        exporter.process.rlimit(psutil.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            storing(exporter).kill()
+            wait_until(lambda: "cannot be started now" in exporter.log, "the message")
+        finally:
+            exporter.process.rlimit(psutil.RLIMIT_NOFILE, limits)
+        page = until_stored(exporter, exporter.next_sample().time)
+        assert (stores(page), figure(page, "restarts_total")) == (1, 1)
+        assert "restart the exporter" not in exporter.log
+        assert exporter.stop().code == 0
+
+
 def test_who_starts_the_process_that_stores_is_not_needed_by_it(standin: StandIn, tmp_path: Path) -> None:
     """If only the starter is killed, storing goes on; if both are, the exporter serves on and is not "up"."""
     with serving(*QUICK, f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:

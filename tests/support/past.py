@@ -101,15 +101,17 @@ class StoredPast:
         now: seconds since the beginning.
     """
 
-    def __init__(self, path: Path, host: Host, *, machine: str = "machine-1") -> None:
+    def __init__(
+        self, path: Path, host: Host, *, machine: str = "machine-1", retention: float = float("inf")
+    ) -> None:
         """Start an exporter that remembers nothing."""
         self.path = path
         self.host = host
         self.now = 0.0
         self.directory = open_directory(path)
-        self.archive = Archive(self.directory, machine, clock=lambda: EPOCH + self.now)
+        self.archive = Archive(self.directory, machine, retention=retention, clock=lambda: EPOCH + self.now)
         self.messages: list[bytes] = []
-        self.process = StorageProcess(self.archive, self.messages.append)
+        self.process = StorageProcess(self.archive, self.messages.append, monotonic=lambda: self.now)
         self.tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=host.interval)
         self.timeline = Timeline()
         self.recorder = Recorder(self.tracker, self.timeline, IDLE_AFTER, host.interval)

@@ -55,7 +55,7 @@ SIZE = _family(
     "storage_size_bytes",
     "Bytes on the disk that the storage takes, with the files that were put aside.",
     source="`stat`, every 30 s",
-    absent=f"{_WITHOUT_STORAGE}, and before the directory was read",
+    absent=f"{_WITHOUT_STORAGE}, and while the directory was not or cannot be read",
 )
 SIZE_LIMIT = _family(
     "storage_retention_limit_bytes",
@@ -71,7 +71,7 @@ OLDEST = _family(
     "storage_oldest_timestamp_seconds",
     "Unix time of the oldest moment that the storage can show.",
     source="the names of the files, every 30 s",
-    absent=f"{_WITHOUT_STORAGE}, and while nothing is stored",
+    absent=f"{_WITHOUT_STORAGE}, while nothing is stored, and while the directory was not or cannot be read",
 )
 NEWEST = _family(
     "storage_newest_timestamp_seconds",

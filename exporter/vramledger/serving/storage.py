@@ -15,7 +15,8 @@ import socket
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ from vramledger.views.timeline import Timeline
 from vramledger.web.cancellation import background_task
 
 START_SECONDS = 8.0
-"""Seconds within which the process opens its directory; a disk that hangs longer is not waited for."""
+"""Seconds within which the process opens its directory; if the disk hangs longer, the exporter starts without
+waiting, and goes on from nothing."""
 
 RESTORE_SECONDS = 10.0
 """Seconds within which it says what to go on from; then the exporter starts without it."""
@@ -60,6 +62,11 @@ RESTART_SECONDS, RESTART_SECONDS_MAX = 1.0, 300.0
 """Seconds from the end of the process to its next start: twice as many each time; the maximum."""
 
 ENDED = "the process that stores has ended"
+NOT_OPENED = "the disk did not answer at the start"
+NOT_STARTED = "the process that stores cannot be started"
+
+GIVEN_UP = "a bug of the exporter"
+"""The beginning of the error after which nothing is stored until the exporter is started again."""
 
 ANSWER_SECONDS = 20.0
 END_SECONDS = 5.0
@@ -91,57 +98,60 @@ class Storage:
         self._input: asyncio.WriteTransport | None = None
         self._output: asyncio.StreamReader | None = None
         self._output_pipe: asyncio.ReadTransport | None = None
+        self._ready = False
+        self._error = NOT_OPENED
         self.health = health
         self.again = threading.Event()
         self.failed = False
 
-    async def open(self) -> None:
+    async def open(self, timeout: float = START_SECONDS) -> None:
         """Wait until the directory is open, and have the process that stores started.
 
         Raises:
             StartupError: it cannot be used.
-            asyncio.TimeoutError: the disk does not answer.
+            asyncio.TimeoutError: the disk does not answer; :meth:`run` waits on.
+            OSError: the process cannot be requested.
         """
-        receiving = self._loop.sock_recv(self._requests, PACKET_BYTES)
-        answer = await asyncio.wait_for(receiving, START_SECONDS)
+        await asyncio.wait_for(self._wait_until_ready(), timeout)
+        await self._start()
+
+    async def _wait_until_ready(self) -> None:
+        answer = await self._loop.sock_recv(self._requests, PACKET_BYTES)
         if answer != READY:
             raise StartupError(
                 answer.decode() or "the process that stores could not be started; see its message above"
             )
-        await self._start()
+        self._ready = True
 
     async def _start(self) -> None:
         """Have a process that stores started.
 
         Raises:
-            OSError: it cannot be requested.
+            ConnectionError: nobody is there who starts it.
+            OSError: it cannot be requested now.
         """
-        source, to_it = os.pipe2(os.O_CLOEXEC)
-        from_it, target = os.pipe2(os.O_CLOEXEC)
-        ours = [os.fdopen(to_it, "wb", buffering=0), os.fdopen(from_it, "rb", buffering=0)]
-        try:
-            descriptors = array.array("i", [source, target])
+        with ExitStack() as opened:
+            source, to_it = map(opened.enter_context, _open_pipe())
+            from_it, target = map(opened.enter_context, _open_pipe())
+            descriptors = array.array("i", [source.fileno(), target.fileno()])
             self._requests.sendmsg([START], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-        except OSError:
-            for each in ours:
-                each.close()
-            raise
-        finally:
-            os.close(source)
-            os.close(target)
-        output = asyncio.StreamReader(limit=LIMIT)
-        self._input, _ = await self._loop.connect_write_pipe(asyncio.Protocol, ours[0])
-        self._output_pipe, _ = await self._loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(output), ours[1]
-        )
-        self._output = output
+            source.close()
+            target.close()
+            output = asyncio.StreamReader(limit=LIMIT)
+            writing, _ = await self._loop.connect_write_pipe(asyncio.Protocol, to_it)
+            opened.callback(writing.close)
+            reading, _ = await self._loop.connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(output), from_it
+            )
+            opened.pop_all()  # _disconnect() closes them
+        self._input, self._output_pipe, self._output = writing, reading, output
 
     def send(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
         """Send what is to be stored; leave it out if the process does not keep up."""
         messages = list(messages)
         readings = sum(kind == ADD and read_head(content)[0] == READING for kind, content in messages)
         if self._input is None:
-            self.health.record_dropped(readings, ENDED)  # run() has logged it
+            self.health.record_dropped(readings, self._error)  # it was logged
             return
         if self._input.get_write_buffer_size() > BUFFER_MAX:
             self.again.set()
@@ -166,7 +176,7 @@ class Storage:
             StorageError: there is none, or it says why not.
         """
         if self._input is None:
-            raise StorageError(ENDED)
+            raise StorageError(self._error)
         if len(self._waiting) >= WAITING_MAX:
             message = "too many ask for the past at the same time; try again"
             raise StorageError(message)
@@ -185,32 +195,58 @@ class Storage:
         return head, content
 
     async def run(self) -> None:
-        """Receive what the process says, and have it started again whenever it has ended."""
+        """Receive what the process says, and have it started whenever there is none."""
         wait = RESTART_SECONDS
-        while True:
-            began = self._loop.time()
-            with contextlib.suppress(asyncio.IncompleteReadError, OSError, ValueError):
-                await self._receive()
-            self._disconnect()
-            self.health.record_end(ENDED)
-            if self._loop.time() - began > RESTART_SECONDS_MAX:
-                wait = RESTART_SECONDS
+        try:
+            if not self._ready:
+                await self._wait_until_ready()
+                await self._start_until_it_works(0.0)
+                log.info("The disk of the storage answers: samples are stored from now on")
+            while True:
+                began = self._loop.time()
+                with contextlib.suppress(asyncio.IncompleteReadError, OSError, ValueError):
+                    await self._receive()
+                self._disconnect()
+                self._error = ENDED
+                self.health.record_end(ENDED)
+                if self._loop.time() - began > RESTART_SECONDS_MAX:
+                    wait = RESTART_SECONDS
+                log.error(
+                    "Nothing is stored: its process has ended, and is started again", extra=fields(in_s=wait)
+                )
+                wait = await self._start_until_it_works(wait)
+                self.health.record_restart()
+        except (StartupError, ConnectionError) as error:
+            self._error = f"{NOT_STARTED}: {error}"
+            self.health.record_error(self._error)
             log.error(
-                "Nothing is stored: its process has ended, and is started again", extra=fields(in_s=wait)
+                "Nothing is stored any more: the process that stores cannot be started; restart the exporter",
+                extra=fields(err=str(error)),
             )
+
+    async def _start_until_it_works(self, wait: float) -> float:
+        """Wait, have the process started, and return for how long to wait the next time.
+
+        Raises:
+            ConnectionError: who starts it has ended, so it is of no use to try again.
+        """
+        while True:
             await asyncio.sleep(wait)
-            wait = min(2 * wait, RESTART_SECONDS_MAX)
+            wait = min(max(2 * wait, RESTART_SECONDS), RESTART_SECONDS_MAX)
             try:
                 await self._start()
+            except ConnectionError:
+                raise
             except OSError as error:
+                self._error = f"{NOT_STARTED}: {error.strerror or error}"
+                self.health.record_error(self._error)
                 log.error(
-                    "Nothing is stored any more: the process that stores cannot be started; "
-                    "restart the exporter",
-                    extra=fields(err=error.strerror or str(error)),
+                    "Nothing is stored: its process cannot be started now, and is tried again",
+                    extra=fields(err=error.strerror or str(error), in_s=wait),
                 )
-                return
-            self.health.record_restart()
-            self.again.set()
+            else:
+                self.again.set()
+                return wait
 
     async def _receive(self) -> None:
         """Receive messages until the process has ended."""
@@ -244,15 +280,18 @@ class Storage:
         if self._input is not None:
             self._input.close()
         self._requests.close()
+        if not self._ready:  # it still opens the directory
+            with contextlib.suppress(ProcessLookupError):
+                self._keeper.kill()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._keeper.wait(), END_SECONDS)
         self._disconnect()
 
-    async def abandon(self) -> None:
-        """End it before it has opened its directory."""
-        with contextlib.suppress(ProcessLookupError):
-            self._keeper.kill()
-        await self.end()
+
+def _open_pipe() -> tuple[FileIO, FileIO]:
+    """Return the ends of a new pipe: for reading, and for writing."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    return FileIO(reader, "rb"), FileIO(writer, "wb")
 
 
 class PastDesk:
@@ -303,7 +342,8 @@ class StoredTracker:
         """Wrap the accounting."""
         self._tracker = tracker
         self._timeline = timeline
-        self._recorder: Recorder | None = recorder
+        self._recorder = recorder
+        self._given_up: str | None = None
         self._storage = storage
         self._loop = asyncio.get_running_loop()
         self._earlier: tuple[dict[str, Any], dict[str, Any]] | None = None
@@ -322,24 +362,25 @@ class StoredTracker:
         with self._lock:
             if self._earlier is not None and reading.boot_id and reading.failure is None:
                 self._go_on(reading)
-            recorder = self._recorder if self._earlier is None else None
-            messages: list[tuple[bytes, bytes]] = []
-            if recorder is not None:
-                messages += self._recorded(recorder, reading)
+            recording = self._earlier is None and self._given_up is None
+            messages = self._recorded(reading) if recording else []
+            lost = self._given_up
             snapshot = self._tracker.update(reading)
-            if recorder is not None:
+            if recording:
                 with self._guarded():
-                    messages += recorder.summarise(snapshot)
+                    messages += self._recorder.summarise(snapshot)
                 self._loop.call_soon_threadsafe(self._storage.send, messages)
+            if lost is not None:
+                self._loop.call_soon_threadsafe(self._storage.health.record_dropped, 1, lost)
             return snapshot
 
-    def _recorded(self, recorder: Recorder, reading: Reading) -> list[tuple[bytes, bytes]]:
+    def _recorded(self, reading: Reading) -> list[tuple[bytes, bytes]]:
         if self._storage.again.is_set():
             self._storage.again.clear()
-            recorder.begin_again()
+            self._recorder.begin_again()
         messages: list[tuple[bytes, bytes]] = []
         with self._guarded():
-            messages += recorder.record(reading)
+            messages += self._recorder.record(reading)
         return messages
 
     @contextlib.contextmanager
@@ -348,14 +389,14 @@ class StoredTracker:
             yield
         except Exception as error:  # noqa: BLE001 a bug must cost the storage alone
             log.exception("Nothing is stored any more; please report this", extra=fields(err=repr(error)))
-            self._recorder = None
-            self._loop.call_soon_threadsafe(self._storage.health.record_error, repr(error))
+            self._given_up = f"{GIVEN_UP}: {error!r}"
+            self._loop.call_soon_threadsafe(self._storage.health.record_given_up, self._given_up)
 
     def last_messages(self) -> list[tuple[bytes, bytes]]:
         """Return what is stored at our end."""
         messages: list[tuple[bytes, bytes]] = []
         with self._lock:
-            if self._recorder is not None and self._earlier is None:
+            if self._given_up is None and self._earlier is None:
                 with self._guarded():
                     messages += self._recorder.last_state()
         return messages
@@ -411,26 +452,10 @@ async def store(  # noqa: PLR0913 what it joins
             stdin=other.fileno(),
         )
     storage = Storage(keeper, ours, health)
-    try:
-        await storage.open()
-    except asyncio.TimeoutError:
-        log.error("Nothing is stored: the disk does not answer", extra=fields(path=config.storage.path))
-        health.record_error("the disk did not answer at the start")
-        try:
-            yield None
-        finally:
-            await storage.abandon()
-        return
-    except OSError as error:
-        await storage.abandon()
-        message = "the process that stores could not be started; see its message above"
-        raise StartupError(message) from error
-    except StartupError:
-        await storage.abandon()
-        raise
     recorder = Recorder(tracker, timeline, idle_after, config.sampling.interval)
     stored = StoredTracker(tracker, timeline, recorder, storage)
     try:
+        await _open(storage, config.storage.path)
         async with background_task(storage.run()):
             try:
                 head, content = await storage.request({"ask": RESTORE}, RESTORE_SECONDS)
@@ -444,6 +469,22 @@ async def store(  # noqa: PLR0913 what it joins
     finally:
         storage.send(stored.last_messages())
         await storage.end()
+
+
+async def _open(storage: Storage, path: Path) -> None:
+    """Open a storage; a disk that hangs is no reason not to start.
+
+    Raises:
+        StartupError: the directory cannot be used.
+    """
+    try:
+        await storage.open()
+    except asyncio.TimeoutError:
+        log.error("Nothing is stored until the disk answers", extra=fields(path=path))
+        storage.health.record_error(NOT_OPENED)
+    except OSError as error:
+        message = f"{NOT_STARTED}: {error.strerror or error}"
+        raise StartupError(message) from error
 
 
 def _arguments(config: StorageConfig, rootfs: Path, user: User | None) -> str:

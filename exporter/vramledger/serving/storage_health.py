@@ -38,6 +38,7 @@ class StorageHealth:
         self._written = self._written_before = 0
         self._dropped = self._dropped_there = self._restarts = 0
         self._stores: bool | None = None
+        self._given_up = False
         self._last_error: tuple[float, str] | None = None
 
     def record_sent(self, readings: int) -> None:
@@ -56,6 +57,11 @@ class StorageHealth:
         self._stores = False
         self._last_error = self._clock(), error
 
+    def record_given_up(self, error: str) -> None:
+        """Remember that nothing will be sent any more: what is confirmed from now on was sent before."""
+        self._given_up = True
+        self.record_error(error)
+
     def record_status(self, status: dict[str, Any]) -> None:
         """Take what the process that stores says of itself since its start."""
         handled = int(status["stored"]) + int(status["dropped"])
@@ -65,14 +71,15 @@ class StorageHealth:
         if progress:
             self._unconfirmed_since = self._monotonic() if self._sent > handled else None
         self._written = self._written_before + int(status["written"])
-        if status["size"] is not None:
-            self._size, self._oldest = int(status["size"]), status["oldest"]
+        self._size, self._oldest = status["size"], status["oldest"]
         if status["newest"] is not None:
             self._newest = float(status["newest"])
         if status["error"]:
             self.record_error(str(status["error"]))
-        elif int(status["stored"]) > self._stored:
+        elif int(status["stored"]) > self._stored and not self._given_up:
             self._stores = True
+        if status["house_error"] and self._stores is not False:  # otherwise the newest error says why
+            self._last_error = self._clock(), str(status["house_error"])
         self._stored = int(status["stored"])
 
     def record_end(self, error: str) -> None:

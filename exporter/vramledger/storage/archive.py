@@ -16,6 +16,7 @@ import stat
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -282,15 +283,20 @@ class Archive:
         return sorted(found)
 
     def keep_house(self) -> None:
-        """Thin one segment, and remove what is too old or too much.
+        """Thin one segment, and remove what is too old or too much; what fails stops nothing else.
 
         Raises:
-            OSError: the disk does not answer or is full.
+            OSError: the first failure: the disk does not answer or is full, or a file cannot be removed.
         """
-        self._remove_temporary()
-        self._remove_old()
-        with suppress(RecordingError):
-            self._thin_one()
+        failures: list[OSError] = []
+        removals = partial(self._remove_temporary, failures), partial(self._remove_old, failures)
+        for step in (*removals, self._thin_one):
+            try:
+                step()
+            except OSError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def usage(self) -> tuple[int, float | None]:
         """Return the bytes of all files, and the time of the oldest moment that can be shown.
@@ -313,20 +319,30 @@ class Archive:
                 sizes[each] = found.st_blocks * 512
         return sizes
 
-    def _remove_temporary(self) -> None:
+    def _remove_temporary(self, failures: list[OSError]) -> None:
         for name in _list(self._directory):
             if name.endswith(_TEMPORARY) and _NAME.fullmatch(name.removesuffix(_TEMPORARY)):
-                os.unlink(name, dir_fd=self._directory)
+                self._remove(name, failures)
 
-    def _remove_old(self) -> None:
+    def _remove_old(self, failures: list[OSError]) -> None:
         sizes = self._sizes()
         total = sum(sizes.values())
         oldest = self._clock() - self._retention
         for each, size in sizes.items():
             expired = each.begin + SEGMENT_SECONDS < oldest
-            if (expired or total > self._size) and each.name != self._writing:
-                os.unlink(each.name, dir_fd=self._directory)
+            removable = (expired or total > self._size) and each.name != self._writing
+            if removable and self._remove(each.name, failures):
                 total -= size
+
+    def _remove(self, name: str, failures: list[OSError]) -> bool:
+        """Remove a file, and tell whether it is gone."""
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._directory)
+        except OSError as error:
+            failures.append(error)
+            return False
+        return True
 
     def _thin_one(self) -> None:
         """Replace the oldest segment that is stored more finely than its age needs."""
@@ -340,7 +356,8 @@ class Archive:
                 and steps.index(name) > steps.index(each.step)
             ]
             if enough and (each.name != self._writing or self._writer is None):
-                self._thin(each, *enough[-1])
+                with suppress(RecordingError):
+                    self._thin(each, *enough[-1])
                 return
 
     def _thin(self, old: SegmentName, step: str, seconds: float) -> None:

@@ -34,19 +34,25 @@ HOUSE_INTERVAL = 30.0
 RETRY_INTERVAL = 10.0
 """Seconds after a failure of the disk until a new segment is begun."""
 
+HOUSE_FAILED = "old files cannot be thinned or removed"
+
 _READ_BYTES = 1 << 20
 
 
 class StorageProcess:
     """Write what the exporter sends, and answer what it asks."""
 
-    def __init__(self, archive: Archive, send: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, archive: Archive, send: Callable[[bytes], None], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         """Start without a segment."""
         self._archive = archive
         self._send = send
+        self._monotonic = monotonic
         self._writing = False
         self._failed: str | None = None
-        self._flushed = self._kept_house = time.monotonic()
+        self._house_failed: str | None = None
+        self._flushed = self._kept_house = self._monotonic()
         self._retry_at: float | None = None
         self._pending = self._stored = self._dropped = 0
         self._newest: float | None = None
@@ -85,6 +91,7 @@ class StorageProcess:
             "size": self._size,
             "oldest": self._oldest,
             "error": self._failed,
+            "house_error": self._house_failed,
         }
         with suppress(BrokenPipeError):  # the exporter has ended, and what it sent is still to be read
             self._send(pack(STATUS, json.dumps(status).encode()))
@@ -97,7 +104,7 @@ class StorageProcess:
 
     def idle(self) -> float:
         """Do what is due, and return the seconds until the next thing is."""
-        now = time.monotonic()
+        now = self._monotonic()
         if now - self._flushed >= FLUSH_INTERVAL:
             self._flush()
         if self._retry_at is not None and now >= self._retry_at:
@@ -105,23 +112,38 @@ class StorageProcess:
             self._send(pack(AGAIN, b""))
         if now - self._kept_house >= HOUSE_INTERVAL:
             self._keep_house()
-        return max(0.0, self._flushed + FLUSH_INTERVAL - time.monotonic())
+        return max(0.0, self._flushed + FLUSH_INTERVAL - self._monotonic())
 
     def _keep_house(self) -> None:
-        self._kept_house = time.monotonic()
+        """Thin and remove what is old; a failure of that loses no reading, so it is reported apart."""
+        self._kept_house = self._monotonic()
+        failed: str | None = None
         try:
-            self._archive.keep_house()
+            try:
+                self._archive.keep_house()
+            finally:
+                self._measure()
         except OSError as error:
-            self._complain(error)
-        self.measure()
+            failed = f"{HOUSE_FAILED}: {error.strerror or error}"
+            if failed != self._house_failed:
+                log.error(
+                    "Old files of the storage cannot be thinned or removed", extra=fields(err=str(error))
+                )
+        if failed is None and self._house_failed is not None:
+            log.info("Old files of the storage are thinned and removed again")
+        self._house_failed = failed
 
     def measure(self) -> None:
-        """Look at how much is stored, and since when."""
+        """Look at how much is stored, and since when, if that can be known."""
         with suppress(OSError):
-            self._size, self._oldest = self._archive.usage()
+            self._measure()
+
+    def _measure(self) -> None:
+        self._size = self._oldest = None
+        self._size, self._oldest = self._archive.usage()
 
     def _flush(self) -> None:
-        self._flushed = time.monotonic()
+        self._flushed = self._monotonic()
         if self._writing:
             self._writing = self._try(self._archive.flush)
         if not self._size:  # what was stored first is not to count as nothing until the next look
@@ -142,7 +164,7 @@ class StorageProcess:
             write()
         except OSError as error:
             self._complain(error)
-            self._retry_at = time.monotonic() + RETRY_INTERVAL
+            self._retry_at = self._monotonic() + RETRY_INTERVAL
             self._dropped, self._pending, self._newest = self._dropped + self._pending, 0, self._newest_stored
             return False
         self._stored, self._pending, self._newest_stored = self._stored + self._pending, 0, self._newest

@@ -31,6 +31,7 @@ class _Watched:
             "size": None,
             "oldest": None,
             "error": None,
+            "house_error": None,
         }
         self.health.record_status({**status, **more})
 
@@ -131,3 +132,42 @@ def test_nothing_is_lost_twice(ends: int) -> None:
     for _ in range(ends):
         watched.health.record_end("killed")
     assert watched.figures().dropped == 3
+
+
+def test_old_files_that_stay_are_an_error_and_no_loss() -> None:
+    """A failure to thin or remove is the last error while readings are stored; a loss comes before it."""
+    watched = _Watched()
+    watched.health.record_sent(2)
+    watched.confirm(1, house_error="old files stay")
+    assert watched.figures().up
+    assert watched.figures().last_error == (watched.now, "old files stay")
+    watched.confirm(1, dropped=1, error="full", house_error="old files stay")
+    assert (watched.figures().up, watched.figures().last_error) == (False, (watched.now, "full"))
+    watched.confirm(1, dropped=1, house_error="old files stay")
+    assert watched.figures().last_error == (watched.now, "full"), "this is why nothing is stored"
+    watched.health.record_sent(1)
+    watched.confirm(2, dropped=1, house_error="old files stay")
+    assert (watched.figures().up, watched.figures().last_error) == (True, (watched.now, "old files stay"))
+
+
+def test_a_size_that_is_not_known_any_more_is_absent() -> None:
+    """When the process that stores cannot count the files, no earlier size is served as today's."""
+    watched = _Watched()
+    watched.confirm(0, size=7, oldest=5.0)
+    assert (watched.figures().size, watched.figures().oldest) == (7, 5.0)
+    watched.confirm(0)
+    assert (watched.figures().size, watched.figures().oldest) == (None, None)
+
+
+def test_who_has_given_up_is_never_up_again() -> None:
+    """After a bug in what records, readings that are confirmed later do not make the storage up."""
+    watched = _Watched()
+    watched.health.record_sent(2)
+    watched.confirm(1)
+    watched.health.record_given_up("a bug")
+    watched.confirm(2, house_error="old files stay")
+    assert (watched.figures().up, watched.figures().last_error) == (False, (watched.now, "a bug"))
+    watched.health.record_end("killed")
+    watched.health.record_restart()
+    watched.confirm(1)
+    assert watched.figures().up is False

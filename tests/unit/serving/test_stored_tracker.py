@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -17,11 +17,14 @@ from tests.support.host.model import GIB, Gpu, Host, Process
 from tests.support.host.programs import Fixed
 from tests.support.past import BOOT_ID, IDLE_AFTER, StoredPast
 from vramledger.accounting.tracker import HoldingTracker
+from vramledger.metrics.storage import StorageFigures
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Holding, Snapshot, State
 from vramledger.serving.storage import Storage, StoredTracker
+from vramledger.serving.storage_health import StorageHealth
 from vramledger.storage.archive import Archive, open_directory
 from vramledger.storage.moments import compute
+from vramledger.storage.protocol import ADD
 from vramledger.storage.questions import RESTORE, answer
 from vramledger.storage.recorder import Recorder
 from vramledger.storage.segments import READING
@@ -36,6 +39,7 @@ class _Sink:
 
     def __init__(self) -> None:
         self.again = threading.Event()
+        self.health = StorageHealth(2**29, 604800.0)
         self.sent: list[tuple[bytes, bytes]] = []
 
     def send(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
@@ -154,3 +158,42 @@ def test_a_state_of_the_future_is_not_used(tmp_path: Path) -> None:
     past.now = 30.0
     (after,) = restarted(tmp_path, [past.reading()])
     assert the_holding(after).state is State.ACTIVE
+
+
+class _Broken(Recorder):
+    """A recorder with a bug that shows at some time."""
+
+    fails_at = float("inf")
+
+    def record(self, reading: Reading) -> Iterator[tuple[bytes, bytes]]:
+        """Fail from that time on."""
+        if reading.monotonic >= self.fails_at:
+            message = "bug"
+            raise KeyError(message)
+        return super().record(reading)
+
+
+def test_a_bug_of_the_recorder_is_said_and_counted() -> None:
+    """Sampling goes on; the storage stays down, and each reading that it does not get counts as dropped."""
+    host = quiet_host()
+
+    async def run() -> tuple[StorageFigures, int]:
+        tracker, timeline, sink = HoldingTracker(idle_after=IDLE_AFTER, interval=1.0), Timeline(), _Sink()
+        recorder = _Broken(tracker, timeline, IDLE_AFTER, 1.0)
+        first = host.reading(0.0)
+        recorder.fails_at = first.monotonic + 2
+        stored = StoredTracker(tracker, timeline, recorder, cast("Storage", sink))
+        for second in range(5):
+            assert stored.update(host.reading(float(second))).devices
+        await asyncio.sleep(0)
+        sink.health.record_sent(2)
+        status = {"stored": 2, "dropped": 0, "written": 1, "newest": 1.0, "size": 1, "oldest": 1.0}
+        sink.health.record_status({**status, "error": None, "house_error": None})
+        assert stored.last_messages() == []
+        return sink.health.figures(), sum(each[:1] == ADD for each, _ in sink.sent)
+
+    figures, sent = asyncio.run(run())
+    assert sent
+    assert (figures.up, figures.dropped) == (False, 3)
+    assert figures.last_error is not None
+    assert "KeyError('bug')" in figures.last_error[1]

@@ -39,9 +39,9 @@ def small(seed: int = 1) -> Host:
     return Host([Gpu()], [Process(7, {0: Fixed(GIB)}, begin=-900.0)], Random(seed))  # noqa: S311 a simulation
 
 
-def stored(path: Path, seconds: float, **settings: str) -> list[str]:
+def stored(path: Path, seconds: float) -> list[str]:
     """Store some time, and return the names of the files."""
-    past = StoredPast(path, small(), **settings)
+    past = StoredPast(path, small())
     past.watch(seconds)
     past.end()
     return sorted([each.name for each in path.iterdir()])
@@ -445,3 +445,41 @@ def test_the_newest_reading_is_one_that_is_on_the_disk(tmp_path: Path) -> None:
     after = status_of(past)
     assert (after["newest"], after["stored"], after["error"]) == (EPOCH + past.now - 1, 2, None)
     assert times(past.archive) == [0.0, past.now - 1]
+
+
+def test_old_files_that_stay_are_no_loss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that cannot be removed is reported until it is gone; no reading is lost, and other files go."""
+    past = StoredPast(tmp_path, small(), retention=HOUR)
+    caplog.set_level("INFO")
+    stuck, other = tmp_path / "5.live.gz.tmp", tmp_path / "6.live.gz.damaged"
+    stuck.mkdir()
+    other.write_bytes(b"x")
+    past.now = 8 * 24 * HOUR
+    for _ in range(5):
+        past.watch(40)
+        past.process.idle()
+        status = status_of(past)
+        assert (status["error"], status["dropped"], status["stored"]) == (None, 0, past.now - 8 * 24 * HOUR)
+        assert "Is a directory" in status["house_error"]
+    assert not other.exists()
+    stuck.rmdir()
+    past.watch(40)
+    past.process.idle()
+    assert status_of(past)["house_error"] is None
+    assert [each.message for each in caplog.records] == [
+        "Old files of the storage cannot be thinned or removed",
+        "Old files of the storage are thinned and removed again",
+    ]
+
+
+def test_a_directory_that_cannot_be_read_has_no_size(tmp_path: Path) -> None:
+    """When files cannot be counted, neither their size is known nor since when something is stored."""
+    past = StoredPast(tmp_path, small())
+    past.sample()
+    assert status_of(past)["size"]
+    os.close(past.directory)
+    past.now += 60
+    past.process.idle()
+    status = status_of(past)
+    assert (status["size"], status["oldest"]) == (None, None)
+    assert status["house_error"]
