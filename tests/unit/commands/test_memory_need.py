@@ -132,7 +132,15 @@ def test_nothing_known_is_not_zero() -> None:
 def test_a_failed_allocation_is_part_of_what_is_wanted() -> None:
     """After an out-of-memory error there is no amount that is certainly enough, and no limit to advise."""
     need = assess_need(
-        [use(counted("torch", 8 * GIB), overhead=GIB, failed_request=3 * GIB, used_at_failure=7 * GIB)]
+        [
+            use(
+                counted("torch", 8 * GIB),
+                overhead=GIB,
+                failed=True,
+                failed_request=3 * GIB,
+                used_at_failure=7 * GIB,
+            )
+        ]
     )
 
     assert (need.bytes, need.wanted, need.enough) == (9 * GIB, 11 * GIB, None)
