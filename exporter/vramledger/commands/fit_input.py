@@ -103,7 +103,6 @@ class FrameworkUse(NamedTuple):
         ordinal: its own number of the device.
         in_use_peak: its highest use.
         pool: what it had taken from the driver.
-        pool_peak: its highest pool.
         advice: what a setting of its allocator would free, otherwise empty.
     """
 
@@ -111,7 +110,6 @@ class FrameworkUse(NamedTuple):
     ordinal: int | None
     in_use_peak: int | None
     pool: int | None
-    pool_peak: int | None
     advice: str = ""
 
     @property
@@ -413,7 +411,6 @@ def _framework(raw: Fields) -> FrameworkUse:
         raw.count("ordinal"),
         raw.count("in_use_peak"),
         raw.count("pool"),
-        raw.count("reserved_peak"),
         allocator_advice(raw.count("reserved"), raw.count("inactive_split"), _settings(raw)) or "",
     )
 
@@ -459,7 +456,6 @@ def read_oom_report(raw: object, where: str) -> tuple[Program, tuple[DeviceUse, 
                     fields.count("ordinal"),
                     general.get("in_use_peak"),
                     reserved,
-                    figures.get("reserved_peak"),
                 ),
             ),
             whole_life=False,

@@ -156,7 +156,6 @@ def _highest_peaks(seen: Sequence[DeviceUse]) -> list[FrameworkUse]:
         found.append(
             each._replace(
                 in_use_peak=_highest([other.in_use_peak for other in same]),
-                pool_peak=_highest([other.pool_peak for other in same]),
             )
         )
     return found

@@ -35,7 +35,7 @@ def use(
 
 def counted(name: str, peak: int | None, *, ordinal: int | None = 0) -> FrameworkUse:
     """Return what a framework reported."""
-    return FrameworkUse(name, ordinal, peak, None, None)
+    return FrameworkUse(name, ordinal, peak, None)
 
 
 def test_a_preallocation_is_not_a_need() -> None:
