@@ -228,16 +228,15 @@ def _need_lines(need: MemoryNeed, headroom: float) -> Iterator[str]:
         yield f"    needs        {gib(need.bytes)} at its peak ({need.grade.value}): {need.why}"
         if use.held is not None and use.held - need.bytes > MIB:
             yield f"    unneeded     {gib(use.held - need.bytes)} of what it holds now"
-        if need.wanted is None:
+        if not need.failed:
             yield (
                 f"    plan with    {gib(need.planned)}: the pool has {headroom:.0%} more, and at least "
                 f"{gib(HEADROOM_LEAST if headroom else 0)}, for rounding and gaps"
             )
-        else:
-            yield (
-                f"    wanted       {gib(need.wanted)}: an allocation of {gib(use.failed_request)} failed, "
-                "and others might have followed"
-            )
+    if need.failed:
+        wanted = "not known" if need.wanted is None else gib(need.wanted)
+        size = "" if use.failed_request is None else f" of {gib(use.failed_request)}"
+        yield f"    wanted       {wanted}: an allocation{size} failed, and others might have followed"
     yield from _compute_lines(need)
 
 
@@ -316,8 +315,10 @@ def _doubt(need: MemoryNeed, offer: Offer) -> str:
     """Say why it is not known whether the program fits."""
     if need.bytes is not None and offer.limit is not None and not offer.limit.known:
         return "but its cgroup may leave it less"
-    if need.wanted is None:
+    if need.bytes is None:
         return "but its need is not known"
+    if need.wanted is None:
+        return "enough for what it had, but it is not known how much more the allocation that failed needed"
     also = "also" if (offer.room or 0) >= need.wanted else "but not"
     return f"enough for what it had, {also} for the allocation that failed"
 
@@ -371,6 +372,7 @@ def _need_json(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> di
         "held_peak": need.most,
         "needed": need.bytes,
         "planned": need.planned,
+        "failed": need.failed,
         "wanted": need.wanted,
         "unused": need.unused,
         "advice": [each.advice for each in need.frameworks if each.advice],

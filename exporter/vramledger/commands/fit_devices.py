@@ -102,7 +102,7 @@ def _verdict(
     if enough is not None and room >= enough:
         return YES, ()
     if need.bytes is not None and room >= need.bytes:
-        return (TIGHT if need.wanted is None else PERHAPS), ()
+        return (PERHAPS if need.failed else TIGHT), ()
     wanted = need.bytes if enough is None else enough
     chosen: list[Evictable] = []
     gained = 0

@@ -103,7 +103,6 @@ class FrameworkUse(NamedTuple):
         ordinal: its own number of the device.
         in_use_peak: its highest use.
         pool: what it had taken from the driver.
-        pool_peak: its highest pool.
         advice: what a setting of its allocator would free, otherwise empty.
     """
 
@@ -111,7 +110,6 @@ class FrameworkUse(NamedTuple):
     ordinal: int | None
     in_use_peak: int | None
     pool: int | None
-    pool_peak: int | None
     advice: str = ""
 
     @property
@@ -138,6 +136,7 @@ class DeviceUse(NamedTuple):
         whole_life: it was watched since its start, so ``peak`` is the peak of its life.
         time_busy: the share of the time in which it had a kernel on the device.
         sm_busy: the share of the device's SMs that its kernels kept busy, by the device's own counters.
+        failed: an allocation has failed here, or perhaps here.
         failed_request: bytes of its newest allocation that failed here.
         used_at_failure: what the framework had in use at that moment.
     """
@@ -155,6 +154,7 @@ class DeviceUse(NamedTuple):
     whole_life: bool
     time_busy: float | None = None
     sm_busy: float | None = None
+    failed: bool = False
     failed_request: int | None = None
     used_at_failure: int | None = None
 
@@ -385,6 +385,7 @@ def _use(device: Fields, holding: Fields, watched_since: float | None) -> Device
     started = holding.number("started")
     alone = len(device.children("holdings")) == 1 and not device.flag("blind")
     oom = agent.child("last_oom")
+    failed = "last_oom" in agent and oom.flag("on_this_device") is not False
     return DeviceUse(
         uuid=device.text("uuid"),
         gpu=device.count("gpu"),
@@ -399,7 +400,8 @@ def _use(device: Fields, holding: Fields, watched_since: float | None) -> Device
         whole_life=started is not None and watched_since is not None and started >= watched_since,
         time_busy=device.number("utilization") if alone else holding.number("sm_utilization"),
         sm_busy=device.child("activity").number("sm") if alone else None,
-        failed_request=oom.count("requested") if oom.flag("on_this_device") is not False else None,
+        failed=failed,
+        failed_request=oom.count("requested") if failed else None,
     )
 
 
@@ -409,7 +411,6 @@ def _framework(raw: Fields) -> FrameworkUse:
         raw.count("ordinal"),
         raw.count("in_use_peak"),
         raw.count("pool"),
-        raw.count("reserved_peak"),
         allocator_advice(raw.count("reserved"), raw.count("inactive_split"), _settings(raw)) or "",
     )
 
@@ -430,7 +431,7 @@ def read_oom_report(raw: object, where: str) -> tuple[Program, tuple[DeviceUse, 
     pool = fields.child("pool")
     name = fields.text("framework")
     declared = REPORTING_FRAMEWORKS.get(name)
-    if declared is None or "requested" not in fields or "pool" not in fields:
+    if declared is None or "pool" not in fields:
         message = f"{where} is not an out-of-memory report"
         raise RecordingError(message)
     figures = {each: value for each in declared.figures if (value := pool.count(each)) is not None}
@@ -455,10 +456,10 @@ def read_oom_report(raw: object, where: str) -> tuple[Program, tuple[DeviceUse, 
                     fields.count("ordinal"),
                     general.get("in_use_peak"),
                     reserved,
-                    figures.get("reserved_peak"),
                 ),
             ),
-            whole_life=True,
+            whole_life=False,
+            failed=True,
             failed_request=fields.count("requested"),
             used_at_failure=general.get("in_use"),
         ),

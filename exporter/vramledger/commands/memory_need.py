@@ -48,7 +48,8 @@ class MemoryNeed(NamedTuple):
         use: what was seen last.
         bytes: its need at its peak so far; None when not known.
         planned: the same with headroom for the pool; None when not known.
-        wanted: what it would have needed for an allocation that failed; None if none has failed.
+        failed: an allocation has failed.
+        wanted: what it would have needed for that allocation; None when not known, or if none has failed.
         most: its highest holding so far, with which it ran; None when not known.
         grade: how good the evidence for ``bytes``, or else for ``most``, is.
         why: the evidence, one sentence.
@@ -60,6 +61,7 @@ class MemoryNeed(NamedTuple):
     use: DeviceUse
     bytes: int | None
     planned: int | None
+    failed: bool
     wanted: int | None
     most: int | None
     grade: Grade
@@ -72,7 +74,7 @@ class MemoryNeed(NamedTuple):
     def unused(self) -> bool:
         """Tell whether its frameworks report, and have used nothing on this device."""
         peaks = [each.in_use_peak for each in self.frameworks]
-        return bool(peaks) and self.wanted is None and all(peak is not None and peak < MIB for peak in peaks)
+        return bool(peaks) and not self.failed and all(peak is not None and peak < MIB for peak in peaks)
 
     @property
     def enough(self) -> int | None:
@@ -81,7 +83,7 @@ class MemoryNeed(NamedTuple):
         The highest holding is that only of a program that was watched since its start: another one may have
         held more before, and may still load its data.
         """
-        if self.wanted is not None:
+        if self.failed:
             return None
         if self.planned is not None:
             return self.planned
@@ -110,14 +112,20 @@ def assess_need(seen: Sequence[DeviceUse], headroom: float = HEADROOM) -> Memory
     time_busy = _busy([use.time_busy for use in seen])
     sm_busy = _busy([use.sm_busy for use in seen])
     in_use = [each.in_use_peak for each in frameworks]
+    moment = "at the peak since its start or its last reset"
+    if in_use == [None] and last.used_at_failure is not None:
+        # A framework that counts no peak: what it had as its allocation failed was needed at least.
+        in_use = [last.used_at_failure]
+        frameworks = [frameworks[0]._replace(in_use_peak=last.used_at_failure)]
+        moment = "when its allocation failed"
     if not frameworks or None in in_use:
         grade, why = _outside_evidence(last, most)
-        return MemoryNeed(last, None, None, None, most, grade, why, (), time_busy, sm_busy)
+        return MemoryNeed(last, None, None, last.failed, None, most, grade, why, (), time_busy, sm_busy)
     peaks = [peak for peak in in_use if peak is not None]
     rest, grade, about_rest = _rest(seen)
     planned = rest + sum(peak + _headroom(peak, headroom) for peak in peaks)
     counted = " and ".join(f"{each.title} counted {gib(each.in_use_peak)} in use" for each in frameworks)
-    why = f"{counted} at the peak since its start or its last reset, and {about_rest}"
+    why = f"{counted} {moment}, and {about_rest}"
     wanted = None
     if last.failed_request is not None:
         before = sum(peaks) if last.used_at_failure is None else last.used_at_failure
@@ -126,7 +134,17 @@ def assess_need(seen: Sequence[DeviceUse], headroom: float = HEADROOM) -> Memory
     if serves is not None and serves.serves:
         why += f"; {serves.title} fills the share that it is given, and may need less"
     return MemoryNeed(
-        last, rest + sum(peaks), planned, wanted, most, grade, why, tuple(frameworks), time_busy, sm_busy
+        last,
+        rest + sum(peaks),
+        planned,
+        last.failed,
+        wanted,
+        most,
+        grade,
+        why,
+        tuple(frameworks),
+        time_busy,
+        sm_busy,
     )
 
 
@@ -138,7 +156,6 @@ def _highest_peaks(seen: Sequence[DeviceUse]) -> list[FrameworkUse]:
         found.append(
             each._replace(
                 in_use_peak=_highest([other.in_use_peak for other in same]),
-                pool_peak=_highest([other.pool_peak for other in same]),
             )
         )
     return found
@@ -208,7 +225,7 @@ def limit_advice(need: MemoryNeed, capacity: int | None, headroom: float = HEADR
 
     Nothing where it would not fit, and after a failed allocation: a limit could only be too small.
     """
-    if need.wanted is not None:
+    if need.failed:
         return
     for each in need.frameworks:
         declared = FRAMEWORKS_BY_NAME.get(each.name)

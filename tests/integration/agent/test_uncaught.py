@@ -13,6 +13,8 @@ from tests.support.listening import FakeExporter, environment, start
 from tests.support.requirements import require_frameworks
 from tests.support.waiting import wait_until
 from vramledger.agent.frameworks.oom_messages import read_requested, read_tensor
+from vramledger.commands.fit_sources import read_file
+from vramledger.commands.memory_need import assess_need
 
 CUPY = """
 class Pool:
@@ -72,10 +74,38 @@ def test_an_error_that_ended_the_program(place: Path, exporter: FakeExporter, co
     assert "OutOfMemoryError: Out of memory allocating" in errors
     assert (told["framework"], told["requested"], told["verdict"]) == ("cupy", 2**30, "too_big")
     assert facts["stack"]["frames"][0]["function"] == "allocate"
-    assert facts["pool"] == {"reserved": 4 * 2**20, "active": 3 * 2**20}
+    assert facts["pool"] == {
+        "in_use": 3 * 2**20,
+        "pool": 4 * 2**20,
+        "limit": 8 * 2**20,
+        "reserved": 4 * 2**20,
+        "active": 3 * 2**20,
+    }
     text = Path(told["report"]).with_suffix(".txt").read_text()
+    assert "more memory than its limit" in text
+    assert "than the device has" not in text, "only the limit is known"
     assert "What the framework said:" in text
     assert "snapshot-from-start" not in text, "it is PyTorch's"
+
+
+@pytest.mark.parametrize(
+    ("message", "requested"),
+    [("TEXT", 2**30), ("'Out of memory.'", None), ("TEXT.replace('1,073', '1')", 1741824)],
+)
+def test_fit_reads_the_report(
+    place: Path, exporter: FakeExporter, message: str, requested: int | None
+) -> None:
+    """The command fit reads what was in use and what failed, also where the message has no bytes."""
+    _, _, last = end(place, exporter, f"raise cupy.OutOfMemoryError({message})")
+    path = Path(last["last_oom"]["report"])
+    seen = read_file(path, None)
+    need = assess_need(seen.uses[0])
+
+    assert need.bytes is not None
+    assert (need.bytes >= 3 * 2**20, need.failed, need.enough) == (True, True, None)
+    assert need.wanted == (None if requested is None else need.bytes + requested)
+    assert "CuPy counted" in need.why
+    assert "If this process can reach an exporter" not in path.with_suffix(".txt").read_text()
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.builders import agent, device, holding, snapshot
-from vramledger.commands.fit import Fit, fit_json, fit_lines
-from vramledger.commands.fit_devices import make_offer
-from vramledger.commands.fit_input import DeviceUse, LedgerSample, Program, read_ledger
+from vramledger.accounting.policies import CONTEXT_BYTES
+from vramledger.commands.fit import CANNOT_TELL, Fit, fit_json, fit_lines
+from vramledger.commands.fit_devices import PERHAPS, make_offer
+from vramledger.commands.fit_input import DeviceUse, LedgerSample, OfferedDevice, Program, read_ledger
 from vramledger.commands.fit_sources import choose_program, read_file
 from vramledger.commands.memory_need import assess_need
 from vramledger.errors import RecordingError, StartupError
@@ -45,6 +46,60 @@ def test_a_file_of_another_kind_is_refused(content: bytes, tmp_path: Path) -> No
         read_file(path, None)
 
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("requested", [62 * GIB, None])
+@pytest.mark.parametrize(
+    ("framework", "pool"),
+    [
+        ("jax", {"in_use": 20 * GIB, "in_use_peak": 20 * GIB, "pool": 60 * GIB, "limit": 60 * GIB}),
+        ("tensorflow", {"in_use": 19 * GIB, "in_use_peak": 20 * GIB}),
+        ("cupy", {"in_use": 20 * GIB, "pool": 22 * GIB}),
+        ("torch", {"allocated": 20 * GIB, "allocated_peak": 20 * GIB, "reserved": 22 * GIB}),
+    ],
+)
+def test_a_report_of_each_framework_is_read(
+    framework: str, pool: dict[str, int], requested: int | None, tmp_path: Path
+) -> None:
+    """What was in use as the allocation failed is needed at least; with it nothing certainly fits."""
+    path = tmp_path / "oom-1.json"
+    content = {"pid": 7, "framework": framework, "ordinal": None, "requested": requested, "pool": pool}
+    path.write_text(json.dumps({"version": 1, "verdict": "unknown", **content}))
+    seen = read_file(path, None)
+    need = assess_need(seen.uses[0])
+    roomy = make_offer(need, ledger_devices()[0], seen.program, live=False)
+    found = Fit(seen, (need,), ((roomy,),), "here", of_this_host=True, headroom=0.1)
+    text = "\n".join(fit_lines(found))
+
+    assert need.bytes == 20 * GIB + CONTEXT_BYTES
+    assert (need.wanted is None, need.enough, roomy.verdict) == (requested is None, None, PERHAPS)
+    assert found.status == CANNOT_TELL
+    assert "wanted       not known: an allocation failed" in text or requested is not None
+    assert json.loads(json.dumps(fit_json(found)))["needs"][0]["failed"]
+
+
+def test_a_report_without_any_figure_is_read(tmp_path: Path) -> None:
+    """A framework that counts nothing leaves the need unknown, and it is still a report."""
+    path = tmp_path / "oom-1.json"
+    path.write_text(json.dumps({"pid": 7, "framework": "jax", "requested": None, "pool": {}}))
+    need = assess_need(read_file(path, None).uses[0])
+
+    assert (need.bytes, need.failed, need.enough) == (None, True, None)
+
+
+def test_a_failure_of_unknown_size_in_a_ledger_counts() -> None:
+    """A program that has failed does not fit for certain, also if nobody knows with how many bytes."""
+    document = _document()
+    (agent_of_7,) = [each["agent"] for each in document["devices"][0]["holdings"] if each["pid"] == 7]
+    agent_of_7["last_oom"] = {"framework": "torch", "requested": None, "on_this_device": True}
+    need = assess_need(choose_program([read_ledger(document, "file")], 7, "").uses[0])
+
+    assert (need.failed, need.enough) == (True, None)
+
+
+def ledger_devices() -> tuple[OfferedDevice, ...]:
+    """Return one empty device."""
+    return read_ledger(snapshot_json(snapshot(device(0))), "the sample").devices
 
 
 def sample(pid: int, started: float | None, peak: int, *uuids: str) -> LedgerSample:

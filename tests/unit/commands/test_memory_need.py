@@ -35,7 +35,7 @@ def use(
 
 def counted(name: str, peak: int | None, *, ordinal: int | None = 0) -> FrameworkUse:
     """Return what a framework reported."""
-    return FrameworkUse(name, ordinal, peak, None, None)
+    return FrameworkUse(name, ordinal, peak, None)
 
 
 def test_a_preallocation_is_not_a_need() -> None:
@@ -132,7 +132,15 @@ def test_nothing_known_is_not_zero() -> None:
 def test_a_failed_allocation_is_part_of_what_is_wanted() -> None:
     """After an out-of-memory error there is no amount that is certainly enough, and no limit to advise."""
     need = assess_need(
-        [use(counted("torch", 8 * GIB), overhead=GIB, failed_request=3 * GIB, used_at_failure=7 * GIB)]
+        [
+            use(
+                counted("torch", 8 * GIB),
+                overhead=GIB,
+                failed=True,
+                failed_request=3 * GIB,
+                used_at_failure=7 * GIB,
+            )
+        ]
     )
 
     assert (need.bytes, need.wanted, need.enough) == (9 * GIB, 11 * GIB, None)

@@ -11,6 +11,7 @@ from typing import Any
 
 from vramledger.agent.oom import flight_text
 from vramledger.agent.oom.flight_text import format_bytes
+from vramledger.agent.oom.verdict import TOO_BIG, UNKNOWN
 
 MAX_KEPT = 20
 """The number of reports that the directory keeps, the newest ones."""
@@ -32,6 +33,16 @@ that allocated them.""",
 Too little is known for a verdict. If this process can reach an exporter, what other processes hold
 is known too.""",
 }
+
+TOO_BIG_FOR_LIMIT_ADVICE = """\
+The program needs more memory than its limit. If the device has more, raise the limit. A smaller batch or
+model, mixed precision, activation checkpointing or sharding over several devices reduces the need."""
+"""For a program that has a limit of its own, below the device's size."""
+
+UNKNOWN_FREE_ADVICE = """\
+Too little is known for a verdict: the framework does not say what was free. 'vramledger show' says who holds
+the device now."""
+"""For a framework that tells nobody of a failed allocation: the exporter was not asked at that moment."""
 
 EXPANDABLE_ADVICE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids it too."
 """For a program whose memory is fragmented, and that has not set this."""
@@ -174,7 +185,7 @@ def format_report(facts: dict[str, Any]) -> str:
         f"Out of GPU memory: {verdict.replace('_', ' ')}",
         f"{program}, device {facts.get('ordinal')} as the program numbers them",
         "",
-        ADVICE.get(verdict, ""),
+        advice_for(facts),
         *([EXPANDABLE_ADVICE] if verdict == "fragmented" and not facts.get("expandable_segments") else []),
         "",
         *(
@@ -199,6 +210,16 @@ def format_report(facts: dict[str, Any]) -> str:
     if isinstance(collector, dict) and collector.get("enabled") is False:
         lines += ["", "Python's cyclic collector is off: tensors in reference cycles are never freed."]
     return "\n".join(lines) + "\n"
+
+
+def advice_for(facts: dict[str, Any]) -> str:
+    """Return what a program's user can do, from what the report knows."""
+    verdict = str(facts.get("verdict"))
+    if verdict == TOO_BIG and facts.get("limited"):
+        return TOO_BIG_FOR_LIMIT_ADVICE
+    if verdict == UNKNOWN and "free" not in facts:
+        return UNKNOWN_FREE_ADVICE
+    return ADVICE.get(verdict, "")
 
 
 def format_holder(holder: dict[str, object]) -> str:

@@ -13,6 +13,7 @@ import time
 from vramledger.agent.oom.report_file import write_report
 from vramledger.agent.oom.stacks import traceback_lines
 from vramledger.agent.oom.verdict import TOO_BIG, UNKNOWN
+from vramledger.agent_protocol.frameworks import POOL_FIGURES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,7 +89,11 @@ def _report(
             "visible": visible,
             "capacity": limit,
             "limited": limit is not None,
-            "pool": {"reserved": device.get("pool"), "active": device.get("in_use")},
+            "pool": {
+                **{name: device[name] for name in POOL_FIGURES if device.get(name) is not None},
+                "reserved": device.get("pool"),
+                "active": device.get("in_use"),
+            },
             "stack": {"phase": None, "frames": traceback_lines(error.__traceback__)},
             "message": str(error)[:MAX_MESSAGE_CHARS],
         },
