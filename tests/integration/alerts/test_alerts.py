@@ -111,7 +111,7 @@ PAGE_CACHE = {f'vramledger_device_node_memory_bytes{DEVICE[:-1]},type="file"}}':
 
 
 def coherent(cache: Values, *, shared: Values = 0, free: Values = 0.1) -> dict[str, Values]:
-    """Return the figures of coherent memory, GiB: free, page cache, and shared memory, which is no cache."""
+    """Return the figures of coherent memory, GiB; shared memory cannot be dropped, as page cache can."""
 
     def bytes_of(*sizes: Values) -> Callable[[float], float]:
         return lambda minute: GIB * sum(value_at(each, minute) or 0.0 for each in sizes)

@@ -248,7 +248,7 @@ def test_two_gpus_on_one_hosts_memory_count_it_once() -> None:
 
 
 def test_shared_memory_is_not_called_page_cache() -> None:
-    """People are told what the kernel can drop, apart from shared memory and tmpfs, which it cannot."""
+    """The text shows what the kernel can drop apart from shared memory and tmpfs, which it cannot."""
     device = coherent(40 * GIB, file=9 * GIB)
     assert device.node is not None
     shown = replace(device, node=device.node._replace(shared=6 * GIB))
