@@ -472,7 +472,7 @@ async def store(  # noqa: PLR0913 what it joins
 
 
 async def _open(storage: Storage, path: Path) -> None:
-    """Open a storage; a disk that hangs is no reason not to start.
+    """Open a storage; the exporter starts also when the disk hangs.
 
     Raises:
         StartupError: the directory cannot be used.
