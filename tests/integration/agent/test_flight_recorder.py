@@ -275,6 +275,70 @@ def test_a_collector_that_is_off_costs_nothing(place: Path) -> None:
     assert run(place, code, **FROM_START) == "[4, None]\n"
 
 
+STALE = """
+stale = forward(4)
+stale[-1].stale = True
+on_the_host = torch.Tensor(4, kind="cpu")
+on_the_host.stale = True
+"""
+
+
+def test_a_stale_view_costs_nothing(place: Path) -> None:
+    """A view whose base a step has changed is left out; batch and flight of all others stay known."""
+    code = STALE + textwrap.dedent("""
+        from vramledger.agent.torch.recording import recording
+        step(8)
+        kept = forward(16)
+        fail()
+        print([mark.batch for mark in recording.marks])
+    """)
+    assert run(place, code, **FROM_START) == "failed\n[8]\n"
+    (report,) = reports(place)
+
+    assert report["flight"]["batch"] == 16
+    assert report["flight"]["types"]["parameters"] == {"float32": 3 * MIB}
+
+
+UNREADABLE = """
+def unreadable(*_):
+    raise AttributeError("no such attribute")
+"""
+
+
+@pytest.mark.parametrize("broken", ["gc.get_objects", "torch._C._cuda_memoryStats"])
+def test_what_cannot_be_read_ends_no_request(place: Path, broken: str) -> None:
+    """If a step cannot be read, a request still has its snapshot, and the errors are counted."""
+    path = place / "snapshot.pickle"
+    code = f"""
+        import gc
+        {broken} = unreadable
+        print(request(step, step=True, seconds=30.0), worker.errors["torch"] > 0)
+        worker.errors.clear()
+        worker.stop()
+        worker.errors.clear()
+    """
+    out = run(place, f"PATH = {str(path)!r}\n{REQUEST}\n{UNREADABLE}{textwrap.dedent(code)}", **CONSENT)
+
+    assert out == "agent True\n"
+    assert parse_snapshot(load_plain(path)).training is not None
+
+
+def test_a_failure_keeps_its_lines_without_the_tensors(place: Path) -> None:
+    """If the tensors cannot be read, the report still has the lines that hold the memory."""
+    code = UNREADABLE + textwrap.dedent("""
+        import gc
+        step()
+        asked, gc.get_objects = gc.get_objects, unreadable
+        fail()
+        gc.get_objects = asked
+        print(worker.errors.pop("torch"))
+    """)
+    assert run(place, code, **FROM_START) == "failed\n1\n"
+    (report,) = reports(place)
+
+    assert report["flight"]["lines"]
+
+
 def test_a_forked_child_reads_nothing(place: Path) -> None:
     """In a forked child the allocator's lock may be held for ever: a step there reads and marks nothing."""
     code = """

@@ -14,6 +14,7 @@ from math import prod
 from types import ModuleType
 from typing import Any
 
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent_protocol.messages import CATEGORIES
 
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS = CATEGORIES
@@ -107,7 +108,7 @@ def _tensors_of(optimizer: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 to
 
 def state_tensors(state: object) -> Iterator[object]:
     """Yield what may be tensors in one parameter's state; Adam has plain ones, others keep lists of them."""
-    values = state.values() if isinstance(state, dict) else ()
+    values = tuple(state.values()) if isinstance(state, dict) else ()
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from value
@@ -123,11 +124,18 @@ def _add(facts: TensorFacts, category: str, tensor: Any) -> None:  # noqa: ANN40
             return
         device, address = int(tensor.device.index), int(tensor.data_ptr())
         size, dtype = int(tensor.nbytes), type_name(tensor.dtype)
-    except (AttributeError, RuntimeError, TypeError, NotImplementedError):
+    except (AttributeError, RuntimeError, TypeError, NotImplementedError) as error:
+        _raise_of_program(error)
         return
     facts.addresses.setdefault(device, {})[address] = category
     types = facts.types.setdefault(device, {}).setdefault(category, {})
     types[dtype] = types.get(dtype, 0) + size
+
+
+def _raise_of_program(error: BaseException) -> None:
+    """Raise again what a signal handler of the program has raised here."""
+    if belongs_to_program(error):
+        raise error
 
 
 def type_name(dtype: object) -> str:
@@ -136,11 +144,19 @@ def type_name(dtype: object) -> str:
 
 
 def _nodes(tensors: Iterable[Any], most: int) -> Iterator[Any]:
-    """Yield the operations of the graphs that end in the given tensors."""
+    """Yield the operations of the graphs that end in the given tensors.
+
+    A view whose base the optimizer's step has changed since has no operation any more: PyTorch raises an
+    error for it.
+    """
     waiting = []
     for tensor in tensors:
-        node = tensor.grad_fn
-        if node is not None and tensor.device.type == "cuda":
+        try:
+            node = tensor.grad_fn if tensor.device.type == "cuda" else None
+        except RuntimeError as error:
+            _raise_of_program(error)
+            continue
+        if node is not None:
             waiting.append(node)
     seen = set(waiting)
     for node in waiting:  # it grows
@@ -159,14 +175,15 @@ def _shapes(node: Any) -> Iterator[tuple[str, int, tuple[int, ...]]]:  # noqa: A
         try:
             shape = tuple(int(length) for length in metadata.shape)
             yield type_name(metadata.dtype), int(metadata.dtype.itemsize), shape
-        except (AttributeError, RuntimeError, TypeError):  # a size that is not a number yet, an old version
-            continue
+        except (AttributeError, RuntimeError, TypeError) as error:
+            _raise_of_program(error)
+            continue  # a size that is not a number yet, an old version
 
 
 def _is_of_parameter(node: Any) -> bool:  # noqa: ANN401 as above
     """Return whether an operation gives a parameter, or one in another form: transposed, in another type."""
     for _ in range(MAX_FORMS):
-        if "AccumulateGrad" in node.name():
+        if type(node).__name__ == "AccumulateGrad":  # a program's own operation may have another ``name``
             return True
         following = node.next_functions
         if len(following) != 1 or following[0][0] is None:

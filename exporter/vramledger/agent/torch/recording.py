@@ -11,10 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent.torch.live_tensors import TensorFacts, read_tensors, young_batch
 from vramledger.agent.torch.step_peaks import StepMark, StepPeaks, step_peaks
+from vramledger.agent.worker import worker
 from vramledger.agent_protocol.messages import SNAPSHOT_KEY
 
 DEFAULT_EVENTS = 10_000
@@ -26,6 +28,9 @@ MAX_MARKS = 64
 _OPTIONAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
 """Only newer versions of PyTorch accept ``skip_actions``. We skip the requests to free a block, because the
 event that completes a request says the same."""
+
+
+_Found = TypeVar("_Found")
 
 
 class Recording:
@@ -93,12 +98,13 @@ class Recording:
             counter = torch._C._cuda_memoryStats(ordinal)["allocated_bytes"]["all"]
             peak[ordinal], allocated[ordinal] = counter["peak"], counter["current"]
         ended = time.time_ns() // 1000
-        self.marks.append(StepMark(begun, ended, young_batch(torch), peak, allocated))
+        batch = _read_or(None, young_batch, torch)
+        self.marks.append(StepMark(begun, ended, batch, peak, allocated))
 
     def take_snapshot(self, torch: ModuleType) -> tuple[dict[str, Any], TensorFacts]:
         """Return a snapshot with the recorded events, and what is known of the tensors at this moment."""
         snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
-        return snapshot, read_tensors(torch)
+        return snapshot, _read_or(TensorFacts(), read_tensors, torch)
 
     def has_all(self, trace: list[Any]) -> bool:
         """Return whether a device's trace has all events since the recording began."""
@@ -134,6 +140,20 @@ class Recording:
             **more,
         }
         return peaks
+
+
+def _read_or(unknown: _Found, read: Callable[[ModuleType], _Found], torch: ModuleType) -> _Found:
+    """Return what a function reads of the program's tensors; if it fails, count the error: nothing is known.
+
+    The objects belong to the program, so any of them may raise an error.
+    """
+    try:
+        return read(torch)
+    except BaseException as error:
+        if belongs_to_program(error):
+            raise
+        worker.count_error("torch")
+        return unknown
 
 
 def plain_step(step: StepPeaks) -> dict[str, object]:
