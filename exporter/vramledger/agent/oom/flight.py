@@ -57,7 +57,7 @@ def take_flight(recording: Recording, torch: Any, device: int, failure: Allocati
     return {
         "lines": top_lines(snapshot, device, from_start=recording.from_start),
         "from_start": recording.from_start,
-        "steps": [plain_step(step) for step in peaks[-MAX_STEPS:]],
+        "steps": [plain_step(step, facts) for step in peaks[-MAX_STEPS:]],
         "types": facts.types.get(device, {}),
         "forward_types": facts.forward_types,
         "batch": facts.batch,

@@ -1,7 +1,8 @@
 """Find what the program's optimizers and its last graph know of its tensors, without a call of the GPU.
 
 It asks Python's collector for the objects (0.1 s for half a million), so it is used only for a snapshot that
-the program has consented to. Only tensors of PyTorch's own type are touched: a subclass may run code of its
+the program has consented to, and only on the program's own thread: the answer refers to every object, so
+nothing that another thread drops meanwhile is freed. Only tensors of PyTorch's own type are touched: a subclass may run code of its
 own.
 """
 
@@ -43,6 +44,7 @@ class TensorFacts:
     """What is known of the program's tensors at one moment.
 
     Attributes:
+        known: the tensors were read; without that, no category is known.
         addresses: the category of each tensor that an optimizer knows, by its address, by device.
         types: bytes by category and type of number, by device.
         forward_types: bytes of the outputs of the forward operations, by type of number; empty where no graph
@@ -50,9 +52,10 @@ class TensorFacts:
         batch: the size of the batch of that graph.
     """
 
-    __slots__ = ("addresses", "batch", "forward_types", "types")
+    __slots__ = ("addresses", "batch", "forward_types", "known", "types")
 
     def __init__(self) -> None:
+        self.known = False
         self.addresses: dict[int, dict[int, str]] = {}
         self.types: dict[int, dict[str, dict[str, int]]] = {}
         self.forward_types: dict[str, int] = {}
@@ -78,6 +81,7 @@ def read_tensors(torch: ModuleType) -> TensorFacts:
             size = width * prod(shape)
             facts.forward_types[dtype] = facts.forward_types.get(dtype, 0) + size
     facts.batch = _batch(nodes)
+    facts.known = True
     return facts
 
 

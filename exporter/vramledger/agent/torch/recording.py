@@ -102,7 +102,10 @@ class Recording:
         self.marks.append(StepMark(begun, ended, batch, peak, allocated))
 
     def take_snapshot(self, torch: ModuleType) -> tuple[dict[str, Any], TensorFacts]:
-        """Return a snapshot with the recorded events, and what is known of the tensors at this moment."""
+        """Return a snapshot with the recorded events, and what is known of the tensors at this moment.
+
+        It is called on the program's own thread: see :mod:`live_tensors`.
+        """
         snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
         return snapshot, _read_or(TensorFacts(), read_tensors, torch)
 
@@ -129,7 +132,10 @@ class Recording:
         numbers = sorted({segment.get("device", 0) for segment in snapshot["segments"]})
         peaks = {number: self.peaks(snapshot, number, facts) for number in numbers}
         devices = {
-            number: {"steps": [plain_step(step) for step in steps], "types": facts.types.get(number, {})}
+            number: {
+                "steps": [plain_step(step, facts) for step in steps],
+                "types": facts.types.get(number, {}),
+            }
             for number, steps in peaks.items()
         }
         snapshot[SNAPSHOT_KEY] = {
@@ -156,16 +162,20 @@ def _read_or(unknown: _Found, read: Callable[[ModuleType], _Found], torch: Modul
         return unknown
 
 
-def plain_step(step: StepPeaks) -> dict[str, object]:
-    """Return a step as plain data."""
+def plain_step(step: StepPeaks, facts: TensorFacts) -> dict[str, object]:
+    """Return a step as plain data, with categories only where the tensors were read.
+
+    Without that, a parameter that is older than the events would count as an activation.
+    """
     return {
         "whole": step.whole,
         "finished": step.ended is not None,
         "batch": step.batch,
         "phases": {
-            name: {"bytes": peak.bytes, "categories": peak.categories} for name, peak in step.phases.items()
+            name: {"bytes": peak.bytes, "categories": peak.categories if facts.known else {}}
+            for name, peak in step.phases.items()
         },
-        "gradients_before_backward": step.gradients_before_backward,
+        "gradients_before_backward": step.gradients_before_backward if facts.known else None,
     }
 
 
