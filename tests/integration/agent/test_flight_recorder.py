@@ -412,7 +412,45 @@ def test_a_recording_of_the_program_stays(place: Path, moment: str) -> None:
     out = finish(start(program, environment(place, FAKE, **FROM_START)))
 
     assert out == "failed\n5\nfailed\nNone\n"
-    assert [("flight" in report) for report in reports(place)] == [moment == "after", False]
+    assert [("flight" in report) for report in reports(place)] == [False, False]
+
+
+REPLACED = """
+import vramledger.agent
+torch.cuda.memory._record_memory_history(max_entries=100_000)
+"""
+
+
+@pytest.mark.parametrize("work", ["vramledger.agent.stop()", "request(lambda: None, seconds=1.0)"])
+def test_what_replaced_our_recording_goes_on(place: Path, work: str) -> None:
+    """A recording of the program that has replaced ours outlives the agent, and is not called ours."""
+    code = f"""
+        step()
+        answer = {work}
+        print(answer, torch.cuda.memory.recording["most"])
+    """
+    beginning = f"PATH = {str(place / 'snapshot.pickle')!r}\n{REQUEST}{REPLACED}"
+    out = run(place, beginning + textwrap.dedent(code), **FROM_START)
+
+    assert out.split()[-1] == "100000"
+    if "request" in work:
+        assert out == "program 100000\n"
+        added = parse_snapshot(load_plain(place / "snapshot.pickle")).training
+        assert added is not None
+        assert not added.from_start
+        assert not any(step.whole for device in added.devices for step in device.steps)
+
+
+def test_a_failure_waits_for_no_frames_of_the_program(place: Path) -> None:
+    """The blocks show that ours was replaced, so the failing thread waits for no C++ frames of events."""
+    code = REPLACED + textwrap.dedent("""
+        step()
+        taken = torch.cuda.memory._snapshot
+        torch._C._cuda_memorySnapshot = lambda *_: taken()
+        torch.cuda.memory._snapshot = lambda *_: print("waited")
+        fail()
+    """)
+    assert run(place, code, **FROM_START) == "failed\n"
 
 
 def test_run_asks_for_a_recording() -> None:
