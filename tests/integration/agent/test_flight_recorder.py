@@ -415,6 +415,23 @@ def test_a_recording_of_the_program_stays(place: Path, moment: str) -> None:
     assert [("flight" in report) for report in reports(place)] == [False, False]
 
 
+def test_a_torch_that_cannot_record_is_watched_all_the_same(place: Path) -> None:
+    """Before PyTorch 2.2 there is no recording, but optimizer steps, categories and reports are there."""
+    old = "import torch\ndel torch._C._cuda_isHistoryEnabled\n"
+    code = """
+        import torch.optim.optimizer as module
+        step()
+        fail()
+        print(len(module._hooks), torch.cuda.memory.recording, worker.errors["torch"] > 0)
+    """
+    out = finish(start(old + BEGINNING + textwrap.dedent(code), environment(place, FAKE, **FROM_START)))
+    (report,) = reports(place)
+
+    assert out == "failed\n1 None True\n"
+    assert report["categories"]["parameters"] == 3 * MIB
+    assert "flight" not in report
+
+
 REPLACED = """
 import vramledger.agent
 torch.cuda.memory._record_memory_history(max_entries=100_000)
