@@ -222,6 +222,32 @@ def test_types_of_numbers(place: Path) -> None:
     assert "100% bfloat16" in text_of(place)
 
 
+@pytest.mark.parametrize("phase", ["optimizer", "backward"])
+def test_autocast_outside_of_the_forward_pass_says_nothing(place: Path, phase: str) -> None:
+    """Programs that use AMP leave autocast before backward and step, so no report says that it is off."""
+    code = f"""
+        file = {{"optimizer": "/x/torch/optim/adam.py", "backward": "/x/torch/nn/checkpoint.py"}}["{phase}"]
+        source = compile("def inner():\\n    torch.Tensor(2**40)", file, "exec")
+        exec(source)
+        def attempt():
+            try:
+                inner()
+            except torch._C.OutOfMemoryError:
+                pass
+        thread_main = compile("def run():\\n    attempt()", "/x/torch/autograd/graph.py", "exec")
+        exec(thread_main)
+        attempt() if "{phase}" == "optimizer" else __import__("_thread").start_new_thread(run, ())
+        while handler.observer._reports < 1 or handler.observer._busy.locked():
+            time.sleep(0.01)
+    """
+    run(place, code)
+    (report,) = reports(place)
+
+    assert report["stack"]["phase"] == phase
+    assert report["autocast"] is None
+    assert "Autocast" not in text_of(place)
+
+
 @pytest.mark.parametrize(
     ("batches", "failed", "fits"),
     [
