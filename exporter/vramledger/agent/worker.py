@@ -297,7 +297,12 @@ class Worker:
         try:
             if self.poller.has_started():  # otherwise there was nothing to report
                 self.poller.update()
-                self._report_uncaught(session)
+                try:
+                    self._report_uncaught(session)
+                except Exception as error:  # of the program's own exception, whose text may raise one
+                    if belongs_to_program(error):
+                        raise
+                    self.count_error()
                 session.send_now(
                     OOM_REPORT_TIMEOUT_SECONDS if session.has_unsent_oom() else LAST_REPORT_TIMEOUT_SECONDS
                 )

@@ -24,7 +24,9 @@ _FRAMEWORK_PACKAGES = frozenset(
     " tensorflow keras tf_keras jax jaxlib flax optax cupy cupyx rmm".split()
 )
 _FRAMEWORK_PARTS = ("nn", "autograd", "optim", "utils", "cuda", "fx")
-_NATIVE_SUFFIXES = (".cpp", ".cc", ".cu", ".h", ".hpp", ".c", ".so")
+_NATIVE_SUFFIXES = tuple(".cpp .cc .cxx .cu .cuh .c .h .hpp .hxx .inl .tcc .S .s .pyx .rs .so".split())
+_NATIVE_PARTS = (".so.", "/include/c++/")
+"""Libraries with a version in their name, and the headers of the C++ library that have no suffix."""
 _GENERATED = ("<eval_with_key", "<frozen ", "<__array_function__", "<torch_package")
 _LIBRARY_DIRECTORIES = ("/lib/python3", "/lib64/python3")
 
@@ -42,12 +44,17 @@ BACKWARD_CALL = "_engine_run_backward"
 
 def code_origin(filename: str) -> int:
     """Classify a file by its author: C++ and generated code belong to the framework."""
-    if not filename or filename.endswith("??") or filename.startswith(_GENERATED):
-        return FRAMEWORK
-    if filename.endswith(_NATIVE_SUFFIXES) or _is_of_framework(filename):
+    if is_native(filename) or filename.startswith(_GENERATED) or _is_of_framework(filename):
         return FRAMEWORK
     in_library = any(part in filename for part in (*_PACKAGE_DIRECTORIES, *_LIBRARY_DIRECTORIES))
     return LIBRARY if in_library else OWN
+
+
+def is_native(filename: str) -> bool:
+    """Return whether a frame is of compiled code; one without a known file has the name ``??``, or none."""
+    if not filename or filename.endswith("??") or filename.endswith(_NATIVE_SUFFIXES):
+        return True
+    return any(part in filename for part in _NATIVE_PARTS)
 
 
 def _is_of_framework(filename: str) -> bool:
@@ -65,8 +72,10 @@ def phase_of(frames: Sequence[tuple[str, str]]) -> str:
 
     PyTorch runs the backward pass on threads of its own. There a stack is empty, or its outermost frame
     belongs to PyTorch (a compiled function, a checkpoint that computes again, an autograd function). Other
-    threads begin in the program, in Python's own modules or in what started the program.
+    threads begin in the program, in Python's own modules or in what started the program. A program may record
+    C++ frames too, which every thread has: they say nothing here.
     """
+    frames = [frame for frame in frames if not is_native(frame[0])]
     if not frames or _is_of_framework(frames[-1][0]):
         return "backward"
     if any(function == BACKWARD_CALL for _, function in frames):

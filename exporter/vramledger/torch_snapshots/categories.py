@@ -6,6 +6,7 @@ run a part of the forward pass again.
 
 from __future__ import annotations
 
+from vramledger.agent_protocol.user_code import is_native
 from vramledger.torch_snapshots.user_lines import NATIVE, Frame, Stack
 
 PARAMETERS = "parameters: the model is made, loaded or moved"
@@ -29,11 +30,13 @@ def category_of(stack: Stack) -> str:
 
     Memory that the recording saw allocated without a frame of Python is the backward pass': its threads run
     no Python (2,769 allocations of a training on an H200: all 1,195 without a frame were gradients or
-    temporary values of the backward pass).
+    temporary values of the backward pass). PyTorch's default is to record C++ frames as well; they are
+    passed over.
     """
     if not stack:
         return UNRECORDED
-    if stack == (NATIVE,):
+    stack = without_native(stack)
+    if not stack or stack == (NATIVE,):
         return BACKWARD
     called = ""
     for frame in stack:
@@ -41,6 +44,11 @@ def category_of(stack: Stack) -> str:
             return found
         called = frame.name
     return OTHER
+
+
+def without_native(stack: Stack) -> Stack:
+    """Return the frames of Python."""
+    return tuple(frame for frame in stack if not is_native(frame.filename))
 
 
 def _category_of_frame(frame: Frame, called: str) -> str | None:

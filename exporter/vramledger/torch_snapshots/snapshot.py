@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from vramledger.agent_protocol.messages import SNAPSHOT_KEY
 from vramledger.errors import SnapshotError
-from vramledger.torch_snapshots.categories import UNRECORDED, category_of
+from vramledger.torch_snapshots.categories import UNRECORDED, category_of, without_native
 from vramledger.torch_snapshots.plain_values import mapping, raise_malformed, whole_number
 from vramledger.torch_snapshots.training import Training, parse_training
 from vramledger.torch_snapshots.user_lines import NATIVE, Frame, Stack, user_frames
@@ -176,7 +176,9 @@ class _SnapshotParser:
             frames.append(self._frames.setdefault(key, key))
         whole = tuple(frames)
         if whole not in self._stacks:
-            self._stacks[whole] = user_frames(whole), category_of(whole)
+            python = without_native(whole)
+            own = user_frames(python) if python or not whole else (NATIVE,)
+            self._stacks[whole] = own, category_of(whole)
         return self._stacks[whole]
 
     def _items(self, holder: Mapping[object, object], key: str) -> Iterator[Mapping[object, object]]:

@@ -43,10 +43,16 @@ def _step_lines(device: DeviceTraining) -> Iterator[str]:
         name = str(number) if step.finished else "unfinished"
         yield f"{name:>12}  " + "  ".join(f"{cell:>12}" for cell in cells) + _remark(step)
     last = next(step for step in reversed(steps) if step.finished)
+    peaks = last.peaks
+    if not any(peak.categories for peak in peaks.values()):
+        yield "what these peaks were for is not known: 'vramledger snapshot PID --step' finds it out"
+        return
     yield "what the peaks of the last finished step were for"
     for category in CATEGORIES:
         cells = [
-            size_text(last.peaks[name].categories.get(category, 0)) if name in last.peaks else "-"
+            size_text(peaks[name].categories[category])
+            if name in peaks and category in peaks[name].categories
+            else "-"
             for name in PHASES
         ]
         yield f"{category:>12}  " + "  ".join(f"{cell:>12}" for cell in cells)

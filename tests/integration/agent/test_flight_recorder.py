@@ -222,6 +222,32 @@ def test_types_of_numbers(place: Path) -> None:
     assert "100% bfloat16" in text_of(place)
 
 
+@pytest.mark.parametrize("phase", ["optimizer", "backward"])
+def test_autocast_outside_of_the_forward_pass_says_nothing(place: Path, phase: str) -> None:
+    """Programs that use AMP leave autocast before backward and step, so no report says that it is off."""
+    code = f"""
+        file = {{"optimizer": "/x/torch/optim/adam.py", "backward": "/x/torch/nn/checkpoint.py"}}["{phase}"]
+        source = compile("def inner():\\n    torch.Tensor(2**40)", file, "exec")
+        exec(source)
+        def attempt():
+            try:
+                inner()
+            except torch._C.OutOfMemoryError:
+                pass
+        thread_main = compile("def run():\\n    attempt()", "/x/torch/autograd/graph.py", "exec")
+        exec(thread_main)
+        attempt() if "{phase}" == "optimizer" else __import__("_thread").start_new_thread(run, ())
+        while handler.observer._reports < 1 or handler.observer._busy.locked():
+            time.sleep(0.01)
+    """
+    run(place, code)
+    (report,) = reports(place)
+
+    assert report["stack"]["phase"] == phase
+    assert report["autocast"] is None
+    assert "Autocast" not in text_of(place)
+
+
 @pytest.mark.parametrize(
     ("batches", "failed", "fits"),
     [
@@ -273,6 +299,70 @@ def test_a_collector_that_is_off_costs_nothing(place: Path) -> None:
     """
 
     assert run(place, code, **FROM_START) == "[4, None]\n"
+
+
+STALE = """
+stale = forward(4)
+stale[-1].stale = True
+on_the_host = torch.Tensor(4, kind="cpu")
+on_the_host.stale = True
+"""
+
+
+def test_a_stale_view_costs_nothing(place: Path) -> None:
+    """A view whose base a step has changed is left out; batch and flight of all others stay known."""
+    code = STALE + textwrap.dedent("""
+        from vramledger.agent.torch.recording import recording
+        step(8)
+        kept = forward(16)
+        fail()
+        print([mark.batch for mark in recording.marks])
+    """)
+    assert run(place, code, **FROM_START) == "failed\n[8]\n"
+    (report,) = reports(place)
+
+    assert report["flight"]["batch"] == 16
+    assert report["flight"]["types"]["parameters"] == {"float32": 3 * MIB}
+
+
+UNREADABLE = """
+def unreadable(*_):
+    raise AttributeError("no such attribute")
+"""
+
+
+@pytest.mark.parametrize("broken", ["gc.get_objects", "torch._C._cuda_memoryStats"])
+def test_what_cannot_be_read_ends_no_request(place: Path, broken: str) -> None:
+    """If a step cannot be read, a request still has its snapshot, and the errors are counted."""
+    path = place / "snapshot.pickle"
+    code = f"""
+        import gc
+        {broken} = unreadable
+        print(request(step, step=True, seconds=30.0), worker.errors["torch"] > 0)
+        worker.errors.clear()
+        worker.stop()
+        worker.errors.clear()
+    """
+    out = run(place, f"PATH = {str(path)!r}\n{REQUEST}\n{UNREADABLE}{textwrap.dedent(code)}", **CONSENT)
+
+    assert out == "agent True\n"
+    assert parse_snapshot(load_plain(path)).training is not None
+
+
+def test_a_failure_keeps_its_lines_without_the_tensors(place: Path) -> None:
+    """If the tensors cannot be read, the report still has the lines that hold the memory."""
+    code = UNREADABLE + textwrap.dedent("""
+        import gc
+        step()
+        asked, gc.get_objects = gc.get_objects, unreadable
+        fail()
+        gc.get_objects = asked
+        print(worker.errors.pop("torch"))
+    """)
+    assert run(place, code, **FROM_START) == "failed\n1\n"
+    (report,) = reports(place)
+
+    assert report["flight"]["lines"]
 
 
 def test_a_forked_child_reads_nothing(place: Path) -> None:
@@ -348,7 +438,62 @@ def test_a_recording_of_the_program_stays(place: Path, moment: str) -> None:
     out = finish(start(program, environment(place, FAKE, **FROM_START)))
 
     assert out == "failed\n5\nfailed\nNone\n"
-    assert [("flight" in report) for report in reports(place)] == [moment == "after", False]
+    assert [("flight" in report) for report in reports(place)] == [False, False]
+
+
+def test_a_torch_that_cannot_record_is_watched_all_the_same(place: Path) -> None:
+    """Before PyTorch 2.2 there is no recording, but optimizer steps, categories and reports are there."""
+    old = "import torch\ndel torch._C._cuda_isHistoryEnabled\n"
+    code = """
+        import torch.optim.optimizer as module
+        step()
+        fail()
+        print(len(module._hooks), torch.cuda.memory.recording, worker.errors["torch"] > 0)
+    """
+    out = finish(start(old + BEGINNING + textwrap.dedent(code), environment(place, FAKE, **FROM_START)))
+    (report,) = reports(place)
+
+    assert out == "failed\n1 None True\n"
+    assert report["categories"]["parameters"] == 3 * MIB
+    assert "flight" not in report
+
+
+REPLACED = """
+import vramledger.agent
+torch.cuda.memory._record_memory_history(max_entries=100_000)
+"""
+
+
+@pytest.mark.parametrize("work", ["vramledger.agent.stop()", "request(lambda: None, seconds=1.0)"])
+def test_what_replaced_our_recording_goes_on(place: Path, work: str) -> None:
+    """A recording of the program that has replaced ours outlives the agent, and is not called ours."""
+    code = f"""
+        step()
+        answer = {work}
+        print(answer, torch.cuda.memory.recording["most"])
+    """
+    beginning = f"PATH = {str(place / 'snapshot.pickle')!r}\n{REQUEST}{REPLACED}"
+    out = run(place, beginning + textwrap.dedent(code), **FROM_START)
+
+    assert out.split()[-1] == "100000"
+    if "request" in work:
+        assert out == "program 100000\n"
+        added = parse_snapshot(load_plain(place / "snapshot.pickle")).training
+        assert added is not None
+        assert not added.from_start
+        assert not any(step.whole for device in added.devices for step in device.steps)
+
+
+def test_a_failure_waits_for_no_frames_of_the_program(place: Path) -> None:
+    """The blocks show that ours was replaced, so the failing thread waits for no C++ frames of events."""
+    code = REPLACED + textwrap.dedent("""
+        step()
+        taken = torch.cuda.memory._snapshot
+        torch._C._cuda_memorySnapshot = lambda *_: taken()
+        torch.cuda.memory._snapshot = lambda *_: print("waited")
+        fail()
+    """)
+    assert run(place, code, **FROM_START) == "failed\n"
 
 
 def test_run_asks_for_a_recording() -> None:
@@ -435,6 +580,28 @@ def test_a_recording_from_the_start_answers_at_once_and_goes_on(place: Path) -> 
     assert snapshot.training is not None
     assert snapshot.training.from_start
     assert len([step for step in report["flight"]["steps"] if step["finished"]]) == 2
+
+
+def test_a_snapshot_between_steps_keeps_nothing_alive(place: Path) -> None:
+    """A snapshot on the agent's thread asks for no object of the program, and claims no category."""
+    code = """
+        import gc
+        step()
+        gc.get_objects = lambda *_: threads.append(threading.current_thread().name) or []
+        threads = []
+        request(lambda: None, seconds=0.5)
+        print(set(threads) - {"MainThread"})
+    """
+    out, snapshot = requested(place, code, **FROM_START)
+    training = snapshot.training
+
+    assert out == "set()\n"
+    assert training is not None
+    steps = [step for device in training.devices for step in device.steps]
+    assert steps
+    assert not any(peak.categories for step in steps for peak in step.peaks.values())
+    assert all(step.gradients_before is None for step in steps)
+    assert "--step" in training_text(training)
 
 
 CYCLES = """

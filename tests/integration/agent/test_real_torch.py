@@ -239,3 +239,47 @@ def test_ranks_that_a_program_spawns_are_known(place: Path, tmp_path: Path) -> N
     assert sorted(said.splitlines()) == [
         ", ".join(["none", *(f"{rank} of 2 at {job}" for job in jobs)]) for rank in (0, 1)
     ]
+
+
+def test_views_that_a_step_has_made_stale(place: Path) -> None:
+    """The parts of a weight that a step has changed since are skipped, and so is an operation's own name."""
+    out = run(place, """
+        import torch
+        from vramledger.agent.torch import live_tensors
+        weight = torch.nn.Parameter(torch.randn(6, 6))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        query, key, value = weight.chunk(3)
+        (query.sum() + key.sum()).backward()
+        optimizer.step()
+        try:
+            query.grad_fn
+        except RuntimeError:
+            print("stale")
+
+        class Double(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, given):
+                ctx.name = "double"
+                return 2 * given
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return 2 * gradient
+
+        class OnGpu:
+            "A tensor as the agent sees one on a GPU."
+            def __init__(self, tensor):
+                self.tensor = tensor
+                self.device = torch.device("cuda", 0)
+
+            @property
+            def grad_fn(self):
+                return self.tensor.grad_fn
+
+        loss = Double.apply(torch.randn(8, 6) @ weight)
+        seen = list(live_tensors._nodes([OnGpu(each) for each in (query, loss, value)], 100))
+        print(len(seen), live_tensors._batch(seen), live_tensors.young_batch(torch))
+        print(live_tensors.read_tensors(torch).batch)
+    """)  # fmt: skip
+
+    assert out.splitlines() == ["stale", "3 8 None", "None"]

@@ -127,6 +127,37 @@ def test_no_error_that_ended_the_program(place: Path, exporter: FakeExporter, co
     assert not list((place / "reports").glob("*")) if (place / "reports").exists() else True
 
 
+ODD = """
+class Odd(Exception):
+    exceptions = 7
+    def __str__(self):
+        raise ValueError("no text")
+class Locked(Exception):
+    @property
+    def exceptions(self):
+        raise ValueError("no members")
+class JaxRuntimeError(Odd):
+    exceptions = ()
+from vramledger.agent.frameworks.jax import Jax
+from vramledger.agent.worker import worker
+started = worker.poller.started_providers
+worker.poller.started_providers = lambda: [*started(), Jax()]
+count = worker.count_error
+worker.count_error = lambda name="agent": (print("counted", file=sys.stderr), count(name))
+"""
+
+
+@pytest.mark.parametrize(("kind", "counted"), [("Odd", 0), ("Locked", 1), ("JaxRuntimeError", 1)])
+def test_an_odd_error_costs_no_report(place: Path, exporter: FakeExporter, kind: str, counted: int) -> None:
+    """An exception without a text or with a strange member does not cost the last report."""
+    marked = f"{ODD}\nworker.session.last_oom = {{'framework': 'cupy', 'verdict': 'unknown'}}\nraise {kind}()"
+    status, errors, last = end(place, exporter, marked)
+
+    assert status == 1
+    assert errors.count("counted") == counted
+    assert last["last_oom"]["framework"] == "cupy"
+
+
 def test_a_hook_of_the_program_stays(place: Path, exporter: FakeExporter) -> None:
     """The program's own hook for uncaught errors runs, and sees the same error."""
     hook = "sys.excepthook = lambda kind, error, trace: print(kind.__name__, file=sys.stderr)\nallocate()"

@@ -66,6 +66,21 @@ def sizes(step: StepPeaks) -> dict[str, float]:
     return {name: peak.bytes / MIB for name, peak in step.phases.items()}
 
 
+ENGINE = [("??", "unwind"), ("/pytorch/torch/csrc/autograd/engine.cpp", "evaluate_function"), ("", "run")]
+START = [("/usr/include/c++/13/functional", "operator()"), ("/lib/libc.so.6", "start"), ("??", "clone3")]
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
+def test_native_frames_say_nothing_of_the_phase(phase: str) -> None:
+    """With C++ frames around and between them, the frames of Python tell the same part of the step."""
+    stacks = {"forward": IN_FORWARD, "backward": IN_BACKWARD, "optimizer": IN_OPTIMIZER}
+    frames = [(frame["filename"], frame["name"]) for frame in stacks[phase]]
+
+    assert phase_of(frames) == phase
+    assert phase_of([*ENGINE, *frames, *START]) == phase
+    assert phase_of([*ENGINE, *(each for frame in frames for each in (frame, *START)), *START]) == phase
+
+
 def test_each_part_has_its_peak() -> None:
     """The peak of a part is the maximum that lived while it ran, and its categories add up to it."""
     program = Program()

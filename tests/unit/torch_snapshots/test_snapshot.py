@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.torch_snapshots import Heap, training, user
+from tests.support.torch_snapshots import FORWARD, LINEAR, MAIN, STEP, Heap, training, user
 from vramledger.errors import SnapshotError
 from vramledger.torch_snapshots.html import snapshot_html
 from vramledger.torch_snapshots.sites import compare_snapshots
@@ -85,6 +85,24 @@ def test_old_structure() -> None:
 
     assert snapshot.devices[0].allocated == 512
     assert "No history was recorded" in snapshot_text(snapshot)
+
+
+def test_native_frames_change_no_category() -> None:
+    """A snapshot with PyTorch's default stacks has the categories and lines of one without C++ frames."""
+    native = user(("??", 0, "unwind"), ("/pytorch/torch/csrc/autograd/engine.cpp", 9, "run"), ("", 0, "x"))
+    threads = user(
+        ("/usr/include/c++/13/thread", 3, "_M_run"), ("/lib/libc.so.6", 1, "x"), ("??", 0, "clone3")
+    )
+    found = []
+    for before, after in (([], []), (native, threads)):
+        heap = Heap()
+        for size, frames in ((1024, LINEAR + user(FORWARD, STEP, MAIN)), (2048, []), (512, user(MAIN))):
+            heap.allocate(size, [*before, *frames, *after])
+        snapshot = parse_snapshot(heap.snapshot())
+        found.append([(block.size, block.stack, block.category) for block in snapshot.blocks])
+
+    assert found[1] == found[0]
+    assert {category for _, _, category in found[0]} == {"forward pass", "backward pass", "other code"}
 
 
 def test_several_devices() -> None:

@@ -81,6 +81,22 @@ def test_a_part_that_is_not_known_is_not_zero() -> None:
     assert "batch" not in text
 
 
+def test_a_category_that_is_not_known_is_not_zero() -> None:
+    """A peak without categories has none in the text, and one that lacks some of them shows no zero."""
+    none = {**PEAK, "categories": {}}
+    some = {**PEAK, "categories": {"parameters": 2 * MIB}}
+    step = {**STEP, "gradients_before_backward": None}
+    unknown = {**step, "phases": {"forward": none, "backward": none}}
+    partly = {**step, "phases": {"forward": some, "backward": none}}
+
+    text = shown({**ADDED, "devices": {0: {"steps": [unknown], "types": {}}}})
+    assert "what these peaks were for is not known" in text
+    assert "activations" not in text
+    text = shown({**ADDED, "devices": {0: {"steps": [partly], "types": {}}}})
+    assert " parameters       2.0 MiB             -             -" in text
+    assert "activations             -             -             -" in text
+
+
 def test_a_recording_from_the_start_has_nothing_older() -> None:
     """What has no line in such a recording was allocated by C++ code, however old it is."""
     assert "before the recording" in shown(ADDED)

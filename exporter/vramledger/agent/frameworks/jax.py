@@ -76,8 +76,10 @@ class Jax(Provider):
 
     def recognise_out_of_memory(self, error: BaseException) -> OutOfMemoryMessage | None:
         """Recognise the runtime's error; not every one names the device."""
+        if type(error).__name__ not in _RUNTIME_ERRORS:
+            return None
         text = str(error)
-        if type(error).__name__ not in _RUNTIME_ERRORS or not text.startswith("RESOURCE_EXHAUSTED"):
+        if not text.startswith("RESOURCE_EXHAUSTED"):
             return None
         devices = (self.read() or {}).get("devices")
         only = devices[0].get("ordinal") if isinstance(devices, list) and len(devices) == 1 else None

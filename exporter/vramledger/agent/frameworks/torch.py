@@ -50,17 +50,21 @@ class PyTorch(Provider):
         """Attach to out-of-memory errors and optimizer steps, and find out which allocator is used."""
         self.backend = str(self.torch._C._cuda_getAllocatorBackend())
         self.allocator = TorchAllocator(self.torch, self.backend, self.optimizer_steps)
+        self.optimizer_steps.register()
         if self.allocator.supported:
             observer.attach(self.allocator)
             if worker.settings.records_from_start and not recording.active:
-                recording.begin(self.torch, DEFAULT_EVENTS)  # the agent was started after CUDA
-        self.optimizer_steps.register()
+                self._record(from_start=False)  # the agent was started after CUDA
 
     def _record_from_start(self) -> None:
         """Begin to record on the thread that initialises CUDA, before anything can be allocated."""
+        self._record(from_start=True)
+
+    def _record(self, *, from_start: bool) -> None:
+        """Begin to record; a PyTorch that cannot record is an error that is counted, and nothing else."""
         try:
             if str(self.torch._C._cuda_getAllocatorBackend()) == NATIVE:
-                recording.begin(self.torch, DEFAULT_EVENTS, from_start=True)
+                recording.begin(self.torch, DEFAULT_EVENTS, from_start=from_start)
         except BaseException as error:  # PyTorch would raise it in the program
             if belongs_to_program(error):
                 raise

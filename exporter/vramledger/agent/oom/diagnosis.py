@@ -103,7 +103,7 @@ class OomDiagnosis:
             "requested": failure.requested,
             "missing": missing_bytes(failure),
             "stack": self._stack,
-            "autocast": _autocast(allocator.torch),
+            "autocast": _autocast(allocator.torch, self._stack),
             "gradients_kept": allocator.keeps_gradients(),
             "capacity": failure.capacity,
             "limited": failure.limited,
@@ -121,8 +121,14 @@ class OomDiagnosis:
         }
 
 
-def _autocast(torch: ModuleType) -> str | None:
-    """Return the type of numbers that autocast uses on this thread; ``off`` without it, None if not known."""
+def _autocast(torch: ModuleType, stack: dict[str, object] | None) -> str | None:
+    """Return the type of numbers that autocast uses on this thread; ``off`` without it, None if not known.
+
+    Programs with mixed precision run the backward pass and the optimizer outside of autocast, so its state
+    tells something only in the forward pass.
+    """
+    if stack is None or stack["phase"] != "forward":
+        return None
     try:
         if not torch.is_autocast_enabled("cuda"):
             return "off"

@@ -47,8 +47,13 @@ def top_lines(snapshot: dict[str, Any], device: int, *, from_start: bool) -> lis
 
 
 def take_flight(recording: Recording, torch: Any, device: int, failure: AllocationFailure) -> dict[str, Any]:  # noqa: ANN401 not installed where this is checked
-    """Return what the report says of a recording, and under ``snapshot`` the snapshot itself."""
+    """Return what the report says of a recording, and under ``snapshot`` the snapshot itself.
+
+    It is empty where the program's own recording has replaced ours.
+    """
     snapshot, facts = recording.take_snapshot(torch)
+    if not recording.active:
+        return {}  # it is the program's own
     peaks = recording.annotate(snapshot, facts).get(device, [])
     usable = usable_bytes(failure)
     fits = None
@@ -57,7 +62,7 @@ def take_flight(recording: Recording, torch: Any, device: int, failure: Allocati
     return {
         "lines": top_lines(snapshot, device, from_start=recording.from_start),
         "from_start": recording.from_start,
-        "steps": [plain_step(step) for step in peaks[-MAX_STEPS:]],
+        "steps": [plain_step(step, facts) for step in peaks[-MAX_STEPS:]],
         "types": facts.types.get(device, {}),
         "forward_types": facts.forward_types,
         "batch": facts.batch,

@@ -111,9 +111,11 @@ def step_lines(steps: list[dict[str, Any]]) -> list[str]:
         batch = f"  batch {step['batch']}" if step["batch"] is not None else ""
         part = "" if step["whole"] or not step["finished"] else "  (its beginning was not recorded)"
         lines.append(f"  {name:<10}" + "".join(f"{cell:>14}" for cell in row) + batch + part)
+    last = steps[-1]["phases"]
+    if not any(peak["categories"] for peak in last.values()):
+        return lines  # the tensors could not be read
     lines += ["", "What the peaks of the last of them were for:"]
     lines.append(f"  {'':<14}" + "".join(f"{name:>14}" for name in PHASES))
-    last = steps[-1]["phases"]
     for category in CATEGORIES:
         row = [format_bytes(last[name]["categories"][category]) if name in last else "-" for name in PHASES]
         lines.append(f"  {category:<14}" + "".join(f"{cell:>14}" for cell in row))

@@ -56,7 +56,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(each))
         yield each
         further = [each.__cause__, None if each.__suppress_context__ else each.__context__]
-        further += getattr(each, "exceptions", None) or ()  # of a group
+        members = getattr(each, "exceptions", None)  # of a group; a program may use the name for anything
+        further += members if isinstance(members, (tuple, list)) else ()
         waiting += [one for one in further if isinstance(one, BaseException)]
 
 

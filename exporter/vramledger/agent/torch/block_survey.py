@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import time
 
+from vramledger.agent.torch.recording import recording
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # a program that uses no framework need not load it
     from collections.abc import Iterable
@@ -85,7 +87,10 @@ class BlockSurvey:
         except (RuntimeError, TypeError, AttributeError):  # a version that we do not know
             self._unsupported = True
             return {}
-        return {} if segments is None else sum_segments(segments)
+        if segments is None:
+            return {}
+        recording.compare({"segments": segments})  # before a failure needs it
+        return sum_segments(segments)
 
     def device_blocks(self, ordinal: int) -> DeviceBlocks | None:
         """Return what is known of a device's blocks, None when that is too old."""

@@ -1,8 +1,9 @@
 """Find what the program's optimizers and its last graph know of its tensors, without a call of the GPU.
 
 It asks Python's collector for the objects (0.1 s for half a million), so it is used only for a snapshot that
-the program has consented to. Only tensors of PyTorch's own type are touched: a subclass may run code of its
-own.
+the program has consented to, and only on the program's own thread: the answer refers to every object, so
+nothing that another thread drops meanwhile is freed. Only tensors of PyTorch's own type are touched: a
+subclass may run code of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from math import prod
 from types import ModuleType
 from typing import Any
 
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent_protocol.messages import CATEGORIES
 
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS = CATEGORIES
@@ -42,6 +44,7 @@ class TensorFacts:
     """What is known of the program's tensors at one moment.
 
     Attributes:
+        known: the tensors were read; without that, no category is known.
         addresses: the category of each tensor that an optimizer knows, by its address, by device.
         types: bytes by category and type of number, by device.
         forward_types: bytes of the outputs of the forward operations, by type of number; empty where no graph
@@ -49,9 +52,10 @@ class TensorFacts:
         batch: the size of the batch of that graph.
     """
 
-    __slots__ = ("addresses", "batch", "forward_types", "types")
+    __slots__ = ("addresses", "batch", "forward_types", "known", "types")
 
     def __init__(self) -> None:
+        self.known = False
         self.addresses: dict[int, dict[int, str]] = {}
         self.types: dict[int, dict[str, dict[str, int]]] = {}
         self.forward_types: dict[str, int] = {}
@@ -77,6 +81,7 @@ def read_tensors(torch: ModuleType) -> TensorFacts:
             size = width * prod(shape)
             facts.forward_types[dtype] = facts.forward_types.get(dtype, 0) + size
     facts.batch = _batch(nodes)
+    facts.known = True
     return facts
 
 
@@ -107,7 +112,7 @@ def _tensors_of(optimizer: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 to
 
 def state_tensors(state: object) -> Iterator[object]:
     """Yield what may be tensors in one parameter's state; Adam has plain ones, others keep lists of them."""
-    values = state.values() if isinstance(state, dict) else ()
+    values = tuple(state.values()) if isinstance(state, dict) else ()
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from value
@@ -123,11 +128,18 @@ def _add(facts: TensorFacts, category: str, tensor: Any) -> None:  # noqa: ANN40
             return
         device, address = int(tensor.device.index), int(tensor.data_ptr())
         size, dtype = int(tensor.nbytes), type_name(tensor.dtype)
-    except (AttributeError, RuntimeError, TypeError, NotImplementedError):
+    except (AttributeError, RuntimeError, TypeError, NotImplementedError) as error:
+        _raise_of_program(error)
         return
     facts.addresses.setdefault(device, {})[address] = category
     types = facts.types.setdefault(device, {}).setdefault(category, {})
     types[dtype] = types.get(dtype, 0) + size
+
+
+def _raise_of_program(error: BaseException) -> None:
+    """Raise again what a signal handler of the program has raised here."""
+    if belongs_to_program(error):
+        raise error
 
 
 def type_name(dtype: object) -> str:
@@ -136,11 +148,19 @@ def type_name(dtype: object) -> str:
 
 
 def _nodes(tensors: Iterable[Any], most: int) -> Iterator[Any]:
-    """Yield the operations of the graphs that end in the given tensors."""
+    """Yield the operations of the graphs that end in the given tensors.
+
+    A view whose base the optimizer's step has changed since has no operation any more: PyTorch raises an
+    error for it.
+    """
     waiting = []
     for tensor in tensors:
-        node = tensor.grad_fn
-        if node is not None and tensor.device.type == "cuda":
+        try:
+            node = tensor.grad_fn if tensor.device.type == "cuda" else None
+        except RuntimeError as error:
+            _raise_of_program(error)
+            continue
+        if node is not None:
             waiting.append(node)
     seen = set(waiting)
     for node in waiting:  # it grows
@@ -159,14 +179,15 @@ def _shapes(node: Any) -> Iterator[tuple[str, int, tuple[int, ...]]]:  # noqa: A
         try:
             shape = tuple(int(length) for length in metadata.shape)
             yield type_name(metadata.dtype), int(metadata.dtype.itemsize), shape
-        except (AttributeError, RuntimeError, TypeError):  # a size that is not a number yet, an old version
-            continue
+        except (AttributeError, RuntimeError, TypeError) as error:
+            _raise_of_program(error)
+            continue  # a size that is not a number yet, an old version
 
 
 def _is_of_parameter(node: Any) -> bool:  # noqa: ANN401 as above
     """Return whether an operation gives a parameter, or one in another form: transposed, in another type."""
     for _ in range(MAX_FORMS):
-        if "AccumulateGrad" in node.name():
+        if type(node).__name__ == "AccumulateGrad":  # a program's own operation may have another ``name``
             return True
         following = node.next_functions
         if len(following) != 1 or following[0][0] is None:

@@ -3,6 +3,9 @@
 Recording costs about two microseconds an allocation. The snapshot at its end stops the program while it is
 copied and written, so the number of events is bounded. If the program already records by itself, we do not
 change that: the snapshot then holds the program's history.
+
+The end of a step is on the program's own thread, where its tensors can be read. A snapshot at any other
+moment is taken on a thread of ours, while the program goes on, and so without them.
 """
 
 from __future__ import annotations
@@ -62,6 +65,8 @@ def record_snapshot(request: Request) -> dict[str, object]:
         before=(lambda: cycles.update(collect_cycles(torch))) if find_cycles else None,
     )
     elapsed = time.monotonic() - started
+    if not recording.active and is_history_enabled(torch):
+        origin = "program"  # its recording has replaced ours
     recording.annotate(snapshot, facts, **({"garbage": cycles} if find_cycles else {}))
     with open(request.descriptors[0], "wb", closefd=False) as file:  # the file has no path
         pickle.dump(snapshot, file, protocol=4)
@@ -112,7 +117,7 @@ def _record(  # noqa: PLR0913
     """Record for a number of seconds, or from the end of one training step to the end of the next.
 
     If a recording already runs, take the snapshot at once, or at the next end of a step. ``before`` runs
-    right before the snapshot.
+    right before the snapshot. The tensors are read only at the end of a step.
     """
     begins = ours and not recording.is_active(torch)
 
@@ -120,13 +125,15 @@ def _record(  # noqa: PLR0913
         recording.begin(torch, events, boundary=step)
 
     def take_snapshot() -> object:
+        taken = None
         try:
             if before is not None:
                 before()
-            return recording.take_snapshot(torch)
+            taken, facts = recording.take_snapshot(torch, tensors=step)
+            return taken, facts
         finally:
             if begins:
-                recording.end(torch)
+                recording.end(torch, taken)
 
     if not step:
         if begins:
@@ -140,7 +147,7 @@ def _record(  # noqa: PLR0913
             else:
                 result = step_boundary.run(take_snapshot, seconds)
         except TimeoutError:
-            if begins and recording.active:
+            if begins:
                 recording.end(torch)
             raise
     assert isinstance(result, tuple)  # noqa: S101 take_snapshot() returned it

@@ -168,8 +168,8 @@ class OptimizerSteps:
     def after_step(self, optimizer: object) -> None:
         """Run what waits for the step's end, and count what the optimizer knows if it is due.
 
-        Nothing is caught unless something is due: what a signal handler raises here goes on into the
-        program.
+        An error in one of these does not keep the others from running. Nothing is caught unless something is
+        due: what a signal handler raises here goes on into the program.
         """
         count = self.counts.get(id(optimizer))
         is_due = count is None or time.monotonic() >= count.due or count.optimizer() is not optimizer
@@ -184,23 +184,25 @@ class OptimizerSteps:
             return
         if self._pid != os.getpid() or self._is_in_backward_pass():
             return  # a forked child cannot use the device: the allocator's lock may be held there for ever
-        try:
-            if recording.active:
-                recording.note_step(self._torch)
-            if self._first_steps:
-                self._first_steps -= 1
-                if self.note_step is not None:
-                    self.note_step()
-            worker.resume()
-            step_boundary.run_pending()
-            if is_due and worker.pid == os.getpid():
-                self._count(optimizer)
-                self._probe = self._probe or _GradientProbe(optimizer)
-            self._look_at_gradient(optimizer)
-        except BaseException as error:
-            if belongs_to_program(error):
-                raise
-            worker.count_error("torch")
+        for work in (self._record_step, self._note_first_step, worker.resume, step_boundary.run_pending):
+            _run_guarded(work)
+        if is_due and worker.pid == os.getpid():
+            _run_guarded(lambda: self._count_and_probe(optimizer))
+        _run_guarded(lambda: self._look_at_gradient(optimizer))
+
+    def _record_step(self) -> None:
+        if recording.active:
+            recording.note_step(self._torch)
+
+    def _note_first_step(self) -> None:
+        if self._first_steps:
+            self._first_steps -= 1
+            if self.note_step is not None:
+                self.note_step()
+
+    def _count_and_probe(self, optimizer: object) -> None:
+        self._count(optimizer)
+        self._probe = self._probe or _GradientProbe(optimizer)
 
     def _look_at_gradient(self, optimizer: object) -> None:
         probe = self._probe
@@ -258,6 +260,16 @@ class OptimizerSteps:
             "optimizer": optimizer,
             "activations": allocated - sum(total),
         }
+
+
+def _run_guarded(work: Callable[[], None]) -> None:
+    """Run a part of what is due, and count its error."""
+    try:
+        work()
+    except BaseException as error:
+        if belongs_to_program(error):
+            raise
+        worker.count_error("torch")
 
 
 def may_record() -> bool:

@@ -3,19 +3,26 @@
 A recording is a ring: PyTorch drops the oldest events, but keeps the stack of every block in use. So in a
 recording from the start of the program even an old block has its line of code. It costs about two
 microseconds an allocation, so there is one only by consent.
+
+A program may begin a recording of its own, which replaces ours without a sign. With PyTorch's defaults that
+one has C++ frames, and ours has none. PyTorch takes seconds to name these frames (5 s for 17 with 2.13).
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent.torch.live_tensors import TensorFacts, read_tensors, young_batch
 from vramledger.agent.torch.step_peaks import StepMark, StepPeaks, step_peaks
+from vramledger.agent.worker import worker
 from vramledger.agent_protocol.messages import SNAPSHOT_KEY
+from vramledger.agent_protocol.user_code import is_native
 
 DEFAULT_EVENTS = 10_000
 """The events that a recording keeps unless told otherwise; a snapshot with them takes 0.05 s."""
@@ -26,6 +33,9 @@ MAX_MARKS = 64
 _OPTIONAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
 """Only newer versions of PyTorch accept ``skip_actions``. We skip the requests to free a block, because the
 event that completes a request says the same."""
+
+
+_Found = TypeVar("_Found")
 
 
 class Recording:
@@ -76,10 +86,26 @@ class Recording:
         self.from_start = from_start
         self.active = True
 
-    def end(self, torch: ModuleType) -> None:
-        """Stop recording."""
-        self.active = self.from_start = False
-        torch.cuda.memory._record_memory_history(enabled=None)
+    def end(self, torch: ModuleType, snapshot: Mapping[str, Any] | None = None) -> None:
+        """Stop our recording; one of the program, which has replaced ours, goes on.
+
+        Args:
+            torch: that records.
+            snapshot: shows which of the two it is; without one, a snapshot is taken for it.
+        """
+        if self.is_active(torch):
+            self.compare(torch.cuda.memory._snapshot() if snapshot is None else snapshot)
+        if self.active:
+            self.active = self.from_start = False
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def compare(self, snapshot: Mapping[str, Any]) -> None:
+        """Note if a snapshot shows that the program's recording has replaced ours."""
+        if self.active and (_has_native_frames(snapshot) or self._has_too_many(snapshot)):
+            self.active = self.from_start = self._at_boundary = False
+
+    def _has_too_many(self, snapshot: Mapping[str, Any]) -> bool:
+        return any(len(trace) > self._events for trace in snapshot.get("device_traces") or ())
 
     def note_optimizer(self) -> None:
         """Remember that an optimizer begins its step now."""
@@ -93,12 +119,19 @@ class Recording:
             counter = torch._C._cuda_memoryStats(ordinal)["allocated_bytes"]["all"]
             peak[ordinal], allocated[ordinal] = counter["peak"], counter["current"]
         ended = time.time_ns() // 1000
-        self.marks.append(StepMark(begun, ended, young_batch(torch), peak, allocated))
+        batch = _read_or(None, young_batch, torch)
+        self.marks.append(StepMark(begun, ended, batch, peak, allocated))
 
-    def take_snapshot(self, torch: ModuleType) -> tuple[dict[str, Any], TensorFacts]:
-        """Return a snapshot with the recorded events, and what is known of the tensors at this moment."""
+    def take_snapshot(self, torch: ModuleType, *, tensors: bool = True) -> tuple[dict[str, Any], TensorFacts]:
+        """Return a snapshot with the recorded events, and what is known of the tensors at this moment.
+
+        Args:
+            torch: that records.
+            tensors: read the tensors; only on the program's own thread, see :mod:`live_tensors`.
+        """
         snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
-        return snapshot, read_tensors(torch)
+        self.compare(snapshot)
+        return snapshot, _read_or(TensorFacts(), read_tensors, torch) if tensors else TensorFacts()
 
     def has_all(self, trace: list[Any]) -> bool:
         """Return whether a device's trace has all events since the recording began."""
@@ -123,7 +156,10 @@ class Recording:
         numbers = sorted({segment.get("device", 0) for segment in snapshot["segments"]})
         peaks = {number: self.peaks(snapshot, number, facts) for number in numbers}
         devices = {
-            number: {"steps": [plain_step(step) for step in steps], "types": facts.types.get(number, {})}
+            number: {
+                "steps": [plain_step(step, facts) for step in steps],
+                "types": facts.types.get(number, {}),
+            }
             for number, steps in peaks.items()
         }
         snapshot[SNAPSHOT_KEY] = {
@@ -136,17 +172,48 @@ class Recording:
         return peaks
 
 
-def plain_step(step: StepPeaks) -> dict[str, object]:
-    """Return a step as plain data."""
+def _read_or(unknown: _Found, read: Callable[[ModuleType], _Found], torch: ModuleType) -> _Found:
+    """Return what a function reads of the program's tensors; if it fails, count the error: nothing is known.
+
+    The objects belong to the program, so any of them may raise an error.
+    """
+    try:
+        return read(torch)
+    except BaseException as error:
+        if belongs_to_program(error):
+            raise
+        worker.count_error("torch")
+        return unknown
+
+
+def plain_step(step: StepPeaks, facts: TensorFacts) -> dict[str, object]:
+    """Return a step as plain data, with categories only where the tensors were read.
+
+    Without that, a parameter that is older than the events would count as an activation.
+    """
     return {
         "whole": step.whole,
         "finished": step.ended is not None,
         "batch": step.batch,
         "phases": {
-            name: {"bytes": peak.bytes, "categories": peak.categories} for name, peak in step.phases.items()
+            name: {"bytes": peak.bytes, "categories": peak.categories if facts.known else {}}
+            for name, peak in step.phases.items()
         },
-        "gradients_before_backward": step.gradients_before_backward,
+        "gradients_before_backward": step.gradients_before_backward if facts.known else None,
     }
+
+
+def _has_native_frames(snapshot: Mapping[str, Any]) -> bool:
+    """Return whether a stack has C++ frames: each of its ends is one, where they are recorded at all."""
+    blocks = chain.from_iterable(segment["blocks"] for segment in snapshot["segments"])
+    events = chain.from_iterable(snapshot.get("device_traces") or ())
+    for holder in chain(blocks, events):
+        frames = holder.get("frames")
+        if frames and any(
+            file and is_native(file) for file in (frames[0]["filename"], frames[-1]["filename"])
+        ):
+            return True
+    return False
 
 
 def is_history_enabled(torch: ModuleType) -> bool:

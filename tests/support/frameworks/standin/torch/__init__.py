@@ -58,16 +58,15 @@ class Metadata:
 
 
 class Node:
-    """One operation of a graph, with the operations that it got its input from."""
+    """One operation of a graph, with those that gave its input; each has its own class."""
 
-    def __init__(self, name: str, kind: dtype, shape: tuple[int, ...], *before: Node) -> None:
-        self._name = name
+    def __new__(cls, name: str, *_: object) -> Node:  # noqa: PYI034 no typing_extensions here
+        """Make the operation's class."""
+        return object.__new__(type(name.rpartition(":")[2], (cls,), {}))
+
+    def __init__(self, _name: str, kind: dtype, shape: tuple[int, ...], *before: Node) -> None:
         self._input_metadata = [Metadata(kind, shape)]
         self.next_functions = tuple((node, 0) for node in before)
-
-    def name(self) -> str:
-        """Return the operation's name."""
-        return self._name
 
 
 class Tensor:
@@ -80,7 +79,7 @@ class Tensor:
         self.nbytes = size
         self.dtype = dtype
         self.grad: Tensor | None = None
-        self.grad_fn: Node | None = None
+        self.node: Node | None = None
         self._version = 0
         if kind == "cuda":
             cuda._lazy_init()
@@ -89,6 +88,19 @@ class Tensor:
             self._address = cuda.memory._allocated(ordinal, size, sys._getframe(1))
 
     view = False
+    stale = False
+
+    @property
+    def grad_fn(self) -> Node | None:
+        """Return the operation that made this; a view whose base has changed has none that is valid."""
+        if self.stale:
+            message = "Output 0 of Split is a view and its base has been modified inplace"
+            raise RuntimeError(message)
+        return self.node
+
+    @grad_fn.setter
+    def grad_fn(self, node: Node | None) -> None:
+        self.node = node
 
     def _is_view(self) -> bool:
         return self.view
