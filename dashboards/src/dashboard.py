@@ -74,7 +74,7 @@ class Dashboard:
             "refresh": "1m",
             "time": {"from": self.time_range, "to": "now"},
             "timezone": "browser",
-            "links": [_dashboard_menu(), *([_link_to_page("${__to}")] if self.one_node else [])],
+            "links": [_dashboard_menu(), *(_links_to_page("${__to}") if self.one_node else [])],
             "annotations": {"list": [*self.annotations]},
             "templating": {"list": [*_target_variables(one_node=self.one_node), *self.variables]},
             "panels": [*_positioned_panels(self.rows, one_node=self.one_node)],
@@ -224,15 +224,13 @@ def link_to_exporter_health() -> Json:
     }
 
 
-def _link_to_page(time: str) -> Json:
-    """Link to the page of the chosen node's exporter, as it was at a time in milliseconds."""
-    place = _thresholds()["pages"].replace("{instance}", "${instance:raw}")
-    return {
-        "type": "link",
-        "title": "Exporter's page at this time",
-        "url": f"{place}#at={time}",
-        "targetBlank": True,
-    }
+def _links_to_page(time: str) -> list[Json]:
+    """Link to the page of the chosen node's exporter as it was at a time (ms), if it has an address."""
+    place = str(_thresholds().get("pages") or "").replace("{instance}", "${instance:raw}")
+    if not place:
+        return []
+    url = f"{place}#at={time}"
+    return [{"type": "link", "title": "Exporter's page at this time", "url": url, "targetBlank": True}]
 
 
 def _with_link_to_page(panel: Json) -> Json:
@@ -240,8 +238,13 @@ def _with_link_to_page(panel: Json) -> Json:
     if panel["type"] != "timeseries":
         return panel
     config = panel["fieldConfig"]
-    link = {name: each for name, each in _link_to_page("${__value.time}").items() if name != "type"}
-    return {**panel, "fieldConfig": {**config, "defaults": {**config["defaults"], "links": [link]}}}
+    links = [
+        {name: each for name, each in link.items() if name != "type"}
+        for link in _links_to_page("${__value.time}")
+    ]
+    if not links:
+        return panel
+    return {**panel, "fieldConfig": {**config, "defaults": {**config["defaults"], "links": links}}}
 
 
 def _link(title: str, uid: str, **fields: str) -> Json:

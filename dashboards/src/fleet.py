@@ -31,12 +31,12 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     DEVICE_LABELS,
     HOLDING_LABELS,
-    NO_HISTORY,
     NO_SENSOR,
     NODE_LABELS,
+    NOT_COMPARABLE,
     UNOWNED,
     UUID_LABELS,
-    WATCHING,
+    compared_nodes,
     demand_rate,
     filling_rate,
     gibibyte_hours,
@@ -200,15 +200,8 @@ def largest_wasted_holdings() -> Panel:
     )  # fmt: skip
 
 
-def watched_whole(at: str = "") -> str:
-    """Return how many devices answer on each watched node, now or at another moment."""
-    up = selector("vramledger_device_up")
-    status = selector("vramledger_node:exporter_status:code")
-    return f"(sum by ({NODE_LABELS}) ({up}{at}) and on ({NODE_LABELS}) {status}{at} == {WATCHING})"
-
-
 def changed() -> Panel:
-    compared = f"({watched_whole()} == {watched_whole(' offset $__range')})"
+    compared = compared_nodes()
     held = selector("vramledger_owner:memory_held_bytes:sum")
     now, then = (
         f"sum by (owner_type, owner) ({held}{at} and on ({NODE_LABELS}) {compared})"
@@ -371,7 +364,7 @@ def dashboard() -> Dashboard:
             ),
             Row(
                 "Capacity and change",
-                [capacity_by_model(), worst_nodes(), *counted(changed(), NO_HISTORY)],
+                [capacity_by_model(), worst_nodes(), *counted(changed(), NOT_COMPARABLE)],
             ),
             Row("Over time", [ledger_over_time()]),
         ],

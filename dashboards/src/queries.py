@@ -173,8 +173,19 @@ def filling_rate(*matchers: str) -> str:
     return f"({demand_rate(*matchers)}\nand on ({HOLDING_LABELS}) {filling})"
 
 
+def compared_nodes() -> str:
+    """Return the nodes that were watched with as many GPUs at both ends of the time range."""
+
+    def watched_whole(at: str) -> str:
+        up = selector("vramledger_device_up")
+        status = selector("vramledger_node:exporter_status:code")
+        return f"(sum by ({NODE_LABELS}) ({up}{at}) and on ({NODE_LABELS}) {status}{at} == {WATCHING})"
+
+    return f"({watched_whole('')} == {watched_whole(' offset $__range')})"
+
+
 NOTHING, NO_RULES, NO_DRIVER = range(-1, -4, -1)
-NO_AGENT, NO_NEED, NO_SENSOR, NO_COUNTERS, NO_SCHEDULER, NO_HISTORY = range(-4, -10, -1)
+NO_AGENT, NO_NEED, NO_SENSOR, NO_COUNTERS, NO_SCHEDULER, NOT_COMPARABLE = range(-4, -10, -1)
 """The values of :func:`row_count` without rows."""
 
 _SOURCES = {
@@ -183,13 +194,13 @@ _SOURCES = {
     NO_SENSOR: f"count({selector('vramledger_device_utilization_ratio')})",
     NO_COUNTERS: f"count({selector('vramledger_device_sm_active_ratio')})",
     NO_SCHEDULER: f"count({selector('vramledger_device_reservations')})",
-    NO_HISTORY: f"count({selector('vramledger_node:sample_timestamp_seconds:last')} offset $__range)",
+    NOT_COMPARABLE: f"count({compared_nodes()})",
 }
 """What must be there for a table to have rows, besides an exporter and the rules."""
 
 
 def row_count(rows: str, source: int | None = None, *, alerting: bool = False) -> str:
-    """Return how many rows a table has, or without rows :data:`NOTHING` to :data:`NO_HISTORY`.
+    """Return how many rows a table has, or without rows :data:`NOTHING` to :data:`NOT_COMPARABLE`.
 
     Without an exporter there is no value.
 

@@ -16,9 +16,9 @@ from dashboards.src.queries import (
     DRIVER_LOST,
     NO_AGENT,
     NO_DRIVER,
-    NO_HISTORY,
     NO_NEED,
     NO_SCHEDULER,
+    NOT_COMPARABLE,
     NOTHING,
     RELEASED,
     STALLED,
@@ -360,7 +360,7 @@ def test_an_empty_comparison_says_that_nobody_watched_then(engine: Engine) -> No
     expr = _expr("vramledger-fleet", "Changed: count")
     shown = ask(engine, _over(expr, 200, instance="leak"), **_NOW)
 
-    assert [float(each["value"][1]) for each in shown] == [NO_HISTORY]
+    assert [float(each["value"][1]) for each in shown] == [NOT_COMPARABLE]
 
 
 def test_the_recorded_status_is_the_live_one(engine: Engine) -> None:
@@ -377,6 +377,7 @@ def test_the_recorded_status_is_the_live_one(engine: Engine) -> None:
 
 def test_what_has_changed_is_only_said_of_nodes_watched_at_both_moments(engine: Engine) -> None:
     """Owners of a node that is not watched at one of the moments have not changed: nobody knows."""
+    reasons: set[float] = set()
     for node, minutes in (
         ("down", 60),
         ("stalled", 60),
@@ -385,7 +386,12 @@ def test_what_has_changed_is_only_said_of_nodes_watched_at_both_moments(engine: 
         ("leak", 200),
     ):
         shown = ask(engine, _over(_expr("vramledger-fleet", "Changed"), minutes, instance=node), **_NOW)
+        expr = _over(_expr("vramledger-fleet", "Changed: count"), minutes, instance=node)
+        counted = {float(each["value"][1]) for each in ask(engine, expr, **_NOW)}
         assert shown == [], node
+        assert counted <= {NO_DRIVER, NOT_COMPARABLE}, f"{node}: nothing was compared"
+        reasons |= counted
+    assert NOT_COMPARABLE in reasons
 
 
 def test_what_has_changed_is_what_the_simulation_changed(samples: Samples, engine: Engine) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
@@ -198,6 +202,30 @@ def test_counters_are_rated_over_an_interval_that_fits() -> None:
                 "$__rate_interval",
                 "$__range",
             }, asked.panel
+
+
+@pytest.mark.parametrize("value", ["", '""', "~"])
+def test_without_an_address_of_pages_no_dashboard_links_to_one(value: str, tmp_path: Path) -> None:
+    """An empty ``pages`` in thresholds.yml leaves the link to the exporter's page out of every dashboard."""
+    root = HOME.parent
+    shutil.copytree(root / "dashboards", tmp_path / "dashboards")
+    (tmp_path / "alerts").mkdir()
+    thresholds = (root / "alerts" / "thresholds.yml").read_text("utf-8")
+    changed = re.sub(r"^pages:.*$", f"pages: {value}", thresholds, flags=re.MULTILINE)
+    (tmp_path / "alerts" / "thresholds.yml").write_text(changed, "utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(root / "exporter")])}
+    done = subprocess.run(
+        [sys.executable, "-m", "dashboards.src"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    made = {path.name: path.read_text("utf-8") for path in (tmp_path / "dashboards").glob("*.json")}
+    assert made
+    assert [name for name, content in made.items() if "#at=" in content] == []
 
 
 @EACH
