@@ -189,7 +189,7 @@ def test_the_operating_systems_memory_is_a_part_of_the_ledger() -> None:
     assert sum(states.values()) == builders.TOTAL
     assert states["operating_system"] == 5 * 1024 * MIB
     assert {labels[2] for labels in page["device_node_memory_bytes"]} == {
-        *("total", "free", "file", "anonymous", "kernel")
+        *("total", "free", "file", "anonymous", "kernel", "shared")
     }
     known = builders.coherent_device()
     assert known.reading.node is not None
