@@ -39,8 +39,9 @@ from tests.support.requirements import require_newer
 pytestmark = pytest.mark.timeout(600)
 
 
-LATER = 1.7e9
-"""Seconds that are added for VictoriaMetrics, which misreads times soon after 1970."""
+LATER = 472_222 * 3600.0
+"""Seconds that are added for VictoriaMetrics, which misreads times soon after 1970: whole hours, so that the
+steps of subqueries fall on the same moments."""
 
 
 @pytest.fixture(scope="module")
@@ -539,7 +540,9 @@ def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answe
             assert given.series == mine.series, mine.asked
             # What `timestamp()` gives is later too.
             later = 1000 * LATER if re.search(r"\btimestamp\(", mine.asked.expr) else 0.0
-            assert given.value == pytest.approx(mine.value + later, rel=0.05), mine.asked
+            # Prometheus 2 also counts the sample where a span begins: a step is a sixth less steep there.
+            near = 0.2 if "deriv(" in mine.asked.expr else 0.05
+            assert given.value == pytest.approx(mine.value + later, rel=near), mine.asked
 
 
 def _series(engine: Engine) -> int:
