@@ -12,7 +12,7 @@ from tests.support import judging
 from tests.support.judging import Entry
 from tests.tools.recordings.machines import GIB, MACHINES, MIB, SEEN, Machine, write
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.model.reading import decode
+from vramledger.model.reading_json import decode
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Snapshot, State
 from vramledger.storage.reduction import expand_reading, reduce_reading
 from vramledger.views.cleanliness import CANNOT_TELL, NOT_CLEAN, CheckTolerance, check_devices

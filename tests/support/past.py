@@ -10,7 +10,10 @@ from typing import Any
 from tests.support.host.model import EPOCH, GIB, Gpu, Host, Process
 from tests.support.host.programs import Held, Torch, idle, in_bursts, notebook, sawtooth, steady
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.model.reading import Reading, decode, encode
+from vramledger.model.reading import (
+    Reading,
+)
+from vramledger.model.reading_json import decode, encode
 from vramledger.model.snapshot import Snapshot
 from vramledger.storage.archive import Archive, open_directory
 from vramledger.storage.process import StorageProcess

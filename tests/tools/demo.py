@@ -36,7 +36,11 @@ from tests.support.host.programs import (
 )
 from vramledger.agent_protocol.frameworks import POOL_FIGURES, TORCH_FIGURES
 from vramledger.model.agent_report import Agent, AgentReport, FrameworkReport, OutOfMemory
-from vramledger.model.reading import Owner, Reading, encode
+from vramledger.model.reading import (
+    Owner,
+    Reading,
+)
+from vramledger.model.reading_json import encode
 from vramledger.sampling.replay import demo_recording, encode_header, shift_times
 
 NOTE = (

@@ -18,7 +18,10 @@ from typing import NamedTuple
 
 from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES, make_request
 from vramledger.model.agent_report import Agent, RefusedError, parse
-from vramledger.model.reading import Reading, agent_from
+from vramledger.model.reading import (
+    Reading,
+)
+from vramledger.model.reading_json import agent_from
 
 TIMEOUT = 0.5
 """Seconds for an answer."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES, make_failure, make_success
 from vramledger.model.agent_report import Agent
-from vramledger.model.reading import agent_plain
+from vramledger.model.reading_json import agent_plain
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 
 ROOT_UID = 0

@@ -13,7 +13,10 @@ from vramledger.commands.output import write_output
 from vramledger.commands.parser import Commands, add_log, duration
 from vramledger.commands.past import add_storage, ask_past
 from vramledger.errors import StartupError
-from vramledger.model.reading import Reading, decode
+from vramledger.model.reading import (
+    Reading,
+)
+from vramledger.model.reading_json import decode
 from vramledger.sampling.capture import capture
 from vramledger.sampling.replay import encode_header
 from vramledger.sampling.supervisor import Supervisor

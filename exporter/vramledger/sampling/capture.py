@@ -9,7 +9,10 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 from vramledger.errors import DriverError, StartupError
-from vramledger.model.reading import Reading, encode
+from vramledger.model.reading import (
+    Reading,
+)
+from vramledger.model.reading_json import encode
 from vramledger.private_file import create_private
 from vramledger.sampling.masking import Mask
 

@@ -20,7 +20,11 @@ from typing import NamedTuple
 
 from vramledger.errors import RecordingError
 from vramledger.model.agent_report import Agent
-from vramledger.model.reading import ParentFacts, Reading, decode
+from vramledger.model.reading import (
+    ParentFacts,
+    Reading,
+)
+from vramledger.model.reading_json import decode
 from vramledger.sampling.validation import type_error
 
 FORMAT = "vramledger-recording"

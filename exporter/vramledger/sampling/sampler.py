@@ -28,8 +28,8 @@ from vramledger.model.reading import (
     ProcessRow,
     Reading,
     XidEvent,
-    encode,
 )
+from vramledger.model.reading_json import encode
 from vramledger.readers.hosts.dmem import DeviceMemoryCgroups, chain_of
 from vramledger.readers.hosts.driver_waits import DriverWaitSearch
 from vramledger.readers.hosts.facts_reader import FactsReader

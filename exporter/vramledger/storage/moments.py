@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.errors import RecordingError
-from vramledger.model.reading import decode
+from vramledger.model.reading_json import decode
 from vramledger.model.snapshot import Snapshot
 from vramledger.storage.archive import Moment
 from vramledger.storage.objects import read_object

@@ -18,7 +18,12 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from vramledger.model.agent_report import Agent
-from vramledger.model.reading import DeviceReading, ProcessFacts, Reading, agent_plain
+from vramledger.model.reading import (
+    DeviceReading,
+    ProcessFacts,
+    Reading,
+)
+from vramledger.model.reading_json import agent_plain
 
 _HARDWARE = (
     "device_power_watts",
@@ -99,7 +104,7 @@ def _agents(agents: Iterable[Agent]) -> dict[str, Any]:
 
 
 def expand_reading(value: Mapping[str, Any], time: float) -> dict[str, Any]:
-    """Return a stored reading as :func:`vramledger.model.reading.decode` reads it.
+    """Return a stored reading as :func:`vramledger.model.reading_json.decode` reads it.
 
     Args:
         value: its JSON values, which stay as they are.

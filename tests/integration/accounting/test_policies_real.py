@@ -23,7 +23,10 @@ from tests.support.standin.library import MIB, StandIn
 from tests.support.waiting import wait_until
 from vramledger.accounting.policies import classify
 from vramledger.config import SamplingConfig
-from vramledger.model.reading import ProcessFacts, decode, encode
+from vramledger.model.reading import (
+    ProcessFacts,
+)
+from vramledger.model.reading_json import decode, encode
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.nvml.driver import Driver
 from vramledger.sampling import sampler as sampling

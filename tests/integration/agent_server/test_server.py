@@ -30,7 +30,10 @@ from vramledger.agent_server.discovery import NO_SOCKET, find_exporter, request_
 from vramledger.agent_server.unix_socket import SocketFile
 from vramledger.errors import StartupError
 from vramledger.model.agent_report import Agent, ReportedRank, read_report
-from vramledger.model.reading import Reading, decode, encode
+from vramledger.model.reading import (
+    Reading,
+)
+from vramledger.model.reading_json import decode, encode
 
 NOBODY = 65534
 ME = os.getpid()

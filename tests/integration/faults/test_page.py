@@ -27,7 +27,7 @@ from tests.support.host.programs import Fixed
 from tests.support.ports import free_port
 from tests.support.requirements import EACH_VERSION, require_version
 from vramledger.config import parse_duration
-from vramledger.model.reading import encode
+from vramledger.model.reading_json import encode
 from vramledger.sampling.replay import encode_header
 
 FASTER = 60

@@ -17,7 +17,10 @@ from pathlib import Path
 from tests.tools.bench.scene import ROOT, Scene, scene
 from tests.tools.bench.table import Row
 from vramledger.config import SamplingConfig
-from vramledger.model.reading import Reading, decode
+from vramledger.model.reading import (
+    Reading,
+)
+from vramledger.model.reading_json import decode
 from vramledger.sampling.protocol import encode_config
 
 _MOST = 1.5

@@ -28,7 +28,12 @@ from tests.support.host.model import GIB, MIB, Gpu, Host, Process
 from tests.support.host.programs import Fixed
 from tests.tools.soak.endurance import process, slope
 from tests.tools.soak.table import Row
-from vramledger.model.reading import HardwareValue, Owner, Reading, encode
+from vramledger.model.reading import (
+    HardwareValue,
+    Owner,
+    Reading,
+)
+from vramledger.model.reading_json import encode
 from vramledger.sampling.replay import encode_header
 
 DEVICES, HOLDERS = 2, 8

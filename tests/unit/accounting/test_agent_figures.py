@@ -15,7 +15,13 @@ from vramledger.accounting.processes import MOST_REPORTED_RANKS
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_protocol.messages import MAX_PROVIDERS
 from vramledger.model.agent_report import Agent, AgentSocket, read_report
-from vramledger.model.reading import Owner, ProcessFacts, Rank, Reading, decode, encode
+from vramledger.model.reading import (
+    Owner,
+    ProcessFacts,
+    Rank,
+    Reading,
+)
+from vramledger.model.reading_json import decode, encode
 from vramledger.model.snapshot import AgentSnapshot, Snapshot, State
 from vramledger.sampling.masking import Mask
 from vramledger.sampling.replay import shift_times

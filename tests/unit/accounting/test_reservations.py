@@ -18,9 +18,8 @@ from vramledger.model.reading import (
     ProcessFacts,
     Reading,
     Scheduler,
-    decode,
-    encode,
 )
+from vramledger.model.reading_json import decode, encode
 from vramledger.model.snapshot import Reservation, ReservationStatus, Snapshot
 from vramledger.sampling.masking import Mask
 from vramledger.views import cleanliness

@@ -26,9 +26,8 @@ from vramledger.model.reading import (
     Rank,
     Reading,
     XidEvent,
-    decode,
-    encode,
 )
+from vramledger.model.reading_json import decode, encode
 
 FULL = Reading(
     time=1.5,

@@ -23,7 +23,13 @@ from tests.support.host.programs import Fixed
 from tests.support.past import BOOT_ID, StoredPast, night
 from tests.support.requirements import require_root
 from vramledger.errors import StartupError
-from vramledger.model.reading import CgroupLimit, MemoryReading, ProcessUtilization, Reading, decode
+from vramledger.model.reading import (
+    CgroupLimit,
+    MemoryReading,
+    ProcessUtilization,
+    Reading,
+)
+from vramledger.model.reading_json import decode
 from vramledger.storage.archive import Archive, open_directory
 from vramledger.storage.moments import compute
 from vramledger.storage.protocol import HEADER, STATUS

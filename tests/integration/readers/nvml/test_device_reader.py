@@ -26,9 +26,8 @@ from vramledger.model.reading import (
     MemoryReading,
     ProcessEntry,
     Reading,
-    decode,
-    encode,
 )
+from vramledger.model.reading_json import decode, encode
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
 from vramledger.readers.nvml.hardware import SLOW_INTERVAL

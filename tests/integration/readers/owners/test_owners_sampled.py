@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support.players.stage import Stage
 from tests.support.standin.library import MIB, StandIn, build
 from vramledger.config import SamplingConfig
-from vramledger.model.reading import decode
+from vramledger.model.reading_json import decode
 from vramledger.sampling.protocol import encode_config
 
 
