@@ -19,21 +19,31 @@ Open = Callable[[], list[DeviceReader]]
 
 
 @pytest.fixture
-def open_readers(standin_here: StandIn) -> Iterator[Open]:
-    """Open the driver and return its readers, as often as requested."""
+def open_driver(standin_here: StandIn) -> Iterator[Callable[[], Driver]]:
+    """Open the driver, as often as requested; it is closed after the test."""
     drivers: list[Driver] = []
 
-    def open_readers() -> list[DeviceReader]:
+    def open_driver() -> Driver:
         drivers.append(Driver.open())
-        readers = drivers[-1].readers(ALL)
+        return drivers[-1]
+
+    assert standin_here.device_count
+    yield open_driver
+    for driver in drivers:
+        driver.close()
+
+
+@pytest.fixture
+def open_readers(open_driver: Callable[[], Driver]) -> Open:
+    """Open the driver and return its readers, as often as requested."""
+
+    def open_readers() -> list[DeviceReader]:
+        readers = open_driver().readers(ALL)
         for reader in readers:
             reader.open()
         return readers
 
-    assert standin_here.device_count
-    yield open_readers
-    for driver in drivers:
-        driver.close()
+    return open_readers
 
 
 @pytest.fixture

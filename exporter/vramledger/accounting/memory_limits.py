@@ -59,18 +59,23 @@ def _owner_limit(
         each.owner != owner and (each.cgroup is None or not own.isdisjoint(chain_of(each.cgroup)))
         for each in placed
     )
-    charges = [known[path].current for path in top]
     charged = None
-    if own == paths and not foreign and None not in charges:
-        charged = sum(each or 0 for each in charges)
+    if own == paths and not foreign:
+        charged = _sum(known[path].current for path in top)
     return OwnerLimit(
         *owner,
         cgroup=None if first is None else first.cgroup,
         maximum=None if first is None else first.maximum,
         used=None if first is None else first.current,
-        minimum=sum(known[path].minimum for path in top),
+        minimum=_sum(known[path].minimum for path in top) if top else None,
         charged=charged,
     )
+
+
+def _sum(figures: Iterable[int | None]) -> int | None:
+    """Return the sum, None if one of the figures is not known."""
+    known = list(figures)
+    return None if None in known else sum(each or 0 for each in known)
 
 
 def _room(limit: CgroupLimit) -> int:

@@ -77,13 +77,14 @@ class CgroupLimit(NamedTuple):
 
     Attributes:
         cgroup: its path in version 2 of cgroups.
-        minimum: bytes that are guaranteed to it; beyond them it may be evicted.
+        minimum: bytes that are guaranteed to it; beyond them it may be evicted. None when not known, or
+            without a bound.
         maximum: bytes beyond which its allocations fail; None without such a limit.
         current: bytes that it has; None when not known.
     """
 
     cgroup: str
-    minimum: int
+    minimum: int | None
     maximum: int | None
     current: int | None
 

@@ -604,6 +604,24 @@ def test_a_snapshot_between_steps_keeps_nothing_alive(place: Path) -> None:
     assert "--step" in training_text(training)
 
 
+def test_a_step_that_ends_during_the_snapshot_is_in_none(place: Path) -> None:
+    """A snapshot has the steps that ended before it was taken: a later one has events that it lacks."""
+    code = """
+        step()
+        take = torch.cuda.memory._snapshot
+        def take_while_it_steps(*arguments, **named):
+            taken = take(*arguments, **named)
+            step()
+            return taken
+        torch.cuda.memory._snapshot = take_while_it_steps
+        request(lambda: None, seconds=0.5)
+    """
+    _, snapshot = requested(place, code, **FROM_START)
+
+    assert snapshot.training is not None
+    assert len([step for device in snapshot.training.devices for step in device.steps if step.finished]) == 1
+
+
 CYCLES = """
 class Holder:
     def __init__(self, size):

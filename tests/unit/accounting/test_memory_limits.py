@@ -62,6 +62,14 @@ def test_guarantees_of_cgroups_beside_each_other_add_up() -> None:
     assert (found.minimum, found.charged) == (6 * GIB, None)
 
 
+def test_a_guarantee_that_is_not_known_is_none() -> None:
+    """One of an owner's cgroups without a known guarantee, or no cgroup that is known, makes no zero."""
+    silent = CgroupLimit("/b", None, None, GIB)
+    found = limit_of([JOB, silent], *(PlacedHolding(ADA, path) for path in (JOB.cgroup, "/b")))
+    assert (found.minimum, found.charged) == (None, 21 * GIB)
+    assert limit_of([ROOT], PlacedHolding(ADA, "/slurm/elsewhere")).minimum is None
+
+
 def test_a_cgroup_of_several_owners_is_charged_to_none_of_them() -> None:
     """Where another owner, or one that is not known, may be in the same cgroup, no charge is shown."""
     for other in (

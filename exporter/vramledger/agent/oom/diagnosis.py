@@ -133,7 +133,9 @@ def _autocast(torch: ModuleType, stack: dict[str, object] | None) -> str | None:
         if not torch.is_autocast_enabled("cuda"):
             return "off"
         return type_name(torch.get_autocast_dtype("cuda"))
-    except (AttributeError, RuntimeError, TypeError):  # before torch 2.4
+    except (AttributeError, RuntimeError, TypeError) as error:  # before torch 2.4
+        if belongs_to_program(error):
+            raise
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -51,14 +52,15 @@ def take_flight(recording: Recording, torch: Any, device: int, failure: Allocati
 
     It is empty where the program's own recording has replaced ours.
     """
-    snapshot, facts = recording.take_snapshot(torch)
+    taken = recording.take_snapshot(torch)
+    snapshot, marks, facts = taken
     if not recording.active:
         return {}  # it is the program's own
-    peaks = recording.annotate(snapshot, facts).get(device, [])
+    peaks = recording.annotate(taken).get(device, [])
     usable = usable_bytes(failure)
     fits = None
     if facts.batch is not None and usable is not None and missing_bytes(failure):
-        fits = fitting_batch(_known_steps(list(recording.marks), peaks, device), facts.batch, usable)
+        fits = fitting_batch(_known_steps(marks, peaks, device), facts.batch, usable)
     return {
         "lines": top_lines(snapshot, device, from_start=recording.from_start),
         "from_start": recording.from_start,
@@ -71,7 +73,7 @@ def take_flight(recording: Recording, torch: Any, device: int, failure: Allocati
     }
 
 
-def _known_steps(marks: list[StepMark], peaks: list[StepPeaks], device: int) -> list[Step]:
+def _known_steps(marks: Sequence[StepMark], peaks: list[StepPeaks], device: int) -> list[Step]:
     """Return the finished steps whose batch and peak are known.
 
     The events know the peak of a step that is still in the ring. PyTorch's own peak knows it too if that rose

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent.torch.step_peaks import live_blocks
 from vramledger.agent_protocol.user_code import FRAMEWORK, code_origin
 
@@ -111,8 +112,9 @@ def _sizes(torch: ModuleType, group: Iterable[Any]) -> dict[int, int]:
             if each.device.type == "cuda":
                 address, size = int(each.data_ptr()), int(each.nbytes)
                 found[address] = max(size, found.get(address, 0))
-        except (AttributeError, RuntimeError, TypeError, NotImplementedError):
-            continue
+        except (AttributeError, RuntimeError, TypeError) as error:
+            if belongs_to_program(error):
+                raise
     return found
 
 

@@ -15,13 +15,17 @@ import sys
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vramledger.agent import step_boundary
 from vramledger.agent.torch.custom_allocators import custom_allocators
 from vramledger.agent.torch.cycles import collect_cycles
-from vramledger.agent.torch.live_tensors import TensorFacts
-from vramledger.agent.torch.recording import DEFAULT_EVENTS, is_history_enabled, recording
+from vramledger.agent.torch.recording import (
+    DEFAULT_EVENTS,
+    TakenSnapshot,
+    is_history_enabled,
+    recording,
+)
 
 if TYPE_CHECKING:
     from vramledger.agent.requests import Request
@@ -56,7 +60,7 @@ def record_snapshot(request: Request) -> dict[str, object]:
     step = request.arguments.get("step") is True
     find_cycles = request.arguments.get("cycles") is True
     cycles: dict[str, object] = {}
-    snapshot, facts = _record(
+    taken = _record(
         torch,
         events,
         seconds,
@@ -67,14 +71,14 @@ def record_snapshot(request: Request) -> dict[str, object]:
     elapsed = time.monotonic() - started
     if not recording.active and is_history_enabled(torch):
         origin = "program"  # its recording has replaced ours
-    recording.annotate(snapshot, facts, **({"garbage": cycles} if find_cycles else {}))
+    recording.annotate(taken, **({"garbage": cycles} if find_cycles else {}))
     with open(request.descriptors[0], "wb", closefd=False) as file:  # the file has no path
-        pickle.dump(snapshot, file, protocol=4)
+        pickle.dump(taken.snapshot, file, protocol=4)
         size = file.tell()
     return {
         "size": size,
         "seconds": elapsed,
-        "events": sum(len(trace) for trace in snapshot.get("device_traces", [])),
+        "events": sum(len(trace) for trace in taken.snapshot.get("device_traces", [])),
         "history": origin,
     }
 
@@ -113,7 +117,7 @@ def _record(  # noqa: PLR0913
     step: bool,
     ours: bool,
     before: Callable[[], None] | None,
-) -> tuple[dict[str, Any], TensorFacts]:
+) -> TakenSnapshot:
     """Record for a number of seconds, or from the end of one training step to the end of the next.
 
     If a recording already runs, take the snapshot at once, or at the next end of a step. ``before`` runs
@@ -129,11 +133,11 @@ def _record(  # noqa: PLR0913
         try:
             if before is not None:
                 before()
-            taken, facts = recording.take_snapshot(torch, tensors=step)
-            return taken, facts
+            taken = recording.take_snapshot(torch, tensors=step)
+            return taken
         finally:
             if begins:
-                recording.end(torch, taken)
+                recording.end(torch, None if taken is None else taken.snapshot)
 
     if not step:
         if begins:
@@ -150,5 +154,5 @@ def _record(  # noqa: PLR0913
             if begins:
                 recording.end(torch)
             raise
-    assert isinstance(result, tuple)  # noqa: S101 take_snapshot() returned it
+    assert isinstance(result, TakenSnapshot)  # noqa: S101 take_snapshot() returned it
     return result

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent.torch.live_tensors import TensorFacts, read_tensors, young_batch
@@ -36,6 +36,14 @@ event that completes a request says the same."""
 
 
 _Found = TypeVar("_Found")
+
+
+class TakenSnapshot(NamedTuple):
+    """A snapshot, the ends of the steps before it, and what was known of the tensors when it was taken."""
+
+    snapshot: dict[str, Any]
+    marks: tuple[StepMark, ...]
+    facts: TensorFacts
 
 
 class Recording:
@@ -122,39 +130,40 @@ class Recording:
         batch = _read_or(None, young_batch, torch)
         self.marks.append(StepMark(begun, ended, batch, peak, allocated))
 
-    def take_snapshot(self, torch: ModuleType, *, tensors: bool = True) -> tuple[dict[str, Any], TensorFacts]:
-        """Return a snapshot with the recorded events, and what is known of the tensors at this moment.
+    def take_snapshot(self, torch: ModuleType, *, tensors: bool = True) -> TakenSnapshot:
+        """Return a snapshot with the recorded events, and what is known of steps and tensors.
 
         Args:
             torch: that records.
             tensors: read the tensors; only on the program's own thread, see :mod:`live_tensors`.
         """
+        marks = tuple(self.marks)  # first: a step that ends meanwhile has events after the snapshot
         snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
         self.compare(snapshot)
-        return snapshot, _read_or(TensorFacts(), read_tensors, torch) if tensors else TensorFacts()
+        facts = _read_or(TensorFacts(), read_tensors, torch) if tensors else TensorFacts()
+        return TakenSnapshot(snapshot, marks, facts)
 
     def has_all(self, trace: list[Any]) -> bool:
         """Return whether a device's trace has all events since the recording began."""
         return len(trace) < self._events
 
-    def peaks(self, snapshot: dict[str, Any], device: int, facts: TensorFacts) -> list[StepPeaks]:
+    def peaks(self, taken: TakenSnapshot, device: int) -> list[StepPeaks]:
         """Return the peaks of the steps in a snapshot; see :func:`step_peaks`."""
-        traces = snapshot.get("device_traces") or []
+        traces = taken.snapshot.get("device_traces") or []
         complete = device < len(traces) and self.has_all(traces[device])
         return step_peaks(
-            snapshot,
+            taken.snapshot,
             device,
-            list(self.marks),
-            facts.addresses.get(device, {}),
+            taken.marks,
+            taken.facts.addresses.get(device, {}),
             whole=complete and (self._at_boundary or self.from_start),
         )
 
-    def annotate(
-        self, snapshot: dict[str, Any], facts: TensorFacts, **more: object
-    ) -> dict[int, list[StepPeaks]]:
+    def annotate(self, taken: TakenSnapshot, **more: object) -> dict[int, list[StepPeaks]]:
         """Add to a snapshot, as plain data, what PyTorch does not know; return the peaks by device."""
+        snapshot, _, facts = taken
         numbers = sorted({segment.get("device", 0) for segment in snapshot["segments"]})
-        peaks = {number: self.peaks(snapshot, number, facts) for number in numbers}
+        peaks = {number: self.peaks(taken, number) for number in numbers}
         devices = {
             number: {
                 "steps": [plain_step(step, facts) for step in steps],

@@ -61,7 +61,7 @@ class DeviceMemoryCgroups:
             maximum = self._values(directory / "dmem.max").get(region)
             minimum = self._values(directory / "dmem.min").get(region)
             if (current, maximum, minimum) != (None, None, None):
-                limits.append(CgroupLimit(path, _bytes(minimum) or 0, _bytes(maximum), _bytes(current)))
+                limits.append(CgroupLimit(path, _bytes(minimum), _bytes(maximum), _bytes(current)))
         return tuple(limits)
 
     def own_chain(self) -> tuple[str, ...]:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.support.nvml_readers import open_readers, reader
+from tests.support.nvml_readers import open_driver, open_readers, reader
 
-__all__ = ["open_readers", "reader"]
+__all__ = ["open_driver", "open_readers", "reader"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.nvml_readers import ALL
+from tests.support.nvml_readers import ALL, read
 from tests.support.standin.library import GIB, MIB, Code, StandIn
 from tests.support.system_memory import write_host_memory, write_node
-from vramledger.model.reading import DeviceReading, MemoryReading, NodeMemory
+from vramledger.model.reading import MemoryReading, NodeMemory
 from vramledger.readers.hosts.system_memory import SystemMemory
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
@@ -26,31 +26,20 @@ Open = Callable[[], DeviceReader]
 
 
 @pytest.fixture
-def open_reader(standin_here: StandIn, tmp_path: Path) -> Iterator[Open]:
+def open_reader(open_driver: Callable[[], Driver], tmp_path: Path) -> Open:
     """Open the GPU on a host whose kernel tells of 119 GiB, and of a node 1 without CPUs."""
     write_host_memory(tmp_path, total=HOST // KIB, available=AVAILABLE // KIB)
     write_node(tmp_path, 0, total=HOST // KIB, free=10, processors="0-71")
     write_node(
         tmp_path, 1, total=NODE // KIB, free=60 * GIB // KIB, file=GIB // KIB, anonymous=2 * GIB // KIB
     )
-    drivers: list[Driver] = []
 
     def open_reader() -> DeviceReader:
-        drivers.append(Driver.open())
-        (reader,) = drivers[-1].readers(ALL, SystemMemory(str(tmp_path), tmp_path))
+        (reader,) = open_driver().readers(ALL, SystemMemory(str(tmp_path), tmp_path))
         reader.open()
         return reader
 
-    assert standin_here.device_count == 1
-    yield open_reader
-    for driver in drivers:
-        driver.close()
-
-
-def read(reader: DeviceReader, monotonic: float = 0.0) -> DeviceReading:
-    """Read a GPU that MIG does not divide."""
-    (reading,) = reader.read(time.time(), monotonic)
-    return reading
+    return open_reader
 
 
 def test_a_discrete_gpu_has_its_own_memory(open_reader: Open) -> None:

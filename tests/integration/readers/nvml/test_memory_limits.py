@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.nvml_readers import ALL
+from tests.support.nvml_readers import ALL, read
 from tests.support.standin.library import GIB, Code, StandIn
-from vramledger.model.reading import CgroupLimit, DeviceReading
+from vramledger.model.reading import CgroupLimit
 from vramledger.readers.hosts.dmem import DeviceMemoryCgroups, chain_of
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
@@ -30,29 +29,18 @@ def write_cgroup(rootfs: Path, path: str, **files: str) -> None:
 
 
 @pytest.fixture
-def open_reader(standin_here: StandIn, tmp_path: Path) -> Iterator[Open]:
+def open_reader(open_driver: Callable[[], Driver], tmp_path: Path) -> Open:
     """Open the GPU on a host with these cgroups; we ourselves are in the root of the hierarchy."""
     (tmp_path / "self").mkdir()
     (tmp_path / "self/cgroup").write_text("0::/\n")
-    drivers: list[Driver] = []
 
     def open_reader() -> DeviceReader:
-        drivers.append(Driver.open())
-        (reader,) = drivers[-1].readers(ALL, None, DeviceMemoryCgroups(str(tmp_path), tmp_path))
+        (reader,) = open_driver().readers(ALL, None, DeviceMemoryCgroups(str(tmp_path), tmp_path))
         reader.open()
         reader.cgroups = chain_of("/slurm/job_41")
         return reader
 
-    assert standin_here.device_count == 1
-    yield open_reader
-    for driver in drivers:
-        driver.close()
-
-
-def read(reader: DeviceReader, monotonic: float = 0.0) -> DeviceReading:
-    """Read a GPU that MIG does not divide."""
-    (reading,) = reader.read(time.time(), monotonic)
-    return reading
+    return open_reader
 
 
 def test_a_chain_ends_before_the_root() -> None:
@@ -81,10 +69,10 @@ def test_a_new_holder_has_its_limit_at_the_next_sample(open_reader: Open, tmp_pa
     reader = open_reader()
     assert read(reader).limits == ()
     reader.cgroups = ("/a",)
-    assert read(reader, 1.0).limits == (CgroupLimit("/a", 0, 2, 1),)
+    assert read(reader, 1.0).limits == (CgroupLimit("/a", None, 2, 1),)
     write_cgroup(tmp_path, "/a", current="3", max="4")
-    assert read(reader, 2.0).limits == (CgroupLimit("/a", 0, 2, 1),)
-    assert read(reader, SLOW_INTERVAL + 1).limits == (CgroupLimit("/a", 0, 4, 3),)
+    assert read(reader, 2.0).limits == (CgroupLimit("/a", None, 2, 1),)
+    assert read(reader, SLOW_INTERVAL + 1).limits == (CgroupLimit("/a", None, 4, 3),)
 
 
 def test_a_limit_of_our_own_is_a_partition(open_reader: Open, tmp_path: Path) -> None:
@@ -126,4 +114,11 @@ def test_garbage_is_not_a_limit(open_reader: Open, tmp_path: Path) -> None:
     write_cgroup(tmp_path, "/", capacity=str(140 * GIB))
     write_cgroup(tmp_path, "/slurm/job_41", current="-1", max="x y z", min="?")
     (limit,) = read(open_reader()).limits or ()
-    assert limit == CgroupLimit("/slurm/job_41", 0, None, None)
+    assert limit == CgroupLimit("/slurm/job_41", None, None, None)
+
+
+def test_a_guarantee_without_a_bound_is_not_zero(open_reader: Open, tmp_path: Path) -> None:
+    """The kernel writes max where all memory is guaranteed: that is not a number of bytes."""
+    write_cgroup(tmp_path, "/", capacity=str(140 * GIB))
+    write_cgroup(tmp_path, "/slurm/job_41", current="5", max="max", min="max")
+    assert read(open_reader()).limits == (CgroupLimit("/slurm/job_41", None, None, 5),)
