@@ -217,7 +217,7 @@ def test_a_full_disk_costs_the_storage_alone(standin: StandIn, tmp_path: Path) -
     if done.returncode:
         do_without("a mount of tmpfs")
     try:
-        (disk / "other").write_bytes(b"x" * 60 * 1024)
+        (disk / "other").write_bytes(b"x" * 64 * 1024)
         with serving(*QUICK, f"--storage.path={disk / 'past'}", driver=standin.env()) as exporter:
             wait_until(lambda: "Nothing is stored for now" in exporter.log, "the message")
             page = exporter.until(lambda page: stores(page) == 0, "the metric")
