@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal in ASCII shows a question mark, not a traceback
     words = sys.argv[1:] if argv is None else argv
     known = [word for word in words[:1] if word in _COMMANDS]
-    args = parser(known or _COMMANDS).parse_args(words)
+    asked = known if known or words[:1] == ["--version"] else _COMMANDS  # for scripts that ask it often
+    args = parser(asked).parse_args(words)
     if getattr(args, "logs", True):
         from vramledger.logs import configure  # noqa: PLC0415 'run' replaces this process and logs nothing
 

@@ -34,38 +34,35 @@ class CpuBesideWork:
     """What is remembered of one holder.
 
     Attributes:
-        total: its CPU time at the last sample.
+        known: whether what it took in the last sample is known.
         quiet: what it took in the last samples in which the device did nothing.
         bursts: whether it took more in the last samples in which the device worked for another holder.
     """
 
-    total: float | None = None
+    known: bool = False
     quiet: deque[float] = field(default_factory=lambda: deque(maxlen=QUIET_KEPT))
     bursts: deque[bool] = field(default_factory=lambda: deque(maxlen=BURSTS_KEPT))
 
-    def update(self, total: float | None, elapsed: float, *, busy: bool, own: bool) -> None:
+    def update(self, taken: float | None, elapsed: float, *, busy: bool, own: bool) -> None:
         """Record a sample.
 
         Args:
-            total: the CPU time of the process so far, None when not known.
+            taken: the CPU time of the process since the sample before, None when not known.
             elapsed: seconds since the sample before.
             busy: whether the device worked since then.
             own: whether it is known that this holder worked.
         """
-        before, self.total = self.total, total
-        if own or total is None or before is None:
-            if own or total is None:
-                self.bursts.clear()
-            return
-        taken = total - before
-        if not busy:
+        self.known = taken is not None
+        if own or taken is None:
+            self.bursts.clear()
+        elif not busy:
             self.quiet.append(taken)
         elif (usual := self._usual(elapsed)) is not None:
             self.bursts.append(taken - usual > STANDS_OUT)
 
     def tells(self, elapsed: float) -> bool:
         """Tell whether work would show: the CPU time is known, steady, and not that of a spinning loop."""
-        return self.total is not None and self._usual(elapsed) is not None
+        return self.known and self._usual(elapsed) is not None
 
     @property
     def may_work(self) -> bool:

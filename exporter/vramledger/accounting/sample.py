@@ -25,7 +25,7 @@ class Sample:
         bridged: the samples that are missing before this one are those of a short restart, after which
             everything that was remembered is known again.
         launches: what was counted of quiet holders, by pid and start time.
-        cpu: the CPU seconds of each process since its start, by pid.
+        cpu: the CPU seconds of each process since the sample before, by pid.
         mps_servers: the pids of the MPS servers, which launch nothing themselves while their clients work.
         verdicts: the state that a process has on all its devices, by pid; None where each device's work
             decides.

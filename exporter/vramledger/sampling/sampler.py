@@ -162,6 +162,7 @@ class Sampler:
         )
         self._readers = readers
         self._chains: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._cpu: dict[tuple[int, int], float] = {}
         self._threads = [_DeviceThread(reader, self._finished) for reader in readers]
         self._device_count = driver.device_count()
         self._last_recount = time.monotonic()
@@ -271,7 +272,7 @@ class Sampler:
             device_files=self._device_files,
             waits=self._waits.result,
             managed=managed,
-            cpu=self._read_cpu_seconds(devices),
+            cpu=self._read_cpu_seconds(devices, rows),
             hidden=self._hidden.result if self._hidden is not None else None,
             hidden_unreadable=self._hidden_unreadable(),
             schedulers=schedulers,
@@ -293,12 +294,23 @@ class Sampler:
         for reader in self._readers:
             reader.cgroups = watched
 
-    def _read_cpu_seconds(self, devices: tuple[DeviceReading, ...]) -> tuple[tuple[int, float], ...]:
-        """Return the CPU time of holders that may be taken for idle because of another one's work."""
+    def _read_cpu_seconds(
+        self, devices: tuple[DeviceReading, ...], rows: Iterable[ProcessRow]
+    ) -> tuple[tuple[int, float], ...]:
+        """Return what CPU time holders took that may be taken for idle because of another one's work.
+
+        The sum since their start has digits that change each second; stored, they would take more than all
+        else.
+        """
         lists = [each.processes for each in devices if each.processes is not None and len(each.processes) > 1]
         pids = {entry.pid for entries in lists for entry in entries}
-        known = ((pid, self._host.cpu_seconds(pid)) for pid in sorted(pids))
-        return tuple((pid, seconds) for pid, seconds in known if seconds is not None)
+        read = (((row.pid, row.start), self._host.cpu_seconds(row.pid)) for row in rows if row.pid in pids)
+        before, self._cpu = self._cpu, {each: seconds for each, seconds in read if seconds is not None}
+        return tuple(
+            (each[0], round(max(seconds - before[each], 0.0), 4))
+            for each, seconds in sorted(self._cpu.items())
+            if each in before
+        )
 
     def _read_processes(
         self, devices: tuple[DeviceReading, ...], wall: float, begun: float

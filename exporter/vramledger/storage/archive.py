@@ -9,6 +9,7 @@ ours, and stays. All files are opened within the directory, without following a 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -16,7 +17,6 @@ import stat
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +55,9 @@ _NEWEST_TRIED = 3
 _NAME = re.compile(r"(\d{1,11})(?:-(\d{1,3}))?\.(live|1s|2m|10m)\.gz(\.damaged|\.other-host|\.newer)?")
 _TEMPORARY = ".tmp"
 _FILE_MODE, _DIRECTORY_MODE = 0o600, 0o700
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""What a write fails with where the write of another file would fail too."""
+
 _ROOT = 0
 _OTHERS_WRITE = 0o022
 
@@ -289,10 +292,9 @@ class Archive:
             OSError: the first failure: the disk does not answer or is full, or a file cannot be removed.
         """
         failures: list[OSError] = []
-        removals = partial(self._remove_temporary, failures), partial(self._remove_old, failures)
-        for step in (*removals, self._thin_one):
+        for step in (self._remove_temporary, self._remove_old, self._thin_one):
             try:
-                step()
+                step(failures)
             except OSError as error:
                 failures.append(error)
         if failures:
@@ -344,8 +346,11 @@ class Archive:
             return False
         return True
 
-    def _thin_one(self) -> None:
-        """Replace the oldest segment that is stored more finely than its age needs."""
+    def _thin_one(self, failures: list[OSError]) -> None:
+        """Replace the oldest segment that is stored more finely than its age needs.
+
+        One that cannot be read, or is put aside, does not stop the others.
+        """
         now = self._clock()
         steps = [LIVE, *(name for name, _, _ in THINNED)]
         for each in self.names():
@@ -356,9 +361,16 @@ class Archive:
                 and steps.index(name) > steps.index(each.step)
             ]
             if enough and (each.name != self._writing or self._writer is None):
-                with suppress(RecordingError):
+                try:
                     self._thin(each, *enough[-1])
-                return
+                except RecordingError:
+                    continue
+                except OSError as error:
+                    failures.append(error)
+                    if error.errno in _NO_ROOM:
+                        return
+                else:
+                    return
 
     def _thin(self, old: SegmentName, step: str, seconds: float) -> None:
         new = old.name.replace(f".{old.step}.", f".{step}.")

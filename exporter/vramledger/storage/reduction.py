@@ -33,6 +33,9 @@ _HARDWARE = (
 )
 """The sensors from which a verdict is made."""
 
+_CPU_UNIT = 1e-4
+"""Seconds: a piece of work on a GPU takes four of them."""
+
 _SETTING = re.compile(r"[-+.\w:=,]{0,64}", re.ASCII)
 """A value of an allow-listed variable that is a number or a word. No other value is stored."""
 
@@ -44,7 +47,7 @@ _DEVICE_FIELDS = (
 
 _READING_FIELDS = (
     *("boot_id", "boot_time", "ticks", "host_pid_namespace", "failure", "released_until", "driver_version"),
-    *("cuda_version", "rows", "unseen", "ended", "device_files", "launches", "managed", "cpu", "hidden"),
+    *("cuda_version", "rows", "unseen", "ended", "device_files", "launches", "managed", "hidden"),
     *("kv_caches", "hidden_unreadable", "schedulers", "pods", "agent_socket"),
 )
 """These are stored as they are."""
@@ -66,6 +69,9 @@ def reduce_reading(reading: Reading) -> dict[str, Any]:
         plain["schedulers_read"] = round(reading.schedulers_read, 1)
     if reading.devices:
         plain["devices"] = [_device(each, reading.time) for each in reading.devices]
+    if reading.cpu:
+        taken = [round(seconds / _CPU_UNIT) for _, seconds in reading.cpu]
+        plain["cpu"] = {"pids": [pid for pid, _ in reading.cpu], "taken": taken}
     if reading.facts:
         plain["facts"] = [facts_plain(each) for each in reading.facts]
     if reading.waits:
@@ -124,6 +130,9 @@ def expand_reading(value: Mapping[str, Any], time: float) -> dict[str, Any]:
             device["memory"] = [total, free, used, reserved]
         for row in device.get("process_utilization") or ():
             row[1] = round(round(time, 1) - row[1], 1)
+    if "cpu" in plain:
+        taken = [round(units * _CPU_UNIT, 4) for units in plain["cpu"]["taken"]]
+        plain["cpu"] = list(zip(plain["cpu"]["pids"], taken, strict=True))
     counts = plain.pop("allocations", {})
     for place, figures in _counting(plain.get("agents", ())):
         if place in counts:

@@ -22,17 +22,19 @@ from vramledger.serving.storage_health import StorageHealth
 from vramledger.storage.protocol import READY, keeper_command
 
 
-def open_descriptors() -> set[str]:
-    """Return this process's descriptors that are open."""
+def open_descriptors() -> set[tuple[int, str]]:
+    """Return this process's descriptors that are open, with what each of them is of."""
     gc.collect()
-    return {each.name for each in Path("/proc/self/fd").iterdir() if each.exists()}
+    return {
+        (int(each.name), str(each.readlink())) for each in Path("/proc/self/fd").iterdir() if each.exists()
+    }
 
 
 @contextmanager
 def room_for(count: int) -> Iterator[None]:
     """Let this process open so many descriptors more, and then fail with EMFILE."""
-    used = open_descriptors()
-    free = [each for each in range(4096) if str(each) not in used]
+    used = {number for number, _ in open_descriptors()}
+    free = [each for each in range(4096) if each not in used]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free[count], hard))
     try:
@@ -52,20 +54,21 @@ def test_a_start_without_descriptors_leaves_none_open(room: int) -> None:
 
     async def run() -> None:
         ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        keeper = await asyncio.create_subprocess_exec("true")
-        await keeper.wait()
-        storage = Storage(keeper, ours, new_health())
-        other.send(READY)
-        before = open_descriptors()
-        with room_for(room), pytest.raises(OSError, match="Too many open files"):
-            await storage.open()
-        assert open_descriptors() == before
-        other.close()
-        with pytest.raises(ConnectionError):
-            await storage._start()  # noqa: SLF001 the start of another one, without its seconds of waiting
-        assert len(open_descriptors()) == len(before) - 1
-        await storage.end()
+        with ours, other:
+            ours.setblocking(False)
+            keeper = await asyncio.create_subprocess_exec("true")
+            await keeper.wait()
+            storage = Storage(keeper, ours, new_health())
+            other.send(READY)
+            before = open_descriptors()
+            with room_for(room), pytest.raises(OSError, match="Too many open files"):
+                await storage.open()
+            assert open_descriptors() - before == set()
+            other.close()
+            with pytest.raises(ConnectionError):
+                await storage._start()  # noqa: SLF001 the start of another one, without its seconds of waiting
+            assert open_descriptors() - before == set()
+            await storage.end()
 
     asyncio.run(run())
 

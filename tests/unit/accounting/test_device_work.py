@@ -52,7 +52,7 @@ class Device:
         self.now = 0.0
         self.tracker = HoldingTracker(idle_after=IDLE_AFTER)
         self.says: dict[str, Any] = {"utilization": OFF}
-        self.cpu = dict.fromkeys(pids, 0.0)
+        self.more_cpu = dict.fromkeys(pids, 0.0)
         self.quiet_cpu = dict.fromkeys(pids, QUIET_CPU)
 
     def sample(
@@ -63,8 +63,8 @@ class Device:
     ) -> dict[int, Holding]:
         """Advance by a second; return the holdings by pid."""
         self.now += 1.0
-        for pid, seconds in self.quiet_cpu.items():
-            self.cpu[pid] += seconds
+        cpu = tuple((pid, seconds + self.more_cpu[pid]) for pid, seconds in self.quiet_cpu.items())
+        self.more_cpu = dict.fromkeys(self.pids, 0.0)
         clock = EPOCH + self.now
         parent = ParentFacts(400, 50, "bash", "bash", init=False)
         device = DeviceReading(
@@ -88,7 +88,7 @@ class Device:
             host_pid_namespace=True,
             devices=(device,),
             rows=tuple(ProcessRow(pid, 100, "S", 400, 400, 400, 0, 4) for pid in self.pids),
-            cpu=tuple(self.cpu.items()),
+            cpu=cpu,
             facts=tuple(
                 ProcessFacts(pid, 100, command=self.names.get(pid, "python"), parent=parent)
                 for pid in self.pids
@@ -163,7 +163,7 @@ def pipeline(device: Device, seconds: int, taken: dict[int, float]) -> dict[int,
     for second in range(seconds):
         burst = second % 4 == 3
         for pid, more in taken.items():
-            device.cpu[pid] += more if burst else 0.0
+            device.more_cpu[pid] += more if burst else 0.0
         held = device.sample([row(device.pids[-1], 0.08)], TRAINING if burst else NOTHING)
     return held
 
@@ -198,7 +198,7 @@ def test_whose_cpu_time_says_nothing_is_not_seen_to_be_idle(usual: float | None)
     """A process whose CPU time is not known, or that spins, may launch what the rows do not name."""
     device = Device(7, 8)
     if usual is None:
-        del device.cpu[7], device.quiet_cpu[7]
+        del device.quiet_cpu[7]
     else:
         device.quiet_cpu[7] = usual
     assert idle_with(pipeline(device, 400, {})[7]) is Grade.INFERRED
@@ -208,7 +208,7 @@ def test_unsteady_cpu_time_says_nothing() -> None:
     """Where CPU time varies by more than a launch takes, work does not stand out."""
     device = Device(7, 8)
     for second in range(400):
-        device.cpu[7] += (second % 3) * 0.002
+        device.more_cpu[7] += (second % 3) * 0.002
         held = pipeline(device, 1, {}) if second % 4 else device.sample([row(8, 0.08)], TRAINING)
     assert idle_with(held[7]) is Grade.INFERRED
 

@@ -230,6 +230,20 @@ def test_what_is_old_is_thinned(tmp_path: Path) -> None:
         assert [each for each in kept if each in [(at, value) for at, _, value in marks]]
 
 
+def test_a_file_that_cannot_be_read_stops_no_thinning(tmp_path: Path) -> None:
+    """Files that fail, or cannot even be renamed, are reported, and newer ones are thinned all the same."""
+    (tmp_path / "5.live.gz").symlink_to("elsewhere")
+    (tmp_path / "6.live.gz").write_bytes(b"x" * 100)
+    (tmp_path / "6.live.gz.damaged").mkdir()
+    past = StoredPast(tmp_path, small())
+    past.watch(1900)
+    past.process.end()
+    for _ in past.archive.names():
+        with pytest.raises(OSError, match="symbolic links"):
+            past.archive.keep_house()
+    assert {each.step for each in past.archive.names() if each.begin > EPOCH - 1} == {"1s"}
+
+
 class _LimitedPast(StoredPast):
     """The past of an exporter whose own cgroup, like its holder's, limits memory."""
 

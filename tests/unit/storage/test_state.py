@@ -77,11 +77,11 @@ def test_cpu_times_keep_their_limits() -> None:
     """A holder's CPU times are as many after a restart as without one, and give the same verdict."""
     before = CpuBesideWork()
     for second in range(200):
-        before.update(second * 0.001, 1.0, busy=second % 4 == 0, own=False)
+        before.update(0.001, 1.0, busy=second % 4 == 0, own=False)
     after = read_object(json.loads(json.dumps(ObjectWriter({}).write(before))), {})
     for second in range(200, 400):
         for each in (before, after):
-            each.update(second * 0.001 + (second % 3) * 0.0004, 1.0, busy=second % 4 == 0, own=False)
+            each.update(0.001 + (second % 3) * 0.0004, 1.0, busy=second % 4 == 0, own=False)
         assert after == before
     assert (after.quiet.maxlen, after.bursts.maxlen) == (before.quiet.maxlen, before.bursts.maxlen)
 

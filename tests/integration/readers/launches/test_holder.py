@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.launches.program import (
@@ -163,12 +162,19 @@ def test_other_calls_are_not_work(program: LaunchingProgram, count: Count) -> No
     assert (after.quiet or 0) > (before.quiet or 0)
 
 
+def thread_states(pid: int) -> list[str]:
+    """Return the kernel's letter for the state of each thread, the first one first."""
+    threads = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name))
+    stats = [(thread / "stat").read_text() for thread in threads]
+    return [stat.rpartition(")")[2].split()[0] for stat in stats]
+
+
 def test_sleeping_program_has_no_counter(library: Path, count: Count) -> None:
     """A program whose threads all sleep is quiet without a single breakpoint."""
     with launching_program(library) as program:
         program.tell("start", 50)
         before = code_of(program, library, "cuLaunchKernel")
-        wait_until(lambda: psutil.Process(program.pid).status() == psutil.STATUS_SLEEPING, "its sleep")
+        wait_until(lambda: thread_states(program.pid) == ["S"] * 51, "its sleep")
         counter = count(program)
 
         look_until(counter, lambda seen: (seen.quiet or 0) > 0.1)
@@ -186,7 +192,7 @@ def test_thread_of_the_driver_needs_no_counter(library: Path, count: Count) -> N
             lambda: "cuda-EvtHandlr\n" in {(each / "comm").read_text() for each in threads.iterdir()},
             "its name",
         )
-        wait_until(lambda: psutil.Process(program.pid).status() == psutil.STATUS_SLEEPING, "its sleep")
+        wait_until(lambda: thread_states(program.pid)[0] == "S", "its sleep")
         counter = count(program)
 
         look_until(counter, lambda seen: (seen.quiet or 0) > 0.3)
