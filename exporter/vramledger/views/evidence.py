@@ -109,6 +109,7 @@ def _lines(snapshot: Snapshot, pid: int, held: list[tuple[DeviceSnapshot, Holdin
         if agent is not None:
             yield from _pools(agent, device.reading.uuid, holding)
     yield from _launches(snapshot, pid)
+    yield from _kv_cache(snapshot, pid)
     yield from _agent(agent, now)
     if facts is None or (process is not None and process.first is not None):
         yield from _row(snapshot.rows.get(pid) if process is not None else None)
@@ -172,6 +173,16 @@ def _launches(snapshot: Snapshot, pid: int) -> Iterator[str]:
             )
         else:
             yield f"  launches       none for {span(count.quiet)}, nor copies or memsets"
+
+
+def _kv_cache(snapshot: Snapshot, pid: int) -> Iterator[str]:
+    """Say how large and how full the holder's KV cache is; nothing where its server does not say it."""
+    known = snapshot.kv_caches.get(pid)
+    if known is not None:
+        size = "size not known" if known.memory is None else f"{gib(known.memory)} of what it holds"
+        tokens = "" if known.tokens is None else f", {known.tokens:,} tokens"
+        used = "use not known" if known.usage is None else f"{known.usage:.1%} in use by requests"
+        yield f"  KV cache       {size}{tokens}, {used}; its vLLM server says so"
 
 
 def _counters(device: DeviceSnapshot) -> Iterator[str]:

@@ -159,6 +159,7 @@ def holding_json(
             "grade": holding.uncharged.grade.value,
             "why": holding.uncharged.why,
         },
+        "kv_cache": _kv_cache(snapshot, holding.pid),
         "peak": holding.peak,
         "state": holding.state.value,
         "grade": holding.grade.value,
@@ -177,6 +178,11 @@ def holding_json(
         else holding.pid in device.reservation_status.unreserved_pids,
         "agent": _agent(snapshot.agents.get(holding.pid), device.reading.uuid, holding),
     }
+
+
+def _kv_cache(snapshot: Snapshot, pid: int) -> Json:
+    known = snapshot.kv_caches.get(pid)
+    return None if known is None else dict(zip(("usage", "memory", "tokens"), known[2:], strict=True))
 
 
 def _pod_labels(snapshot: Snapshot, facts: ProcessFacts | None) -> Json:
