@@ -107,7 +107,7 @@ def test_the_page_shows_devices_and_holders(look: Looking) -> None:
 
 
 def test_what_belongs_to_no_process_is_not_held_without_work(look: Looking) -> None:
-    """The driver's own few MiB beside holders that work are not waste: the headline is the wasted bytes alone."""
+    """The driver's own few MiB beside holders that work are not waste: the headline is wasted bytes alone."""
 
     async def steps(view: Look) -> None:
         await view.tab.until(DRAWN)
