@@ -69,8 +69,8 @@ def check_project() -> str:
     """Return the address of the project, for the image and the provenance.
 
     Raises:
-        ReleaseError: nobody has said where the project is, who maintains it, or where to report a vulnerability.
-            A package without them sends its users to whoever registers the name first.
+        ReleaseError: nobody has said where the project is, who maintains it, or where to report a
+            vulnerability. Without an address, users may trust somebody else who has registered the name.
     """
     metadata = json.loads(run(TOOLS / "hatchling", "metadata"))
     chart = (ROOT / "deploy/kubernetes/chart/Chart.yaml").read_text(encoding="utf-8")
@@ -146,7 +146,7 @@ def digest(path: Path) -> str:
 
 
 def make_provenance(  # noqa: PLR0913 what a provenance says
-    directory: Path, version: str, revision: str, source: str, begun: datetime, builder: str
+    directory: Path, version: str, revision: str, *, source: str, begun: datetime, builder: str
 ) -> None:
     """Write from what, how and by whom each file was built: an in-toto statement with a SLSA predicate."""
     subjects = [
@@ -218,7 +218,7 @@ def main() -> None:
         make_bill_of_materials(directory, version)
         if options.image:
             make_image(directory, version, revision, source, options)
-        make_provenance(directory, version, revision, source, begun, options.builder)
+        make_provenance(directory, version, revision, source=source, begun=begun, builder=options.builder)
         sign(directory, options.sign)
     except ReleaseError as error:
         sys.exit(f"vramledger: {error}")

@@ -215,7 +215,7 @@ def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:
         its = "its owner is NOT among them"
     else:
         its = "its owner is among them, or too little is known of its owner to exclude it"
-    yield f"    reserved     by {schedulers} for {whom}; {its}"
+    yield f"    reservation  by {schedulers} for {whom}; {its}"
 
 
 def _pools(agent: AgentSnapshot, uuid: str, holding: Holding) -> Iterator[str]:

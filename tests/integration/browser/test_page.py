@@ -106,6 +106,18 @@ def test_the_page_shows_devices_and_holders(look: Looking) -> None:
     look(Shown(incident()), steps)
 
 
+def test_what_belongs_to_no_process_is_not_held_without_work(look: Looking) -> None:
+    """The driver's own few MiB beside holders that work are not waste: the headline is wasted bytes alone."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        assert await view.tab.text(".waste") == "nothing held without work"
+        assert "unattributed9.00 MiB" in await view.tab.texts(".card .legend div")
+
+    noisy = device(0, [holding(8, 20 * GIB, sm=0.5, last_active=NOW)], unattributed=9 * MIB)
+    look(Shown(snapshot(noisy, processes=[process(8)])), steps)
+
+
 def test_a_ghost_device_says_so_on_a_phone_too(look: Looking) -> None:
     """Only its card says that no process uses the GPU, and the page stays as wide as the screen."""
 
