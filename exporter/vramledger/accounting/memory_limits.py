@@ -67,9 +67,30 @@ def _owner_limit(
         cgroup=None if first is None else first.cgroup,
         maximum=None if first is None else first.maximum,
         used=None if first is None else first.current,
-        minimum=_sum(known[path].minimum for path in top) if top else None,
+        minimum=_guaranteed(top, known),
         charged=charged,
     )
+
+
+def _guaranteed(own: Sequence[str], known: Mapping[str, CgroupLimit]) -> int | None:
+    """Return what is guaranteed to cgroups of which none is in another; None if it is not known.
+
+    The kernel guarantees the cgroups in another one together no more than that one has. The driver's own
+    backend does not tell of cgroups for which nothing is set, so these bound nothing.
+    """
+    places = {place for path in own for place in chain_of(path)}
+    bounds = {place: known[place].minimum or 0 for place in places if place in known}
+    if not own or any(known[place].minimum is None for place in bounds):
+        return None
+
+    def guaranteed_in(place: str) -> int:
+        if place in own:
+            amount = bounds[place]
+        else:
+            amount = sum(guaranteed_in(each) for each in places if each.rpartition("/")[0] == place)
+        return min(amount, bounds.get(place, amount))
+
+    return guaranteed_in("")
 
 
 def _sum(figures: Iterable[int | None]) -> int | None:

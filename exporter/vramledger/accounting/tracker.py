@@ -62,7 +62,7 @@ from vramledger.model.snapshot import (
     State,
     UndividedBytes,
 )
-from vramledger.readers.owners.cgroups import hierarchy_paths
+from vramledger.readers.owners.cgroups import unified_path
 
 GAP = 5.0
 """Seconds without a sample after which we no longer know that the quiet has lasted."""
@@ -399,8 +399,7 @@ class HoldingTracker:
 
     def _place_of(self, holding: Holding) -> PlacedHolding:
         facts = self._processes.facts_of(holding.pid, holding.start)
-        paths = () if facts is None else hierarchy_paths(facts.cgroup or ())
-        place = next((path for controllers, path in paths if not controllers), None)
+        place = None if facts is None else unified_path(facts.cgroup or ())
         return PlacedHolding(self._processes.owner_of(holding.pid, holding.start), place)
 
     def _mps_servers(self, device: DeviceReading, sample: Sample) -> frozenset[int]:

@@ -286,8 +286,10 @@ def _offer_lines(need: MemoryNeed, offers: Sequence[Offer]) -> Iterator[str]:
 
 
 def _limit_text(limit: CgroupRoom) -> str:
+    if not limit.cgroup:
+        return "cgroups are limited here, and it is not known whether its own is"
     if limit.maximum is None:
-        return f"its cgroup {limit.cgroup} is limited elsewhere, and here its limit is not known"
+        return f"its cgroup {limit.cgroup} has a limit elsewhere, and what it may take here is not known"
     taken = f"an unknown part of {gib(limit.maximum)} is"
     if limit.used is not None:
         taken = f"{gib(limit.used)} of {gib(limit.maximum)} are"

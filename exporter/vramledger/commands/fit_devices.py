@@ -23,7 +23,8 @@ class Offer(NamedTuple):
         verdict: one of the verdicts above.
         runs_here: the program holds memory there; when it is started again, that is free.
         room: bytes that it could have now, None when not known; an upper bound where ``limit`` is not known.
-        limit: what its owner may take by its cgroup; None without a limit.
+        limit: what the cgroup above it that leaves it least may take, or one of which that is not known; None
+            without a limit.
         evict: whose memory would have to be freed for ``after``.
         copies_now: how many such programs the room is enough for; None when not known.
         copies_empty: how many the whole device is enough for; None when not known.
@@ -58,14 +59,17 @@ def make_offer(need: MemoryNeed, device: OfferedDevice, program: Program, *, liv
         live: the program is one of the holders of this device's sample; otherwise only its pid is the same.
     """
     own = device.holdings.get(program.pid, 0) if live else 0
-    limit = device.limits.get(program.owner)
-    allowance = None if limit is None else limit.most(own)
-    sure = limit is None or limit.known
+    limits = device.limits_of(program, live=live)
+    allowance = min((most for each in limits if (most := each.most(own)) is not None), default=None)
+    sure = all(each.known for each in limits)
+    # One that is not known is named first: it is the reason for the doubt.
+    limit = min(limits, key=lambda each: (each.known, each.most(own) or 0), default=None)
     room, capacity = device.free, device.capacity
     if room is not None:
         room = _least(room + own, allowance)
     if capacity is not None:
-        capacity = _least(capacity, None if limit is None else limit.maximum)
+        maxima = [each.maximum for each in limits if each.maximum is not None]
+        capacity = _least(capacity, min(maxima, default=None))
     evict: tuple[Evictable, ...] = ()
     verdict = UNKNOWN
     if room is not None:
@@ -75,7 +79,7 @@ def make_offer(need: MemoryNeed, device: OfferedDevice, program: Program, *, liv
             verdict, evict = PERHAPS, ()
     allowed, reserved = _reserved(device, program)
     enough = need.enough
-    measured = limit is None or limit.maximum is not None
+    measured = all(each.maximum is not None for each in limits)
     return Offer(
         device,
         verdict,

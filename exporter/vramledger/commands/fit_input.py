@@ -7,7 +7,7 @@ exporter give the same. The files may come from anybody, so each value is checke
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import NamedTuple
 
@@ -94,6 +94,15 @@ class Fields:
             raise self._wrong(name, "a list")
         return [Fields(each, f"{self._where}.{name}[{number}]") for number, each in enumerate(value)]
 
+    def texts(self, name: str) -> list[str]:
+        """Return a list of texts that are safe to print; an empty one if it is not known."""
+        value = self._raw.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self._wrong(name, "a list of texts")
+        return [printable(each[:_MAX_TEXT]) for each in value]
+
 
 class FrameworkUse(NamedTuple):
     """What one framework of the program reported on one device, in bytes; None means not known.
@@ -167,12 +176,14 @@ class Program(NamedTuple):
         command: its name, empty when not known.
         owner: type and name of its owner, empty when not known.
         started: Unix time, None when not known; another program may get its pid later.
+        limited_by: the cgroups above it that had a limit on any device; None when its cgroup is not known.
     """
 
     pid: int
     command: str = ""
     owner: tuple[str, str] = ("", "")
     started: float | None = None
+    limited_by: tuple[str, ...] | None = None
 
 
 class Evictable(NamedTuple):
@@ -184,13 +195,12 @@ class Evictable(NamedTuple):
 
 
 class CgroupRoom(NamedTuple):
-    """What an owner may take of a device by the cgroup whose limit it reaches first, bytes.
+    """What the programs in a cgroup may take of a device, bytes.
 
     Attributes:
-        cgroup: its path.
-        maximum: the limit; None when not known, as on a device on which the owner holds nothing: limits are
-            read where their owner holds memory.
-        used: what the cgroup has, the owner's own holdings included; None when not known.
+        cgroup: its path; empty where it is not known whether the cgroup of the program has a limit.
+        maximum: the limit; None when not known.
+        used: what the cgroup has, with all below it; None when not known.
     """
 
     cgroup: str
@@ -223,7 +233,8 @@ class OfferedDevice(NamedTuple):
         evictable: what others hold without work, or have cached, by pid.
         schedulers: those that manage it.
         granted: type and name of the owners for whom it is reserved.
-        limits: what owners may take by their cgroups, by type and name; None where they have no limit.
+        limits: what cgroups with a limit may take; None when not known, or when nothing limits memory by
+            cgroup.
     """
 
     uuid: str
@@ -236,7 +247,26 @@ class OfferedDevice(NamedTuple):
     evictable: Mapping[int, Evictable]
     schedulers: tuple[str, ...]
     granted: tuple[tuple[str, str], ...]
-    limits: Mapping[tuple[str, str], CgroupRoom | None]
+    limits: tuple[CgroupRoom, ...] | None
+
+    def limits_of(self, program: Program, *, live: bool) -> tuple[CgroupRoom, ...]:
+        """Return the limits of all cgroups above a program.
+
+        Where it is not known which these are, or what they may take here, a limit that is not known is
+        among them. The limits of a program that is ``live`` are read on every device, so where none is
+        read it has none.
+        """
+        limits = self.limits or ()
+        if program.limited_by is None:
+            return (CgroupRoom("", None, None),) if limits else ()
+        read = {each.cgroup for each in limits}
+        unread = [cgroup for cgroup in program.limited_by if cgroup not in read]
+        if live and self.limits is not None:
+            unread = []
+        return (
+            *(each for each in limits if each.cgroup in program.limited_by),
+            *(CgroupRoom(cgroup, None, None) for cgroup in unread),
+        )
 
 
 class LedgerSample(NamedTuple):
@@ -277,27 +307,21 @@ def read_ledger(raw: object, where: str) -> LedgerSample:
             whom = (owner.text("type"), owner.text("name"))
             whom = whom if whom[0] else ("user", holding.text("user"))
             whom = whom if whom[1] else ("", "")
-            programs[pid] = Program(pid, holding.text("command"), whom, holding.number("started"))
+            programs[pid] = Program(
+                pid,
+                holding.text("command"),
+                whom,
+                holding.number("started"),
+                tuple(holding.texts("limited_by")) if "limited_by" in holding else None,
+            )
             uses.setdefault(pid, []).append(_use(device, holding, watched_since))
     failure = fields.child("failure")
     return LedgerSample(
-        tuple(_with_unread_limits(devices)),
+        tuple(devices),
         programs,
         {pid: tuple(found) for pid, found in uses.items()},
         "" if fields.flag("up") else failure.text("message") or "there is no sample yet",
     )
-
-
-def _with_unread_limits(devices: Sequence[OfferedDevice]) -> Iterator[OfferedDevice]:
-    """Yield devices on which an owner that is limited elsewhere has a limit that is not known."""
-    unread = {
-        owner: CgroupRoom(room.cgroup, None, None)
-        for each in devices
-        for owner, room in each.limits.items()
-        if room is not None
-    }
-    for device in devices:
-        yield device._replace(limits={**unread, **device.limits})
 
 
 def _name(device: Fields) -> str:
@@ -315,17 +339,16 @@ def _capacity(device: Fields) -> int | None:
     return None if total is None else total - (memory.count("driver_reserved") or 0)
 
 
-def _limits(sharing: Iterable[Fields]) -> dict[tuple[str, str], CgroupRoom | None]:
-    """Return the limits on devices that share their memory; of several the one that leaves least."""
-    found: dict[tuple[str, str], CgroupRoom | None] = {}
-    for raw in (each for device in sharing for each in device.children("limits")):
-        owner = (raw.text("type"), raw.text("name"))
-        maximum = raw.count("maximum")
-        room = None if maximum is None else CgroupRoom(raw.text("cgroup"), maximum, raw.count("used"))
-        before = found.get(owner)
-        if before is None or (room is not None and (room.most(0) or 0) < (before.most(0) or 0)):
-            found[owner] = room
-    return found
+def _limits(sharing: Iterable[Fields]) -> tuple[CgroupRoom, ...] | None:
+    """Return the limits on devices that share their memory: all of them count."""
+    known = [device for device in sharing if "cgroup_limits" in device]
+    if not known:
+        return None
+    return tuple(
+        CgroupRoom(raw.text("cgroup"), raw.count("maximum"), raw.count("used"))
+        for device in known
+        for raw in device.children("cgroup_limits")
+    )
 
 
 def _device(device: Fields, sharing: Sequence[Fields]) -> OfferedDevice:
@@ -352,17 +375,10 @@ def _device(device: Fields, sharing: Sequence[Fields]) -> OfferedDevice:
         problem,
         holdings,
         evictable,
-        tuple(_texts(device, "schedulers")),
+        tuple(device.texts("schedulers")),
         tuple((each.text("owner_type"), each.text("owner")) for each in device.children("reservations")),
         _limits(sharing),
     )
-
-
-def _texts(fields: Fields, name: str) -> Iterator[str]:
-    raw = fields._raw.get(name)  # noqa: SLF001 of this module
-    for value in raw if isinstance(raw, list) else ():
-        if isinstance(value, str):
-            yield printable(value[:_MAX_TEXT])
 
 
 def _evictable(pid: int, holding: Fields) -> Evictable | None:
@@ -373,7 +389,7 @@ def _evictable(pid: int, holding: Fields) -> Evictable | None:
         return Evictable(held, what, f"vramledger end --pid {pid}")
     agent = holding.child("agent")
     cached = sum(each.count("reclaimable") or 0 for each in agent.children("frameworks"))
-    if cached and "reclaim" in _texts(agent, "consents"):
+    if cached and "reclaim" in agent.texts("consents"):
         return Evictable(cached, f"the cache of pid {pid}", f"vramledger reclaim {pid}")
     return None
 

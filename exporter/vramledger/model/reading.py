@@ -77,8 +77,7 @@ class CgroupLimit(NamedTuple):
 
     Attributes:
         cgroup: its path in version 2 of cgroups.
-        minimum: bytes that are guaranteed to it; beyond them it may be evicted. None when not known, or
-            without a bound.
+        minimum: bytes that are guaranteed to it; beyond them it may be evicted. None when not known.
         maximum: bytes beyond which its allocations fail; None without such a limit.
         current: bytes that it has; None when not known.
     """

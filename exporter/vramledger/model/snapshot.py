@@ -217,7 +217,7 @@ class OwnerLimit(NamedTuple):
         cgroup: the cgroup whose limit it reaches first; None without a limit.
         maximum: that limit, bytes.
         used: what that cgroup has, with those of other owners in it; None when not known.
-        minimum: bytes that are guaranteed to its own cgroups; None when not known, or without a bound.
+        minimum: bytes that are guaranteed to its own cgroups; None when not known.
         charged: what its own cgroups are charged; None where that is not its own alone.
     """
 

@@ -42,7 +42,7 @@ from vramledger.readers.hosts.system_memory import SystemMemory
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver, check_access
 from vramledger.readers.nvml.hardware import HARDWARE_METRICS
-from vramledger.readers.owners.cgroups import hierarchy_paths
+from vramledger.readers.owners.cgroups import unified_path
 from vramledger.readers.owners.pod_api import PodApi
 from vramledger.readers.owners.pod_labels import HolderPods, PodLabelReader
 from vramledger.readers.owners.reader import OwnerReader
@@ -286,8 +286,7 @@ class Sampler:
     def _watch_limits(self, rows: Iterable[ProcessRow], facts: Iterable[ProcessFacts]) -> None:
         """Have the limits of the holders' cgroups, and of those above them, read from now on."""
         for each in facts:
-            paths = (path for controllers, path in hierarchy_paths(each.cgroup or ()) if not controllers)
-            self._chains[each.pid, each.start] = chain_of(next(paths, ""))
+            self._chains[each.pid, each.start] = chain_of(unified_path(each.cgroup or ()) or "")
         present = {(row.pid, row.start) for row in rows}
         self._chains = {identity: chain for identity, chain in self._chains.items() if identity in present}
         watched = tuple(dict.fromkeys(path for chain in self._chains.values() for path in chain))

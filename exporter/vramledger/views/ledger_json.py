@@ -13,6 +13,8 @@ from vramledger.model.agent_report import FrameworkReport, OutOfMemory
 from vramledger.model.json_values import JSON_VERSION, Json
 from vramledger.model.reading import ProcessFacts
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
+from vramledger.readers.hosts.dmem import chain_of
+from vramledger.readers.owners.cgroups import unified_path
 from vramledger.views.remedies import about_hidden, about_operating_system, about_unattributed, remedy
 from vramledger.views.timeline import HoldingGrowth, Key
 
@@ -113,6 +115,13 @@ def _device(
             for each in device.reservation_status.reservations
         ],
         "limits": [dict(each._asdict()) for each in device.limits],
+        "cgroup_limits": None
+        if reading.limits is None
+        else [
+            {"cgroup": each.cgroup, "maximum": each.maximum, "used": each.current}
+            for each in reading.limits
+            if each.maximum is not None
+        ],
         "schedulers": [] if device.reservation_status is None else list(device.reservation_status.schedulers),
         "owners": None if device.owner_usage is None else device.owner_usage.holding,
         "hidden": None
@@ -176,6 +185,7 @@ def holding_json(
         "unreserved": None
         if device.reservation_status is None or device.reservation_status.unreserved_pids is None
         else holding.pid in device.reservation_status.unreserved_pids,
+        "limited_by": _limited_by(snapshot, facts),
         "agent": _agent(snapshot.agents.get(holding.pid), device.reading.uuid, holding),
     }
 
@@ -183,6 +193,16 @@ def holding_json(
 def _kv_cache(snapshot: Snapshot, pid: int) -> Json:
     known = snapshot.kv_caches.get(pid)
     return None if known is None else dict(zip(("usage", "memory", "tokens"), known[2:], strict=True))
+
+
+def _limited_by(snapshot: Snapshot, facts: ProcessFacts | None) -> Json:
+    """Return the cgroups of a process, with those above them, that have a limit on any device."""
+    place = None if facts is None or facts.cgroup is None else unified_path(facts.cgroup)
+    if place is None:
+        return None
+    limits = (each for device in snapshot.devices for each in device.reading.limits or ())
+    limited = {each.cgroup for each in limits if each.maximum is not None}
+    return [cgroup for cgroup in chain_of(place) if cgroup in limited]
 
 
 def _pod_labels(snapshot: Snapshot, facts: ProcessFacts | None) -> Json:

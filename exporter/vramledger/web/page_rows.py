@@ -41,6 +41,7 @@ def page_rows(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth], *, ready:
             continue
         uuid = str(device["uuid"])
         holdings = device.pop("holdings")
+        device.pop("cgroup_limits")  # the page shows those of owners
         found[uuid] = device
         for holding in holdings if isinstance(holdings, list) else ():
             if isinstance(holding, dict):
@@ -63,6 +64,7 @@ def _holding_row(holding: dict[str, Json], uuid: str, gpu: Json, now: float | No
         holding["agent"] = _agent_columns(agent, holding["memory"])
     if holding["state"] in _COUNTING_STATES:
         holding["why"] = None
+    holding.pop("limited_by")
     last = holding["last_active"]
     working = isinstance(last, float) and now is not None and now - last < _WORKING_WITHIN
     if working:  # times that move with the samples

@@ -23,7 +23,7 @@ from vramledger.views.table import render_table
 
 GIB = 2**30
 ADA, BOB = ("slurm", "41"), ("slurm", "42")
-ROOT = CgroupLimit("/slurm", 0, 60 * GIB, 50 * GIB)
+ROOT = CgroupLimit("/slurm", 8 * GIB, 60 * GIB, 50 * GIB)
 JOB = CgroupLimit("/slurm/job_41", 4 * GIB, 40 * GIB, 20 * GIB)
 STEP = CgroupLimit("/slurm/job_41/step_0", 0, None, 20 * GIB)
 
@@ -59,7 +59,19 @@ def test_guarantees_of_cgroups_beside_each_other_add_up() -> None:
     found = limit_of(limits, *(PlacedHolding(ADA, path) for path in ("/a", "/a/x", "/b", "/b", "/b/x")))
     assert (found.minimum, found.charged) == (5 * GIB, 2 * GIB)
     found = limit_of(limits, *(PlacedHolding(ADA, path) for path in ("/a/x", "/b/x", "/elsewhere")))
-    assert (found.minimum, found.charged) == (6 * GIB, None)
+    assert (found.minimum, found.charged) == (4 * GIB, None)
+
+
+def test_nobody_is_guaranteed_more_than_the_cgroup_above() -> None:
+    """A parent's guarantee bounds those of its children together, also where it is 0."""
+    low, more = ROOT._replace(minimum=3 * GIB), CgroupLimit("/slurm/job_42", 2 * GIB, None, GIB)
+    both = [PlacedHolding(ADA, path) for path in (JOB.cgroup, more.cgroup)]
+    assert limit_of([low, JOB, more], both[0]).minimum == 3 * GIB
+    assert limit_of([ROOT, JOB, more], *both).minimum == 6 * GIB
+    assert limit_of([low, JOB, more], *both).minimum == 3 * GIB
+    assert limit_of([ROOT._replace(minimum=0), JOB], both[0]).minimum == 0
+    assert limit_of([JOB], both[0]).minimum == 4 * GIB
+    assert limit_of([ROOT._replace(minimum=None), JOB], both[0]).minimum is None
 
 
 def test_a_guarantee_that_is_not_known_is_none() -> None:

@@ -24,8 +24,8 @@ from vramledger.commands.fit_input import LedgerSample, OfferedDevice, Program, 
 from vramledger.commands.fit_sources import Seen
 from vramledger.commands.memory_need import MemoryNeed, assess_need
 from vramledger.errors import RecordingError
-from vramledger.model.reading import Owner
-from vramledger.model.snapshot import DeviceSnapshot, OwnerLimit, Reservation, ReservationStatus, State
+from vramledger.model.reading import CgroupLimit, Owner
+from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, State
 from vramledger.views.ledger_json import snapshot_json
 
 GIB = 2**30
@@ -46,23 +46,26 @@ def need(gib: float, *, most: float | None = None, whole_life: bool = True) -> M
     return judged._replace(bytes=int(gib * GIB), planned=int(gib * 1.1 * GIB))
 
 
-POD = Program(7, "train.py", ("pod", "a/b"))
+CGROUP = "/kubepods/b"
+POD = Program(7, "train.py", ("pod", "a/b"), limited_by=(CGROUP,))
 
 
 def limited(
-    maximum: float | None, used: float | None, *holders: tuple[int, float], state: State = State.ACTIVE
+    maximum: float | None,
+    used: float | None,
+    *holders: tuple[int, float],
+    state: State = State.ACTIVE,
+    cgroup: str = CGROUP,
 ) -> DeviceSnapshot:
-    """Return a device on which the cgroup of a pod is limited, GiB; None where that is not known."""
-    limit = OwnerLimit(
-        *POD.owner,
-        "/kubepods/b",
+    """Return a device on which a cgroup is limited, GiB; None where that is not known or not so."""
+    limit = CgroupLimit(
+        cgroup,
+        0,
         None if maximum is None else int(maximum * GIB),
         None if used is None else int(used * GIB),
-        0,
-        None,
     )
-    holdings = [holding(pid, int(gib * GIB), state) for pid, gib in holders]
-    return replace(device(0, holdings), limits=(limit,))
+    one = device(0, [holding(pid, int(gib * GIB), state) for pid, gib in holders])
+    return replace(one, reading=replace(one.reading, limits=(limit,)))
 
 
 def offer_to_pod(judged: MemoryNeed, *devices: DeviceSnapshot, live: bool = True) -> Offer:
@@ -266,16 +269,60 @@ def test_an_unknown_part_of_a_limit_is_not_free(wanted: float, verdict: str) -> 
 
 
 def test_a_limit_that_is_known_on_another_device_only_is_a_doubt() -> None:
-    """Limits are read where their owner holds memory: on another device the owner may be limited too."""
+    """Where no limits could be read, a program that is limited on another device may be limited too."""
     first, other = limited(16, 15, (7, 15)), device(1)
 
     assert offer_to_pod(need(18), other, first).verdict == PERHAPS
-    assert offer_to_pod(need(18), replace(limited(None, 15), reading=other.reading), first).verdict == YES
-    assert make_offer(need(18), ledger(first, other).devices[1], PROGRAM, live=True).verdict == YES
+    free = PROGRAM._replace(limited_by=())
+    assert make_offer(need(18), ledger(first, other).devices[1], free, live=True).verdict == YES
+
+
+def test_a_device_whose_limits_were_read_has_no_other() -> None:
+    """A live program has no limit where its cgroups were read without one; later its cgroup may be new."""
+    first, other = limited(16, 15, (7, 15)), limited(None, 0)
+
+    assert offer_to_pod(need(18), other, first).verdict == YES
+    assert offer_to_pod(need(18), other, first, live=False).verdict == PERHAPS
+
+
+def test_a_limit_counts_only_for_the_programs_below_its_cgroup() -> None:
+    """Of two programs of one owner only the one in the limited cgroup has less room."""
+    placed = [
+        replace(one, facts=one.facts and replace(one.facts, cgroup=(f"0::{path}",)))
+        for one, path in ((process(7), f"{CGROUP}/c"), (process(8), "/user.slice"), (process(9), ""))
+    ]
+    seen = read_ledger(
+        snapshot_json(snapshot(limited(16, 15, (7, 15), (8, 1), (9, 1)), processes=placed)), "the sample"
+    )
+    offers = [make_offer(need(18), seen.devices[0], seen.programs[pid], live=True) for pid in (7, 8, 9)]
+
+    assert [each.verdict for each in offers] == [NO, YES, PERHAPS]
+    assert [seen.programs[pid].limited_by for pid in (7, 8, 9)] == [(CGROUP,), (), None]
+
+
+def test_of_nested_limits_the_one_with_the_least_room_counts() -> None:
+    """A limit above that of its own cgroup counts too, and one of which the use is not known is a doubt."""
+    one = limited(16, 2, (7, 1))
+    program = POD._replace(limited_by=(CGROUP, "/kubepods"))
+    for maximum, used, verdict in ((20, 19, NO), (8, 0, NO), (100, 50, YES), (100, None, PERHAPS)):
+        above = CgroupLimit("/kubepods", 0, maximum * GIB, None if used is None else used * GIB)
+        both = replace(one, reading=replace(one.reading, limits=(*(one.reading.limits or ()), above)))
+        assert make_offer(need(10), ledger(both).devices[0], program, live=True).verdict == verdict, above
+
+
+def test_a_program_of_unknown_cgroup_is_promised_nothing() -> None:
+    """Where cgroups are limited and nobody knows the program's, its room is not known: the text says it."""
+    seen = ledger(limited(16, 15, (8, 15)))
+    judged = need(1)
+    offer = make_offer(judged, seen.devices[0], PROGRAM, live=False)
+    found = Fit(Seen(PROGRAM, (), seen, ""), (judged,), ((offer,),), "here", of_this_host=True, headroom=0.1)
+
+    assert (offer.verdict, found.status) == (PERHAPS, CANNOT_TELL)
+    assert "it is not known whether its own is" in "\n".join(fit_lines(found))
 
 
 def test_a_limit_of_compute_instances_that_share_memory_counts_for_them_all() -> None:
-    """The limit of an owner who holds memory on the second compute instance holds on the first one too."""
+    """The limit that is read of the second compute instance holds on the first one too."""
     first, second = device(0, uuid="MIG-1"), limited(16, 15, (8, 15))
     second = replace(second, reading=replace(second.reading, uuid="MIG-2"), memory_counted_under="MIG-1")
 

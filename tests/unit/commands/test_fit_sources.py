@@ -148,10 +148,11 @@ def _document() -> dict[str, Any]:
     shot = replace(shot, agents={7: agent(shot.devices[0].reading.uuid)}, watched_since=0.0)
     document: dict[str, Any] = json.loads(json.dumps(snapshot_json(shot)))
     document["devices"][1] |= {
-        "limits": [{"type": "user", "name": "ada", "cgroup": "/ada", "maximum": GIB, "used": 0}],
+        "cgroup_limits": [{"cgroup": "/ada", "maximum": GIB, "used": 0}],
         "schedulers": ["slurm"],
         "reservations": [{"owner_type": "user", "owner": "ada"}],
     }
+    document["devices"][0]["holdings"][0]["limited_by"] = ["/ada"]
     return document
 
 

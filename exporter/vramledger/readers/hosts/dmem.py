@@ -52,16 +52,25 @@ class DeviceMemoryCgroups:
                 return name
         return None
 
-    def read(self, region: str, paths: Iterable[str]) -> tuple[CgroupLimit, ...]:
-        """Return what these cgroups may take of a region; a cgroup without any figure is left out."""
+    def read(self, region: str, paths: Iterable[str]) -> tuple[CgroupLimit, ...] | None:
+        """Return what these cgroups may take of a region; a cgroup without any figure is left out.
+
+        A guarantee of ``max`` is one of the whole region. None if a limit is not readable: without it a
+        cgroup would look like one that has no limit.
+        """
+        capacity = _bytes(self._values(self._root / "dmem.capacity").get(region))
         limits = []
         for path in paths:
             directory = self._root / path.strip("/")
-            current = self._values(directory / "dmem.current").get(region)
-            maximum = self._values(directory / "dmem.max").get(region)
-            minimum = self._values(directory / "dmem.min").get(region)
-            if (current, maximum, minimum) != (None, None, None):
-                limits.append(CgroupLimit(path, _bytes(minimum), _bytes(maximum), _bytes(current)))
+            current, minimum, maximum = (
+                self._values(directory / f"dmem.{name}").get(region) for name in ("current", "min", "max")
+            )
+            if (current, maximum, minimum) == (None, None, None) or not directory.exists():
+                continue
+            if maximum != _UNLIMITED and _bytes(maximum) is None:
+                return None
+            guaranteed = capacity if minimum == _UNLIMITED else _bytes(minimum)
+            limits.append(CgroupLimit(path, guaranteed, _bytes(maximum), _bytes(current)))
         return tuple(limits)
 
     def own_chain(self) -> tuple[str, ...]:
@@ -92,4 +101,4 @@ def _same_address(one: str, other: str) -> bool:
 
 
 def _bytes(value: str | None) -> int | None:
-    return int(value) if value is not None and value != _UNLIMITED and value.isdecimal() else None
+    return int(value) if value is not None and value.isascii() and value.isdecimal() else None

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from vramledger.model.reading import CgroupLimit
 from vramledger.readers.hosts.dmem import DeviceMemoryCgroups
 from vramledger.readers.nvml.calls import call_function, raise_if_gone
-from vramledger.readers.nvml.return_codes import MAX_BYTES, UNSUPPORTED, Handle, Nvml
+from vramledger.readers.nvml.return_codes import MAX_BYTES, NONE_64, UNSUPPORTED, Handle, Nvml
 
 MOST_CGROUPS: Final = 512
 """The maximum number of cgroups that are read for a GPU; 64 holders in pods have about 100."""
@@ -44,7 +44,9 @@ class LimitReader:
         wanted = tuple(dict.fromkeys((*own, *paths)))[:MOST_CGROUPS]
         region = self._cgroups.region(pci_bus_id)
         if region is not None:
-            limits: tuple[CgroupLimit, ...] | None = self._cgroups.read(region, wanted)
+            limits = self._cgroups.read(region, wanted)
+            if limits is None:
+                failed.append("limits")
         else:
             limits = self._ask_driver(gpu, wanted, failed)
         if limits is None:
@@ -70,10 +72,12 @@ class LimitReader:
                     failed.append("limits")
                 return None
             soft, hard, used = request.softLimit, request.hardLimit, request.currentUsed
-            if max(soft, used) > MAX_BYTES:
+            # The driver may write "all" as the largest number, and a guarantee of all is not a figure here.
+            minimum = None if soft == NONE_64 else soft
+            if max(minimum or 0, used) > MAX_BYTES:
                 failed.append("limits")  # garbage
                 return None
             maximum = hard if hard <= MAX_BYTES else None
-            if soft or used or maximum is not None:
-                limits.append(CgroupLimit(path, soft, maximum, used))
+            if minimum or used or maximum is not None:
+                limits.append(CgroupLimit(path, minimum, maximum, used))
         return tuple(limits)

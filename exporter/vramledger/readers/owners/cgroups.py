@@ -103,6 +103,12 @@ def hierarchy_paths(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+def unified_path(lines: Iterable[str]) -> str | None:
+    """Return the path in version 2 of cgroups; None if there is none, or if it is outside our namespace."""
+    paths = (line[3:] for line in lines if line.startswith("0::/"))
+    return next((path for path in paths if ".." not in path.split("/")), None)
+
+
 def _ordered_paths(lines: Iterable[str]) -> list[tuple[int, str]]:
     """Return the paths, systemd's own hierarchy first, then version 2, then the rest."""
     order = {"name=systemd": 0, "": 1}

@@ -109,16 +109,68 @@ def test_a_query_that_fails_is_not_a_missing_limit(standin_here: StandIn, open_r
     assert reading.memory is not None
 
 
-def test_garbage_is_not_a_limit(open_reader: Open, tmp_path: Path) -> None:
-    """A line without a number, or a file that is missing, is not known."""
+@pytest.mark.parametrize("maximum", ["-1", "x y z", "?", "٣"])
+def test_garbage_is_not_a_limit(open_reader: Open, tmp_path: Path, maximum: str) -> None:
+    """A limit that is not a number is not known, and not one that is missing."""
     write_cgroup(tmp_path, "/", capacity=str(140 * GIB))
-    write_cgroup(tmp_path, "/slurm/job_41", current="-1", max="x y z", min="?")
-    (limit,) = read(open_reader()).limits or ()
-    assert limit == CgroupLimit("/slurm/job_41", None, None, None)
+    write_cgroup(tmp_path, "/slurm/job_41", current="5", max=maximum, min="0")
+    reading = read(open_reader())
+    assert (reading.limits, reading.failed) == (None, ("limits",))
 
 
-def test_a_guarantee_without_a_bound_is_not_zero(open_reader: Open, tmp_path: Path) -> None:
-    """The kernel writes max where all memory is guaranteed: that is not a number of bytes."""
+def test_a_use_that_is_garbage_is_not_known(open_reader: Open, tmp_path: Path) -> None:
+    """The limit beside it is still known."""
+    write_cgroup(tmp_path, "/", capacity=str(140 * GIB))
+    write_cgroup(tmp_path, "/slurm/job_41", current="-1", max="7", min="?")
+    assert read(open_reader()).limits == (CgroupLimit("/slurm/job_41", None, 7, None),)
+
+
+def test_a_guarantee_without_a_bound_is_all(open_reader: Open, tmp_path: Path) -> None:
+    """The kernel writes max where all memory of the region is guaranteed: that is its capacity, and not 0."""
     write_cgroup(tmp_path, "/", capacity=str(140 * GIB))
     write_cgroup(tmp_path, "/slurm/job_41", current="5", max="max", min="max")
-    assert read(open_reader()).limits == (CgroupLimit("/slurm/job_41", None, None, 5),)
+    assert read(open_reader()).limits == (CgroupLimit("/slurm/job_41", 140 * GIB, None, 5),)
+
+
+def test_all_of_an_unknown_capacity_is_not_known(open_reader: Open, tmp_path: Path) -> None:
+    """Where the capacity of the region cannot be read, a guarantee of all of it is not known."""
+    write_cgroup(tmp_path, "/", capacity="?")
+    write_cgroup(tmp_path, "/slurm/job_41", current="5", max="9", min="max")
+    assert read(open_reader()).limits == (CgroupLimit("/slurm/job_41", None, 9, 5),)
+
+
+def test_a_limit_that_cannot_be_read_is_a_failure(open_reader: Open, tmp_path: Path) -> None:
+    """A cgroup that has a use, but no readable limit, is not shown as one without a limit."""
+    write_cgroup(tmp_path, "/", capacity=str(140 * GIB))
+    write_cgroup(tmp_path, "/slurm", current="5", max=str(GIB))
+    write_cgroup(tmp_path, "/slurm/job_41", current="5", min="0")
+    reading = read(open_reader())
+    assert (reading.limits, reading.failed) == (None, ("limits",))
+
+
+def test_a_cgroup_that_is_gone_is_left_out(open_reader: Open, tmp_path: Path) -> None:
+    """A cgroup whose files have gone away with it limits nobody, and those above it are still read."""
+    write_cgroup(tmp_path, "/", capacity=str(140 * GIB))
+    write_cgroup(tmp_path, "/slurm", current="5", max=str(GIB))
+    (tmp_path / "sys/fs/cgroup/slurm/job_41").mkdir()
+    reading = read(open_reader())
+    assert (reading.limits, reading.failed) == ((CgroupLimit("/slurm", None, GIB, 5),), ())
+
+
+def test_the_regions_of_others_are_no_gpus(open_reader: Open, tmp_path: Path) -> None:
+    """A region of an unknown name, or of another GPU, limits nothing here."""
+    directory = tmp_path / "sys/fs/cgroup/slurm/job_41"
+    directory.mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/dmem.capacity").write_text(
+        "nvidia/0000:0c:00.0/vidmem 9\nnvidia/0000:0b:00.0/other 9\nxe/0000:0b:00.0/vram0 9\n"
+    )
+    (directory / "dmem.max").write_text("nvidia/0000:0b:00.0/other 7\n")
+    reading = read(open_reader())
+    assert (reading.limits, reading.partition, reading.failed) == ((), None, ())
+
+
+def test_the_driver_may_guarantee_all(standin_here: StandIn, open_reader: Open) -> None:
+    """A guarantee without a bound makes no garbage of the driver's other figures."""
+    standin_here.device(0).limit("/sys/fs/cgroup/slurm/job_41", soft=2**64 - 1, hard=10 * GIB, used=8 * GIB)
+    reading = read(open_reader())
+    assert (reading.limits, reading.failed) == ((CgroupLimit("/slurm/job_41", None, 10 * GIB, 8 * GIB),), ())
