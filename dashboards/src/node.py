@@ -40,6 +40,7 @@ from dashboards.src.shared_panels import (
     exporters,
     firing_alert_table,
     holders,
+    memory_limits,
     unowned,
     wasted,
 )
@@ -276,10 +277,11 @@ def dashboard() -> Dashboard:
             ),
             Row("Over time", [ledger_over_time(), memory_used_by_device(), holders_short_of_memory()]),
             Row(
-                "Reservations",
+                "Reservations and limits",
                 [
                     *counted(reservations(), NO_SCHEDULER),
                     held_without_reservation(),
+                    *memory_limits(),
                 ],
             ),
             Row("Hardware", hardware(), collapsed=True),

@@ -39,7 +39,9 @@ from dashboards.src.queries import (
     ten_largest,
 )
 from dashboards.src.shared_panels import (
+    GPU_COLUMN,
     HOLDERS_SAY,
+    NODE_COLUMN,
     OWNER_COLUMN,
     OWNER_TYPE_COLUMN,
     PROCESS_COLUMN,
@@ -48,6 +50,7 @@ from dashboards.src.shared_panels import (
     exporters_by_status,
     firing_alert_table,
     holdings_table,
+    memory_limits,
 )
 from vramledger.views.colours import GRAFANA
 
@@ -160,6 +163,15 @@ def owners_alerts() -> Panel:
     )
 
 
+def limits() -> list[Panel]:
+    teams = selector("vramledger_owner:team:last", CHOSEN_TEAM)
+    return memory_limits(
+        CHOSEN_OWNER,
+        but=f"and on ({NODE_LABELS}, owner_type, owner) {teams}",
+        places=[NODE_COLUMN, GPU_COLUMN],
+    )
+
+
 def held_by_state() -> Panel:
     return ledger_graph(
         "Held, by state",
@@ -245,6 +257,7 @@ def dashboard() -> Dashboard:
                 [
                     *counted(processes()),
                     *counted(owners_alerts(), alerting=True),
+                    *limits(),
                 ],
             ),
             Row("Over time", [held_by_state(), held_by_owner()]),

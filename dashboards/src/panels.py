@@ -17,6 +17,7 @@ from dashboards.src.queries import (
     NO_AGENT,
     NO_COUNTERS,
     NO_DRIVER,
+    NO_LIMIT,
     NO_NEED,
     NO_RULES,
     NO_SCHEDULER,
@@ -128,6 +129,7 @@ WHY_EMPTY = value_mapping(
         NO_SCHEDULER: ("no scheduler", GRAFANA["unknown"]),
         NO_DRIVER: ("no driver", BAD),
         NOT_COMPARABLE: ("not comparable", GRAFANA["unknown"]),
+        NO_LIMIT: ("no limit", GRAFANA["unknown"]),
     }
 )
 YES_OR_NO = value_mapping({0: ("no", BAD), 1: ("yes", GOOD)})
@@ -179,9 +181,9 @@ def counted(shown: Panel, source: int | None = None, *, alerting: bool = False) 
         COUNT_TITLE,
         "How many the table beside it has, also those that it leaves out. If there are none, it says why. "
         "None: there is nothing to report. No rules: they are not loaded. No agent, need, sensor, counters "
-        "or scheduler: what the table shows is not known on the chosen nodes. Not comparable: no node was "
-        "watched with as many GPUs at both moments. No driver: no chosen node's driver answers. No exporter: "
-        "none is known.",
+        "or scheduler: what the table shows is not known on the chosen nodes. No limit: no limit of a cgroup "
+        "is known there. Not comparable: no node was watched with as many GPUs at both moments. No driver: "
+        "no chosen node's driver answers. No exporter: none is known.",
         Query(row_count(every, source, alerting=alerting)),
         unit=COUNT, absent="no exporter", mappings=[WHY_EMPTY], width=3, height=shown.height,
     )  # fmt: skip

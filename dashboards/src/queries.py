@@ -184,8 +184,11 @@ def compared_nodes() -> str:
     return f"({watched_whole('')} == {watched_whole(' offset $__range')})"
 
 
+MAXIMUM = 'type="max"'
+"""Chooses the limits beyond which allocations fail."""
+
 NOTHING, NO_RULES, NO_DRIVER = range(-1, -4, -1)
-NO_AGENT, NO_NEED, NO_SENSOR, NO_COUNTERS, NO_SCHEDULER, NOT_COMPARABLE = range(-4, -10, -1)
+NO_AGENT, NO_NEED, NO_SENSOR, NO_COUNTERS, NO_SCHEDULER, NOT_COMPARABLE, NO_LIMIT = range(-4, -11, -1)
 """The values of :func:`row_count` without rows."""
 
 _SOURCES = {
@@ -195,12 +198,13 @@ _SOURCES = {
     NO_COUNTERS: f"count({selector('vramledger_device_sm_active_ratio')})",
     NO_SCHEDULER: f"count({selector('vramledger_device_reservations')})",
     NOT_COMPARABLE: f"count({compared_nodes()})",
+    NO_LIMIT: f"count({selector('vramledger_owner_memory_limit_bytes', MAXIMUM)})",
 }
 """What must be there for a table to have rows, besides an exporter and the rules."""
 
 
 def row_count(rows: str, source: int | None = None, *, alerting: bool = False) -> str:
-    """Return how many rows a table has, or without rows :data:`NOTHING` to :data:`NOT_COMPARABLE`.
+    """Return how many rows a table has, or without rows :data:`NOTHING` to :data:`NO_LIMIT`.
 
     Without an exporter there is no value.
 

@@ -36,7 +36,9 @@ from dashboards.src.queries import (
     DOWN,
     DRIVER_LOST,
     HOLDING_LABELS,
+    MAXIMUM,
     NO_COUNTERS,
+    NO_LIMIT,
     NODE_LABELS,
     RELEASED,
     STALLED,
@@ -378,6 +380,46 @@ def holders(*matchers: str, places: Sequence[Column] = (GPU_COLUMN,), height: in
         "Holders", HOLDERS_SAY, holdings(*matchers),
         columns=[PROCESS_COLUMN, PROGRAM_COLUMN, OWNER_COLUMN],
         places=places, height=height,
+    )  # fmt: skip
+
+
+def memory_limits(*matchers: str, but: str = "", places: Sequence[Column] = (GPU_COLUMN,)) -> list[Panel]:
+    """Make the table of what owners may take by their cgroups, and its count.
+
+    Args:
+        matchers: of labels of the owners.
+        but: what chooses among them besides, to the right of a metric.
+        places: the columns that say where.
+    """
+    by = f"{DEVICE_LABELS}, owner_type, owner"
+    limit, used, charged = (
+        f"max by ({by}) ({selector(f'vramledger_owner_memory_{name}_bytes', *chosen, *matchers)} {but})"
+        for name, *chosen in (("limit", MAXIMUM), ("limit_used",), ("charged",))
+    )
+    share = f"{used} / ({limit} > 0)"
+    return counted(
+        table(
+            "Limits",
+            "What owners may take of a GPU by the cgroup whose limit they reach first, and what that cgroup "
+            "has taken; others may be in it. Beyond the limit allocations fail, although the GPU may have "
+            "free memory. Charged: what the kernel counts in the owner's own cgroups. The 50 nearest to "
+            "their limit. An empty cell is not known; the table is empty if no limit is known.",
+            Query(f"{limit} and topk(50, {share} or 0 * {limit})"),
+            Query(used),
+            Query(share),
+            Query(charged),
+            columns=[
+                *places,
+                OWNER_COLUMN,
+                OWNER_TYPE_COLUMN,
+                Column("Value #C", "Share", SHARE, bar=True, width=140),
+                Column("Value #B", "Taken", BYTES, width=100),
+                Column("Value #A", "Limit", BYTES, width=100),
+                Column("Value #D", "Charged", BYTES, width=100),
+            ],
+            sort="Value #C", rows_of="Value #A", width=21, height=8,
+        ),
+        NO_LIMIT,
     )  # fmt: skip
 
 

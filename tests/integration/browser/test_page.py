@@ -26,7 +26,15 @@ from tests.support.chromium import tab
 from tests.support.hostile import HOSTILE, hostile
 from tests.support.serving import LOOPBACK, served
 from vramledger.model.reading import DeviceReading, HiddenHolder, KvCache, Owner
-from vramledger.model.snapshot import AgentSnapshot, Pool, Reservation, ReservationStatus, Snapshot, State
+from vramledger.model.snapshot import (
+    AgentSnapshot,
+    OwnerLimit,
+    Pool,
+    Reservation,
+    ReservationStatus,
+    Snapshot,
+    State,
+)
 
 GIB = 1024 * MIB
 DRAWN = "document.querySelectorAll('#rows tr').length > 0"
@@ -267,6 +275,31 @@ def test_reservations_are_told(look: Looking) -> None:
         assert await view.tab.text("#empty") == "No holder matches."
 
     look(Shown(insight()), steps)
+
+
+def test_limits_are_told(look: Looking) -> None:
+    """The card says what owners may take by their cgroups and what of it is taken, as far as it is known."""
+    limits = (
+        OwnerLimit("user", "ada", "/user.slice/ada", 80 * GIB, 20 * GIB, 0, None),
+        OwnerLimit("pod", "a/b", "/kubepods/b", 4 * GIB, None, 0, None),
+        OwnerLimit("pod", "a/none", "/kubepods/none", 0, 0, 0, None),
+        OwnerLimit("pod", "a/free", None, None, None, 0, 2 * GIB),
+    )
+    first = device(0, [holding(7, 20 * GIB)])
+    shot = snapshot(replace(first, limits=limits, reading=replace(first.reading, partition=100 * GIB)))
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        assert await view.tab.text(".limits") == (
+            "Limited by cgroup: user ada may take 80.0 GiB, and 20.0 GiB (25%) of it is taken "
+            "(/user.slice/ada); pod a/b may take 4.00 GiB, and how much of it is taken is unknown "
+            "(/kubepods/b); pod a/none may take 0 B, and 0 B of it is taken (/kubepods/none). The exporter "
+            "itself is in a partition of 100 GiB: NVML shows no more than that of this GPU."
+        )
+        view.publish(replace(snapshot(first), serial=shot.serial + 1))
+        await view.tab.until("document.querySelector('.limits').hidden")
+
+    look(Shown(shot), steps)
 
 
 def test_the_hoarder_is_found_in_two_clicks(look: Looking) -> None:

@@ -16,6 +16,7 @@ from dashboards.src.queries import (
     DRIVER_LOST,
     NO_AGENT,
     NO_DRIVER,
+    NO_LIMIT,
     NO_NEED,
     NO_SCHEDULER,
     NOT_COMPARABLE,
@@ -340,6 +341,9 @@ def test_each_node_that_is_not_fully_watched_is_named(engine: Engine) -> None:
         ("fleet", "Busy without work: count", "hoarder", NOTHING),
         ("node", "Reservations and holdings: count", "pod", 2),
         ("node", "Reservations and holdings: count", "hoarder", NO_SCHEDULER),
+        ("node", "Limits: count", "jax", 2),
+        ("node", "Limits: count", "hoarder", NO_LIMIT),
+        ("node", "Limits: count", "driver-lost", NO_DRIVER),
     ],
 )
 def test_a_figure_counts_rows_or_says_why_there_are_none(
@@ -349,6 +353,21 @@ def test_a_figure_counts_rows_or_says_why_there_are_none(
     rows = value(engine, f"vramledger-{dashboard}", panel, instance=node)
 
     assert [row["value"] for row in rows] == [meaning]
+
+
+def test_the_share_of_a_limit_is_what_its_cgroup_has_taken(engine: Engine) -> None:
+    """An owner whose use is known has a share; one whose use is not known has a limit alone."""
+    limits = value(engine, "vramledger-node", "Limits", "A", instance="jax")
+    shares = value(engine, "vramledger-owner", "Limits", "C", instance="jax")
+
+    assert len(limits) == 2
+    assert [row["value"] for row in shares] == [0.5]
+    (named,) = (row["owner"] for row in shares)
+    assert [
+        row["value"]
+        for row in value(engine, "vramledger-owner", "Limits: count", instance="jax", owner="nobody-else")
+    ] == [NOTHING]
+    assert value(engine, "vramledger-owner", "Limits", "C", instance="jax", owner=str(named))
 
 
 def test_an_empty_table_says_that_no_exporter_is_known(engine: Engine) -> None:

@@ -23,7 +23,7 @@ from tests.support.host.scrapes import scrapes as host_scrapes
 from tests.support.judging import HOME
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
 from vramledger.metrics.families import Collected, Sample
-from vramledger.model.reading import Grant, HardwareValue, Scheduler
+from vramledger.model.reading import CgroupLimit, Grant, HardwareValue, Scheduler
 
 HOURS = 3.0
 END = HOURS * 3600
@@ -65,6 +65,17 @@ def with_scheduler(host: Host) -> None:
     first = (host.gpus[0].uuid(0),)
     grants = tuple(Grant("pod", name, first) for name in [*pods[:1], "team-b/waiting"])
     host.schedulers = (Scheduler("kubelet", ("*",), grants),)
+
+
+def with_limits(host: Host) -> None:
+    """Let cgroups limit the first device: half of one limit is taken, of others nothing is known."""
+    with_agents(host)
+    for process in host.processes:
+        process.cgroup = f"/user.slice/{process.user}"
+    places = sorted({process.cgroup for process in host.processes})
+    host.gpus[0].says["limits"] = tuple(
+        CgroupLimit(place, 0, 80 * GIB, None if number else 40 * GIB) for number, place in enumerate(places)
+    )
 
 
 def with_errors(host: Host) -> None:
@@ -152,7 +163,7 @@ NODES = (
     Node("leak", faulty.gradients_kept, 2, prepare=with_errors),
     Node("large-moment", faulty.one_large_moment, 2, prepare=with_agents),
     Node("tensorflow", faulty.tensorflow_shared, prepare=with_agents),
-    Node("jax", faulty.jax_shared, prepare=with_agents),
+    Node("jax", faulty.jax_shared, prepare=with_limits),
     Node("fragmented", faulty.fragmented, prepare=with_agents),
     Node("out-of-memory", faulty.out_of_memory, prepare=with_agents),
     Node("agent-silent", faulty.agent_silent, prepare=with_agents),

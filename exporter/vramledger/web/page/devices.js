@@ -46,6 +46,8 @@ class Card {
     this.extras = element("div", { class: "extras" });
     this.reserved = new Text();
     this.reserving = element("p", { class: "reserved", hidden: true }, this.reserved.node);
+    this.limited = new Text();
+    this.limiting = element("p", { class: "limits", hidden: true }, this.limited.node);
     this.told = "";
     const profile = device.name?.endsWith(device.mig_profile) ? "" : device.mig_profile;
     const name = [device.name, profile, device.mig_placement ? `at ${device.mig_placement}` : ""].filter(Boolean).join(" ");
@@ -55,7 +57,7 @@ class Card {
       element("p", { class: "used" }, this.used.node),
       element("p", { class: "busy faint" }, this.busy.node),
       element("p", { class: "uuid faint" }, device.uuid),
-      this.note, this.ghost, this.body, this.reserving, this.extras,
+      this.note, this.ghost, this.body, this.reserving, this.limiting, this.extras,
     );
   }
 
@@ -75,6 +77,9 @@ class Card {
     const words = reservations(device);
     this.reserving.hidden = !words;
     this.reserved.set(words);
+    const bounds = limits(device);
+    this.limiting.hidden = !bounds;
+    this.limited.set(bounds);
     this.explain(device);
   }
 
@@ -143,6 +148,15 @@ function reservations(device) {
   const held = (each) => (each.held === null ? "whether it holds memory is unknown" : each.held ? "holds memory here" : "holds nothing here");
   const owners = device.reservations.map((each) => `${each.owner_type} ${each.owner} (${held(each)})`);
   return `Reserved by ${device.schedulers.join(" and ")} for ${owners.join(", ") || "no owner"}.`;
+}
+
+/** What owners may take by their cgroups, and what NVML shows of the device at all; empty without a limit. */
+function limits(device) {
+  const taken = (each) => (each.used === null ? "how much of it is taken is unknown" : `${bytes(each.used)}${each.maximum ? ` (${percent(each.used / each.maximum)})` : ""} of it is taken`);
+  const owners = device.limits.filter((each) => each.maximum !== null).map((each) => `${each.type} ${each.name} may take ${bytes(each.maximum)}, and ${taken(each)} (${each.cgroup})`);
+  const words = owners.length ? [`Limited by cgroup: ${owners.join("; ")}.`] : [];
+  if (device.partition !== null) words.push(`The exporter itself is in a partition of ${bytes(device.partition)}: NVML shows no more than that of this GPU.`);
+  return words.join(" ");
 }
 
 function reason(device) {
