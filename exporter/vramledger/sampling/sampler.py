@@ -402,7 +402,7 @@ class Sampler:
         """Return the facts of processes that are new or have a new parent, as far as they arrive in time."""
         known = {row.pid: (row.start, row.ppid) for row in rows}
         for row in rows:
-            # A program with the pid of a dead holder may begin to use a GPU itself.
+            # The pid of a dead holder may be reused by a program that then uses a GPU too.
             bystander = (row.pid, row.start) in self._bystanders
             if bystander or self._known.get(row.pid) != known[row.pid]:
                 self._facts.request(row)
