@@ -23,7 +23,7 @@ CONFIG = (
 def metrics_page(
     usage: object = 0.03125, memory: object = None, tokens: object = 412_000, engines: Sequence[int] = (0,)
 ) -> str:
-    """Return what vLLM 0.20 serves, shortened."""
+    """Return metrics with the names and labels of vLLM, only those that are read and one that is not."""
     lines = [
         "# HELP vllm:num_requests_running Number of requests in model execution batches.",
         "# TYPE vllm:num_requests_running gauge",

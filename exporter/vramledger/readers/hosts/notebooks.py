@@ -4,7 +4,7 @@ What starts kernels, and what is then known (read in their code, or seen):
 
 - jupyter-server from version 2 on, which JupyterLab, JupyterHub and JetBrains use, sets ``JPY_SESSION_NAME``;
 - VS Code, on this host or over SSH, and code-server set no variable. The connection file is
-  ``--f=.../kernel-v3HEX.json``, in quotes if its path has a space; before 2023-05 ``/tmp/tmp-ID.json``;
+  ``--f=.../kernel-v3HEX.json``, in quotes if its path has a space; older versions ``/tmp/tmp-ID.json``;
 - Colab sets no variable: ``colab_kernel_launcher -f .../kernel-ID.json``;
 - nbconvert, papermill and ``jupyter execute`` set none, and choose ``/tmp/tmpID.json``; ``jupyter run``
   and ``jupyter console`` choose ``kernel-PID.json``;

@@ -17,10 +17,10 @@ from typing import NamedTuple
 from vramledger.readers.hosts.listening_sockets import Listener
 
 TIMEOUT = 2.0
-"""Seconds for a whole answer; a real one takes some milliseconds."""
+"""Seconds for a whole answer."""
 
 MAX_BYTES = 4 * 2**20
-"""The longest answer that is read: a server with 16 engines and all histograms has 400 KiB."""
+"""The maximum length of an answer, in bytes. It is not measured; vLLM's metrics are some hundred lines."""
 
 _MAX_LINE = 16 * 1024
 _MAX_LINES = 64
