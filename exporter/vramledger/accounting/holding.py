@@ -53,6 +53,8 @@ class HoldingState:
         cpu: its CPU time beside the work of others.
         unrelated_since: since when that CPU time has shown no work.
         unrelated_nothing: the device's ``nothing_seconds`` of that moment.
+        before_restart: since when it was idle, by better evidence than inferred, before a short restart of
+            the exporter; None after work.
     """
 
     pid: int
@@ -81,6 +83,7 @@ class HoldingState:
     cpu: CpuBesideWork = field(default_factory=CpuBesideWork)
     unrelated_since: Clock = (0.0, 0.0)
     unrelated_nothing: float = 0.0
+    before_restart: Clock | None = None
 
     def shift_times(self, seconds: float) -> None:
         """Move the Unix times along with a clock that was set."""
@@ -92,6 +95,8 @@ class HoldingState:
         self.unrelated_since = (self.unrelated_since[0], self.unrelated_since[1] + seconds)
         if self.last_active is not None:
             self.last_active += seconds
+        if self.before_restart is not None:
+            self.before_restart = (self.before_restart[0], self.before_restart[1] + seconds)
 
     def mark_bystander(self, *, bystander: bool) -> None:
         """Record whether the process that has the pid now is a bystander, and not the holder.
@@ -117,6 +122,8 @@ class HoldingState:
         sample, device, work = on_device.sample, on_device.device, on_device.work
         changed = None not in (self.memory, entry.memory) and entry.memory != self.memory
         gap = sample.monotonic - self.watched > sample.longest_gap and not sample.bridged
+        if sample.bridged and self.state is State.IDLE and self.grade is not Grade.INFERRED:
+            self.before_restart = (self.watched - (self.updated - self.since), self.since)
         utilization = on_device.utilization.get(self.pid)
         if utilization is not None:
             self.utilization, self.utilization_at = utilization, sample.monotonic
@@ -134,6 +141,7 @@ class HoldingState:
         self.evidence = worked or work.shows_quiet(self.pid)
         if worked or gap or not self.evidence:
             self.quiet_since, self.nothing_seconds = sample.clock, work.nothing_seconds
+            self.before_restart = None
         if entry.memory is not None:
             self.memory = entry.memory
             self.peak = entry.memory if self.peak is None else max(self.peak, entry.memory)
@@ -143,11 +151,20 @@ class HoldingState:
     def quiet(self, work: WorkEvidence, sample: Sample, idle_after: float) -> Quiet | None:
         """Return since when the holder has been quiet, by the best evidence that goes back far enough.
 
+        What was quiet by good evidence before and after a short restart of the exporter was quiet all the
+        time: for the time between, its bytes, its rows and its agent show no work.
+
         Args:
             work: what the newest sample says.
             sample: the newest sample.
             idle_after: for how many seconds it must have been quiet; None is returned if it was not.
         """
+        found = self._quiet_without_restart(work, sample, idle_after)
+        if found is None or self.before_restart is None or found.grade is Grade.INFERRED:
+            return found
+        return Quiet(Grade.SEEN, self.before_restart, restarted=True)
+
+    def _quiet_without_restart(self, work: WorkEvidence, sample: Sample, idle_after: float) -> Quiet | None:
         now = sample.monotonic
         self.device_quiet = 0.0
         if work.nothing_since is not None:

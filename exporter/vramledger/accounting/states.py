@@ -87,12 +87,13 @@ class Quiet(NamedTuple):
     """That a holder has been quiet for the idle threshold: how well that is known, and since when.
 
     ``since`` is a monotonic and a Unix time. ``counted`` is for how many seconds no launch was counted, None
-    if that is not the evidence.
+    if that is not the evidence. ``restarted`` means that the exporter was restarted within this time.
     """
 
     grade: Grade
     since: tuple[float, float]
     counted: float | None = None
+    restarted: bool = False
 
 
 def base_name(comm: str) -> str:
@@ -322,7 +323,9 @@ def classify_idle(quiet: Quiet, now: float) -> StateVerdict:
     """Return the verdict on a holder that has been quiet for the idle threshold; ``now`` is monotonic."""
     seconds = now - quiet.since[0]
     reason = _IDLE_WHY[quiet.grade]
-    if quiet.counted is not None:
+    if quiet.restarted:
+        reason = "nothing ran before and after a restart of the exporter, and nothing shows work during it"
+    elif quiet.counted is not None:
         reason = f"no launch, copy or memset was counted in the last {quiet.counted:.0f} s"
     why = f"no sign of GPU work for {seconds:.0f} s; {reason}"
     return StateVerdict(State.IDLE, why, quiet.grade)

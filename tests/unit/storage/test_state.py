@@ -128,6 +128,41 @@ def test_a_restart_keeps_since_when_a_holder_is_idle() -> None:
     assert (after.state, after.since, after.grade) == (State.IDLE, before.since, Grade.INFERRED)
 
 
+def test_who_is_idle_on_both_sides_of_restarts_is_idle_since_before() -> None:
+    """Good evidence before and after a restart makes one time, of the grade seen, until work ends it."""
+    host = OneHolder()
+    before = host.watch(30)
+    assert before.grade is Grade.PROVEN
+    for _ in range(3):
+        host.exporter.tracker = copy_of(host.exporter.tracker)
+        host.host.restart()
+        host.holding(after=60.0)
+        host.holding()
+    after = host.watch(30)
+    assert (after.state, after.since, after.grade) == (State.IDLE, before.since, Grade.SEEN)
+    assert "restart" in after.why
+    host.program.work = 0.5
+    assert host.holding().state is State.ACTIVE
+    host.program.work = 0.0
+    ended = host.now
+    after = host.watch(30)
+    assert (after.state, after.grade) == (State.IDLE, Grade.PROVEN)
+    assert after.since > NOW + ended - 5
+
+
+def test_inferred_quiet_before_a_restart_gets_no_better() -> None:
+    """Where the quiet before a restart was only inferred, good evidence begins after the restart."""
+    host = OneHolder()
+    host.watch(5)
+    host.exporter.tracker = copy_of(host.exporter.tracker)
+    host.host.restart()
+    restarted = host.holding(after=60.0)
+    assert restarted.grade is not Grade.PROVEN
+    after = host.watch(30)
+    assert after.grade is Grade.PROVEN
+    assert after.since > restarted.since
+
+
 @pytest.mark.parametrize("seen", ["work", "bytes"])
 def test_work_during_a_restart_ends_idleness(seen: str) -> None:
     """A holder whose bytes or rows have changed while nobody watched is not idle."""
