@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,43 @@ def test_unified_memory_is_the_hosts() -> None:
     assert device.ledger.total == 127_600_748 * 1024
     assert device.ledger.operating_system == 28 * GIB - 19_135 * MIB
     assert [each.memory for each in device.holdings] == [19_135 * MIB]
+
+
+def test_on_an_orin_holders_are_known_and_their_work_is_not() -> None:
+    """An Orin has a ledger over the host's memory; nobody there is idle, and nothing is wasted."""
+    snapshot = last("orin")
+    device = only(snapshot)
+    assert device.ledger is not None
+    assert device.ledger.operating_system == device.ledger.used - 12 * GIB - 600 * MIB
+    assert {each.pid: (each.state, each.working) for each in device.holdings} == {
+        2001: (State.ACTIVE, None),
+        2002: (State.ACTIVE, None),
+    }
+    assert status(snapshot) == [NOT_CLEAN]
+
+
+def test_on_an_orin_without_rights_nothing_is_blamed() -> None:
+    """Where nvmap's list is not readable, what is held is not called free, unattributed or leaked."""
+    snapshot = last("orin-unprivileged")
+    device = only(snapshot)
+    assert device.ledger is not None
+    assert device.ledger.states[State.UNKNOWN] == device.ledger.used
+    assert (device.ledger.unattributed, device.ledger.operating_system, device.holdings) == (0, None, ())
+    assert status(snapshot) == [CANNOT_TELL]
+
+
+@pytest.mark.parametrize(("failed", "unknown"), [((), 4 * GIB + 9 * MIB), (("processes",), None)])
+def test_a_vgpu_without_a_list_of_processes_blames_nobody(
+    failed: tuple[str, ...], unknown: int | None
+) -> None:
+    """Where the driver has no list, all used bytes are unknown; where its list fails, there is no ledger."""
+    (vgpu,) = (machine for machine in MACHINES if machine.name == "vgpu")
+    (reading, *_) = vgpu.readings()
+    (gpu,) = reading.devices
+    silent = replace(reading, devices=(replace(gpu, processes=None, failed=failed),), rows=(), facts=())
+    ledger = only(HoldingTracker(idle_after=6).update(silent)).ledger
+    assert (ledger and ledger.states[State.UNKNOWN]) == unknown
+    assert ledger is None or ledger.unattributed == 0
 
 
 def test_an_instance_has_counters_of_its_own() -> None:

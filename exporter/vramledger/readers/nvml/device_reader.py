@@ -22,7 +22,7 @@ from vramledger.readers.nvml.hardware import (
     SLOW_INTERVAL,
     HardwareMetric,
 )
-from vramledger.readers.nvml.memory import MemoryReader, NamedDevice, read_virtualization
+from vramledger.readers.nvml.memory import MemoryReader, NamedDevice, is_integrated, read_virtualization
 from vramledger.readers.nvml.memory_limits import LimitReader, Limits
 from vramledger.readers.nvml.mig import MigInstance, read_instances
 from vramledger.readers.nvml.process_lists import ProcessList, merge_lists
@@ -84,7 +84,8 @@ class DeviceReader:
         self._device_log = DeviceUtilizationLog(nvml)
         self._activity = ActivityReader(nvml)
         self._instance_activity: dict[int, ActivityReader] = {}
-        self._memory = MemoryReader(nvml, system or SystemMemory())
+        self._system = system or SystemMemory()
+        self._memory = MemoryReader(nvml, self._system)
         self._limit_reader = LimitReader(nvml, cgroups or DeviceMemoryCgroups())
         self._limits = Limits()
         self._virtualization: str | None = None
@@ -184,6 +185,10 @@ class DeviceReader:
             return self._lost_readings(started)
 
     @property
+    def _integrated(self) -> bool:
+        return is_integrated(self._identity_fields.name)
+
+    @property
     def _named(self) -> NamedDevice:
         return NamedDevice(self._handle, self.uuid, self._identity_fields.name)
 
@@ -202,7 +207,7 @@ class DeviceReader:
         divided = self._instances is not None
         ledger: dict[str, Any] = {} if divided else self._read_memory_and_holders(wall, monotonic, failed)
         traffic = pcie_throughput(ledger.get("activity")) if self._reads_pcie else None
-        hardware = self._read_hardware(failed, traffic, slow=slow)
+        hardware = {} if self._integrated else self._read_hardware(failed, traffic, slow=slow)
         has_data = hardware or any(ledger.get(name) is not None for name in _DATA)
         return self._gpu_reading(
             started,
@@ -219,6 +224,8 @@ class DeviceReader:
         handle = self._handle
         # Memory and holders come first and together, so that the ledger is of one moment.
         memory = self._memory.read(self._named, self._named, failed)
+        if self._integrated:
+            return {**memory._asdict(), "processes": self._system.nvmap_clients()}
         processes = self._read_processes(handle, failed)
         listed = None if processes is None else {entry.pid for entry in processes}
         return {

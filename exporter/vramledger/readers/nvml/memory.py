@@ -13,7 +13,7 @@ import re
 from typing import Final, NamedTuple
 
 from vramledger.model.reading import COHERENT, UNIFIED, MemoryReading, NodeMemory
-from vramledger.readers.hosts.system_memory import SystemMemory
+from vramledger.readers.hosts.system_memory import HostMemory, SystemMemory
 from vramledger.readers.nvml.calls import call_function, query, raise_if_gone
 from vramledger.readers.nvml.return_codes import (
     MAX_BYTES,
@@ -25,6 +25,10 @@ from vramledger.readers.nvml.return_codes import (
     Handle,
     Nvml,
 )
+
+_INTEGRATED: Final = "(nvgpu)"
+"""The end of the name of a Tegra's GPU with the nvgpu driver, as in "Orin (nvgpu)". Jetson Thor has the
+ordinary driver."""
 
 _COHERENT_PRODUCT: Final = re.compile(r"\bG[HB][23]00\b")
 """The products whose memory may be a NUMA node, for drivers that do not tell."""
@@ -50,6 +54,15 @@ def read_virtualization(nvml: Nvml, gpu: Handle) -> str | None:
     return _VIRTUALIZATION[mode] if isinstance(mode, int) and 0 <= mode < len(_VIRTUALIZATION) else None
 
 
+def is_integrated(name: str | None) -> bool:
+    """Tell whether a GPU has the driver of which NVML knows little more than the name.
+
+    Reports of JetPack 6: most queries are not supported, and others succeed with zeros, or with processes
+    that do not exist. So none of its answers is evidence.
+    """
+    return name is not None and name.endswith(_INTEGRATED)
+
+
 class DeviceMemory(NamedTuple):
     """A device's memory, in the order of DeviceReading's fields."""
 
@@ -57,6 +70,10 @@ class DeviceMemory(NamedTuple):
     memory_kind: str | None = None
     node: NodeMemory | None = None
     addressing_mode: str | None = None
+
+
+def _of_host(host: HostMemory) -> MemoryReading:
+    return MemoryReading(host.total, host.available, host.total - host.available, None)
 
 
 class NamedDevice(NamedTuple):
@@ -101,15 +118,19 @@ class MemoryReader:
             failed: gets the name of each query that failed.
         """
         handle = device.handle
+        if is_integrated(gpu.name):
+            host = self._system.host()
+            if host is None:
+                failed.append("memory")
+                return DeviceMemory(None)
+            return DeviceMemory(_of_host(host), UNIFIED)
         placement = self._placement(device, gpu, failed)
         errors: list[str] = []
         memory = query(self._nvml, self._query, handle, "memory", errors)
         failed += errors
         host = self._system.host() if not errors and self._may_be_unified(gpu, failed) else None
         if host is not None and (memory is None or memory.total in (0, host.total)):
-            used = host.total - host.available
-            unified = MemoryReading(host.total, host.available, used, None)
-            return DeviceMemory(unified, UNIFIED, addressing_mode=placement.addressing_mode)
+            return DeviceMemory(_of_host(host), UNIFIED, addressing_mode=placement.addressing_mode)
         if memory is not None and memory.total == 0:
             memory = None
             failed.append("memory")  # garbage
