@@ -202,3 +202,12 @@ def test_on_a_vgpu_idleness_is_inferred() -> None:
     """Without GPM the driver's own rates are all that is known: no idleness there is proven."""
     (holding,) = only(last("vgpu")).holdings
     assert holding.grade is Grade.INFERRED
+
+
+def test_in_a_confidential_machine_idleness_is_not_proven() -> None:
+    """Counters that are hidden prove nothing: only the driver's own rates are left."""
+    device = only(last("confidential"))
+    (holding,) = device.holdings
+    assert (device.reading.confidential, holding.grade) == ("on", Grade.INFERRED)
+    assert device.ledger is not None
+    assert device.ledger.unattributed == 9 * MIB

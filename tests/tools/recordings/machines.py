@@ -262,6 +262,13 @@ def _vgpu(_second: int) -> tuple[DeviceReading, ...]:
     return (replace(gpu, virtualization="vgpu", activity=None, process_utilization=None),)
 
 
+def _confidential(_second: int) -> tuple[DeviceReading, ...]:
+    total, reserved, used = 81_559 * MIB, 600 * MIB, 8 * GIB + 9 * MIB
+    memory = MemoryReading(total, total - reserved - used, used, reserved)
+    gpu = _device("NVIDIA H100 80GB HBM3", memory, (2001, 8 * GIB))
+    return (replace(gpu, virtualization="passthrough", confidential="on", activity=None),)
+
+
 MACHINES = (
     Machine(
         "wsl2",
@@ -284,6 +291,13 @@ MACHINES = (
         "1 x NVIDIA A40-20C (vGPU) in a virtual machine",
         "a part of a GPU without counters: nothing more is known of work than the driver's rates",
         _vgpu,
+        {2001: "idle"},
+    ),
+    Machine(
+        "confidential",
+        "1 x NVIDIA H100 in a confidential virtual machine",
+        "the performance counters are hidden, so idleness is not proven",
+        _confidential,
         {2001: "idle"},
     ),
     Machine(

@@ -22,13 +22,20 @@ from vramledger.readers.nvml.hardware import (
     SLOW_INTERVAL,
     HardwareMetric,
 )
-from vramledger.readers.nvml.memory import MemoryReader, NamedDevice, is_integrated, read_virtualization
+from vramledger.readers.nvml.memory import (
+    MemoryReader,
+    NamedDevice,
+    is_integrated,
+    read_confidential,
+    read_virtualization,
+)
 from vramledger.readers.nvml.memory_limits import LimitReader, Limits
 from vramledger.readers.nvml.mig import MigInstance, read_instances
 from vramledger.readers.nvml.process_lists import ProcessList, merge_lists
 from vramledger.readers.nvml.return_codes import (
     GPU_IS_LOST,
     LOST,
+    NOT_SUPPORTED,
     UNKNOWN,
     Handle,
     Nvml,
@@ -89,6 +96,8 @@ class DeviceReader:
         self._limit_reader = LimitReader(nvml, cgroups or DeviceMemoryCgroups())
         self._limits = Limits()
         self._virtualization: str | None = None
+        self._confidential: str | None = None
+        self._counters_hidden = True  # until the driver says that they are not
         self.cgroups: tuple[str, ...] = ()
         self._limited: tuple[str, ...] = ()
         self._slow_due = float("-inf")
@@ -169,6 +178,7 @@ class DeviceReader:
                 self._memory.look_again()
                 read_mode = partial(read_virtualization, self._nvml)
                 self._virtualization = query(self._nvml, read_mode, self._handle, "", [])
+                self._read_confidential()
             if slow or self.cgroups != self._limited:
                 self._limited = self.cgroups
                 bus = self._identity_fields.pci_bus_id
@@ -213,6 +223,7 @@ class DeviceReader:
             started,
             divided=divided,
             virtualization=self._virtualization,
+            confidential=self._confidential,
             error="failed" if failed and not has_data else None,
             hardware=hardware,
             failed=tuple(failed),
@@ -240,14 +251,31 @@ class DeviceReader:
                 failed,
             ),
             "activity": query(
-                self._nvml, partial(self._activity.read, monotonic=monotonic), handle, "activity", failed
+                self._nvml, partial(self._read_activity, monotonic=monotonic), handle, "activity", failed
             ),
         }
+
+    def _read_confidential(self) -> None:
+        """Find out whether GPM's counters are hidden: a counter of 0 then proves nothing.
+
+        A driver without the query has no confidential computing. One that fails says nothing, and what was
+        known stays.
+        """
+        errors: list[str] = []
+        mode = query(self._nvml, partial(read_confidential, self._nvml), self._handle, "", errors)
+        if not errors:
+            self._confidential, self._counters_hidden = mode, mode == "on"
+
+    def _read_activity(self, handle: Handle, monotonic: float) -> dict[str, float]:
+        if self._counters_hidden:
+            self._activity.forget()
+            raise self._nvml.NVMLError(NOT_SUPPORTED)
+        return self._activity.read(handle, monotonic)
 
     def _read_utilization(self, handle: Handle) -> dict[str, float] | None:
         """Return the GPU's rates; without GPM also the highest one since the previous reading."""
         rates = read_utilization(self._nvml, handle)
-        if rates is not None and self._activity.unsupported:
+        if rates is not None and (self._counters_hidden or self._activity.unsupported):
             peak = query(self._nvml, self._device_log.highest, handle, "utilization", [])
             if peak is not None:
                 rates["gpu_peak"] = peak
@@ -315,7 +343,7 @@ class DeviceReader:
     ) -> dict[str, float] | None:
         """Read the counters of the GPU instance, which compute instances on it share."""
         number = instance.gpu_instance
-        if number is None:
+        if number is None or self._counters_hidden:
             return None
         reader = self._instance_activity.get(number)
         if reader is None:

@@ -10,7 +10,7 @@ answers NOT_SUPPORTED, on some drivers a total of 0, and the GPU uses the host's
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from vramledger.model.reading import COHERENT, UNIFIED, MemoryReading, NodeMemory
 from vramledger.readers.hosts.system_memory import HostMemory, SystemMemory
@@ -52,6 +52,23 @@ def read_virtualization(nvml: Nvml, gpu: Handle) -> str | None:
     """
     mode = call_function(nvml, "nvmlDeviceGetVirtualizationMode", gpu)
     return _VIRTUALIZATION[mode] if isinstance(mode, int) and 0 <= mode < len(_VIRTUALIZATION) else None
+
+
+def read_confidential(nvml: Nvml, _: Handle) -> str:
+    """Return whether confidential computing is on in this virtual machine: ``off``, ``on`` or ``devtools``.
+
+    NVIDIA documents that the performance counters are off in the mode ``on``, and that ``devtools`` has no
+    such protection.
+
+    Raises:
+        NVMLError: the query failed, or is not supported, or the answer is garbage.
+    """
+    state: Any = call_function(nvml, "nvmlSystemGetConfComputeState")
+    if state.ccFeature not in (0, 1) or state.devToolsMode not in (0, 1):
+        raise nvml.NVMLError(UNKNOWN)
+    if not state.ccFeature:
+        return "off"
+    return "devtools" if state.devToolsMode else "on"
 
 
 def is_integrated(name: str | None) -> bool:

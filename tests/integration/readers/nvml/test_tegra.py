@@ -86,7 +86,7 @@ def test_nvmap_names_the_holders(open_reader: Open, tmp_path: Path) -> None:
     ["", "no list\n", f"{HEADING}user python3 2001 12M\n", f"{HEADING}user python3 {2**31} 12K\n",
      f"{HEADING}user python3 -1 12K\n", f"{HEADING}user python3 2001\n"],
 )  # fmt: skip
-def test_a_list_of_another_form_is_not_believed(open_reader: Open, tmp_path: Path, text: str) -> None:
+def test_a_list_of_another_form_is_not_read(open_reader: Open, tmp_path: Path, text: str) -> None:
     """Holders are not known then, which is not the same as none."""
     write_clients(tmp_path, text)
     assert read(open_reader()).processes is None
