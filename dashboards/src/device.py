@@ -131,8 +131,8 @@ def holdings_over_time() -> Panel:
         "Holdings",
         "Bytes of the ten holders with the highest memory in the time range, charged by NVML or certainly "
         "their own, and the sum of all others.",
-        Query(ten_largest(held, _BY_HOLDER, "1m"), HOLDER_LEGEND),
-        Query(sum_of_others(held, _BY_HOLDER, "1m"), "all others"),
+        Query(ten_largest(held, _BY_HOLDER), HOLDER_LEGEND),
+        Query(sum_of_others(held, _BY_HOLDER), "all others"),
         unit=BYTES, stacked=True, named=True, absent=NO_HOLDER, width=24,
     )  # fmt: skip
 

@@ -73,7 +73,7 @@ def longest_scrape() -> Panel:
 def blind_nodes() -> Panel:
     return stat(
         "Blind nodes",
-        "Nodes whose exporter does not see the host's processes: every holder there is unknown. Run it "
+        "Nodes whose exporter does not see the host's processes: on them every holder is unknown. Run it "
         "with the host's PID namespace.",
         Query(
             count_equal("vramledger_host_pid_namespace", 0)

@@ -262,7 +262,7 @@ def capacity_by_model() -> Panel:
     name = f"max by ({NODE_LABELS}, uuid, name) ({selector('vramledger_device_info')})"
     free = f"{selector('vramledger_device:memory_free_bytes:last')} >= $size * 2^30"
     room = f"count by (name) ({name} and on ({NODE_LABELS}, uuid) ({free}))"
-    usual = "quantile_over_time(0.95, ({})[$__range:5m])"
+    usual = "quantile_over_time(0.95, ({})[$__range:$__interval])"
     return table(
         "Capacity by GPU model",
         "All memory of the devices that answer, what was used at the 95th percentile of the time range, "

@@ -27,7 +27,6 @@ from dashboards.src.queries import (
     holdings,
     rate,
     selector,
-    ten_largest,
 )
 from dashboards.src.shared_panels import (
     FRAMEWORK_COLUMNS,
@@ -283,12 +282,14 @@ def private_pools() -> Panel:
 
 
 def collector_runs() -> Panel:
-    runs = f"sum by ({NODE_LABELS}, pid) ({rate('vramledger_python_collections_total')})"
+    by = f"{NODE_LABELS}, pid"
+    runs = f"sum by ({by}) ({rate('vramledger_python_collections_total')})"
+    total = f"sum by ({by}) (increase({selector('vramledger_python_collections_total')}[$__range] @ end()))"
     return time_series(
         "Runs of Python's garbage collector",
-        "Runs in a second, of the ten programs with the most. Tensors in reference cycles stay until a "
-        "run, so a long time without one looks like a leak.",
-        Query(ten_largest(runs, f"{NODE_LABELS}, pid"), "{{instance}}: {{pid}}"),
+        "Runs in a second, of the ten programs with the most in the time range. Tensors in reference cycles "
+        "stay until a run, so a long time without one looks like a leak.",
+        Query(f"{runs}\nand on ({by}) topk(10, {total})", "{{instance}}: {{pid}}"),
         unit="cps", absent=WITHOUT_AGENT, named=True, width=24,
     )  # fmt: skip
 

@@ -198,7 +198,7 @@ def reservations() -> Panel:
             GPU_COLUMN,
             OWNER_COLUMN,
             OWNER_TYPE_COLUMN,
-            Column("Value #A", "Reserved", COUNT, mappings=[YES_OR_NO], width=100),
+            Column("Value #A", "Reservation", COUNT, mappings=[YES_OR_NO], width=110),
             Column("Value #B", "Holds", BYTES, bar=True),
         ],
         sort="Value #B", rows_of="Value #A", width=9, height=8,

@@ -48,6 +48,10 @@ _SMALL = 5
 """Columns in which two figures of the usual size are broken into lines."""
 COUNT_TITLE = "Count"
 """The title of the figure beside a table: a longer one is cut off."""
+POINTS_PER_COLUMN = 30
+"""Points of a graph for each column of the grid: one for two pixels of a page of 1440."""
+POINTS_OF_A_TABLE = 300
+"""The time range in steps of ``$__interval``, where a table calculates over it."""
 TEXT = "string"
 """The unit of labels."""
 NODE_LEGEND = "{{instance}}"
@@ -222,7 +226,7 @@ def time_series(
         width: in columns.
         height: in rows.
     """
-    body = _panel_body("timeseries", title, description, queries)
+    body = _panel_body("timeseries", title, description, queries, points=POINTS_PER_COLUMN * width)
     defaults = body["fieldConfig"]["defaults"]
     defaults |= {"unit": unit, "noValue": absent, "min": 0, "color": {"mode": "palette-classic-by-name"}}
     if maximum is not None:
@@ -310,7 +314,9 @@ def table(
         width: in columns.
         height: in rows.
     """
-    body = _panel_body("table", title, description, queries, instant=True, rows=True)
+    body = _panel_body(
+        "table", title, description, queries, points=POINTS_OF_A_TABLE, instant=True, rows=True
+    )
     fields = {column.field for column in columns}
     needed = {
         name
@@ -359,7 +365,7 @@ def state_timeline(
     In Grafana, the colour mode ``thresholds`` ignores the mappings of numbers, and ``noValue`` is drawn as a
     state wherever a point is missing. So the timeline has neither.
     """
-    body = _panel_body("state-timeline", title, description, queries)
+    body = _panel_body("state-timeline", title, description, queries, points=POINTS_PER_COLUMN * width)
     body["fieldConfig"]["defaults"] |= {
         "unit": COUNT, "mappings": [*mappings], "color": {"mode": "palette-classic"},
         "custom": {"fillOpacity": 85, "lineWidth": 0, "spanNulls": False},
@@ -406,10 +412,14 @@ def _panel_body(
     description: str,
     queries: Sequence[Query],
     *,
+    points: int | None = None,
     instant: bool = False,
     rows: bool = False,
 ) -> Json:
-    """Return the keys that every panel has; ``rows`` for queries whose answer is a table."""
+    """Return the keys that every panel has; ``rows`` for queries whose answer is a table.
+
+    Without ``points``, Grafana asks for one for each pixel.
+    """
     targets = [
         {
             "refId": chr(ord("A") + place),
@@ -429,6 +439,7 @@ def _panel_body(
         "description": description,
         "datasource": SOURCE,
         "targets": targets,
+        **({"maxDataPoints": points} if points else {}),
         "fieldConfig": {"defaults": {}, "overrides": []},
     }
 

@@ -146,15 +146,18 @@ def with_team(holdings: str) -> str:
     return f'label_replace({by_user}, "team", "$1", "namespace", "(.+)")'
 
 
-def ten_largest(figure: str, by: str, step: str = "5m") -> str:
-    """Return the ten series with the highest value within the time range, at each point the same."""
-    highest = f"max_over_time(({figure})[$__range:{step}] @ end())"
+def ten_largest(figure: str, by: str) -> str:
+    """Return the ten series with the highest value within the time range, at each point the same.
+
+    The highest of as many points as the graph draws: fixed steps would be too many over a week.
+    """
+    highest = f"max_over_time(({figure})[$__range:$__interval] @ end())"
     return f"{figure}\nand on ({by}) topk(10, {highest})"
 
 
-def sum_of_others(figure: str, by: str, step: str = "5m") -> str:
+def sum_of_others(figure: str, by: str) -> str:
     """Return the sum of what :func:`ten_largest` leaves out."""
-    highest = f"max_over_time(({figure})[$__range:{step}] @ end())"
+    highest = f"max_over_time(({figure})[$__range:$__interval] @ end())"
     return f"sum({figure}\nunless on ({by}) topk(10, {highest}))"
 
 

@@ -145,10 +145,10 @@ def gaps(width: int = 12) -> Panel:
     since = f"timestamp({selector('vramledger_up')} == 1)"
     return table(
         "Nodes that are not fully watched",
-        "Why, and when the node's driver was last seen to answer (to 2 minutes, within the time range). "
+        "Why, and when the node's driver was last seen to answer (to a 300th of the time range). "
         "The table is empty if all nodes are watched; Exporters counts them.",
         Query(f"topk(50, count by ({NODE_LABELS}, reason) ({unwatched}\nor\n{_partly_blind()}))"),
-        Query(f"1000 * max by ({NODE_LABELS}) (max_over_time(({since})[$__range:2m]))"),
+        Query(f"1000 * max by ({NODE_LABELS}) (max_over_time(({since})[$__range:$__interval]))"),
         columns=[
             NODE_COLUMN,
             Column("reason", "Reason", link=link_to_exporter_health(), width=200),

@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,38 @@ def commit() -> tuple[str, int]:
     return revision, int(time)
 
 
+def check_project() -> str:
+    """Return the address of the project, for the image and the provenance.
+
+    Raises:
+        ReleaseError: nobody has said where the project is, who maintains it, or where to report a
+            vulnerability. Without an address, users may trust somebody else who has registered the name.
+    """
+    metadata = json.loads(run(TOOLS / "hatchling", "metadata"))
+    chart = (ROOT / "deploy/kubernetes/chart/Chart.yaml").read_text(encoding="utf-8")
+    security = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    source = str(metadata.get("urls", {}).get("Source", ""))
+    missing = []
+    if not source.startswith("https://"):
+        missing.append("pyproject.toml: [project.urls] with Source, Issues and Changelog, each https://")
+    if not any("email" in each for each in metadata.get("maintainers", ())):
+        missing.append("pyproject.toml: maintainers, each with name and email")
+    missing += [
+        f"deploy/kubernetes/chart/Chart.yaml: {name}"
+        for name in ("home", "sources", "maintainers")
+        if not re.search(rf"^{name}:", chart, re.MULTILINE)
+    ]
+    if not re.search(r"mailto:\S+@\S+|https://\S+", security.partition("\n## ")[0]):
+        missing.append(
+            "SECURITY.md: before its first section, a mailto: or https:// link for private reports"
+        )
+    if missing:
+        listed = "\n".join(f"  {each}" for each in missing)
+        message = f"fill in first, or try everything else with --rehearsal:\n{listed}"
+        raise ReleaseError(message)
+    return source
+
+
 def make_packages(directory: Path, time: int) -> None:
     """Build the wheel and the source package; their files have the time of the commit."""
     run(TOOLS / "hatchling", "build", "--directory", directory, SOURCE_DATE_EPOCH=str(time))
@@ -85,7 +118,9 @@ def make_bill_of_materials(directory: Path, version: str) -> None:
     shutil.copy(REQUIREMENTS, directory / f"vramledger-{version}-requirements.txt")
 
 
-def make_image(directory: Path, version: str, revision: str, options: argparse.Namespace) -> None:
+def make_image(
+    directory: Path, version: str, revision: str, source: str, options: argparse.Namespace
+) -> None:
     """Build the image on a base that is named by its digest, and write it into an archive.
 
     Raises:
@@ -100,7 +135,7 @@ def make_image(directory: Path, version: str, revision: str, options: argparse.N
         engine, "build", *options.image_option,
         "--file", "deploy/docker/Dockerfile", f"--build-arg=BASE={base}",
         f"--build-arg=VERSION={version}", f"--build-arg=REVISION={revision}",
-        f"--build-arg=SOURCE={options.source}", "--tag", name, ".",
+        f"--build-arg=SOURCE={source}", "--tag", name, ".",
     )  # fmt: skip
     run(engine, "save", "--output", directory / f"vramledger-{version}-image.tar", name)
 
@@ -110,12 +145,14 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def make_provenance(directory: Path, version: str, revision: str, begun: datetime, builder: str) -> None:
+def make_provenance(  # noqa: PLR0913 what a provenance says
+    directory: Path, version: str, revision: str, *, source: str, begun: datetime, builder: str
+) -> None:
     """Write from what, how and by whom each file was built: an in-toto statement with a SLSA predicate."""
     subjects = [
         {"name": each.name, "digest": {"sha256": digest(each)}} for each in sorted(directory.iterdir())
     ]
-    sources = [{"uri": "git+vramledger", "digest": {"gitCommit": revision}}]
+    sources = [{"uri": f"git+{source or 'vramledger'}", "digest": {"gitCommit": revision}}]
     sources += [
         {"uri": each.relative_to(ROOT).as_posix(), "digest": {"sha256": digest(each)}}
         for each in (REQUIREMENTS, BUILD_REQUIREMENTS)
@@ -161,13 +198,18 @@ def main() -> None:
         "--image-option", action="append", default=[], help="passed to the build of the image"
     )
     parser.add_argument("--sign", metavar="KEY", default="", help="sign with this SSH key")
-    parser.add_argument("--source", metavar="URL", default="", help="where the project is, for the image")
+    parser.add_argument(
+        "--rehearsal",
+        action="store_true",
+        help="make files that are not for publication, also while nobody has said where the project is",
+    )
     parser.add_argument("--builder", default="urn:vramledger:builder:unnamed", help="a URI: who builds")
     options = parser.parse_args()
     directory: Path = options.directory.resolve()
     begun = datetime.now(timezone.utc)
     try:
         revision, time = commit()
+        source = "" if options.rehearsal else check_project()
         version = run(TOOLS / "hatchling", "version").strip()
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
@@ -175,13 +217,15 @@ def main() -> None:
         make_chart(directory)
         make_bill_of_materials(directory, version)
         if options.image:
-            make_image(directory, version, revision, options)
-        make_provenance(directory, version, revision, begun, options.builder)
+            make_image(directory, version, revision, source, options)
+        make_provenance(directory, version, revision, source=source, begun=begun, builder=options.builder)
         sign(directory, options.sign)
     except ReleaseError as error:
         sys.exit(f"vramledger: {error}")
     for each in sorted(directory.iterdir()):
         sys.stdout.write(f"{each.stat().st_size:10}  {each.name}\n")
+    if options.rehearsal:
+        sys.stdout.write("NOT FOR PUBLICATION: a rehearsal\n")
     if not options.sign:
         sys.stdout.write("NOT SIGNED: name a key with --sign=KEY, for example ~/.ssh/id_ed25519\n")
 

@@ -47,6 +47,7 @@ COLLECTORS: Mapping[str, tuple[bool, str]] = {
         False,
         "launches, copies and memsets of quiet holders, counted by uprobes (needs root or CAP_SYS_ADMIN)",
     ),
+    "vllm": (False, "how full the KV cache of a holder is, as its vLLM server on this host says over HTTP"),
     "exporter": (True, "the exporter's own process and sampler"),
 }
 """For each collector: whether it is on by default, and what it gives."""

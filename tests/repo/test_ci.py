@@ -57,7 +57,7 @@ NOT_PYTHON = " ".join(
     for part in (
         "repo",
         *(f"integration/{part}" for part in ("alerts", "browser", "dashboards", "docs", "faults", "fleet")),
-        *(f"integration/deploy/test_{part}.py" for part in ("compose", "kubernetes", "systemd")),
+        *(f"integration/deploy/test_{part}.py" for part in ("compose", "kubernetes", "slurm", "systemd")),
     )
 )
 """What other programs run, such as rules and dashboards, and what only reads texts: one Python is enough."""

@@ -141,6 +141,60 @@ def test_the_image_installs_locked_packages_only() -> None:
     assert set(hatchling) < set(locked("build-requirements.txt"))
 
 
+def test_nothing_is_released_while_nobody_is_named(tmp_path: Path) -> None:
+    """A release names what is missing: address, maintainers, the way to report; filled in, it goes on."""
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+
+    def refused() -> str:
+        make = [sys.executable, "deploy/release/make.py", "dist"]
+        # Without helm the first step after this one fails, so nothing more is built here.
+        env = {**os.environ, "PATH": "/usr/bin:/bin"}
+        done = subprocess.run(make, check=False, cwd=clone, capture_output=True, text=True, env=env)
+        assert done.returncode != 0
+        return done.stderr
+
+    def fill(name: str, before: str, after: str) -> None:
+        path = clone / name
+        text = path.read_text(encoding="utf-8")
+        assert before in text
+        path.write_text(text.replace(before, after, 1), encoding="utf-8")
+        commit = [
+            "git",
+            "-c",
+            "user.name=t",
+            "-c",
+            "user.email=t@localhost",
+            "commit",
+            "--quiet",
+            "-am",
+            name,
+        ]
+        subprocess.run(commit, check=True, cwd=clone)
+
+    for name in (
+        "pyproject.toml: [project.urls]",
+        "pyproject.toml: maint",
+        "Chart.yaml: home",
+        "SECURITY.md:",
+    ):
+        assert name in refused()
+    fill(
+        "pyproject.toml",
+        "[project.scripts]",
+        '[project.urls]\nSource = "https://localhost/v"\n\n[project.scripts]',
+    )
+    fill(
+        "pyproject.toml", 'license = "', 'maintainers = [{ name = "m", email = "m@localhost" }]\nlicense = "'
+    )
+    assert "pyproject.toml" not in refused()
+    fill("deploy/kubernetes/chart/Chart.yaml", "type:", "home: h\nsources: []\nmaintainers: []\ntype:")
+    assert "Chart.yaml" not in refused()
+    assert "SECURITY.md" in refused()
+    fill("SECURITY.md", "# Security\n", "# Security\n\nWrite to <mailto:security@localhost>.\n")
+    assert "fill in first" not in refused()
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_a_release_is_made_by_one_command_and_proves_its_origin(tmp_path: Path) -> None:
@@ -150,6 +204,7 @@ def test_a_release_is_made_by_one_command_and_proves_its_origin(tmp_path: Path) 
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     make = [sys.executable, "deploy/release/make.py", "dist", f"--sign={key}", "--builder=urn:test"]
+    make.append("--rehearsal")
     tools = {**os.environ, "PATH": f"{ROOT}/.cache/newer/bin:{os.environ['PATH']}"}
     built = []
     for _ in range(2):

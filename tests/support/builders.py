@@ -23,6 +23,7 @@ from vramledger.model.reading import (
     DeviceReading,
     HardwareValue,
     HiddenHolder,
+    KvCache,
     LaunchCount,
     MemoryReading,
     NodeMemory,
@@ -256,6 +257,10 @@ def snapshot(
         collectors={"ledger": (True, 0.001), "process": (True, 0.002)},
         launches=(LaunchCount(1, 100, 300.0), LaunchCount(2, 100, None, problem="it maps no libcuda.so")),
     )
+
+
+KV_CACHE = KvCache(101, 10100, 0.03125, 256 * MIB, 412_000)
+"""What a vLLM server says."""
 
 
 def failed(reason: str = "no-library", message: str = "libnvidia-ml.so.1 is not here") -> Snapshot:

@@ -99,7 +99,9 @@ def main() -> None:
         "--copies", type=int, default=0, help="then time the queries over so many copies of all nodes"
     )
     parser.add_argument("--hours", type=float, default=24, help="the time range of the timed queries")
-    parser.add_argument("--every", type=float, default=60, help="seconds between two samples of the copies")
+    parser.add_argument(
+        "--every", type=float, default=60, help="seconds between two samples before the last hour"
+    )
     parser.add_argument("--processes", type=int, default=1, help="how many of each process the copies have")
     asked = parser.parse_args()
     program = require_tool("prometheus")
@@ -114,7 +116,7 @@ def main() -> None:
             fleet = scale.copy_nodes(samples, asked.copies, asked.hours, asked.every, asked.processes)
             ahead = asked.hours * 3600  # Prometheus takes no times before 1970
             with database.prometheus(program, Path(scratch) / "fleet", fleet, ahead) as engine:
-                for line in scale.report(engine, asked.hours, ahead):
+                for line in scale.report(engine, asked.hours, asked.every, ahead):
                     print(line, flush=True)
     TARGET.parent.mkdir(parents=True, exist_ok=True)
     TARGET.write_text(text(found, version), encoding="utf-8")

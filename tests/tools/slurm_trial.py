@@ -110,7 +110,7 @@ def submit(cluster: Cluster, draw: random.Random, counts: Counter[str], kind: st
 
 
 def act(cluster: Cluster, draw: random.Random, jobs: dict[int, str]) -> None:
-    """Cancel, suspend, resume and requeue, while the jobs run or before."""
+    """Cancel, suspend, resume and requeue jobs, both while they run and before they start."""
     time.sleep(draw.uniform(1, 3))
 
     def control(verb: str, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""Join the limits of cgroups with the owners of the holders in them; pure functions over one reading.
+"""Join the limits of cgroups with the owners of the holders in these cgroups; pure functions.
 
 The kernel's figures are an account of their own, beside NVML's: what it charges to the cgroups of an owner is
 compared with the owner's holdings.

@@ -33,6 +33,7 @@ from vramledger.accounting.devices import (
 from vramledger.accounting.ghost import GhostWatch
 from vramledger.accounting.holding import HoldingState
 from vramledger.accounting.holding_table import HoldingTable
+from vramledger.accounting.kv_caches import join_kv_caches
 from vramledger.accounting.ledger import balance, system_bytes
 from vramledger.accounting.memory_limits import PlacedHolding, owner_limits
 from vramledger.accounting.out_of_memory import OomCounter
@@ -226,6 +227,7 @@ class HoldingTracker:
             collectors=reading.collectors,
             hidden_unreadable=reading.hidden_unreadable,
             pods=reading.pods,
+            kv_caches=join_kv_caches(reading.kv_caches, sample.rows, devices, self._holdings.reused_pids()),
             agents=self._agents.agents,
             agent_socket=reading.agent_socket,
             ooms=self._ooms.totals(),

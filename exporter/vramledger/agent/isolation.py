@@ -63,10 +63,10 @@ def isolated(
         function: of a module, a script or a notebook. Lambdas, closures and classes of a notebook need the
             package ``cloudpickle``, which is used where it is installed.
         arguments: for it; they and the result must be picklable. Arrays of NumPy are not copied twice.
-            No array may be on a GPU: pass and return host memory.
+            They must not contain arrays in GPU memory: use host memory.
         timeout: seconds after which the child is killed, with all processes that it has started.
-        method: ``forkserver``, or ``spawn`` for a child that shares nothing with its predecessors.
-        named: further arguments for the function.
+        method: ``forkserver``, or ``spawn`` for a child that shares nothing with earlier ones.
+        named: keyword arguments for the function.
 
     Raises:
         TimeoutError: it took longer than ``timeout``.

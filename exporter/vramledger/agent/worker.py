@@ -126,7 +126,7 @@ class Worker:
     # Beginning
 
     def add_framework(self, module: str) -> None:
-        """Add a framework that the program imports, given the module of its provider."""
+        """Add a framework that the program imports; ``module`` is ours, which reads its figures."""
         self.adopt_process()
         if module.rpartition(".")[2] in self.poller.states:
             return

@@ -71,7 +71,7 @@ class KubernetesNode:
         """Change the marks of the node to these; all other taints and annotations stay as they are.
 
         Raises:
-            ClusterError: the API server did not do it.
+            ClusterError: the API server did not carry it out.
         """
         if (marks.tainted, marks.annotation) != (present.tainted, present.annotation):
             await self._write_taint(marks)

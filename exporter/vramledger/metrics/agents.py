@@ -105,14 +105,14 @@ PINNED = _family(
     ("pid",),
     "Host memory that PyTorch's allocator has pinned for the GPUs, in use or cached.",
     source="the agent's report: `torch.cuda.host_memory_stats()`",
-    absent="before PyTorch 2.7, and when it does not use its own allocator",
+    absent="before PyTorch 2.7, and when PyTorch does not use its own allocator",
 )
 PINNED_IN_USE = _family(
     "torch_pinned_in_use_bytes",
     ("pid",),
     "Host memory that PyTorch's allocator has pinned for the GPUs and that the program uses.",
     source="the agent's report: `torch.cuda.host_memory_stats()`",
-    absent="before PyTorch 2.7, and when it does not use its own allocator",
+    absent="before PyTorch 2.7, and when PyTorch does not use its own allocator",
 )
 
 _BACKENDS = ("native", "cudaMallocAsync", "pluggable")

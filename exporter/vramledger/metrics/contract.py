@@ -15,6 +15,7 @@ from vramledger.metrics import (
     agents,
     devices,
     hardware,
+    inference,
     owners,
     pods,
     processes,
@@ -31,6 +32,7 @@ SUBJECTS: Mapping[str, tuple[Family, ...]] = {
     "processes": processes.FAMILIES,
     "owners": owners.FAMILIES,
     "pods": pods.FAMILIES,
+    "inference": inference.FAMILIES,
     "reservations": reservations.FAMILIES,
     "agents": agents.FAMILIES,
     "hardware": hardware.FAMILIES,
@@ -57,6 +59,7 @@ def collectors(most: int) -> dict[str, Callable[[Snapshot], Collected]]:
         "energy": partial(hardware.collect, collector="energy"),
         "xid": partial(devices.collect, collector="xid"),
         "hidden": partial(devices.collect, collector="hidden"),
+        "vllm": inference.collect,
         "launches": processes.collect_launches,
         "pcie": partial(hardware.collect, collector="pcie"),
     }

@@ -171,6 +171,24 @@ class LaunchCount(NamedTuple):
     problem: str = ""
 
 
+class KvCache(NamedTuple):
+    """What the vLLM server of a holder says of its KV cache; a value that it does not say is None.
+
+    Attributes:
+        pid: the holder.
+        start: its start time in clock ticks since boot.
+        usage: the share of the cache's blocks that running requests have.
+        memory: the bytes of the cache on each GPU.
+        tokens: how many tokens fit into the cache.
+    """
+
+    pid: int
+    start: int
+    usage: float | None
+    memory: int | None
+    tokens: int | None
+
+
 class ManagedMappings(NamedTuple):
     """What a holder maps of ``/dev/nvidia-uvm`` beyond the little that every CUDA program maps.
 
@@ -486,6 +504,7 @@ class Reading:
         device_files: whether a user of the driver can be recognised by open device files: we have some.
         waits: the holders' threads that sleep in the driver, as the newest search found them.
         launches: what was counted of quiet holders; the exporter adds it to what the sampler read.
+        kv_caches: what the vLLM servers of holders say of their KV caches, with ``--collector.vllm``.
         managed: the mappings of holders on devices with bytes that NVML charges to nobody, as last read.
         cpu: pid and CPU seconds since the sample before, in 0.1 ms, of each holder that is not alone on its
             devices; without those that were not there then.
@@ -520,6 +539,7 @@ class Reading:
     device_files: bool = False
     waits: tuple[DriverWait, ...] = ()
     launches: tuple[LaunchCount, ...] = ()
+    kv_caches: tuple[KvCache, ...] = ()
     managed: tuple[ManagedMappings, ...] = ()
     cpu: tuple[tuple[int, float], ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None

@@ -15,6 +15,7 @@ from vramledger.model.reading import (
     DriverWait,
     Grant,
     HiddenHolder,
+    KvCache,
     LaunchCount,
     ManagedMappings,
     MemoryReading,
@@ -53,6 +54,7 @@ def decode(line: bytes | str) -> Reading:
         raw["facts"] = tuple(_facts(facts) for facts in raw.get("facts", ()))
         raw["waits"] = tuple(DriverWait(*wait) for wait in raw.get("waits", ()))
         raw["launches"] = tuple(LaunchCount(*count) for count in raw.get("launches", ()))
+        raw["kv_caches"] = tuple(KvCache(*each) for each in raw.get("kv_caches", ()))
         raw["cpu"] = tuple((int(pid), float(seconds)) for pid, seconds in raw.get("cpu", ()))
         raw["managed"] = tuple(ManagedMappings(*each) for each in raw.get("managed", ()))
         raw["events"] = tuple(XidEvent(*event) for event in raw.get("events", ()))

@@ -17,6 +17,7 @@ from vramledger.model.policy import NO_POLICY, Policy
 from vramledger.model.reading import (
     DeviceReading,
     HiddenHolder,
+    KvCache,
     LaunchCount,
     Owner,
     PodLabels,
@@ -523,6 +524,7 @@ class Snapshot:
         watched_since: Unix time of the first sample; nothing is known of what was before. None before it.
         unowned: pids of the holders whose owner (container, pod, job) has certainly ended.
         pods: see :class:`vramledger.model.reading.Reading`.
+        kv_caches: what the vLLM servers of holders say of their KV caches, by pid.
     """
 
     serial: int = 0
@@ -550,6 +552,7 @@ class Snapshot:
     watched_since: float | None = None
     unowned: tuple[int, ...] = ()
     pods: tuple[PodLabels, ...] = ()
+    kv_caches: Mapping[int, KvCache] = field(default_factory=dict)
 
     def pod_labels_of(self, owner: Owner | None) -> dict[str, str] | None:
         """Return the allowed labels that the pod of an owner has; None when they are not known."""

@@ -56,7 +56,7 @@ class LaunchCounter:
         self._failed: dict[tuple[int, int], float] = {}
 
     def set_holders(self, wanted: set[tuple[int, int]]) -> None:
-        """Count these and no others; a holder that is not wanted any more is detached."""
+        """Count the launches of these holders only; detach from all others."""
         for holder in self._holders.keys() - wanted:
             self._drop(holder)
         for holder in wanted - self._holders.keys():

@@ -252,6 +252,7 @@ def shift_starts(reading: Reading, later: float) -> Reading:
         else tuple(holder._replace(start=holder.start + ticks) for holder in reading.hidden),
         waits=tuple(wait._replace(start=wait.start + ticks) for wait in reading.waits),
         launches=tuple(count._replace(start=count.start + ticks) for count in reading.launches),
+        kv_caches=tuple(each._replace(start=each.start + ticks) for each in reading.kv_caches),
         agents=tuple(agent._replace(start=agent.start + ticks) for agent in reading.agents),
     )
 

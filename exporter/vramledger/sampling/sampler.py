@@ -22,6 +22,7 @@ from vramledger.errors import DriverError, VramledgerError
 from vramledger.logs import configure, log
 from vramledger.model.reading import (
     DeviceReading,
+    KvCache,
     ManagedMappings,
     PodLabels,
     ProcessFacts,
@@ -46,6 +47,7 @@ from vramledger.readers.owners.pod_api import PodApi
 from vramledger.readers.owners.pod_labels import HolderPods, PodLabelReader
 from vramledger.readers.owners.reader import OwnerReader
 from vramledger.readers.schedulers.reader import SchedulerReader
+from vramledger.readers.vllm.reader import KvCacheReader
 from vramledger.sampling import malloc
 from vramledger.sampling.ending import end_with_parent
 from vramledger.sampling.privileges import READ_CAPABILITIES, drop_privileges
@@ -185,6 +187,7 @@ class Sampler:
         if config.pods is not None:
             self._pod_labels = PodLabelReader(PodApi(config.pods, os.environ).read, config.pods.labels)
         self._pods = HolderPods()
+        self._kv_caches = KvCacheReader(str(host.root)) if "vllm" in config.collectors else None
         self._xid = True
         self._events: collections.deque[XidEvent] = collections.deque(maxlen=1000)
         for thread in self._threads:
@@ -245,6 +248,11 @@ class Sampler:
             pods = self._pod_labels.update(self._pods.update(rows, unseen, facts, schedulers))
         if self._pod_labels is not None and self._pod_labels.health is not None:
             collectors["pods"] = self._pod_labels.health
+        kv_caches: tuple[KvCache, ...] = ()
+        if self._kv_caches is not None:
+            kv_caches = self._kv_caches.update(rows)
+            if self._kv_caches.seconds is not None:
+                collectors["vllm"] = (True, self._kv_caches.seconds)
         events = tuple(self._events.popleft() for _ in range(len(self._events)))
         return Reading(
             time=wall,
@@ -270,6 +278,7 @@ class Sampler:
             schedulers=schedulers,
             schedulers_read=self._schedulers.read_at if self._schedulers is not None else None,
             pods=pods,
+            kv_caches=kv_caches,
             events=events,
             collectors=collectors,
         )
@@ -393,7 +402,7 @@ class Sampler:
         """Return the facts of processes that are new or have a new parent, as far as they arrive in time."""
         known = {row.pid: (row.start, row.ppid) for row in rows}
         for row in rows:
-            # A program with the pid of a dead holder may begin to use a GPU itself.
+            # The pid of a dead holder may be reused by a program that then uses a GPU too.
             bystander = (row.pid, row.start) in self._bystanders
             if bystander or self._known.get(row.pid) != known[row.pid]:
                 self._facts.request(row)

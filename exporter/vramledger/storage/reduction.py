@@ -48,7 +48,7 @@ _DEVICE_FIELDS = (
 _READING_FIELDS = (
     *("boot_id", "boot_time", "ticks", "host_pid_namespace", "failure", "released_until", "driver_version"),
     *("cuda_version", "rows", "unseen", "ended", "device_files", "launches", "managed", "hidden"),
-    *("hidden_unreadable", "schedulers", "pods", "agent_socket"),
+    *("kv_caches", "hidden_unreadable", "schedulers", "pods", "agent_socket"),
 )
 """These are stored as they are."""
 

@@ -109,6 +109,7 @@ def _lines(snapshot: Snapshot, pid: int, held: list[tuple[DeviceSnapshot, Holdin
         if agent is not None:
             yield from _pools(agent, device.reading.uuid, holding)
     yield from _launches(snapshot, pid)
+    yield from _kv_cache(snapshot, pid)
     yield from _agent(agent, now)
     if facts is None or (process is not None and process.first is not None):
         yield from _row(snapshot.rows.get(pid) if process is not None else None)
@@ -174,6 +175,16 @@ def _launches(snapshot: Snapshot, pid: int) -> Iterator[str]:
             yield f"  launches       none for {span(count.quiet)}, nor copies or memsets"
 
 
+def _kv_cache(snapshot: Snapshot, pid: int) -> Iterator[str]:
+    """Say how large and how full the holder's KV cache is; nothing where its server does not say it."""
+    known = snapshot.kv_caches.get(pid)
+    if known is not None:
+        size = "size not known" if known.memory is None else f"{gib(known.memory)} of what it holds"
+        tokens = "" if known.tokens is None else f", {known.tokens:,} tokens"
+        used = "use not known" if known.usage is None else f"{known.usage:.1%} in use by requests"
+        yield f"  KV cache       {size}{tokens}, {used}; its vLLM server says so"
+
+
 def _counters(device: DeviceSnapshot) -> Iterator[str]:
     """Say what the GPU's own counters show of the time since the sample before."""
     activity = device.reading.activity
@@ -204,7 +215,7 @@ def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:
         its = "its owner is NOT among them"
     else:
         its = "its owner is among them, or too little is known of its owner to exclude it"
-    yield f"    reserved     by {schedulers} for {whom}; {its}"
+    yield f"    reservation  by {schedulers} for {whom}; {its}"
 
 
 def _pools(agent: AgentSnapshot, uuid: str, holding: Holding) -> Iterator[str]:

@@ -169,6 +169,7 @@ def holding_json(
             "grade": holding.uncharged.grade.value,
             "why": holding.uncharged.why,
         },
+        "kv_cache": _kv_cache(snapshot, holding.pid),
         "peak": holding.peak,
         "state": holding.state.value,
         "grade": holding.grade.value,
@@ -188,6 +189,11 @@ def holding_json(
         "limited_by": _limited_by(snapshot, facts),
         "agent": _agent(snapshot.agents.get(holding.pid), device.reading.uuid, holding),
     }
+
+
+def _kv_cache(snapshot: Snapshot, pid: int) -> Json:
+    known = snapshot.kv_caches.get(pid)
+    return None if known is None else dict(zip(("usage", "memory", "tokens"), known[2:], strict=True))
 
 
 def _limited_by(snapshot: Snapshot, facts: ProcessFacts | None) -> Json:

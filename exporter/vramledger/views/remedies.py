@@ -29,7 +29,7 @@ _BY_STATE: Mapping[State, str] = {
     "be ended, and how.",
     State.STOPPED: f"Ask its user why it is stopped. `kill -CONT {{pid}}` continues it; {_END_IT} says "
     "how to end it.",
-    State.UNKNOWN: "Run the exporter in the host's PID namespace; `vramledger doctor` says how.",
+    State.UNKNOWN: "The exporter may not see it; `vramledger doctor` says why, and what would change that.",
 }
 
 _KEPT = "Hidden pid {pids} has the device open and may keep it, as a forked child does: end that first."

@@ -195,7 +195,7 @@ def _reservation_lines(device: DeviceSnapshot) -> Iterator[str]:
         return
     words = {True: "which holds memory here", False: "which HOLDS NOTHING here", None: "held or not: unknown"}
     for each in device.reservation_status.reservations:
-        yield f"  reserved: for {printable(each.type)} {printable(each.name)}, {words[each.held]}"
+        yield f"  reservation: for {printable(each.type)} {printable(each.name)}, {words[each.held]}"
     for pid in device.reservation_status.unreserved_pids or ():
         schedulers = " and ".join(device.reservation_status.schedulers)
         yield f"  UNRESERVED: pid {pid} holds memory without a reservation; {schedulers} assigns this GPU"

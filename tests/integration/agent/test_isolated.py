@@ -103,7 +103,7 @@ def test_an_array_on_a_gpu_is_refused(kind: int) -> None:
 
 @pytest.mark.parametrize("kind", [1, 0])
 def test_an_array_in_host_memory_is_carried(kind: int) -> None:
-    """An array on the host, or one without memory, is returned."""
+    """An array in host memory, or one of size 0, comes back from the child."""
     assert isolated(functions.identity, functions.Array(kind))[1][0].kind == kind
 
 

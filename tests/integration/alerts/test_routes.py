@@ -79,7 +79,7 @@ def test_inhibitions_name_alerts_that_exist() -> None:
 
 
 def test_no_inhibition_compares_labels_that_both_sides_lack() -> None:
-    """Alertmanager takes two missing labels for equal ones, so each rule compares the node or the job."""
+    """Alertmanager takes two missing labels for equal; each rule compares one that its alerts always have."""
     for rule in yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["inhibit_rules"]:
         assert {"instance", "job"} & {*rule["equal"]}
 

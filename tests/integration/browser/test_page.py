@@ -9,11 +9,23 @@ from importlib import resources
 import pytest
 
 from tests.integration.browser.conftest import Look, Looking
-from tests.support.builders import MIB, NOW, Shown, agent, crowd, device, failed, holding, process, snapshot
+from tests.support.builders import (
+    KV_CACHE,
+    MIB,
+    NOW,
+    Shown,
+    agent,
+    crowd,
+    device,
+    failed,
+    holding,
+    process,
+    snapshot,
+)
 from tests.support.chromium import tab
 from tests.support.hostile import HOSTILE, hostile
 from tests.support.serving import LOOPBACK, served
-from vramledger.model.reading import DeviceReading, HiddenHolder, Owner
+from vramledger.model.reading import DeviceReading, HiddenHolder, KvCache, Owner
 from vramledger.model.snapshot import (
     AgentSnapshot,
     OwnerLimit,
@@ -51,6 +63,33 @@ async def column(view: Look, name: str) -> list[str]:
     return await view.tab.texts(f"#rows .column-{name} .first, #rows .column-{name}:not(:has(.first))")
 
 
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        (
+            KV_CACHE,
+            "256 MiB of what it holds, 412,000 tokens, 3% in use by requests; its vLLM server says so",
+        ),
+        (KV_CACHE._replace(memory=None, tokens=None, usage=0.0), "size not known, 0% in use by requests;"),
+        (KV_CACHE._replace(usage=None, memory=None), "size not known, 412,000 tokens, use not known;"),
+        (None, None),
+    ],
+)
+def test_the_details_show_the_kv_cache(look: Looking, told: KvCache | None, shown: str | None) -> None:
+    """What a holder's vLLM server says is in its details; without an answer nothing is said of it."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        await view.tab.click("#rows tr:first-child .disclose")
+        words = await view.tab.texts(".details dt, .details dd")
+        if shown is None:
+            assert "KV cache" not in words
+        else:
+            assert words[words.index("KV cache") + 1].startswith(shown)
+
+    look(Shown(replace(incident(), kv_caches={} if told is None else {7: told})), steps)
+
+
 def test_the_page_shows_devices_and_holders(look: Looking) -> None:
     """Each device has its ledger in figures, and each holder its owner, state, bytes and what to do."""
 
@@ -73,6 +112,18 @@ def test_the_page_shows_devices_and_holders(look: Looking) -> None:
         )
 
     look(Shown(incident()), steps)
+
+
+def test_what_belongs_to_no_process_is_not_held_without_work(look: Looking) -> None:
+    """The driver's own few MiB beside holders that work are not waste: the headline is wasted bytes alone."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        assert await view.tab.text(".waste") == "nothing held without work"
+        assert "unattributed9.00 MiB" in await view.tab.texts(".card .legend div")
+
+    noisy = device(0, [holding(8, 20 * GIB, sm=0.5, last_active=NOW)], unattributed=9 * MIB)
+    look(Shown(snapshot(noisy, processes=[process(8)])), steps)
 
 
 def test_a_ghost_device_says_so_on_a_phone_too(look: Looking) -> None:

@@ -190,6 +190,7 @@ def rich_host() -> Snapshot:
         hidden_unreadable=3,
         ooms=OOMS,
         pods=(PodLabels("ml", "train-0", (("team", "vision"),)),),
+        kv_caches={101: builders.KV_CACHE._replace(pid=101)},
     )
 
 

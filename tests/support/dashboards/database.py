@@ -199,21 +199,23 @@ def _request(parts: Iterable[tuple[bytes, Sequence[tuple[float, bytes]]]], ahead
 
 def send(samples: Samples, engine: Engine, ahead: float = 0.0) -> None:
     """Write all samples, some minutes of all series after the other, shifted by some seconds."""
-    span = 600.0
+    span = 3000.0  # Prometheus takes what is up to an hour older than its newest sample
     begin = min(values[0][0] for values in samples.points.values())
     left = [(_encode_series(labels), values, 0) for labels, values in samples.points.items()]
     while begin <= NOW:
         part, rest = [], []
-        slices: dict[tuple[int, int], Sequence[tuple[float, bytes]]] = {}
+        slices: dict[
+            tuple[int, int], Sequence[tuple[float, bytes]]
+        ] = {}  # copies of a node share their samples
         for series, values, first in left:
-            end = bisect_left(values, begin + span, lo=first, key=itemgetter(0))
-            if end > first:
-                own = id(values), first
-                if own not in slices:
-                    slices[own] = values[first:end]
-                part.append((series, slices[own]))
-            if end < len(values):
-                rest.append((series, values, end))
+            if (id(values), first) not in slices:
+                end = bisect_left(values, begin + span, lo=first, key=itemgetter(0))
+                slices[id(values), first] = values[first:end]
+            now = slices[id(values), first]
+            if now:
+                part.append((series, now))
+            if first + len(now) < len(values):
+                rest.append((series, values, first + len(now)))
         left = rest
         request = urllib.request.Request(  # noqa: S310 loopback
             f"{engine.url}/api/v1/write",

@@ -13,15 +13,19 @@ FILES = sorted(HOME.glob("*.json"))
 
 Json = dict[str, Any]
 
+PIXELS = 1440
+"""The width of a page: Grafana asks for as many points where a panel does not say how many."""
+
 
 class PanelQuery(NamedTuple):
-    """One query: its dashboard, its panel, and its text."""
+    """One query: its dashboard, its panel, its text, and how many points its panel asks for."""
 
     dashboard: str
     panel: str
     ref: str
     expr: str
     instant: bool
+    points: int
 
 
 def load_dashboards() -> dict[str, Json]:
@@ -42,11 +46,17 @@ def queries(dashboard: Json) -> Iterator[PanelQuery]:
     """Yield the queries of panels and annotations."""
     for panel in panels(dashboard):
         for target in panel["targets"]:
+            points = panel.get("maxDataPoints", PIXELS)
             yield PanelQuery(
-                dashboard["uid"], panel["title"], target["refId"], target["expr"], target["instant"]
+                dashboard["uid"],
+                panel["title"],
+                target["refId"],
+                target["expr"],
+                target["instant"],
+                points,
             )
     for each in dashboard["annotations"]["list"]:
-        yield PanelQuery(dashboard["uid"], f"annotation: {each['name']}", "A", each["expr"], False)
+        yield PanelQuery(dashboard["uid"], f"annotation: {each['name']}", "A", each["expr"], False, PIXELS)
 
 
 def all_queries() -> list[PanelQuery]:

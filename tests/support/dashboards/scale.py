@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from tests.support.dashboards.database import STALE, Samples, ask
@@ -13,8 +14,10 @@ from tests.support.dashboards.files import PanelQuery, all_queries, load_dashboa
 from tests.support.dashboards.nodes import HOURS, NOW
 from tests.support.fleet.engines import Engine
 
-POINTS = 1440
-"""Points of a graph that is as wide as the page."""
+INTERVALS = (15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+"""Seconds between two points of a graph, as Grafana rounds them."""
+FULL = 3600.0
+"""Seconds before now of which all series are copied, with all samples: current figures look back."""
 
 
 class QueryDuration(NamedTuple):
@@ -34,36 +37,48 @@ class QueryDuration(NamedTuple):
 def copy_nodes(samples: Samples, copies: int, hours: float, every: float, processes: int = 1) -> Samples:
     """Return copies of every node, each with its own name, UUIDs and owners, their hours repeated up to now.
 
-    Only the series that the dashboards ask for are copied.
+    Only the series that the dashboards ask for are copied. A dashboard about one node asks for the past of
+    that node alone, so only the first copies have the past of what no other dashboard draws.
 
     Args:
         samples: some hours of the nodes.
         copies: how many of each node.
         hours: how much history there is; the hours of the samples come again and again.
-        every: seconds from one sample of a series to the next.
+        every: seconds from one sample of a series to the next, but for the last hour.
         processes: how many of each process.
     """
     many = Samples()
     span = HOURS * 3600
-    asked = "\n".join(each.expr for each in all_queries())
-    asked_for = {name for name in _names(samples) if re.search(rf"(?<![\w:]){name}(?![\w:])", asked)}
+    asked_for = _names_in(all_queries(), samples)
+    past = [each for each in all_queries() if not each.instant or "$__range" in each.expr]
+    past_of_all = _names_in((each for each in past if each.dashboard not in ONE_NODE), samples)
     for labels, values in samples.points.items():
-        if dict(labels)["__name__"] not in asked_for:
-            continue
-        thinned = _thinned(values, every)
-        times = range(max(1, round(hours / HOURS)) - 1, -1, -1)
-        repeated = [(at - back * span, value) for back in times for at, value in thinned]
         own = dict(labels)
+        if own["__name__"] not in asked_for:
+            continue
+        thinned, newest = _thinned(values, every), [each for each in values if each[0] > NOW - FULL]
+        times = range(max(1, round(hours / HOURS)) - 1, -1, -1)
+        repeated = [
+            each
+            for each in ((at - back * span, value) for back in times for at, value in thinned)
+            if each[0] <= NOW - FULL
+        ]
         for copy in range(copies if "instance" in own else 1):
+            drawn = own["__name__"] in past_of_all or copy == 0
+            points = repeated + newest if drawn else newest
             names = {name: f"{own[name]}-{copy}" for name in ("instance", "uuid", "owner") if name in own}
             for process in range(processes if "pid" in own else 1):
                 pid = {"pid": f"{own['pid']}{process or ''}"} if "pid" in own else {}
-                many.points[tuple(sorted((own | names | pid).items()))] = repeated
+                if points:
+                    many.points[tuple(sorted((own | names | pid).items()))] = points
     return many
 
 
-def _names(samples: Samples) -> set[str]:
-    return {dict(labels)["__name__"] for labels in samples.points}
+def _names_in(queries: Iterable[PanelQuery], samples: Samples) -> set[str]:
+    """Return the names of those series that the queries ask for."""
+    asked = "\n".join(each.expr for each in queries)
+    names = {dict(labels)["__name__"] for labels in samples.points}
+    return {name for name in names if re.search(rf"(?<![\w:]){name}(?![\w:])", asked)}
 
 
 def _thinned(values: list[tuple[float, bytes]], every: float) -> list[tuple[float, bytes]]:
@@ -77,16 +92,27 @@ def _thinned(values: list[tuple[float, bytes]], every: float) -> list[tuple[floa
     return kept
 
 
-def query_durations(engine: Engine, hours: float, ahead: float) -> list[QueryDuration]:
+def query_durations(engine: Engine, hours: float, every: float, ahead: float) -> list[QueryDuration]:
     """Return what each query took, the slowest first: over the time range, All where it can be chosen."""
-    return sorted((_duration(engine, asked, hours, ahead) for asked in all_queries()), reverse=True)
+    return sorted((_duration(engine, asked, hours, every, ahead) for asked in all_queries()), reverse=True)
 
 
-def _duration(engine: Engine, asked: PanelQuery, hours: float, ahead: float) -> QueryDuration:
+def interval(span: float, points: int) -> int:
+    """Return the seconds between two points for which Grafana asks: at least the first of the intervals."""
+    wanted = span / points
+    return next(
+        (low for low, high in pairwise(INTERVALS) if wanted < (low + high) / 2),
+        INTERVALS[-1],
+    )
+
+
+def _duration(engine: Engine, asked: PanelQuery, hours: float, every: float, ahead: float) -> QueryDuration:
     span = hours * 3600
-    times = {"__range": f"{span:.0f}s", "__range_s": f"{span:.0f}", "__interval": f"{span / POINTS:.0f}s"}
-    rated = {"__rate_interval": f"{max(240, 4 * span / POINTS):.0f}s"}
-    device = ask(engine, "vramledger_device_info", instant=True, span=0, ahead=ahead)[0]["metric"]
+    step = interval(span, asked.points)
+    times = {"__range": f"{span:.0f}s", "__range_s": f"{span:.0f}", "__interval": f"{step}s"}
+    rated = {"__rate_interval": f"{max(step + every, 4 * every):.0f}s"}
+    devices = ask(engine, 'vramledger_device_info{instance=~".+-0"}', instant=True, span=0, ahead=ahead)
+    device = devices[0]["metric"]
     place = f'vramledger_process_memory_bytes{{pid!="other", instance="{device["instance"]}"}}'
     holders = ask(engine, place, instant=True, span=0, ahead=ahead)
     chosen = {**times, **rated}
@@ -99,7 +125,7 @@ def _duration(engine: Engine, asked: PanelQuery, hours: float, ahead: float) -> 
     if asked.instant:
         answer = engine.get("/api/v1/query", query=expr, time=str(now))
     else:
-        graph = {"start": str(now - span), "end": str(now), "step": str(max(15, span / POINTS))}
+        graph = {"start": str(now - span), "end": str(now), "step": str(step)}
         answer = engine.get("/api/v1/query_range", query=expr, **graph)
     assert answer is not None, f"refused: {expr}"
     found = answer["data"]["result"]
@@ -133,13 +159,13 @@ ONE_NODE = ("vramledger-node", "vramledger-device", "vramledger-process")
 """Dashboards that are about one node."""
 
 
-def report(engine: Engine, hours: float, ahead: float) -> Iterator[str]:
+def report(engine: Engine, hours: float, every: float, ahead: float) -> Iterator[str]:
     """Yield the fleet's size, the slowest queries, and what a load of each dashboard takes, as lines."""
     gpus, holders = (
         ask(engine, f"count({metric})", instant=True, span=0, ahead=ahead)[0]["value"][1]
         for metric in ("vramledger_device_up", "vramledger_process_memory_bytes")
     )
-    found, later = query_durations(engine, hours, ahead), _opened_later()
+    found, later = query_durations(engine, hours, every, ahead), _opened_later()
     yield f"{gpus} GPUs, {holders} holders, {hours:.0f} h; each query as its panel asks it:"
     for each in found[:8]:
         yield f"{_figures([each])}  {each.dashboard}: {each.panel} {each.ref}"

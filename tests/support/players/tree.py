@@ -22,9 +22,9 @@ class Cast:
     """Who plays in a tree.
 
     Attributes:
-        holders: the processes that play GPU holder.
-        launcher: who started them, None when it is not part of the play (gone already, or it stays).
-        end: what takes the launcher away; it is killed unless told otherwise.
+        holders: the processes that act as GPU holders.
+        launcher: the process that started them; None when the test does not end it (it has ended, or stays).
+        end: ends the launcher; None for a kill.
     """
 
     holders: Sequence[Player]

@@ -155,7 +155,7 @@ def gpus() -> list[str]:
 
 
 async def choose(home: Path, uuids: list[str]) -> int:
-    """Say for every way whether its figures are on the right GPU; return how many are not."""
+    """Print whether each way to choose a GPU has its figures on the right one; return how many have not."""
     tracker, last, wrong = HoldingTracker(idle_after=60.0), Snapshot(), 0
     ways = choices(*uuids[:2])
     async with listener(home) as (heard, socket):

@@ -261,12 +261,12 @@ def test_the_table_and_the_evidence() -> None:
     """``show`` names an unused reservation and an unreserved holder, ``--why`` the scheduler's part."""
     text = render_table(sampled(USER, KUBELET))
 
-    assert "reserved: for pod ml/train-0, which HOLDS NOTHING here" in text
+    assert "reservation: for pod ml/train-0, which HOLDS NOTHING here" in text
     assert "UNRESERVED: pid 7 holds memory without a reservation; kubelet assigns this GPU" in text
     assert "which holds memory here" in render_table(sampled(POD, KUBELET))
     why = "\n".join(evidence_lines(sampled(USER, KUBELET), 7))
-    assert "reserved     by kubelet for pod ml/train-0; its owner is NOT among them" in why
-    assert "reserved  " not in "\n".join(evidence_lines(sampled(USER), 7))
+    assert "reservation  by kubelet for pod ml/train-0; its owner is NOT among them" in why
+    assert "reservation  " not in "\n".join(evidence_lines(sampled(USER), 7))
 
 
 def test_check_names_a_tenant_without_a_reservation() -> None:

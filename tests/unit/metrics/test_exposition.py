@@ -23,7 +23,17 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from tests.support.builders import HARDWARE, SOCKET, crowd, device, failed, holding, process, snapshot
+from tests.support.builders import (
+    HARDWARE,
+    KV_CACHE,
+    SOCKET,
+    crowd,
+    device,
+    failed,
+    holding,
+    process,
+    snapshot,
+)
 from tests.support.requirements import require_tool
 from vramledger.accounting.owner_usage import Charge, DeviceUsage
 from vramledger.config import COLLECTORS, OWNERS_MAX, Config
@@ -304,7 +314,7 @@ def test_a_collector_gives_its_own_families(collector: str) -> None:
         replace(one, reservation_status=ReservationStatus((), (), ("slurm",))) for one in shot.devices
     )
     pods = (PodLabels("ml", "train-0", (("team", "vision"),)),)
-    rich = replace(shot, devices=devices, agent_socket=SOCKET, pods=pods)
+    rich = replace(shot, devices=devices, agent_socket=SOCKET, pods=pods, kv_caches={101: KV_CACHE})
     page = render(rich, ScrapeRequest(frozenset({collector})))
 
     names = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]

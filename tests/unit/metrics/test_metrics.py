@@ -158,6 +158,7 @@ def test_every_family_can_be_served() -> None:
         agent_socket=SOCKET,
         ooms=OOMS,
         pods=(LABELLED,),
+        kv_caches={101: builders.KV_CACHE},
     )
     names = {f"vramledger_{name}" for name in served(shot)}
 

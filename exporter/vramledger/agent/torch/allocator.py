@@ -1,7 +1,7 @@
 """Read PyTorch's caching allocator: its counters by device, its blocks, and whether they leak.
 
-It calls only what reads memory of the process: the raw nested counters, and at most every half minute a
-snapshot without traces, for the largest free block. The counters take 10.6 microseconds on an H200; to
+It calls only functions that never call the GPU: the allocator's own counters, and at most every 30 seconds a
+snapshot without stacks, for the largest free block. The counters take 10.6 microseconds on an H200; to
 flatten them as ``torch.cuda.memory_stats`` does takes 65.
 """
 

@@ -1,7 +1,7 @@
 """Tell a leak from memory that rises and falls: does the minimum of the allocated bytes still grow?
 
-A training step's memory rises and falls, and its minimum stays the same. A leak raises this minimum. So we
-compare the minima of the quarters of the time that we have seen.
+Without a leak, memory rises and falls within each training step, and its minimum stays the same. A leak
+raises this minimum. So we compare the minima of the quarters of the time that we have seen.
 """
 
 from __future__ import annotations

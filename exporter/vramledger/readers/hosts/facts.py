@@ -16,13 +16,12 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 
 from vramledger.model.reading import Owner, ParentFacts, ProcessFacts, ProcessRow
 from vramledger.readers.hosts.distributed_rank import find_rank
 from vramledger.readers.hosts.libraries import MAPS_CAP, find_libraries, find_settings
-from vramledger.readers.hosts.notebooks import find_notebook
+from vramledger.readers.hosts.notebooks import find_kernel_name, find_notebook
 from vramledger.readers.hosts.program_names import clean, program_name, worker_evidence
 from vramledger.readers.hosts.stat import READ_ONLY, parse_comm, parse_stat, read_row, read_stat
 from vramledger.readers.owners.cgroups import hierarchy_paths
@@ -45,9 +44,11 @@ WORKER_VARIABLES = (
 slurmstepd is like a service manager."""
 
 _KERNEL_PARENT = b"JPY_PARENT_PID"
-_KERNEL_FILE = re.compile(r"(.*/)?kernel-[^/]+\.json")
-"""The argument that a Jupyter server passes to its kernels; a kernel's own children inherit the variable
-above, but not this argument."""
+"""A Jupyter server sets this variable for its kernels. A kernel's own children inherit it, but not the
+connection file in its arguments."""
+
+_ANCESTORS_MAX = 8
+"""How many ancestors are asked for a notebook: a worker may be below a script, a launcher and a shell."""
 
 _SERVICE_MARK = b"\0SYSTEMD_EXEC_PID="
 """systemd 248 and later sets this variable to the pid of the service's main process."""
@@ -127,7 +128,7 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
     may_be_service_main = _SERVICE_MARK not in environment and _may_lead_service(row, facts)
     settings = find_settings(environment)
     rank = find_rank(environment, os.uname().nodename)
-    path = find_notebook(argv, environment)
+    path = find_notebook(argv, environment) or _find_notebook_above(root, row, facts.uid)
     served = b"\0" + _KERNEL_PARENT + b"=" in environment
     del environment
     before = len(denied)
@@ -197,9 +198,30 @@ def _worker_variables(environment: bytes) -> tuple[str, ...]:
 
 
 def _kernel_evidence(argv: list[str], *, served: bool) -> tuple[str, ...]:
-    """Return the sign of a kernel that a Jupyter server has started: its connection file."""
-    files = (value for option, value in pairwise(argv) if option == "-f")
-    return ("jupyter",) if served and any(map(_KERNEL_FILE.fullmatch, files)) else ()
+    """Return the sign of a kernel that a Jupyter server has started: a connection file ``kernel-ID.json``."""
+    return ("jupyter",) if served and find_kernel_name(argv).startswith("kernel-") else ()
+
+
+def _find_notebook_above(root: str, row: ProcessRow, uid: int | None) -> str:
+    """Return the notebook of the nearest ancestor that has one; empty if none has.
+
+    A kernel of VS Code has its name in its arguments alone, so what it starts does not inherit it. Another
+    user's process is not asked, nor what is above it: a user must not name the notebook of another one.
+    """
+    for _ in range(_ANCESTORS_MAX):
+        above = read_row(root, row.ppid) if row.ppid else None
+        if above is None or above.start > row.start or uid is None:
+            return ""
+        directory = f"{root}/{above.pid}"
+        status = status_fields(read_file(f"{directory}/status", FILE_CAP, []))
+        if next(iter(_parse_numbers(status.get(b"Uid", b""))), None) != uid:
+            return ""
+        argv = split_arguments(read_file(f"{directory}/cmdline", FILE_CAP, []))
+        environment = b"\0" + read_file(f"{directory}/environ", ENVIRON_CAP, [])
+        if notebook := find_notebook(argv, environment):
+            return notebook
+        row = above
+    return ""
 
 
 def split_arguments(data: bytes) -> list[str]:

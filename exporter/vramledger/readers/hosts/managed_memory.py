@@ -73,7 +73,7 @@ class ManagedMemoryReader:
     def update(
         self, devices: Iterable[DeviceReading], rows: Iterable[ProcessRow], timeout: float
     ) -> tuple[ManagedMappings, ...]:
-        """Request what is due, wait at most ``timeout`` seconds for it, and return what is known now.
+        """Request what is due, wait ``timeout`` seconds for answers at most, and return what is known.
 
         Empty while no device has uncharged bytes beyond those of the contexts: then nothing is read.
         """

@@ -112,7 +112,7 @@ class DeviceReader:
 
     @property
     def identity(self) -> DeviceReading:
-        """The GPU as far as it is known, without data."""
+        """The GPU's identity as far as it is known, without measured values."""
         known = self._identity_fields
         return DeviceReading(self.index, known.uuid, known.name, known.pci_bus_id, known.minor)
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from vramledger.model.reading import ProcessFacts, ProcessRow
+from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
 from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import ended
@@ -109,7 +109,7 @@ class OwnerReader:
         identity = (resolution.facts.pid, resolution.facts.start)
         known = self._holders.get(identity)
         newest = requested.get(identity) or (known.facts if known is not None else resolution.facts)
-        facts = replace(newest, owner=resolution.resolved.owner)
+        facts = replace(newest, owner=_keep_notebook(resolution.resolved.owner, known))
         if known is not None and known.watched is not None and not _can_end(resolution.resolved):
             # Version 1 of cgroups shows a zombie at the root: it still belongs to the job that it was in.
             facts = replace(facts, owner=known.facts.owner, cgroup=known.facts.cgroup)
@@ -143,6 +143,14 @@ class OwnerReader:
             self._files, watched, self._host.cgroup, partial(running_steps, self._host)
         )
         return _OwnerCheck({(pid, starts[pid]): why for pid, why in evidence.items()}, resolutions)
+
+
+def _keep_notebook(owner: Owner | None, known: _Holder | None) -> Owner | None:
+    """Return an owner with the notebook that was known before: once a kernel has ended, nobody names it."""
+    before = known.facts.owner if known is not None else None
+    if owner is None or before is None or owner.notebook:
+        return owner
+    return owner._replace(notebook=before.notebook)
 
 
 def _can_end(resolved: ResolvedOwner) -> bool:

@@ -40,7 +40,7 @@ class ResolvedOwner(NamedTuple):
 
 
 def resolve_from_facts(facts: ProcessFacts) -> ResolvedOwner:
-    """Return what the process' facts alone show; no file is read."""
+    """Return the owner as far as the facts of the process show it; no file is read."""
     place = parse_cgroup(facts.cgroup or ())
     return ResolvedOwner(
         place,

@@ -100,7 +100,7 @@ class AccessControl:
         self._permission_callbacks.append(callback)
 
     def on_clients_changed(self, callback: Callable[[], None]) -> None:
-        """Register a function to call when other certificates may connect than those that did."""
+        """Register a function to call when the set of certificates that may connect has changed."""
         self._client_callbacks.append(callback)
 
     def close(self) -> None:

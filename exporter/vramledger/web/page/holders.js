@@ -240,6 +240,7 @@ class Line {
       ["GPU use", row.sm_utilization === null ? "no sample for it" : percent(row.sm_utilization)],
       ["Memory", `${bytes(row.held)} now, ${bytes(row.peak)} at most${row.uncharged ? " by NVML" : ""}${row.growth?.bytes ? `, ${change(row.growth.bytes)} in ${span(row.growth.seconds)}` : ""}`],
       ...(row.uncharged ? [["Uncharged", `${row.uncharged.why} (${row.uncharged.grade})`]] : []),
+      ...(row.kv_cache ? [["KV cache", cache(row.kv_cache)]] : []),
       ...inside(row),
       ["Framework", known(row.framework) ? `${row.framework}, policy ${known(row.policy) || "not known"}: ${row.policy_why ?? ""}` : row.policy_why ?? "not known"],
       ["Process", `pid ${row.pid}, ${row.command || "unknown program"}${row.started === null ? "" : `, started ${moment(row.started)}`}`],
@@ -252,6 +253,14 @@ class Line {
 }
 
 const CAUSES = { too_big: "it was too big", fragmented: "the memory is in pieces", hoarded: "other processes hold the memory", leaking: "the memory that the program uses grows" };
+
+/** What the holder's own vLLM server says of its KV cache. */
+function cache(told) {
+  const size = told.memory === null ? "size not known" : `${bytes(told.memory)} of what it holds`;
+  const tokens = told.tokens === null ? "" : `, ${told.tokens.toLocaleString("en")} tokens`;
+  const used = told.usage === null ? "use not known" : `${percent(told.usage)} in use by requests`;
+  return `${size}${tokens}, ${used}; its vLLM server says so`;
+}
 
 /** Bytes that the frameworks' programs use now; null where the agent does not report all of them. */
 function inUse(row) {

@@ -49,7 +49,7 @@ export class Summary {
     if (!ledgers.length) return;
     const sum = (name) => ledgers.reduce((whole, memory) => whole + (part(memory, name) ?? 0), 0);
     const total = sum("total");
-    const wasted = sum("wasted") + sum("unattributed");
+    const wasted = sum("wasted");
     this.line.set(`${bytes(sum("used"))} of ${bytes(total)} used on ${count(ledgers.length, "device")}`);
     this.waste.set(wasted ? `${bytes(wasted)} (${percent(wasted / total)}) held without work` : "nothing held without work");
     this.bar.show(sum, total);

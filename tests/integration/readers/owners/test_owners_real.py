@@ -107,6 +107,54 @@ def test_a_kernel_is_its_notebooks(stage: Stage) -> None:
     assert owner.notebook == f"kernel-{KERNEL}"
 
 
+VS_CODE = f"kernel-v3{'0f' * 20}"
+
+
+def notebook_of(pid: int) -> str:
+    """Return the notebook of a real process."""
+    owners, host, _ = fresh()
+    _, owner = asked(owners, host, pid)
+    assert owner is not None
+    return owner.notebook
+
+
+def test_what_a_kernel_of_vs_code_starts_is_its_notebooks(stage: Stage) -> None:
+    """A kernel's workers and programs have the kernel's name, also without a variable, below a shell."""
+    without = ["env", "--unset=JPY_SESSION_NAME", "--unset=JPY_PARENT_PID"]
+    words = [f'--f="/home/ada/my files/{VS_CODE}.json"']
+    kernel = stage.start(words=words, wrapper=without)
+    script = kernel.start(wrapper=["env", "-i"], session=True)
+    (spawned,) = kernel.fork_workers("spawn", 1)
+    rank = script.start()
+
+    assert [notebook_of(each.pid) for each in (kernel, script, spawned, rank)] == [VS_CODE] * 4
+    assert notebook_of(os.getpid()) == ""
+
+
+def test_another_users_process_takes_no_notebook_from_its_ancestors(stage: Stage) -> None:
+    """A program of another user below a kernel is not in that kernel's notebook."""
+    requirements.require_root()
+    kernel = stage.start(words=["-f", f"/run/{VS_CODE}.json"])
+    others = kernel.start(("be_user", 65534))
+
+    assert notebook_of(kernel.pid) == VS_CODE
+    assert notebook_of(others.pid) == ""
+
+
+def test_a_notebook_is_kept_when_its_kernel_has_ended(stage: Stage) -> None:
+    """A program that outlives its kernel keeps the notebook that it was started from."""
+    kernel = stage.start(words=["-f", f"/run/{VS_CODE}.json"])
+    survivor = kernel.start(session=True)
+    owners, host, _ = fresh()
+    asked(owners, host, survivor.pid)
+    kernel.end()
+    wait_until(lambda: getattr(host.row(survivor.pid), "ppid", kernel.pid) != kernel.pid, "another parent")
+    _, owner = asked(owners, host, survivor.pid)
+
+    assert owner is not None
+    assert owner.notebook == VS_CODE
+
+
 def test_a_service_by_its_cgroup(stage: Stage) -> None:
     """A process in a cgroup as systemd makes it for a service belongs to that unit."""
     name = f"vramledger-test-{os.getpid()}.service"

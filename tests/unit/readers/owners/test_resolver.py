@@ -303,6 +303,22 @@ ID = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
             f"kernel-v3{ID}",
         ),
         (f"python -m ipykernel_launcher -f kernel-{ID}.json", "/home/ada/", f"kernel-{ID}"),
+        (
+            'python -m ipykernel_launcher --f="/a\N{NO-BREAK SPACE}b/kernel-v3a0f.json"',
+            None,
+            "kernel-v3a0f",
+        ),
+        ("python -m ipykernel_launcher --f=/tmp/tmp-52030HdOn7IrfdSaA.json", None, "tmp-52030HdOn7IrfdSaA"),
+        ("python -m ipykernel_launcher -f /tmp/tmpq3x_8k1a.json", None, "tmpq3x_8k1a"),
+        ("python -m ipykernel_launcher --HistoryManager.enabled=False -f /tmp/tmpa.json", None, "tmpa"),
+        (f"python3 -m colab_kernel_launcher -f /r/kernel-{ID}.json", None, f"kernel-{ID}"),
+        ("python /databricks/scripts/db_ipykernel_launcher.py -f /d/connection.json", None, "connection"),
+        (f"R --slave -e IRkernel::main() --args /r/kernel-{ID}.json", None, f"kernel-{ID}"),
+        (f"julia -i /j/packages/IJulia/6TIq1/src/kernel.jl /r/kernel-{ID}.json", None, f"kernel-{ID}"),
+        ("./cuda_kernel_launcher -f sizes.json", None, ""),
+        ("python train.py --f=config.json ipykernel_launcher", None, ""),
+        ("python -m ipykernel_launcher -f", None, ""),
+        (f"python train.py -flags=kernel-{ID}.json", None, ""),
         ("python train.py", NOTEBOOK, NOTEBOOK),
         ("python train.py -f config.json", None, ""),
         (f"tail kernel-{ID}.json", None, ""),
@@ -315,7 +331,7 @@ def test_a_kernels_notebook(argv: str, variable: str | None, name: str) -> None:
     environment = b"\0HOME=/home/ada\0NOT_JPY_SESSION_NAME=x"
     if variable is not None:
         environment += b"\0JPY_SESSION_NAME=" + variable.encode()
-    assert find_notebook(argv.split(), environment + b"\0HF_TOKEN=secret\0") == name
+    assert find_notebook(argv.split(" "), environment + b"\0HF_TOKEN=secret\0") == name
 
 
 @settings(max_examples=500)

@@ -1,0 +1,1 @@
+"""Tests of vramledger.readers.vllm that need no process."""
