@@ -117,6 +117,7 @@ class MemoryReader:
         self._system = system
         self._version_2 = True
         self._worked = False
+        self._unified = False
         self._placements: dict[str, _Placement] = {}
         self._due: set[str] = set()
         self._has_bar1: bool | None = None
@@ -146,7 +147,11 @@ class MemoryReader:
         memory = query(self._nvml, self._query, handle, "memory", errors)
         failed += errors
         host = self._system.host() if not errors and self._may_be_unified(gpu, failed) else None
+        if self._unified and self._system.host() is None:
+            failed.append("memory")
+            return DeviceMemory(None, addressing_mode=placement.addressing_mode)
         if host is not None and (memory is None or memory.total in (0, host.total)):
+            self._unified = True
             return DeviceMemory(_of_host(host), UNIFIED, addressing_mode=placement.addressing_mode)
         if memory is not None and memory.total == 0:
             memory = None
@@ -179,13 +184,10 @@ class MemoryReader:
             return reading  # the driver of some Jetsons; its other figures say nothing
         if not 0 < memory.total <= MAX_BYTES or memory.total < max(memory.free, memory.used, reserved or 0):
             raise self._nvml.NVMLError(UNKNOWN)
-        if reading.total != self._host_total():
+        host = None if self._worked else self._system.host()
+        if host is not None and reading.total != host.total:
             self._worked = True
         return reading
-
-    def _host_total(self) -> int | None:
-        host = self._system.host() if not self._worked else None
-        return None if host is None else host.total
 
     def _may_be_unified(self, gpu: NamedDevice, failed: list[str]) -> bool:
         """Tell whether a GPU may have no memory of its own.
@@ -214,7 +216,8 @@ class MemoryReader:
             found = self._placed(call_function(self._nvml, "nvmlDeviceGetNumaNodeId", device.handle))
         except self._nvml.NVMLError as error:
             raise_if_gone(error)
-            if error.value not in UNSUPPORTED:
+            told = known is not None and known.node is not None  # then it is supported
+            if told or error.value not in UNSUPPORTED:
                 failed.append("node")
                 return known or _Placement(coherent=possible)
             # A driver without the query may have nodes too: to see less never makes a harsher verdict.
