@@ -163,7 +163,7 @@ def test_a_total_that_is_not_the_gpus_is_not_believed(
 def test_unified_memory_outlives_a_host_that_does_not_tell(
     standin_here: StandIn, open_reader: Open, tmp_path: Path, total: int | None
 ) -> None:
-    """While the figures of the kernel are missing there is no ledger, which is a failure, and no other kind."""
+    """While the figures of the kernel are missing there is no ledger, which is a failure."""
     device = standin_here.device(0)
     device.be_unified(standin_here)
     if total is not None:
