@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,43 @@ def test_unified_memory_is_the_hosts() -> None:
     assert [each.memory for each in device.holdings] == [19_135 * MIB]
 
 
+def test_on_an_orin_holders_are_known_and_their_work_is_not() -> None:
+    """An Orin has a ledger over the host's memory; nobody there is idle, and nothing is wasted."""
+    snapshot = last("orin")
+    device = only(snapshot)
+    assert device.ledger is not None
+    assert device.ledger.operating_system == device.ledger.used - 12 * GIB - 600 * MIB
+    assert {each.pid: (each.state, each.working) for each in device.holdings} == {
+        2001: (State.ACTIVE, None),
+        2002: (State.ACTIVE, None),
+    }
+    assert status(snapshot) == [NOT_CLEAN]
+
+
+def test_on_an_orin_without_rights_nothing_is_blamed() -> None:
+    """Where nvmap's list is not readable, what is held is not called free, unattributed or leaked."""
+    snapshot = last("orin-unprivileged")
+    device = only(snapshot)
+    assert device.ledger is not None
+    assert device.ledger.states[State.UNKNOWN] == device.ledger.used
+    assert (device.ledger.unattributed, device.ledger.operating_system, device.holdings) == (0, None, ())
+    assert status(snapshot) == [CANNOT_TELL]
+
+
+@pytest.mark.parametrize(("failed", "unknown"), [((), 4 * GIB + 9 * MIB), (("processes",), None)])
+def test_a_vgpu_without_a_list_of_processes_blames_nobody(
+    failed: tuple[str, ...], unknown: int | None
+) -> None:
+    """Where the driver has no list, all used bytes are unknown; where its list fails, there is no ledger."""
+    (vgpu,) = (machine for machine in MACHINES if machine.name == "vgpu")
+    (reading, *_) = vgpu.readings()
+    (gpu,) = reading.devices
+    silent = replace(reading, devices=(replace(gpu, processes=None, failed=failed),), rows=(), facts=())
+    ledger = only(HoldingTracker(idle_after=6).update(silent)).ledger
+    assert (ledger and ledger.states[State.UNKNOWN]) == unknown
+    assert ledger is None or ledger.unattributed == 0
+
+
 def test_an_instance_has_counters_of_its_own() -> None:
     """Idleness on an instance is proven by its GPM counters; where they do not move, it is not."""
     snapshot = last("mig")
@@ -164,3 +202,12 @@ def test_on_a_vgpu_idleness_is_inferred() -> None:
     """Without GPM the driver's own rates are all that is known: no idleness there is proven."""
     (holding,) = only(last("vgpu")).holdings
     assert holding.grade is Grade.INFERRED
+
+
+def test_in_a_confidential_machine_idleness_is_not_proven() -> None:
+    """Counters that are hidden prove nothing: only the driver's own rates are left."""
+    device = only(last("confidential"))
+    (holding,) = device.holdings
+    assert (device.reading.confidential, holding.grade) == ("on", Grade.INFERRED)
+    assert device.ledger is not None
+    assert device.ledger.unattributed == 9 * MIB

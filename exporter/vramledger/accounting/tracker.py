@@ -375,6 +375,9 @@ class HoldingTracker:
             everybody = [each for held_there in lists for each in held_there or ()]
             ledger = uncharged.ledger if uncharged.key == device.uuid else None
             ledger = ledger or _balanced(device, everybody, blind=blind, undivided=uncharged.undivided)
+        elif len(sharers) == 1 and "processes" not in device.failed:
+            # The driver has no list here: who holds the used bytes is unknown.
+            ledger = _balanced(device, (), blind=True)
         if ledger is not None:
             used_peak = self._devices.record_used(device.uuid, sample.monotonic, ledger.used)
         hidden = hidden_on(device, sample.reading.hidden if sample.reading.host_pid_namespace else None)

@@ -409,6 +409,8 @@ class DeviceReading:
         addressing_mode: ``none``, ``hmm`` or ``ats``: how the device reaches the memory of programs; None if
             the driver does not report it.
         virtualization: ``none``, ``passthrough``, ``vgpu``, ``host_vgpu``, ``host_vsga``; None if not known.
+        confidential: ``off``, ``on`` or ``devtools``: confidential computing; None if not known. If it is
+            ``on``, the counters of ``activity`` are hidden.
         limits: what the cgroups of holders may take, as last read; None when nothing limits memory by cgroup.
         partition: what we ourselves may take of it by our cgroup; then NVML shows us no more than that.
         processes: the holders of memory; None when the query failed, empty when there are none.
@@ -445,6 +447,7 @@ class DeviceReading:
     node: NodeMemory | None = None
     addressing_mode: str | None = None
     virtualization: str | None = None
+    confidential: str | None = None
     limits: tuple[CgroupLimit, ...] | None = None
     partition: int | None = None
     processes: tuple[ProcessEntry, ...] | None = None

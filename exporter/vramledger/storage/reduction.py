@@ -42,7 +42,7 @@ _SETTING = re.compile(r"[-+.\w:=,]{0,64}", re.ASCII)
 _DEVICE_FIELDS = (
     *("index", "uuid", "name", "pci_bus_id", "minor", "parent", "mig_profile", "gpu_instance"),
     *("compute_instance", "mig_placement", "divided", "error", "memory", "memory_kind", "node"),
-    *("addressing_mode", "virtualization", "limits", "partition", "processes", "failed"),
+    *("addressing_mode", "virtualization", "confidential", "limits", "partition", "processes", "failed"),
 )
 
 _READING_FIELDS = (

@@ -176,6 +176,8 @@ class StateLayout(_Layout):
         ("device_count", c_uint32),
         ("cuda_version", c_uint32),
         ("driver_version", c_char * 96),
+        ("confidential", c_uint32),
+        ("developer_tools", c_uint32),
         ("event_count", c_uint64),
         ("chaos", ChaosLayout),
         ("events", EventLayout * MAX_EVENTS),

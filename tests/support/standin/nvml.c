@@ -287,6 +287,15 @@ API nvmlSystemGetCudaDriverVersion_v2(int *version) {
     return SUCCESS;
 }
 
+API nvmlSystemGetConfComputeState(unsigned *answer) {
+    SYSTEM(nvmlSystemGetConfComputeState);
+    answer[0] = 2 * state->confidential; /* the environment: production */
+    answer[1] = state->confidential;
+    answer[2] = state->developer_tools;
+    spoil(answer, 3 * sizeof *answer);
+    return SUCCESS;
+}
+
 /* ---- devices and their identity ---- */
 
 API nvmlDeviceGetCount_v2(unsigned *count) {

@@ -30,6 +30,7 @@
     X(nvmlSystemGetNVMLVersion)               \
     X(nvmlSystemGetCudaDriverVersion)         \
     X(nvmlSystemGetCudaDriverVersion_v2)      \
+    X(nvmlSystemGetConfComputeState)          \
     X(nvmlDeviceGetCount_v2)                  \
     X(nvmlDeviceGetHandleByIndex_v2)          \
     X(nvmlDeviceGetHandleByUUID)              \
@@ -202,6 +203,7 @@ struct state {
     uint32_t driver_epoch; /* a reload: who initialised in another epoch is uninitialised */
     uint32_t device_count, cuda_version;
     char driver_version[96];
+    uint32_t confidential, developer_tools; /* confidential computing: whether it is on, and for developers */
     uint64_t event_count; /* ever written; event n is at n % MAX_EVENTS */
     struct chaos chaos;
     struct event events[MAX_EVENTS];

@@ -164,6 +164,19 @@ def _unified(_second: int) -> tuple[DeviceReading, ...]:
     return (replace(gpu, memory_kind="unified", addressing_mode="ats", activity=None),)
 
 
+def _orin(_second: int) -> tuple[DeviceReading, ...]:
+    """Have two holders that nvmap names on a Jetson AGX Orin, whose NVML says nothing of work."""
+    total, available = 64_349_508 * 1024, 30 * GIB
+    memory = MemoryReading(total, available, total - available, None)
+    gpu = _device("Orin (nvgpu)", memory, (2001, 12 * GIB), (2002, 600 * MIB))
+    gpu = replace(gpu, memory_kind="unified", pci_bus_id=None)
+    return (replace(gpu, utilization=None, process_utilization=None, activity=None),)
+
+
+def _orin_unprivileged(second: int) -> tuple[DeviceReading, ...]:
+    return tuple(replace(each, processes=None) for each in _orin(second))
+
+
 def _instance(
     place: int,
     profile: str,
@@ -249,6 +262,13 @@ def _vgpu(_second: int) -> tuple[DeviceReading, ...]:
     return (replace(gpu, virtualization="vgpu", activity=None, process_utilization=None),)
 
 
+def _confidential(_second: int) -> tuple[DeviceReading, ...]:
+    total, reserved, used = 81_559 * MIB, 600 * MIB, 8 * GIB + 9 * MIB
+    memory = MemoryReading(total, total - reserved - used, used, reserved)
+    gpu = _device("NVIDIA H100 80GB HBM3", memory, (2001, 8 * GIB))
+    return (replace(gpu, virtualization="passthrough", confidential="on", activity=None),)
+
+
 MACHINES = (
     Machine(
         "wsl2",
@@ -271,6 +291,13 @@ MACHINES = (
         "1 x NVIDIA A40-20C (vGPU) in a virtual machine",
         "a part of a GPU without counters: nothing more is known of work than the driver's rates",
         _vgpu,
+        {2001: "idle"},
+    ),
+    Machine(
+        "confidential",
+        "1 x NVIDIA H100 in a confidential virtual machine",
+        "the performance counters are hidden, so idleness is not proven",
+        _confidential,
         {2001: "idle"},
     ),
     Machine(
@@ -309,6 +336,22 @@ MACHINES = (
         "a server on a GPU without memory of its own",
         _unified,
         {2001: "idle"},
+    ),
+    Machine(
+        "orin",
+        "1 x NVIDIA Jetson AGX Orin",
+        "nvmap names the holders, and nothing says whether they work",
+        _orin,
+        {2001: "active", 2002: "active"},
+        driver="540.4.0",
+    ),
+    Machine(
+        "orin-unprivileged",
+        "1 x NVIDIA Jetson AGX Orin",
+        "nvmap's list is not readable: the holders are not known",
+        _orin_unprivileged,
+        {},
+        driver="540.4.0",
     ),
 )
 

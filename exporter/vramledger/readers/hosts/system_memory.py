@@ -1,17 +1,25 @@
 """Read the memory that the operating system manages: the host's, and that of a GPU which is a NUMA node.
 
-The kernel answers all of it from counters, so no read can hang.
+On a Tegra with the nvgpu driver (Jetson Orin and older) also who holds memory of its GPU and its other
+engines: nvmap's list, from reports and the sources of the driver, not seen. The kernel answers all of it from
+counters, so no read can hang.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from vramledger.model.reading import NodeMemory
+from vramledger.model.reading import NodeMemory, ProcessEntry
 
 _KIB: Final = 1024
 _NODES: Final = "devices/system/node"
+_CLIENTS: Final = "sys/kernel/debug/nvmap/iovmm/clients"
+_CLIENT: Final = re.compile(r"\S.*\s(?P<pid>\d+)\s+(?P<size>\d+)K\s*", re.ASCII)
+"""A line of nvmap's list: the name of the client, the process, its pid and its KiB."""
+_MOST_CLIENTS: Final = 2**20
+_LAST_PID: Final = 2**22
 _KERNEL: Final = ("Slab", "KernelStack", "PageTables")
 
 
@@ -28,6 +36,7 @@ class SystemMemory:
     def __init__(self, procfs: str = "/proc", rootfs: Path = Path("/")) -> None:
         """Look below a proc file system, and at the nodes of the host's root, or at our own without them."""
         self._meminfo = Path(procfs, "meminfo")
+        self._clients = rootfs / _CLIENTS
         below = rootfs / "sys" / _NODES
         # A container may have the host's files without its mounts; the kernel shows its nodes everywhere.
         self._nodes = below if below.is_dir() else Path("/sys") / _NODES
@@ -52,6 +61,32 @@ class SystemMemory:
         # The counters are read one after the other, and shared memory is a part of the pages of files.
         shared = None if shared is None else min(shared, file)
         return NodeMemory(number, total, free, file, anonymous, kernel, shared)
+
+    def nvmap_clients(self) -> tuple[ProcessEntry, ...] | None:
+        """Return who has memory of nvmap, by pid; None where the list is missing, unreadable or garbage.
+
+        Only root may read it, and debugfs must be mounted. A client without a process (pid 0) is the
+        kernel's own.
+        """
+        try:
+            with self._clients.open("rb") as file:
+                text = file.read(_MOST_CLIENTS).decode(errors="replace")
+        except OSError:
+            return None
+        heading, *lines = text.splitlines() or [""]
+        if heading.split() != ["CLIENT", "PROCESS", "PID", "SIZE"]:
+            return None
+        held: dict[int, int] = {}
+        for line in lines:
+            if line.split()[:1] in ([], ["total"]):
+                continue
+            found = _CLIENT.fullmatch(line)
+            if found is None or int(found["pid"]) > _LAST_PID:
+                return None
+            pid = int(found["pid"])
+            held[pid] = held.get(pid, 0) + int(found["size"]) * _KIB
+        held.pop(0, None)
+        return tuple(ProcessEntry(pid, size, "C") for pid, size in sorted(held.items()))
 
     def has_processors(self, number: int) -> bool | None:
         """Tell whether a node has CPUs, which a GPU's node never has; None when not known."""

@@ -22,13 +22,20 @@ from vramledger.readers.nvml.hardware import (
     SLOW_INTERVAL,
     HardwareMetric,
 )
-from vramledger.readers.nvml.memory import MemoryReader, NamedDevice, read_virtualization
+from vramledger.readers.nvml.memory import (
+    MemoryReader,
+    NamedDevice,
+    is_integrated,
+    read_confidential,
+    read_virtualization,
+)
 from vramledger.readers.nvml.memory_limits import LimitReader, Limits
 from vramledger.readers.nvml.mig import MigInstance, read_instances
 from vramledger.readers.nvml.process_lists import ProcessList, merge_lists
 from vramledger.readers.nvml.return_codes import (
     GPU_IS_LOST,
     LOST,
+    NOT_SUPPORTED,
     UNKNOWN,
     Handle,
     Nvml,
@@ -84,10 +91,13 @@ class DeviceReader:
         self._device_log = DeviceUtilizationLog(nvml)
         self._activity = ActivityReader(nvml)
         self._instance_activity: dict[int, ActivityReader] = {}
-        self._memory = MemoryReader(nvml, system or SystemMemory())
+        self._system = system or SystemMemory()
+        self._memory = MemoryReader(nvml, self._system)
         self._limit_reader = LimitReader(nvml, cgroups or DeviceMemoryCgroups())
         self._limits = Limits()
         self._virtualization: str | None = None
+        self._confidential: str | None = None
+        self._counters_hidden = True  # until the driver says that they are not
         self.cgroups: tuple[str, ...] = ()
         self._limited: tuple[str, ...] = ()
         self._slow_due = float("-inf")
@@ -168,6 +178,7 @@ class DeviceReader:
                 self._memory.look_again()
                 read_mode = partial(read_virtualization, self._nvml)
                 self._virtualization = query(self._nvml, read_mode, self._handle, "", [])
+                self._read_confidential()
             if slow or self.cgroups != self._limited:
                 self._limited = self.cgroups
                 bus = self._identity_fields.pci_bus_id
@@ -182,6 +193,10 @@ class DeviceReader:
             for reader in (self._activity, *self._instance_activity.values()):
                 reader.forget()
             return self._lost_readings(started)
+
+    @property
+    def _integrated(self) -> bool:
+        return is_integrated(self._identity_fields.name)
 
     @property
     def _named(self) -> NamedDevice:
@@ -202,12 +217,13 @@ class DeviceReader:
         divided = self._instances is not None
         ledger: dict[str, Any] = {} if divided else self._read_memory_and_holders(wall, monotonic, failed)
         traffic = pcie_throughput(ledger.get("activity")) if self._reads_pcie else None
-        hardware = self._read_hardware(failed, traffic, slow=slow)
+        hardware = {} if self._integrated else self._read_hardware(failed, traffic, slow=slow)
         has_data = hardware or any(ledger.get(name) is not None for name in _DATA)
         return self._gpu_reading(
             started,
             divided=divided,
             virtualization=self._virtualization,
+            confidential=self._confidential,
             error="failed" if failed and not has_data else None,
             hardware=hardware,
             failed=tuple(failed),
@@ -219,6 +235,8 @@ class DeviceReader:
         handle = self._handle
         # Memory and holders come first and together, so that the ledger is of one moment.
         memory = self._memory.read(self._named, self._named, failed)
+        if self._integrated:
+            return {**memory._asdict(), "processes": self._system.nvmap_clients()}
         processes = self._read_processes(handle, failed)
         listed = None if processes is None else {entry.pid for entry in processes}
         return {
@@ -233,14 +251,31 @@ class DeviceReader:
                 failed,
             ),
             "activity": query(
-                self._nvml, partial(self._activity.read, monotonic=monotonic), handle, "activity", failed
+                self._nvml, partial(self._read_activity, monotonic=monotonic), handle, "activity", failed
             ),
         }
+
+    def _read_confidential(self) -> None:
+        """Find out whether GPM's counters are hidden: a counter of 0 then proves nothing.
+
+        A driver without the query has no confidential computing. One that fails says nothing, and what was
+        known stays.
+        """
+        errors: list[str] = []
+        mode = query(self._nvml, partial(read_confidential, self._nvml), self._handle, "", errors)
+        if not errors:
+            self._confidential, self._counters_hidden = mode, mode == "on"
+
+    def _read_activity(self, handle: Handle, monotonic: float) -> dict[str, float]:
+        if self._counters_hidden:
+            self._activity.forget()
+            raise self._nvml.NVMLError(NOT_SUPPORTED)
+        return self._activity.read(handle, monotonic)
 
     def _read_utilization(self, handle: Handle) -> dict[str, float] | None:
         """Return the GPU's rates; without GPM also the highest one since the previous reading."""
         rates = read_utilization(self._nvml, handle)
-        if rates is not None and self._activity.unsupported:
+        if rates is not None and (self._counters_hidden or self._activity.unsupported):
             peak = query(self._nvml, self._device_log.highest, handle, "utilization", [])
             if peak is not None:
                 rates["gpu_peak"] = peak
@@ -308,7 +343,7 @@ class DeviceReader:
     ) -> dict[str, float] | None:
         """Read the counters of the GPU instance, which compute instances on it share."""
         number = instance.gpu_instance
-        if number is None:
+        if number is None or self._counters_hidden:
             return None
         reader = self._instance_activity.get(number)
         if reader is None:

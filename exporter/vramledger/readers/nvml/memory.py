@@ -10,10 +10,10 @@ answers NOT_SUPPORTED, on some drivers a total of 0, and the GPU uses the host's
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from vramledger.model.reading import COHERENT, UNIFIED, MemoryReading, NodeMemory
-from vramledger.readers.hosts.system_memory import SystemMemory
+from vramledger.readers.hosts.system_memory import HostMemory, SystemMemory
 from vramledger.readers.nvml.calls import call_function, query, raise_if_gone
 from vramledger.readers.nvml.return_codes import (
     MAX_BYTES,
@@ -25,6 +25,10 @@ from vramledger.readers.nvml.return_codes import (
     Handle,
     Nvml,
 )
+
+_INTEGRATED: Final = "(nvgpu)"
+"""The end of the name of a Tegra's GPU with the nvgpu driver, as in "Orin (nvgpu)". Jetson Thor has the
+ordinary driver."""
 
 _COHERENT_PRODUCT: Final = re.compile(r"\bG[HB][23]00\b")
 """The products whose memory may be a NUMA node, for drivers that do not tell."""
@@ -50,6 +54,32 @@ def read_virtualization(nvml: Nvml, gpu: Handle) -> str | None:
     return _VIRTUALIZATION[mode] if isinstance(mode, int) and 0 <= mode < len(_VIRTUALIZATION) else None
 
 
+def read_confidential(nvml: Nvml, _: Handle) -> str:
+    """Return whether confidential computing is on in this virtual machine: ``off``, ``on`` or ``devtools``.
+
+    NVIDIA documents that the performance counters are off in the mode ``on``, and that ``devtools`` has no
+    such protection.
+
+    Raises:
+        NVMLError: the query failed, or is not supported, or the answer is garbage.
+    """
+    state: Any = call_function(nvml, "nvmlSystemGetConfComputeState")
+    if state.ccFeature not in (0, 1) or state.devToolsMode not in (0, 1):
+        raise nvml.NVMLError(UNKNOWN)
+    if not state.ccFeature:
+        return "off"
+    return "devtools" if state.devToolsMode else "on"
+
+
+def is_integrated(name: str | None) -> bool:
+    """Tell whether a GPU has the driver of which NVML knows little more than the name.
+
+    Reports of JetPack 6: most queries are not supported, and others succeed with zeros, or with processes
+    that do not exist. So none of its answers is evidence.
+    """
+    return name is not None and name.endswith(_INTEGRATED)
+
+
 class DeviceMemory(NamedTuple):
     """A device's memory, in the order of DeviceReading's fields."""
 
@@ -57,6 +87,10 @@ class DeviceMemory(NamedTuple):
     memory_kind: str | None = None
     node: NodeMemory | None = None
     addressing_mode: str | None = None
+
+
+def _of_host(host: HostMemory) -> MemoryReading:
+    return MemoryReading(host.total, host.available, host.total - host.available, None)
 
 
 class NamedDevice(NamedTuple):
@@ -83,6 +117,7 @@ class MemoryReader:
         self._system = system
         self._version_2 = True
         self._worked = False
+        self._unified = False
         self._placements: dict[str, _Placement] = {}
         self._due: set[str] = set()
         self._has_bar1: bool | None = None
@@ -101,15 +136,23 @@ class MemoryReader:
             failed: gets the name of each query that failed.
         """
         handle = device.handle
+        if is_integrated(gpu.name):
+            host = self._system.host()
+            if host is None:
+                failed.append("memory")
+                return DeviceMemory(None)
+            return DeviceMemory(_of_host(host), UNIFIED)
         placement = self._placement(device, gpu, failed)
         errors: list[str] = []
         memory = query(self._nvml, self._query, handle, "memory", errors)
         failed += errors
         host = self._system.host() if not errors and self._may_be_unified(gpu, failed) else None
+        if self._unified and self._system.host() is None:
+            failed.append("memory")
+            return DeviceMemory(None, addressing_mode=placement.addressing_mode)
         if host is not None and (memory is None or memory.total in (0, host.total)):
-            used = host.total - host.available
-            unified = MemoryReading(host.total, host.available, used, None)
-            return DeviceMemory(unified, UNIFIED, addressing_mode=placement.addressing_mode)
+            self._unified = True
+            return DeviceMemory(_of_host(host), UNIFIED, addressing_mode=placement.addressing_mode)
         if memory is not None and memory.total == 0:
             memory = None
             failed.append("memory")  # garbage
@@ -141,13 +184,10 @@ class MemoryReader:
             return reading  # the driver of some Jetsons; its other figures say nothing
         if not 0 < memory.total <= MAX_BYTES or memory.total < max(memory.free, memory.used, reserved or 0):
             raise self._nvml.NVMLError(UNKNOWN)
-        if reading.total != self._host_total():
+        host = None if self._worked else self._system.host()
+        if host is not None and reading.total != host.total:
             self._worked = True
         return reading
-
-    def _host_total(self) -> int | None:
-        host = self._system.host() if not self._worked else None
-        return None if host is None else host.total
 
     def _may_be_unified(self, gpu: NamedDevice, failed: list[str]) -> bool:
         """Tell whether a GPU may have no memory of its own.
@@ -176,7 +216,8 @@ class MemoryReader:
             found = self._placed(call_function(self._nvml, "nvmlDeviceGetNumaNodeId", device.handle))
         except self._nvml.NVMLError as error:
             raise_if_gone(error)
-            if error.value not in UNSUPPORTED:
+            told = known is not None and known.node is not None  # then it is supported
+            if told or error.value not in UNSUPPORTED:
                 failed.append("node")
                 return known or _Placement(coherent=possible)
             # A driver without the query may have nodes too: to see less never makes a harsher verdict.

@@ -213,3 +213,36 @@ def test_an_idle_card_is_as_measured(standin_here: StandIn, reader: DeviceReader
     read(reader, 0.0)
     activity = read(reader, 1.0).activity or {}
     assert (activity["sm"], activity["dram"]) == (0.0, IDLE_GPM["dram"] / 100)
+
+
+def test_hidden_counters_prove_nothing(standin_here: StandIn, reader: DeviceReader) -> None:
+    """Where confidential computing hides the counters, a counter of 0 is not shown."""
+    standin_here.state.confidential = 1
+    readings = [read(reader, moment) for moment in (0.0, 1.0)]
+    assert [(each.confidential, each.activity, each.failed) for each in readings] == [("on", None, ())] * 2
+    assert readings[1].utilization is not None
+    standin_here.state.developer_tools = 1
+    assert read(reader, 20.0).confidential == "devtools"
+    assert (read(reader, 21.0).activity or {})["sm"] == 0.0
+
+
+def test_a_machine_of_which_the_mode_is_not_known_proves_nothing(
+    standin_here: StandIn, reader: DeviceReader
+) -> None:
+    """Counters are not read until the driver says that they are not hidden; later failures change nothing."""
+    standin_here.fail("nvmlSystemGetConfComputeState", Code.UNKNOWN)
+    assert [read(reader, moment).activity for moment in (0.0, 1.0)] == [None, None]
+    standin_here.fail("nvmlSystemGetConfComputeState", 0)
+    assert read(reader, 20.0).confidential == "off"
+    standin_here.fail("nvmlSystemGetConfComputeState", Code.UNKNOWN)
+    assert read(reader, 40.0).confidential == "off"
+    assert (read(reader, 41.0).activity or {})["sm"] == 0.0
+
+
+@pytest.mark.parametrize("code", [Code.FUNCTION_NOT_FOUND, Code.NOT_SUPPORTED])
+def test_a_driver_without_confidential_computing_hides_nothing(
+    standin_here: StandIn, reader: DeviceReader, code: Code
+) -> None:
+    """An older driver has no such mode: its counters are read."""
+    standin_here.fail("nvmlSystemGetConfComputeState", code)
+    assert (read(reader, 0.0).confidential, read(reader, 0.0).activity) == (None, {})

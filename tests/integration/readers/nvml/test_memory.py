@@ -100,6 +100,17 @@ def test_what_was_known_of_a_node_outlives_a_failure(standin_here: StandIn, open
     assert read(reader, SLOW_INTERVAL + 1).failed == ()
 
 
+@pytest.mark.parametrize("code", [Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND])
+def test_a_node_that_was_told_is_not_taken_back(standin_here: StandIn, open_reader: Open, code: Code) -> None:
+    """A driver that has told the node, and then calls the query unsupported, has failed to answer it."""
+    standin_here.device(0).be_coherent(1)
+    reader = open_reader()
+    read(reader)
+    standin_here.fail("nvmlDeviceGetNumaNodeId", code)
+    later = read(reader, SLOW_INTERVAL)
+    assert (later.memory_kind, later.node is not None, later.failed) == ("coherent", True, ("node",))
+
+
 def test_a_node_that_goes_offline_stays_coherent(
     standin_here: StandIn, open_reader: Open, tmp_path: Path
 ) -> None:
@@ -146,6 +157,28 @@ def test_a_total_that_is_not_the_gpus_is_not_believed(
     reading = read(open_reader())
     assert (reading.memory_kind, reading.failed) == ("unified", ())
     assert reading.memory == MemoryReading(HOST, AVAILABLE, HOST - AVAILABLE, None)
+
+
+@pytest.mark.parametrize("total", [None, 0, HOST])
+def test_unified_memory_outlives_a_host_that_does_not_tell(
+    standin_here: StandIn, open_reader: Open, tmp_path: Path, total: int | None
+) -> None:
+    """While the figures of the kernel are missing there is no ledger, which is a failure."""
+    device = standin_here.device(0)
+    device.be_unified(standin_here)
+    if total is not None:
+        device.set_memory(total=total, reserved=0, used=0)
+        for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
+            standin_here.fail(name, 0)
+    reader = open_reader()
+    text = (tmp_path / "meminfo").read_text()
+    assert read(reader).memory_kind == "unified"
+    (tmp_path / "meminfo").unlink()
+    gone = read(reader, 1.0)
+    assert (gone.memory, gone.memory_kind, gone.failed) == (None, None, ("memory",))
+    (tmp_path / "meminfo").write_text(text)
+    again = read(reader, SLOW_INTERVAL)
+    assert (again.memory_kind, again.failed) == ("unified", ())
 
 
 def test_a_discrete_gpu_never_gets_the_hosts_memory(standin_here: StandIn, open_reader: Open) -> None:
