@@ -211,3 +211,14 @@ def test_in_a_confidential_machine_idleness_is_not_proven() -> None:
     assert (device.reading.confidential, holding.grade) == ("on", Grade.INFERRED)
     assert device.ledger is not None
     assert device.ledger.unattributed == 9 * MIB
+
+
+def test_a_limit_and_its_use_are_beside_each_owner() -> None:
+    """Who is near a limit of its own is named with both, and nobody is blamed for memory that it may take."""
+    snapshot = last("limits")
+    lines = [line.strip() for line in render_table(snapshot).splitlines() if "limit:" in line]
+    assert lines == [
+        "limit: slurm 41 may take 32.50 GiB, 32.15 GiB is taken (/slurm/job_41)",
+        "limit: slurm 42 may take 40.00 GiB, 8.00 GiB is taken (/slurm/job_42)",
+    ]
+    assert [each.state for each in only(snapshot).holdings] == [State.ACTIVE, State.ACTIVE]

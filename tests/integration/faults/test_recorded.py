@@ -40,8 +40,10 @@ RAISED: dict[str, Raised] = {
         *_ORPHANS, ("GpuMemoryStopped", "stopped"),
     },
     "machine-hidepid": {("VramLedgerBlind", "-"), ("VramLedgerCollectorFailing", "-")},
+    "machine-limits": {("GpuMemoryLimitNear", "-")},
     # An instance whose counters say that no kernel ran.
     "machine-mig": {("GpuMemoryHoarded", "holder-1")},
+    "machine-orin-unprivileged": {("VramLedgerBlind", "-")},
     "machine-wsl2": {("VramLedgerBlind", "-")},
     "notebook-kernel": {("GpuNotebookIdle", "kernel")},
     "pid-namespace-inside": {("VramLedgerBlind", "-")},

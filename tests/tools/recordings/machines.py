@@ -7,8 +7,8 @@ manifest and their golden scrapes. Each says in its note that it is from documen
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from gzip import GzipFile
 from pathlib import Path
 
@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT / "exporter")]
 from tests.support import judging  # noqa: E402 they need the path above
 from tests.support.judging import Entry  # noqa: E402
 from vramledger.model.reading import (  # noqa: E402
+    CgroupLimit,
     DeviceReading,
     MemoryReading,
     NodeMemory,
@@ -55,6 +56,7 @@ class Machine:
     absent: tuple[int, ...] = ()
     host_pid_namespace: bool = True
     denied: tuple[int, ...] = ()
+    cgroups: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def entry(self) -> Entry:
@@ -92,7 +94,7 @@ class Machine:
                 devices=devices,
                 rows=rows,
                 unseen=dict.fromkeys(self.denied, "denied") if set(self.denied) & set(pids) else {},
-                facts=tuple(_facts(pid) for pid in seen if pid not in known),
+                facts=tuple(_facts(pid, self.cgroups.get(pid)) for pid in seen if pid not in known),
                 device_files=True,
                 hidden=(),
                 hidden_unreadable=0,
@@ -101,7 +103,8 @@ class Machine:
             known |= set(pids)
 
 
-def _facts(pid: int) -> ProcessFacts:
+def _facts(pid: int, cgroup: str | None) -> ProcessFacts:
+    """Return the facts of a user's program, or of a Slurm job's, whose cgroup has a limit."""
     parent = ParentFacts(100, 400, "bash", "bash", init=False, signs=(), uid=1000, user="ada", program="bash")
     return ProcessFacts(
         pid,
@@ -111,7 +114,8 @@ def _facts(pid: int) -> ProcessFacts:
         comm="python",
         command="train.py",
         nspid=(pid,),
-        owner=Owner("user", "ada"),
+        cgroup=None if cgroup is None else (f"0::{cgroup}",),
+        owner=Owner("user", "ada") if cgroup is None else Owner("slurm", cgroup.rpartition("_")[2]),
         libraries=("libcuda",),
         parent=parent,
         leader_alive=True,
@@ -262,6 +266,20 @@ def _vgpu(_second: int) -> tuple[DeviceReading, ...]:
     return (replace(gpu, virtualization="vgpu", activity=None, process_utilization=None),)
 
 
+def _limits(second: int) -> tuple[DeviceReading, ...]:
+    """Have two jobs with a limit each, of which one fills its own; the kernel counts what the driver does."""
+    total, reserved = 81_559 * MIB, 600 * MIB
+    near = 30 * GIB + second * 200 * MIB
+    used = near + 8 * GIB + 9 * MIB
+    memory = MemoryReading(total, total - reserved - used, used, reserved)
+    gpu = _device("NVIDIA H100 80GB HBM3", memory, (2001, near), (2002, 8 * GIB))
+    limits = (
+        CgroupLimit("/slurm/job_41", 0, 32 * GIB + 512 * MIB, near),
+        CgroupLimit("/slurm/job_42", 8 * GIB, 40 * GIB, 8 * GIB),
+    )
+    return (replace(gpu, activity=BUSY, utilization={"gpu": 0.7, "memory": 0.3}, limits=limits),)
+
+
 def _confidential(_second: int) -> tuple[DeviceReading, ...]:
     total, reserved, used = 81_559 * MIB, 600 * MIB, 8 * GIB + 9 * MIB
     memory = MemoryReading(total, total - reserved - used, used, reserved)
@@ -299,6 +317,14 @@ MACHINES = (
         "the performance counters are hidden, so idleness is not proven",
         _confidential,
         {2001: "idle"},
+    ),
+    Machine(
+        "limits",
+        "1 x NVIDIA H100 whose memory is limited by cgroup (dmem)",
+        "each job has its limit and its use, and one is near its limit",
+        _limits,
+        {2001: "active", 2002: "active"},
+        cgroups={2001: "/slurm/job_41", 2002: "/slurm/job_42"},
     ),
     Machine(
         "mig",
