@@ -127,7 +127,8 @@ def test_leak_is_found_in_a_running_program(training: Training) -> None:
     shown = training.ask("snapshot", "show", "b.pickle")
     page = training.ask("snapshot", "show", "b.pickle", "--html=b.html")
 
-    assert KEEPING in compared.stdout.splitlines()[2]
+    # On a busy machine more is allocated between the recordings than in them; that has a line of its own.
+    assert KEEPING in "".join(compared.stdout.splitlines()[2:4])
     assert f"came through {training.directory}/{KEEPING}" in compared.stdout
     assert KEEPING in shown.stdout
     assert page.returncode == 0

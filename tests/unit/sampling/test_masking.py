@@ -117,7 +117,7 @@ HARMLESS = set(
     "Reading.driver_version Reading.cuda_version Reading.unseen Reading.collectors"
     " DeviceReading.name DeviceReading.pci_bus_id DeviceReading.mig_profile DeviceReading.error"
     " DeviceReading.mig_placement DeviceReading.memory_kind DeviceReading.addressing_mode"
-    " DeviceReading.virtualization"
+    " DeviceReading.virtualization DeviceReading.confidential"
     " DeviceReading.utilization DeviceReading.activity DeviceReading.hardware DeviceReading.failed"
     " ProcessEntry.kinds"
     " ProcessRow.state"
