@@ -70,7 +70,8 @@ def memory_used() -> Panel:
         "minute.",
         Query(f"max({device_selector('vramledger_device:memory_used:ratio')})", "now"),
         Query(
-            f"max({device_selector('vramledger_device_memory_used_peak_bytes')})\n"
+            f"(max({device_selector('vramledger_device_memory_used_peak_bytes')})\n"
+            f"+ (max({device_bytes('driver_reserved', CHOSEN_DEVICE)}) or vector(0)))\n"
             f"/ max({device_selector('vramledger_device_memory_total_bytes')})",
             "peak",
         ),

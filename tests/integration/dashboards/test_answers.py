@@ -181,6 +181,17 @@ def test_the_parts_add_up_to_the_total(engine: Engine) -> None:
     assert len(devices) > len(NODES)
 
 
+def test_the_peak_is_of_the_same_memory_as_now(engine: Engine) -> None:
+    """Where nothing changes, the highest share that is in use is that of now: both have the driver's reserve."""
+    (device,) = ask(
+        engine, 'vramledger_device_memory_total_bytes{instance="notebook"}', instant=True, span=SPAN
+    )
+    chosen = {"instance": "notebook", "uuid": device["metric"]["uuid"]}
+    (now,) = value(engine, "vramledger-device", "Memory used", "A", **chosen)
+    (peak,) = value(engine, "vramledger-device", "Memory used", "B", **chosen)
+    assert peak["value"] == pytest.approx(now["value"], abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("node", "status"),
     [("down", 0), ("driver-lost", 1), ("stalled", 2), ("hoarder", 3), ("released", 4)],
