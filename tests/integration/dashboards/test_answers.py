@@ -182,7 +182,7 @@ def test_the_parts_add_up_to_the_total(engine: Engine) -> None:
 
 
 def test_the_peak_is_of_the_same_memory_as_now(engine: Engine) -> None:
-    """Where nothing changes, the highest share that is in use is that of now: both have the driver's reserve."""
+    """Where nothing changes, the peak is the share that is in use now: both have the driver's reserve."""
     (device,) = ask(
         engine, 'vramledger_device_memory_total_bytes{instance="notebook"}', instant=True, span=SPAN
     )
