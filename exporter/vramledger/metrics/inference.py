@@ -7,14 +7,15 @@ from vramledger.model.snapshot import Snapshot
 
 _COLLECTOR = "vllm"
 _ABSENT = (
-    "when `--collector.vllm` is not given, and when no vLLM server that is certainly the holder's own says it"
+    "when `--collector.vllm` is not given, and when no vLLM server that is certainly the holder's own says "
+    "it; of more than 16 servers each has its turn, so that some are absent in between"
 )
 
 USAGE = Family(
     PREFIX + "process_kv_cache_usage_ratio",
     ("pid",),
     "Share of the blocks of the holder's KV cache that running requests have, as its vLLM server says, up to "
-    "20 seconds old; prefixes that are only cached do not count.",
+    "60 seconds old; prefixes that are only cached do not count.",
     _COLLECTOR,
     source="`vllm:kv_cache_usage_perc` (before vLLM 0.9 `vllm:gpu_cache_usage_perc`) of its own vLLM server",
     absent=_ABSENT,

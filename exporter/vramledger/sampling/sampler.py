@@ -252,7 +252,7 @@ class Sampler:
         if self._kv_caches is not None:
             kv_caches = self._kv_caches.update(rows)
             if self._kv_caches.seconds is not None:
-                collectors["vllm"] = (True, self._kv_caches.seconds)
+                collectors["vllm"] = (self._kv_caches.answers, self._kv_caches.seconds)
         events = tuple(self._events.popleft() for _ in range(len(self._events)))
         return Reading(
             time=wall,

@@ -15,7 +15,8 @@ READ_INTERVAL = 10.0
 """Seconds between two rounds."""
 
 KEEP = 60.0
-"""Seconds for which a round is shown while no newer one has ended: longer than any round takes."""
+"""Seconds from the beginning of a round for which its figures are shown: longer than two rounds take, one of
+them with silent servers only."""
 
 MAX_SERVERS = 16
 """Servers that are asked in a round; with the longest time for an answer that takes 32 s."""
@@ -50,38 +51,48 @@ class KvCacheReader:
         self._known: _Round = ()
         self._begun = self._answered = float("-inf")
         self._silent: set[tuple[int, int]] = set()
+        self._asked: dict[tuple[int, int], float] = {}
         self.seconds: float | None = None
         """How long the last round took; None before its end."""
+
+    @property
+    def answers(self) -> bool:
+        """Whether a round has ended lately; the servers of one may have been silent."""
+        return self._clock() - self._answered <= KEEP
 
     def update(self, rows: Iterable[ProcessRow]) -> tuple[KvCache, ...]:
         """Return what is known of these processes, and have it read again when it is time."""
         listed = tuple(rows)
+        if not listed:
+            self.seconds = None
         for found in self._rounds.collect(0.0):
-            self._known, self._answered = found, self._clock()
-            self.seconds = self._answered - self._begun
+            self._known, self._answered = found, self._begun
+            self.seconds = self._clock() - self._begun
         if listed and not self._rounds.busy and self._clock() - self._begun >= READ_INTERVAL:
             self._begun = self._clock()
             self._rounds.submit("vllm", partial(self._read, listed), tuple)
-        if self._clock() - self._answered > KEEP:
+        if not self.answers:
             self._known = ()
         present = {(row.pid, row.start) for row in listed}
         return tuple(each for each in self._known if (each.pid, each.start) in present)
 
     def _read(self, rows: tuple[ProcessRow, ...]) -> _Round:
         servers = {row: server for row in rows if (server := find_server(self._root, row)) is not None}
-        # Those that did not answer come last: they must not use up the requests of the others.
-        order = sorted(
-            set(servers.values()), key=lambda each: ((each.pid, each.start) in self._silent, each.pid)
-        )
+        named = {(server.pid, server.start): server for server in servers.values()}
+        # Those that did not answer come last: they must not use up the requests of the others. Otherwise the one
+        # that has waited longest comes first, so that each has its turn.
+        order = sorted(named, key=lambda each: (each in self._silent, self._asked.get(each, 0.0), each))
         figures: dict[Server, CacheFigures] = {}
-        silent = set()
-        for server in order[:MAX_SERVERS]:
-            page = self._request(server)
+        for name in order[:MAX_SERVERS]:
+            self._asked[name] = self._clock()
+            page = self._request(named[name])
             if page is None:
-                silent.add((server.pid, server.start))
+                self._silent.add(name)
             else:
-                figures[server] = parse_figures(page)
-        self._silent = silent
+                self._silent.discard(name)
+                figures[named[name]] = parse_figures(page)
+        self._silent &= named.keys()
+        self._asked = {name: at for name, at in self._asked.items() if name in named}
         # Another program cannot have answered if the same socket still listens, and in the same process.
         return tuple(
             KvCache(row.pid, row.start, *figures[server])

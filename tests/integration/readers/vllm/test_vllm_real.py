@@ -16,6 +16,7 @@ from tests.support.requirements import require_root, require_tool
 from tests.support.vllm_server import metrics_page, serve_vllm
 from tests.support.waiting import wait_until
 from vramledger.model.reading import KvCache, ProcessRow
+from vramledger.readers.hosts.listening_sockets import Listener
 from vramledger.readers.hosts.stat import read_row
 from vramledger.readers.vllm import answer
 from vramledger.readers.vllm.reader import KEEP, READ_INTERVAL, KvCacheReader
@@ -171,3 +172,29 @@ def test_silent_servers_do_not_use_up_the_requests_of_others(
         asked, rows = Asked(), (row(first.engine), row(second.engine))
         assert asked.round(*rows) == ()
         assert [each.pid for each in asked.round(*rows)] == [second.engine]
+
+
+def test_each_of_many_servers_has_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more servers than a round asks, those that have waited longest are asked next."""
+    monkeypatch.setattr("vramledger.readers.vllm.reader.MAX_SERVERS", 1)
+    with serve_vllm(tmp_path / "a") as one, serve_vllm(tmp_path / "b") as other:
+        asked, rows = Asked(), (row(one.engine), row(other.engine))
+        seen = [each.pid for _ in range(4) for each in asked.round(*rows)]
+        assert sorted(seen[:2]) == sorted(seen[2:]) == sorted((one.engine, other.engine))
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"f" * 17 + b"\r\nx",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 5000,
+        b"\0" * 100_000,
+        b"",
+    ],
+)
+def test_an_impossible_answer_is_none(reply: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a server sends, it costs its own figures alone."""
+    monkeypatch.setattr(answer, "_exchange", lambda _: reply)
+    assert answer.request_metrics(Listener("127.0.0.1", 1, 1)) in (None, b"x")

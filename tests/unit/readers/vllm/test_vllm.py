@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +42,18 @@ BOTH = OLD + 'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25\n'
 def test_only_what_a_server_certainly_says_is_known(page: str, figures: CacheFigures) -> None:
     """A value that is missing, impossible, or of several engines is not known, and never 0."""
     assert parse_figures(page.encode()) == figures
+
+
+@pytest.mark.parametrize(
+    "line", ["a" * 16000, 'a="' * 5000, '",' * 8000, "} " * 8000, "}" + " " * 15000 + "b c"]
+)
+def test_a_long_line_takes_no_time(line: str) -> None:
+    """No line of a server holds up the sampler, in which only one thread runs at a time: one took 2 s."""
+    begun = time.process_time()
+    for name in ("vllm:cache_config_info", "vllm:kv_cache_usage_perc"):
+        assert parse_figures(f"{name}{{{line}}} 1".encode()).memory is None
+        parse_figures(f"{name}{{{line}".encode())
+    assert time.process_time() - begun < 0.5
 
 
 @given(st.binary(max_size=400) | st.text(alphabet='vlm:kv_cache{}"\\=0.1 \n', max_size=400).map(str.encode))
