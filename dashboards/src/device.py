@@ -67,7 +67,7 @@ def memory_used() -> Panel:
     return stat(
         "Memory used",
         "Share of the device that is in use, with the driver's reserve; and the highest share of the last "
-        "minute.",
+        "minute. Where the operating system manages the memory, its page cache is in the peak only.",
         Query(f"max({device_selector('vramledger_device:memory_used:ratio')})", "now"),
         Query(
             f"(max({device_selector('vramledger_device_memory_used_peak_bytes')})\n"

@@ -75,9 +75,9 @@ def check_project() -> str:
     metadata = json.loads(run(TOOLS / "hatchling", "metadata"))
     chart = (ROOT / "deploy/kubernetes/chart/Chart.yaml").read_text(encoding="utf-8")
     security = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    source = str(metadata.get("urls", {}).get("Source", ""))
+    urls = {name: str(metadata.get("urls", {}).get(name, "")) for name in ("Source", "Issues", "Changelog")}
     missing = []
-    if not source.startswith("https://"):
+    if not all(each.startswith("https://") for each in urls.values()):
         missing.append("pyproject.toml: [project.urls] with Source, Issues and Changelog, each https://")
     if not any("email" in each for each in metadata.get("maintainers", ())):
         missing.append("pyproject.toml: maintainers, each with name and email")
@@ -94,7 +94,7 @@ def check_project() -> str:
         listed = "\n".join(f"  {each}" for each in missing)
         message = f"fill in first, or try everything else with --rehearsal:\n{listed}"
         raise ReleaseError(message)
-    return source
+    return urls["Source"]
 
 
 def make_packages(directory: Path, time: int) -> None:

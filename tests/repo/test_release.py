@@ -184,6 +184,9 @@ def test_nothing_is_released_while_nobody_is_named(tmp_path: Path) -> None:
         "[project.scripts]",
         '[project.urls]\nSource = "https://localhost/v"\n\n[project.scripts]',
     )
+    assert "pyproject.toml: [project.urls]" in refused()
+    others = 'Issues = "https://localhost/i"\nChangelog = "https://localhost/c"\n'
+    fill("pyproject.toml", "[project.scripts]", f"{others}\n[project.scripts]")
     fill(
         "pyproject.toml", 'license = "', 'maintainers = [{ name = "m", email = "m@localhost" }]\nlicense = "'
     )

@@ -287,7 +287,7 @@ def _offer_lines(need: MemoryNeed, offers: Sequence[Offer]) -> Iterator[str]:
 
 def _limit_text(limit: CgroupRoom) -> str:
     if not limit.cgroup:
-        return "cgroups are limited here, and it is not known whether its own is"
+        return "cgroups may be limited here, and it is not known whether its own is"
     if limit.maximum is None:
         return f"its cgroup {limit.cgroup} has a limit elsewhere, and what it may take here is not known"
     taken = f"an unknown part of {gib(limit.maximum)} is"

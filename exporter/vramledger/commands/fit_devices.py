@@ -62,8 +62,6 @@ def make_offer(need: MemoryNeed, device: OfferedDevice, program: Program, *, liv
     limits = device.limits_of(program, live=live)
     allowance = min((most for each in limits if (most := each.most(own)) is not None), default=None)
     sure = all(each.known for each in limits)
-    # One that is not known is named first: it is the reason for the doubt.
-    limit = min(limits, key=lambda each: (each.known, each.most(own) or 0), default=None)
     room, capacity = device.free, device.capacity
     if room is not None:
         room = _least(room + own, allowance)
@@ -77,6 +75,8 @@ def make_offer(need: MemoryNeed, device: OfferedDevice, program: Program, *, liv
         verdict, evict = _verdict(need, room, others, allowance)
         if not sure and verdict != NO:
             verdict, evict = PERHAPS, ()
+    # The reason is named: for a doubt the limit that is not known, for a NO the least of those that are.
+    limit = min(limits, key=lambda each: (each.known != (verdict == NO), each.most(own) or 0), default=None)
     allowed, reserved = _reserved(device, program)
     enough = need.enough
     measured = all(each.maximum is not None for each in limits)

@@ -235,6 +235,7 @@ class OfferedDevice(NamedTuple):
         granted: type and name of the owners for whom it is reserved.
         limits: what cgroups with a limit may take; None when not known, or when nothing limits memory by
             cgroup.
+        limits_failed: these could not be read, or not all of them.
     """
 
     uuid: str
@@ -248,21 +249,26 @@ class OfferedDevice(NamedTuple):
     schedulers: tuple[str, ...]
     granted: tuple[tuple[str, str], ...]
     limits: tuple[CgroupRoom, ...] | None
+    limits_failed: bool
 
     def limits_of(self, program: Program, *, live: bool) -> tuple[CgroupRoom, ...]:
         """Return the limits of all cgroups above a program.
 
         Where it is not known which these are, or what they may take here, a limit that is not known is
         among them. The limits of a program that is ``live`` are read on every device, so where none is
-        read it has none.
+        read it has none. Of another one only those cgroups are known that had a limit then and there.
         """
         limits = self.limits or ()
         if program.limited_by is None:
-            return (CgroupRoom("", None, None),) if limits else ()
+            return (CgroupRoom("", None, None),) if self.limits is not None or self.limits_failed else ()
         read = {each.cgroup for each in limits}
         unread = [cgroup for cgroup in program.limited_by if cgroup not in read]
         if live and self.limits is not None:
             unread = []
+        elif any(each.cgroup not in program.limited_by for each in limits):
+            unread.append("")
+        if self.limits_failed and not unread:
+            unread.append("")
         return (
             *(each for each in limits if each.cgroup in program.limited_by),
             *(CgroupRoom(cgroup, None, None) for cgroup in unread),
@@ -378,6 +384,7 @@ def _device(device: Fields, sharing: Sequence[Fields]) -> OfferedDevice:
         tuple(device.texts("schedulers")),
         tuple((each.text("owner_type"), each.text("owner")) for each in device.children("reservations")),
         _limits(sharing),
+        limits_failed=any(bool(each.flag("cgroup_limits_failed")) for each in sharing),
     )
 
 

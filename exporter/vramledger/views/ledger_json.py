@@ -122,6 +122,7 @@ def _device(
             for each in reading.limits
             if each.maximum is not None
         ],
+        "cgroup_limits_failed": "limits" in reading.failed,
         "partition": reading.partition,
         "schedulers": [] if device.reservation_status is None else list(device.reservation_status.schedulers),
         "owners": None if device.owner_usage is None else device.owner_usage.holding,

@@ -285,6 +285,44 @@ def test_a_device_whose_limits_were_read_has_no_other() -> None:
     assert offer_to_pod(need(18), other, first, live=False).verdict == PERHAPS
 
 
+def test_limits_that_could_not_be_read_are_a_doubt() -> None:
+    """A failed query of limits is not the absence of limits, for a live program or for another one."""
+    failed = device(0, [holding(7, GIB)])
+    failed = replace(failed, reading=replace(failed.reading, failed=("limits",)))
+
+    for live in (True, False):
+        assert offer_to_pod(need(18), failed, live=live).verdict == PERHAPS
+        assert make_offer(need(18), ledger(failed).devices[0], PROGRAM, live=live).verdict == PERHAPS
+    assert make_offer(need(18), ledger(device(0)).devices[0], PROGRAM, live=False).verdict == YES
+
+
+def test_a_program_of_unknown_cgroup_is_a_doubt_where_limits_are_possible() -> None:
+    """An exporter that sees no cgroup of others reads no limit, and does not know that there is none."""
+    one = device(0)
+    one = replace(one, reading=replace(one.reading, limits=()))
+
+    assert make_offer(need(18), ledger(one).devices[0], PROGRAM, live=True).verdict == PERHAPS
+
+
+def test_a_limit_that_is_newer_than_the_file_is_a_doubt() -> None:
+    """A program that had no limit then may have one now: the cgroups of a file are not all known."""
+    free = PROGRAM._replace(limited_by=())
+    offer = make_offer(need(18), ledger(limited(16, 1, (8, 1))).devices[0], free, live=False)
+
+    assert offer.verdict == PERHAPS
+
+
+def test_the_limit_that_decides_is_named() -> None:
+    """Beside a limit that is not known here, a NO is due to one that is."""
+    one = limited(16, 15, (8, 15))
+    program = POD._replace(limited_by=(f"{CGROUP}/c", CGROUP))
+    offer = make_offer(need(10), ledger(one).devices[0], program, live=False)
+
+    assert offer.verdict == NO
+    assert offer.limit is not None
+    assert offer.limit.cgroup == CGROUP
+
+
 def test_a_limit_counts_only_for_the_programs_below_its_cgroup() -> None:
     """Of two programs of one owner only the one in the limited cgroup has less room."""
     placed = [

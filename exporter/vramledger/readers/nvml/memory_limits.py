@@ -41,7 +41,10 @@ class LimitReader:
             DeviceLostError: this GPU is gone.
         """
         own = self._cgroups.own_chain()
-        wanted = tuple(dict.fromkeys((*own, *paths)))[:MOST_CGROUPS]
+        wanted = tuple(dict.fromkeys((*own, *paths)))
+        if len(wanted) > MOST_CGROUPS:
+            failed.append("limits")
+            wanted = wanted[:MOST_CGROUPS]
         region = self._cgroups.region(pci_bus_id)
         if region is not None:
             limits = self._cgroups.read(region, wanted)

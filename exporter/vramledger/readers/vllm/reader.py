@@ -79,8 +79,8 @@ class KvCacheReader:
     def _read(self, rows: tuple[ProcessRow, ...]) -> _Round:
         servers = {row: server for row in rows if (server := find_server(self._root, row)) is not None}
         named = {(server.pid, server.start): server for server in servers.values()}
-        # Those that did not answer come last: they must not use up the requests of the others. Otherwise the one
-        # that has waited longest comes first, so that each has its turn.
+        # Those that did not answer come last: they must not use up the requests of the others. Otherwise the
+        # one that has waited longest comes first, so that each has its turn.
         order = sorted(named, key=lambda each: (each in self._silent, self._asked.get(each, 0.0), each))
         figures: dict[Server, CacheFigures] = {}
         for name in order[:MAX_SERVERS]:
