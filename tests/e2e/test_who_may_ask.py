@@ -209,5 +209,8 @@ def test_a_hostile_user_delays_nobody(standin: StandIn, directory: Path) -> None
 
 def sockets_of(exporter: Exporter) -> list[str]:
     """Return the sockets that an exporter has open."""
-    found = [os.readlink(each) for each in Path(f"/proc/{exporter.process.pid}/fd").iterdir()]  # noqa: PTH115
+    found = []
+    for each in Path(f"/proc/{exporter.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(each))  # noqa: PTH115
     return [each for each in found if each.startswith("socket:")]
