@@ -121,8 +121,9 @@ class HoldingState:
         """
         sample, device, work = on_device.sample, on_device.device, on_device.work
         changed = None not in (self.memory, entry.memory) and entry.memory != self.memory
-        gap = sample.monotonic - self.watched > sample.longest_gap and not sample.bridged
-        if sample.bridged and self.state is State.IDLE and self.grade is not Grade.INFERRED:
+        missed = sample.monotonic - self.watched > sample.longest_gap
+        gap = missed and not sample.bridged
+        if missed and sample.bridged and self.state is State.IDLE and self.grade is not Grade.INFERRED:
             self.before_restart = (self.watched - (self.updated - self.since), self.since)
         utilization = on_device.utilization.get(self.pid)
         if utilization is not None:
@@ -136,6 +137,8 @@ class HoldingState:
             self.last_active, self.worked_at = sample.time, sample.monotonic
         elapsed = sample.monotonic - self.watched
         self.cpu.update(sample.cpu.get(self.pid), elapsed, busy=work.busy, own=worked)
+        if self.cpu.may_work:
+            self.before_restart = None
         if self.cpu.may_work or not self.cpu.tells(elapsed):
             self.unrelated_since, self.unrelated_nothing = sample.clock, work.nothing_seconds
         self.evidence = worked or work.shows_quiet(self.pid)

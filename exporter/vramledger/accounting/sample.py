@@ -52,7 +52,7 @@ class Sample:
         # each.
         self.time, self.monotonic = self.reading.time, self.reading.monotonic
         self.clock = (self.monotonic, self.time)
-        self.cpu = dict(self.reading.cpu)
+        self.cpu = dict(self.reading.cpu_taken)
         self.launches = {(count.pid, count.start): count for count in self.reading.launches}
 
     def started_at(self, start: int) -> float:

@@ -506,8 +506,8 @@ class Reading:
         launches: what was counted of quiet holders; the exporter adds it to what the sampler read.
         kv_caches: what the vLLM servers of holders say of their KV caches, with ``--collector.vllm``.
         managed: the mappings of holders on devices with bytes that NVML charges to nobody, as last read.
-        cpu: pid and CPU seconds since the sample before, in 0.1 ms, of each holder that is not alone on its
-            devices; without those that were not there then.
+        cpu_taken: pid and CPU seconds since the sample before, in 0.1 ms, of each holder that is not alone on
+            its devices; without those that were not there then.
         hidden: result of the last complete search for hidden holders, None before the first.
         hidden_unreadable: processes that this search may not look into, None before the first.
         schedulers: the schedulers of this host and what they assigned when last read; empty without any.
@@ -541,7 +541,7 @@ class Reading:
     launches: tuple[LaunchCount, ...] = ()
     kv_caches: tuple[KvCache, ...] = ()
     managed: tuple[ManagedMappings, ...] = ()
-    cpu: tuple[tuple[int, float], ...] = ()
+    cpu_taken: tuple[tuple[int, float], ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
     hidden_unreadable: int | None = None
     schedulers: tuple[Scheduler, ...] = ()

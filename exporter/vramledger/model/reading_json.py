@@ -55,7 +55,7 @@ def decode(line: bytes | str) -> Reading:
         raw["waits"] = tuple(DriverWait(*wait) for wait in raw.get("waits", ()))
         raw["launches"] = tuple(LaunchCount(*count) for count in raw.get("launches", ()))
         raw["kv_caches"] = tuple(KvCache(*each) for each in raw.get("kv_caches", ()))
-        raw["cpu"] = tuple((int(pid), float(seconds)) for pid, seconds in raw.get("cpu", ()))
+        raw["cpu_taken"] = tuple((int(pid), float(seconds)) for pid, seconds in raw.get("cpu_taken", ()))
         raw["managed"] = tuple(ManagedMappings(*each) for each in raw.get("managed", ()))
         raw["events"] = tuple(XidEvent(*event) for event in raw.get("events", ()))
         raw["collectors"] = {

@@ -272,7 +272,7 @@ class Sampler:
             device_files=self._device_files,
             waits=self._waits.result,
             managed=managed,
-            cpu=self._read_cpu_seconds(devices, rows),
+            cpu_taken=self._read_cpu_seconds(devices, rows),
             hidden=self._hidden.result if self._hidden is not None else None,
             hidden_unreadable=self._hidden_unreadable(),
             schedulers=schedulers,

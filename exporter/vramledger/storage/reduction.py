@@ -69,9 +69,9 @@ def reduce_reading(reading: Reading) -> dict[str, Any]:
         plain["schedulers_read"] = round(reading.schedulers_read, 1)
     if reading.devices:
         plain["devices"] = [_device(each, reading.time) for each in reading.devices]
-    if reading.cpu:
-        taken = [round(seconds / _CPU_UNIT) for _, seconds in reading.cpu]
-        plain["cpu"] = {"pids": [pid for pid, _ in reading.cpu], "taken": taken}
+    if reading.cpu_taken:
+        taken = [round(seconds / _CPU_UNIT) for _, seconds in reading.cpu_taken]
+        plain["cpu_taken"] = {"pids": [pid for pid, _ in reading.cpu_taken], "units": taken}
     if reading.facts:
         plain["facts"] = [facts_plain(each) for each in reading.facts]
     if reading.waits:
@@ -130,9 +130,9 @@ def expand_reading(value: Mapping[str, Any], time: float) -> dict[str, Any]:
             device["memory"] = [total, free, used, reserved]
         for row in device.get("process_utilization") or ():
             row[1] = round(round(time, 1) - row[1], 1)
-    if "cpu" in plain:
-        taken = [round(units * _CPU_UNIT, 4) for units in plain["cpu"]["taken"]]
-        plain["cpu"] = list(zip(plain["cpu"]["pids"], taken, strict=True))
+    if "cpu_taken" in plain:
+        taken = [round(units * _CPU_UNIT, 4) for units in plain["cpu_taken"]["units"]]
+        plain["cpu_taken"] = list(zip(plain["cpu_taken"]["pids"], taken, strict=True))
     counts = plain.pop("allocations", {})
     for place, figures in _counting(plain.get("agents", ())):
         if place in counts:

@@ -27,19 +27,19 @@ def test_a_sample_has_what_each_holder_took_since_the_sample_before(
     sampler = Sampler(SamplingConfig(), Driver.open(), Host(Path("/proc")))
 
     device.set_processes([(ours, GIB)])
-    assert sampler.sample().cpu == sampler.sample().cpu == ()
+    assert sampler.sample().cpu_taken == sampler.sample().cpu_taken == ()
     device.set_processes([(ours, GIB), (idle.pid, GIB)])
-    assert sampler.sample().cpu == ()
+    assert sampler.sample().cpu_taken == ()
     for work in (0.2, 0.0):
         begun = time.process_time()
         while time.process_time() < begun + work:
             pass
-        taken = dict(sampler.sample().cpu)
+        taken = dict(sampler.sample().cpu_taken)
         assert taken.keys() == {ours, idle.pid}
         assert work <= taken[ours] < time.process_time() - begun + 0.1
         assert taken[idle.pid] < 0.1
         assert all(seconds == pytest.approx(round(seconds, 4), abs=1e-9) for seconds in taken.values())
     device.set_processes([(ours, GIB)])
-    assert sampler.sample().cpu == ()
+    assert sampler.sample().cpu_taken == ()
     device.set_processes([(ours, GIB), (idle.pid, GIB)])
-    assert sampler.sample().cpu == (), "what they took in several samples is not that of one"
+    assert sampler.sample().cpu_taken == (), "what they took in several samples is not that of one"

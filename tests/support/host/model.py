@@ -372,7 +372,7 @@ class Host:
             cuda_version="13.0",
             devices=devices,
             rows=tuple(process.row(now) for process in alive),
-            cpu=tuple((process.pid, _quiet_cpu(process.pid, now)) for process in alive),
+            cpu_taken=tuple((process.pid, _quiet_cpu(process.pid, now)) for process in alive),
             unseen=dict.fromkeys(
                 {process.pid for process in shown} - {process.pid for process in alive}, "gone"
             ),

@@ -88,7 +88,7 @@ class Device:
             host_pid_namespace=True,
             devices=(device,),
             rows=tuple(ProcessRow(pid, 100, "S", 400, 400, 400, 0, 4) for pid in self.pids),
-            cpu=cpu,
+            cpu_taken=cpu,
             facts=tuple(
                 ProcessFacts(pid, 100, command=self.names.get(pid, "python"), parent=parent)
                 for pid in self.pids

@@ -16,7 +16,9 @@ from vramledger.model.reading import NodeMemory, ProcessEntry
 _KIB: Final = 1024
 _NODES: Final = "devices/system/node"
 _CLIENTS: Final = "sys/kernel/debug/nvmap/iovmm/clients"
-_CLIENT: Final = re.compile(r"\S.*\s(?P<pid>\d+)\s+(?P<size>\d+)K\s*", re.ASCII)
+_CLIENT: Final = re.compile(
+    r"\S+\s+(?P<process>.*?)\s+(?P<pid>\d+)\s+(?P<size>\d+)K\s*", re.ASCII | re.DOTALL
+)
 """A line of nvmap's list: the name of the client, the process, its pid and its KiB."""
 _MOST_CLIENTS: Final = 2**20
 _LAST_PID: Final = 2**22
@@ -35,7 +37,8 @@ class SystemMemory:
 
     def __init__(self, procfs: str = "/proc", rootfs: Path = Path("/")) -> None:
         """Look below a proc file system, and at the nodes of the host's root, or at our own without them."""
-        self._meminfo = Path(procfs, "meminfo")
+        self._procfs = Path(procfs)
+        self._meminfo = self._procfs / "meminfo"
         self._clients = rootfs / _CLIENTS
         below = rootfs / "sys" / _NODES
         # A container may have the host's files without its mounts; the kernel shows its nodes everywhere.
@@ -66,14 +69,15 @@ class SystemMemory:
         """Return who has memory of nvmap, by pid; None where the list is missing, unreadable or garbage.
 
         Only root may read it, and debugfs must be mounted. A client without a process (pid 0) is the
-        kernel's own.
+        kernel's own. A program may put line breaks into its name, and so whole lines into the list: where a
+        line does not have the name that the kernel gives its process, the list is garbage.
         """
         try:
             with self._clients.open("rb") as file:
                 text = file.read(_MOST_CLIENTS).decode(errors="replace")
         except OSError:
             return None
-        heading, *lines = text.splitlines() or [""]
+        heading, *lines = text.split("\n")
         if heading.split() != ["CLIENT", "PROCESS", "PID", "SIZE"]:
             return None
         held: dict[int, int] = {}
@@ -84,9 +88,18 @@ class SystemMemory:
             if found is None or int(found["pid"]) > _LAST_PID:
                 return None
             pid = int(found["pid"])
+            if pid and found["process"] != self._name_of(pid):
+                return None
             held[pid] = held.get(pid, 0) + int(found["size"]) * _KIB
         held.pop(0, None)
         return tuple(ProcessEntry(pid, size, "C") for pid, size in sorted(held.items()))
+
+    def _name_of(self, pid: int) -> str | None:
+        try:
+            name = (self._procfs / str(pid) / "comm").read_bytes().decode(errors="replace")
+        except OSError:
+            return None
+        return name.removesuffix("\n").strip()
 
     def has_processors(self, number: int) -> bool | None:
         """Tell whether a node has CPUs, which a GPU's node never has; None when not known."""

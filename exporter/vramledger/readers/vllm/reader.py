@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import NamedTuple
 
 from vramledger.model.reading import KvCache, ProcessRow
 from vramledger.readers.bounded import BoundedReader
@@ -24,7 +25,13 @@ MAX_SERVERS = 16
 STUCK_AFTER = 45.0
 """Seconds after which a round is given up."""
 
-_Round = tuple[KvCache, ...]
+
+class _Round(NamedTuple):
+    """What was found in one round; ``begun`` and ``seconds`` say when, and how long it took."""
+
+    begun: float
+    seconds: float
+    found: tuple[KvCache, ...]
 
 
 class KvCacheReader:
@@ -47,8 +54,10 @@ class KvCacheReader:
         self._root = root
         self._request = request
         self._clock = clock
-        self._rounds: BoundedReader[_Round] = BoundedReader(stuck_after=STUCK_AFTER, max_stuck=1, clock=clock)
-        self._known: _Round = ()
+        self._rounds: BoundedReader[_Round | None] = BoundedReader(
+            stuck_after=STUCK_AFTER, max_stuck=1, clock=clock
+        )
+        self._known: tuple[KvCache, ...] = ()
         self._begun = self._answered = float("-inf")
         self._silent: set[tuple[int, int]] = set()
         self._asked: dict[tuple[int, int], float] = {}
@@ -65,18 +74,20 @@ class KvCacheReader:
         listed = tuple(rows)
         if not listed:
             self.seconds = None
-        for found in self._rounds.collect(0.0):
-            self._known, self._answered = found, self._begun
-            self.seconds = self._clock() - self._begun
+        for ended in self._rounds.collect(0.0):
+            if ended is None:  # it hangs, and was given up
+                self._known = ()
+            elif ended.begun > self._answered:
+                self._answered, self.seconds, self._known = ended
         if listed and not self._rounds.busy and self._clock() - self._begun >= READ_INTERVAL:
             self._begun = self._clock()
-            self._rounds.submit("vllm", partial(self._read, listed), tuple)
+            self._rounds.submit("vllm", partial(self._read, listed, self._begun), lambda: None)
         if not self.answers:
             self._known = ()
         present = {(row.pid, row.start) for row in listed}
         return tuple(each for each in self._known if (each.pid, each.start) in present)
 
-    def _read(self, rows: tuple[ProcessRow, ...]) -> _Round:
+    def _read(self, rows: tuple[ProcessRow, ...], begun: float) -> _Round:
         servers = {row: server for row in rows if (server := find_server(self._root, row)) is not None}
         named = {(server.pid, server.start): server for server in servers.values()}
         # Those that did not answer come last: they must not use up the requests of the others. Otherwise the
@@ -94,8 +105,9 @@ class KvCacheReader:
         self._silent &= named.keys()
         self._asked = {name: at for name, at in self._asked.items() if name in named}
         # Another program cannot have answered if the same socket still listens, and in the same process.
-        return tuple(
+        found = tuple(
             KvCache(row.pid, row.start, *figures[server])
             for row, server in servers.items()
             if figures.get(server, NOTHING) != NOTHING and find_server(self._root, row) == server
         )
+        return _Round(begun, self._clock() - begun, found)

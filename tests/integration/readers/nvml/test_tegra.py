@@ -43,7 +43,13 @@ def write_clients(rootfs: Path, text: str) -> None:
     """Write nvmap's list of clients."""
     place = rootfs / "sys/kernel/debug/nvmap/iovmm/clients"
     place.parent.mkdir(parents=True)
-    place.write_text(text)
+    place.write_text(text, newline="")
+
+
+def name_process(proc: Path, pid: int, name: str) -> None:
+    """Give a process the name that the kernel shows."""
+    (proc / str(pid)).mkdir()
+    (proc / str(pid) / "comm").write_text(f"{name}\n", newline="")
 
 
 def test_its_memory_is_the_hosts(open_reader: Open) -> None:
@@ -68,6 +74,8 @@ def test_what_nvml_makes_up_is_not_evidence(standin_here: StandIn, open_reader: 
 
 def test_nvmap_names_the_holders(open_reader: Open, tmp_path: Path) -> None:
     """Each process has the sum of its clients; names may have blanks, and the kernel's own is left out."""
+    name_process(tmp_path, 1570, "gnome shell")
+    name_process(tmp_path, 2001, "python3")
     write_clients(
         tmp_path,
         f"{HEADING}user                      gnome shell     1570      20480K\n"
@@ -90,6 +98,18 @@ def test_a_list_of_another_form_is_not_read(open_reader: Open, tmp_path: Path, t
     """Holders are not known then, which is not the same as none."""
     write_clients(tmp_path, text)
     assert read(open_reader()).processes is None
+
+
+@pytest.mark.parametrize(
+    "name", ["x 1 9999999K\nx", "9 9K\nuser sh", "a\nb", "a\rb", "a\x0bb", "\nuser b 7 9K\n"]
+)
+def test_a_name_makes_no_line_of_the_list(open_reader: Open, tmp_path: Path, name: str) -> None:
+    """A program with line breaks in its name gives no memory to another process, or to one that has ended."""
+    name_process(tmp_path, 1, "systemd")
+    name_process(tmp_path, 9, "sh")
+    name_process(tmp_path, 2001, name)
+    write_clients(tmp_path, f"{HEADING}user {name} 2001 1024K\n{TOTAL}")
+    assert read(open_reader()).processes in (None, (ProcessEntry(2001, 1024 * KIB, "C"),))
 
 
 def test_an_empty_list_is_no_holder(open_reader: Open, tmp_path: Path) -> None:
