@@ -183,6 +183,22 @@ def test_the_first_program_of_a_pipeline_is_not_seen_to_be_idle() -> None:
     assert idle_with(held[7]) is Grade.SEEN
 
 
+def test_cpu_time_of_work_ends_what_was_quiet_before_a_restart() -> None:
+    """A restart makes no verdict harsher: the first program of a pipeline is idle since its last work."""
+    device = Device(7, 8)
+    assert idle_with(pipeline(device, 300, {})[7]) is Grade.SEEN
+    restarted = device.tracker.fresh()
+    restarted.recall(device.tracker.remembered())
+    device.tracker = restarted
+    device.now += 20
+    pipeline(device, 60, {})
+    pipeline(device, 300, {7: 0.0009})
+    ended = EPOCH + device.now
+    held = pipeline(device, 300, {})
+    assert idle_with(held[7]) is Grade.SEEN
+    assert held[7].since > ended - 5
+
+
 @pytest.mark.parametrize("every", [2, 3, 4, 5])
 def test_a_first_program_that_works_in_some_bursts_is_not_seen_to_be_idle(every: int) -> None:
     """Of a pipeline's bursts the first program may take part in few, and still it works."""

@@ -238,3 +238,14 @@ def test_all_that_the_accounting_knows_is_stored() -> None:
     assert before == {
         *("_idle_after", "_interval", "_longest_gap", "_owners_max", "_blank", "_restarted"),
     }
+
+
+def test_what_is_proven_stays_proven_where_nothing_is_missing() -> None:
+    """A state that is read again for the next sample, as for a look into the past, changes no verdict."""
+    host = OneHolder()
+    assert host.watch(30).grade is Grade.PROVEN
+    other = copy_of(host.exporter.tracker)
+    for _ in range(20):
+        host.now += 1
+        reading = host.reading()
+        assert other.update(reading) == host.exporter.tracker.update(reading)
