@@ -11,7 +11,7 @@ from vramledger.readers.hosts.stat import READ_ONLY
 
 _OWN_NAMESPACE = "/proc/self/ns/net"
 _LISTEN = b"0A"
-_LINKS_MAX = 65536
+_LINKS_MAX = 4096
 _TABLE_CAP = 1024 * 1024
 """The maximum length of a table, in bytes: seven thousand sockets that listen."""
 

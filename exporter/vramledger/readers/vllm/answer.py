@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Iterable
 from io import BytesIO
+from itertools import islice
 from typing import NamedTuple
 
 from vramledger.readers.hosts.listening_sockets import Listener
@@ -19,7 +20,7 @@ from vramledger.readers.hosts.listening_sockets import Listener
 TIMEOUT = 2.0
 """Seconds for a whole answer."""
 
-MAX_BYTES = 4 * 2**20
+MAX_BYTES = 2**20
 """The maximum length of an answer, in bytes. It is not measured; vLLM's metrics are some hundred lines."""
 
 _MAX_LINE = 16 * 1024
@@ -31,6 +32,7 @@ _CONFIG = b"vllm:cache_config_info"
 _LABEL = re.compile(rb'(?:^|,)(kv_cache_memory_bytes|kv_cache_size_tokens)="([0-9]{1,16})"')
 """Only what is wanted: any label would take seconds for a long line, and no other thread runs then."""
 
+_LINE = re.compile(rb"^(?:%s)[^\n]*" % b"|".join((*_USAGE, _CONFIG)), re.MULTILINE)
 _SAMPLE = re.compile(rb"(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})? +(?P<value>\S+)(?: +\S+)? *")
 _OK = 200
 _REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"
@@ -99,10 +101,8 @@ def parse_figures(page: bytes) -> CacheFigures:
     A server with several engines has a cache for each, and does not say which process has which: then nothing
     is known of any.
     """
-    lines = [
-        line for line in page.split(b"\n") if line.startswith((*_USAGE, _CONFIG)) and len(line) <= _MAX_LINE
-    ]
-    samples = [match for line in lines[:_MAX_LINES] if (match := _SAMPLE.fullmatch(line))]
+    lines = [match[0] for match in islice(_LINE.finditer(page), _MAX_LINES + 1)]
+    samples = [match for line in lines if len(line) <= _MAX_LINE and (match := _SAMPLE.fullmatch(line))]
     usages = next(filter(None, ([each for each in samples if each["name"] == name] for name in _USAGE)), [])
     configs = [each for each in samples if each["name"] == _CONFIG]
     if len(usages) > 1 or len(configs) > 1 or len(lines) > _MAX_LINES:

@@ -20,7 +20,10 @@ KEEP = 60.0
 them with silent servers only."""
 
 MAX_SERVERS = 16
-"""Servers that are asked in a round; with the longest time for an answer that takes 32 s."""
+"""Servers that are asked in a round."""
+
+ROUND_MAX = 25.0
+"""Seconds after which no further server is asked in a round; the others have their turn in the next one."""
 
 STUCK_AFTER = 45.0
 """Seconds after which a round is given up."""
@@ -95,6 +98,8 @@ class KvCacheReader:
         order = sorted(named, key=lambda each: (each in self._silent, self._asked.get(each, 0.0), each))
         figures: dict[Server, CacheFigures] = {}
         for name in order[:MAX_SERVERS]:
+            if self._clock() - begun > ROUND_MAX:
+                break
             self._asked[name] = self._clock()
             page = self._request(named[name])
             if page is None:
