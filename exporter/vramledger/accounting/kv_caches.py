@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from vramledger.model.reading import KvCache, ProcessRow
 from vramledger.model.snapshot import DeviceSnapshot
 
 
 def join_kv_caches(
-    told: Iterable[KvCache],
+    told: Sequence[KvCache],
     rows: Mapping[int, ProcessRow],
     devices: Iterable[DeviceSnapshot],
     reused: Collection[int],
@@ -19,6 +19,8 @@ def join_kv_caches(
     A server is told a size before it takes it. So at its start, and for its processes that have no cache, the
     size is not that of the holding.
     """
+    if not told:  # without --collector.vllm, in every sample
+        return {}
     held: dict[int, int] = {}
     for device in devices:
         for holding in device.holdings:

@@ -41,7 +41,7 @@ def page_rows(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth], *, ready:
             continue
         uuid = str(device["uuid"])
         holdings = device.pop("holdings")
-        device.pop("cgroup_limits")  # the page shows those of owners
+        del device["cgroup_limits"], device["cgroup_limits_failed"]  # the page shows those of owners
         found[uuid] = device
         for holding in holdings if isinstance(holdings, list) else ():
             if isinstance(holding, dict):

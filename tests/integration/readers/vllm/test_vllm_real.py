@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from vramledger.model.reading import KvCache, ProcessRow
 from vramledger.readers.hosts.listening_sockets import Listener
 from vramledger.readers.hosts.stat import read_row
 from vramledger.readers.vllm import answer
-from vramledger.readers.vllm.reader import KEEP, READ_INTERVAL, KvCacheReader
+from vramledger.readers.vllm.reader import KEEP, READ_INTERVAL, STUCK_AFTER, KvCacheReader
 from vramledger.readers.vllm.server import Server, find_server
 
 PROC = "/proc"
@@ -143,6 +144,49 @@ def test_figures_are_gone_with_the_answers(tmp_path: Path) -> None:
         assert asked.reader.update([engine._replace(start=1)]) == ()
         server.say("<html>")
         assert asked.round(engine) == ()
+
+
+def test_a_round_that_hangs_is_given_up(tmp_path: Path) -> None:
+    """Its figures are those of nobody, the collector has no success, and what comes too late is not new."""
+    hangs, go_on = threading.Event(), threading.Event()
+    pages = iter([(0.5, False), (0.9, True)])
+
+    def answer_late(_: Server) -> bytes:
+        usage, waits = next(pages, (0.6, False))
+        if waits:
+            hangs.set()
+            go_on.wait()
+        return metrics_page(usage).encode()
+
+    with serve_vllm(tmp_path) as server:
+        engine, asked = row(server.engine), Asked()
+        asked.reader = KvCacheReader(PROC, request=answer_late, clock=lambda: asked.now)
+        shown = []
+
+        def usage() -> float | None:
+            (known,) = asked.reader.update([engine]) or (None,)
+            shown.append(known and known.usage)
+            return shown[-1]
+
+        try:
+            assert asked.round(engine)[0].usage == 0.5
+            asked.now += READ_INTERVAL
+            assert usage() == 0.5, "a round under way takes nothing away"
+            assert hangs.wait(30)
+            asked.now += STUCK_AFTER
+            wait_until(lambda: usage() is None, "the round to be given up")
+            asked.now += KEEP
+            assert (usage(), asked.reader.answers) == (None, False)
+        finally:
+            go_on.set()
+
+        def read_again() -> bool:
+            asked.now += READ_INTERVAL
+            return usage() == 0.6
+
+        wait_until(read_again, "a new round")
+        assert asked.reader.answers is True
+        assert 0.9 not in shown
 
 
 def test_a_slow_or_endless_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
