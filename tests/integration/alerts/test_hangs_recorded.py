@@ -1,0 +1,52 @@
+"""What pages when real jobs hang: recordings of two H100s, held at the hang, through the shipped rules."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.alerts.promtool import ALERTS, EVALUATION, evaluation_order
+from tests.support.faults import rules
+from tests.support.faults.evaluation import Manager, ask
+from tests.support.faults.recorded import play
+from tests.support.host.scrapes import SCRAPE
+from tests.support.host.series import Trace
+from tests.support.requirements import VERSIONS, require_version
+
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
+HOME = Path(__file__).parents[2] / "recordings" / "two-gpus"
+
+
+def cut(name: str, end: float, folder: Path) -> Path:
+    """Write the part of a recording before a monotonic time; return its path."""
+    with gzip.open(HOME / f"{name}.jsonl.gz", "rt") as lines:
+        head = next(lines)
+        kept = [line for line in lines if json.loads(line)["monotonic"] < end]
+    path = folder / f"{name}.jsonl"
+    path.write_text(head + "".join(kept))
+    return path
+
+
+def alerts(path: Path, minutes: int, folder: Path, version: str) -> set[tuple[str, str, str, str]]:
+    """Return name, severity, pid and rank of the alerts that fire when a recording's end has lasted."""
+    trace = play(path, rules.families(), Trace("n", every=SCRAPE), hold=minutes * 60.0)
+    at = int((trace.slots - 1) * SCRAPE) // EVALUATION * EVALUATION
+    manager = Manager(EVALUATION, ALERTS, evaluation_order(), require_version("promtool", version))
+    found = ask('ALERTS{alertstate="firing",severity!="none"}', [at], trace.series(), folder, manager)
+    keys = ("alertname", "severity", "pid", "rank")
+    return {tuple(dict(labels).get(key, "") for key in keys) for labels in found}
+
+
+STOPPED_LONG = 360.0
+"""Two minutes after a rank of one job was stopped; the other job's rank was stuck in a loop in Python."""
+
+
+def test_a_stopped_rank_pages_once(tmp_path: Path) -> None:
+    """Held for 40 minutes, the stopped rank pages, and the rank that waits for it does not."""
+    found = alerts(cut("hangs", STOPPED_LONG, tmp_path), 40, tmp_path, VERSIONS[0])
+    assert ("GpuJobHung", "page", "1172", "1") in found
+    assert [each for each in found if each[1] == "page"] == [("GpuJobHung", "page", "1172", "1")]
