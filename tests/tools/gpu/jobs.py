@@ -182,7 +182,7 @@ def hangs(bench: Bench) -> None:
     cases = ("stop", "kill", "exit", "deadlock")
     for case in cases:
         bench.job(case, "hang", case)
-    bench.until([f"{case}-{rank}" for case in cases for rank in (0, 1)], "ready", 60)
+    bench.until([f"{case}-{rank}" for case in cases for rank in (0, 1)], "ready", 75)
     bench.pause(12)
     bench.signal("stop-1", signal.SIGSTOP)
     bench.signal("kill-1", signal.SIGKILL)

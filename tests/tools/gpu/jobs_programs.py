@@ -359,8 +359,8 @@ async def _serve(beat: float) -> None:
     """Listen, and wake up at a steady pace, as a server or a notebook does that nobody asks anything."""
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     async with server:
-        while True:
-            await asyncio.sleep(beat)  # noqa: ASYNC110 it shall wake up
+        while True:  # noqa: ASYNC110 it shall wake up
+            await asyncio.sleep(beat)
 
 
 def symmetric() -> None:
