@@ -9,7 +9,11 @@ from typing import TypeVar
 PATIENCE = 30.0
 """Seconds after which a missing event fails the test."""
 
-_PAUSE = 0.005
+_PAUSES = (0.005, 0.05)
+"""The shortest and the longest pause between two checks, seconds."""
+
+_REST = 3.0
+"""A pause is this many times as long as its check took: who waits leaves the processor to what it waits for."""
 
 _T = TypeVar("_T")
 
@@ -20,10 +24,12 @@ def wait_until(condition: Callable[[], _T], what: str, *, patience: float = PATI
     Raises:
         TimeoutError: it has not become true; the message says what did not come.
     """
-    deadline = time.monotonic() + patience
+    shortest, longest = _PAUSES
+    deadline = (began := time.monotonic()) + patience
     while not (answer := condition()):
-        if time.monotonic() > deadline:
+        if (now := time.monotonic()) > deadline:
             message = f"waited {patience:.0f} s in vain for: {what}"
             raise TimeoutError(message)
-        time.sleep(_PAUSE)
+        time.sleep(min(longest, max(shortest, _REST * (now - began))))
+        began = time.monotonic()
     return answer
