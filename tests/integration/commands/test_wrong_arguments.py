@@ -1,0 +1,56 @@
+"""A wrong argument of any command is one line that says what is wrong; tests/e2e tries two in a process."""
+
+from __future__ import annotations
+
+import pytest
+
+from vramledger.cli import main
+
+WRONG = {
+    "unknown flag": (["serve", "--colour"], "unrecognized arguments: --colour"),
+    "shortened flag": (["serve", "--sample.inter=1s"], "unrecognized arguments: --sample.inter=1s"),
+    "unknown command": (["fly"], "invalid choice: 'fly'"),
+    "no command": ([], "required: COMMAND"),
+    "duration without unit": (["serve", "--sample.interval=1"], "'1' is not a duration; write for example"),
+    "duration of nothing": (["serve", "--sample.timeout=0s"], "'0s' is not a duration"),
+    "duration of words": (["show", "--idle-after=soon"], "'soon' is not a duration"),
+    "duration that overflows": (["serve", "--sample.interval=99999999999999h"], "is too long for a duration"),
+    "duration of infinity": (["end", "--pid=7", f"--grace={'9' * 400}d"], "is too long for a duration"),
+    "release for ever": (["release", "--for=31d"], "--for is at most 30d"),
+    "release beyond time": (["release", "--for=99999999999999h"], "is too long for a duration"),
+    "address without port": (["serve", "--web.listen-address=host"], "'host' is not a listen address"),
+    "port too high": (["serve", "--web.listen-address=:65536"], "':65536' is not a listen address"),
+    "bare IPv6": (["serve", "--web.listen-address=::1:9"], "'::1:9' is not a listen address; write"),
+    "unknown source": (["serve", "--source=amd"], "'amd' is not a source; use nvml, auto or replay:FILE"),
+    "replay of nothing": (["show", "--source=replay:"], "'replay:' is not a source"),
+    "speed of nothing": (["serve", "--replay.speed=0"], "'0' is not a speed"),
+    "negative count": (["serve", "--processes.max=-1"], "'-1' is not a whole number"),
+    "path without slash": (["serve", "--web.telemetry-path=metrics"], "'metrics' is not a path for metrics"),
+    "path with braces": (["serve", "--web.telemetry-path=/{gpu"], "'/{gpu' is not a path for metrics"),
+    "path with an end": (["serve", "--web.telemetry-path=/gpu/"], "'/gpu/' is not a path for metrics"),
+    "path of a probe": (["serve", "--web.telemetry-path=/-/ready"], "'/-/ready' is not a path for metrics"),
+    "path of the ledger": (["serve", "--web.telemetry-path=/api/v1/ledger"], "is not a path for metrics"),
+    "level": (["serve", "--log.level=loud"], "invalid choice: 'loud'"),
+    "no procfs": (["serve", "--path.procfs=/nowhere"], "--path.procfs=/nowhere is not a proc file system"),
+    "not procfs": (["doctor", "--path.procfs=/etc"], "--path.procfs=/etc is not a proc file system"),
+    "no rootfs": (["check", "--path.rootfs=/nowhere"], "--path.rootfs=/nowhere cannot be read (No such file"),
+    "a file as rootfs": (["serve", "--path.rootfs=/etc/passwd"], "cannot be read (Not a directory)"),
+    "capture to nowhere": (["capture"], "required: FILE"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_argument_is_one_line_and_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A usage error is one line that says what is wrong and where to read more; the exit status is 2."""
+    try:
+        status: object = main(arguments)
+    except SystemExit as end:
+        status = end.code
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert status == 2
+    assert printed.out == ""
+    assert line.startswith("vramledger")
+    assert message in line
