@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.alerts.test_alerts import CASES, Case
+from tests.integration.alerts.test_alerts import CASES
+from tests.support.alerts.cases import Case
 from tests.support.alerts.promtool import ALERTS, EVALUATION, RULE_FILES, evaluation_order, rules
 from tests.support.dashboards.files import FILES
 from tests.support.requirements import PROJECT, require_newer, require_tool

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.alerts.test_alerts import CASES, Case
+from tests.integration.alerts.test_alerts import CASES
 from tests.integration.alerts.test_false_pages import torch
+from tests.support.alerts.cases import Case
 from tests.support.alerts.nodes import Holder, Node
 from tests.support.alerts.promtool import Alert, firing
 from tests.support.dashboards.files import load_dashboards
