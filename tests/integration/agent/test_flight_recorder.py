@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -10,63 +9,12 @@ from typing import Any
 import pytest
 
 from tests.support.listening import FAKE, PROJECT, environment, finish, start
+from tests.support.recorded_torch import BEGINNING, CONSENT, FROM_START, MIB, REQUEST, peak, reports, run
 from vramledger.agent.oom import report_file
 from vramledger.torch_snapshots.safe_pickle import load_plain
 from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
 from vramledger.torch_snapshots.text import snapshot_text
 from vramledger.torch_snapshots.training_text import training_text
-
-MIB = 2**20
-
-BEGINNING = """
-import sys, time, torch
-M = 2**20
-def make_model():
-    return [torch.Tensor(M) for _ in range(3)]
-model = make_model()
-from vramledger.agent.oom import handler
-from vramledger.agent.worker import worker
-while not handler.observer.attached:
-    time.sleep(0.01)
-optimizer = torch.optim.Adam(model)
-
-def forward(batch):
-    parameter = torch.Node("torch::autograd::AccumulateGrad", torch.float32, (4, 512))
-    weight = torch.Node("TBackward0", torch.float32, (4, 512), parameter)
-    node = parameter
-    for number in range(3):
-        node = torch.Node(f"AddmmBackward{number}", torch.bfloat16, (batch, 512), node, weight)
-    activations = [torch.Tensor(batch * M // 4, dtype=torch.bfloat16) for _ in range(4)]
-    activations[-1].grad_fn = node
-    return activations
-
-def step(batch=8, clear=True):
-    if clear:
-        optimizer.zero_grad()
-    loss = forward(batch)
-    torch.backward(model)
-    optimizer.step()
-
-def fail(size=2**40):
-    try:
-        torch.Tensor(size)
-    except torch._C.OutOfMemoryError:
-        print("failed")
-"""
-
-FROM_START = {"VRAMLEDGER_AGENT_SNAPSHOT_FROM_START": "1"}
-CONSENT = {"VRAMLEDGER_AGENT_CONSENT": "snapshot"}
-
-
-def run(place: Path, code: str, **variables: str) -> str:
-    """Run a program to its end; return its output."""
-    program = BEGINNING + textwrap.dedent(code) + "\nassert worker.errors == {}, worker.errors\n"
-    return finish(start(program, environment(place, FAKE, **variables)))
-
-
-def reports(place: Path) -> list[dict[str, Any]]:
-    """Return the reports that a program wrote, the oldest first."""
-    return [json.loads(path.read_text()) for path in sorted((place / "reports").glob("*.json"))]
 
 
 def snapshot_of(report: dict[str, Any]) -> AllocationSnapshot:
@@ -141,19 +89,6 @@ def test_peaks_within_the_steps(place: Path) -> None:
     snapshot = snapshot_of(report)
     assert snapshot.training is not None
     assert "20.0 MiB" in training_text(snapshot.training)
-
-
-def peak(
-    *, parameters: int = 0, gradients: int = 0, optimizer: int = 0, activations: int = 0
-) -> dict[str, Any]:
-    """Return a peak as reports have it, from MiB."""
-    categories = {
-        "parameters": parameters * MIB,
-        "gradients": gradients * MIB,
-        "optimizer": optimizer * MIB,
-        "activations": activations * MIB,
-    }
-    return {"bytes": sum(categories.values()), "categories": categories}
 
 
 @pytest.mark.parametrize("variables", [FROM_START, {}])
@@ -515,173 +450,3 @@ def test_run_asks_for_a_recording() -> None:
         environ = {**os.environ, "PYTHONPATH": str(PROJECT / "exporter")}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
         assert done.stdout == expected
-
-
-REQUEST = """
-import tempfile, threading
-from vramledger.agent.requests import Request
-from vramledger.agent.torch import memory_history
-from vramledger.agent import step_boundary
-
-def request(work, **arguments):
-    "Ask for a snapshot on a thread of its own, and run the program's work until the answer."
-    answers = []
-    with open(PATH, "wb") as file:
-        def ask():
-            try:
-                asked = Request("snapshot", arguments, [file.fileno()], 0)
-                answers.append(memory_history.record_snapshot(asked))
-            except Exception as error:
-                answers.append(error)
-        thread = threading.Thread(target=ask)
-        thread.start()
-        while thread.is_alive():
-            work()
-    (answer,) = answers
-    if isinstance(answer, Exception):
-        raise answer
-    return answer["history"]
-"""
-
-
-def requested(place: Path, code: str, **variables: str) -> tuple[str, AllocationSnapshot]:
-    """Run a program that asks itself for a snapshot; return its output and the snapshot."""
-    path = place / "snapshot.pickle"
-    out = run(place, f"PATH = {str(path)!r}\n{REQUEST}\n{textwrap.dedent(code)}", **variables)
-    return out, parse_snapshot(load_plain(path))
-
-
-def test_a_recorded_step_is_whole(place: Path) -> None:
-    """``snapshot --step`` has the peaks of exactly one step, and the recording has ended afterwards."""
-    code = """
-        print(request(step, step=True, seconds=30.0), torch.cuda.memory.recording)
-    """
-    out, snapshot = requested(place, code, **CONSENT)
-
-    assert out == "agent None\n"
-    assert snapshot.training is not None
-    (step,) = [step for device in snapshot.training.devices for step in device.steps if step.finished]
-    assert (step.whole, step.batch) == (True, 8)
-    assert step.peaks["backward"].size == 20 * MIB
-
-
-def test_a_recording_from_the_start_answers_at_once_and_goes_on(place: Path) -> None:
-    """A snapshot of a program that records from its start has that recording, which does not end."""
-    code = """
-        step()
-        print(request(lambda: None, seconds=200.0), torch.cuda.memory.recording is not None)
-        step()
-        fail()
-    """
-    out, snapshot = requested(place, code, **FROM_START)
-    (report,) = reports(place)
-
-    assert out == "start True\nfailed\n"
-    assert snapshot.training is not None
-    assert snapshot.training.from_start
-    assert len([step for step in report["flight"]["steps"] if step["finished"]]) == 2
-
-
-def test_a_snapshot_between_steps_keeps_nothing_alive(place: Path) -> None:
-    """A snapshot on the agent's thread asks for no object of the program, and claims no category."""
-    code = """
-        import gc
-        step()
-        gc.get_objects = lambda *_: threads.append(threading.current_thread().name) or []
-        threads = []
-        request(lambda: None, seconds=0.5)
-        print(set(threads) - {"MainThread"})
-    """
-    out, snapshot = requested(place, code, **FROM_START)
-    training = snapshot.training
-
-    assert out == "set()\n"
-    assert training is not None
-    steps = [step for device in training.devices for step in device.steps]
-    assert steps
-    assert not any(peak.categories for step in steps for peak in step.peaks.values())
-    assert all(step.gradients_before is None for step in steps)
-    assert "--step" in training_text(training)
-
-
-def test_a_step_that_ends_during_the_snapshot_is_in_none(place: Path) -> None:
-    """A snapshot has the steps that ended before it was taken: a later one has events that it lacks."""
-    code = """
-        step()
-        take = torch.cuda.memory._snapshot
-        def take_while_it_steps(*arguments, **named):
-            taken = take(*arguments, **named)
-            step()
-            return taken
-        torch.cuda.memory._snapshot = take_while_it_steps
-        request(lambda: None, seconds=0.5)
-    """
-    _, snapshot = requested(place, code, **FROM_START)
-
-    assert snapshot.training is not None
-    assert len([step for device in snapshot.training.devices for step in device.steps if step.finished]) == 1
-
-
-CYCLES = """
-class Holder:
-    def __init__(self, size):
-        self.tensor = torch.Tensor(size)
-        self.hook = lambda: self
-
-class Finalised(Holder):
-    def __del__(self):
-        finalised.append(1)
-
-finalised = []
-
-def make(kind, size):
-    kind(size)
-
-def work():
-    step()
-"""
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_reference_cycles_by_place(place: Path, enabled: bool) -> None:
-    """``snapshot --cycles`` names the lines whose memory the collector freed and the code of the cycles."""
-    code = CYCLES + textwrap.dedent(f"""
-        import gc, weakref
-        gc.collect()
-        gc.disable()
-        callbacks, flags, ours = list(gc.callbacks), gc.get_debug(), ["theirs"]
-        gc.garbage.append(ours)
-        kept = Holder(3 * M)
-        watch = weakref.ref(kept)
-        make(Holder, 1 * M)
-        make(Holder, 4 * M)
-        make(Finalised, 2 * M)
-        if {enabled}:
-            gc.enable()
-        before = torch._C.allocators[0].allocated
-        request(work, cycles=True, seconds=30.0)
-        optimizer.zero_grad()
-        print(gc.isenabled(), gc.get_debug() == flags, gc.callbacks == callbacks, gc.garbage == [ours])
-        print(finalised, watch() is kept)
-    """)
-    out, snapshot = requested(place, code, **CONSENT)
-
-    assert out == f"{enabled} True True True\n[1] True\n"
-    assert snapshot.training is not None
-    garbage = snapshot.training.garbage
-    assert garbage is not None
-    if not enabled:  # otherwise the collector may have come before us
-        assert sum(block.size for block in garbage.blocks) == 7 * MIB
-        assert [(cycle.size, cycle.cycles) for cycle in garbage.cycles] == [(5 * MIB, 2), (2 * MIB, 1)]
-        assert ("function", "<lambda>") in [(kind, frame.name) for kind, frame in garbage.cycles[0].objects]
-        assert "Holder" in [kind for kind, _ in garbage.cycles[0].objects]
-        shown = training_text(snapshot.training)
-        assert "collector freed 7.0 MiB" in shown
-
-
-def test_no_cycle_is_said_to_be_none(place: Path) -> None:
-    """Where no cycle kept GPU memory, the snapshot says so."""
-    _, snapshot = requested(place, CYCLES + "\nrequest(work, cycles=True, seconds=30.0)\n", **CONSENT)
-
-    assert snapshot.training is not None
-    assert "no reference cycle" in training_text(snapshot.training)
