@@ -13,7 +13,7 @@ _PAUSES = (0.005, 0.05)
 """The shortest and the longest pause between two checks, seconds."""
 
 _REST = 3.0
-"""A pause is this many times as long as its check took: who waits leaves the processor to what it waits for."""
+"""A pause is this many times as long as its check: the processor is for what is waited for."""
 
 _T = TypeVar("_T")
 
