@@ -308,11 +308,27 @@ def spread(values: list[float]) -> tuple[float, float, float]:
     return statistics.median(values), medians[50], medians[-51]
 
 
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+FAILURES: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("too-big", "too_big", {}),
+    ("fragmented", "fragmented", {}),
+    ("hoarded", "hoarded", {}),
+    ("leaking", "leaking", {}),
+    ("limited", "too_big", {}),
+    ("limited-fragmented", "fragmented", {}),
+    # What is free between pieces can be mapped elsewhere, so that only what is too big fails.
+    ("expandable", "too_big", EXPANDABLE),
+    ("alone", "too_big", {}),
+    ("late-leak", "leaking", {}),
+    ("early", "leaking", {}),
+)
+"""How a program runs out of memory, the verdict, and its variables."""
+
+
 def verdicts(bench: Bench) -> None:
-    """Run out of memory in four ways, and read the verdict."""
-    for case, expected in (
-        ("too-big", "too_big"), ("fragmented", "fragmented"), ("hoarded", "hoarded"), ("leaking", "leaking"),
-    ):  # fmt: skip
+    """Run out of memory in several ways, and read the verdict and the advice."""
+    for case, expected, environ in FAILURES:
         with contextlib.ExitStack() as tenants:
             if case == "hoarded":
                 size = 40 * 1024
@@ -330,14 +346,22 @@ def verdicts(bench: Bench) -> None:
                     *bench.machine.tenants,
                     {"self": True, "bytes": MIB, "state": "active"},
                 ]
-            with bench.program("out_of_memory", case) as (
-                pid, told,
-            ):  # fmt: skip
+            with bench.program("out_of_memory", case, **environ) as (pid, told):
                 time.sleep(1.5)
                 last = bench.last(pid).get("last_oom", {})
             bench.machine.tenants = []
         path = last.get("report")
-        bench.figures[f"out of memory, {case}"] = {"told": told, "last_oom": last}
+        facts, text = read_report(path)
+        bench.figures[f"out of memory, {case}"] = {
+            "told": told,
+            "last_oom": last,
+            "report": facts,
+            "text": text,
+        }
+        if case == "expandable":
+            advised = "expandable_segments:True" in text
+            met = None if bench.rehearse else bool(text) and not advised
+            bench.row("advice where expandable segments are on", f"names them: {advised}", "not", met=met)
         exception = told.get("exception")
         bench.row(
             f"out of memory, {case}",
@@ -347,6 +371,16 @@ def verdicts(bench: Bench) -> None:
             if bench.rehearse
             else last.get("verdict") == expected and exception == "OutOfMemoryError",
         )
+
+
+def read_report(path: str | None) -> tuple[Facts, str]:
+    """Return an out-of-memory report, as JSON without its lines of code, and as text."""
+    if path is None or not Path(path).exists():
+        return {}, ""
+    facts: Facts = json.loads(Path(path).read_text())
+    facts.pop("flight", None)
+    text = Path(path).with_suffix(".txt")
+    return facts, text.read_text() if text.exists() else ""
 
 
 STAGES = {

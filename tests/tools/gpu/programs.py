@@ -255,29 +255,85 @@ def out_of_memory(case: str) -> None:
     time.sleep(1.5)  # the agent exists
     kept: list[Any] = []
     capacity = 80 * GIB if FAKE else torch.cuda.get_device_properties(0).total_memory
+    if case.startswith("limited") and not FAKE:
+        torch.cuda.set_per_process_memory_fraction(0.1)
     try:
-        if case == "too-big":
-            kept.extend(bytes_on(capacity // 10) for _ in range(20))
-        elif case == "hoarded":
-            kept.append(bytes_on(capacity * 6 // 10))
-        elif case == "fragmented":
-            whole = [bytes_on(capacity // 10) for _ in range(8)]
-            whole.clear()
-            pieces = [bytes_on(capacity // 10 // 16) for _ in range(128)]
-            kept.extend(pieces[::2])
-            pieces.clear()
-            kept.append(bytes_on(capacity // 4))
-        elif case == "leaking":
-            while True:
-                kept.append(bytes_on(capacity // 60))
-                passing = bytes_on(capacity // 40)
-                time.sleep(0.3)
-                del passing
+        exhaust(case, kept, capacity)
     except RuntimeError as error:
-        tell(exception=type(error).__name__, message=str(error)[:200], pid=os.getpid())
+        tell(exception=type(error).__name__, message=str(error)[:300], pid=os.getpid())
     else:
         tell(exception=None, pid=os.getpid())
     sys.stdin.read()
+
+
+def exhaust(case: str, kept: list[Any], capacity: int) -> None:
+    """Fail in one of the ways."""
+    if case == "too-big":
+        kept.extend(bytes_on(capacity // 10) for _ in range(20))
+    elif case == "hoarded":
+        kept.append(bytes_on(capacity * 6 // 10))
+    elif case in ("fragmented", "expandable"):
+        break_into_pieces(kept, capacity)
+        kept.append(bytes_on(capacity * 6 // 10 if case == "expandable" else capacity // 4))
+    elif case == "limited":
+        kept.extend(bytes_on(capacity // 100) for _ in range(12))
+    elif case == "limited-fragmented":
+        break_into_pieces(kept, capacity // 10)
+        kept.append(bytes_on(capacity // 40))
+    elif case == "alone":
+        kept.append(bytes_beside(capacity * 7 // 10))
+        kept.append(bytes_on(capacity * 5 // 10))
+    elif case == "leaking":
+        leak(kept, capacity, 0.3)
+    elif case == "late-leak":
+        read_often(0.005)
+        end = time.monotonic() + (1 if FAKE else 18)  # 3600 readings: an hour, at one a second
+        while time.monotonic() < end:
+            passing = bytes_on(capacity // 40)
+            time.sleep(0.002)
+            del passing
+        leak(kept, capacity, 0.1)
+    elif case == "early":
+        leak(kept, capacity, 0.02)
+
+
+def break_into_pieces(kept: list[Any], capacity: int) -> None:
+    """Leave half of the pieces in use, so that what is free between them is in pieces."""
+    whole = [bytes_on(capacity // 10) for _ in range(8)]
+    whole.clear()
+    pieces = [bytes_on(capacity // 10 // 16) for _ in range(128)]
+    kept.extend(pieces[::2])
+    pieces.clear()
+
+
+def bytes_beside(size: int) -> object:
+    """Take bytes from the driver, beside torch's allocator."""
+    if FAKE:
+        return None
+    import ctypes
+
+    address = ctypes.c_uint64(0)
+    failed = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size))
+    assert not failed, failed
+    time.sleep(2.5)  # the exporter sees it
+    return address
+
+
+def read_often(interval: float) -> None:
+    """Have the agent read so often that seconds are as long for it as an hour."""
+    from vramledger.agent.worker import worker
+
+    worker.settings.interval = interval
+    time.sleep(1.5)  # the turn that was planned before
+
+
+def leak(kept: list[Any], capacity: int, seconds: float) -> None:
+    """Keep a piece of each step, until an allocation fails."""
+    while True:
+        kept.append(bytes_on(capacity // 60))
+        passing = bytes_on(capacity // 40)
+        time.sleep(seconds)
+        del passing
 
 
 if __name__ == "__main__":
