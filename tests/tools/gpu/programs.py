@@ -258,7 +258,7 @@ def out_of_memory(case: str) -> None:
     if case.startswith("limited") and not FAKE:
         torch.cuda.set_per_process_memory_fraction(0.1)
     try:
-        exhaust(case, kept, capacity)
+        WAYS[case](kept, capacity)
     except RuntimeError as error:
         tell(exception=type(error).__name__, message=str(error)[:300], pid=os.getpid())
     else:
@@ -266,35 +266,54 @@ def out_of_memory(case: str) -> None:
     sys.stdin.read()
 
 
-def exhaust(case: str, kept: list[Any], capacity: int) -> None:
-    """Fail in one of the ways."""
-    if case == "too-big":
-        kept.extend(bytes_on(capacity // 10) for _ in range(20))
-    elif case == "hoarded":
-        kept.append(bytes_on(capacity * 6 // 10))
-    elif case in ("fragmented", "expandable"):
-        break_into_pieces(kept, capacity)
-        kept.append(bytes_on(capacity * 6 // 10 if case == "expandable" else capacity // 4))
-    elif case == "limited":
-        kept.extend(bytes_on(capacity // 100) for _ in range(12))
-    elif case == "limited-fragmented":
-        break_into_pieces(kept, capacity // 10)
-        kept.append(bytes_on(capacity // 40))
-    elif case == "alone":
-        kept.append(bytes_beside(capacity * 7 // 10))
-        kept.append(bytes_on(capacity * 5 // 10))
-    elif case == "leaking":
-        leak(kept, capacity, 0.3)
-    elif case == "late-leak":
-        read_often(0.005)
-        end = time.monotonic() + (1 if FAKE else 18)  # 3600 readings: an hour, at one a second
-        while time.monotonic() < end:
-            passing = bytes_on(capacity // 40)
-            time.sleep(0.002)
-            del passing
-        leak(kept, capacity, 0.1)
-    elif case == "early":
-        leak(kept, capacity, 0.02)
+def take_pieces(size: int, count: int, kept: list[Any]) -> None:
+    """Keep pieces of one size."""
+    kept.extend(bytes_on(size) for _ in range(count))
+
+
+def take_after_pieces(kept: list[Any], capacity: int, request: int) -> None:
+    """Break a capacity into pieces, and ask for more than one of them."""
+    break_into_pieces(kept, capacity)
+    kept.append(bytes_on(request))
+
+
+def take_beside(kept: list[Any], capacity: int) -> None:
+    """Ask for half of the device, of which the same process holds the most elsewhere."""
+    kept.append(bytes_beside(capacity * 7 // 10))
+    kept.append(bytes_on(capacity * 5 // 10))
+
+
+def leak_late(kept: list[Any], capacity: int) -> None:
+    """Leak after 3,600 flat readings, as after an hour with one each second."""
+    read_often(0.005)
+    end = time.monotonic() + (1 if FAKE else 18)
+    while time.monotonic() < end:
+        passing = bytes_on(capacity // 40)
+        time.sleep(0.002)
+        del passing
+    leak(kept, capacity, lambda: time.sleep(0.1))
+
+
+def leak_early(kept: list[Any], capacity: int) -> None:
+    """Leak in the first second, in steps of an optimizer."""
+    parameter: Any = bytes_on(MIB) if FAKE else torch.nn.Parameter(torch.zeros(16, device="cuda"))
+    parameter.grad = bytes_on(MIB) if FAKE else torch.zeros_like(parameter)
+    optimizer: Any = (torch.optim.Adam if FAKE else torch.optim.SGD)([parameter])
+    leak(kept, capacity, optimizer.step)
+
+
+WAYS: dict[str, Callable[[list[Any], int], None]] = {
+    "too-big": lambda kept, capacity: take_pieces(capacity // 10, 20, kept),
+    "hoarded": lambda kept, capacity: take_pieces(capacity * 6 // 10, 1, kept),
+    "fragmented": lambda kept, capacity: take_after_pieces(kept, capacity, capacity // 4),
+    "expandable": lambda kept, capacity: take_after_pieces(kept, capacity, capacity * 6 // 10),
+    "limited": lambda kept, capacity: take_pieces(capacity // 100, 12, kept),
+    "limited-fragmented": lambda kept, capacity: take_after_pieces(kept, capacity // 10, capacity // 40),
+    "alone": take_beside,
+    "leaking": lambda kept, capacity: leak(kept, capacity, lambda: time.sleep(0.3)),
+    "late-leak": leak_late,
+    "early": leak_early,
+}
 
 
 def break_into_pieces(kept: list[Any], capacity: int) -> None:
@@ -327,12 +346,12 @@ def read_often(interval: float) -> None:
     time.sleep(1.5)  # the turn that was planned before
 
 
-def leak(kept: list[Any], capacity: int, seconds: float) -> None:
+def leak(kept: list[Any], capacity: int, step: Callable[[], object]) -> None:
     """Keep a piece of each step, until an allocation fails."""
     while True:
         kept.append(bytes_on(capacity // 60))
         passing = bytes_on(capacity // 40)
-        time.sleep(seconds)
+        step()
         del passing
 
 
