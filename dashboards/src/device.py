@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dashboards.src.dashboard import DEVICE, Dashboard, Row, annotation, device_variable
 from dashboards.src.panels import (
+    AGE_WIDTH,
     BYTES,
     COUNT,
     NO_HOLDER,
     SECONDS,
     SHARE,
     STATE_CODES,
-    TIME_AGO,
     Column,
     Json,
     Panel,
@@ -21,19 +21,24 @@ from dashboards.src.panels import (
     state_timeline,
     table,
     time_series,
+    value_mapping,
 )
 from dashboards.src.queries import (
+    BLOCKER,
     CHOSEN_DEVICE,
     DEVICE_LABELS,
     HOLDING_LABELS,
     NO_AGENT,
     NO_SCHEDULER,
     NODE_LABELS,
+    age,
     device_bytes,
     filling_rate,
     firing_alerts,
     holdings,
     increase,
+    minimum_demand_of,
+    named_in_full,
     rate,
     selector,
     state_codes,
@@ -42,17 +47,23 @@ from dashboards.src.queries import (
     uncharged,
 )
 from dashboards.src.shared_panels import (
+    BLOCKER_COLUMN,
     OWNER_COLUMN,
     OWNER_TYPE_COLUMN,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
+    VERDICT_COLUMN,
+    VERDICT_STEP_COLUMN,
     busy_without_work,
     exporters,
     holders,
     wasted,
+    with_verdict_step,
 )
 from vramledger.views.colours import GRAFANA
 
+DOES_NOT_FILL = -1
+GROWTH = value_mapping({DOES_NOT_FILL: ("no holder grows", "text")})
 HOLDER_LEGEND = "{{command}} {{pid}} of {{owner}}"
 NO_GPM = "not available before Hopper, or no data"
 NOT_AVAILABLE = "not available on this device, or no data"
@@ -104,11 +115,13 @@ def process_count() -> Panel:
 def time_until_full() -> Panel:
     free = f"sum({device_selector('vramledger_device:memory_free_bytes:last')})"
     rise = f"sum({filling_rate(CHOSEN_DEVICE)})"
+    nobody = f"sum({device_selector('vramledger_device_holders')}) == 0"
+    known = f"count({minimum_demand_of(CHOSEN_DEVICE)}) or {nobody}"
     return stat(
         "Time until full",
         "At the rate at which the minimum of all holders has risen within 15 minutes.",
-        Query(f"{free} / {rise}"),
-        unit=SECONDS, absent="no holder grows",
+        Query(f"{free} / {rise}\nor {DOES_NOT_FILL} + 0 * ({known})"),
+        unit=SECONDS, absent="not known", mappings=[GROWTH],
     )  # fmt: skip
 
 
@@ -185,17 +198,17 @@ def ended_holders() -> Panel:
     return table(
         "Holders that ended",
         "The ten largest holders of the time range that have ended: the peak of each, its fastest "
-        "growth over 5 minutes, and when it was last seen. The table is empty if none has ended.",
+        "growth over 5 minutes, and how long it has not been seen. The table is empty if none has ended.",
         Query(f"topk(10, {ended})"),
         Query(growth),
-        Query(f"1000 * {last}"),
+        Query(age(last)),
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             OWNER_COLUMN,
             Column("Value #A", "Peak", BYTES, bar=True),
             Column("Value #B", "Fastest growth", "Bps", width=110),
-            Column("Value #C", "Last seen", TIME_AGO, width=120),
+            Column("Value #C", "Ended for", SECONDS, width=AGE_WIDTH),
         ],
         sort="Value #A", rows_of="Value #A", width=21, height=7,
     )  # fmt: skip
@@ -217,31 +230,45 @@ def failed_allocations() -> Panel:
     split = newest(device_selector("vramledger_torch_inactive_split_bytes"))
     cached = newest(device_selector("vramledger_torch_reclaimable_bytes"))
     least = f"min_over_time({device_bytes('free', CHOSEN_DEVICE)}[$__range])"
+    moment = selector("vramledger_framework_last_oom_timestamp_seconds")
+    recent = f"max by ({process}) (time() - {moment} < 120)"
+    largest = f"topk by ({NODE_LABELS}) (1, {holdings(CHOSEN_DEVICE)} unless on ({process}) {recent})"
+    named = named_in_full(largest, BLOCKER)
+    beside = f"0 * {recent} + on ({NODE_LABELS}) group_left ({BLOCKER}) {named}"
+    blocker = (
+        f"topk by ({process}) (1, max by ({process}, {BLOCKER}) (max_over_time(({beside})[$__range:1m])))"
+    )
     free = f"{ever} * 0 + on ({NODE_LABELS}) group_left () sum by ({NODE_LABELS}) ({least})"
+    newest_failure = f"max by ({process}, framework, verdict) ({when} {here})"
     return table(
         "Why allocations failed",
         "The newest failed allocation of each program on the device, also of programs that have ended: "
-        "what it asked for and the verdict of its agent. Beside it, within the time range, the least that "
-        "was free, the highest that others held together, and what of its own pool was last cached or "
-        "split. The table is empty if none failed, or if no program has an agent.",
-        Query(f"1000 * topk(10, max by ({process}, framework, verdict) ({when} {here}))"),
+        "what it asked for, the verdict of its agent, and what helps first. Beside it, within the time "
+        "range, who else held most just after it failed, the highest that others held together, the least "
+        "that was free, and what of its own pool was last cached or split. The table is empty if none "
+        "failed, or if no program has an agent.",
+        Query(with_verdict_step(f"bottomk(10, {age(newest_failure)})")),
         Query(f"max by ({process}, framework) ({asked} {here})"),
         Query(free),
         Query(others),
         Query(f"sum by ({process}) ({cached})"),
         Query(f"sum by ({process}) ({split})"),
+        Query(blocker),
         columns=[
             PROCESS_COLUMN,
-            Column("framework", "Framework", width=95),
-            Column("Value #A", "When", TIME_AGO, width=125),
-            Column("Value #B", "Asked", BYTES, width=100),
-            Column("verdict", "Verdict"),
-            Column("Value #C", "Free, at least", BYTES, width=110),
-            Column("Value #D", "Others held", BYTES, width=110),
-            Column("Value #E", "Its cache", BYTES, width=100),
-            Column("Value #F", "Its split", BYTES, width=100),
+            Column("framework", "Framework", width=90),
+            Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
+            Column("Value #B", "Asked", BYTES, width=80),
+            VERDICT_COLUMN,
+            VERDICT_STEP_COLUMN,
+            BLOCKER_COLUMN,
+            Column("Value #G", "It held", BYTES, width=80),
+            Column("Value #D", "Others, at most", BYTES, width=80),
+            Column("Value #C", "Free, at least", BYTES, width=80),
+            Column("Value #E", "Its cache", BYTES, width=80),
+            Column("Value #F", "Its split", BYTES, width=80),
         ],
-        sort="Value #A", rows_of="Value #A", width=21, height=6,
+        sort="Value #A", ascending=True, rows_of="Value #A", width=21, height=6,
     )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from dashboards.src.panels import (
     NODE_LEGEND,
     SECONDS,
     STATUS_NAMES,
-    TIME_AGO,
     YES_OR_NO,
     Column,
     Panel,
@@ -23,11 +22,13 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     DEVICE_LABELS,
     NODE_LABELS,
+    age,
     count_equal,
     increase,
     rate,
     selector,
     ten_largest,
+    watch_status,
 )
 from dashboards.src.shared_panels import NODE_COLUMN, PROCESS_COLUMN, gaps, watched_nodes
 
@@ -41,12 +42,14 @@ def _ten_nodes(figure: str) -> str:
 
 
 def exporter_states() -> Panel:
+    recorded = f"max by ({NODE_LABELS}) ({selector('vramledger_node:exporter_status:code')})"
     return state_timeline(
         "Exporter status",
         "Down: it does not answer Prometheus. Driver does not answer: the exporter runs, but NVML does "
-        "not answer. Samples have stopped: it answers with an old sample. The 50 worst nodes.",
+        "not answer. Samples have stopped: it answers with an old sample. Watching in part: a GPU does not "
+        "answer, an agent is silent, or the exporter does not see the host's processes. The 50 worst nodes.",
         Query(
-            f"bottomk(50, max by ({NODE_LABELS}) ({selector('vramledger_node:exporter_status:code')}))",
+            f"bottomk(50, {watch_status(recorded)})",
             NODE_LEGEND,
         ),
         mappings=[STATUS_NAMES], width=24, height=10,
@@ -107,13 +110,13 @@ def versions() -> Panel:
         "Which version runs on which node, and whether it reads the driver or plays a recording.",
         Query(f"topk(100, count by (instance, version, python_version) ({versions}))"),
         Query(f"count by (instance, source) ({selector('vramledger_source_info')})"),
-        Query(f"1000 * max by (instance) ({selector('vramledger_sample_timestamp_seconds')})"),
+        Query(age(f"max by (instance) ({selector('vramledger_sample_timestamp_seconds')})")),
         columns=[
             NODE_COLUMN,
             Column("version", "Version"),
             Column("python_version", "Python"),
             Column("source", "Source"),
-            Column("Value #C", "Newest sample", TIME_AGO),
+            Column("Value #C", "Age of its newest sample", SECONDS),
         ],
         rows_of="Value #A", height=8,
     )  # fmt: skip
@@ -277,13 +280,13 @@ def agents() -> list[Panel]:
             "Agents",
             "For each agent: whether it reports, why not, and when it last reported.",
             Query(f"bottomk(50, max by (instance, pid, reason) ({up}))"),
-            Query(f"1000 * max by (instance, pid) ({selector('vramledger_agent_report_timestamp_seconds')})"),
+            Query(age(f"max by (instance, pid) ({selector('vramledger_agent_report_timestamp_seconds')})")),
             columns=[
                 NODE_COLUMN,
                 PROCESS_COLUMN,
                 Column("Value #A", "Reports", COUNT, mappings=[YES_OR_NO], width=90),
                 Column("reason", "Why not"),
-                Column("Value #B", "Newest report", TIME_AGO),
+                Column("Value #B", "Age of its newest report", SECONDS),
             ],
             rows_of="Value #A", width=18, height=8,
         ),

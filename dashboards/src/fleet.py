@@ -12,13 +12,11 @@ from dashboards.src.dashboard import (
     threshold,
 )
 from dashboards.src.panels import (
+    AGE_WIDTH,
     BYTES,
     COUNT,
-    GIB_HOURS,
-    ROUNDED,
     SECONDS,
     SHARE,
-    TIME_AGO,
     Column,
     Panel,
     Query,
@@ -31,24 +29,30 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     DEVICE_LABELS,
     HOLDING_LABELS,
+    MEAN_WASTED,
     NO_SENSOR,
     NODE_LABELS,
     NOT_COMPARABLE,
     UNOWNED,
     UUID_LABELS,
+    age,
     compared_nodes,
     demand_rate,
+    device_bytes,
     filling_rate,
-    gibibyte_hours,
     holdings,
+    mean_over_time,
     selector,
     state_matcher,
     sum_of_others,
     ten_largest,
+    uncharged,
     wasted_holdings,
+    with_step,
     with_team,
 )
 from dashboards.src.shared_panels import (
+    FOR,
     GPU_COLUMN,
     NODE_COLUMN,
     OWNER_COLUMN,
@@ -62,6 +66,7 @@ from dashboards.src.shared_panels import (
     busy_without_work,
     firing_alert_table,
     gaps,
+    usage_table,
     watched_nodes,
 )
 from vramledger.views.colours import GRAFANA
@@ -74,11 +79,12 @@ USED = 'state!~"free|driver_reserved"'
 
 def reachable_gpus() -> Panel:
     up = selector("vramledger_device_up", WHOLE_GPU)
-    held = f"sum by ({NODE_LABELS}, uuid) ({selector('vramledger_device_holders')})"
+    held = f"sum by ({NODE_LABELS}, uuid) ({selector('vramledger_device_holders', WHOLE_GPU)})"
     return stat(
         "GPUs",
-        "Whole GPUs, without MIG instances: those whose ledger could be read in the newest sample, those "
-        "that could not, and those that nobody holds.",
+        "Whole GPUs, without MIG instances, of the watched nodes: all, those of them whose ledger could be "
+        "read in the newest sample, those that could not, and those that nobody holds.",
+        Query(f"count({up})", "total"),
         Query(f"sum({up})", "up"),
         Query(f"count({up} == 0) or 0 * count({up})", "down"),
         Query(f"count({held} == 0) or 0 * count({held})", "empty"),
@@ -143,39 +149,63 @@ def growing() -> Panel:
     )  # fmt: skip
 
 
-def waste(title: str, by: str, *first: Column, width: int) -> Panel:
-    """Make a table of GiB-hours by owner or team and by state, from the exporters' counters."""
-    held = "vramledger_owner:memory_bytes:rate4m"
-    grouped = f"sum by ({by}) ({{}})"
-    states = {
-        "Idle": "idle",
-        "Stopped": "stopped",
-        "Orphaned": "orphaned",
-        "Zombie, stuck, dead": "zombie|stuck|dead",
-        "Active": "active",
-    }
-    wasted = grouped.format(gibibyte_hours("vramledger_owner:memory_wasted_bytes:rate4m"))
+def waste_by_owner() -> Panel:
+    return usage_table(
+        "Waste by owner",
+        "The ten owners that wasted most within the time range, in GiB-hours. The table is empty if nothing "
+        "was wasted, or if the recording rules are not loaded.",
+        "owner_type, owner", OWNER_COLUMN, OWNER_TYPE_COLUMN,
+        rows=10, worst=True,
+    )  # fmt: skip
+
+
+def usage_by_team() -> Panel:
+    return usage_table(
+        "GiB-hours by team and state",
+        "What each team held within the time range, by the state of the holders, and what of it was wasted; "
+        "the 50 largest teams, and the sums of all teams in the row All.",
+        "team", TEAM_COLUMN,
+        rows=50, total="team",
+    )  # fmt: skip
+
+
+def unowned_and_unknown() -> Panel:
+    by = f"{DEVICE_LABELS}, pid, command, owner, state, step"
+    states = f"{UNOWNED}|unknown".replace("|unattributed", "")
+    since = selector("vramledger_process:state_since_timestamp_seconds:last", state_matcher(states))
+    held = selector("vramledger_process_memory_bytes", 'pid!="other"')
+    uncharged_too = f"({held} + on ({HOLDING_LABELS}) {uncharged()} or on ({HOLDING_LABELS}) {held})"
+    stated = f"{uncharged_too} * on ({HOLDING_LABELS}) group_left (state) (1 + 0 * {since})"
+    names = f"topk by ({HOLDING_LABELS}) (1, {holdings()})"
+    named = f"({stated}) * on ({HOLDING_LABELS}) group_left (command, owner) (1 + 0 * {names})"
+    listed = f"({named}\nor on ({HOLDING_LABELS}) {stated})"
+    unseen = f"{device_bytes('unknown')} unless on ({UUID_LABELS}) {since}"
+    nobody = f"({device_bytes('unattributed')} or {unseen}) > 0"
+    unattributed = f'label_replace({nobody}, "step", "$1", "state", "(.*)")'
     return table(
-        title,
-        "GiB-hours within the time range, wasted ones and those by state. Wasted is without orphans that "
-        "still work. The table is empty if nothing was wasted, or if the recording rules are not loaded.",
-        Query(f"topk(10, {wasted} > 0)"),
-        *(Query(grouped.format(gibibyte_hours(held, state_matcher(state)))) for state in states.values()),
+        "Unowned and unknown memory",
+        "Where the memory is that *Wasted memory* calls unowned or unknown, the 50 largest parts: holders "
+        "that are orphaned, zombie, dead or unknown, and without a pid what no process holds "
+        "(unattributed) or what holders have that the exporter cannot see at all (unknown). The "
+        "table is empty if there is none.",
+        Query(f"topk(50, sum by ({by}) ({with_step(listed)} or {unattributed}))"),
         columns=[
-            *first,
-            Column("Value #A", "Wasted", GIB_HOURS, bar=True, width=125),
-            *(
-                Column(f"Value #{chr(ord('B') + place)}", name, ROUNDED, width=75)
-                for place, name in enumerate(states)
-            ),
+            STATE_COLUMN,
+            Column("Value", "Holds", BYTES, bar=True),
+            PROCESS_COLUMN,
+            PROGRAM_COLUMN,
+            OWNER_COLUMN,
+            STEP_COLUMN,
+            NODE_COLUMN,
+            GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", width=width, height=9,
+        sort="Value", rows_of="Value", width=21, height=9,
     )  # fmt: skip
 
 
 def largest_wasted_holdings() -> Panel:
     worst = f"topk(10, {wasted_holdings()})"
-    stepped = f'label_replace({with_team(worst)}, "step", "$1", "state", "(.*)")'
+    stepped = with_step(with_team(worst))
     labels = f"{DEVICE_LABELS}, pid, state, step, team, command, owner"
     stamps = selector("vramledger_process:state_since_timestamp_seconds:last")
     return table(
@@ -183,14 +213,14 @@ def largest_wasted_holdings() -> Panel:
         "The first owners to ask, and the first step. A click on the pid shows where the process' memory "
         "goes. The table is empty if nothing is wasted.",
         Query(f"sum by ({labels}) ({stepped})"),
-        Query(f"1000 * max by ({DEVICE_LABELS}, pid) ({stamps} and on ({HOLDING_LABELS}) {worst})"),
+        Query(age(f"max by ({DEVICE_LABELS}, pid) ({stamps} and on ({HOLDING_LABELS}) {worst})")),
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             OWNER_COLUMN,
             TEAM_COLUMN,
             STATE_COLUMN,
-            Column("Value #B", "Since", TIME_AGO, width=120),
+            Column("Value #B", FOR, SECONDS, width=AGE_WIDTH),
             Column("Value #A", "Holds", BYTES, bar=True),
             STEP_COLUMN,
             NODE_COLUMN,
@@ -260,26 +290,30 @@ def capacity_by_model() -> Panel:
     held = f"sum by (name) ({selector(NODE_MEMORY, USED)})"
     beyond = f"sum by (name) ({selector('vramledger_node:memory_beyond_need_bytes:sum')})"
     name = f"max by ({NODE_LABELS}, uuid, name) ({selector('vramledger_device_info')})"
+    up = selector("vramledger_device_up", WHOLE_GPU)
+    of_gpus = f"{name} and on ({NODE_LABELS}, uuid) {up}"
     free = f"{selector('vramledger_device:memory_free_bytes:last')} >= $size * 2^30"
     room = f"count by (name) ({name} and on ({NODE_LABELS}, uuid) ({free}))"
     usual = "quantile_over_time(0.95, ({})[$__range:$__interval])"
     return table(
         "Capacity by GPU model",
-        "All memory of the devices that answer, what was used at the 95th percentile of the time range, "
-        "what of it was needed, and on how many devices a job of the chosen size would find its memory "
-        "free now.",
+        "Whole GPUs, which add up to *GPUs* above, and MIG instances; all memory of those that answer, what "
+        "was used at the 95th percentile of the time range, what of it was needed, and on how many of both "
+        "a job of the chosen size would find its memory free now.",
         Query(f"sum by (name) ({memory})"),
-        Query(f"count by (name) ({name})"),
+        Query(f"count by (name) ({of_gpus})"),
         Query(usual.format(held)),
         Query(usual.format(f"{held} - ({beyond} or 0 * {held})")),
         Query(f"{room} or 0 * count by (name) ({name})"),
+        Query(f"count by (name) ({name} unless on ({NODE_LABELS}, uuid) {up})"),
         columns=[
             Column("name", "Model", link=link_to_model()),
-            Column("Value #B", "Devices", COUNT, width=85),
-            Column("Value #A", "Memory", BYTES, width=100),
-            Column("Value #C", "Used, 95th percentile", BYTES, width=120),
-            Column("Value #D", "Needed, 95th percentile", BYTES, width=120),
-            Column("Value #E", "Room for a job of $size GiB", COUNT, width=130),
+            Column("Value #B", "GPUs", COUNT, width=60),
+            Column("Value #F", "MIG instances", COUNT, width=80),
+            Column("Value #A", "Memory", BYTES, width=90),
+            Column("Value #C", "Used, 95th percentile", BYTES, width=95),
+            Column("Value #D", "Needed, 95th percentile", BYTES, width=95),
+            Column("Value #E", "Room for $size GiB", COUNT, width=80),
         ],
         sort="Value #A", height=8,
     )  # fmt: skip
@@ -323,7 +357,7 @@ def ledger_over_time() -> Panel:
 
 
 def waste_over_time() -> Panel:
-    wasted = f"sum by (owner) ({selector('vramledger_owner:memory_wasted_bytes:rate4m')})"
+    wasted = f"sum by (owner) ({mean_over_time(MEAN_WASTED)})"
     return time_series(
         "Wasted, by owner",
         "The ten owners that wasted most at any time of the range, and the sum of all others; means of 4 "
@@ -356,9 +390,10 @@ def dashboard() -> Dashboard:
             Row(
                 "Waste",
                 [
-                    waste("Waste by owner", "owner_type, owner", OWNER_COLUMN, OWNER_TYPE_COLUMN, width=13),
-                    waste("Waste by team", "team", TEAM_COLUMN, width=11),
+                    waste_by_owner(),
+                    usage_by_team(),
                     *counted(largest_wasted_holdings()),
+                    *counted(unowned_and_unknown()),
                     waste_over_time(),
                 ],
             ),

@@ -16,6 +16,7 @@ from dashboards.src.panels import (
     stat,
     table,
     time_series,
+    value_mapping,
 )
 from dashboards.src.queries import (
     DEVICE_LABELS,
@@ -23,8 +24,10 @@ from dashboards.src.queries import (
     NO_AGENT,
     NO_NEED,
     NODE_LABELS,
+    UUID_LABELS,
     count_equal,
     holdings,
+    named_in_full,
     rate,
     selector,
 )
@@ -35,7 +38,8 @@ from dashboards.src.shared_panels import (
     OWNER_COLUMN,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
-    exporters_by_status,
+    in_thirds,
+    watched_nodes,
 )
 from vramledger.views.colours import GRAFANA
 
@@ -43,6 +47,16 @@ WITHOUT_AGENT = "no program has an agent"
 NO_TORCH = "no torch program has an agent"
 PROCESS = "{{instance}} GPU {{gpu}}: {{command}} {{pid}}"
 BY_PROCESS = f"{DEVICE_LABELS}, pid"
+FRAGMENTED_BYTES, FRAGMENTED_SHARE = 256 * 2**20, 0.1
+"""Free pieces and their share of the pool from which on a setting is worth it, as in views/remedies.py."""
+SEGMENTS, SIZES, LITTLE = "segments", "sizes", "little"
+FRAGMENTATION_STEPS = value_mapping(
+    {
+        SEGMENTS: ("expandable_segments:True", "text"),
+        SIZES: ("tensors of equal sizes", "text"),
+        LITTLE: ("nothing: it is little", "text"),
+    }
+)
 
 
 def need() -> str:
@@ -126,35 +140,92 @@ def by_policy() -> Panel:
             Column("Value #C", "Need known for", BYTES, width=110),
             Column("Value #D", "Beyond need", BYTES, bar=True),
         ],
-        sort="Value #A", rows_of="Value #A", height=9,
+        sort="Value #A", rows_of="Value #A", width=21, height=7,
+    )  # fmt: skip
+
+
+def room() -> str:
+    """Return what would be free on each GPU if its holders held only their need, where a need is known."""
+    free = f"sum by ({UUID_LABELS}, gpu) ({selector('vramledger_device:memory_free_bytes:last')})"
+    beyond = f"clamp_min({holdings()} - on ({HOLDING_LABELS}) group_left () {most_needed()}, 0)"
+    return f"({free} + on ({UUID_LABELS}) group_left () sum by ({UUID_LABELS}) ({beyond}))"
+
+
+def most_needed() -> str:
+    """Return what each program needs at most: a whole pool where no agent reports its peak."""
+    return f"max by ({HOLDING_LABELS}) ({selector('vramledger_process:peak_need_bytes:sum')})"
+
+
+def room_for_more() -> Panel:
+    by = f"{UUID_LABELS}, gpu"
+    fit = f"sum by ({by}) ({selector('vramledger_device:more_jobs_fit:floor')}) > 0"
+    needs = f"{holdings()} * 0 + on ({HOLDING_LABELS}) group_left () {most_needed()}"
+    job = named_in_full(f"topk by ({UUID_LABELS}) (1, {needs})", "like")
+    busy = f"avg_over_time({selector('vramledger_process_sm_utilization_ratio')}[15m])"
+    used = f"sum by ({by}) ({busy})"
+    return table(
+        "GPUs with room for more jobs",
+        "The ten GPUs on which most more jobs would fit, by memory and by SMs, if each program held only "
+        "what it needs: jobs like the one there that needs most. Its need is at most this: without a "
+        "reported peak its whole pool counts. All GPUs add up to *More jobs would fit*. The table is empty "
+        "if none would fit, or without agents.",
+        Query(f"topk(10, {fit})"),
+        Query(f"sum by ({by}, like) ({job} and on ({UUID_LABELS}) ({fit}))"),
+        Query(f"{room()} and on ({UUID_LABELS}) ({fit})"),
+        Query(f"{used} and on ({UUID_LABELS}) ({fit})"),
+        columns=[
+            NODE_COLUMN,
+            GPU_COLUMN,
+            Column("Value #A", "More jobs fit", COUNT, width=85),
+            Column("like", "Jobs like"),
+            Column("Value #B", "Needs, at most", BYTES, width=90),
+            Column("Value #C", "Room, if limited", BYTES, width=90),
+            Column("Value #D", "SMs in use", SHARE, width=80),
+        ],
+        sort="Value #A", rows_of="Value #A", width=21, height=7,
     )  # fmt: skip
 
 
 def could_share() -> Panel:
     by = f"{BY_PROCESS}, command, owner"
-    fit = selector("vramledger_process:more_jobs_fit:floor")
-    chosen = f"topk(10, {fit} > 0)"
-    of_those = f"and on ({HOLDING_LABELS}) ({fit} > 0)"
+    busy = f"avg_over_time({selector('vramledger_process_sm_utilization_ratio')}[15m])"
+    best = f"topk by ({NODE_LABELS}) (1, {room()})"
+    used = f"sum by ({UUID_LABELS}) ({busy})"
+    idle_there = f"max by ({NODE_LABELS}) (1 - ({used} and on ({UUID_LABELS}) {best}))"
+    sm = f"max by ({HOLDING_LABELS}) ({busy})"
+    room_there = f'label_replace({best}, "to", "$1", "gpu", "(.*)")'
+    elsewhere = f"({holdings()} unless on ({UUID_LABELS}) {best})"
+    jobs = f"{elsewhere} * 0 + on ({HOLDING_LABELS}) group_left () {most_needed()}"
+    fitting = (
+        f"(sum by ({by}) ({jobs}) <= on ({NODE_LABELS}) group_left () {best})\n"
+        f"and on ({HOLDING_LABELS}) ({sm} <= on ({NODE_LABELS}) group_left () {idle_there})"
+    )
+    there = f"topk by ({NODE_LABELS}) (1, {holdings()} and on ({UUID_LABELS}) {best})"
+    beside = named_in_full(there, "beside")
     return table(
         "Jobs that could share a GPU",
-        "The ten programs beside which most others with the same need would fit on their GPU, if each "
-        "held only what it needs; and how many of them its SMs could serve. The table is empty if none "
-        "would fit, or without agents.",
-        Query(f"sum by ({BY_PROCESS}) ({chosen})"),
-        Query(f"sum by ({by}) ({holdings()} {of_those})"),
-        Query(f"sum by ({BY_PROCESS}) ({need()} {of_those})"),
-        Query(f"max by ({BY_PROCESS}) ({selector('vramledger_process:jobs_fit_sms:floor')} {of_those})"),
+        "The ten jobs that need least of those that would fit, by memory and by SMs, on another GPU of their "
+        "node: the one with most room if each program there held only what it needs, and who is there. "
+        "Limit that program first: vramledger fit says to what. Needs is at most this: without a reported "
+        "peak a whole pool counts. The table is empty if there is none, or without agents.",
+        Query(f"bottomk(10, {fitting})"),
+        Query(f"0 * ({fitting}) + on ({NODE_LABELS}) group_left (to) {room_there}"),
+        Query(f"0 * ({fitting}) + on ({NODE_LABELS}) group_left (beside) {beside}"),
+        Query(f"max by ({BY_PROCESS}) ({holdings()} * 0 + on ({HOLDING_LABELS}) group_left () {sm})"),
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
-            Column("Value #B", "Holds", BYTES, width=90),
-            Column("Value #C", "Needs", BYTES, width=90),
-            Column("Value #A", "More fit by memory", COUNT, width=95),
-            Column("Value #D", "SMs serve", COUNT, width=85),
+            OWNER_COLUMN,
+            Column("Value #A", "Needs, at most", BYTES, width=90),
+            Column("Value #D", "SM", SHARE, width=60),
             NODE_COLUMN,
             GPU_COLUMN,
+            Column("to", "To GPU", width=60),
+            Column("Value #B", "Room there", BYTES, width=90),
+            Column("beside", "Beside"),
+            Column("Value #C", "It holds", BYTES, width=90),
         ],
-        sort="Value #A", rows_of="Value #A", height=9,
+        sort="Value #A", ascending=True, rows_of="Value #A", width=21, height=7,
     )  # fmt: skip
 
 
@@ -163,7 +234,9 @@ def hoarding_factors() -> Panel:
     return table(
         "Held beyond need, by program",
         "The ten programs that hold most above their peak need, how many times their need they hold, and "
-        "what their agent could free at once. The table is empty if no agent reports a need.",
+        "what torch has cached now and could free at once. This may be far more than is beyond the peak "
+        "need: a program that needs little now will take it again at its next peak. The table is empty if "
+        "no agent reports a need.",
         Query(f"topk(10, sum by ({by}) ({beyond_need()}))"),
         Query(f"sum by ({BY_PROCESS}) ({holdings()})"),
         Query(f"max by ({BY_PROCESS}) ({need()})"),
@@ -173,11 +246,11 @@ def hoarding_factors() -> Panel:
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             OWNER_COLUMN,
-            Column("Value #A", "Beyond need", BYTES, bar=True),
+            Column("Value #A", "Beyond peak need", BYTES, bar=True),
             Column("Value #B", "Holds", BYTES, width=95),
             Column("Value #C", "Peak need", BYTES, width=95),
             Column("Value #D", "Holds, times need", ROUNDED, width=95),
-            Column("Value #E", "Frees at once", BYTES, width=95),
+            Column("Value #E", "Cached now", BYTES, width=95),
             *FRAMEWORK_COLUMNS,
             NODE_COLUMN,
             GPU_COLUMN,
@@ -190,13 +263,27 @@ def fragmentation() -> Panel:
     split = selector("vramledger_torch_inactive_split_bytes")
     pool = selector("vramledger_torch_reserved_bytes")
     retries = f"increase({selector('vramledger_torch_alloc_retries_total')}[$__range])"
+    share = f"sum by ({BY_PROCESS}) ({split} / on ({BY_PROCESS}) {pool})"
+    much = f"({split} >= {FRAGMENTED_BYTES} and on ({HOLDING_LABELS}) ({share} >= {FRAGMENTED_SHARE}))"
+    expandable = selector("vramledger_torch_allocator_info", 'expandable_segments="true"')
+    pieces = f"({named(split)} > 0)"
+    helped = {
+        SEGMENTS: f"{pieces} and on ({HOLDING_LABELS}) {much} unless on ({NODE_LABELS}, pid) {expandable}",
+        SIZES: f"{pieces} and on ({HOLDING_LABELS}) {much} and on ({NODE_LABELS}, pid) {expandable}",
+        LITTLE: f"{pieces} unless on ({HOLDING_LABELS}) {much}",
+    }
+    stepped = "\nor ".join(
+        f'label_replace({chosen}, "step", "{step}", "", "")' for step, chosen in helped.items()
+    )
     return table(
         "torch: fragmentation",
         "The ten programs with the most memory in free pieces of used blocks, which cannot be freed to "
-        "the driver (0 with expandable segments, which help). It matters where allocations were retried "
+        "the driver, and what helps at the next start: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or "
+        "where that is set, tensors of the same sizes in every step. Nothing is worth it below 256 MiB or a "
+        "tenth of the pool. It matters where allocations were retried "
         "within the time range. The table is empty without a torch agent.",
-        Query(f"topk(10, {named(split)} > 0)"),
-        Query(f"sum by ({BY_PROCESS}) ({split} / on ({BY_PROCESS}) {pool})"),
+        Query(f"topk(10, {stepped})"),
+        Query(share),
         Query(f"sum by ({BY_PROCESS}) ({retries})"),
         Query(f"max by ({BY_PROCESS}) ({selector('vramledger_torch_largest_free_block_bytes')})"),
         columns=[
@@ -204,6 +291,7 @@ def fragmentation() -> Panel:
             PROGRAM_COLUMN,
             Column("Value #A", "In free pieces", BYTES, bar=True, width=140),
             Column("Value #B", "Of its pool", SHARE, width=85),
+            Column("step", "What helps", mappings=[FRAGMENTATION_STEPS], width=185),
             Column("Value #C", "Retries", COUNT, width=80),
             Column("Value #D", "Largest free block", BYTES, width=105),
             NODE_COLUMN,
@@ -305,17 +393,24 @@ def dashboard() -> Dashboard:
             Row(
                 "Now",
                 [
-                    exporters_by_status(),
-                    agents_reporting(),
-                    need_known(),
-                    held_beyond_need(),
-                    reclaimable(),
-                    more_jobs_fit(),
+                    watched_nodes(),
+                    *in_thirds(
+                        agents_reporting(),
+                        need_known(),
+                        held_beyond_need(),
+                        reclaimable(),
+                        more_jobs_fit(),
+                    ),
                 ],
             ),
             Row(
                 "Programs that hold more than they need",
-                [by_policy(), could_share(), *counted(hoarding_factors(), NO_NEED)],
+                [
+                    *counted(by_policy()),
+                    *counted(room_for_more(), NO_AGENT),
+                    *counted(could_share(), NO_AGENT),
+                    *counted(hoarding_factors(), NO_NEED),
+                ],
             ),
             Row(
                 "Fragmentation and caches",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dashboards.src.dashboard import NODE, Dashboard, Row
 from dashboards.src.panels import (
+    AGE_WIDTH,
     BAD,
     BYTES,
     COUNT,
     GOOD,
+    SECONDS,
     SHARE,
     YES_OR_NO,
     Column,
@@ -26,6 +28,7 @@ from dashboards.src.queries import (
     DEVICE_LABELS,
     NO_AGENT,
     NO_SCHEDULER,
+    age,
     device_bytes,
     selector,
     ten_largest,
@@ -169,16 +172,16 @@ def failed_allocations() -> Panel:
         "Owners that ran out of memory",
         "The ten newest failed allocations, by owner, also of programs that have ended. The table is "
         "empty if none failed, or if no program has an agent.",
-        Query(f"1000 * topk(10, max by ({by}) ({when}))"),
+        Query(f"bottomk(10, {age(f'max by ({by}) ({when})')})"),
         Query(f"sum by ({by}) ({selector('vramledger_owner_ooms_total')})"),
         columns=[
             OWNER_COLUMN,
             OWNER_TYPE_COLUMN,
             Column("framework", "Framework", width=90),
-            Column("Value #A", "Newest", "dateTimeFromNow", width=130),
+            Column("Value #A", "Newest, ago", SECONDS, width=AGE_WIDTH),
             Column("Value #B", "Failed", COUNT, width=65),
         ],
-        sort="Value #A", rows_of="Value #A", width=9, height=8,
+        sort="Value #A", ascending=True, rows_of="Value #A", width=9, height=8,
     )  # fmt: skip
 
 

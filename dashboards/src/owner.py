@@ -29,14 +29,18 @@ from dashboards.src.queries import (
     CHOSEN_OWNER,
     CHOSEN_TEAM,
     HOLDING_LABELS,
+    MEAN_HELD,
+    MEAN_WASTED,
     NODE_LABELS,
     gibibyte_hours,
     gpu_hours_wasted,
     holdings,
+    mean_over_time,
     selector,
     state_matcher,
     sum_of_others,
     ten_largest,
+    weekly_gibibyte_hours,
 )
 from dashboards.src.shared_panels import (
     GPU_COLUMN,
@@ -47,15 +51,16 @@ from dashboards.src.shared_panels import (
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
     TEAM_COLUMN,
-    exporters_by_status,
     firing_alert_table,
     holdings_table,
+    in_thirds,
     memory_limits,
+    usage_table,
+    watched_nodes,
 )
 from vramledger.views.colours import GRAFANA
 
 HOLDS_NOTHING = "holds nothing, or no data"
-MEAN_HELD, MEAN_WASTED = "vramledger_owner:memory_bytes:rate4m", "vramledger_owner:memory_wasted_bytes:rate4m"
 CHOSEN = (CHOSEN_OWNER, CHOSEN_TEAM)
 NO_WASTE = f"0 * sum({gibibyte_hours(MEAN_HELD, *CHOSEN)})"
 """0 where the owners held memory: an owner has a figure of waste only after it has wasted some."""
@@ -84,7 +89,7 @@ def active_share() -> Panel:
     active = selector(MEAN_HELD, state_matcher("active"), *CHOSEN)
     share = f"sum(sum_over_time({active}[$__range])) / sum(sum_over_time({held}[$__range]))"
     return stat(
-        "Share in active use",
+        "In active use, range",
         "Share of the owners' GiB-hours within the time range that working processes held; one that may "
         "work counts as working.",
         Query(share), unit=SHARE, absent=HOLDS_NOTHING, colour=GRAFANA["active"],
@@ -111,41 +116,17 @@ def cost() -> Panel:
 
 
 def by_state() -> Panel:
-    by = "owner_type, owner, team"
-    total = f"sum by ({by}) ({gibibyte_hours(MEAN_HELD, *CHOSEN)})"
-    states = {
-        "Active": "active",
-        "Idle": "idle",
-        "Stopped": "stopped",
-        "Orphaned": "orphaned",
-        "Zombie, stuck, dead": "zombie|stuck|dead",
-    }
-    return table(
+    return usage_table(
         "GiB-hours by owner and state",
-        "What the 25 largest owners have held within the time range, by the state of the holders; what of "
+        "What the 25 largest owners held within the time range, by the state of the holders; what of "
         "it was wasted, and the same in hours of whole GPUs and in money.",
-        Query(f"topk(25, {total})"),
-        Query(f"sum by ({by}) ({gibibyte_hours(MEAN_WASTED, *CHOSEN)})"),
-        Query(f"sum by ({by}) ({gpu_hours_wasted(*CHOSEN)})"),
-        Query(f"$price * sum by ({by}) ({gpu_hours_wasted(*CHOSEN)})"),
-        *(
-            Query(f"sum by ({by}) ({gibibyte_hours(MEAN_HELD, state_matcher(state), *CHOSEN)})")
-            for state in states.values()
-        ),
-        columns=[
-            OWNER_COLUMN,
-            OWNER_TYPE_COLUMN,
-            TEAM_COLUMN,
-            Column("Value #A", "Held", GIB_HOURS, bar=True, width=140),
-            *(
-                Column(f"Value #{chr(ord('E') + place)}", name, ROUNDED, width=85)
-                for place, name in enumerate(states)
-            ),
-            Column("Value #B", "Wasted", GIB_HOURS, bar=True, width=140),
-            Column("Value #C", "GPU-hours wasted", ROUNDED, width=85),
-            Column("Value #D", "Cost", ROUNDED, width=80),
+        "owner_type, owner, team", OWNER_COLUMN, OWNER_TYPE_COLUMN, TEAM_COLUMN,
+        rows=25,
+        matchers=CHOSEN,
+        more=[
+            ("GPU-hours wasted", gpu_hours_wasted(*CHOSEN)),
+            ("Cost", f"$price * {gpu_hours_wasted(*CHOSEN)}"),
         ],
-        sort="Value #A", rows_of="Value #A", width=21, height=9,
     )  # fmt: skip
 
 
@@ -176,14 +157,14 @@ def held_by_state() -> Panel:
     return ledger_graph(
         "Held, by state",
         "What all processes of the owners have held, by the state of the holders; means of 4 minutes.",
-        Query(f"sum by (state) ({selector(MEAN_HELD, *CHOSEN)})", "{{state}}"),
+        Query(f"sum by (state) ({mean_over_time(MEAN_HELD, *CHOSEN)})", "{{state}}"),
         absent=HOLDS_NOTHING,
         width=24,
     )
 
 
 def held_by_owner() -> Panel:
-    held = f"sum by (owner) ({selector(MEAN_HELD, *CHOSEN)})"
+    held = f"sum by (owner) ({mean_over_time(MEAN_HELD, *CHOSEN)})"
     return time_series(
         "Held, by owner",
         "The ten owners that held most at any time of the range, and the sum of all others; means of 4 "
@@ -208,7 +189,7 @@ def could_be_freed() -> Panel:
 
 def trend() -> Panel:
     by_owner = "sum by (owner_type, owner) ({})"
-    weeks = [gibibyte_hours(MEAN_WASTED, *CHOSEN, over=f"[7d]{back}") for back in ("", *_WEEKS_BACK)]
+    weeks = [weekly_gibibyte_hours(MEAN_WASTED, *CHOSEN, back=back) for back in ("", *_WEEKS_BACK)]
     return table(
         "Wasted, week by week",
         "GiB-hours that the ten worst of the owners wasted within the last 7 days, and within each of the "
@@ -240,17 +221,19 @@ def dashboard() -> Dashboard:
             Row(
                 "Now",
                 [
-                    exporters_by_status(),
-                    held_now(),
-                    active_share(),
-                    could_be_freed(),
-                    wasted_in_range(),
-                    cost(),
+                    watched_nodes(),
+                    *in_thirds(
+                        held_now(),
+                        active_share(),
+                        could_be_freed(),
+                        wasted_in_range(),
+                        cost(),
+                    ),
                 ],
             ),
             Row(
                 "GiB-hours",
-                [*counted(by_state()), *counted(trend())],
+                [by_state(), *counted(trend())],
             ),
             Row(
                 "Its processes",

@@ -24,6 +24,7 @@ from dashboards.src.queries import (
     NO_SENSOR,
     NOT_COMPARABLE,
     NOTHING,
+    PARTLY_BLIND,
     RELEASED,
     STALLED,
     STATES,
@@ -39,7 +40,9 @@ NO_DATA = "no data: see Exporters"
 RULES_MISSING = "no data: are the recording rules loaded?"
 NO_HOLDER = "no process holds memory, or no data"
 GOOD, BAD, PLAIN = GRAFANA["active"], GRAFANA["orphaned"], "text"
-BYTES, SHARE, COUNT, SECONDS, TIME_AGO = "bytes", "percentunit", "none", "s", "dateTimeFromNow"
+BYTES, SHARE, COUNT, SECONDS = "bytes", "percentunit", "none", "s"
+AGE_WIDTH = 85
+"""Pixels of a duration such as 1.50 hours: Grafana's "a few seconds ago" needs more than columns have."""
 GIB_HOURS = "suffix: GiB·h"
 ROUNDED = "short"
 """The unit of large figures in narrow columns: 10.5 K. Counts are never rounded."""
@@ -118,6 +121,7 @@ STATUS_NAMES = value_mapping(
         DOWN: ("exporter down", GRAFANA["dead"]),
         DRIVER_LOST: ("driver does not answer", BAD),
         STALLED: ("samples have stopped", GRAFANA["unattributed"]),
+        PARTLY_BLIND: ("watching in part", GRAFANA["idle"]),
         WATCHING: ("watching", GOOD),
         RELEASED: ("released on purpose", GRAFANA["stopped"]),
     }
@@ -307,7 +311,8 @@ def table(
         description: what it means, and what an empty table means.
         queries: the queries; rows with the same labels are joined.
         columns: from left to right.
-        sort: the fields by which the rows are sorted; an ``ascending`` sort has the smallest first.
+        sort: the fields by which the rows are sorted; an ``ascending`` sort has the smallest first. A
+            field with ``-`` before it is sorted the other way.
         ascending: see ``sort``.
         absent: what an empty cell shows.
         rows_of: the query that decides which rows are there; rows that only other queries have are left out.
@@ -347,7 +352,10 @@ def table(
     body["transformations"] = [*joined, *with_rows, hidden, {"id": "organize", "options": arranged}]
     titles = {column.field: column.title for column in columns}
     keys = [sort] if isinstance(sort, str) else [*sort]
-    order = [{"displayName": titles[key], "desc": not ascending} for key in keys]
+    order = [
+        {"displayName": titles[key.removeprefix("-")], "desc": ascending is key.startswith("-")}
+        for key in keys
+    ]
     body["options"] = {"showHeader": True, "cellHeight": "sm", "sortBy": order}
     return Panel(body, width, height)
 

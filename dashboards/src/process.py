@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dashboards.src.dashboard import PROCESS, Dashboard, Row, process_variable
 from dashboards.src.panels import (
+    AGE_WIDTH,
     BYTES,
     SECONDS,
     SHARE,
     STATE_CODES,
-    TIME_AGO,
     Column,
     Panel,
     Query,
@@ -17,38 +17,73 @@ from dashboards.src.panels import (
     state_timeline,
     table,
     time_series,
+    value_mapping,
 )
 from dashboards.src.queries import (
+    BLOCKER,
     CHOSEN_PROCESS,
     DEVICE_LABELS,
+    GROWTH_SPANS,
     NO_AGENT,
     UUID_LABELS,
+    age,
     demand_rate,
     filling_rate,
     holdings,
+    just_after_failure,
+    minimum_demand_of,
+    named_in_full,
     selector,
     state_codes,
+    steady_growth_of,
     uncharged,
+    with_step,
 )
 from dashboards.src.shared_panels import (
+    BLOCKER_COLUMN,
     GPU_COLUMN,
     HOLDERS_SAY,
+    NODE_COLUMN,
     OWNER_COLUMN,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
     STATE_COLUMN,
+    STEP_COLUMN,
+    VERDICT_COLUMN,
+    VERDICT_STEP_COLUMN,
     exporters,
     holdings_table,
+    with_verdict_step,
 )
 from vramledger.views.colours import GRAFANA
 
 WITHOUT_AGENT = "no agent"
+NOT_REPORTED, SILENT, DOES_NOT_GROW = -1, -2, -3
+"""The values of a figure that is not there, see :func:`from_agent` and :func:`of_growth`."""
+WHY_NOT = value_mapping(
+    {
+        NOT_REPORTED: ("not reported", GRAFANA["unknown"]),
+        SILENT: ("agent silent", GRAFANA["unknown"]),
+        DOES_NOT_GROW: ("no steady rise", "text"),
+    }
+)
 ENDED = "holds nothing, or no data"
 
 
 def of_process(metric: str, *matchers: str) -> str:
     """Return a selector of a metric of the chosen process."""
     return selector(metric, CHOSEN_PROCESS, *matchers)
+
+
+def from_agent(figure: str) -> str:
+    """Return a figure that an agent reports, or why it is not there; without an agent it has no value."""
+    up = of_process("vramledger_agent_up")
+    return f"{figure}\nor {NOT_REPORTED} + 0 * count({up} == 1)\nor {SILENT} + 0 * count({up} == 0)"
+
+
+def of_growth(figure: str) -> str:
+    """Return a figure of growth, or that there is none; without a minimum demand it has no value."""
+    return f"{figure}\nor {DOES_NOT_GROW} + 0 * count({minimum_demand_of(CHOSEN_PROCESS)})"
 
 
 def held_now() -> Panel:
@@ -67,8 +102,8 @@ def need() -> Panel:
         "Needs",
         "The most that the program has needed: the peaks of its frameworks' own use, plus what is outside "
         "their pools. It could be limited to this and some reserve.",
-        Query(f"sum({of_process('vramledger_process_needed_peak_bytes')})"),
-        unit=BYTES, absent=WITHOUT_AGENT,
+        Query(from_agent(f"sum({of_process('vramledger_process_needed_peak_bytes')})")),
+        unit=BYTES, absent=WITHOUT_AGENT, mappings=[WHY_NOT],
     )  # fmt: skip
 
 
@@ -77,17 +112,17 @@ def could_be_freed() -> Panel:
         "Could be freed",
         "What torch.cuda.empty_cache() would free now. 'vramledger reclaim PID' frees it, if the program "
         "consents.",
-        Query(f"sum({of_process('vramledger_torch_reclaimable_bytes')})"),
-        unit=BYTES, absent="no torch agent",
+        Query(from_agent(f"sum({of_process('vramledger_torch_reclaimable_bytes')})")),
+        unit=BYTES, absent=WITHOUT_AGENT, mappings=[WHY_NOT],
     )  # fmt: skip
 
 
 def growth() -> Panel:
     return stat(
         "Grows",
-        "The rise of the minimum of its demand within 15 minutes.",
-        Query(f"sum({demand_rate(CHOSEN_PROCESS)})"),
-        unit="Bps", absent="it does not",
+        "The rise of the minimum of its demand within 15 minutes. A slower rise is in *Steady growth*.",
+        Query(of_growth(f"sum({demand_rate(CHOSEN_PROCESS)})")),
+        unit="Bps", absent="not known", mappings=[WHY_NOT],
     )  # fmt: skip
 
 
@@ -97,8 +132,8 @@ def time_until_full() -> Panel:
     return stat(
         "Its GPU is full in",
         "At the rate of this process alone.",
-        Query(f"min(sum by ({UUID_LABELS}) ({free}) / on ({UUID_LABELS}) group_right () {rise})"),
-        unit=SECONDS, absent="it does not grow",
+        Query(of_growth(f"min(sum by ({UUID_LABELS}) ({free}) / on ({UUID_LABELS}) group_right () {rise})")),
+        unit=SECONDS, absent="not known", mappings=[WHY_NOT],
     )  # fmt: skip
 
 
@@ -140,7 +175,7 @@ def where_memory_goes() -> Panel:
 
 
 def minimum_demand() -> Panel:
-    demand = of_process("vramledger_process:demand_bytes:min3m")
+    demand = minimum_demand_of(CHOSEN_PROCESS)
     return time_series(
         "Minimum demand",
         "The lowest demand of each few minutes: a leak lifts it, a sawtooth does not. One line for each "
@@ -152,13 +187,15 @@ def minimum_demand() -> Panel:
 
 
 def steady_growth() -> Panel:
-    grown = of_process("vramledger_process:demand_growth_bytes:delta30m")
     return time_series(
         "Steady growth",
-        "How much the minimum has grown within 30 minutes, where it grew steadily: the leak alerts use "
-        "this figure.",
-        Query(f"sum by (source) ({grown})", "{{source}}"),
-        unit=BYTES, absent="no steady growth of 30 minutes",
+        "How much the minimum has grown within 6 minutes, 30 minutes, 3 hours, a day and 6 days, where it "
+        "grew steadily over that time: the leak alerts use these figures.",
+        *(
+            Query(f"sum by (source) ({steady_growth_of(span, CHOSEN_PROCESS)})", f"{{{{source}}}} in {span}")
+            for span in GROWTH_SPANS
+        ),
+        unit=BYTES, absent="no steady growth in any of these times, or no data",
     )  # fmt: skip
 
 
@@ -182,23 +219,30 @@ def sm_utilisation() -> Panel:
 
 
 def failed_allocations() -> Panel:
-    by = "framework, verdict"
     when = of_process("vramledger_framework_last_oom_timestamp_seconds")
     asked = of_process("vramledger_framework_last_oom_requested_bytes")
+    mine = holdings(CHOSEN_PROCESS)
+    others = f"{holdings()} and on ({UUID_LABELS}) {mine} unless on ({UUID_LABELS}, pid) {mine}"
+    just_after = named_in_full(just_after_failure(others, when), BLOCKER)
+    at_failure = f"max by ({BLOCKER}) (max_over_time(({just_after})[$__range:1m]))"
     return table(
         "Newest failed allocation",
-        "When an allocation last failed, how much it requested, and the agent's verdict on the cause. "
-        "Neighbours shows who else held the GPU's memory. The table is empty if none failed, or without "
-        "an agent.",
-        Query(f"1000 * topk(10, max by ({by}) ({when}))"),
+        "When an allocation last failed, how much it requested, the agent's verdict on the cause, and what "
+        "helps first; and who else held most on its GPUs just after that, if it was within the time range. "
+        "The table is empty if none failed, or without an agent.",
+        Query(with_verdict_step(f"bottomk(10, {age(f'max by (framework, verdict) ({when})')})")),
         Query(f"max by (framework) ({asked})"),
+        Query(f"0 * max by (framework) ({when}) + on () group_left ({BLOCKER}) topk(1, {at_failure})"),
         columns=[
             Column("framework", "Framework", width=110),
-            Column("Value #A", "When", TIME_AGO, width=130),
-            Column("Value #B", "Asked", BYTES, width=110),
-            Column("verdict", "Verdict"),
+            Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
+            Column("Value #B", "Asked", BYTES, width=90),
+            VERDICT_COLUMN,
+            VERDICT_STEP_COLUMN,
+            BLOCKER_COLUMN,
+            Column("Value #C", "It held", BYTES, width=90),
         ],
-        sort="Value #A", rows_of="Value #A", width=9, height=7,
+        sort="Value #A", ascending=True, rows_of="Value #A", width=21, height=5,
     )  # fmt: skip
 
 
@@ -206,12 +250,16 @@ def neighbours() -> Panel:
     by = f"{DEVICE_LABELS}, pid, command, owner, state"
     mine = holdings(CHOSEN_PROCESS)
     others = f"{holdings()} and on ({UUID_LABELS}) {mine} unless on ({UUID_LABELS}, pid) {mine}"
-    at_failure = f"max by ({by}) (max_over_time(({others})[$__range:1m]))"
+    when = of_process("vramledger_framework_last_oom_timestamp_seconds")
+    highest = f"max by ({by}) (max_over_time(({others})[$__range:1m]))"
+    at_failure = f"max by ({by}) (max_over_time(({just_after_failure(others, when)})[$__range:1m]))"
     return table(
         "Neighbours",
-        "The ten largest other holders of its GPUs now, and the peak of each within the time "
-        "range. The table is empty if nobody else holds memory there.",
-        Query(f"topk(10, max by ({by}) ({others}))"),
+        "The ten largest other holders of its GPUs now, and of each the peak within the time range and what "
+        "it held just after an allocation of this process failed. The table is empty if nobody else holds "
+        "memory there.",
+        Query(f"sum by ({by}, step) (topk(10, {with_step(f'max by ({by}) ({others})')}))"),
+        Query(highest),
         Query(at_failure),
         columns=[
             PROCESS_COLUMN,
@@ -219,10 +267,13 @@ def neighbours() -> Panel:
             OWNER_COLUMN,
             STATE_COLUMN,
             Column("Value #A", "Holds", BYTES, bar=True),
-            Column("Value #B", "Peak", BYTES, width=75),
+            Column("Value #B", "Peak", BYTES, width=90),
+            Column("Value #C", "At the failure", BYTES, width=95),
+            STEP_COLUMN,
+            NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", width=9, height=7,
+        sort="Value #A", rows_of="Value #A", width=21, height=7,
     )  # fmt: skip
 
 

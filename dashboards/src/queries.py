@@ -34,6 +34,8 @@ position here, counted from 1."""
 
 DOWN, DRIVER_LOST, STALLED, WATCHING, RELEASED = range(5)
 """The values of :func:`exporter_status`."""
+PARTLY_BLIND = 2.5
+"""The value of :func:`watch_status` beside those: watching, but not all of the node is seen."""
 
 
 def selector(metric: str, *matchers: str) -> str:
@@ -73,6 +75,41 @@ def exporter_status() -> str:
   or on ({NODE_LABELS}) ({STALLED} + 0 * ({stopped}))
   or on ({NODE_LABELS}) ({WATCHING} + 0 * {selector("vramledger_up")})
 )"""
+
+
+def unseen_parts() -> dict[str, str]:
+    """Return how much of each node is not seen, by what it is; nothing where all of it is seen."""
+    return {
+        name: f"count by ({NODE_LABELS}) ({selector(metric)} == 0)"
+        for name, metric in (
+            ("GPUs", "vramledger_device_up"),
+            ("processes", "vramledger_host_pid_namespace"),
+            ("agents", "vramledger_agent_up"),
+        )
+    }
+
+
+def watch_status(status: str) -> str:
+    """Return the status of each exporter, :data:`PARTLY_BLIND` where it watches but does not see all.
+
+    Args:
+        status: the values of :func:`exporter_status`, live or recorded.
+    """
+    unseen = "\n    or ".join(unseen_parts().values())
+    return f"""(
+  {PARTLY_BLIND} + 0 * ({status} == {WATCHING} and on ({NODE_LABELS}) (
+    {unseen}
+  ))
+  or on ({NODE_LABELS}) {status}
+)"""
+
+
+def age(moment: str) -> str:
+    """Return the seconds from a Unix time to the end of the time range.
+
+    A host's clock may be ahead of Prometheus' clock: then it is 0, and not a time in the future.
+    """
+    return f"clamp_min(time() - ({moment}), 0)"
 
 
 def state_matcher(states: str) -> str:
@@ -125,19 +162,53 @@ def state_codes(*matchers: str) -> str:
     )
 
 
+MEAN_HELD, MEAN_WASTED = "vramledger_owner:memory_bytes:rate4m", "vramledger_owner:memory_wasted_bytes:rate4m"
+"""The recorded means of what owners held and wasted, of which all GiB-hours are sums."""
 _USAGE_INTERVAL = 240
 """Seconds between two values of the recorded ``rate4m``, each a mean over that time."""
 
 
-def gibibyte_hours(metric: str, *matchers: str, over: str = "[$__range]") -> str:
-    """Return GiB-hours within the time range from a recorded mean of bytes."""
-    return f"sum_over_time({selector(metric, *matchers)}{over}) * {_USAGE_INTERVAL} / 3600 / 2^30"
+def mean_over_time(metric: str, *matchers: str) -> str:
+    """Return a recorded mean of 4 minutes at each moment of those minutes: it is recorded at their end."""
+    return f"{selector(metric, *matchers)} offset -{_USAGE_INTERVAL}s"
+
+
+def byte_seconds(metric: str, *matchers: str) -> str:
+    """Return what a recorded mean amounts to within the time range: the mean times seconds.
+
+    A sum of the means that were recorded within the range. The first of them is also of some time before
+    the range, and of the newest seconds none is recorded yet; so the one is taken off, and the other added
+    as if the newest mean went on. These are series of their own, to be summed.
+    """
+    means = selector(metric, *matchers)
+    since = f"(time() - timestamp({means})) * {means}"
+    before = f"{means} offset $__range"
+    too_early = f"(time() - $__range_s - timestamp({before})) * ({before})"
+    parts = {
+        "recorded": f"sum_over_time({means}[$__range]) * {_USAGE_INTERVAL}",
+        "newest": since,
+        "before": f"-{too_early}",
+    }
+    return (
+        "("
+        + "\nor ".join(f'label_replace({part}, "part", "{name}", "", "")' for name, part in parts.items())
+        + ")"
+    )
+
+
+def gibibyte_hours(metric: str, *matchers: str) -> str:
+    """Return GiB-hours within the time range from a recorded mean of bytes, to be summed."""
+    return f"{byte_seconds(metric, *matchers)} / 3600 / 2^30"
+
+
+def weekly_gibibyte_hours(metric: str, *matchers: str, back: str = "") -> str:
+    """Return GiB-hours within 7 days from a recorded mean of bytes; ``back`` is an offset."""
+    return f"sum_over_time({selector(metric, *matchers)}[7d]{back}) * {_USAGE_INTERVAL} / 3600 / 2^30"
 
 
 def gpu_hours_wasted(*matchers: str) -> str:
-    """Return the hours of whole GPUs whose memory each owner has wasted within the time range."""
-    wasted = selector("vramledger_owner:devices_wasted:rate4m", *matchers)
-    return f"sum_over_time({wasted}[$__range]) * {_USAGE_INTERVAL} / 3600"
+    """Return the hours of whole GPUs that each owner has wasted within the time range, to be summed."""
+    return f"{byte_seconds('vramledger_owner:devices_wasted:rate4m', *matchers)} / 3600"
 
 
 def with_team(holdings: str) -> str:
@@ -159,6 +230,71 @@ def sum_of_others(figure: str, by: str) -> str:
     """Return the sum of what :func:`ten_largest` leaves out."""
     highest = f"max_over_time(({figure})[$__range:$__interval] @ end())"
     return f"sum({figure}\nunless on ({by}) topk(10, {highest}))"
+
+
+GROWTH_SPANS = {"6m": "90s", "30m": "90s", "3h": "6m", "1d": "65m", "6d": "65m"}
+"""The spans over which the leak alerts look for steady growth, and how long a record of each holds."""
+
+
+def steady_growth_of(span: str, *matchers: str) -> str:
+    """Return by how much each holding's minimum demand has grown within a span, where it grew steadily."""
+    grown = selector(f"vramledger_process:demand_growth_bytes:delta{span}", *matchers)
+    return f"last_over_time({grown}[{GROWTH_SPANS[span]}])"
+
+
+def minimum_demand_of(*matchers: str) -> str:
+    """Return the lowest demand of each holding within 3 minutes: without it nothing is known of growth."""
+    return selector("vramledger_process:demand_bytes:min3m", *matchers)
+
+
+WORKING, LEAKS, BLOCKS = "working", "leaks", "blocks"
+"""What decides the first step before the state of a holder does."""
+
+
+def with_step(holdings: str) -> str:
+    """Return holdings with the label ``step``: :data:`WORKING` to :data:`BLOCKS`, otherwise their state.
+
+    A holder leaks if its demand grows steadily; it blocks if it works on a GPU where another holder lacks
+    memory.
+    """
+    short = selector("vramledger_process:memory_short_bytes:wanting")
+    active = selector("vramledger_process:state_since_timestamp_seconds:last", 'state="active"')
+    grows = "\n    or ".join(steady_growth_of(span) for span in GROWTH_SPANS)
+    causes = {
+        WORKING: f"{selector('vramledger_process_orphan_working')} == 1",
+        LEAKS: grows,
+        BLOCKS: f"{active} and on ({UUID_LABELS}) {short} unless on ({HOLDING_LABELS}) {short}",
+    }
+    marked = f"\n  or on ({HOLDING_LABELS}) ".join(
+        f'label_replace(1 + 0 * max by ({HOLDING_LABELS}) ({cause}), "step", "{step}", "", "")'
+        for step, cause in causes.items()
+    )
+    return f"""(
+  {holdings} * on ({HOLDING_LABELS}) group_left (step) (
+  {marked})
+  or on ({HOLDING_LABELS}) label_replace({holdings}, "step", "$1", "state", "(.*)")
+)"""
+
+
+BLOCKER = "blocker"
+"""The label that names the largest other holder."""
+
+
+def just_after_failure(figure: str, failed: str) -> str:
+    """Return a figure where an allocation failed on the same node within the last two minutes.
+
+    Args:
+        figure: any series of nodes.
+        failed: Unix times of failures.
+    """
+    return f"{figure} and on ({NODE_LABELS}) (time() - {failed} < 120)"
+
+
+def named_in_full(held: str, label: str) -> str:
+    """Return holdings with a label that names program, pid, owner and node of each in one text."""
+    of_owner = f'label_join({held}, "owner_and_node", " on ", "owner", "instance")'
+    named = f'label_join({of_owner}, "program_and_pid", " ", "command", "pid")'
+    return f'label_join({named}, "{label}", " of ", "program_and_pid", "owner_and_node")'
 
 
 def demand_rate(*matchers: str) -> str:
@@ -242,10 +378,10 @@ def firing_alerts(*matchers: str) -> str:
     return f"ALERTS{{{', '.join(firing)}}}"
 
 
-def alerts_since(*matchers: str) -> str:
-    """Return when the condition of each of our firing alerts began, milliseconds of Unix time."""
+def alert_ages(*matchers: str) -> str:
+    """Return for how many seconds the condition of each of our firing alerts holds."""
     since = f"ALERTS_FOR_STATE{{{', '.join([*_OUR_ALERTS, *matchers])}}}"
-    return f"1000 * ({since} and ignoring (alertstate) {firing_alerts(*matchers)})"
+    return age(f"{since} and ignoring (alertstate) {firing_alerts(*matchers)}")
 
 
 def rules_heartbeat() -> str:

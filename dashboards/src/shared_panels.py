@@ -15,14 +15,17 @@ from dashboards.src.dashboard import (
     link_to_team,
 )
 from dashboards.src.panels import (
+    AGE_WIDTH,
     BYTES,
     COUNT,
+    GIB_HOURS,
     GOOD,
     NO_HOLDER,
+    ROUNDED,
+    SECONDS,
     SHARE,
     STATE_NAMES,
     STATUS_NAMES,
-    TIME_AGO,
     Column,
     Panel,
     Query,
@@ -32,30 +35,39 @@ from dashboards.src.panels import (
     value_mapping,
 )
 from dashboards.src.queries import (
+    BLOCKS,
     DEVICE_LABELS,
-    DOWN,
-    DRIVER_LOST,
     HOLDING_LABELS,
+    LEAKS,
     MAXIMUM,
+    MEAN_HELD,
+    MEAN_WASTED,
     NO_COUNTERS,
     NO_LIMIT,
     NODE_LABELS,
+    PARTLY_BLIND,
     RELEASED,
-    STALLED,
-    STATES,
     UNOWNED,
+    WASTED,
     WATCHING,
-    alerts_since,
+    WORKING,
+    age,
+    alert_ages,
     demand_rate,
     device_bytes,
     exporter_status,
     firing_alerts,
+    gibibyte_hours,
     holdings,
     rules_heartbeat,
     selector,
+    state_matcher,
     uncharged,
+    unseen_parts,
     utilised_share,
     wasted_bytes,
+    watch_status,
+    with_step,
 )
 from vramledger.views.colours import GRAFANA
 
@@ -80,12 +92,39 @@ FIRST_STEPS = {
     "stuck": "drain, reset the GPU",
     "dead": "reset the GPU, or drain",
     "unknown": "run vramledger doctor",
+    "unattributed": "run vramledger doctor",
+    WORKING: "it works: ask its user",
+    LEAKS: "vramledger snapshot",
+    BLOCKS: "limit it: vramledger fit",
 }
-"""What to do first about a holder, by its state; a longer text pushes the GPU off the page."""
-STEPS = value_mapping({state: (FIRST_STEPS[state], "text") for state in STATES})
+"""What to do first, by the step of a holder (:func:`with_step`); longer texts push the GPU off the page."""
+STEPS = value_mapping({step: (text, "text") for step, text in FIRST_STEPS.items()})
 STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=80)
-STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=150)
-SINCE = "Since"
+STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=175)
+BLOCKER_COLUMN = Column("blocker", "Largest other holder then")
+FOR = "For"
+HIDDEN = value_mapping({1: ("hidden", GRAFANA["orphaned"])})
+VERDICTS = value_mapping(
+    {
+        "hoarded": ("held by others", GRAFANA["orphaned"]),
+        "fragmented": ("own free pieces", GRAFANA["idle"]),
+        "leaking": ("own growth", GRAFANA["dead"]),
+        "too_big": ("too big", "text"),
+        "unknown": ("not known", GRAFANA["unknown"]),
+    }
+)
+"""The verdicts of agents: what hoarded says is not what the alert of that name says, so it is not shown."""
+VERDICT_STEPS = value_mapping(
+    {
+        "hoarded": ("ask the largest other", "text"),
+        "fragmented": ("expandable_segments", "text"),
+        "leaking": ("vramledger snapshot", "text"),
+        "too_big": ("a smaller batch", "text"),
+        "unknown": ("read the agent's report", "text"),
+    }
+)
+VERDICT_COLUMN = Column("verdict", "Verdict", mappings=[VERDICTS], width=120)
+VERDICT_STEP_COLUMN = Column("step", "First step", mappings=[VERDICT_STEPS], width=175)
 WORKS = value_mapping({0: ("no", GRAFANA["orphaned"]), 1: ("yes", GOOD)})
 SEVERITIES = ("page", "warning", "info")
 SEVERITY_RANKS = value_mapping(
@@ -99,60 +138,51 @@ SEVERITY_RANKS = value_mapping(
 
 def watched_nodes(width: int = 8, height: int = 3) -> Panel:
     """Make the figure of nodes by whether they are watched."""
-    status = exporter_status()
+    status = watch_status(exporter_status())
     return stat(
         "Exporters",
         "Nodes by whether they are watched: the exporter answers, reads the driver and keeps sampling. "
-        "These dashboards have no data of a node that is not watched, and fleet totals exclude it. Partly "
-        "blind: the other nodes in *Nodes that are not fully watched*.",
+        "These dashboards have no data of a node that is not watched, and fleet totals exclude it. In part: "
+        "the exporter watches, but does not see all of the node. Each node counts once; those that are not "
+        "fully watched are in the table of that name.",
         Query(f"count({status} == {WATCHING}) or 0 * count({status})", "watched"),
-        Query(f"count({status} < {WATCHING}) or 0 * count({status})", "not watched"),
+        Query(f"count({status} == {PARTLY_BLIND}) or 0 * count({status})", "in part"),
+        Query(f"count({status} < {PARTLY_BLIND}) or 0 * count({status})", "not watched"),
         Query(f"count({status} == {RELEASED}) or 0 * count({status})", "released"),
-        Query(
-            f"count(count by ({NODE_LABELS}) ({_partly_blind()})) or 0 * count({status})",
-            "partly blind",
-        ),
         unit=COUNT, absent="no exporter is known", links=[link_to_exporter_health()],
-        colours={"watched": GRAFANA["active"], "not watched": GRAFANA["dead"]}, width=width, height=height,
+        colours={
+            "watched": GRAFANA["active"], "in part": GRAFANA["idle"], "not watched": GRAFANA["dead"],
+        },
+        width=width, height=height,
     )  # fmt: skip
 
 
-def _partly_blind() -> str:
-    """Return the nodes of which something is not seen, with the label ``reason``."""
-    causes = {
-        "host PID namespace missing": f"{selector('vramledger_host_pid_namespace')} == 0",
-        "GPU not reachable": f"{selector('vramledger_device_up')} == 0",
-        "agent silent": f"{selector('vramledger_agent_up')} == 0",
-    }
-    return "\nor\n".join(
-        f'label_replace(count by ({NODE_LABELS}) ({expr}), "reason", "{reason}", "", "")'
-        for reason, expr in causes.items()
-    )
-
-
 def gaps(width: int = 12) -> Panel:
-    """Make the table of nodes of which something is not seen, and why."""
-    names = {
-        DOWN: "exporter down",
-        DRIVER_LOST: "driver lost",
-        STALLED: "samples stopped",
-        RELEASED: "released",
-    }
-    status = exporter_status()
-    unwatched = "\nor\n".join(
-        f'label_replace({status} == {code}, "reason", "{reason}", "", "")' for code, reason in names.items()
-    )
+    """Make the table of nodes of which something is not seen, and what."""
+    status = watch_status(exporter_status())
     since = f"timestamp({selector('vramledger_up')} == 1)"
+    unseen = unseen_parts()
     return table(
         "Nodes that are not fully watched",
-        "Why, and when the node's driver was last seen to answer (to a 300th of the time range). "
-        "The table is empty if all nodes are watched; Exporters counts them.",
-        Query(f"topk(50, count by ({NODE_LABELS}, reason) ({unwatched}\nor\n{_partly_blind()}))"),
-        Query(f"1000 * max by ({NODE_LABELS}) (max_over_time(({since})[$__range:$__interval]))"),
+        "A row for each node: its status, for how long its driver has not answered (to a 300th of the time "
+        "range), and what is not seen while it is watched: GPUs that do not answer, the host's processes "
+        "(without its PID namespace every holder is unknown), agents that are silent. The table is empty if "
+        "all nodes are watched; Exporters counts them.",
+        Query(f"topk(50, count by ({NODE_LABELS}) ({status} != {WATCHING}))"),
+        Query(f"max by ({NODE_LABELS}) ({status})"),
+        Query(age(f"max by ({NODE_LABELS}) (max_over_time(({since})[$__range:$__interval]))")),
+        Query(unseen["GPUs"]),
+        Query(unseen["processes"]),
+        Query(unseen["agents"]),
         columns=[
             NODE_COLUMN,
-            Column("reason", "Reason", link=link_to_exporter_health(), width=200),
-            Column("Value #B", "Last seen", TIME_AGO, width=115),
+            Column(
+                "Value #B", "Status", COUNT, link_to_exporter_health(), [STATUS_NAMES], width=155
+            ),
+            Column("Value #C", "No answer for", SECONDS, width=AGE_WIDTH),
+            Column("Value #D", "GPUs lost", COUNT, width=60),
+            Column("Value #E", "Processes", COUNT, mappings=[HIDDEN], width=80),
+            Column("Value #F", "Agents silent", COUNT, width=65),
         ],
         sort="Value #B", ascending=True, rows_of="Value #A", width=width, height=8,
     )  # fmt: skip
@@ -164,29 +194,25 @@ def exporters() -> Panel:
         "Exporters",
         "The worst of the chosen nodes. Unless it says watching, a missing figure below "
         "says nothing about the GPUs.",
-        Query(f"min({exporter_status()})"),
+        Query(f"min({watch_status(exporter_status())})"),
         unit=COUNT, absent="no exporter is known", mappings=[STATUS_NAMES], links=[link_to_exporter_health()],
     )  # fmt: skip
 
 
-def exporters_by_status() -> Panel:
-    """Make the indicator of a dashboard about several nodes: one that is down is not all of them."""
-    status = exporter_status()
-    return stat(
-        "Exporters",
-        "Nodes that are watched, and those that are not. The figures below are of the watched nodes alone. "
-        "A click shows which, and why.",
-        Query(f"count({status} == {WATCHING}) or 0 * count({status})", "watched"),
-        Query(f"count({status} != {WATCHING}) or 0 * count({status})", "not watched"),
-        unit=COUNT, absent="no exporter is known", links=[link_to_exporter_health()],
-        colours={"watched": GRAFANA["active"], "not watched": GRAFANA["dead"]},
-    )  # fmt: skip
+def with_verdict_step(failures: str) -> str:
+    """Return failed allocations with the label ``step``: their verdict."""
+    return f'label_replace({failures}, "step", "$1", "verdict", "(.*)")'
+
+
+def in_thirds(*figures: Panel) -> list[Panel]:
+    """Return figures as wide and high as :func:`watched_nodes`, three in a line."""
+    return [replace(figure, width=8, height=3) for figure in figures]
 
 
 def active_share(about: str) -> Panel:
     """Make the figure of the share of held memory in active use; ``about`` describes it on its dashboard."""
     return stat(
-        "Share in active use", about, Query(utilised_share("node")),
+        "In active use now", about, Query(utilised_share("node")),
         unit=SHARE, absent=NO_HOLDER, colour=GOOD,
     )  # fmt: skip
 
@@ -212,17 +238,19 @@ def unowned(*matchers: str) -> Panel:
     )  # fmt: skip
 
 
+ALERT_LABELS = "alertname, cluster, job, instance, gpu, uuid, owner, pid, command"
+"""What tells one row of the table of alerts from another."""
+
+
 def alert_counts(width: int = 8) -> Panel:
     """Make the figure of firing alerts, by severity."""
     return stat(
         "Alerts",
-        "Alerts that fire now, by severity. 0 is shown only if the alerting rules are loaded.",
+        "Alerts that fire now, by severity, as in *Firing alerts*: one that fires for the same holder as a "
+        "page and as a warning is a page. 0 is shown only if the alerting rules are loaded.",
         *(
-            Query(
-                f"count({firing_alerts(_severity(severity))}) or {rules_heartbeat()}",
-                severity,
-            )
-            for severity in SEVERITIES
+            Query(f"count({_alert_ranks()} == {rank}) or {rules_heartbeat()}", severity)
+            for rank, severity in enumerate(SEVERITIES, 1)
         ),
         unit=COUNT, absent="the alerting rules are not loaded",
         colours={"page": GRAFANA["dead"], "warning": GRAFANA["idle"]}, width=width, height=3,
@@ -238,28 +266,36 @@ def firing_alert_table(*matchers: str, but: str = "", width: int = 24, height: i
         width: in columns.
         height: in rows.
     """
-    by = "alertname, cluster, job, instance, gpu, uuid, owner, pid, command"
-    ranks = "\nor\n".join(
-        f"{rank} * max by ({by}) (({firing_alerts(_severity(severity), *matchers)} {but}) > bool 0)"
-        for rank, severity in enumerate(SEVERITIES, 1)
-    )
+    by = ALERT_LABELS
+    held = selector("vramledger_process:memory_bytes:owned")
+    total = selector("vramledger_device:memory_total_bytes:last")
+    place = "cluster, instance, uuid"
+    of_holders = firing_alerts('pid!=""', *matchers)
+    of_gpu = f"max by ({place}, pid) ({held} / on ({NODE_LABELS}, uuid) group_left () {total})"
+    ranks = _alert_ranks(*matchers, but=but)
     return table(
         "Firing alerts",
-        "Pages first, the oldest of them first. A click on the alert opens its runbook. The table is "
+        "Pages first, the oldest of them first. Share: what the holder has of its GPU; of an alert with two "
+        "severities the larger share pages. A click on the alert opens its runbook. The table is "
         "empty if no alert fires, or if the rules are not loaded.",
         Query(f"bottomk(50, {ranks})"),
-        Query(f"min by ({by}) ({alerts_since(*matchers)})"),
+        Query(f"max by ({by}) ({alert_ages(*matchers)})"),
+        Query(
+            f"(1 + 0 * max by ({by}) ({of_holders}))\n"
+            f"* on ({place}, pid) group_left () {of_gpu}"
+        ),
         columns=[
             Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=105),
             Column("alertname", "Alert", link=link_to_runbook(), width=235),
-            Column("Value #B", SINCE, TIME_AGO, width=120),
+            Column("Value #B", FOR, SECONDS, width=AGE_WIDTH),
             NODE_COLUMN,
             GPU_COLUMN,
             OWNER_COLUMN,
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
+            Column("Value #C", "Share", SHARE, width=65),
         ],
-        sort=("Value #A", "Value #B"), ascending=True, rows_of="Value #A", width=width, height=height,
+        sort=("Value #A", "-Value #B"), ascending=True, rows_of="Value #A", width=width, height=height,
     )  # fmt: skip
 
 
@@ -289,7 +325,7 @@ def holdings_table(
     by = f"{DEVICE_LABELS}, pid"
     labels = f"{by}, state, step, command, owner_type, owner"
     largest = f"topk({rows}, {chosen})"
-    stepped = f'label_replace({largest}, "step", "$1", "state", "(.*)")'
+    stepped = with_step(largest)
     since = selector("vramledger_process:state_since_timestamp_seconds:last")
     worked = selector("vramledger_process_last_active_timestamp_seconds")
     of_those = f"and on ({HOLDING_LABELS}) ({chosen})"
@@ -299,9 +335,9 @@ def holdings_table(
     return table(
         title, description,
         Query(f"sum by ({labels}) ({stepped})"),
-        Query(f"1000 * max by ({by}, grade) ({since} {of_those})"),
+        Query(age(f"max by ({by}, grade) ({since} {of_those})")),
         Query(f"max by ({by}) ({selector('vramledger_process_sm_utilization_ratio')} {of_those})"),
-        Query(f"1000 * max by ({by}) ({worked} {of_those})"),
+        Query(age(f"max by ({by}) ({worked} {of_those})")),
         Query(f"{demand_rate()} {of_those}"),
         Query(f"max by ({by}) ({selector('vramledger_process_needed_peak_bytes')} {of_those})"),
         Query(f"max by ({by}) ({selector('vramledger_process_orphan_working')} {of_those})"),
@@ -311,12 +347,12 @@ def holdings_table(
             *(replace(column, width=_TEXT_WIDTHS.get(column.field, column.width)) for column in columns),
             STATE_COLUMN,
             Column("grade", "Evidence", width=75),
-            Column("Value #B", SINCE, TIME_AGO, width=124),
+            Column("Value #B", FOR, SECONDS, width=AGE_WIDTH),
             Column("Value #A", "Holds", BYTES, bar=True, width=110),
             Column("Value #F", "Needs", BYTES, width=75),
             Column("Value #E", "Grows", "Bps", width=80),
             *([] if several_nodes else [sm]),
-            Column("Value #D", "Last work", TIME_AGO, width=124),
+            Column("Value #D", "No work for", SECONDS, width=AGE_WIDTH),
             STEP_COLUMN,
             *places,
             *([sm] if several_nodes else []),
@@ -328,7 +364,7 @@ def holdings_table(
     )  # fmt: skip
 
 
-_TEXT_WIDTHS = {"command": 100, "owner": 110, "pid": 70}
+_TEXT_WIDTHS = {"command": 100, "owner": 130, "pid": 70}
 """Pixels of texts in a table that is wider than its panel: without a width they would shrink to nothing."""
 
 _SHOWN = 64 * 2**20
@@ -339,10 +375,87 @@ HOLDERS_SAY = (
     "process and what is certainly its own besides. Uncharged: the second part alone, which is managed "
     "memory or memory whose creator has ended. Perhaps more: what it can have of the bytes that one of "
     "several holders has; they are in no holder's figure. First step: to end it, use vramledger end; to "
-    "continue it, kill -CONT. Needs: the highest need of the program, where its "
-    "agent reports it. Grows: the rise of the minimum within 15 minutes. An empty cell is not known; in the "
-    "state unknown, the exporter cannot see the process."
+    "continue it, kill -CONT; vramledger snapshot names the lines that a leak comes from, vramledger fit "
+    "what a program that blocks others could be limited to. Needs: the highest need of the program, where "
+    "its agent reports it. Grows: the rise of the minimum within 15 minutes. An empty cell is not known; in "
+    "the state unknown, the exporter cannot see the process."
 )
+
+
+USAGE_STATES = {
+    "Active": "active",
+    "Idle": "idle",
+    "Stopped": "stopped",
+    "Orphaned": "orphaned",
+    "Zombie, stuck, dead": "zombie|stuck|dead",
+    "Unknown": "unknown",
+}
+"""The columns of GiB-hours by state: all states of a holding, so that they add up to what was held."""
+
+
+def usage_table(
+    title: str,
+    description: str,
+    by: str,
+    *first: Column,
+    rows: int,
+    matchers: Sequence[str] = (),
+    worst: bool = False,
+    total: str = "",
+    more: Sequence[tuple[str, str]] = (),
+) -> Panel:
+    """Make a table of GiB-hours within the time range, by owner or team and by state, from the counters.
+
+    Args:
+        title: in a few words.
+        description: of its rows.
+        by: the labels of a row.
+        first: the columns of these labels.
+        rows: at most so many, those that held most.
+        matchers: of labels of the owners.
+        worst: only those that wasted something, those that wasted most.
+        total: the label that says All in a row with the sums of all.
+        more: titles and figures of further columns.
+    """
+    held, wasted = (gibibyte_hours(metric, *matchers) for metric in (MEAN_HELD, MEAN_WASTED))
+    quiet = gibibyte_hours(MEAN_HELD, state_matcher(WASTED), *matchers)
+
+    def grouped(figure: str) -> list[str]:
+        sums = [f"sum by ({by}) ({figure})"]
+        return [*sums, f'label_replace(sum({figure}), "{total}", "All", "", "")'] if total else sums
+
+    def column(figure: str) -> str:
+        return "\nor ".join(grouped(figure))
+
+    wasted_too = f"({column(wasted)}) or 0 * ({column(quiet)})"
+    figures = {
+        "Wasted": column(wasted),
+        "Held": column(held),
+        **{name: column(figure) for name, figure in more},
+        **{
+            name: column(gibibyte_hours(MEAN_HELD, state_matcher(state), *matchers))
+            for name, state in USAGE_STATES.items()
+        },
+        "Not proven": f"clamp_min(({column(quiet)}) - ({wasted_too}), 0)",
+    }
+    key = "Wasted" if worst else "Held"
+    largest = f"topk({rows}, sum by ({by}) ({wasted if worst else held}){' > 0' if worst else ''})"
+    figures[key] = "\nor ".join([largest, *grouped(wasted if worst else held)[1:]])
+    names = [key, *(name for name in figures if name != key)]
+    fields = {name: f"Value #{chr(ord('A') + place)}" for place, name in enumerate(names)}
+    return table(
+        title,
+        f"{description} The states add up to what was held. Wasted is without what is not proven: holders "
+        "that are idle only by inference, and orphans that still work; it is in the last column.",
+        *(Query(figures[name]) for name in names),
+        columns=[
+            *first,
+            Column(fields["Wasted"], "Wasted", GIB_HOURS, bar=worst, width=130),
+            Column(fields["Held"], "Held", GIB_HOURS, bar=not worst, width=130),
+            *(Column(fields[name], name, ROUNDED, width=75) for name in names[2:]),
+        ],
+        sort=fields[key], rows_of=fields[key], width=24, height=9,
+    )  # fmt: skip
 
 
 def busy_without_work(*matchers: str) -> list[Panel]:
@@ -356,20 +469,20 @@ def busy_without_work(*matchers: str) -> list[Panel]:
             "Holders that keep their GPU busy while it computes and moves nothing, as a collective does that "
             "waits for a lost rank; the ten that have waited longest. Their GPU says 100 % and draws little "
             "power. The table is empty if there is none; GPUs before Hopper do not report it.",
-            Query(f"1000 * bottomk(10, sum by ({by}, command, owner) ({named}))"),
+            Query(f"topk(10, {age(f'sum by ({by}, command, owner) ({named})')})"),
             Query(f"sum by ({by}) ({holdings(*matchers)} and on ({HOLDING_LABELS}) {since})"),
             Query(f"sum by ({by}) (({since} * 0) + on ({DEVICE_LABELS}) group_left () {power})"),
             columns=[
                 PROCESS_COLUMN,
                 PROGRAM_COLUMN,
                 OWNER_COLUMN,
-                Column("Value #A", SINCE, TIME_AGO, width=120),
+                Column("Value #A", FOR, SECONDS, width=AGE_WIDTH),
                 Column("Value #B", "Holds", BYTES, width=95),
                 Column("Value #C", "GPU draws", "watt", width=90),
                 NODE_COLUMN,
                 GPU_COLUMN,
             ],
-            sort="Value #A", ascending=True, rows_of="Value #A", width=21, height=6,
+            sort="Value #A", rows_of="Value #A", width=21, height=6,
         )  # fmt: skip
     return counted(shown, NO_COUNTERS)
 
@@ -421,6 +534,19 @@ def memory_limits(*matchers: str, but: str = "", places: Sequence[Column] = (GPU
         ),
         NO_LIMIT,
     )  # fmt: skip
+
+
+def _alert_ranks(*matchers: str, but: str = "") -> str:
+    """Return the place of each firing alert's highest severity in :data:`SEVERITIES`, from 1."""
+    return (
+        "("
+        + f"\nor on ({ALERT_LABELS})\n".join(
+            f"{rank} * max by ({ALERT_LABELS}) "
+            f"(({firing_alerts(_severity(severity), *matchers)} {but}) > bool 0)"
+            for rank, severity in enumerate(SEVERITIES, 1)
+        )
+        + ")"
+    )
 
 
 def _severity(severity: str) -> str:

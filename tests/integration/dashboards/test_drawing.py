@@ -212,6 +212,41 @@ def test_a_line_of_panels_is_as_wide_as_the_page(uid: str) -> None:
             assert len({panel["gridPos"]["h"] for panel in line}) == 1, titles
 
 
+CHARACTER = 6.7
+"""Pixels of a letter in a cell, on average, of Grafana's font of 14 pixels."""
+
+
+@EACH
+def test_no_word_is_cut_off_in_its_column(uid: str) -> None:
+    """A column of words is as wide as the longest of them, so that no first step or verdict is cut off."""
+    for panel in of_type(uid, "table"):
+        for field, column in properties(panel).items():
+            words = [
+                look["text"] for mapping in column.get("mappings", ()) for look in mapping["options"].values()
+            ]
+            if words and column.get("custom.width"):
+                needed = CHARACTER * max(map(len, words)) + 12
+                assert column["custom.width"] >= needed, f"{panel['title']}: {field} needs {needed:.0f}"
+
+
+@EACH
+def test_no_time_is_told_from_the_clock_of_the_browser(uid: str) -> None:
+    """Ages are durations that Prometheus counts: a browser's clock that is late says "in a few seconds"."""
+    for panel in panels(DASHBOARDS[uid]):
+        units = {column.get("unit") for column in properties(panel).values()}
+        assert "dateTimeFromNow" not in units | {panel["fieldConfig"]["defaults"].get("unit")}, panel["title"]
+
+
+def test_steady_growth_has_every_span_of_the_leak_alerts() -> None:
+    """Each record of steady growth that a leak alert uses is drawn, so none fires beside "no growth"."""
+    rules = (HOME.parent / "alerts/src/growth.yml").read_text("utf-8")
+    (panel,) = [each for each in panels(DASHBOARDS["vramledger-process"]) if each["title"] == "Steady growth"]
+    drawn = " ".join(target["expr"] for target in targets_of(panel))
+    record = re.compile(r"vramledger_process:demand_growth_bytes:delta\w+")
+
+    assert set(record.findall(rules)) == set(record.findall(drawn)) != set()
+
+
 PIXELS = (1440 - 32) / 24
 """The width of a column of the grid on a page of 1440 pixels."""
 PADDING = 24

@@ -13,11 +13,11 @@ from math import inf
 from random import Random
 from typing import Any
 
-from tests.support.faults import faulty, healthy, recorded
+from tests.support.faults import faulty, healthy, recorded, scene
 from tests.support.faults.scene import Scene
 from tests.support.host.agents import Pools
 from tests.support.host.model import EPOCH, GIB, MIB, Fault, Host, Program, Use
-from tests.support.host.programs import WithPools
+from tests.support.host.programs import Torch, WithPools, steady
 from tests.support.host.scrapes import Renderer, Weather
 from tests.support.host.scrapes import scrapes as host_scrapes
 from tests.support.judging import HOME
@@ -97,6 +97,16 @@ class _WithManaged:
     def use(self, age: float) -> Use:
         use = self.program.use(age)
         return use._replace(uncharged=self.resident, mapped=self.mapped) if use.memory else use
+
+
+def small_jobs_apart(random: Random) -> Scene:
+    """Two small jobs on a GPU each, of which one could have both."""
+    gpus = [scene.card(random, place, 81_559) for place in range(2)]
+    jobs = [
+        scene.process(random, Torch(steady(size * GIB), lambda _: 0.2), place, agent=True)
+        for place, size in enumerate((8, 12))
+    ]
+    return Scene(gpus, jobs, hours=HOURS, onset=None)
 
 
 def with_managed_memory(host: Host) -> None:
@@ -184,6 +194,7 @@ NODES = (
     Node("ranks", healthy.ranks, prepare=with_agents),
     Node("small-jobs", healthy.small_jobs),
     Node("managed", healthy.shared_well, prepare=with_managed_memory),
+    Node("apart", small_jobs_apart, prepare=with_agents),
     Node("waits", healthy.ranks, 2, prepare=wait_for_a_rank),
 )
 

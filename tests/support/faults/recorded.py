@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from tests.support.host.agents import report_of
+from tests.support.host.agents import Around, Failures, report_of
 from tests.support.host.model import EPOCH
 from tests.support.host.scrapes import SCRAPE, Renderer
 from tests.support.host.series import Trace
@@ -107,6 +107,19 @@ def _failed_before(agent: Agent, seconds: float) -> Agent:
     return agent._replace(report=replace(report, last_oom=failure))
 
 
+def _around(reading: Reading, pid: int) -> dict[str, Around]:
+    """Return what is free on each device, and what others than a process hold there."""
+    return {
+        device.uuid: Around(
+            device.memory.total,
+            device.memory.free,
+            sum(entry.memory or 0 for entry in device.processes or () if entry.pid != pid),
+        )
+        for device in reading.devices
+        if device.memory is not None
+    }
+
+
 class _Notes:
     """The programs' notes about their allocators, in the order of time."""
 
@@ -116,6 +129,7 @@ class _Notes:
         self._newest: dict[int, Mapping[str, int]] = {}
         self._begun: dict[int, float] = {}
         self._uids: dict[int, int] = {}
+        self._failures = Failures()
 
     def with_agents(self, reading: Reading) -> Reading:
         """Return a reading with the agents that the programs would have had: they repeat their notes."""
@@ -134,5 +148,7 @@ class _Notes:
         held = {entry.pid: device.uuid for device in reading.devices for entry in device.processes or ()}
         for pid in self._newest.keys() & held.keys() & starts.keys():
             age = reading.time - self._begun[pid]
-            report = report_of({held[pid]: {"torch": self._newest[pid]}}, age, reading.time)
+            pools = {held[pid]: {"torch": self._newest[pid]}}
+            newest = self._failures.newest(pid, pools, _around(reading, pid), reading.time)
+            report = report_of(pools, age, newest)
             yield Agent(pid, starts[pid], self._uids.get(pid, 0), reading.time, "", report)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
+from vramledger.agent.oom.verdict import AllocationFailure, classify
 from vramledger.agent_protocol.messages import CATEGORIES
 from vramledger.model.agent_report import (
     AgentReport,
@@ -23,19 +25,77 @@ Pools = Mapping[str, Figures]
 """The figures of each framework's pool on one device, by its agent's names."""
 
 
-def report_of(pools: Mapping[str, Pools], age: float, clock: float) -> AgentReport:
+REQUESTED = 2 * GIB
+"""Bytes that each failed allocation asked for."""
+
+
+class Around(NamedTuple):
+    """What an agent is told of a device when an allocation fails on it: bytes."""
+
+    total: int
+    free: int
+    others: int
+
+
+class Failures:
+    """The newest failed allocation of each program, with the verdict that its agent would have had."""
+
+    def __init__(self) -> None:
+        """Start without failures."""
+        self._newest: dict[int, tuple[int, OutOfMemory | None]] = {}
+
+    def newest(
+        self, pid: int, pools: Mapping[str, Pools], around: Mapping[str, Around], clock: float
+    ) -> OutOfMemory | None:
+        """Return the newest failure of a program, which is new where torch has counted more.
+
+        Args:
+            pid: of the program.
+            pools: of the program, by UUID.
+            around: its devices, by UUID.
+            clock: Unix time.
+        """
+        counts = {uuid: each["torch"].get("ooms", 0) for uuid, each in pools.items() if "torch" in each}
+        known, newest = self._newest.get(pid, (0, None))
+        if sum(counts.values()) > known:
+            uuid = max(counts, key=lambda each: counts[each])
+            newest = OutOfMemory(
+                clock, "torch", 0, REQUESTED, _verdict(pools[uuid]["torch"], around[uuid]), None
+            )
+        self._newest[pid] = (sum(counts.values()), newest)
+        return newest
+
+
+def _verdict(torch: Figures, around: Around) -> str:
+    """Return what the agent says of a failure, by the program's own code."""
+    return classify(
+        AllocationFailure(
+            requested=REQUESTED,
+            capacity=around.total,
+            free=around.free,
+            reserved=torch.get("reserved"),
+            active=torch.get("active"),
+            largest_free=torch.get("largest_free_block"),
+            others=around.others,
+            device_total=around.total,
+        )
+    )
+
+
+def report_of(
+    pools: Mapping[str, Pools], age: float, last_oom: OutOfMemory | None = None
+) -> AgentReport:
     """Return an agent's report of the pools on each device.
 
     Args:
         pools: by UUID.
         age: seconds since the program's start.
-        clock: Unix time of the report.
+        last_oom: its newest failed allocation.
     """
     devices: dict[str, list[DeviceReport]] = {}
     for uuid, on_device in pools.items():
         for framework, figures in on_device.items():
             devices.setdefault(framework, []).append(_device(framework, uuid, figures))
-    failed = any(figures.get("ooms", 0) for on_device in pools.values() for figures in on_device.values())
     return AgentReport(
         sequence=int(age),
         interval=1.0,
@@ -48,7 +108,7 @@ def report_of(pools: Mapping[str, Pools], age: float, clock: float) -> AgentRepo
             FrameworkReport(name, "1", policy=_POLICIES.get(name), devices=tuple(reported))
             for name, reported in devices.items()
         ),
-        last_oom=OutOfMemory(clock - 60, "torch", 0, 2 * GIB, "hoarded", None) if failed else None,
+        last_oom=last_oom,
     )
 
 

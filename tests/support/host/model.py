@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Literal, NamedTuple, Protocol
 from zlib import crc32
 
-from tests.support.host.agents import Figures, report_of
+from tests.support.host.agents import Around, Failures, Figures, report_of
 from vramledger.model.agent_report import REASONS, Agent, AgentSocket
 from vramledger.model.reading import (
     DeviceReading,
@@ -303,6 +303,7 @@ class Host:
     schedulers: tuple[Scheduler, ...] = ()
     launches: bool = False
     _uses: dict[tuple[Process, int], Use] = field(default_factory=dict)
+    _failures: Failures = field(default_factory=Failures)
     _told: dict[tuple[int, int], int] = field(default_factory=dict)
     _ran_last: dict[int, int] = field(default_factory=dict)
     _last_work: dict[Process, float] = field(default_factory=dict)
@@ -419,9 +420,20 @@ class Host:
             report = None
             if heard == now:
                 pools = {uuid: use.pools for uuid, use in uses.items() if use.memory > CONTEXT}
-                report = report_of(pools, now - process.begin, clock)
+                newest = self._failures.newest(process.pid, pools, self._around(process, now), clock)
+                report = report_of(pools, now - process.begin, newest)
             problem = "" if report else "silent"
             yield Agent(process.pid, process.start, UID, clock - (now - heard), problem, report)
+
+    def _around(self, process: Process, now: float) -> dict[str, Around]:
+        """Return what is free on each device of a process, and what other processes hold there."""
+        found = {}
+        for place in process.places:
+            gpu = self.gpus[place]
+            held = {who: use.memory for (who, used), use in self._uses.items() if used == place}
+            free = max(0, gpu.total - gpu.reserved - gpu.unowned(now) - sum(held.values()))
+            found[gpu.uuid(now)] = Around(gpu.total, free, sum(held.values()) - held[process])
+        return found
 
     def _mappings(
         self, alive: Sequence[Process], devices: Sequence[DeviceReading]
