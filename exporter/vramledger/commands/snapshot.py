@@ -19,7 +19,7 @@ from vramledger.commands.parser import Commands, add_log, duration, pid
 from vramledger.errors import SnapshotError, StartupError, UsageError
 from vramledger.private_file import create_private
 from vramledger.torch_snapshots.html import snapshot_html
-from vramledger.torch_snapshots.safe_pickle import limit_address_space, load_plain
+from vramledger.torch_snapshots.safe_pickle import limit_address_space, load_plain, unpacked_size
 from vramledger.torch_snapshots.sites import compare_snapshots
 from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
 from vramledger.torch_snapshots.text import difference_text, size_text, snapshot_text
@@ -129,7 +129,7 @@ def _in_a_child(paths: Sequence[Path], work: Callable[[], int]) -> int:
         message = f"{paths[0]} cannot be read: it is broken or hostile ({signal.Signals(-ended).name})"
         raise SnapshotError(message)
     with contextlib.suppress(OSError):  # load_plain says why the file cannot be read
-        limit_address_space(sum(path.stat().st_size for path in paths))
+        limit_address_space(sum(unpacked_size(path) for path in paths))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         return work()

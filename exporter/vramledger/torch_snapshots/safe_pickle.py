@@ -10,9 +10,11 @@ is limited while it is read.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import pickle
 import resource
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -23,6 +25,10 @@ LARGEST = 512 * 2**20
 """The largest file, in bytes. PyTorch's own viewer is unusable beyond this; our agent writes 10,000 events
 at most."""
 
+_GZIP = b"\x1f\x8b"
+"""The first bytes of a file of gzip; its last ones are the size of its content."""
+_GZIP_SIZE_BYTES = 4
+
 _ADDRESS_SPACE = 2**30
 _ADDRESS_SPACE_PER_BYTE = 24
 """Address space for the reading: what any file may use, plus a number for every byte of this file. An
@@ -31,16 +37,18 @@ strings that they contain."""
 
 
 def load_plain(path: Path, *, largest: int = LARGEST) -> object:
-    """Return the plain data of a pickle file.
+    """Return the plain data of a pickle file, which gzip may have packed.
 
     Raises:
         SnapshotError: it cannot be read, is too large, is broken, or holds more than plain data.
     """
     try:
         with path.open("rb") as file:
-            content = file.read(largest + 1)
-    except OSError as error:
-        message = f"cannot read {path}: {error.strerror}"
+            packed = file.read(len(_GZIP)) == _GZIP
+            file.seek(0)
+            content = (gzip.GzipFile(fileobj=file) if packed else file).read(largest + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        message = f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
         raise SnapshotError(message) from error
     if len(content) > largest:
         message = f"{path} is larger than {largest // 2**20} MiB; record a shorter time or fewer events"
@@ -59,6 +67,21 @@ def load_plain(path: Path, *, largest: int = LARGEST) -> object:
     except Exception as error:  # a broken pickle can raise any exception
         message = f"{path} is not a snapshot of PyTorch's allocator, or it is broken ({error!r:.200})"
         raise SnapshotError(message) from error
+
+
+def unpacked_size(path: Path) -> int:
+    """Return the bytes of a file, of a file of gzip what its last four bytes say of its content.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        packed = file.read(len(_GZIP)) == _GZIP
+        size = file.seek(0, io.SEEK_END)
+        if not packed or size < _GZIP_SIZE_BYTES:
+            return size
+        file.seek(-_GZIP_SIZE_BYTES, io.SEEK_END)
+        return min(int.from_bytes(file.read(), "little"), LARGEST)
 
 
 def limit_address_space(file_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pickle
 import resource
@@ -12,7 +13,7 @@ import pytest
 
 from tests.support.torch_snapshots import training
 from vramledger.errors import SnapshotError
-from vramledger.torch_snapshots.safe_pickle import load_plain
+from vramledger.torch_snapshots.safe_pickle import load_plain, unpacked_size
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -115,3 +116,17 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
     """A missing file is named."""
     with pytest.raises(SnapshotError, match=r"nothing\.pickle"):
         load_plain(tmp_path / "nothing.pickle")
+
+
+def test_a_packed_file_is_read_and_bounded(tmp_path: Path) -> None:
+    """A file of gzip is read like the file in it; what it unpacks to counts against the limit."""
+    file = tmp_path / "snapshot.pickle.gz"
+    content = pickle.dumps({"segments": ["x" * 9000]})
+    file.write_bytes(gzip.compress(content))
+    assert load_plain(file) == {"segments": ["x" * 9000]}
+    assert unpacked_size(file) == len(content)
+    with pytest.raises(SnapshotError, match="is larger than"):
+        load_plain(file, largest=8000)
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(SnapshotError, match="cannot read"):
+        load_plain(file)
