@@ -122,7 +122,7 @@ async def _serve_source(
     # A recording is opened again at each pass, and may be root's alone.
     user = _choose_user(config) if isinstance(source, Supervisor) else None
     # What needs a right comes first: the sockets, then the processes that count and that start samplers.
-    past, wait = PastDesk(), reading_timeout(config.sampling)
+    past, wait = PastDesk(expected=config.storage is not None), reading_timeout(config.sampling)
     health = None if config.storage is None else StorageHealth(config.storage.size, config.storage.retention)
     if health is not None:
         page.collect = lambda: storage_families(health.figures())

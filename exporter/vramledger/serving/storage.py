@@ -297,30 +297,29 @@ def _open_pipe() -> tuple[FileIO, FileIO]:
 class PastDesk:
     """Answer commands that ask for the past."""
 
-    def __init__(self) -> None:
-        """Start without a storage, until the exporter has one."""
+    def __init__(self, *, expected: bool) -> None:
+        """Start without a storage. If one is ``expected``, the exporter sets it when it is open."""
         self.storage: Storage | None = None
+        self._expected = expected
 
     async def answer_page(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         """Return the answer to a question of the page.
 
         Raises:
-            StorageError: there is none.
+            StorageError: there is none, or not yet.
         """
         if self.storage is None:
-            message = "nothing is stored"
-            raise StorageError(message)
+            raise StorageError(self._without())
         return await self.storage.request(question)
 
     async def answer(self, request: ControlRequest, caller: Caller) -> tuple[PastHeader, bytes]:
         """Return the answer to a command's question.
 
         Raises:
-            ControlError: this caller may not ask that, or nothing is stored.
+            ControlError: this caller may not ask that, or nothing is stored, or not yet.
         """
         if self.storage is None:
-            message = "it keeps no past; start it with --storage.path"
-            raise ControlError(message)
+            raise ControlError(self._without())
         question = dict(request.question)
         if question["ask"] == READINGS:
             caller.check_control()
@@ -328,6 +327,12 @@ class PastDesk:
             question["uid"] = caller.peer.uid
         head, content = await self.storage.request(question)
         return PastHeader(__version__, head, len(content)), content
+
+    def _without(self) -> str:
+        """Return why there is no storage."""
+        if self._expected:  # the control socket and the page answer before it is open
+            return "it is still starting; ask again in a moment"
+        return "it keeps no past; start it with --storage.path"
 
 
 class StoredTracker:

@@ -17,15 +17,18 @@ from tests.support.host.model import GIB, Gpu, Host, Process
 from tests.support.host.programs import Fixed
 from tests.support.past import BOOT_ID, IDLE_AFTER, StoredPast
 from vramledger.accounting.tracker import HoldingTracker
+from vramledger.agent_server.credentials import Peer
 from vramledger.metrics.storage import StorageFigures
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Holding, Snapshot, State
-from vramledger.serving.storage import Storage, StoredTracker
+from vramledger.serving.callers import Caller
+from vramledger.serving.control_messages import PAST, ControlError, ControlRequest
+from vramledger.serving.storage import PastDesk, Storage, StorageError, StoredTracker
 from vramledger.serving.storage_health import StorageHealth
 from vramledger.storage.archive import Archive, open_directory
 from vramledger.storage.moments import compute
 from vramledger.storage.protocol import ADD
-from vramledger.storage.questions import RESTORE, answer
+from vramledger.storage.questions import AT, RESTORE, answer
 from vramledger.storage.recorder import Recorder
 from vramledger.storage.segments import READING
 from vramledger.views.timeline import Timeline
@@ -197,3 +200,16 @@ def test_a_bug_of_the_recorder_is_said_and_counted() -> None:
     assert (figures.up, figures.dropped) == (False, 3)
     assert figures.last_error is not None
     assert "KeyError('bug')" in figures.last_error[1]
+
+
+@pytest.mark.parametrize(
+    ("expected", "said"), [(True, "it is still starting"), (False, "it keeps no past; start it with")]
+)
+def test_an_exporter_that_starts_does_not_say_that_it_keeps_nothing(expected: bool, said: str) -> None:
+    """Before its storage is open, an exporter that will have one asks for patience."""
+    desk = PastDesk(expected=expected)
+    caller = Caller(Peer(pid=1, start=0, uid=0, pidfd=-1), outside=True)
+    with pytest.raises(ControlError, match=said):
+        asyncio.run(desk.answer(ControlRequest(PAST, question={"ask": AT, "at": 1.0}), caller))
+    with pytest.raises(StorageError, match=said):
+        asyncio.run(desk.answer_page({"ask": AT, "at": 1.0}))
