@@ -14,7 +14,7 @@ from vramledger.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # see above
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any, NoReturn, TypeAlias, TypeVar
 
     _T = TypeVar("_T")
@@ -36,6 +36,15 @@ class Parser(argparse.ArgumentParser):
         # a new flag must not change what an old command line means
         super().__init__(allow_abbrev=False, **settings)
         self._negative_number_matcher = _NEGATIVE
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse here what is not known: argparse would leave it to the program, whose help has no flags."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         """Exit with a line that says what is wrong and where to read more."""
