@@ -22,3 +22,8 @@ for each in "$target".*.*; do
     case ${each##*/} in "${version##*/}" | "$old") ;; *) rm -rf "$each" ;; esac
 done
 printf 'installed in %s; settings: %s\n' "$target" "${target%/*}/vramledger.conf"
+# With the PATH of the hooks. Without the program no GPU is judged, and every prolog says that it cannot tell.
+# shellcheck disable=SC1091
+program=$(. "${target%/*}/vramledger.conf" && printf %s "${VRAMLEDGER:-vramledger}")
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin command -v -- "$program" >/dev/null ||
+    printf 'install.sh: there is no %s on this node: install it (deploy/systemd), or name it with VRAMLEDGER= in the settings\n' "$program" >&2

@@ -85,7 +85,10 @@ systemd-tmpfiles --create vramledger.conf
 if running; then
     systemctl daemon-reload
     systemctl enable --quiet vramledger.service
-    systemctl restart vramledger.service
+    if ! systemctl restart vramledger.service; then
+        journalctl --unit=vramledger.service --lines=5 --no-pager --output=cat >&2 || true
+        fail "the files are installed, but the service did not start; its last lines are above, and systemd tries again"
+    fi
     printf 'vramledger runs: http://localhost:10839/  (what it cannot see here: vramledger doctor)\n'
 else
     printf 'vramledger is installed; systemd does not run here, so nothing was started\n'

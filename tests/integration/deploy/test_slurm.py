@@ -380,6 +380,17 @@ def test_an_installation_is_replaced_at_once(tmp_path: Path) -> None:
     assert names == {"hook.sh", "prolog.sh", "epilog.sh", "health.sh"}
 
 
+def test_an_installation_names_a_program_that_is_missing(tmp_path: Path) -> None:
+    """Without vramledger, where the settings say it is, the scripts are installed and a line says so."""
+    require_root()
+    (tmp_path / "vramledger.conf").write_text("VRAMLEDGER=/nowhere/vramledger\n", encoding="utf-8")
+    install = [str(SCRIPTS / "install.sh"), str(tmp_path / "vramledger")]
+    done = subprocess.run(install, check=True, capture_output=True, text=True)
+    assert done.stderr.startswith("install.sh: there is no /nowhere/vramledger on this node: install it")
+    (tmp_path / "vramledger.conf").write_text("VRAMLEDGER=/bin/true\n", encoding="utf-8")
+    assert subprocess.run(install, check=True, capture_output=True, text=True).stderr == ""
+
+
 @pytest.mark.parametrize(
     ("settings", "status"),
     [(("NOT_CLEAN=warn",), 0), (("UNKNOWN=warn",), 1), (("FLAGS+=(--owner=dead)",), 1)],
