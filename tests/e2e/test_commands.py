@@ -165,10 +165,11 @@ def test_show_as_json_balances(standin: StandIn, stage: Stage) -> None:
 
 
 def test_show_and_watch_without_a_driver(nothing: dict[str, str]) -> None:
-    """Without a driver, ``show`` says why in one line, and its exit status is 1."""
+    """Without a driver, ``show`` says why and how to see a simulated host, and its exit status is 1."""
     done = run("show", driver=nothing)
     assert (done.returncode, done.stderr) == (1, "")
-    (line,) = done.stdout.splitlines()
+    line, advice = done.stdout.splitlines()
+    assert advice == "To see a simulated host: vramledger show --source=auto"
     assert line.startswith("No data (no-library): libnvidia-ml.so.1 was not found; install")
     assert json.loads(run("show", "--json", driver=nothing).stdout)["up"] is False
 

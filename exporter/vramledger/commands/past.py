@@ -93,7 +93,7 @@ def _read_directory(path: Path, question: dict[str, Any], why: str) -> tuple[dic
     try:
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        message = f"{why}; and {path} cannot be read ({error.strerror}); name the storage with --storage.path"
+        message = f"{path} cannot be read ({error.strerror}); name the storage with --storage.path; and {why}"
         raise StartupError(message) from error
     try:
         first, _, content = answer(Archive(directory, read_only=True), question).partition(b"\n")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import aclosing
+from pathlib import Path
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.discovery import agent_joiner
@@ -29,7 +31,15 @@ from vramledger.commands.sampling_loop import SAMPLES_MIN
 from vramledger.errors import StartupError, UsageError
 from vramledger.model.records import RecordError
 from vramledger.model.snapshot import Snapshot
-from vramledger.serving.source import DEMO_SKIP, attach_nothing, idle_threshold, open_source, snapshots
+from vramledger.sampling.replay import Replay, read_recording
+from vramledger.serving.source import (
+    DEMO_SKIP,
+    NO_DRIVER,
+    attach_nothing,
+    idle_threshold,
+    open_source,
+    snapshots,
+)
 from vramledger.storage.questions import AT, SINCE
 from vramledger.views.evidence import evidence_json, evidence_lines
 from vramledger.views.ledger_answer import read_answer
@@ -77,6 +87,8 @@ async def _show(args: argparse.Namespace) -> int:
     """Show what the exporter knows; where none answers, or other data is wanted, look ourselves."""
     if args.at is not None or args.since is not None:
         return await _show_past(args)
+    if args.source.startswith("replay:") and not args.watch:
+        return await _show_recording(args)
     why = "--idle-after is given" if args.idle_after is not None else ""
     if not args.source.startswith("replay:") and not why:
         try:
@@ -136,6 +148,23 @@ async def _show_exporter(args: argparse.Namespace) -> int:
     return 0 if up else 1
 
 
+async def _show_recording(args: argparse.Namespace) -> int:
+    """Show the last moment of a recording: at its first one nothing has happened yet."""
+    recording = Replay(Path(args.source.removeprefix("replay:")), args.replay_speed)
+    tracker = HoldingTracker(
+        idle_after=idle_threshold(args.idle_after, recording),
+        interval=args.interval,
+        source="replay",
+        recording=recording.name,
+    )
+    snapshot = tracker.blank
+    for reading in read_recording(recording.path):
+        snapshot = tracker.update(reading)
+        await asyncio.sleep(0)  # for an interrupt
+    note = "This is the last moment of the recording; --watch plays it from its beginning."
+    return 0 if _print_sample(args, snapshot, {}, note) and snapshot.up else 1
+
+
 async def _show_own(args: argparse.Namespace, why: str) -> int:
     begun = time.time()
     source, kind, recording = await open_source(
@@ -161,6 +190,8 @@ async def _show_own(args: argparse.Namespace, why: str) -> int:
             if kind == "nvml" and up:
                 watched = span((snapshot.time or 0.0) - (snapshot.watched_since or 0.0))
                 note = f"Watched for {watched} by this command alone: what was before is not known. ({why})"
+            elif kind == "nvml" and snapshot.failure is not None and snapshot.failure[0] in NO_DRIVER:
+                note = "To see a simulated host: vramledger show --source=auto"
             if not _print_sample(args, snapshot, {}, note):
                 return 1
             if not args.watch:

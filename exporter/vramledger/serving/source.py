@@ -19,7 +19,7 @@ DEMO_SKIP = 480.0
 """Seconds of the bundled recording after which it has a holder that is idle, one that is orphaned, and one
 that works. At its beginning the GPUs are empty."""
 
-_NO_DRIVER = ("no-library", "no-driver", "no-devices")
+NO_DRIVER = ("no-library", "no-driver", "no-devices")
 """Without a GPU, --source=auto shows a recording. Any other failure is a failure of this host, and may
 end."""
 
@@ -56,7 +56,7 @@ async def open_source(
         return replay, "replay", replay.name
     if source == "auto":
         (reading,) = await read_once(sampling)
-        if reading.failure is not None and reading.failure[0] in _NO_DRIVER:
+        if reading.failure is not None and reading.failure[0] in NO_DRIVER:
             replay = Replay(demo_recording(), speed, demo_skip)
             log.warning(
                 "NO NVIDIA DRIVER: showing a RECORDING, not this host",

@@ -7,7 +7,10 @@ import pytest
 from vramledger.cli import main
 
 WRONG = {
-    "unknown flag": (["serve", "--colour"], "unrecognized arguments: --colour"),
+    "unknown flag": (
+        ["serve", "--colour"],
+        "unrecognized arguments: --colour; see 'vramledger serve --help'",
+    ),
     "shortened flag": (["serve", "--sample.inter=1s"], "unrecognized arguments: --sample.inter=1s"),
     "unknown command": (["fly"], "invalid choice: 'fly'"),
     "no command": ([], "required: COMMAND"),

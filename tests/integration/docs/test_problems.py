@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
 from tests.support.exporter import no_driver, run
-from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent.oom.report_file import format_report
 from vramledger.agent_protocol.messages import CATEGORIES
 from vramledger.agent_protocol.user_code import PHASES
-from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.replay import read_recording
-from vramledger.views.evidence import evidence_lines
-from vramledger.views.table import render_table
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "exporter" / "docs"
@@ -32,13 +28,10 @@ def shown(page: str, command: str) -> list[str]:
     return [line.strip() for line in lines[0].splitlines()]
 
 
-def newest(name: str) -> Snapshot:
-    """Return the last sample of a recording."""
-    tracker = HoldingTracker(idle_after=6.0)
-    snapshot = tracker.blank
-    for reading in read_recording(RECORDINGS / name):
-        snapshot = tracker.update(reading)
-    return snapshot
+def lines_of(done: CompletedProcess[str]) -> list[str]:
+    """Return what a command printed, without indentation."""
+    assert done.returncode == 0, done.stderr
+    return [line.strip() for line in done.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("page", ["COMMANDS.md", "PROBLEMS.md"])
@@ -52,12 +45,14 @@ def test_what_fit_prints_is_real(page: str, tmp_path: Path) -> None:
     ] == []
 
 
-def test_what_show_prints_is_real() -> None:
-    """The zombie's table, and the evidence for a cache, are the program's own words."""
-    table = [line.strip() for line in render_table(newest("zombie-leader.jsonl.gz")).splitlines()]
+def test_what_show_prints_is_real(tmp_path: Path) -> None:
+    """The zombie's table, and the evidence for a cache, are what ``show`` prints of these recordings."""
+    nothing = no_driver(tmp_path)
+    table = lines_of(run("show", f"--source=replay:{RECORDINGS / 'zombie-leader.jsonl.gz'}", driver=nothing))
     assert [line for line in shown("PROBLEMS.md", "vramledger show") if line not in table] == []
 
-    evidence = [line.strip() for line in evidence_lines(newest("agents.jsonl.gz"), 414)]
+    source = f"--source=replay:{RECORDINGS / 'agents.jsonl.gz'}"
+    evidence = lines_of(run("show", "--why=414", source, driver=nothing))
     for line in shown("PROBLEMS.md", "vramledger show --why 414"):
         assert any(each.startswith(line.removesuffix("…")) for each in evidence), line
 

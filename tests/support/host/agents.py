@@ -82,9 +82,7 @@ def _verdict(torch: Figures, around: Around) -> str:
     )
 
 
-def report_of(
-    pools: Mapping[str, Pools], age: float, last_oom: OutOfMemory | None = None
-) -> AgentReport:
+def report_of(pools: Mapping[str, Pools], age: float, last_oom: OutOfMemory | None = None) -> AgentReport:
     """Return an agent's report of the pools on each device.
 
     Args:
