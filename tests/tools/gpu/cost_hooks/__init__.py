@@ -1,0 +1,1 @@
+"""What Python imports at its start, to profile the exporter's processes."""
