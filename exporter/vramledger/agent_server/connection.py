@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 from vramledger.agent_server.credentials import Peer, read_sender
@@ -44,6 +45,7 @@ class AgentConnection:
         report_time: when its newest report came.
         received: the time of the newest report in Unix time.
         report: the newest report.
+        content: the message of the newest report.
         passed_on: whether an agent has got this connection, to answer a request.
     """
 
@@ -53,6 +55,7 @@ class AgentConnection:
     report_time: float | None = None
     received: float | None = None
     report: AgentReport | None = None
+    content: Mapping[str, Any] = field(default_factory=dict)
     passed_on: bool = False
     bucket: TokenBucket = field(init=False)
 

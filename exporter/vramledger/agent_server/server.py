@@ -89,6 +89,9 @@ _CLOSE_BURST = 128.0
 _NO_DESCRIPTORS_PAUSE = 1.0
 _SWEEP_INTERVAL = 1.0
 
+_REST_MOST = 1.5
+"""Seconds after which connections are read also without a sample: the sockets of agents must not fill."""
+
 
 SOCKET = SocketSettings(
     kind=socket.SOCK_SEQPACKET,
@@ -128,6 +131,7 @@ class AgentServer:
         """
         self._path = path
         self._procfs = str(procfs)
+        self._node = os.uname().nodename
         self._snapshot = snapshot
         self._clock = clock
         self._socket_file: SocketFile | None = None
@@ -141,6 +145,9 @@ class AgentServer:
         self._accept_bucket = TokenBucket(clock(), ACCEPT_RATE, ACCEPT_BURST)
         self._close_bucket = TokenBucket(clock(), _CLOSE_RATE, _CLOSE_BURST)
         self._queue = FairQueue()
+        # Those that have reported, and are not watched: all are read when a sample wants their reports.
+        self._resting: dict[AgentConnection, None] = {}
+        self._rested_at = float("-inf")
         self._turn: asyncio.Handle | None = None
         # CPU time passes by itself, whatever the clock is.
         self._time_bucket = TokenBucket(
@@ -166,6 +173,7 @@ class AgentServer:
         The last reports of programs that ran out of memory and have ended since the reading before come
         too: no other reading will have them.
         """
+        self._read_resting()
         pids = {entry.pid for device in reading.devices for entry in device.processes or ()}
         agents = {**self._last_reports, **{agent.pid: agent for agent in self.agents(pids)}}
         self._last_reports = {}
@@ -230,6 +238,8 @@ class AgentServer:
             for uid in [uid for uid, bucket in buckets.items() if bucket.is_full(now)]:
                 del buckets[uid]
         self._queue.forget_users(self._users)
+        if now - self._rested_at > _REST_MOST:
+            self._read_resting()
         self._disposal.run()
         self._timer = self._loop.call_later(_SWEEP_INTERVAL, self._sweep)
 
@@ -316,6 +326,7 @@ class AgentServer:
             return
         self._connections.remove(connection)
         del self._report_bytes[connection]
+        self._resting.pop(connection, None)
         self._users[connection.peer.uid] -= 1
         if not self._users[connection.peer.uid]:
             del self._users[connection.peer.uid]
@@ -383,8 +394,25 @@ class AgentServer:
         self._receive_again(connection)
 
     def _receive_again(self, connection: AgentConnection) -> None:
-        if connection in self._connections:
+        """Have a connection read again: at once before its first report, then once a sample.
+
+        To be woken for each report costs more CPU time than to read it.
+        """
+        if connection not in self._connections:
+            return
+        if connection.report is None:
             self._loop.add_reader(connection.socket, self._queue_connection, connection)
+        else:
+            self._resting[connection] = None
+
+    def _read_resting(self) -> None:
+        """Read all resting connections, those first that nobody's time share delays."""
+        self._rested_at = self._clock()
+        for connection in self._resting:
+            self._queue.add(connection)
+        self._resting.clear()
+        if self._queue and self._turn is None:
+            self._read_queue()
 
     def _handle_message(self, connection: AgentConnection, message: Message, now: float) -> None:
         if message.sender != connection.peer.pid:
@@ -394,7 +422,9 @@ class AgentServer:
         if "ask" in content:
             self._answer_request(connection, content, now)
             return
-        connection.report = locate_rank(read_report(content), os.uname().nodename)
+        report = read_report(content, connection.content, connection.report)
+        connection.report = locate_rank(report, self._node)
+        connection.content = content
         connection.report_time, connection.received = now, time.time()
         self._report_bytes[connection] = len(message.data)
         earlier = self._agent_connections.get(connection.peer.pid)

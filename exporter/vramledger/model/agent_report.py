@@ -207,8 +207,15 @@ def parse(data: bytes) -> dict[str, Any]:
     return message
 
 
-def read_report(message: Mapping[str, Any]) -> AgentReport:
+def read_report(
+    message: Mapping[str, Any], content: Mapping[str, Any] | None = None, before: AgentReport | None = None
+) -> AgentReport:
     """Read a report out of a message.
+
+    Args:
+        message: the message.
+        content: the message before it, from which ``before`` was read; what is equal is not read again.
+        before: the report before it.
 
     Raises:
         RefusedError: something in it is not what it must be.
@@ -217,17 +224,10 @@ def read_report(message: Mapping[str, Any]) -> AgentReport:
     interval = _number(message, "interval")
     if sequence is None or interval is None or not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
         _bad("sequence and interval are missing")
-    frameworks = tuple(
-        _framework(each)
-        for each in _list(message, "frameworks")
-        if isinstance(each, dict)
-        and isinstance(each.get("framework"), str)
-        and each["framework"] in REPORTING_FRAMEWORKS
-    )
-    if len({each.framework for each in frameworks}) < len(frameworks):
-        _bad("a framework is listed twice")
-    if sum(len(each.devices) for each in frameworks) > MAX_DEVICES:
-        refuse("limits", f"more than {MAX_DEVICES} devices")
+    if content is not None and before is not None and message.get("frameworks") == content.get("frameworks"):
+        frameworks = before.frameworks
+    else:
+        frameworks = _frameworks(message)
     return AgentReport(
         sequence=sequence,
         interval=interval,
@@ -243,6 +243,21 @@ def read_report(message: Mapping[str, Any]) -> AgentReport:
         last_oom=_last_oom(message),
         rank=_rank(message),
     )
+
+
+def _frameworks(message: Mapping[str, Any]) -> tuple[FrameworkReport, ...]:
+    frameworks = tuple(
+        _framework(each)
+        for each in _list(message, "frameworks")
+        if isinstance(each, dict)
+        and isinstance(each.get("framework"), str)
+        and each["framework"] in REPORTING_FRAMEWORKS
+    )
+    if len({each.framework for each in frameworks}) < len(frameworks):
+        _bad("a framework is listed twice")
+    if sum(len(each.devices) for each in frameworks) > MAX_DEVICES:
+        refuse("limits", f"more than {MAX_DEVICES} devices")
+    return frameworks
 
 
 def locate_rank(report: AgentReport, node: str) -> AgentReport:

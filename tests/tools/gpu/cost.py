@@ -2,7 +2,8 @@
 
 Both run at the same time and are scraped by the same clock: two holders and a scrape a second, then 25
 holders, nine of them with the agent, at a scrape a second, in 15 and in 60 seconds. Then our processes are
-profiled by function and by NVML call, with a scrape a second. Writes ``OUT/cost.json`` and ``OUT/profile-*.json``.
+profiled by function and by NVML call, with a scrape a second. Writes ``OUT/cost.json`` and
+``OUT/profile-*.json``.
 ``--rehearse`` uses the stand-in driver, and ``--quick`` shorter windows. About four and a half minutes.
 """
 

@@ -31,7 +31,7 @@ from vramledger.readers.nvml.memory import (
 )
 from vramledger.readers.nvml.memory_limits import LimitReader, Limits
 from vramledger.readers.nvml.mig import MigInstance, read_instances
-from vramledger.readers.nvml.process_lists import ProcessList, merge_lists
+from vramledger.readers.nvml.process_lists import ProcessList, Unchanged, merge_lists
 from vramledger.readers.nvml.return_codes import (
     GPU_IS_LOST,
     LOST,
@@ -87,6 +87,7 @@ class DeviceReader:
             (kind, ProcessList(nvml, f"nvmlDeviceGet{name}RunningProcesses"))
             for kind, name in (("C", "Compute"), ("G", "Graphics"), ("M", "MPSCompute"))
         ]
+        self._unchanged = Unchanged()
         self._utilization_log = UtilizationLog(nvml)
         self._device_log = DeviceUtilizationLog(nvml)
         self._activity = ActivityReader(nvml)
@@ -215,7 +216,9 @@ class DeviceReader:
         self, wall: float, monotonic: float, failed: list[str], started: float, *, slow: bool
     ) -> DeviceReading:
         divided = self._instances is not None
-        ledger: dict[str, Any] = {} if divided else self._read_memory_and_holders(wall, monotonic, failed)
+        ledger: dict[str, Any] = (
+            {} if divided else self._read_memory_and_holders(wall, monotonic, failed, slow=slow)
+        )
         traffic = pcie_throughput(ledger.get("activity")) if self._reads_pcie else None
         hardware = {} if self._integrated else self._read_hardware(failed, traffic, slow=slow)
         has_data = hardware or any(ledger.get(name) is not None for name in _DATA)
@@ -231,13 +234,18 @@ class DeviceReader:
             **ledger,
         )
 
-    def _read_memory_and_holders(self, wall: float, monotonic: float, failed: list[str]) -> dict[str, Any]:
+    def _read_memory_and_holders(
+        self, wall: float, monotonic: float, failed: list[str], *, slow: bool
+    ) -> dict[str, Any]:
         handle = self._handle
         # Memory and holders come first and together, so that the ledger is of one moment.
         memory = self._memory.read(self._named, self._named, failed)
         if self._integrated:
             return {**memory._asdict(), "processes": self._system.nvmap_clients()}
-        processes = self._read_processes(handle, failed)
+        self._unchanged.used = None if memory.memory is None else memory.memory.used
+        if slow:
+            self._unchanged.forget()
+        processes = self._read_processes(handle, failed, self._unchanged)
         listed = None if processes is None else {entry.pid for entry in processes}
         return {
             **memory._asdict(),
@@ -307,22 +315,36 @@ class DeviceReader:
         failed += self._slow_failed
         return values
 
-    def _read_processes(self, handle: Handle, failed: list[str]) -> tuple[ProcessEntry, ...] | None:
-        lists = []
+    def _read_processes(
+        self, handle: Handle, failed: list[str], unchanged: Unchanged | None = None
+    ) -> tuple[ProcessEntry, ...] | None:
+        """Read the lists of a device.
+
+        Args:
+            handle: the device.
+            failed: gets the name of the query if it failed.
+            unchanged: what tells that only the list of compute processes can have changed; None to read all.
+        """
+        lists: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
         errors: list[str] = []
         for kind, process_list in self._lists:
+            if kind != "C" and unchanged is not None and unchanged.only_compute(lists[0][1]):
+                break
             rows = query(self._nvml, process_list.read, handle, "processes", errors)
             if rows is not None:
-                lists.append((kind, rows))
+                lists.append((kind, tuple(rows)))
             elif errors or kind == "C":
                 # Graphics and MPS may be unsupported; without compute we know nothing.
                 failed += errors
                 return None
         try:
-            return merge_lists(lists)
+            merged = merge_lists(lists)
         except ValueError:
             failed.append("processes")
             return None
+        if unchanged is not None:
+            unchanged.remember(lists)
+        return merged
 
     def _read_mig_layout(self, failed: list[str]) -> None:
         """Find out whether MIG divides the GPU, and into what; keep the old layout if that fails."""
