@@ -20,10 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
+
+import pynvml
 
 from tests.support.standin.library import StandIn, build
 from tests.tools.bench import cost
@@ -198,6 +200,50 @@ def profile(place: Place, out: Path, seconds: float) -> None:
     shutil.rmtree(directory)
 
 
+def calls(times: int) -> dict[str, Any]:
+    """Return what calls take that the sampler makes, or might make instead: median ms elapsed, and of CPU."""
+    pynvml.nvmlInit()
+    gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+    energy, memory = pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, pynvml.NVML_FI_DEV_MEMORY_TEMP
+    candidates: dict[str, Callable[[], object]] = {
+        "energy": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu),
+        "energy as a field": lambda: pynvml.nvmlDeviceGetFieldValues(gpu, [energy]),
+        "memory temperature as a field": lambda: pynvml.nvmlDeviceGetFieldValues(gpu, [memory]),
+        "both fields": lambda: pynvml.nvmlDeviceGetFieldValues(gpu, [energy, memory]),
+        "process utilization, 2.5 s": lambda: pynvml.nvmlDeviceGetProcessUtilization(
+            gpu, int((time.time() - 2.5) * 1e6)
+        ),
+        "process utilization, 30 s": lambda: pynvml.nvmlDeviceGetProcessUtilization(
+            gpu, int((time.time() - 30) * 1e6)
+        ),
+        "processes utilization info": lambda: pynvml.nvmlDeviceGetProcessesUtilizationInfo(
+            gpu, int((time.time() - 2.5) * 1e6)
+        ),
+        "compute": lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(gpu),
+        "graphics": lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(gpu),
+        "mps": lambda: pynvml.nvmlDeviceGetMPSComputeRunningProcesses(gpu),
+        "memory": lambda: pynvml.nvmlDeviceGetMemoryInfo(gpu, version=pynvml.nvmlMemory_v2),
+        "rates": lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu),
+        "power": lambda: pynvml.nvmlDeviceGetPowerUsage(gpu),
+        "device count": pynvml.nvmlDeviceGetCount,
+    }
+    told = {}
+    for name, call in candidates.items():
+        elapsed, cpu, why = [], [], ""
+        for _ in range(times):
+            begun, used_before = time.perf_counter(), time.thread_time()
+            try:
+                call()
+            except pynvml.NVMLError as error:
+                why = str(error)
+            elapsed.append(time.perf_counter() - begun)
+            cpu.append(time.thread_time() - used_before)
+            time.sleep(0.05)
+        told[name] = [1000 * statistics.median(elapsed), 1000 * statistics.median(cpu), why]
+    pynvml.nvmlShutdown()
+    return told
+
+
 def measure(out: Path, *, rehearse: bool, quick: bool) -> None:
     """Measure everything, and write after each step what is known."""
     share = 0.2 if quick else 1.0
@@ -235,6 +281,8 @@ def measure(out: Path, *, rehearse: bool, quick: bool) -> None:
             keep("holders", sum(line.startswith("vramledger_process_info") for line in text.splitlines()))
             (out / "page.txt").write_text(text, encoding="utf-8")
         profile(place, out, 25 * share)
+        if not rehearse:
+            keep("calls, ms elapsed and of CPU", calls(12))
 
 
 def main() -> None:
