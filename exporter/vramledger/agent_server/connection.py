@@ -46,6 +46,7 @@ class AgentConnection:
         received: the time of the newest report in Unix time.
         report: the newest report.
         content: the message of the newest report.
+        overfull: whether more messages waited at the last reading than are read at once.
         passed_on: whether an agent has got this connection, to answer a request.
     """
 
@@ -56,6 +57,7 @@ class AgentConnection:
     received: float | None = None
     report: AgentReport | None = None
     content: Mapping[str, Any] = field(default_factory=dict)
+    overfull: bool = False
     passed_on: bool = False
     bucket: TokenBucket = field(init=False)
 
@@ -82,6 +84,7 @@ class AgentConnection:
             RefusedError: a message was too long, or came with descriptors.
         """
         newest: Message | None = None
+        self.overfull = False
         for _ in range(_RECEIVES_AT_ONCE if self.report is not None else 1):
             try:
                 message = self._receive_message()
@@ -94,6 +97,8 @@ class AgentConnection:
             if newest is not None and message.sender != self.peer.pid == newest.sender:
                 continue  # a forked child's message must not hide its parent's
             newest = message
+        else:
+            self.overfull = self.report is not None
         return newest
 
     def _receive_message(self) -> Message:

@@ -238,7 +238,7 @@ class AgentServer:
             for uid in [uid for uid, bucket in buckets.items() if bucket.is_full(now)]:
                 del buckets[uid]
         self._queue.forget_users(self._users)
-        if now - self._rested_at > _REST_MOST:
+        if time.monotonic() - self._rested_at > _REST_MOST:
             self._read_resting()
         self._disposal.run()
         self._timer = self._loop.call_later(_SWEEP_INTERVAL, self._sweep)
@@ -385,6 +385,8 @@ class AgentServer:
             return
         try:
             message = connection.receive_newest()
+            if connection.overfull:
+                self._rejected["rate"] += 1
             if message is not None:
                 self._handle_message(connection, message, now)
         except RefusedError as error:
@@ -407,7 +409,7 @@ class AgentServer:
 
     def _read_resting(self) -> None:
         """Read all resting connections, those first that nobody's time share delays."""
-        self._rested_at = self._clock()
+        self._rested_at = time.monotonic()
         for connection in self._resting:
             self._queue.add(connection)
         self._resting.clear()
