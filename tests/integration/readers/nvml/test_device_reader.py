@@ -202,15 +202,17 @@ def test_an_error_number_of_a_future_driver_is_only_a_failure(
 
 
 def test_a_fast_sample_asks_nothing_twice(standin_here: StandIn, reader: DeviceReader) -> None:
-    """In a steady state a sample makes one call each for memory, each process list and utilisation."""
+    """In a steady state a sample makes one call each for memory, compute processes and utilisation."""
     standin_here.device(0).set_processes([(pid, MIB) for pid in range(1, 65)])
     standin_here.device(0).busy(1)
     read(reader, 0.0)
-    lists = [f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "Graphics", "MPSCompute")]
-    functions = ["nvmlDeviceGetMemoryInfo_v2", *lists, "nvmlDeviceGetProcessUtilization"]
-    before = [standin_here.calls(function) for function in functions]
+    functions = ["MemoryInfo_v2", "ComputeRunningProcesses_v3", "ProcessUtilization"]
+    empty = ["GraphicsRunningProcesses_v3", "MPSComputeRunningProcesses_v3"]
+    asked = [f"nvmlDeviceGet{each}" for each in functions + empty]
+    before = [standin_here.calls(function) for function in asked]
     read(reader, 1.0)
-    assert [standin_here.calls(function) for function in functions] == [count + 1 for count in before]
+    after = [standin_here.calls(function) for function in asked]
+    assert [now - then for now, then in zip(after, before, strict=True)] == [1, 1, 1, 0, 0]
 
 
 def test_a_hanging_gpu_does_not_hold_up_another(standin_here: StandIn, open_readers: Open) -> None:

@@ -47,8 +47,50 @@ def test_nobody_and_not_known_differ(standin_here: StandIn, reader: DeviceReader
     """An empty list is an answer; a list that fails is not, and is reported."""
     assert read(reader).processes == ()
     standin_here.fail("nvmlDeviceGetMPSComputeRunningProcesses_v3", Code.UNKNOWN)
-    reading = read(reader)
+    reading = read(reader, 20.0)
     assert (reading.processes, reading.failed) == (None, ("processes",))
+
+
+@pytest.mark.parametrize("kind", ["graphics", "mps"])
+def test_a_process_of_an_empty_list_is_seen_at_once(
+    standin_here: StandIn, reader: DeviceReader, kind: str
+) -> None:
+    """The first graphics process, or MPS client, is in the next reading, and so is its end."""
+    device = standin_here.device(0)
+    device.set_processes([(10, 100 * MIB)])
+    for second in range(3):
+        read(reader, float(second))
+    device.set_processes([(10, 100 * MIB)], **{kind: [(20, 7 * MIB)]})
+    letter = kind[0].upper()
+    for second in (3, 4):
+        assert read(reader, float(second)).processes == (
+            ProcessEntry(10, 100 * MIB, "C"),
+            ProcessEntry(20, 7 * MIB, letter),
+        )
+    device.set_processes([(10, 100 * MIB)])
+    assert read(reader, 5.0).processes == (ProcessEntry(10, 100 * MIB, "C"),)
+
+
+def test_a_compute_process_that_becomes_an_mps_client_in_place_of_another_is_seen(
+    standin_here: StandIn, reader: DeviceReader
+) -> None:
+    """A new pid has every list read, also if it holds exactly what the one before held."""
+    device = standin_here.device(0)
+    device.set_processes([(10, 100 * MIB)])
+    for second in range(3):
+        read(reader, float(second))
+    device.set_processes([(20, 100 * MIB)], mps=[(20, 100 * MIB)])
+    assert read(reader, 3.0).processes == (ProcessEntry(20, 100 * MIB, "CM"),)
+
+
+def test_an_empty_list_is_read_again_after_some_seconds(standin_here: StandIn, reader: DeviceReader) -> None:
+    """A process that takes no memory of the device is seen with the next slow sample."""
+    device = standin_here.device(0)
+    device.set_processes([(10, 100 * MIB)])
+    for second in range(3):
+        read(reader, float(second))
+    device.set_processes([(10, 100 * MIB)], graphics=[(30, 0)])
+    assert ProcessEntry(30, 0, "G") in (read(reader, 11.0).processes or ())
 
 
 def test_graphics_and_mps_lists_may_be_unsupported(standin_here: StandIn, reader: DeviceReader) -> None:
