@@ -56,16 +56,28 @@ class Program:
     _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
 
     def scrape(self) -> Page:
-        """Scrape once, over a connection that is kept, as Prometheus does."""
+        """Scrape once, over a connection that is kept, as Prometheus does, anew if it was closed."""
         if self._connection is None:
             self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         begun = time.perf_counter()
-        self._connection.request("GET", "/metrics", headers=_HEADERS)
-        answer = self._connection.getresponse()
+        try:
+            answer = self._ask(self._connection)
+        except (
+            http.client.RemoteDisconnected,
+            ConnectionError,
+        ):  # a server closes what was unused for a minute
+            self._connection.close()
+            begun = time.perf_counter()
+            answer = self._ask(self._connection)
         body = answer.read()
         seconds = time.perf_counter() - begun
         text = gzip.decompress(body) if answer.headers["Content-Encoding"] == "gzip" else body
         return Page(seconds, len(body), text.decode())
+
+    @staticmethod
+    def _ask(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+        connection.request("GET", "/metrics", headers=_HEADERS)
+        return connection.getresponse()
 
     def close(self) -> None:
         """Close the connection."""

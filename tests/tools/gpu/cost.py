@@ -280,9 +280,9 @@ def measure(out: Path, *, rehearse: bool, quick: bool) -> None:
             keep("agents", sum(line.startswith("vramledger_agent_info") for line in text.splitlines()))
             keep("holders", sum(line.startswith("vramledger_process_info") for line in text.splitlines()))
             (out / "page.txt").write_text(text, encoding="utf-8")
-        profile(place, out, 25 * share)
         if not rehearse:
             keep("calls, ms elapsed and of CPU", calls(12))
+        profile(place, out, 25 * share)
 
 
 def main() -> None:
