@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ def span(work, times):
         work()
     return (time.perf_counter_ns() - begun) / times
 # With CUDA in use a fork copies the tables of a large process.
-WORK = {"fork": (fork, 150 if fake else 40), "allocate": (allocate, 6), "collect": (collect, 100_000)}
+WORK = {"fork": (fork, 60 if fake else 10), "allocate": (allocate, 3), "collect": (collect, 200_000)}
 for work, times in WORK.values():
     span(work, max(1, times // 10))
 print(flush=True)
@@ -105,7 +105,7 @@ class Program:
         self.process.communicate(timeout=60)
 
 
-def inside(torch: str, *, starts: int, pairs: int) -> dict[str, Any]:
+def inside(torch: str, *, starts: int, pairs: int, keep: Callable[[dict[str, Any]], None]) -> None:
     """Measure the work in pairs of programs, each pair asked in turns; several pairs of programs."""
     found: dict[str, dict[str, list[float]]] = {
         name: {"ratios": [], "without": [], "with": [], "noise": []}
@@ -131,16 +131,20 @@ def inside(torch: str, *, starts: int, pairs: int) -> dict[str, Any]:
                 each.ready()
             for name, lists in found.items():
                 for turn in range(pairs):
-                    order = programs if turn % 2 == 0 else programs[::-1]
+                    order = programs[turn % 3 :] + programs[: turn % 3]
                     took = {id(each): each.ask(name) for each in order}
                     without, with_, again = (took[id(each)] for each in programs)
                     lists["without"].append(without)
                     lists["with"].append(with_)
                     lists["ratios"].append(with_ / ((without + again) / 2))
                     lists["noise"].append(again / without)
+                keep(_summary(torch, found))
             for each in programs:
                 each.end()
             assert heard.reports, "no agent reported"
+
+
+def _summary(torch: str, found: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
     return {
         f"{name}, {torch} torch": {
             "ratio": interval(lists["ratios"]),
@@ -149,6 +153,7 @@ def inside(torch: str, *, starts: int, pairs: int) -> dict[str, Any]:
             "with_ns": statistics.median(lists["with"]),
         }
         for name, lists in found.items()
+        if lists["ratios"]
     }
 
 
@@ -191,17 +196,21 @@ def main() -> int:
     args = parser.parse_args()
     figures: dict[str, Any] = {}
     begun = time.monotonic()
-    for torch in args.torch or ["fake"]:
-        figures |= inside(torch, starts=1 if args.quick else 3, pairs=3 if args.quick else 12)
+
+    def keep(more: dict[str, Any]) -> None:
+        figures.update(more)
         args.json.write_text(json.dumps(figures, indent=1))
-    figures |= starts(5 if args.quick else 100)
+        print(*(f"{name}: {each}" for name, each in more.items()), sep="\n", flush=True)
+
+    keep(starts(5 if args.quick else 60))
+    for torch in args.torch or ["fake"]:
+        inside(torch, starts=1 if args.quick else 2, pairs=3 if args.quick else 12, keep=keep)
     missed = figures["run"]["beyond an interpreter's start, s"].median > RUN_MOST_SECONDS
     for name, each in figures.items():
         if name.startswith("fork"):
             missed |= each["ratio"].low > FORK_MOST
         elif name != "run":
             missed |= each["ratio"].low > max(1.0, each["equal programs"].high)
-        print(name, each)
     figures["machine"] = {"cpus": os.cpu_count(), "python": sys.version, "load": os.getloadavg()}
     args.json.write_text(json.dumps(figures, indent=1))
     print(f"{time.monotonic() - begun:.0f} s")

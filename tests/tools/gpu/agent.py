@@ -99,6 +99,7 @@ class Bench:
         self.out = out
         self.rehearse = rehearse
         self.quick = quick
+        self.cases: list[str] = []
         self.machine = Machine(rehearse=rehearse)
         self.reports = out / "reports"
         self.exporter = NvmlExporter(Path(f"/tmp/vramledger-gpu-{os.getpid()}.sock"), self.machine.holders)  # noqa: S108
@@ -329,6 +330,8 @@ FAILURES: tuple[tuple[str, str, dict[str, str]], ...] = (
 def verdicts(bench: Bench) -> None:
     """Run out of memory in several ways, and read the verdict and the advice."""
     for case, expected, environ in FAILURES:
+        if bench.cases and case not in bench.cases:
+            continue
         with contextlib.ExitStack() as tenants:
             if case == "hoarded":
                 size = 40 * 1024
@@ -395,9 +398,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "agent-gpu")))
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: only the motions")
     parser.add_argument("--only", action="append", choices=STAGES, default=[])
+    cases = [case for case, *_ in FAILURES]
+    parser.add_argument("--case", action="append", choices=cases, default=[], help="only these failures")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(args.out, rehearse=args.rehearse, quick=args.rehearse)
+    bench.cases = args.case
     begun = time.monotonic()
     try:
         for name, stage in STAGES.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from vramledger.agent.torch.recording import recording
+from vramledger.agent.torch.recording import names_lines_without_import, recording
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # a program that uses no framework need not load it
@@ -111,8 +111,13 @@ def count_blocks(stats: Iterable[dict[str, object]]) -> int:
 
 
 def take_snapshot(torch: ModuleType) -> list[dict[str, object]] | None:
-    """Return the allocator's segments; None while the program records a history, which they would contain."""
+    """Return the allocator's segments; None where a recorded history makes that too expensive or unsafe.
+
+    Before torch 2.12 they would contain the whole history. With any version they have the stacks of the blocks.
+    """
     native = torch._C
+    if native._cuda_isHistoryEnabled() and not names_lines_without_import(torch):
+        return None
     code = getattr(getattr(torch.cuda.memory, "memory_snapshot", None), "__code__", None)
     if code is not None and "include_traces" in code.co_varnames:  # torch 2.12
         snapshot = native._cuda_memorySnapshot((0, 0, False))

@@ -24,6 +24,7 @@ from vramledger.agent.torch.recording import (
     DEFAULT_EVENTS,
     TakenSnapshot,
     is_history_enabled,
+    names_lines_without_import,
     recording,
 )
 
@@ -37,6 +38,12 @@ MAX_SECONDS = 300.0
 """The longest time that a client may ask the agent to record, or to wait for a step."""
 
 
+WOULD_IMPORT = (
+    "to name the lines, PyTorch would import torch._inductor on another thread than the program's, which can break"
+    " an import of the program; ask for the end of a step (--step), or again once the program has an optimizer"
+)
+
+
 def record_snapshot(request: Request) -> dict[str, object]:
     """Record, and write the snapshot to the file that came with the request.
 
@@ -45,7 +52,8 @@ def record_snapshot(request: Request) -> dict[str, object]:
     ``cycles``, true to run the collector at the end of that step and to say what it has freed.
 
     Raises:
-        RuntimeError: PyTorch is missing, too old or without a GPU, or its allocator keeps no history.
+        RuntimeError: PyTorch is missing, too old or without a GPU, its allocator keeps no history, or it would
+            have to import a part of itself on our thread.
         TimeoutError: no training step ended.
         ValueError: an argument is invalid.
     """
@@ -140,6 +148,8 @@ def _record(  # noqa: PLR0913
                 recording.end(torch, None if taken is None else taken.snapshot)
 
     if not step:
+        if not names_lines_without_import(torch):
+            raise RuntimeError(WOULD_IMPORT)
         if begins:
             begin()
             time.sleep(seconds)

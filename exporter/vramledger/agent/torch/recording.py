@@ -101,7 +101,7 @@ class Recording:
             torch: that records.
             snapshot: shows which of the two it is; without one, a snapshot is taken for it.
         """
-        if self.is_active(torch):
+        if self.is_active(torch) and (snapshot is not None or names_lines_without_import(torch)):
             self.compare(torch.cuda.memory._snapshot() if snapshot is None else snapshot)
         if self.active:
             self.active = self.from_start = False
@@ -236,6 +236,17 @@ def is_history_enabled(torch: ModuleType) -> bool:
     except AttributeError:
         message = f"PyTorch {torch.__version__} does not say whether it already records; 2.2 or newer does"
         raise RuntimeError(message) from None
+
+
+def names_lines_without_import(torch: ModuleType) -> bool:
+    """Return whether a snapshot with stacks makes PyTorch import nothing.
+
+    To name the lines of a stack, PyTorch asks itself for ``torch._inductor``. Where nobody has used that yet, to
+    ask for it imports it, for seconds. If another thread of ours does so while the program imports a part of
+    PyTorch, Python lets one of the two have a module that is not complete: the program's own import failed (seen on
+    an H200 with torch 2.11, as it made an optimizer).
+    """
+    return "_inductor" not in vars(torch).get("_lazy_modules", ()) or "_inductor" in vars(torch)
 
 
 def start_history(torch: ModuleType, events: int) -> None:
