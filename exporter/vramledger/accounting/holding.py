@@ -19,8 +19,6 @@ from vramledger.model.snapshot import Grade, Holding, State
 SAMPLE_LIFETIME = 2.5
 """Seconds for which a utilisation sample is shown; the driver makes one a second for a busy process."""
 
-HALF = 0.5
-
 
 @dataclass(slots=True)
 class HoldingState:
@@ -108,10 +106,10 @@ class HoldingState:
             self.start = None
 
     @property
-    def keeps_busy(self) -> bool:
-        """Whether the driver's newest row says that the process takes at least half of the device's time."""
+    def share_of_time(self) -> float:
+        """The share of the device's time that the process takes by the driver's newest row; 0 without one."""
         fresh = self.watched - self.utilization_at <= SAMPLE_LIFETIME
-        return self.utilization is not None and fresh and self.utilization.sm >= HALF
+        return self.utilization.sm if self.utilization is not None and fresh else 0.0
 
     def record_sample(self, entry: ProcessEntry, on_device: DeviceSample) -> None:
         """Record what one sample says: the bytes, and whether the holder worked.

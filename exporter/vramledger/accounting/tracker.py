@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from vramledger.accounting import reservations, states
 from vramledger.accounting.agent_figures import AgentJoiner
-from vramledger.accounting.busy_without_work import BusyWithoutWorkWatch
+from vramledger.accounting.busy_without_work import BusyWithoutWorkWatch, who_keeps_busy
 from vramledger.accounting.counted_launches import (
     COUNTED_SHARE,
     COUNTED_STATES,
@@ -426,24 +426,26 @@ class HoldingTracker:
         servers = self._mps_servers(device, sample)
         sample.mps_servers.update(servers)
         work = self._work.update(device, servers, sample, shared=shared)
-        waits_since = self._waits.update(device, sample)
-        if device.processes is None:
-            return None
         utilization = {each.pid: each for each in device.process_utilization or ()}
         on_device = DeviceSample(sample, device, utilization, work, self._agents.allocated_on(device.uuid))
-        holdings = []
-        for entry in device.processes:
-            state = self._holdings.match(entry, on_device)
+        known = [(entry, self._holdings.match(entry, on_device)) for entry in device.processes or ()]
+        for entry, state in known:
             row = sample.rows.get(entry.pid)
             state.mark_bystander(bystander=row is not None and self._processes.is_bystander(row, sample))
             state.record_sample(entry, on_device)
+        busy = who_keeps_busy({entry.pid: state.share_of_time for entry, state in known})
+        waits_since = self._waits.update(device, sample, in_turns=len(busy) > 1)
+        if device.processes is None:
+            return None
+        holdings = []
+        for entry, state in known:
             quiet = state.quiet(work, sample, self._idle_after)
             working = states.is_working(
                 quiet,
                 None if state.worked_at is None else sample.monotonic - state.worked_at,
                 self._idle_after,
             )
-            waits = waits_since if len(device.processes) == 1 or state.keeps_busy else None
+            waits = waits_since if len(known) == 1 or entry.pid in busy else None
             verdict = self._classify(state, on_device, quiet, working=working)
             if waits is not None:
                 verdict = states.with_busy_without_work(verdict, sample.time - waits)

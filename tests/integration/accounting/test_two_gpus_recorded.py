@@ -16,9 +16,11 @@ import pytest
 
 from tests.support.host.model import GIB, MIB
 from tests.support.judging import imbalances
+from vramledger.accounting.busy_without_work import BusyWithoutWorkWatch
+from vramledger.accounting.sample import Sample
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import Reading
-from vramledger.model.snapshot import Snapshot, State
+from vramledger.model.snapshot import Grade, Snapshot, State
 from vramledger.sampling.replay import read_recording
 
 HOME = Path(__file__).parents[2] / "recordings" / "two-gpus"
@@ -139,16 +141,87 @@ def test_a_hang_that_is_over_is_not_said_any_more() -> None:
         assert [each.busy_without_work_since for each in device.holdings] == [None]
 
 
-def test_healthy_ranks_are_not_said_to_hang() -> None:
-    """Ranks wait up to 12 s for a checkpoint, an evaluation, data or a request, and not for minutes."""
-    assert busy_without_work("waits") == {}
+IN_TURNS_SINCE = 59.0
+"""When four jobs on both GPUs hung: a rank was stopped, one killed, one left, two waited elsewhere."""
+
+IN_TURNS = {585: "stopped", 587: "killed", 589: "left", 591: "waits elsewhere"}
+"""The ranks on the first GPU, by what became of the other rank of their job."""
 
 
-def test_a_rank_that_waits_is_never_idle() -> None:
+def test_ranks_that_wait_in_turns_on_one_gpu_are_all_named() -> None:
+    """Four ranks that wait on one GPU, which it runs in turns, and the one on the other GPU, are named."""
+    said = busy_without_work("hangs-in-turns")
+    assert said.keys() == {*((0, pid) for pid in IN_TURNS), (1, 592)}
+    assert all(
+        since - IN_TURNS_SINCE == pytest.approx(0, abs=2) for times in said.values() for since in times
+    )
+
+
+def test_ranks_that_wait_in_turns_are_named_in_each_sample() -> None:
+    """From two minutes after the hang until a job goes on, no sample leaves out a rank that waits."""
+    readings, snapshots = replay("hangs-in-turns", 30.0)
+    for reading, snapshot in zip(readings, snapshots, strict=True):
+        if IN_TURNS_SINCE + 125 < reading.monotonic < 202:
+            named = {each.pid for each in snapshot.devices[0].holdings if each.busy_without_work_since}
+            assert named == IN_TURNS.keys()
+
+
+KERNELS = {
+    0: (385.83, "spin-thread spin-all sleep-thread read-host fma-thread fma-block hash-thread".split()),
+    1: (386.26, "hash-block chase-warp read-cache shared-block atomics sine-block half-block".split()),
+}
+"""Kernels that stayed for 5 s each, every 6.2 s, by GPU; when the first one began."""
+
+
+def test_kernels_that_stay_and_compute_are_not_busy_without_work() -> None:
+    """Of 14 kernels that stay for minutes, those that compute or read the host's memory are not named.
+
+    One warp that waits for the cache, and atomics on one line of it, look like a kernel that waits.
+    """
+    said = set()
+    readings = replay("kernels").readings
+    for gpu, (begun, names) in KERNELS.items():
+        for number, name in enumerate(names):
+            start = begun + 6.2 * number
+            own = [each for each in readings if start + 1.3 < each.monotonic < start + 5]
+            watch = BusyWithoutWorkWatch()
+            for second in range(200):
+                device = own[second % len(own)].devices[gpu]
+                sample = Sample(Reading(second + 5e8, second), {}, 5.0, False)
+                if watch.update(device, sample) is not None:
+                    said.add(name)
+    assert said == {"spin-thread", "sleep-thread", "chase-warp", "atomics"}
+
+
+DECODED = (436.6, 444.6), (459.8, 467.8)
+"""When a program decoded H.264 on the second GPU, and JPEG pictures; monotonic."""
+
+
+@pytest.mark.parametrize("idle_after", [4.0, 8.0])
+def test_a_program_that_decodes_video_is_not_idle(idle_after: float) -> None:
+    """While the decoder works, for which no kernel runs, its program is not idle at proven or seen."""
+    readings, snapshots = replay("others", idle_after)
+    looks = 0
+    for reading, snapshot in zip(readings, snapshots, strict=True):
+        if any(begin + 2 < reading.monotonic < end for begin, end in DECODED):
+            (each,) = [holding for holding in snapshot.devices[1].holdings if holding.pid == 2192]
+            assert each.state is State.ACTIVE or each.grade is Grade.INFERRED, each.why
+            looks += 1
+    assert looks >= 10
+
+
+@pytest.mark.parametrize("name", ["waits", "long-waits"])
+def test_healthy_ranks_are_not_said_to_hang(name: str) -> None:
+    """Ranks wait up to 33 s for a checkpoint, an evaluation, data or a request, and not for minutes."""
+    assert busy_without_work(name) == {}
+
+
+@pytest.mark.parametrize(("name", "longest"), [("waits", 20.0), ("long-waits", 40.0)])
+def test_a_rank_that_waits_is_never_idle(name: str, longest: float) -> None:
     """No rank of a healthy job is idle, at any threshold above its waits, at any grade."""
     states = {
         each.state
-        for snapshot in replay("waits", 20.0).snapshots
+        for snapshot in replay(name, longest).snapshots
         for device in snapshot.devices
         for each in device.holdings
     }

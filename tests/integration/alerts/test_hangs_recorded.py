@@ -31,9 +31,14 @@ def cut(name: str, end: float, folder: Path) -> Path:
     return path
 
 
-def alerts(path: Path, minutes: int, folder: Path, version: str) -> set[tuple[str, str, str, str]]:
-    """Return name, severity, pid and rank of the alerts that fire when a recording's end has lasted."""
-    trace = play(path, rules.families(), Trace("n", every=SCRAPE), hold=minutes * 60.0)
+def alerts(
+    path: Path, minutes: int, folder: Path, version: str, *, stretch: float = 1.0
+) -> set[tuple[str, ...]]:
+    """Return name, severity, pid and rank of the alerts that fire when a recording's end has lasted.
+
+    ``stretch``: by how much the time of the recording is drawn out before.
+    """
+    trace = play(path, rules.families(), Trace("n", every=SCRAPE), stretch=stretch, hold=minutes * 60.0)
     at = int((trace.slots - 1) * SCRAPE) // EVALUATION * EVALUATION
     manager = Manager(EVALUATION, ALERTS, evaluation_order(), require_version("promtool", version))
     found = ask('ALERTS{alertstate="firing",severity!="none"}', [at], trace.series(), folder, manager)
@@ -50,3 +55,18 @@ def test_a_stopped_rank_pages_once(tmp_path: Path) -> None:
     found = alerts(cut("hangs", STOPPED_LONG, tmp_path), 40, tmp_path, VERSIONS[0])
     assert ("GpuJobHung", "page", "1172", "1") in found
     assert [each for each in found if each[1] == "page"] == [("GpuJobHung", "page", "1172", "1")]
+
+
+def test_each_lost_rank_of_jobs_that_share_gpus_pages(tmp_path: Path) -> None:
+    """Of four jobs that hang on the same two GPUs, the stopped and the killed rank page; nobody else does.
+
+    Of the rank that left its loop only inferred idleness is known beside the others, and the two ranks that
+    wait for each other are both busy: these jobs are only listed.
+    """
+    path = cut("hangs-in-turns", 198.0, tmp_path)
+    found = alerts(path, 42, tmp_path, VERSIONS[0], stretch=4.0)
+    about = {
+        (name, severity, pid) for name, severity, pid, _ in found if name.startswith(("GpuJob", "GpuBusy"))
+    }
+    lost = {("GpuJobHung", "page", pid) for pid in ("586", "588")}
+    assert about == lost | {("GpuBusyWithoutWork", "info", pid) for pid in ("589", "591", "592")}
