@@ -6,6 +6,11 @@ on an H200 with one sample a second: the first program of a pipeline took 1.45 m
 worked (1.33 at least), and 0.57 in the others. Idle programs beside it took the same in both: an idle context
 0.61 and 0.61 ms, a notebook 0.89 and 0.88, a server that answers a request a second 1.88 and 1.82. On an
 H100 a 64x64 matmul took 0.4 ms more, a copy as much, a CUDA graph 1.7.
+
+Programs that do nothing on an H100 took, in a median quiet second and in one with work of others: contexts of
+PyTorch, CuPy, JAX and of the driver alone 0.6 and 0.6 ms, a notebook 0.9 and 0.9, a server that wakes up 20
+times a second 3.9 and 4.0. Four threads that poll took 42.0 and 41.6, with 1.3 ms between the quartiles, a
+program that prepares data 498 and 500, with 47: of these it says nothing.
 """
 
 from __future__ import annotations

@@ -210,6 +210,16 @@ def test_a_program_that_decodes_video_is_not_idle(idle_after: float) -> None:
     assert looks >= 10
 
 
+def test_what_a_killed_rank_had_shared_is_named_after_it() -> None:
+    """Symmetric memory of a killed rank is named after it; at most 1 % of all bytes are unattributed."""
+    device = replay("others").snapshots[-1].devices[1]
+    assert [each.pid for each in device.left] == [2194]
+    assert 2193 in device.left[0].pids, "the rank on the other GPU, which has it mapped"
+    assert device.ledger is not None
+    assert device.ledger.unattributed <= 0.01 * device.reading.memory.used  # type: ignore[union-attr]
+    assert imbalances(replay("others").snapshots) == []
+
+
 @pytest.mark.parametrize("name", ["waits", "long-waits"])
 def test_healthy_ranks_are_not_said_to_hang(name: str) -> None:
     """Ranks wait up to 33 s for a checkpoint, an evaluation, data or a request, and not for minutes."""

@@ -9,7 +9,11 @@ import pytest
 from tests.support.host.model import GIB, Process
 from tests.support.host.one_holder import NOW, PID, SHELL, OneHolder
 from tests.support.host.programs import Fixed
-from vramledger.accounting.busy_without_work import WAITS_AFTER, BusyWithoutWorkWatch
+from vramledger.accounting.busy_without_work import (
+    WAITS_AFTER,
+    BusyWithoutWorkWatch,
+    who_keeps_busy,
+)
 from vramledger.accounting.sample import Sample
 from vramledger.model.reading import DeviceReading, ProcessUtilization, Reading
 from vramledger.model.snapshot import State
@@ -47,11 +51,13 @@ class Watched:
             said = self.after(5, WAITING)
         return said
 
-    def after(self, seconds: float, device: DeviceReading, *, gap: bool = False) -> float | None:
+    def after(
+        self, seconds: float, device: DeviceReading, *, gap: bool = False, in_turns: bool = False
+    ) -> float | None:
         """Return for how many seconds the device has been busy without work, None if it is not said."""
         self.now += seconds
         sample = Sample(Reading(self.now + 5e8, self.now), {}, 5.0, gap)
-        since = self.watch.update(device, sample)
+        since = self.watch.update(device, sample, in_turns=in_turns)
         return None if since is None else sample.time - since
 
 
@@ -80,6 +86,8 @@ def test_said_after_minutes() -> None:
         active(fp64=0.001),
         active(video=0.01),
         active(integer=0.3),  # cryptography
+        active(sm=0.0076, integer=0.0071),  # the same in one block
+        active(sm=0.0076, integer=0.00081),  # and in one thread
         replace(WAITING, utilization={"gpu": 0.5, "memory": 0.0}),  # small kernels, one after the other
         replace(WAITING, error="timeout", activity=None),
     ],
@@ -163,7 +171,7 @@ def test_missing_samples_begin_it_again() -> None:
     assert watched.after(60, WAITING, gap=True) is None
 
 
-@pytest.mark.parametrize("figure", ["tensor", "fp32", "dram", "integer"])
+@pytest.mark.parametrize("figure", ["tensor", "fp32", "dram", "integer", "sm"])
 def test_missing_figures_say_nothing(figure: str) -> None:
     """Without the figures that would show work, nothing is said of the device."""
     watched = Watched()
@@ -198,6 +206,45 @@ def test_device_that_is_gone_is_forgotten() -> None:
     watched.watch.keep_only(())
 
     assert watched.after(5, WAITING) is None
+
+
+IN_TURNS = active(dram=0.002135, pcie_transmit=2.14e7, pcie_receive=6.08e7)
+"""The ranks of four jobs wait on one H100, which runs them in turns."""
+
+
+@pytest.mark.parametrize(("in_turns", "said"), [(True, WAITS_AFTER + 5), (False, None)])
+def test_turns_move_something(in_turns: bool, said: float | None) -> None:
+    """What turns move is no work where several processes keep the device busy, and work where one does."""
+    watched = Watched()
+    last = None
+    for _ in range(round(WAITS_AFTER / 5) + 2):
+        last = watched.after(5, IN_TURNS, in_turns=in_turns)
+    assert last == said
+
+
+def test_work_in_turns_ends_it() -> None:
+    """Programs that compute, or copy fast, in turns with one that waits end it."""
+    for work in (active(fp32=0.01), active(dram=0.02), active(pcie_receive=1e9)):
+        watched = Watched()
+        said = [watched.after(5, work, in_turns=True) for _ in range(50)]
+        assert said == [None] * 50
+
+
+@pytest.mark.parametrize(
+    ("shares", "busy"),
+    [
+        ({1: 1.0}, {1}),
+        ({1: 0.4}, set()),
+        ({1: 0.28, 2: 0.17, 3: 0.22, 4: 0.33}, {1, 2, 3, 4}),
+        ({1: 0.95, 2: 0.02}, {1}),
+        ({1: 0.9, 2: 0.1}, {1}),
+        ({1: 0.5, 2: 0.45, 3: 0.0}, {1, 2}),
+        ({}, set()),
+    ],
+)
+def test_who_keeps_a_device_busy(shares: dict[int, float], busy: set[int]) -> None:
+    """One alone has half of the time at least, several have half of an equal part each."""
+    assert who_keeps_busy(shares) == busy
 
 
 @pytest.fixture
