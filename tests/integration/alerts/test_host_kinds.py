@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import judging
-from tests.support.alerts.promtool import alert_names, firing
+from tests.support.alerts.promtool import alert_names, firing_labels
 from tests.support.host.model import GIB
 from tests.support.host.scrapes import Renderer
 from vramledger.model.snapshot import Snapshot
@@ -59,8 +59,9 @@ def by_host(folder: Path, names: Iterable[str]) -> Mapping[str, set[tuple[str, s
     """Return the alerts of each host after hours: name and pid, which is empty where it names no process."""
     series = [each for name in names for each in steady(name)]
     found: dict[str, set[tuple[str, str]]] = {name: set() for name in names}
-    for alert in firing(folder, series, HOURS * 60 - 5):
-        found[alert.labels["instance"]].add((alert.name, alert.labels.get("pid", "")))
+    (fires,) = firing_labels(folder, series, [HOURS * 60 - 5])
+    for labels in fires:
+        found[labels["instance"]].add((labels["alertname"], labels.get("pid", "")))
     return found
 
 

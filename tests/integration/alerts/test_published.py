@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.alerts.nodes import Holder, Node, uuid
-from tests.support.alerts.promtool import expect, firing
+from tests.support.alerts.promtool import expect, firing, firing_labels
 from tests.support.host.model import GIB
 
 MIB = 1 / 1024
@@ -79,11 +79,10 @@ def test_backend_gives_nothing_back_until_it_ends(tmp_path: Path) -> None:
     node = Node([replace(held, agent=in_use)], total=48000 * MIB)
     series = node.series(110)
 
-    assert {alert.name for alert in firing(tmp_path, series, 80)} == {
-        "GpuMemoryHoarded",
-        "GpuMemoryNearlyFull",
-    }
-    assert firing(tmp_path, series, 110) == []
+    idle, ended = firing_labels(tmp_path, series, [80, 110])
+
+    assert {labels["alertname"] for labels in idle} == {"GpuMemoryHoarded", "GpuMemoryNearlyFull"}
+    assert ended == []
     assert expect(tmp_path, series, 110, {"vramledger_device:memory_used:ratio": 0}) == ""
 
 
@@ -105,7 +104,7 @@ def test_resnet_that_keeps_the_first_iterations_gradients(tmp_path: Path) -> Non
     series = Node([holder], total=48).series(60)
 
     assert expect(tmp_path, series, 60, {"vramledger_process:peak_need_bytes:sum / 2^30": 12.5}) == ""
-    assert firing(tmp_path, series, 60) == []
+    assert firing_labels(tmp_path, series, [60]) == [[]]
 
 
 def test_a_framework_without_a_peak_needs_its_pool(tmp_path: Path) -> None:

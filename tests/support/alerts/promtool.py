@@ -130,6 +130,24 @@ def firing(folder: Path, series: Sequence[Mapping[str, str]], minute: float) -> 
     return found
 
 
+def firing_labels(
+    folder: Path, series: Sequence[Mapping[str, str]], minutes: Sequence[float]
+) -> list[list[Mapping[str, str]]]:
+    """Return the labels of the alerts that fire at each minute, except the heartbeat, without their texts.
+
+    One evaluation serves all minutes, and no text is written: this costs less than :func:`firing`.
+    """
+    promtool = require_tool("promtool")
+    samples = ask(
+        'ALERTS{alertstate="firing",severity!="none"}',
+        [round(minute * 60) for minute in minutes],
+        ((each["series"], each["values"]) for each in series),
+        folder,
+        Manager(EVALUATION, order=evaluation_order(), promtool=promtool),
+    )
+    return [[dict(key) for key, seen in samples.items() if round(at * 60) in seen] for at in minutes]
+
+
 def expect(
     folder: Path, series: Sequence[Mapping[str, str]], minute: float, samples: Mapping[str, float]
 ) -> str:
