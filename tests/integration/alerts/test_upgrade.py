@@ -70,9 +70,7 @@ def hoarded(scratch: Path, down: float) -> Firing:
             since.append(holding.since if holding.state is State.IDLE else None)
     assert since[0] is not None
     assert since[1] == since[0], "the exporter itself still knows it, and not the rules alone"
-    (found,) = [
-        each for each in evaluate([trace], scratch, Manager(STEP)) if each.alert == "GpuMemoryHoarded"
-    ]
+    (found,) = evaluate([trace], scratch, Manager(STEP, alerts=["GpuMemoryHoarded"]))
     return found
 
 
