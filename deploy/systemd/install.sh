@@ -85,8 +85,13 @@ systemd-tmpfiles --create vramledger.conf
 if running; then
     systemctl daemon-reload
     systemctl enable --quiet vramledger.service
-    if ! systemctl restart vramledger.service; then
-        journalctl --unit=vramledger.service --lines=5 --no-pager --output=cat >&2 || true
+    # --uninstall keeps the flags and disables the socket; systemd starts no socket beside a service that runs.
+    socket() {
+        if ! grep -q '^[^#]*--web\.systemd-socket' /etc/default/vramledger || systemctl is-active --quiet vramledger.socket; then return; fi
+        systemctl stop vramledger.service && systemctl enable --quiet --now vramledger.socket
+    }
+    if ! { socket && systemctl restart vramledger.service; }; then
+        journalctl --unit=vramledger.service --unit=vramledger.socket --lines=5 --no-pager --output=cat >&2 || true
         fail "the files are installed, but the service did not start; its last lines are above, and systemd tries again"
     fi
     printf 'vramledger runs: http://localhost:10839/  (what it cannot see here: vramledger doctor)\n'

@@ -153,13 +153,19 @@ def wheel(directory: Path, version: str, code: str) -> Path:
     return path
 
 
-UPDATES = """\
+OVERLAYS = """\
 set -eu
 for place in opt etc usr/local; do
     mkdir -p "$PLACE/$place" "$PLACE/$place.work"
     mount -t overlay overlay -o "lowerdir=/$place,upperdir=$PLACE/$place,workdir=$PLACE/$place.work" "/$place"
 done
 mount -t tmpfs tmpfs /run
+"""
+"""What the installer changes goes to a folder of the test."""
+
+UPDATES = (
+    OVERLAYS
+    + """\
 install() { VRAMLEDGER_PACKAGE=$1 "$INSTALLER" >>"$PLACE/log" 2>&1; }
 says() { [ "$(/usr/local/bin/vramledger)" = "$1" ] || { echo "it does not say $1"; exit 1; }; }
 
@@ -180,28 +186,73 @@ ls -d /opt/vramledger* | wc -l
 "$INSTALLER" --uninstall
 ls -d /opt/vramledger* /usr/local/bin/vramledger 2>/dev/null || echo removed
 """
+)
 
 
-@pytest.mark.timeout(240)
-def test_an_update_never_breaks_the_command(tmp_path: Path) -> None:
-    """While an update runs, each start is one version or the other; one that fails changes nothing."""
+def in_overlays(script: str, place: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script that calls the installer; nothing of this machine changes."""
     require_root()
     if find_spec("ensurepip") is None:
         pytest.skip("this Python cannot make virtual environments, and install.sh says so")
     for tool in ("systemctl", "systemd-sysusers", "unshare", "flock"):
         require_tool(tool)
+    known = {"INSTALLER": str(SYSTEMD / "install.sh"), "PLACE": str(place), "PYTHON": sys.executable}
+    return subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", script],
+        check=False, capture_output=True, text=True, env={"PATH": os.environ["PATH"], **known},
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(240)
+def test_an_update_never_breaks_the_command(tmp_path: Path) -> None:
+    """While an update runs, each start is one version or the other; one that fails changes nothing."""
     whole = "from vramledger import part; print(part.version)"
     wheel(tmp_path / "a", "1.0", whole)
     wheel(tmp_path / "b", "2.0", whole)
     wheel(tmp_path / "c", "3.0", "raise SystemExit(1)")
-    known = {"INSTALLER": str(SYSTEMD / "install.sh"), "PLACE": str(tmp_path), "PYTHON": sys.executable}
-    done = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "sh", "-c", UPDATES],
-        check=False, capture_output=True, text=True, env={"PATH": os.environ["PATH"], **known},
-    )  # fmt: skip
+    done = in_overlays(UPDATES, tmp_path)
     log = (tmp_path / "log").read_text()
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + log
     said = (tmp_path / "said").read_text().split()
     assert (set(said), said) == ({"1.0", "2.0"}, sorted(said)), log
     # The link, its version, the one before, and the lock.
     assert done.stdout.split() == ["4", "removed"]
+
+
+STARTS = (
+    OVERLAYS
+    + """\
+mkdir -p /run/systemd/system "$PLACE/bin"
+cat >"$PLACE/bin/systemctl" <<'STOP'
+#!/bin/sh
+echo "$*" >>"$PLACE/asked"
+case $* in
+"is-active --quiet vramledger.socket") exit 3 ;;
+"restart vramledger.service") [ ! -e "$PLACE/fails" ] ;;
+esac
+STOP
+printf '#!/bin/sh\\necho the port is taken\\n' >"$PLACE/bin/journalctl"
+chmod +x "$PLACE/bin/systemctl" "$PLACE/bin/journalctl"
+export PLACE PATH="$PLACE/bin:$PATH" VRAMLEDGER_PACKAGE="$PLACE/a/vramledger-1.0-py3-none-any.whl"
+touch "$PLACE/fails"
+! "$INSTALLER" >"$PLACE/first" 2>&1
+rm "$PLACE/fails" "$PLACE/asked"
+echo 'VRAMLEDGER_FLAGS="--web.systemd-socket"' >/etc/default/vramledger
+"$INSTALLER" >"$PLACE/second" 2>&1
+"""
+)
+
+
+@pytest.mark.timeout(240)
+def test_the_installer_says_why_the_service_did_not_start(tmp_path: Path) -> None:
+    """It prints the service's last lines and fails; where the flags want the socket, that starts first."""
+    wheel(tmp_path / "a", "1.0", "print(1)")
+    done = in_overlays(STARTS, tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), (tmp_path / "first").read_text()
+    *_, cause, verdict = (tmp_path / "first").read_text().splitlines()
+    assert cause == "the port is taken"
+    assert verdict.startswith("install.sh: the files are installed, but the service did not start")
+    assert (tmp_path / "second").read_text().startswith("vramledger runs: ")
+    asked = (tmp_path / "asked").read_text().splitlines()
+    socket = asked.index("enable --quiet --now vramledger.socket")
+    assert asked.index("stop vramledger.service") < socket < asked.index("restart vramledger.service")
