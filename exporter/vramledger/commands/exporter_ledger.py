@@ -17,7 +17,7 @@ from vramledger.views.ledger_answer import read_answer
 from vramledger.views.timeline import HoldingGrowth, Key
 
 _RESTART_SECONDS = 5.0
-"""Seconds for which an exporter that has answered before may be away: systemd restarts it after 2 s."""
+"""Seconds for which an exporter that has given a sample may be away: systemd restarts it after 2 s."""
 
 _RETRY_INTERVAL = 0.25
 
@@ -58,11 +58,11 @@ async def follow_exporter(path: Path) -> AsyncIterator[ExporterLedger]:
                 raise
             await asyncio.sleep(_RETRY_INTERVAL)
             continue
-        answered = time.monotonic()
         if header.program != __version__:
             message = f"the exporter is vramledger {header.program}, this is {__version__}"
             raise StartupError(message)
         if header.token == token:
+            answered = answered and time.monotonic()
             continue  # no newer sample yet
         token, wait = header.token, header.wait
         try:
@@ -71,5 +71,7 @@ async def follow_exporter(path: Path) -> AsyncIterator[ExporterLedger]:
             message = f"the exporter's answer cannot be read: {error}"
             raise StartupError(message) from error
         if answer.snapshot.time is None:
-            continue  # it has just started
+            # It has just started. One that ends before its first sample, again and again, is not waited for.
+            continue
+        answered = time.monotonic()
         yield ExporterLedger(answer.snapshot, dict(answer.growth), header.idle_after)
