@@ -261,7 +261,7 @@ def kernels(device: str, seconds: str, *names: str) -> None:
             code = _SOURCE % ("#include <cuda_fp16.h>" if half else "", KERNELS[name][2])
             module = cupy.RawModule(code=code, options=options)
             compiled[name] = module.get_function("work")
-        except Exception as error:  # noqa: BLE001 one that cannot be had must not stop the others
+        except Exception as error:  # noqa: BLE001 one that fails must not stop the others
             note("failed", kernel=name, error=str(error)[-500:])
     note("ready")
     time.sleep(2)
@@ -407,7 +407,7 @@ def peer() -> None:
 
 
 def video(device: str) -> None:
-    """Decode H.264 and then JPEG pictures with the GPU's own decoders, as far as they can be had."""
+    """Decode H.264 and then JPEG pictures with the GPU's own decoders, as far as they are available."""
     if gpu.rehearsing():
         note("ready")
         return
@@ -425,7 +425,7 @@ def video(device: str) -> None:
             while time.monotonic() - begun < 8:
                 count += decode()
             note("stops", what=name, pictures=count)
-        except Exception as error:  # noqa: BLE001 one that cannot be had must not stop the other
+        except Exception as error:  # noqa: BLE001 one that fails must not stop the other
             note("failed", what=name, error=repr(error)[-800:])
     note("done")
     cue.wait()
