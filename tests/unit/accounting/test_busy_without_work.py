@@ -214,7 +214,7 @@ IN_TURNS = active(dram=0.002135, pcie_transmit=2.14e7, pcie_receive=6.08e7)
 
 @pytest.mark.parametrize(("in_turns", "said"), [(True, WAITS_AFTER + 5), (False, None)])
 def test_turns_move_something(in_turns: bool, said: float | None) -> None:
-    """What turns move counts as nothing where several processes keep the device busy, and as work elsewhere."""
+    """What turns move counts as nothing where several processes keep a device busy, else as work."""
     watched = Watched()
     last = None
     for _ in range(round(WAITS_AFTER / 5) + 2):
