@@ -15,6 +15,8 @@ from tests.support.host.model import GIB
 from tests.support.host.scrapes import Renderer
 from vramledger.model.snapshot import Snapshot
 
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
 HOURS = 4
 """Longer than the longest wait of an alert about holders: an hour of idleness, and its `for`."""
 

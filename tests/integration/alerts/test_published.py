@@ -11,6 +11,8 @@ from tests.support.alerts.nodes import Holder, Node, uuid
 from tests.support.alerts.promtool import expect, firing, firing_labels
 from tests.support.host.model import GIB
 
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
 MIB = 1 / 1024
 OVERHEAD = 500 * MIB
 """Memory outside the pool; how the need is divided between the two changes no sum."""

@@ -20,6 +20,8 @@ from vramledger.storage.moments import advance, recall
 from vramledger.storage.questions import RESTORE, answer
 from vramledger.storage.segments import READING, Entry
 
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
 MINUTES = 80
 UPGRADED_AT = 35.0
 STEP = 30.0
