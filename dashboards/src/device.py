@@ -256,7 +256,7 @@ def failed_allocations() -> Panel:
         Query(blocker),
         columns=[
             PROCESS_COLUMN,
-            Column("framework", "Framework", width=90),
+            Column("framework", "Framework", width=95),
             Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
             Column("Value #B", "Asked", BYTES, width=80),
             VERDICT_COLUMN,

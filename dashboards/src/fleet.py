@@ -15,6 +15,7 @@ from dashboards.src.panels import (
     AGE_WIDTH,
     BYTES,
     COUNT,
+    PART_NAMES,
     SECONDS,
     SHARE,
     Column,
@@ -190,7 +191,7 @@ def unowned_and_unknown() -> Panel:
         "table is empty if there is none.",
         Query(f"topk(50, sum by ({by}) ({with_step(listed)} or {unattributed}))"),
         columns=[
-            STATE_COLUMN,
+            Column("state", "State", mappings=[PART_NAMES], width=100),
             Column("Value", "Holds", BYTES, bar=True),
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
@@ -278,7 +279,7 @@ def full_but_unused() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
             Column("Value #A", "Memory used", SHARE, bar=True),
-            Column("Value #B", "Utilisation", SHARE, width=90),
+            Column("Value #B", "Utilisation", SHARE, width=108),
             Column("Value #C", "Wasted", BYTES, width=90),
         ],
         sort="Value #A", rows_of="Value #A", width=9, height=8,
@@ -291,7 +292,11 @@ def capacity_by_model() -> Panel:
     beyond = f"sum by (name) ({selector('vramledger_node:memory_beyond_need_bytes:sum')})"
     name = f"max by ({NODE_LABELS}, uuid, name) ({selector('vramledger_device_info')})"
     up = selector("vramledger_device_up", WHOLE_GPU)
-    of_gpus = f"{name} and on ({NODE_LABELS}, uuid) {up}"
+    # A GPU that is down says no name; it had one before, unless it was down for all of the time range.
+    lately = f"last_over_time({selector('vramledger_device_info')}[$__range])"
+    known = f"topk by ({NODE_LABELS}, uuid) (1, max by ({NODE_LABELS}, uuid, name) ({lately}))"
+    unnamed = f'label_replace({up} unless on ({NODE_LABELS}, uuid) {known}, "name", "not known", "", "")'
+    of_gpus = f"({known} and on ({NODE_LABELS}, uuid) {up} or {unnamed})"
     free = f"{selector('vramledger_device:memory_free_bytes:last')} >= $size * 2^30"
     room = f"count by (name) ({name} and on ({NODE_LABELS}, uuid) ({free}))"
     usual = "quantile_over_time(0.95, ({})[$__range:$__interval])"
@@ -309,10 +314,10 @@ def capacity_by_model() -> Panel:
         columns=[
             Column("name", "Model", link=link_to_model()),
             Column("Value #B", "GPUs", COUNT, width=60),
-            Column("Value #F", "MIG instances", COUNT, width=80),
+            Column("Value #F", "MIG instances", COUNT, width=92),
             Column("Value #A", "Memory", BYTES, width=90),
-            Column("Value #C", "Used, 95th percentile", BYTES, width=95),
-            Column("Value #D", "Needed, 95th percentile", BYTES, width=95),
+            Column("Value #C", "Used, 95th percentile", BYTES, width=100),
+            Column("Value #D", "Needed, 95th percentile", BYTES, width=100),
             Column("Value #E", "Room for $size GiB", COUNT, width=80),
         ],
         sort="Value #A", height=8,

@@ -52,7 +52,7 @@ FRAGMENTED_BYTES, FRAGMENTED_SHARE = 256 * 2**20, 0.1
 SEGMENTS, SIZES, LITTLE = "segments", "sizes", "little"
 FRAGMENTATION_STEPS = value_mapping(
     {
-        SEGMENTS: ("expandable_segments:True", "text"),
+        SEGMENTS: ("expandable segments", "text"),
         SIZES: ("tensors of equal sizes", "text"),
         LITTLE: ("nothing: it is little", "text"),
     }

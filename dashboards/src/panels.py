@@ -115,6 +115,7 @@ def value_mapping(texts: Mapping[object, tuple[str, str]]) -> Json:
 
 
 STATE_NAMES = value_mapping({state: (state, GRAFANA[state]) for state in STATES})
+PART_NAMES = value_mapping({part: (part, GRAFANA[part]) for part in (*STATES, "unattributed")})
 STATE_CODES = value_mapping({code: (state, GRAFANA[state]) for code, state in enumerate(STATES, 1)})
 STATUS_NAMES = value_mapping(
     {

@@ -95,12 +95,12 @@ FIRST_STEPS = {
     "unattributed": "run vramledger doctor",
     WORKING: "it works: ask its user",
     LEAKS: "vramledger snapshot",
-    BLOCKS: "limit it: vramledger fit",
+    BLOCKS: "vramledger fit: limit",
 }
 """What to do first, by the step of a holder (:func:`with_step`); longer texts push the GPU off the page."""
 STEPS = value_mapping({step: (text, "text") for step, text in FIRST_STEPS.items()})
 STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=80)
-STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=175)
+STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=162)
 BLOCKER_COLUMN = Column("blocker", "Largest other holder then")
 FOR = "For"
 HIDDEN = value_mapping({1: ("hidden", GRAFANA["orphaned"])})
@@ -117,14 +117,14 @@ VERDICTS = value_mapping(
 VERDICT_STEPS = value_mapping(
     {
         "hoarded": ("ask the largest other", "text"),
-        "fragmented": ("expandable_segments", "text"),
+        "fragmented": ("expandable segments", "text"),
         "leaking": ("vramledger snapshot", "text"),
         "too_big": ("a smaller batch", "text"),
-        "unknown": ("read the agent's report", "text"),
+        "unknown": ("see its report", "text"),
     }
 )
-VERDICT_COLUMN = Column("verdict", "Verdict", mappings=[VERDICTS], width=120)
-VERDICT_STEP_COLUMN = Column("step", "First step", mappings=[VERDICT_STEPS], width=175)
+VERDICT_COLUMN = Column("verdict", "Verdict", mappings=[VERDICTS], width=110)
+VERDICT_STEP_COLUMN = Column("step", "First step", mappings=[VERDICT_STEPS], width=147)
 WORKS = value_mapping({0: ("no", GRAFANA["orphaned"]), 1: ("yes", GOOD)})
 SEVERITIES = ("page", "warning", "info")
 SEVERITY_RANKS = value_mapping(
@@ -177,12 +177,12 @@ def gaps(width: int = 12) -> Panel:
         columns=[
             NODE_COLUMN,
             Column(
-                "Value #B", "Status", COUNT, link_to_exporter_health(), [STATUS_NAMES], width=155
+                "Value #B", "Status", COUNT, link_to_exporter_health(), [STATUS_NAMES], width=170
             ),
             Column("Value #C", "No answer for", SECONDS, width=AGE_WIDTH),
-            Column("Value #D", "GPUs lost", COUNT, width=60),
-            Column("Value #E", "Processes", COUNT, mappings=[HIDDEN], width=80),
-            Column("Value #F", "Agents silent", COUNT, width=65),
+            Column("Value #D", "GPUs lost", COUNT, width=62),
+            Column("Value #E", "Processes", COUNT, mappings=[HIDDEN], width=100),
+            Column("Value #F", "Agents silent", COUNT, width=70),
         ],
         sort="Value #B", ascending=True, rows_of="Value #A", width=width, height=8,
     )  # fmt: skip
@@ -346,7 +346,7 @@ def holdings_table(
         columns=[
             *(replace(column, width=_TEXT_WIDTHS.get(column.field, column.width)) for column in columns),
             STATE_COLUMN,
-            Column("grade", "Evidence", width=75),
+            Column("grade", "Evidence", width=90),
             Column("Value #B", FOR, SECONDS, width=AGE_WIDTH),
             Column("Value #A", "Holds", BYTES, bar=True, width=110),
             Column("Value #F", "Needs", BYTES, width=75),
@@ -356,15 +356,15 @@ def holdings_table(
             STEP_COLUMN,
             *places,
             *([sm] if several_nodes else []),
-            Column("Value #H", "Uncharged", BYTES, width=90),
-            Column("Value #I", "Perhaps more", BYTES, width=90),
+            Column("Value #H", "Uncharged", BYTES, width=95),
+            Column("Value #I", "Perhaps more", BYTES, width=95),
             Column("Value #G", "Orphan works", COUNT, mappings=[WORKS], width=80),
         ],
         sort="Value #A", rows_of="Value #A", width=width, height=height,
     )  # fmt: skip
 
 
-_TEXT_WIDTHS = {"command": 100, "owner": 130, "pid": 70}
+_TEXT_WIDTHS = {"command": 100, "owner": 120, "pid": 70}
 """Pixels of texts in a table that is wider than its panel: without a width they would shrink to nothing."""
 
 _SHOWN = 64 * 2**20
@@ -429,9 +429,9 @@ def usage_table(
 
     wasted_too = f"({column(wasted)}) or 0 * ({column(quiet)})"
     figures = {
-        "Wasted": column(wasted),
+        "Wasted": f"{column(wasted)}\nor 0 * ({column(held)})",
         "Held": column(held),
-        **{name: column(figure) for name, figure in more},
+        **{name: f"{column(figure)}\nor 0 * ({column(held)})" for name, figure in more},
         **{
             name: column(gibibyte_hours(MEAN_HELD, state_matcher(state), *matchers))
             for name, state in USAGE_STATES.items()
@@ -452,7 +452,7 @@ def usage_table(
             *first,
             Column(fields["Wasted"], "Wasted", GIB_HOURS, bar=worst, width=130),
             Column(fields["Held"], "Held", GIB_HOURS, bar=not worst, width=130),
-            *(Column(fields[name], name, ROUNDED, width=75) for name in names[2:]),
+            *(Column(fields[name], name, ROUNDED, width=92) for name in names[2:]),
         ],
         sort=fields[key], rows_of=fields[key], width=24, height=9,
     )  # fmt: skip

@@ -36,7 +36,7 @@ from dashboards.src.queries import (
 from tests.integration.dashboards.test_contract import TARGET
 from tests.integration.dashboards.test_files import properties, selectors
 from tests.support.dashboards import database, truth
-from tests.support.dashboards.answers import EMPTY, SPAN, Answer, answers, processes
+from tests.support.dashboards.answers import EMPTY, SPAN, Answer, answers
 from tests.support.dashboards.database import Samples, ask
 from tests.support.dashboards.files import load_dashboards, panels, substitute_variables
 from tests.support.dashboards.nodes import NODES, NOW, RECORDED, SCRAPE, scrapes
@@ -102,8 +102,8 @@ def test_columns_exist_in_the_answers(engine: Engine) -> None:
                 continue
             # A process has neighbours only where its own pid is chosen.
             uuids = {"uuid": ".+"}
-            if panel["title"] == "Neighbours":
-                uuids |= next(each for each in processes(engine, 0) if each["instance"] == "hoarder")
+            if panel["title"] in ("Neighbours", "Newest failed allocation"):
+                uuids |= {"instance": "hoarder", "pid": _pid(engine, "hoarder", owner="18")}
             labels = {"Value", *(f"Value #{target['refId']}" for target in panel["targets"])}
             for target in panel["targets"]:
                 for each in ask(
@@ -111,6 +111,10 @@ def test_columns_exist_in_the_answers(engine: Engine) -> None:
                 ):
                     labels |= each["metric"].keys()
             assert set(properties(panel)) <= labels, panel["title"]
+
+
+TOO_SLOW = {f"vramledger_process:demand_growth_bytes:delta{span}" for span in ("3h", "1d", "6d")}
+"""What is recorded of no node within three hours."""
 
 
 def test_labels_exist_on_the_series(samples: Samples) -> None:
@@ -125,6 +129,7 @@ def test_labels_exist_on_the_series(samples: Samples) -> None:
         for panel in panels(content)
         for target in panel["targets"]
         for metric, matchers in selectors(target["expr"])
+        if metric not in TOO_SLOW
         for label in re.findall(r"(\w+)\s*[=!]~?\s*\"", matchers)
         if label not in TARGET | had[metric]
     }
@@ -254,7 +259,7 @@ def test_hours_and_cost_are_those_of_the_simulation(samples: Samples, engine: En
         true = {
             "A": sum(held.values()) / 2**30 / 3600,
             "B": sum(wasted.values()) / 2**30 / 3600,
-            "J": quiet - sum(wasted.values()) / 2**30 / 3600,
+            "K": quiet - sum(wasted.values()) / 2**30 / 3600,
             "C": sum(gpus.values()) / 3600,
             "D": 2 * sum(gpus.values()) / 3600,
             "E": states["active"] / 2**30 / 3600,
@@ -748,6 +753,8 @@ def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answe
         theirs = {each.asked: each for each in answers(other, LATER)}
 
     for mine in answered:
+        if "< 120" in mine.asked.expr:
+            continue  # what happened within two minutes is long ago there
         given = theirs[mine.asked]
         # A graph has other points in time, and other processes may live then. Current values are the same; a
         # sum over subqueries is almost the same.
@@ -755,7 +762,8 @@ def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answe
         if mine.asked.instant and mine.value is not None:
             assert given.series == mine.series, mine.asked
             # Times in figures are not later, but `time()` is; what `timestamp()` gives is later too.
-            later = LATER if "time()" in mine.asked.expr and "timestamp(" not in mine.asked.expr else 0.0
+            told = not mine.asked.expr.startswith("count(") and "timestamp(" not in mine.asked.expr
+            later = LATER if "time()" in mine.asked.expr and told else 0.0
             # Prometheus 2 also counts the sample where a span begins: a step is a sixth less steep there.
             near = 0.2 if "deriv(" in mine.asked.expr else 0.05
             assert given.value == pytest.approx(mine.value + later, rel=near), mine.asked

@@ -12,10 +12,15 @@ from tests.support.fleet.engines import Engine
 
 _NONE = "only what is above 0 is drawn"
 _YOUNG = "nothing is older than three hours"
+_UNSEEN = "of holders that cannot be seen, no owner is known"
 EMPTY: dict[tuple[str, str, str], str] = {
     ("vramledger-exporter", "Unaccounted time", "A"): _NONE,
     **{("vramledger-exporter", "Series dropped, by device", ref): _NONE for ref in "AB"},
     ("vramledger-fleet", "Changed", "D"): _YOUNG,
+    **{("vramledger-process", "Steady growth", ref): _YOUNG for ref in "CDE"},
+    ("vramledger-fleet", "Waste by owner", "H"): _UNSEEN,
+    ("vramledger-fleet", "GiB-hours by team and state", "H"): _UNSEEN,
+    ("vramledger-owner", "GiB-hours by owner and state", "J"): _UNSEEN,
     **{("vramledger-owner", "Wasted, week by week", ref): _YOUNG for ref in "BCD"},
     ("vramledger-fleet", "Wasted, by owner", "B"): "no more than ten owners have wasted memory",
 }
