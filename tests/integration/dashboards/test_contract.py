@@ -31,7 +31,7 @@ RULE_LABELS = {
 }
 """Labels of the recording rules' series; a real Prometheus says which rule has which."""
 
-QUERY_LABELS = {"device", "reason", "shown", "step"}
+QUERY_LABELS = {"device", "reason", "shown", "step", "blocker", "like", "beside", "to"}
 """Labels that a query makes itself."""
 
 
