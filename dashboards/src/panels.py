@@ -41,6 +41,8 @@ RULES_MISSING = "no data: are the recording rules loaded?"
 NO_HOLDER = "no process holds memory, or no data"
 GOOD, BAD, PLAIN = GRAFANA["active"], GRAFANA["orphaned"], "text"
 BYTES, SHARE, COUNT, SECONDS = "bytes", "percentunit", "none", "s"
+BAR_WIDTH = 110
+"""Pixels below which the figure beside a bar loses digits."""
 AGE_WIDTH = 85
 """Pixels of a duration such as 1.50 hours: Grafana's "a few seconds ago" needs more than columns have."""
 GIB_HOURS = "suffix: GiB·h"
@@ -501,6 +503,8 @@ def _column_override(column: Column) -> Json:
         properties["color"] = {"mode": "fixed", "fixedColor": GRAFANA["idle"]}
         properties["min"] = 0
         properties["fieldMinMax"] = True
+        if not column.width:
+            properties["custom.minWidth"] = BAR_WIDTH  # on a phone the table is scrolled instead
     if column.hidden:
         properties["custom.hideFrom.viz"] = True
     return _override(column.field, **properties)

@@ -74,6 +74,16 @@ def test_bars_in_cells_have_a_range_of_their_own(uid: str) -> None:
 
 
 @EACH
+def test_a_bar_leaves_room_for_its_figure(uid: str) -> None:
+    """A column with a bar is at least 110 pixels wide, also on a phone, where others shrink to 60."""
+    for panel in of_type(uid, "table"):
+        for field, column in properties(panel).items():
+            if column.get("custom.cellOptions", {}).get("type") == "gauge":
+                width = column.get("custom.width", column.get("custom.minWidth", 0))
+                assert width >= 110, f"{panel['title']}: {field}"
+
+
+@EACH
 def test_an_empty_cell_has_no_sentence(uid: str) -> None:
     """A table's text for no value is in each empty cell, so it is only a mark."""
     for panel in of_type(uid, "table"):
@@ -272,7 +282,9 @@ def test_a_table_fits_on_the_page(uid: str) -> None:
     """At 1440 pixels each table shows all its columns, but for a few that come last."""
     for panel in of_type(uid, "table"):
         shown = {
-            column["displayName"]: column.get("custom.width", NARROWEST.get(field, 60))
+            column["displayName"]: column.get(
+                "custom.width", column.get("custom.minWidth", NARROWEST.get(field, 60))
+            )
             for field, column in properties(panel).items()
             if "custom.hideFrom.viz" not in column
         }
