@@ -103,7 +103,14 @@ def report_of(pools: Mapping[str, Pools], age: float, last_oom: OutOfMemory | No
         errors={"torch": 0},
         collector=GarbageReport(enabled=True, collections=int(age // 30)),
         frameworks=tuple(
-            FrameworkReport(name, "1", policy=_POLICIES.get(name), devices=tuple(reported))
+            FrameworkReport(
+                name,
+                "1",
+                policy=_POLICIES.get(name),
+                devices=tuple(reported),
+                allocator="native" if name == "torch" else None,
+                settings={"expandable_segments": "false"} if name == "torch" else {},
+            )
             for name, reported in devices.items()
         ),
         last_oom=last_oom,
