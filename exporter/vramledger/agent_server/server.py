@@ -408,7 +408,7 @@ class AgentServer:
             self._resting[connection] = None
 
     def _read_resting(self) -> None:
-        """Read all resting connections, those first that nobody's time share delays."""
+        """Read all resting connections; the user whose messages took the least time comes first."""
         self._rested_at = time.monotonic()
         for connection in self._resting:
             self._queue.add(connection)

@@ -56,7 +56,7 @@ class Program:
     _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
 
     def scrape(self) -> Page:
-        """Scrape once, over a connection that is kept, as Prometheus does, anew if it was closed."""
+        """Scrape once, over a connection that is kept, as Prometheus does; connect again if it was closed."""
         if self._connection is None:
             self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         begun = time.perf_counter()
