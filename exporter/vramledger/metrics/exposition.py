@@ -12,7 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from math import isfinite
 from typing import NamedTuple
 
@@ -258,6 +258,7 @@ _OPENMETRICS = ExpositionFormat(
 )
 
 
+@lru_cache(maxsize=16)
 def negotiate_format(accept: str) -> ExpositionFormat:
     """Choose the format that an Accept header prefers, the first of equals; text 0.0.4 as the fallback.
 

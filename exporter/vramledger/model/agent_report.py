@@ -176,7 +176,7 @@ REASONS = (
     "version",  # another wire format
     "size",  # longer than 64 KiB
     "limits",  # more devices or providers than allowed, a descriptor, or too much in all agents' reports
-    "rate",  # more than 4 messages a second, 16 in one burst: not read until the peer slows down
+    "rate",  # more waited than are read at once, or too many before a report: read later, or never
     "connections",  # too many: refused, or closed for another
     "connections-of-user",  # too many of one user, or too fast
     "pid",  # the kernel does not report the peer's pid: it is outside our PID namespace

@@ -4,7 +4,7 @@ Both run at the same time and are scraped by the same clock: two holders and a s
 holders, nine of them with the agent, at a scrape a second, in 15 and in 60 seconds. Then our processes are
 profiled by function and by NVML call, with a scrape a second. Writes ``OUT/cost.json`` and
 ``OUT/profile-*.json``.
-``--rehearse`` uses the stand-in driver, and ``--quick`` shorter windows. About four and a half minutes.
+``--rehearse`` uses the stand-in driver, and ``--quick`` shorter windows. Less than four minutes.
 """
 
 from __future__ import annotations
@@ -244,6 +244,10 @@ def calls(times: int) -> dict[str, Any]:
     return told
 
 
+def _lines(program: Program, start: str) -> int:
+    return sum(line.startswith(start) for line in program.scrape().text.splitlines())
+
+
 def measure(out: Path, *, rehearse: bool, quick: bool) -> None:
     """Measure everything, and write after each step what is known."""
     share = 0.2 if quick else 1.0
@@ -264,7 +268,7 @@ def measure(out: Path, *, rehearse: bool, quick: bool) -> None:
             running(place.scene, "peer") as peer,
         ):
             time.sleep(WARM_UP)
-            keep("2 holders, 1 s", window({"ours": ours, "peer": peer}, 25 * share, 1))
+            keep("2 holders, 1 s", window({"ours": ours, "peer": peer}, 20 * share, 1))
         place.hold(PLAIN - FEW)
         with (
             running(place.scene, "ours", f"--agent.socket={place.socket}") as ours,
@@ -272,17 +276,20 @@ def measure(out: Path, *, rehearse: bool, quick: bool) -> None:
         ):
             both = {"ours": ours, "peer": peer}
             place.hold_with_agents(AGENTS)
-            time.sleep((25.0 if not rehearse else 3.0) + WARM_UP)
+            deadline = time.monotonic() + 25.0
+            while _lines(ours, "vramledger_agent_info") < AGENTS and time.monotonic() < deadline:
+                time.sleep(0.5)
+            time.sleep(WARM_UP)
+            keep("agents", _lines(ours, "vramledger_agent_info"))
+            keep("holders", _lines(ours, "vramledger_process_info"))
             keep("25 holders, 1 s", window(both, 30 * share, 1))
-            keep("25 holders, 15 s", window(both, 45 * share, 15 * share))
+            keep("25 holders, 15 s", window(both, 30 * share, 15 * share))
             keep("25 holders, 60 s", window(both, 60 * share, 60 * share))
             text = ours.scrape().text
-            keep("agents", sum(line.startswith("vramledger_agent_info") for line in text.splitlines()))
-            keep("holders", sum(line.startswith("vramledger_process_info") for line in text.splitlines()))
             (out / "page.txt").write_text(text, encoding="utf-8")
         if not rehearse:
-            keep("calls, ms elapsed and of CPU", calls(12))
-        profile(place, out, 25 * share)
+            keep("calls, ms elapsed and of CPU", calls(8))
+        profile(place, out, 20 * share)
 
 
 def main() -> None:
