@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 from vramledger.agent_server.credentials import Peer, read_sender
@@ -45,7 +44,7 @@ class AgentConnection:
         report_time: when its newest report came.
         received: the time of the newest report in Unix time.
         report: the newest report.
-        content: the message of the newest report.
+        frameworks: that part of the newest report's message, which mostly comes again unchanged.
         overfull: whether more messages waited at the last reading than are read at once.
         passed_on: whether an agent has got this connection, to answer a request.
     """
@@ -56,7 +55,7 @@ class AgentConnection:
     report_time: float | None = None
     received: float | None = None
     report: AgentReport | None = None
-    content: Mapping[str, Any] = field(default_factory=dict)
+    frameworks: object = None
     overfull: bool = False
     passed_on: bool = False
     bucket: TokenBucket = field(init=False)

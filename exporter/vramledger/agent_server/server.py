@@ -46,9 +46,9 @@ MAX_CONNECTIONS_PER_USER = 64
 _DESCRIPTORS_SHARE = 8
 """Agents get one connection for so many descriptors that we may have; a connection takes two."""
 
-MAX_REPORT_BYTES = 4 * 2**20
-"""The maximum size of all reports that are kept, as they were sent. In memory they take four times as much;
-those of 512 holders are 0.5 MiB."""
+MAX_REPORT_BYTES = 2 * 2**20
+"""The maximum size of all reports that are kept, as they were sent. In memory they take about eight times as
+much, since what was read from a report is kept beside it; those of 512 holders are 0.5 MiB."""
 
 _TIME_SHARE = 0.1
 _TIME_BURST = 0.1
@@ -424,9 +424,9 @@ class AgentServer:
         if "ask" in content:
             self._answer_request(connection, content, now)
             return
-        report = read_report(content, connection.content, connection.report)
+        report = read_report(content, connection.frameworks, connection.report)
         connection.report = locate_rank(report, self._node)
-        connection.content = content
+        connection.frameworks = content.get("frameworks")
         connection.report_time, connection.received = now, time.time()
         self._report_bytes[connection] = len(message.data)
         earlier = self._agent_connections.get(connection.peer.pid)

@@ -208,14 +208,14 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 def read_report(
-    message: Mapping[str, Any], content: Mapping[str, Any] | None = None, before: AgentReport | None = None
+    message: Mapping[str, Any], known: object = None, before: AgentReport | None = None
 ) -> AgentReport:
     """Read a report out of a message.
 
     Args:
         message: the message.
-        content: the message before it, from which ``before`` was read; what is equal is not read again.
-        before: the report before it.
+        known: what the message before it had about frameworks; if it is the same, it is not read again.
+        before: the report that was read from that message.
 
     Raises:
         RefusedError: something in it is not what it must be.
@@ -224,7 +224,7 @@ def read_report(
     interval = _number(message, "interval")
     if sequence is None or interval is None or not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
         _bad("sequence and interval are missing")
-    if content is not None and before is not None and message.get("frameworks") == content.get("frameworks"):
+    if before is not None and message.get("frameworks") == known:
         frameworks = before.frameworks
     else:
         frameworks = _frameworks(message)

@@ -113,6 +113,25 @@ def test_only_the_newest_report_counts_and_grows_old(running: Running, stack: Ex
     assert running.agents[0].problem == "silent"
 
 
+def test_a_sample_has_what_agents_said_before_it(running: Running, stack: ExitStack) -> None:
+    """A report that was sent before a reading is in it, however soon it was sent before."""
+    connection = connected(running, stack)
+    send(connection, report(1))
+    wait_until(lambda: sequence(running) == 1, "the first report")
+    for number in range(2, 6):
+        send(connection, report(number))
+        running.reading()
+        assert sequence(running) == number
+
+
+def test_an_agent_is_heard_also_without_samples(running: Running, stack: ExitStack) -> None:
+    """Reports are read every few seconds while no driver answers."""
+    connection = connected(running, stack)
+    for number in (1, 2):
+        send(connection, report(number))
+        wait_until(lambda number=number: sequence(running) == number, "the report")  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
