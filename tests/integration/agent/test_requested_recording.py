@@ -154,3 +154,51 @@ def test_no_cycle_is_said_to_be_none(place: Path) -> None:
 
     assert snapshot.training is not None
     assert "no reference cycle" in training_text(snapshot.training)
+
+
+LAZY = """
+from vramledger.agent.torch.block_survey import BlockSurvey
+imported_by = []
+
+def lazy(name):
+    if name == "_inductor":
+        imported_by.append(threading.current_thread() is threading.main_thread())
+    raise AttributeError(name)
+
+torch.__dict__.update(__getattr__=lazy, _lazy_modules={"_inductor"})
+
+def naming(take):
+    "As PyTorch does: to name the lines of a recording, it asks itself for a part that this imports."
+    def taken(*arguments):
+        if torch.cuda.memory.recording is not None:
+            hasattr(torch, "_inductor")
+        return take(*arguments)
+    return taken
+
+torch._C._cuda_memorySnapshot = naming(torch._C._cuda_memorySnapshot)
+torch.cuda.memory._snapshot = naming(torch.cuda.memory._snapshot)
+
+def survey():
+    thread = threading.Thread(target=BlockSurvey(torch).survey_now)
+    thread.start()
+    thread.join()
+"""
+
+
+def test_no_thread_of_ours_imports_a_part_of_torch(place: Path) -> None:
+    """Lines are named on our thread only where PyTorch imports nothing for it, and else at the end of a step."""
+    code = LAZY + textwrap.dedent("""
+        survey()
+        try:
+            request(lambda: None, seconds=0.1)
+        except RuntimeError as error:
+            print("--step" in str(error), imported_by)
+        print(request(step, step=True, seconds=30.0), imported_by)
+        imported_by.clear()
+        torch._inductor = torch
+        survey()
+        print(request(lambda: None, seconds=0.1), imported_by)
+    """)
+    out, _ = requested(place, code, **FROM_START)
+
+    assert out == "True []\nstart [True]\nstart []\n"

@@ -205,6 +205,15 @@ def test_gradients_are_not_older_than_the_recording() -> None:
     assert str(NATIVE).startswith("(C++ code")
 
 
+def test_a_stack_of_cpp_frames_alone_is_cpp_code() -> None:
+    """A recording with C++ frames shows memory that no Python line allocated as what it is."""
+    heap = Heap()
+    native = {"filename": "/src/c10/cuda/CUDACachingAllocator.cpp", "line": 1, "name": "c10::malloc"}
+    heap.allocate(32 * MIB, [native])
+
+    assert sites_of(parse_snapshot(heap.snapshot()).blocks) == {NATIVE: 32 * MIB}
+
+
 def test_a_recording_without_frames_names_no_code() -> None:
     """Where no frames were recorded at all, nothing is said about who allocated."""
     heap = Heap()
