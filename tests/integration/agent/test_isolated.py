@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from pickle import PicklingError
 
@@ -210,6 +211,29 @@ def test_a_function_of_a_notebook(method: str) -> None:
     assert first == "[3, 3]"
     assert second.startswith("PicklingError Own is a class of a notebook")
     assert done.stderr == ""
+
+
+CLOUDPICKLE = """
+from vramledger.agent import isolated
+class Own:
+    def __init__(self, value):
+        self.value = value
+def scale(own, factor):
+    return (lambda: own.value * factor)()
+print(isolated(scale, Own(2), 3))
+"""
+
+
+@pytest.mark.skipif(find_spec("cloudpickle") is None, reason="cloudpickle is not installed")
+def test_a_class_of_a_notebook_with_cloudpickle() -> None:
+    """Where cloudpickle is installed, objects of a notebook's own classes are passed."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "-c", CLOUDPICKLE], env=environ, capture_output=True, text=True, check=True,
+        timeout=PATIENCE,
+    )  # fmt: skip
+
+    assert done.stdout == "6\n"
 
 
 def test_a_pool_keeps_its_process() -> None:

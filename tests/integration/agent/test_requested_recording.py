@@ -186,7 +186,7 @@ def survey():
 
 
 def test_no_thread_of_ours_imports_a_part_of_torch(place: Path) -> None:
-    """Lines are named on our thread only where PyTorch imports nothing for it, and else at the end of a step."""
+    """Our thread names lines only where PyTorch imports nothing for it; the end of a step always does."""
     code = LAZY + textwrap.dedent("""
         survey()
         try:

@@ -349,7 +349,7 @@ def verdicts(bench: Bench) -> None:
                     *bench.machine.tenants,
                     {"self": True, "bytes": MIB, "state": "active"},
                 ]
-            with bench.program("out_of_memory", case, **environ) as (pid, told):
+            with bench.program("out_of_memory", case, agent=True, **environ) as (pid, told):
                 time.sleep(1.5)
                 last = bench.last(pid).get("last_oom", {})
             bench.machine.tenants = []

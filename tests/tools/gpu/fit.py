@@ -1,8 +1,8 @@
 """Prove on a GPU that what ``vramledger fit`` says is true: ``python -m tests.tools.gpu.fit --out DIR``.
 
-Programs of torch, JAX (with its preallocation and without) and CuPy run beside an exporter, and ``fit`` is asked
-about each. Then each runs again with exactly each limit that it named, and with three quarters of that, which
-must not be enough. Of one program as many as fit by memory run at once, each within its limit, and then as many as
+Programs of torch, JAX (with its preallocation and without) and CuPy run beside an exporter, and ``fit`` is
+asked about each. Then each runs again with exactly each limit that it named, and with three quarters of that.
+Of one program as many as fit by memory run at once, each within its limit, and as many of these work as
 ``fit`` says take turns at full speed. Writes ``fit.json`` after each part. Two minutes; ``--rehearse`` goes
 through the same motions with a driver that is not there and programs that hold nothing.
 """
@@ -19,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def prove(bench: Bench, names: tuple[str, ...]) -> None:
                               {**settings(limit), **together}, True))  # fmt: skip
             cases.append((name, f"{CLEARLY_LESS} of {limit['text']}", settings(limit, CLEARLY_LESS), False))
     with ExitStack() as stack:
-        running = [(case, stack.enter_context(bench.program(case[0], **{**case[2]}))) for case in cases]
+        running = [(case, stack.enter_context(bench.program(case[0], **case[2]))) for case in cases]
         end = time.monotonic() + ENOUGH
         for (name, what, environ, fits), process in running:
             told = say(process, within=max(1.0, end - time.monotonic()))
@@ -265,12 +266,12 @@ def main() -> int:
             scene = make_scene(Path(directory), 1, 0)
         bench = Bench(Path(directory), args.out, scene=stack.enter_context(scene))
         stack.enter_context(bench.exporter())
-        for part in (
-            lambda: learn(bench, ("duty",)),
-            lambda: learn(bench, ("torch",) if args.rehearse else NAMES),
-            lambda: prove(bench, ("torch",) if args.rehearse else NAMES),
-            lambda: crowd(bench),
-        ):
+        names = ("torch",) if args.rehearse else NAMES
+        parts: tuple[Callable[[], None], ...] = (
+            partial(learn, bench, ("duty",)), partial(learn, bench, names), partial(prove, bench, names),
+            partial(crowd, bench),
+        )  # fmt: skip
+        for part in parts:
             try:
                 part()
             except Exception as error:  # noqa: BLE001 after one failed part the others run

@@ -1,7 +1,7 @@
 """The programs that ``tests.tools.gpu.fit`` starts: ``python fit_programs.py NAME [hold]``.
 
-Each does a piece of work with a known peak and prints a line. With ``hold`` it repeats its work at each line on
-its standard input until that ends. ``FIT_CODE`` is a line of code that limits the framework.
+Each does a piece of work with a known peak and prints a line. With ``hold`` it repeats its work at each line
+on its standard input until that ends. ``FIT_CODE`` is a line of code that limits the framework.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def torch_train() -> Work:
             model(torch.randn(batch, 4096, device="cuda")).square().mean().backward()
             optimizer.step()
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated()
+        return float(torch.cuda.max_memory_allocated())
 
     return work
 
@@ -75,7 +75,7 @@ def jax_chain() -> Work:
     import jax
     import jax.numpy as jnp
 
-    @jax.jit
+    @jax.jit  # type: ignore[untyped-decorator]
     def chain(given: jax.Array) -> jax.Array:
         made = [given @ (given + number) for number in range(4)]
         return sum(each.sum() for each in made) + jnp.linalg.norm(made[0] @ made[1])
@@ -93,7 +93,7 @@ def jax_chain() -> Work:
 
 def cupy_chain() -> Work:
     """Multiply and sort arrays with a peak of some GiB."""
-    import cupy
+    import cupy  # type: ignore[import-not-found]
 
     def work() -> float:
         for _ in range(5):

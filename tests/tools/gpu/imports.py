@@ -1,8 +1,8 @@
 """Does a snapshot on the agent's thread import parts of PyTorch? ``python -m tests.tools.gpu.imports``.
 
-Programs with a recording from the start hold memory for some seconds, and then make their first optimizer, which
-imports much of PyTorch. In ``unguarded`` the agent's own check is turned off. Tells which threads have imported
-``torch._inductor``, and how the program ended. Half a minute.
+Programs with a recording from the start hold memory for some seconds, and then make their first optimizer,
+which imports much of PyTorch. In ``unguarded`` the agent's own check is turned off. Tells which threads have
+imported ``torch._inductor``, and how the program ended. Half a minute.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ threads = []
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "torch._inductor":
-            threads.append("the program's" if threading.current_thread() is threading.main_thread() else "another")
+            ours = threading.current_thread() is not threading.main_thread()
+            threads.append("another" if ours else "the program's")
 sys.meta_path.insert(0, Finder())
 import torch
 from vramledger.agent.torch import block_survey

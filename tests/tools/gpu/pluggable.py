@@ -1,4 +1,4 @@
-"""Does the agent stop a program whose allocator is written in Python? ``python -m tests.tools.gpu.pluggable``.
+"""Does the agent stop a program whose allocator is Python? ``python -m tests.tools.gpu.pluggable``.
 
 The caching allocator calls such an allocator with its lock held, and the allocator waits for the GIL. Each
 case is a program with real pluggable allocators, whose thread of the agent reports every few milliseconds. In
@@ -33,7 +33,7 @@ CASES = {
     "pools that are made while the agent reports, agent guarded": ("births", "guarded"),
     "allocator of the whole program, agent guarded": ("whole", "guarded"),
     "pool, agent unguarded": ("pool", "unguarded"),
-    # torch makes a MemPool with the GIL held, and waits for its own lock: two threads with pools stop each other.
+    # torch makes a MemPool with the GIL held, and waits for its own lock: two threads stop each other.
     "two threads that make pools, no agent": ("two pools", "none"),
 }
 
@@ -74,6 +74,26 @@ class Calls:
         return wrapped
 
 
+def hurried_worker() -> Any:  # noqa: ANN401 the agent's worker, which only a program with the agent has
+    """Return the agent's worker, once it reports every few milliseconds."""
+    from vramledger.agent.worker import worker
+
+    deadline = time.monotonic() + 30
+    while not worker.poller.has_started() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    worker.settings.interval = 0.002
+    time.sleep(1.5)  # the turn that was planned before
+    return worker
+
+
+def allocate_once(torch: Any) -> None:  # noqa: ANN401 either torch
+    """Allocate and free through torch's own allocator."""
+    if "fake" in torch.__version__:
+        torch.Tensor(MIB)
+    else:
+        torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
+
+
 def program(case: str, guard: str, seconds: float) -> None:
     """Allocate and free through an allocator in Python, beside an agent that reports as fast as it can."""
     import torch
@@ -87,22 +107,14 @@ def program(case: str, guard: str, seconds: float) -> None:
     if guard == "unguarded":
         from vramledger.agent.torch.custom_allocators import CustomAllocators
 
-        CustomAllocators.exist = lambda _self: False  # type: ignore[method-assign]
+        CustomAllocators.exist = lambda self: False  # type: ignore[method-assign]  # noqa: ARG005
     if case == "whole":
         wrapped = wrap()
         if not fake:
             torch.cuda.memory.change_current_allocator(wrapped)
-    kept = [torch.Tensor(MIB) if fake else torch.empty(MIB, device="cuda")]
+    allocate_once(torch)
 
-    worker: Any = None
-    if guard != "none":
-        from vramledger.agent.worker import worker
-
-        deadline = time.monotonic() + 30
-        while not worker.poller.has_started() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        worker.settings.interval = 0.002
-        time.sleep(1.5)  # the turn that was planned before
+    worker = None if guard == "none" else hurried_worker()
 
     end = time.monotonic() + seconds
     turns = {"rounds": 0}
@@ -110,12 +122,7 @@ def program(case: str, guard: str, seconds: float) -> None:
 
     def beside() -> None:
         while time.monotonic() < end:
-            if case == "two pools":
-                turn()
-            elif fake:
-                torch.Tensor(MIB)
-            else:
-                torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
+            allocate_once(torch) if case == "threads" else turn()
 
     if case in ("threads", "two pools"):
         threading.Thread(target=beside, daemon=True).start()
@@ -133,7 +140,6 @@ def program(case: str, guard: str, seconds: float) -> None:
         "errors": None if worker is None else worker.errors,
         "supported": entry.get("supported"),
         "devices": len(entry.get("devices") or ()),
-        "kept": len(kept),
     }
     print(json.dumps(told), flush=True)
     os._exit(0)  # what torch frees at its end is not the question
@@ -211,7 +217,7 @@ def run(seconds: float, *, rehearse: bool) -> dict[str, Any]:
                     "told": told,
                     "status": process.returncode,
                     "errors": errors[-6000:],
-                    "last_report": (exporter.reports.get(process.pid) or [None])[-1],
+                    "last_report": exporter.reports.get(process.pid, [])[-1:],
                 }
     return found
 

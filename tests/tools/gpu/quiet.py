@@ -1,8 +1,8 @@
 """Everything that one quiet GPU has to show, in one run: ``python -m tests.tools.gpu.quiet --out DIR``.
 
-Each part is a tool of its own with a time of its own. Parts that use only memory run side by side, those whose
-figures are times run alone. ``--rehearse`` without a GPU. Everything is packed into one
-file, and the words of each part are in a file of its own.
+Each part is a tool of its own with a time of its own. Parts that use only memory run side by side, those
+whose figures are times run alone. ``--rehearse`` without a GPU. The files of all parts are packed into one,
+and the words of each part are in a file of its own.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def count_blocks(stats: Iterable[dict[str, object]]) -> int:
 def take_snapshot(torch: ModuleType) -> list[dict[str, object]] | None:
     """Return the allocator's segments; None where a recorded history makes that too expensive or unsafe.
 
-    Before torch 2.12 they would contain the whole history. With any version they have the stacks of the blocks.
+    Before torch 2.12 they would contain the whole history. They always have the stacks of the blocks.
     """
     native = torch._C
     if native._cuda_isHistoryEnabled() and not names_lines_without_import(torch):

@@ -39,8 +39,8 @@ MAX_SECONDS = 300.0
 
 
 WOULD_IMPORT = (
-    "to name the lines, PyTorch would import torch._inductor on another thread than the program's, which can break"
-    " an import of the program; ask for the end of a step (--step), or again once the program has an optimizer"
+    "to name the lines, PyTorch would import torch._inductor beside the program, which can break an import of"
+    " the program; ask for the end of a step (--step), or again once the program has made an optimizer"
 )
 
 
@@ -52,8 +52,8 @@ def record_snapshot(request: Request) -> dict[str, object]:
     ``cycles``, true to run the collector at the end of that step and to say what it has freed.
 
     Raises:
-        RuntimeError: PyTorch is missing, too old or without a GPU, its allocator keeps no history, or it would
-            have to import a part of itself on our thread.
+        RuntimeError: PyTorch is missing, too old or without a GPU, its allocator keeps no history, or
+            it would import a part of itself on our thread.
         TimeoutError: no training step ended.
         ValueError: an argument is invalid.
     """
@@ -65,14 +65,16 @@ def record_snapshot(request: Request) -> dict[str, object]:
     torch = initialised_torch()
     origin = _find_origin(torch)
     started = time.monotonic()
-    step = request.arguments.get("step") is True
     find_cycles = request.arguments.get("cycles") is True
+    step = request.arguments.get("step") is True or find_cycles
+    if not step and not names_lines_without_import(torch):
+        raise RuntimeError(WOULD_IMPORT)
     cycles: dict[str, object] = {}
     taken = _record(
         torch,
         events,
         seconds,
-        step=step or find_cycles,
+        step=step,
         ours=origin != "program",
         before=(lambda: cycles.update(collect_cycles(torch))) if find_cycles else None,
     )
@@ -148,8 +150,6 @@ def _record(  # noqa: PLR0913
                 recording.end(torch, None if taken is None else taken.snapshot)
 
     if not step:
-        if not names_lines_without_import(torch):
-            raise RuntimeError(WOULD_IMPORT)
         if begins:
             begin()
             time.sleep(seconds)

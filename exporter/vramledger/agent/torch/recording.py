@@ -241,10 +241,10 @@ def is_history_enabled(torch: ModuleType) -> bool:
 def names_lines_without_import(torch: ModuleType) -> bool:
     """Return whether a snapshot with stacks makes PyTorch import nothing.
 
-    To name the lines of a stack, PyTorch asks itself for ``torch._inductor``. Where nobody has used that yet, to
-    ask for it imports it, for seconds. If another thread of ours does so while the program imports a part of
-    PyTorch, Python lets one of the two have a module that is not complete: the program's own import failed (seen on
-    an H200 with torch 2.11, as it made an optimizer).
+    To name the lines of a stack, PyTorch asks itself for ``torch._inductor``. Where nothing has imported that
+    yet, the question does, and takes seconds. If that happens on a thread of ours while the program imports a
+    part of PyTorch, Python lets one of the two have a module that is not complete. On an H200 with torch 2.11
+    six of six programs failed so as they made an optimizer.
     """
     return "_inductor" not in vars(torch).get("_lazy_modules", ()) or "_inductor" in vars(torch)
 
