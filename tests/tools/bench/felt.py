@@ -1,9 +1,9 @@
 """What a program feels of the agent: forks, objects, collections, and the start by ``vramledger run``.
 
-``python -m tests.tools.bench.felt --json FILE``. Every figure is a difference or a ratio of pairs of
-runs, one with the agent and one without, in turns; with it is the median of all pairs and the range in which 95 % of
-the medians of resampled pairs lie. ``--torch fake`` runs the programs under the torch of the tests, which is
-small, so that a fork of it is short; ``--torch real`` under the machine's own, with CUDA in use.
+``python -m tests.tools.bench.felt --json FILE``. Every figure is a difference or a ratio of pairs of runs,
+one with the agent and one without, in turns. With it is the median of all pairs, and the range in which
+95 % of the medians of resampled pairs lie. ``--torch fake`` runs the programs under the torch of the tests,
+which is small, so that a fork of it is short; ``--torch real`` under the machine's own, with CUDA in use.
 """
 
 from __future__ import annotations
