@@ -8,6 +8,7 @@ Python has loaded already. No loader is wrapped: a framework's module is exactly
 from __future__ import annotations
 
 import sys
+from _thread import get_ident
 
 from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
@@ -31,16 +32,24 @@ class ImportHook:
         awaited: the frameworks' modules that no import has asked for.
         importing: those that are being imported.
         added: those of frameworks that do not announce their allocator: each import is a moment to look.
+        refused: by thread, the module that it must not import now; see :class:`RefusedImport`.
     """
 
     def __init__(self) -> None:
         self.importing = {name for name in PROVIDERS if name in sys.modules}
         self.awaited = set(PROVIDERS) - self.importing
         self.added: set[str] = set()
+        self.refused: dict[int, str] = {}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Find nothing; record that a framework's module is about to be imported."""
+        """Find nothing; record that a framework's module is about to be imported.
+
+        Raises:
+            AttributeError: this thread must not import the module now.
+        """
         del path, target
+        if self.refused and self.refused.get(get_ident()) == name:
+            raise AttributeError(name)
         if name in self.awaited:
             self.importing.add(name)
             self.awaited.discard(name)
@@ -80,6 +89,31 @@ class ImportHook:
         except BaseException as error:
             if belongs_to_program(error):
                 raise
+
+
+class RefusedImport:
+    """Within it, this thread does not import a module that no thread has imported before.
+
+    It is for a module that a package imports when it is asked for an attribute: to the package's own code the
+    attribute is missing meanwhile. The hook is in ``sys.meta_path`` anyway. To put another finder there and
+    take it away could make an import of another thread skip one, as Python goes through the list itself.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._hook = _hook
+
+    def __enter__(self) -> bool:
+        """Refuse the import from now on; False if the program has taken the hook away."""
+        if self._hook is None or self._hook not in sys.meta_path:
+            return False
+        self._hook.refused[get_ident()] = self._module
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        """Allow it again."""
+        if self._hook is not None:
+            self._hook.refused.pop(get_ident(), None)
 
 
 _hook: ImportHook | None = None

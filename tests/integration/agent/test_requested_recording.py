@@ -157,12 +157,21 @@ def test_no_cycle_is_said_to_be_none(place: Path) -> None:
 
 
 LAZY = """
+import importlib
 from vramledger.agent.torch.block_survey import BlockSurvey
 imported_by = []
 
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch._inductor":
+            imported_by.append(threading.current_thread() is threading.main_thread())
+
+sys.meta_path.append(Finder())
+
 def lazy(name):
+    "As PyTorch does."
     if name == "_inductor":
-        imported_by.append(threading.current_thread() is threading.main_thread())
+        return importlib.import_module("torch._inductor")
     raise AttributeError(name)
 
 torch.__dict__.update(__getattr__=lazy, _lazy_modules={"_inductor"})
@@ -171,7 +180,10 @@ def naming(take):
     "As PyTorch does: to name the lines of a recording, it asks itself for a part that this imports."
     def taken(*arguments):
         if torch.cuda.memory.recording is not None:
-            hasattr(torch, "_inductor")
+            try:
+                hasattr(torch, "_inductor")
+            except ImportError:  # there is none here
+                pass
         return take(*arguments)
     return taken
 
@@ -185,14 +197,28 @@ def survey():
 """
 
 
-def test_no_thread_of_ours_imports_a_part_of_torch(place: Path) -> None:
-    """Our thread names lines only where PyTorch imports nothing for it; the end of a step always does."""
+def test_a_snapshot_imports_no_part_of_torch(place: Path) -> None:
+    """To name lines, PyTorch imports nothing, on our thread or at the end of a step; the program can."""
     code = LAZY + textwrap.dedent("""
+        survey()
+        print(request(lambda: None, seconds=0.1), request(step, step=True, seconds=30.0), imported_by)
+        naming(lambda: None)()
+        print(imported_by)
+    """)
+    out, _ = requested(place, code, **FROM_START)
+
+    assert out == "start start []\n[True]\n"
+
+
+def test_without_our_import_hook_only_a_step_has_a_snapshot(place: Path) -> None:
+    """If the program has taken the hook away, no snapshot is taken on our thread."""
+    code = LAZY + textwrap.dedent("""
+        sys.meta_path[:] = [each for each in sys.meta_path if type(each).__name__ != "ImportHook"]
         survey()
         try:
             request(lambda: None, seconds=0.1)
         except RuntimeError as error:
-            print("--step" in str(error), imported_by)
+            print("torch._inductor" in str(error), imported_by)
         print(request(step, step=True, seconds=30.0), imported_by)
         imported_by.clear()
         torch._inductor = torch

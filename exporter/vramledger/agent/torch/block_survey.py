@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 
-from vramledger.agent.torch.recording import names_lines_without_import, recording
+from vramledger.agent.torch.recording import recording
+from vramledger.agent.torch.snapshots import WouldImportError, take_without_import
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # a program that uses no framework need not load it
@@ -116,15 +117,17 @@ def take_snapshot(torch: ModuleType) -> list[dict[str, object]] | None:
     Before torch 2.12 they would contain the whole history. They always have the stacks of the blocks.
     """
     native = torch._C
-    if native._cuda_isHistoryEnabled() and not names_lines_without_import(torch):
-        return None
     code = getattr(getattr(torch.cuda.memory, "memory_snapshot", None), "__code__", None)
     if code is not None and "include_traces" in code.co_varnames:  # torch 2.12
-        snapshot = native._cuda_memorySnapshot((0, 0, False))
+        argument: object = (0, 0, False)
     elif native._cuda_isHistoryEnabled():
         return None
     else:
-        snapshot = native._cuda_memorySnapshot(None)
+        argument = None
+    try:  # blocks keep their stacks, also once nothing is recorded
+        snapshot = take_without_import(torch, lambda: native._cuda_memorySnapshot(argument))
+    except WouldImportError:
+        return None
     segments: list[dict[str, object]] = snapshot["segments"]
     return segments
 

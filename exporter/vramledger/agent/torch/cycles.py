@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from vramledger.agent.program_errors import belongs_to_program
+from vramledger.agent.torch.snapshots import take_without_import
 from vramledger.agent.torch.step_peaks import live_blocks
 from vramledger.agent_protocol.user_code import FRAMEWORK, code_origin
 
@@ -44,7 +45,7 @@ def collect_cycles(torch: ModuleType) -> dict[str, Any]:
 
 
 def _blocks(torch: ModuleType) -> dict[tuple[int, int], dict[str, Any]]:
-    snapshot = torch.cuda.memory._snapshot()
+    snapshot = take_without_import(torch, torch.cuda.memory._snapshot, own_thread=True)
     devices = {segment.get("device", 0) for segment in snapshot["segments"]}
     return {
         (device, address): {"device": device, "size": size, "frames": block.get("frames") or []}

@@ -24,7 +24,6 @@ from vramledger.agent.torch.recording import (
     DEFAULT_EVENTS,
     TakenSnapshot,
     is_history_enabled,
-    names_lines_without_import,
     recording,
 )
 
@@ -38,12 +37,6 @@ MAX_SECONDS = 300.0
 """The longest time that a client may ask the agent to record, or to wait for a step."""
 
 
-WOULD_IMPORT = (
-    "to name the lines, PyTorch would import torch._inductor beside the program, which can break an import of"
-    " the program; ask for the end of a step (--step), or again once the program has made an optimizer"
-)
-
-
 def record_snapshot(request: Request) -> dict[str, object]:
     """Record, and write the snapshot to the file that came with the request.
 
@@ -53,7 +46,7 @@ def record_snapshot(request: Request) -> dict[str, object]:
 
     Raises:
         RuntimeError: PyTorch is missing, too old or without a GPU, its allocator keeps no history, or
-            it would import a part of itself on our thread.
+            it would import a part of itself.
         TimeoutError: no training step ended.
         ValueError: an argument is invalid.
     """
@@ -67,8 +60,6 @@ def record_snapshot(request: Request) -> dict[str, object]:
     started = time.monotonic()
     find_cycles = request.arguments.get("cycles") is True
     step = request.arguments.get("step") is True or find_cycles
-    if not step and not names_lines_without_import(torch):
-        raise RuntimeError(WOULD_IMPORT)
     cycles: dict[str, object] = {}
     taken = _record(
         torch,

@@ -13,12 +13,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from itertools import chain
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent.torch.live_tensors import TensorFacts, read_tensors, young_batch
+from vramledger.agent.torch.snapshots import WouldImportError, take_without_import
 from vramledger.agent.torch.step_peaks import StepMark, StepPeaks, step_peaks
 from vramledger.agent.worker import worker
 from vramledger.agent_protocol.messages import SNAPSHOT_KEY
@@ -101,8 +103,11 @@ class Recording:
             torch: that records.
             snapshot: shows which of the two it is; without one, a snapshot is taken for it.
         """
-        if self.is_active(torch) and (snapshot is not None or names_lines_without_import(torch)):
-            self.compare(torch.cuda.memory._snapshot() if snapshot is None else snapshot)
+        if self.is_active(torch):
+            with suppress(WouldImportError):
+                self.compare(
+                    take_without_import(torch, torch.cuda.memory._snapshot) if snapshot is None else snapshot
+                )
         if self.active:
             self.active = self.from_start = False
             torch.cuda.memory._record_memory_history(enabled=None)
@@ -136,9 +141,12 @@ class Recording:
         Args:
             torch: that records.
             tensors: read the tensors; only on the program's own thread, see :mod:`live_tensors`.
+
+        Raises:
+            WouldImportError: as :func:`take_without_import`.
         """
         marks = tuple(self.marks)  # first: a step that ends meanwhile has events after the snapshot
-        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+        snapshot: dict[str, Any] = take_without_import(torch, torch.cuda.memory._snapshot, own_thread=tensors)
         self.compare(snapshot)
         facts = _read_or(TensorFacts(), read_tensors, torch) if tensors else TensorFacts()
         return TakenSnapshot(snapshot, marks, facts)
@@ -236,17 +244,6 @@ def is_history_enabled(torch: ModuleType) -> bool:
     except AttributeError:
         message = f"PyTorch {torch.__version__} does not say whether it already records; 2.2 or newer does"
         raise RuntimeError(message) from None
-
-
-def names_lines_without_import(torch: ModuleType) -> bool:
-    """Return whether a snapshot with stacks makes PyTorch import nothing.
-
-    To name the lines of a stack, PyTorch asks itself for ``torch._inductor``. Where nothing has imported that
-    yet, the question does, and takes seconds. If that happens on a thread of ours while the program imports a
-    part of PyTorch, Python lets one of the two have a module that is not complete. On an H200 with torch 2.11
-    six of six programs failed so as they made an optimizer.
-    """
-    return "_inductor" not in vars(torch).get("_lazy_modules", ()) or "_inductor" in vars(torch)
 
 
 def start_history(torch: ModuleType, events: int) -> None:
