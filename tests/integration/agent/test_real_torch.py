@@ -59,6 +59,29 @@ def test_trains_the_same(place: Path) -> None:
     assert run(place, code.format(hooked=True)) == run(place, code.format(hooked=False))
 
 
+def test_to_name_lines_it_imports_nothing(place: Path) -> None:
+    """For a snapshot of ours PyTorch names the lines of a stack without the import that it would do for it."""
+    out = run(place, """
+        import sys, threading, torch
+        from vramledger.agent.torch.snapshots import take_without_import
+
+        def name_lines():
+            stack = torch._C._profiler.gather_traceback(True, False, False)
+            (frames,) = torch._C._profiler.symbolize_tracebacks([stack])
+            return [frame["name"] for frame in frames].count("name_lines")
+
+        def named():
+            print(take_without_import(torch, name_lines), "torch._inductor" in sys.modules)
+
+        thread = threading.Thread(target=named)
+        thread.start()
+        thread.join()
+        print(name_lines(), "torch._inductor" in sys.modules)
+    """)  # fmt: skip
+
+    assert out.splitlines() == ["1 False", "1 True"]
+
+
 def test_compiled_steps_are_left_alone(place: Path) -> None:
     """A step inside a compiled function contains no code of ours, and gives the same numbers."""
     out = run(place, """

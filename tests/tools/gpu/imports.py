@@ -1,7 +1,7 @@
 """Does a snapshot on the agent's thread import parts of PyTorch? ``python -m tests.tools.gpu.imports``.
 
 Programs with a recording from the start hold memory for some seconds, and then make their first optimizer,
-which imports much of PyTorch. In ``unguarded`` the agent's own check is turned off. Tells which threads have
+which imports much of PyTorch. In ``unguarded`` the agent's own guard is turned off. Tells which threads have
 imported ``torch._inductor``, and how the program ended. Half a minute.
 """
 
@@ -28,7 +28,7 @@ sys.meta_path.insert(0, Finder())
 import torch
 from vramledger.agent.torch import block_survey
 if sys.argv[1] == "unguarded":
-    block_survey.names_lines_without_import = lambda torch: True
+    block_survey.take_without_import = lambda torch, take: take()
 kept = torch.nn.Linear(2048, 2048).cuda()
 time.sleep(float(sys.argv[2]))
 try:
