@@ -97,6 +97,19 @@ def test_each_part_has_its_peak() -> None:
     assert (first.gradients_before_backward, second.gradients_before_backward) == (0, 0)
 
 
+def test_a_workspace_of_the_backward_pass_is_no_gradient() -> None:
+    """What the first backward pass took for good, and no optimizer knows, is never called a gradient."""
+    program = Program()
+    program.heap.allocate(32 * MIB, IN_BACKWARD)  # as cuBLAS does on the thread of the backward pass
+    program.step(10)
+    program.step(10)
+    last = program.peaks()[-1]
+
+    assert last.gradients_before_backward == 0
+    assert last.phases["optimizer"].categories["gradients"] == 4 * MIB
+    assert last.phases["optimizer"].categories["activations"] == 32 * MIB
+
+
 def test_an_optimizer_without_events_has_a_peak() -> None:
     """An optimizer that allocates nothing any more still runs while its memory is held."""
     program = Program()

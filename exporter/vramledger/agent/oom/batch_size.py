@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 from vramledger.agent.oom.verdict import AllocationFailure
+from vramledger.agent.torch.step_peaks import OPTIMIZER
 
 MAX_FILL = 0.98
 """The share of the memory that a suggested batch may take; pieces of the cache remain unused."""
@@ -23,45 +27,68 @@ def usable_bytes(failure: AllocationFailure) -> int | None:
     return failure.reserved + max(0, min(failure.free, failure.capacity - failure.reserved))
 
 
-class Step:
-    """A step that succeeded: its batch, its peak and, if known, the bytes of activations at the peak."""
+class PartPeak(NamedTuple):
+    """The peak of a part of a step: bytes, and how many of them were activations."""
 
-    __slots__ = ("activations", "batch", "peak")
-
-    def __init__(self, batch: int, peak: int, activations: int | None) -> None:
-        self.batch = batch
-        self.peak = peak
-        self.activations = activations
+    bytes: int
+    activations: int
 
 
-def fitting_batch(steps: list[Step], failed: int, usable: int) -> int | None:
+class Step(NamedTuple):
+    """A step that succeeded.
+
+    Attributes:
+        batch: its size.
+        peak: its highest bytes.
+        parts: the peaks of its forward pass, its backward pass and its optimizer; empty where they are not
+            known.
+    """
+
+    batch: int
+    peak: int
+    parts: Mapping[str, PartPeak]
+
+
+def fitting_batch(steps: Sequence[Step], failed: int, usable: int) -> int | None:
     """Return the largest batch that fits by the slope of the last steps; None where they do not show it.
 
-    With batches of different sizes the slope is the one of the line through their peaks. With one size it is
-    the activations at the peak, for each element of the batch.
+    Each part of a step has a slope of its own: a small batch has its peak in the optimizer, which needs the
+    same for any batch, and a large one in the backward pass. With batches of different sizes the slope is the
+    one of the line through a part's peaks. With one size it is the activations at the peak, for each element
+    of the batch; at an optimizer's peak these do not follow the batch.
     """
-    line = _line_through(steps) if len({step.batch for step in steps}) > 1 else _line_of_one(steps)
-    if line is None:
+    several = len({step.batch for step in steps}) > 1
+    if all(step.parts for step in steps):
+        names = {name for step in steps for name in step.parts if several or name != OPTIMIZER}
+        series = [[(step.batch, step.parts[name]) for step in steps if name in step.parts] for name in names]
+    else:
+        series = [[(step.batch, PartPeak(step.peak, 0)) for step in steps]] if several else []
+    fits = [_fits(one, usable) for one in series]
+    found = [size for size in fits if size is not None]
+    if not found:
         return None
-    base, slope = line
+    fitting = min(found)
+    return fitting if 1 <= fitting < failed else None
+
+
+def _fits(peaks: Sequence[tuple[int, PartPeak]], usable: int) -> int | None:
+    """Return the largest batch that fits by one part's peaks; None where they do not rise with the batch."""
+    several = len({batch for batch, _ in peaks}) > 1
+    base, slope = _line_through(peaks) if several else _line_of_one(peaks)
     if slope <= 0 or base < 0:
         return None
-    fits = int((MAX_FILL * usable - base) / slope)
-    return fits if 1 <= fits < failed else None
+    return int((MAX_FILL * usable - base) / slope)
 
 
-def _line_through(steps: list[Step]) -> tuple[float, float]:
+def _line_through(peaks: Sequence[tuple[int, PartPeak]]) -> tuple[float, float]:
     """Return where the line of least squares begins, and its slope."""
-    batch = sum(step.batch for step in steps) / len(steps)
-    peak = sum(step.peak for step in steps) / len(steps)
-    spread = sum((step.batch - batch) ** 2 for step in steps)
-    slope = sum((step.batch - batch) * (step.peak - peak) for step in steps) / spread
-    return peak - slope * batch, slope
+    mean = sum(batch for batch, _ in peaks) / len(peaks)
+    mean_peak = sum(peak.bytes for _, peak in peaks) / len(peaks)
+    spread = sum((batch - mean) ** 2 for batch, _ in peaks)
+    slope = sum((batch - mean) * (peak.bytes - mean_peak) for batch, peak in peaks) / spread
+    return mean_peak - slope * mean, slope
 
 
-def _line_of_one(steps: list[Step]) -> tuple[float, float] | None:
-    known = [(step.peak, step.activations, step.batch) for step in steps if step.activations is not None]
-    if not known:
-        return None
-    peak, activations, batch = max(known)
-    return float(peak - activations), activations / batch
+def _line_of_one(peaks: Sequence[tuple[int, PartPeak]]) -> tuple[float, float]:
+    batch, peak = max(peaks, key=lambda one: one[1].bytes)
+    return float(peak.bytes - peak.activations), peak.activations / batch

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from vramledger.agent.oom.batch_size import Step, fitting_batch, missing_bytes, usable_bytes
+from vramledger.agent.oom.batch_size import PartPeak, Step, fitting_batch, missing_bytes, usable_bytes
 from vramledger.agent.oom.stacks import Line, user_lines
 from vramledger.agent.oom.verdict import AllocationFailure
 from vramledger.agent.torch.recording import Recording, plain_step
@@ -89,7 +89,10 @@ def _known_steps(marks: Sequence[StepMark], peaks: list[StepPeaks], device: int)
         if step is not None and highest is not None:
             if "backward" not in step.phases:
                 continue  # a second optimizer of the same step
-            found.append(Step(mark.batch, highest.bytes, highest.categories[ACTIVATIONS]))
+            parts = {
+                name: PartPeak(peak.bytes, peak.categories[ACTIVATIONS]) for name, peak in step.phases.items()
+            }
+            found.append(Step(mark.batch, highest.bytes, parts))
         elif mark.peak.get(device, 0) > before.peak.get(device, 0):
-            found.append(Step(mark.batch, mark.peak[device], None))
+            found.append(Step(mark.batch, mark.peak[device], {}))
     return found

@@ -96,6 +96,11 @@ class AddressBook:
         self._known = dict(known)
         self._sorted = sorted(known)
 
+    @property
+    def knows_anything(self) -> bool:
+        """Return whether the tensors of an optimizer were read."""
+        return bool(self._sorted)
+
     def category(self, start: int, size: int) -> str | None:
         """Return the category of the first known tensor in a block."""
         number = bisect_right(self._sorted, start - 1)
@@ -210,6 +215,9 @@ def _categorise(
     What lives at the end is known by its address. A gradient of an earlier step was made in the backward pass
     and still lived when the optimizer began. An optimizer's state outlives the step that made it. A parameter
     was made by a module, before any step.
+
+    Where the optimizers' gradients are known, what lives at the end and is none of them is no gradient: cuBLAS
+    takes a workspace in the first backward pass and keeps it (32 MiB on an H200).
     """
     ended = [mark.ended for mark in marks]
     begun = [mark.begun for mark in marks if mark.begun is not None]
@@ -220,7 +228,8 @@ def _categorise(
             continue
         end = NEVER if one.ended == NEVER else events[int(one.ended)].get("time_us", 0)
         if one.phase == "backward":
-            if one.began >= 0 and _lives_at_next(begun, one.time, end):
+            kept = one.ended == NEVER and book.knows_anything
+            if one.began >= 0 and not kept and _lives_at_next(begun, one.time, end):
                 one.category = GRADIENTS
         elif one.phase == "optimizer":
             if one.began < 0 or end == NEVER or _lives_at_next(ended, one.time, end):

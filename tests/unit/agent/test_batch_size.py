@@ -1,0 +1,50 @@
+"""Which batch fits, by the peaks of the steps before a failure: a pure function."""
+
+from __future__ import annotations
+
+import pytest
+
+from vramledger.agent.oom.batch_size import PartPeak, Step, fitting_batch
+
+LIMIT = 6 * 2**30
+
+
+def step(batch: int, forward: tuple[int, int], backward: tuple[int, int], optimizer: tuple[int, int]) -> Step:
+    """Return a step with the peaks of its parts: bytes, and the activations among them."""
+    parts = {
+        name: PartPeak(*peak)
+        for name, peak in (("forward", forward), ("backward", backward), ("optimizer", optimizer))
+    }
+    return Step(batch, max(peak.bytes for peak in parts.values()), parts)
+
+
+# A training on an H200, torch 2.11: the small batch has its peak in the optimizer, the large one in the
+# backward pass. A line through these two peaks said 70,143, with which it failed.
+SMALL = step(2048, (638_781_448, 202_377_224), (689_168_456, 135_266_376), (739_573_764, 168_886_276))
+LARGE = step(4096, (806_553_672, 370_149_448), (907_214_856, 470_810_632), (739_573_764, 168_886_276))
+
+
+def test_each_part_of_a_step_has_its_own_slope() -> None:
+    """The batch that fits is the smallest that a part of the step allows."""
+    fits = fitting_batch([SMALL, LARGE, LARGE], 90_000, LIMIT)
+
+    assert fits is not None
+    base, slope = 689_168_456 - 218_046_400, 218_046_400 / 2048  # of the backward pass
+    assert fits == pytest.approx((0.98 * LIMIT - base) / slope, abs=2)
+
+
+def test_the_optimizers_peak_does_not_follow_a_single_batch_size() -> None:
+    """Where all steps had one size, what the optimizer takes is not spread over the batch."""
+    fits = fitting_batch([SMALL, SMALL], 90_000, LIMIT)
+
+    forward = (0.98 * LIMIT - (638_781_448 - 202_377_224)) / (202_377_224 / 2048)
+    assert fits == pytest.approx(forward, abs=2)
+
+
+def test_peaks_without_parts_show_a_slope_only_with_several_sizes() -> None:
+    """PyTorch's own peaks alone say which batch fits if the batches had several sizes."""
+    small, large = Step(10, 2000, {}), Step(20, 3000, {})
+
+    assert fitting_batch([small, large], 100, 10_000) == 88
+    assert fitting_batch([small, small], 100, 10_000) is None
+    assert fitting_batch([], 100, 10_000) is None
