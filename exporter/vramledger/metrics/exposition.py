@@ -12,7 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import isfinite
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from prometheus_client import PlatformCollector, ProcessCollector, generate_late
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample as PageSample
 
 from vramledger.config import Config
 from vramledger.errors import UsageError
@@ -72,7 +73,8 @@ class Exposition:
     ) -> None:
         self._collect = collectors(most) if collect is None else collect
         self._clock = clock
-        self._lines: dict[Family, dict[Labels, _SeriesLine]] = {}
+        self._lines: dict[str, dict[Labels, _SeriesLine]] = {}  # by name: a family's hash takes longer
+        self._headers: dict[tuple[str, bool], str] = {}
         self._collect_own = collect_own
         self._own = _OwnProcesses(sampler_pid)
         self._failing: set[str] = set()
@@ -116,17 +118,24 @@ class Exposition:
             what = f"{type(error).__name__}: {error}"
             log.error("Collector failed", exc_info=error, extra=fields(collector=name, err=what))
 
+    def _header(self, family: Family, *, openmetrics: bool) -> str:
+        """Return the lines before a family's samples, made once: they took a fifth of a small page."""
+        header = self._headers.get((family.name, openmetrics))
+        if header is None:
+            header = self._headers[family.name, openmetrics] = _header(family, openmetrics=openmetrics)
+        return header
+
     def _encode(self, collected: Collected, request: ScrapeRequest) -> list[tuple[str, bytes]]:
         """Return (family name, its text) for the wanted families that have samples."""
         blocks = []
         for family, samples in collected:
             if request.names is not None and request.names.isdisjoint((family.name, family.base)):
                 continue
-            lines = _lines(family, samples, self._lines.get(family, {}))
-            self._lines[family] = lines
+            lines = _lines(family, samples, self._lines.get(family.name, {}))
+            self._lines[family.name] = lines
             if lines:
                 text = "".join([line.text for line in lines.values()])
-                page = _header(family, openmetrics=request.openmetrics) + text
+                page = self._header(family, openmetrics=request.openmetrics) + text
                 blocks.append((family.name, page.encode()))
         return blocks
 
@@ -191,9 +200,7 @@ def format_number(value: float) -> str:
     return text
 
 
-@cache
 def _header(family: Family, *, openmetrics: bool) -> str:
-    """Return the lines before a family's samples; without the cache they took a fifth of a small page."""
     about = family.help.replace("\\", r"\\").replace("\n", r"\n")
     if not openmetrics:
         kind = "gauge" if family.kind == "info" else family.kind
@@ -211,6 +218,7 @@ class _OwnProcesses(Collector):
 
     def __init__(self, sampler_pid: Callable[[], int | None]) -> None:
         self._sampler_pid = sampler_pid
+        self._texts: dict[tuple[str, bool], tuple[list[PageSample], bytes]] = {}
         self._ours = (ProcessCollector(registry=None), PlatformCollector(registry=None))
         self._sampler = ProcessCollector(
             namespace="vramledger_sampler", pid=lambda: sampler_pid() or 0, registry=None
@@ -223,23 +231,39 @@ class _OwnProcesses(Collector):
             yield from self._sampler.collect()
 
     def render(self, request: ScrapeRequest) -> bytes:
-        wanted = _FilteredMetrics(sorted(self.collect(), key=lambda metric: metric.name), request.names)
-        if request.openmetrics:
-            page: bytes = generate_openmetrics(wanted)  # type: ignore[no-untyped-call]
-            return page.removesuffix(_EOF)
-        return generate_latest(wanted)
+        """Write them with prometheus_client's encoder, those that have changed since they were written."""
+        wanted = sorted(
+            (each for each in self.collect() if _is_wanted(each, request.names)), key=lambda each: each.name
+        )
+        return b"".join(self._text(metric, openmetrics=request.openmetrics) for metric in wanted)
+
+    def _text(self, metric: Metric, *, openmetrics: bool) -> bytes:
+        key = metric.name, openmetrics
+        samples, text = self._texts.get(key, ([], b""))
+        if not text or samples != metric.samples:
+            text = _write_metric(metric, openmetrics=openmetrics)
+            self._texts[key] = metric.samples, text
+        return text
 
 
-class _FilteredMetrics(Collector):
-    def __init__(self, found: Iterable[Metric], names: frozenset[str] | None) -> None:
-        self._found = [
-            metric
-            for metric in found
-            if names is None or metric.name in names or any(sample.name in names for sample in metric.samples)
-        ]
+def _is_wanted(metric: Metric, names: frozenset[str] | None) -> bool:
+    return names is None or metric.name in names or any(each.name in names for each in metric.samples)
+
+
+def _write_metric(metric: Metric, *, openmetrics: bool) -> bytes:
+    alone = _Metrics([metric])
+    if openmetrics:
+        page: bytes = generate_openmetrics(alone)  # type: ignore[no-untyped-call]
+        return page.removesuffix(_EOF)
+    return generate_latest(alone)
+
+
+class _Metrics(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        return self._found
+        return self._metrics
 
 
 # --- what the client requests --------------------------------------------------------------------

@@ -70,6 +70,9 @@ MANAGED_TIMEOUT = 0.05
 """Seconds for which a sample waits for mappings; a read takes below a millisecond, and a late one comes with
 the next sample."""
 
+EVENT_WAIT = 5.0
+"""Seconds for which the driver is asked to wait for an XID error; one that comes ends the wait at once."""
+
 REFRESH_DELAYS = (30.0, 300.0)
 """Seconds after its first facts at which a holder is read again: NVML lists it from its first context on, and
 we would miss what it loads later. It is read the second time only if no framework was found."""
@@ -201,17 +204,16 @@ class Sampler:
             threading.Thread(target=self._watch_events, name="vramledger-xid", daemon=True).start()
 
     def _watch_events(self) -> None:
-        # The thread pauses after a failure and waits after a success, each for less than a sampling period.
-        wait = min(1.0, self._config.interval) / 2
+        pause = min(1.0, self._config.interval) / 2
         while True:
             try:
-                self._events.extend(self._driver.wait_events(wait))
+                self._events.extend(self._driver.wait_events(EVENT_WAIT))
                 self._xid = self._driver.watches_events
             except DriverError as error:
                 self._xid = False
                 if error.reason == "driver-lost":
                     return  # the device threads get this error too and report it
-                time.sleep(wait)
+                time.sleep(pause)
 
     def sample(self) -> Reading:
         """Take one sample.

@@ -54,6 +54,8 @@ _OPEN_FAILURES: Final = {
     return_codes.GPU_NOT_FOUND: _NO_DEVICES,
 }
 _EVENTS_AT_ONCE: Final = 100
+_RETRY: Final = 0.5
+"""Seconds until errors are waited for again after a failure."""
 _LAST_CUDA: Final = 10**6
 
 
@@ -154,23 +156,28 @@ class Driver:
         ]
 
     def wait_events(self, timeout_seconds: float) -> list[XidEvent]:
-        """Wait for XID errors for at most ``seconds``; if no GPU reports them, it only pauses.
+        """Wait for XID errors for at most ``timeout_seconds``; if no GPU reports them, it only pauses.
+
+        After a failure it pauses for :data:`_RETRY` at most, because errors of that time are lost.
 
         Raises:
             DriverError: ``driver-lost``.
         """
+        pause = min(timeout_seconds, _RETRY)
         try:
             if self._event_uuids is None:
                 self._register_events()
             if self._event_uuids:
                 return self._collect_events(timeout_seconds)
+            if self._event_uuids is not None:
+                pause = timeout_seconds
         except DeviceLostError:
             self._event_uuids = None  # register again, without the lost GPU
         except pynvml.NVMLError as error:
             if error.value in DRIVER_GONE:
                 raise_if_gone(error)
             self._event_uuids = None
-        time.sleep(timeout_seconds)  # a call that failed immediately may do so for ever
+        time.sleep(pause)  # a call that failed immediately may do so for ever
         return []
 
     @property
