@@ -32,6 +32,9 @@ _FIRST_DRIVERS: Final = 97
 """The last metric that the first drivers with GPM know."""
 
 
+_NO_METRIC: Final = UNSUPPORTED | {INVALID_ARGUMENT}
+
+
 class _Metric(NamedTuple):
     """A metric of GPM: the figure that it becomes, and bytes a second instead of percent."""
 
@@ -84,6 +87,7 @@ class ActivityReader:
         self._before: Handle = None
         self._now: Handle = None
         self._request: Handle = None
+        self._asked: list[Handle] = []  # the request's rows, set once: attributes of pynvml are slow
         self._answer: tuple[float, dict[str, float]] | None = None
 
     @property
@@ -140,7 +144,7 @@ class ActivityReader:
         for name in ("_before", "_now"):
             if getattr(self, name) is None:
                 setattr(self, name, nvml.nvmlGpmSampleAlloc())
-        self._request = nvml.c_nvmlGpmMetricsGet_t()
+        self._request, self._asked = nvml.c_nvmlGpmMetricsGet_t(), []
         self._request.version = nvml.NVML_GPM_METRICS_GET_VERSION
 
     def _read_span(self, gpu: Handle) -> dict[str, float]:
@@ -158,13 +162,19 @@ class ActivityReader:
         self._before, self._now = self._now, self._before
         return figures
 
+    def _ask_for_metrics(self) -> None:
+        """Write the metrics into the request, if they are others than before."""
+        if len(self._asked) != len(self._metrics):
+            self._asked = [self._request.metrics[position] for position in range(len(self._metrics))]
+            self._request.numMetrics = len(self._asked)
+            for metric, number in zip(self._asked, self._metrics, strict=True):
+                metric.metricId = number
+
     def _compare_samples(self) -> dict[str, float]:
         nvml, request = self._nvml, self._request
         while True:
+            self._ask_for_metrics()
             request.sample1, request.sample2 = self._before, self._now
-            request.numMetrics = len(self._metrics)
-            for position, number in enumerate(self._metrics):
-                request.metrics[position].metricId = number
             try:
                 nvml.nvmlGpmMetricsGet(request)
                 break
@@ -175,13 +185,13 @@ class ActivityReader:
                 for number in newer:  # the driver is older than these metrics
                     del self._metrics[number]
         figures: dict[str, float] = {}
-        for position, number in enumerate(list(self._metrics)):
-            metric = request.metrics[position]
-            if metric.nvmlReturn == SUCCESS:
-                figure = self._metrics[number].figure
-                value = self._checked(metric.value, is_traffic=self._metrics[number].is_traffic)
+        for metric, number in zip(self._asked, list(self._metrics), strict=True):
+            status = metric.nvmlReturn
+            if status == SUCCESS:
+                figure, is_traffic = self._metrics[number]
+                value = self._checked(metric.value, is_traffic=is_traffic)
                 figures[figure] = max(value, figures.get(figure, 0.0))
-            elif metric.nvmlReturn in UNSUPPORTED | {INVALID_ARGUMENT}:
+            elif status in _NO_METRIC:
                 del self._metrics[number]
         if not figures:
             raise nvml.NVMLError(NOT_SUPPORTED)
