@@ -75,7 +75,6 @@ from vramledger.views.colours import GRAFANA
 NODE_MEMORY = "vramledger_node:memory_bytes:sum"
 WHOLE_GPU = 'uuid!~"MIG-.*"'
 HELD = 'state!~"free|driver_reserved|operating_system|unattributed"'
-USED = 'state!~"free|driver_reserved"'
 
 
 def reachable_gpus() -> Panel:
@@ -278,7 +277,7 @@ def full_but_unused() -> Panel:
         columns=[
             NODE_COLUMN,
             GPU_COLUMN,
-            Column("Value #A", "Memory used", SHARE, bar=True),
+            Column("Value #A", "Memory used", SHARE, bar=True, width=130),
             Column("Value #B", "Utilisation", SHARE, width=108),
             Column("Value #C", "Wasted", BYTES, width=90),
         ],
@@ -288,8 +287,6 @@ def full_but_unused() -> Panel:
 
 def capacity_by_model() -> Panel:
     memory = selector(NODE_MEMORY)
-    held = f"sum by (name) ({selector(NODE_MEMORY, USED)})"
-    beyond = f"sum by (name) ({selector('vramledger_node:memory_beyond_need_bytes:sum')})"
     name = f"max by ({NODE_LABELS}, uuid, name) ({selector('vramledger_device_info')})"
     up = selector("vramledger_device_up", WHOLE_GPU)
     # A GPU that is down says no name; it had one before, unless it was down for all of the time range.
@@ -299,7 +296,10 @@ def capacity_by_model() -> Panel:
     of_gpus = f"({known} and on ({NODE_LABELS}, uuid) {up} or {unnamed})"
     free = f"{selector('vramledger_device:memory_free_bytes:last')} >= $size * 2^30"
     room = f"count by (name) ({name} and on ({NODE_LABELS}, uuid) ({free}))"
-    usual = "quantile_over_time(0.95, ({})[$__range:$__interval])"
+    used, needed = (
+        f"quantile_over_time(0.95, (sum by (name) ({selector(recorded)}))[$__range:$__interval])"
+        for recorded in ("vramledger_node:memory_used_bytes:sum", "vramledger_node:memory_needed_bytes:sum")
+    )
     return table(
         "Capacity by GPU model",
         "Whole GPUs, which add up to *GPUs* above, and MIG instances; all memory of those that answer, what "
@@ -307,8 +307,8 @@ def capacity_by_model() -> Panel:
         "a job of the chosen size would find its memory free now.",
         Query(f"sum by (name) ({memory})"),
         Query(f"count by (name) ({of_gpus})"),
-        Query(usual.format(held)),
-        Query(usual.format(f"{held} - ({beyond} or 0 * {held})")),
+        Query(used),
+        Query(needed),
         Query(f"{room} or 0 * count by (name) ({name})"),
         Query(f"count by (name) ({name} unless on ({NODE_LABELS}, uuid) {up})"),
         columns=[

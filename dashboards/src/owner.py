@@ -64,7 +64,6 @@ HOLDS_NOTHING = "holds nothing, or no data"
 CHOSEN = (CHOSEN_OWNER, CHOSEN_TEAM)
 NO_WASTE = f"0 * sum({gibibyte_hours(MEAN_HELD, *CHOSEN)})"
 """0 where the owners held memory: an owner has a figure of waste only after it has wasted some."""
-_WEEKS_BACK = tuple(f" offset {weeks}w" for weeks in (1, 2, 3))
 
 
 def chosen_holdings() -> str:
@@ -189,7 +188,7 @@ def could_be_freed() -> Panel:
 
 def trend() -> Panel:
     by_owner = "sum by (owner_type, owner) ({})"
-    weeks = [weekly_gibibyte_hours(MEAN_WASTED, *CHOSEN, back=back) for back in ("", *_WEEKS_BACK)]
+    weeks = [weekly_gibibyte_hours(MEAN_WASTED, *CHOSEN, weeks=back) for back in range(4)]
     return table(
         "Wasted, week by week",
         "GiB-hours that the ten worst of the owners wasted within the last 7 days, and within each of the "
@@ -201,10 +200,10 @@ def trend() -> Panel:
         columns=[
             OWNER_COLUMN,
             OWNER_TYPE_COLUMN,
-            Column("Value #D", "3 weeks ago", GIB_HOURS),
-            Column("Value #C", "2 weeks ago", GIB_HOURS),
-            Column("Value #B", "Last week", GIB_HOURS),
             Column("Value #A", "These 7 days", GIB_HOURS),
+            Column("Value #B", "Last week", GIB_HOURS),
+            Column("Value #C", "2 weeks ago", GIB_HOURS),
+            Column("Value #D", "3 weeks ago", GIB_HOURS),
         ],
         sort="Value #A", rows_of="Value #A", width=21, height=7,
     )  # fmt: skip

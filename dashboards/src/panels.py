@@ -490,8 +490,13 @@ def _colour_overrides(colours: Mapping[str, str], *, areas: bool = False) -> lis
 def _column_override(column: Column) -> Json:
     # Without a unit of its own, a label of digits such as a pid is drawn as a number: 1.41 K.
     properties: Json = {"displayName": column.title, "unit": column.unit or TEXT}
+    if not column.field.startswith("Value"):
+        # Else Grafana draws filters over a label: a click on one, instead of the link, filters every query of
+        # the page by a label that few have, and the page is empty.
+        properties["filterable"] = False
     if column.link:
         properties["links"] = [column.link]
+        properties["noValue"] = ""  # a dash would be a link that leads nowhere
     if column.mappings:
         properties["mappings"] = [*column.mappings]
         properties["custom.cellOptions"] = {"type": "color-text"}

@@ -164,6 +164,7 @@ def state_codes(*matchers: str) -> str:
 
 MEAN_HELD, MEAN_WASTED = "vramledger_owner:memory_bytes:rate4m", "vramledger_owner:memory_wasted_bytes:rate4m"
 """The recorded means of what owners held and wasted, of which all GiB-hours are sums."""
+_DAY = 86_400
 _USAGE_INTERVAL = 240
 """Seconds between two values of the recorded ``rate4m``, each a mean over that time."""
 
@@ -173,19 +174,25 @@ def mean_over_time(metric: str, *matchers: str) -> str:
     return f"{selector(metric, *matchers)} offset -{_USAGE_INTERVAL}s"
 
 
-def byte_seconds(metric: str, *matchers: str) -> str:
+def byte_seconds(metric: str, *matchers: str, days: int = 0, back: int = 0) -> str:
     """Return what a recorded mean amounts to within the time range: the mean times seconds.
+
+    With ``days``, within so many days instead, which ended ``back`` days before the end of the time range.
 
     A sum of the means that were recorded within the range. The first of them is also of some time before
     the range, and of the newest seconds none is recorded yet; so the one is taken off, and the other added
     as if the newest mean went on. These are series of their own, to be summed.
     """
-    means = selector(metric, *matchers)
-    since = f"(time() - timestamp({means})) * {means}"
-    before = f"{means} offset $__range"
-    too_early = f"(time() - $__range_s - timestamp({before})) * ({before})"
+    series = selector(metric, *matchers)
+    span, seconds = (f"{days}d", str(days * _DAY)) if days else ("$__range", "$__range_s")
+    means = f"{series} offset {back}d" if back else series
+    end = f"time() - {back * _DAY}" if back else "time()"
+    since = f"({end} - timestamp({means})) * ({means})"
+    before = f"{series} offset {days + back}d" if days else f"{series} offset {span}"
+    too_early = f"({end} - {seconds} - timestamp({before})) * ({before})"
+    recorded = f"{series}[{span}] offset {back}d" if back else f"{series}[{span}]"
     parts = {
-        "recorded": f"sum_over_time({means}[$__range]) * {_USAGE_INTERVAL}",
+        "recorded": f"sum_over_time({recorded}) * {_USAGE_INTERVAL}",
         "newest": since,
         "before": f"-{too_early}",
     }
@@ -201,9 +208,9 @@ def gibibyte_hours(metric: str, *matchers: str) -> str:
     return f"{byte_seconds(metric, *matchers)} / 3600 / 2^30"
 
 
-def weekly_gibibyte_hours(metric: str, *matchers: str, back: str = "") -> str:
-    """Return GiB-hours within 7 days from a recorded mean of bytes; ``back`` is an offset."""
-    return f"sum_over_time({selector(metric, *matchers)}[7d]{back}) * {_USAGE_INTERVAL} / 3600 / 2^30"
+def weekly_gibibyte_hours(metric: str, *matchers: str, weeks: int = 0) -> str:
+    """Return GiB-hours within the 7 days that ended so many weeks ago, as :func:`gibibyte_hours` counts."""
+    return f"{byte_seconds(metric, *matchers, days=7, back=7 * weeks)} / 3600 / 2^30"
 
 
 def gpu_hours_wasted(*matchers: str) -> str:

@@ -241,6 +241,19 @@ def test_wasted_gibibyte_hours_are_those_of_the_simulation(engine: Engine) -> No
         assert float(shown[0]["value"][1]) == pytest.approx(float(true["value"][1]), rel=0.005)
 
 
+def test_a_week_has_the_gibibyte_hours_of_a_range_of_a_week(engine: Engine) -> None:
+    """Owner says the same of 7 days in its figure and in its table, which says so a week later too."""
+    week = 7 * 24 * 60
+    figure = _over(_expr("vramledger-owner", "Wasted in time range"), week, instance="hoarder")
+    (shown,) = ask(engine, figure, instant=True, span=SPAN)
+    for ref, weeks in (("A", 0), ("B", 1), ("D", 3)):
+        expr = _over(_expr("vramledger-owner", "Wasted, week by week", ref), 60, instance="hoarder")
+        rows = ask(engine, expr, instant=True, span=SPAN, ahead=60.0 * weeks * week)
+
+        said = sum(float(row["value"][1]) for row in rows)
+        assert said == pytest.approx(float(shown["value"][1]), rel=1e-6) and said > 0, ref
+
+
 def test_hours_and_cost_are_those_of_the_simulation(samples: Samples, engine: Engine) -> None:
     """GiB-hours by state, hours of whole GPUs and their cost are what the exporters counted in each range."""
     chosen = {"instance": "hoarder|stopped|zombie|orphan"}

@@ -91,6 +91,24 @@ def test_an_empty_cell_has_no_sentence(uid: str) -> None:
 
 
 @EACH
+def test_nothing_lies_over_a_link(uid: str) -> None:
+    """No label of a table is filtered by a click: Grafana would draw that over the link in the same cell."""
+    for panel in of_type(uid, "table"):
+        for field, column in properties(panel).items():
+            if not field.startswith("Value"):
+                assert column.get("filterable") is False, f"{panel['title']}: {field}"
+
+
+@EACH
+def test_no_link_leads_nowhere(uid: str) -> None:
+    """A column of links shows nothing where it has no value: a dash would be a link."""
+    for panel in of_type(uid, "table"):
+        for field, column in properties(panel).items():
+            if column.get("links"):
+                assert column.get("noValue") == "", f"{panel['title']}: {field}"
+
+
+@EACH
 def test_only_stacks_are_filled(uid: str) -> None:
     """Lines that are not stacked have no fill: twenty of them become mud."""
     for panel in of_type(uid, "timeseries"):
