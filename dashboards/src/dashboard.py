@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from dashboards.src.panels import SOURCE, Json, Panel
+from dashboards.src.panels import COLUMNS_OF_THE_PAGE, SOURCE, Json, Panel
 from dashboards.src.queries import CHOSEN_TEAM, NODE_LABELS, TARGET_MATCHERS, selector
 
 THRESHOLDS = Path(__file__).parents[2] / "alerts" / "thresholds.yml"
@@ -18,7 +18,6 @@ THRESHOLDS = Path(__file__).parents[2] / "alerts" / "thresholds.yml"
 SCHEMA = 42
 """Grafana 10 to 13 load it as it is, or migrate it; they refuse files of the next schema."""
 TAG = "vramledger"
-COLUMNS = 24
 
 PREFIX = "vramledger-"
 FLEET, NODE, DEVICE, OWNER, PROCESS, FRAMEWORK, EXPORTER = (
@@ -308,13 +307,13 @@ def _positioned_panels(rows: Sequence[Row], *, one_node: bool) -> Iterator[Json]
         number += 1
         header: Json = {
             "type": "row", "id": number, "title": row.title, "collapsed": row.collapsed,
-            "gridPos": {"h": 1, "w": COLUMNS, "x": 0, "y": y}, "panels": [],
+            "gridPos": {"h": 1, "w": COLUMNS_OF_THE_PAGE, "x": 0, "y": y}, "panels": [],
         }  # fmt: skip
         y += 1
         x = height = 0
         placed = []
         for panel in row.panels:
-            if x + panel.width > COLUMNS:
+            if x + panel.width > COLUMNS_OF_THE_PAGE:
                 x, y, height = 0, y + height, 0
             number += 1
             place = {"h": panel.height, "w": panel.width, "x": x, "y": y}

@@ -190,7 +190,7 @@ def unowned_and_unknown() -> Panel:
         "table is empty if there is none.",
         Query(f"topk(50, sum by ({by}) ({with_step(listed)} or {unattributed}))"),
         columns=[
-            Column("state", "State", mappings=[PART_NAMES], width=100),
+            Column("state", "State", mappings=[PART_NAMES], width=110),
             Column("Value", "Holds", BYTES, bar=True),
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
@@ -315,7 +315,7 @@ def capacity_by_model() -> Panel:
             Column("name", "Model", link=link_to_model()),
             Column("Value #B", "GPUs", COUNT, width=60),
             Column("Value #F", "MIG instances", COUNT, width=92),
-            Column("Value #A", "Memory", BYTES, width=90),
+            Column("Value #A", "Memory", BYTES, width=100),
             Column("Value #C", "Used, 95th percentile", BYTES, width=100),
             Column("Value #D", "Needed, 95th percentile", BYTES, width=100),
             Column("Value #E", "Room for $size GiB", COUNT, width=80),

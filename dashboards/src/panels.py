@@ -53,6 +53,8 @@ _SMALL = 5
 """Columns in which two figures of the usual size are broken into lines."""
 COUNT_TITLE = "Count"
 """The title of the figure beside a table: a longer one is cut off."""
+COLUMNS_OF_THE_PAGE = 24
+"""The width of a page, in columns of the grid."""
 POINTS_PER_COLUMN = 30
 """Points of a graph for each column of the grid: one for two pixels of a page of 1440."""
 POINTS_OF_A_TABLE = 300
@@ -84,6 +86,7 @@ class Column:
         link: where a click leads, see ``dashboard.py``.
         mappings: words and colours for its values.
         width: pixels; None lets Grafana choose.
+        least: pixels that a column without a width has at least, also on a phone.
         bar: drawn as a bar behind the figure.
         hidden: not shown; only links need it.
     """
@@ -94,6 +97,7 @@ class Column:
     link: Json | None = None
     mappings: Sequence[Json] = ()
     width: int | None = None
+    least: int | None = None
     bar: bool = False
     hidden: bool = False
 
@@ -267,7 +271,7 @@ def time_series(
         ]
     legend = (
         {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull", "max"], "sortBy": "Last *",
-         "sortDesc": True, "width": 420}
+         "sortDesc": True, "width": 420 if width < COLUMNS_OF_THE_PAGE else 540}
         if named
         else {"displayMode": "list", "placement": "bottom", "calcs": []}
     )  # fmt: skip
@@ -503,6 +507,8 @@ def _column_override(column: Column) -> Json:
         properties["custom.align"] = "left"
     if column.width:
         properties["custom.width"] = column.width
+    elif column.least:
+        properties["custom.minWidth"] = column.least
     if column.bar:
         properties["custom.cellOptions"] = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
         properties["color"] = {"mode": "fixed", "fixedColor": GRAFANA["idle"]}

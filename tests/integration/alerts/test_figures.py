@@ -99,6 +99,8 @@ def test_uncharged_memory_is_held_everywhere_and_once(tmp_path: Path) -> None:
         'vramledger_process:demand_bytes:min3m{pid="3"}': 1 * GIB,
         # Of its 20 GiB it needs 4 - 0.5 of its framework and 10.5 outside the pool of 9.5.
         "vramledger_node:memory_beyond_need_bytes:sum": 6 * GIB,
+        "vramledger_node:memory_used_bytes:sum - vramledger_node:memory_needed_bytes:sum": 6 * GIB,
+        "vramledger_node:memory_used_bytes:sum": 22 * GIB,
         'vramledger_process:hoarding_factor:ratio{pid="2"}': 20 / 14,
         # Managed memory gives way, so an allocation can get it; it is not free.
         "vramledger_device:memory_free_bytes:last": 78 * GIB,
