@@ -60,7 +60,7 @@ def test_trains_the_same(place: Path) -> None:
 
 
 def test_to_name_lines_it_imports_nothing(place: Path) -> None:
-    """For a snapshot of ours PyTorch names the lines of a stack without the import that it would do for it."""
+    """PyTorch names the lines of a stack for us without the import that it would do for that."""
     out = run(place, """
         import sys, threading, torch
         from vramledger.agent.torch.snapshots import take_without_import

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,10 @@ def usable_bytes(failure: AllocationFailure) -> int | None:
     if failure.reserved is None:
         return None
     return failure.reserved + max(0, min(failure.free, failure.capacity - failure.reserved))
+
+
+SAME_SHARE = 0.01
+"""Bytes are the same if they differ by no more than this share."""
 
 
 class PartPeak(NamedTuple):
@@ -53,34 +58,54 @@ def fitting_batch(steps: Sequence[Step], failed: int, usable: int) -> int | None
     """Return the largest batch that fits by the slope of the last steps; None where they do not show it.
 
     Each part of a step has a slope of its own: a small batch has its peak in the optimizer, which needs the
-    same for any batch, and a large one in the backward pass. With batches of different sizes the slope is the
-    one of the line through a part's peaks. With one size it is the activations at the peak, for each element
-    of the batch; at an optimizer's peak these do not follow the batch.
+    same for any batch, and a large one in the backward pass. Within a part the peak moves too: a small batch
+    has that of its backward pass at the end, beside all gradients, and a large one at the beginning. So only
+    steps with the same bytes beside the activations are on one line. Where they had several sizes, the slope
+    is that of the line of least squares. With one size it is the activations at the peak, for each element of
+    the batch; at an optimizer's peak these do not follow the batch.
     """
-    several = len({step.batch for step in steps}) > 1
+    fits = []
     if all(step.parts for step in steps):
-        names = {name for step in steps for name in step.parts if several or name != OPTIMIZER}
-        series = [[(step.batch, step.parts[name]) for step in steps if name in step.parts] for name in names]
+        for name in {name for step in steps for name in step.parts}:
+            peaks = _beside_the_same([(step.batch, step.parts[name]) for step in steps if name in step.parts])
+            if name != OPTIMIZER or _has_several_sizes(peaks):
+                fits.append(_fits(peaks, usable))
     else:
-        series = [[(step.batch, PartPeak(step.peak, 0)) for step in steps]] if several else []
-    fits = [_fits(one, usable) for one in series]
-    found = [size for size in fits if size is not None]
-    if not found:
-        return None
-    fitting = min(found)
+        peaks = [(step.batch, PartPeak(step.peak, 0)) for step in steps]
+        if _has_several_sizes(peaks):
+            fits.append(_fits(peaks, usable))
+    fitting = min((size for size in fits if size is not None), default=0)
     return fitting if 1 <= fitting < failed else None
 
 
-def _fits(peaks: Sequence[tuple[int, PartPeak]], usable: int) -> int | None:
+Peaks = Sequence[tuple[int, PartPeak]]
+"""Batches, each with a part's peak."""
+
+
+def _has_several_sizes(peaks: Peaks) -> bool:
+    return len({batch for batch, _ in peaks}) > 1
+
+
+def _beside_the_same(peaks: Peaks) -> Peaks:
+    """Return the peaks that have the same bytes beside the activations as that of the largest batch."""
+    _, largest = max(peaks, key=lambda one: (one[0], one[1].bytes))
+    others = largest.bytes - largest.activations
+    return [
+        (batch, peak)
+        for batch, peak in peaks
+        if math.isclose(peak.bytes - peak.activations, others, rel_tol=SAME_SHARE)
+    ]
+
+
+def _fits(peaks: Peaks, usable: int) -> int | None:
     """Return the largest batch that fits by one part's peaks; None where they do not rise with the batch."""
-    several = len({batch for batch, _ in peaks}) > 1
-    base, slope = _line_through(peaks) if several else _line_of_one(peaks)
+    base, slope = _line_through(peaks) if _has_several_sizes(peaks) else _line_of_one(peaks)
     if slope <= 0 or base < 0:
         return None
     return int((MAX_FILL * usable - base) / slope)
 
 
-def _line_through(peaks: Sequence[tuple[int, PartPeak]]) -> tuple[float, float]:
+def _line_through(peaks: Peaks) -> tuple[float, float]:
     """Return where the line of least squares begins, and its slope."""
     mean = sum(batch for batch, _ in peaks) / len(peaks)
     mean_peak = sum(peak.bytes for _, peak in peaks) / len(peaks)
@@ -89,6 +114,6 @@ def _line_through(peaks: Sequence[tuple[int, PartPeak]]) -> tuple[float, float]:
     return mean_peak - slope * mean, slope
 
 
-def _line_of_one(peaks: Sequence[tuple[int, PartPeak]]) -> tuple[float, float]:
+def _line_of_one(peaks: Peaks) -> tuple[float, float]:
     batch, peak = max(peaks, key=lambda one: one[1].bytes)
     return float(peak.bytes - peak.activations), peak.activations / batch
