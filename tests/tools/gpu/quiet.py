@@ -25,7 +25,10 @@ PARTS: tuple[tuple[tuple[str, int, tuple[str, ...]], ...], ...] = (
         ("flight", 90, ("tests.tools.gpu.flight",)),
         ("pluggable", 80, ("tests.tools.gpu.pluggable", "--seconds", "30")),
     ),
-    (("agent", 110, ("tests.tools.gpu.agent", "--only", "verdicts", "--only", "lock", "--only", "hook")),),
+    (("imports", 60, ("tests.tools.gpu.imports",)),),
+    (("late", 80, ("tests.tools.gpu.agent", *"--only verdicts --case late-leak --case early".split())),),
+    (("lock", 40, ("tests.tools.gpu.agent", *"--only lock --only hook".split())),),
+    (("verdicts", 120, ("tests.tools.gpu.agent", "--only", "verdicts")),),
 )
 """Parts that run after each other; each has tools that run side by side: name, seconds, command."""
 
