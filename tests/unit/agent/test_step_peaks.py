@@ -98,7 +98,7 @@ def test_each_part_has_its_peak() -> None:
 
 
 def test_a_workspace_of_the_backward_pass_is_no_gradient() -> None:
-    """What the first backward pass took for good, and no optimizer knows, is never called a gradient."""
+    """What the first backward pass took and keeps, and no optimizer knows, is never called a gradient."""
     program = Program()
     program.heap.allocate(32 * MIB, IN_BACKWARD)  # as cuBLAS does on the thread of the backward pass
     program.step(10)
