@@ -216,7 +216,7 @@ def _categorise(
     and still lived when the optimizer began. An optimizer's state outlives the step that made it. A parameter
     was made by a module, before any step.
 
-    Where the optimizers' gradients are known, what lives at the end and is none of them does not count as one:
+    Where the optimizers' gradients are known, what lives at the end and is none of them does not count:
     cuBLAS takes a workspace in the first backward pass and keeps it (32 MiB on an H200).
     """
     ended = [mark.ended for mark in marks]
