@@ -45,6 +45,9 @@ INTEGER_PER_SM = 0.08
 an H100: a collective that waits 0.008, a thread that only reads a clock 0.05; but a thread that computes with
 integers 0.11, a block of such threads 0.93."""
 
+TURNS_INTEGER_PER_SM = 0.015
+"""The same where several programs run in turns, of which one may compute: four that waited used 0.009."""
+
 PCIE = ("pcie_transmit", "pcie_receive")
 NVLINK = ("nvlink_transmit", "nvlink_receive")
 """What a collective moves goes over NVLink, where there is one."""
@@ -52,9 +55,9 @@ NVLINK = ("nvlink_transmit", "nvlink_receive")
 LINK_RATE = 4.0 * 2**20
 """Bytes a second below which a link counts as unused: reading the driver moves up to 1 MiB/s."""
 
-TURNS_MEMORY_SHARE = 0.01
-TURNS_LINK_RATE = 256.0 * 2**20
-"""The same of memory and PCIe where several programs run in turns: about four times what was measured."""
+TURNS_MEMORY_SHARE = 0.005
+TURNS_LINK_RATE = 128.0 * 2**20
+"""The same of memory and PCIe where several programs run in turns: about twice what was measured."""
 
 LONGEST_MOVEMENT = 10.0
 """Seconds for which something may be moved without a break."""
@@ -65,7 +68,7 @@ MOVEMENT_SHARE = 0.05
 LEAST_TURN = 0.05
 """The share of a device's time from which a process counts as one of those that it runs in turns."""
 
-NEEDED = frozenset({"tensor", "fp32", "dram", "integer", "sm"})
+NEEDED = frozenset({*PIPES, *PCIE, "dram", "integer", "sm"})
 """Without one of these figures nothing is said."""
 
 
@@ -113,7 +116,7 @@ class BusyWithoutWorkWatch:
         span = self._spans.get(device.uuid)
         if span is not None and (sample.after_gap or now - span.updated > sample.longest_gap):
             span = None
-        if device.activity is not None and _computes_nothing(device, device.activity):
+        if device.activity is not None and _computes_nothing(device, device.activity, in_turns=in_turns):
             if not _moves(device.activity, in_turns=in_turns):
                 begun = _Span(now, sample.time, now, now) if span is None else span
                 span = begun._replace(updated=now, waited=now)
@@ -148,14 +151,15 @@ def who_keeps_busy(shares: Mapping[int, float]) -> frozenset[int]:
     return frozenset(pid for pid, share in shares.items() if share >= least)
 
 
-def _computes_nothing(device: DeviceReading, activity: Mapping[str, float]) -> bool:
+def _computes_nothing(device: DeviceReading, activity: Mapping[str, float], *, in_turns: bool) -> bool:
     """Tell whether a kernel runs all the time, and neither computes nor sends anything over NVLink."""
     if not activity.keys() >= NEEDED:
         return False
     busy = (device.utilization or {}).get("gpu", activity.get("graphics", 0.0))
+    integer_per_sm = TURNS_INTEGER_PER_SM if in_turns else INTEGER_PER_SM
     return (
         busy >= BUSY
-        and activity["integer"] <= min(INTEGER_SHARE, INTEGER_PER_SM * activity["sm"])
+        and activity["integer"] <= min(INTEGER_SHARE, integer_per_sm * activity["sm"])
         and activity.get("video", 0.0) == 0
         and all(activity.get(pipe, 0.0) <= PIPE_SHARE for pipe in PIPES)
         and all(activity.get(link, 0.0) <= LINK_RATE for link in NVLINK)

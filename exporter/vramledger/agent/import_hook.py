@@ -102,17 +102,19 @@ class RefusedImport:
     def __init__(self, module: str) -> None:
         self._module = module
         self._hook = _hook
+        self._before: str | None = None
 
     def __enter__(self) -> bool:
         """Refuse the import from now on; False if the program has taken the hook away."""
         if self._hook is None or self._hook not in sys.meta_path:
             return False
+        self._before = self._hook.refused.get(get_ident())
         self._hook.refused[get_ident()] = self._module
         return True
 
     def __exit__(self, *_: object) -> None:
-        """Allow it again."""
-        if self._hook is not None:
+        """Allow it again, unless it was refused before."""
+        if self._hook is not None and self._before is None:
             self._hook.refused.pop(get_ident(), None)
 
 

@@ -44,7 +44,7 @@ class AgentConnection:
         report_time: when its newest report came.
         received: the time of the newest report in Unix time.
         report: the newest report.
-        frameworks: that part of the newest report's message, which mostly comes again unchanged.
+        frameworks: a digest of that part of the newest report's message, which mostly comes again unchanged.
         overfull: whether more messages waited at the last reading than are read at once.
         passed_on: whether an agent has got this connection, to answer a request.
     """
@@ -55,7 +55,7 @@ class AgentConnection:
     report_time: float | None = None
     received: float | None = None
     report: AgentReport | None = None
-    frameworks: object = None
+    frameworks: int | None = None
     overfull: bool = False
     passed_on: bool = False
     bucket: TokenBucket = field(init=False)

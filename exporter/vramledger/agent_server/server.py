@@ -32,6 +32,7 @@ from vramledger.model.agent_report import (
     Agent,
     AgentSocket,
     RefusedError,
+    frameworks_digest,
     locate_rank,
     parse,
     read_report,
@@ -46,7 +47,7 @@ MAX_CONNECTIONS_PER_USER = 64
 _DESCRIPTORS_SHARE = 8
 """Agents get one connection for so many descriptors that we may have; a connection takes two."""
 
-MAX_REPORT_BYTES = 2 * 2**20
+MAX_REPORT_BYTES = 4 * 2**20
 """The maximum size of all reports that are kept, as they were sent. In memory they take about eight times as
 much, since what was read from a report is kept beside it; those of 512 holders are 0.5 MiB."""
 
@@ -424,9 +425,11 @@ class AgentServer:
         if "ask" in content:
             self._answer_request(connection, content, now)
             return
-        report = read_report(content, connection.frameworks, connection.report)
+        frameworks = frameworks_digest(content)
+        same = frameworks is not None and frameworks == connection.frameworks
+        report = read_report(content, connection.report if same else None)
         connection.report = locate_rank(report, self._node)
-        connection.frameworks = content.get("frameworks")
+        connection.frameworks = frameworks
         connection.report_time, connection.received = now, time.time()
         self._report_bytes[connection] = len(message.data)
         earlier = self._agent_connections.get(connection.peer.pid)

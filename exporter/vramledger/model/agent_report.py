@@ -8,6 +8,7 @@ agent can report more. What is absent or null is not known.
 from __future__ import annotations
 
 import json
+import marshal
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -207,15 +208,13 @@ def parse(data: bytes) -> dict[str, Any]:
     return message
 
 
-def read_report(
-    message: Mapping[str, Any], known: object = None, before: AgentReport | None = None
-) -> AgentReport:
+def read_report(message: Mapping[str, Any], same_frameworks: AgentReport | None = None) -> AgentReport:
     """Read a report out of a message.
 
     Args:
         message: the message.
-        known: what the message before it had about frameworks; if it is the same, it is not read again.
-        before: the report that was read from that message.
+        same_frameworks: a report that was read from a message with the same frameworks; they are not read
+            again.
 
     Raises:
         RefusedError: something in it is not what it must be.
@@ -224,10 +223,7 @@ def read_report(
     interval = _number(message, "interval")
     if sequence is None or interval is None or not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
         _bad("sequence and interval are missing")
-    if before is not None and message.get("frameworks") == known:
-        frameworks = before.frameworks
-    else:
-        frameworks = _frameworks(message)
+    frameworks = _frameworks(message) if same_frameworks is None else same_frameworks.frameworks
     return AgentReport(
         sequence=sequence,
         interval=interval,
@@ -243,6 +239,18 @@ def read_report(
         last_oom=_last_oom(message),
         rank=_rank(message),
     )
+
+
+def frameworks_digest(message: Mapping[str, Any]) -> int | None:
+    """Return a number for what a message says of frameworks; None where it is nested too deep.
+
+    It is kept instead of that part of the message, which can take twenty times as much memory as its text.
+    """
+    try:
+        # Version 2: later ones write equal values differently.
+        return hash(marshal.dumps(message.get("frameworks"), 2))
+    except ValueError:
+        return None
 
 
 def _frameworks(message: Mapping[str, Any]) -> tuple[FrameworkReport, ...]:

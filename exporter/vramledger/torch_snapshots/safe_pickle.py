@@ -44,11 +44,13 @@ def load_plain(path: Path, *, largest: int = LARGEST) -> object:
     """
     try:
         with path.open("rb") as file:
-            packed = file.read(len(_GZIP)) == _GZIP
-            file.seek(0)
+            packed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP  # it may be a pipe
             content = (gzip.GzipFile(fileobj=file) if packed else file).read(largest + 1)
     except (OSError, EOFError, zlib.error) as error:
         message = f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+        raise SnapshotError(message) from error
+    except MemoryError as error:
+        message = f"{path} is larger than its end says; it is broken or hostile"
         raise SnapshotError(message) from error
     if len(content) > largest:
         message = f"{path} is larger than {largest // 2**20} MiB; record a shorter time or fewer events"
@@ -70,11 +72,13 @@ def load_plain(path: Path, *, largest: int = LARGEST) -> object:
 
 
 def unpacked_size(path: Path) -> int:
-    """Return the bytes of a file, of a file of gzip what its last four bytes say of its content.
+    """Return the bytes of a file, of one of gzip what its last four bytes say of its content; 0 for a pipe.
 
     Raises:
         OSError: it cannot be read.
     """
+    if not path.is_file():
+        return 0
     with path.open("rb") as file:
         packed = file.read(len(_GZIP)) == _GZIP
         size = file.seek(0, io.SEEK_END)

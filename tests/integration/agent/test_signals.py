@@ -23,8 +23,8 @@ raised = arrived = dropped = 0
 def note(unraisable):
     "Count what Python itself drops in an import: exceptions in the callback of a weak reference."
     global dropped
-    module = getattr(unraisable.object, "__module__", None)
-    if unraisable.exc_type is Alarm and module in {"importlib._bootstrap", "_frozen_importlib"}:
+    begun = unraisable.exc_traceback and unraisable.exc_traceback.tb_frame.f_code.co_filename
+    if unraisable.exc_type is Alarm and begun == "<frozen importlib._bootstrap>":
         dropped += 1
     else:
         sys.__unraisablehook__(unraisable)

@@ -212,6 +212,25 @@ IN_TURNS = active(dram=0.002135, pcie_transmit=2.14e7, pcie_receive=6.08e7)
 """The ranks of four jobs wait on one H100, which runs them in turns."""
 
 
+def test_one_that_computes_in_turns_with_one_that_waits() -> None:
+    """A block of threads that computes with integers on one SM for a quarter of the time is work."""
+    shares = {"sm": 0.75 * 0.18 + 0.25 / 132, "integer": 0.75 * 0.18 * 0.008 + 0.25 / 132 * 0.93}
+    watched = Watched()
+
+    assert {watched.after(5, active(**shares), in_turns=True) for _ in range(50)} == {None}
+
+
+@pytest.mark.parametrize("name", ["fp64", "fp16", "pcie_receive", "integer", "dram", "sm"])
+def test_a_figure_that_is_missing_says_nothing(name: str) -> None:
+    """A device of which a figure cannot be read is never called busy without work."""
+    device = active()
+    assert device.activity is not None
+    less = replace(device, activity={key: value for key, value in device.activity.items() if key != name})
+    watched = Watched()
+
+    assert {watched.after(5, less) for _ in range(50)} == {None}
+
+
 @pytest.mark.parametrize(("in_turns", "said"), [(True, WAITS_AFTER + 5), (False, None)])
 def test_turns_move_something(in_turns: bool, said: float | None) -> None:
     """What turns move counts as nothing where several processes keep a device busy, else as work."""

@@ -56,3 +56,12 @@ def test_peaks_without_parts_show_a_slope_only_with_several_sizes() -> None:
     assert fitting_batch([small, large], 100, 10_000) == 88
     assert fitting_batch([small, small], 100, 10_000) is None
     assert fitting_batch([], 100, 10_000) is None
+
+
+def test_a_part_that_rises_faster_than_the_batch_still_counts() -> None:
+    """Where a line through a part's peaks begins below 0, the largest batch says what fits."""
+    one = step(4, (2100, 2000), (3900, 3800), (100, 10))
+    other = step(8, (4100, 4000), (8100, 8000), (100, 10))
+
+    assert fitting_batch([one, other], 32, 16_000) == int((0.98 * 16_000 - 100) / 1000)
+    assert fitting_batch([Step(4, 3900, {}), Step(8, 8100, {})], 32, 16_000) is None

@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import struct
+import threading
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,15 @@ def test_a_packed_file_is_read_and_bounded(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(SnapshotError, match="cannot read"):
         load_plain(file)
+
+
+def test_a_pipe_is_read(tmp_path: Path) -> None:
+    """A pipe has no size and no way back: it is read once, packed or not."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for content in (pickle.dumps([1, 2]), gzip.compress(pickle.dumps([1, 2]))):
+        assert unpacked_size(pipe) == 0
+        writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+        writer.start()
+        assert load_plain(pipe) == [1, 2]
+        writer.join()

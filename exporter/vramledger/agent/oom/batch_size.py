@@ -98,9 +98,16 @@ def _beside_the_same(peaks: Peaks) -> Peaks:
 
 
 def _fits(peaks: Peaks, usable: int) -> int | None:
-    """Return the largest batch that fits by one part's peaks; None where they do not rise with the batch."""
+    """Return the largest batch that fits by one part's peaks; None where they do not rise with the batch.
+
+    It is 0 where they rise in a way that says of no batch that it fits.
+    """
     base, slope = _line_through(peaks) if _has_several_sizes(peaks) else _line_of_one(peaks)
-    if slope <= 0 or base < 0:
+    if slope > 0 and base < 0:  # they rise faster than the batch
+        base, slope = _line_of_one(peaks)
+        if slope <= 0:
+            return 0
+    if slope <= 0:
         return None
     return int((MAX_FILL * usable - base) / slope)
 
