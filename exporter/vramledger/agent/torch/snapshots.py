@@ -37,7 +37,7 @@ def take_without_import(
         WouldImportError: PyTorch would import a part of itself, and the program has taken our import hook
             away.
     """
-    with RefusedImport(f"{torch.__name__}._inductor") as holds:
+    with RefusedImport("torch._inductor") as holds:
         if not holds and not own_thread and _would_import(torch):
             message = (
                 "to name the lines, PyTorch would import torch._inductor beside the program, which can break"
