@@ -552,6 +552,8 @@ class Host:
             "graphics": max(min(1.0, work + spins), 6e-5),
             "sm": work + spins * 0.18,
             **kernels,
+            "fp64": 0.0,
+            "fp16": 0.0,
             "dram": max(work / 4, 4e-6),
             "pcie_transmit": 4e5,
             "pcie_receive": 2e5,
