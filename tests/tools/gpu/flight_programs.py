@@ -191,18 +191,23 @@ def batch() -> None:
     report = newest_report()
     fits = (report.get("flight") or {}).get("fitting_batch")
     outcome = {}
-    for share in (1.0, 1.25):
-        if fits is None or FAKE:
-            break
-        try:
-            training.step(int(fits * share))
-            outcome[share] = "fits"
-        except RuntimeError:
-            outcome[share] = "does not fit"
-        training.optimizer.zero_grad()
-        gc.collect()
-        torch.cuda.empty_cache()
+    if fits is not None and not FAKE:
+        for name, share in (("beside the cache of the failed one", 1.0), ("1.0", 1.0), ("1.25", 1.25)):
+            outcome[name] = _try_batch(training, int(fits * share))
+            torch.cuda.empty_cache()
     tell(exception=failed, fits=fits, outcome=outcome, large=large)
+
+
+def _try_batch(training: Any, size: int) -> str:  # noqa: ANN401 real or fake
+    """Train one step, and say whether it fits."""
+    try:
+        training.step(size)
+        fits = "fits"
+    except RuntimeError:
+        fits = "does not fit"
+    training.optimizer.zero_grad()
+    gc.collect()
+    return fits
 
 
 def newest_report() -> Facts:

@@ -35,7 +35,13 @@ def batch_lines(facts: dict[str, Any]) -> list[str]:
         return []
     if fits is None:
         return ["", f"The batch (the first dimension) was {batch}."]
-    return ["", f"The batch (the first dimension) was {batch}. By the slope of the last steps {fits} fits."]
+    # Seen on an H200: right after the failure the same batch did not fit, as its tensors split the cached
+    # blocks of the larger one, and what was left of each was too small for another.
+    return [
+        "",
+        f"The batch (the first dimension) was {batch}. By the slope of the last steps {fits} fits,",
+        "in a new process or after torch.cuda.empty_cache().",
+    ]
 
 
 def stack_lines(stack: dict[str, Any] | None) -> list[str]:
