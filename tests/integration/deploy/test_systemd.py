@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.requirements import require_root, require_tool
+from tests.support.exporter import QUICK, SOURCES, serving
+from tests.support.requirements import PROJECT, do_without, require_root, require_tool
+from tests.support.standin.library import StandIn
 from vramledger.config import DEFAULT_PORT
 
 SYSTEMD = Path(__file__).parents[3] / "deploy" / "systemd"
 EXPOSURE = 2.5
-"""From 0 (none) to 10: systemd 252 says 2.1, later releases ask more questions."""
+"""From 0 (none) to 10: the README has the figure of one release, later ones ask more questions."""
 
 
 def unit(tmp_path: Path) -> Path:
@@ -51,7 +53,13 @@ def test_unit_stays_closed(tmp_path: Path) -> None:
     )  # fmt: skip
 
     assert answer.returncode == 0, answer.stdout
-    assert f"{EXPOSURE} or less" in (SYSTEMD / "README.md").read_text(encoding="utf-8")
+    text = (SYSTEMD / "README.md").read_text(encoding="utf-8")
+    assert f"{EXPOSURE} or less" in text
+    told = re.search(r"gives ([\d.]+) \(OK\) with systemd (\d+)", text)
+    assert told is not None
+    version = subprocess.run(["systemd-analyze", "--version"], check=True, capture_output=True, text=True)
+    if version.stdout.split()[1] == told[2]:
+        assert f"exposure level for vramledger.service: {told[1]} OK" in answer.stdout
 
 
 def test_unit_lets_it_give_up_its_rights() -> None:
@@ -256,3 +264,17 @@ def test_the_installer_says_why_the_service_did_not_start(tmp_path: Path) -> Non
     asked = (tmp_path / "asked").read_text().splitlines()
     socket = asked.index("enable --quiet --now vramledger.socket")
     assert asked.index("stop vramledger.service") < socket < asked.index("restart vramledger.service")
+
+
+@pytest.mark.parametrize("way", ["PR_SET_MDWE", "filter"])
+def test_no_memory_is_writable_and_executable(standin: StandIn, way: str) -> None:
+    """The service may have none; the exporter samples without it, by either way of systemd."""
+    text = (SYSTEMD / "vramledger.service").read_text(encoding="utf-8")
+    assert re.findall(r"^MemoryDenyWriteExecute=(.*)$", text, re.MULTILINE) == ["yes"]
+    wrapper = (sys.executable, "-m", "tests.tools.gpu.write_execute", f"--confine={way}", "--")
+    environ = {**standin.env(), "PYTHONPATH": os.pathsep.join(map(str, (SOURCES, PROJECT)))}
+    if (tried := subprocess.run([*wrapper, "true"], check=False, env={**os.environ, **environ})).returncode:
+        do_without(f"this kernel does not know {way}: {tried.returncode}")
+
+    with serving(*QUICK, driver=environ, wrapper=wrapper) as exporter:
+        exporter.until(lambda page: page.up, "data")
