@@ -1,0 +1,144 @@
+"""What arrives at a pager and a chat, by a real Alertmanager with the receivers that the example shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.alerts.promtool import ALERTS
+from tests.support.faults import alertmanager
+from tests.support.ports import free_port
+from tests.support.requirements import VERSIONS
+from tests.support.waiting import wait_until
+
+DEAD = {
+    "labels": {
+        "alertname": "GpuMemoryDead", "severity": "page", "cluster": "", "instance": "gpu-1:10839",
+        "gpu": "0", "uuid": "GPU-1", "pid": "7", "owner_type": "user", "owner": "ann",
+    },
+    "annotations": {
+        "summary": "GPU memory is held by a process that no longer exists.",
+        "description": "gpu-1: pid 7 of user ann holds 20GiB on GPU 0.",
+        "runbook_url": "http://runbooks/GpuMemoryDead",
+    },
+}  # fmt: skip
+WATCHDOG = {"labels": {"alertname": "VramLedgerWatchdog", "severity": "none"}}
+
+
+@contextmanager
+def inbox() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """Accept messages; yield the address, and the list of path and content of each."""
+    got: list[tuple[str, Any]] = []
+
+    class Inbox(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got.append((self.path, json.loads(body)))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"ok")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Inbox) as server:
+        threading.Thread(target=server.serve_forever, name="inbox", daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", got
+        finally:
+            server.shutdown()
+
+
+def filled_in(url: str) -> str:
+    """Return the example with the receivers of its comment, at our address, and without its waits."""
+    text = (ALERTS / "alertmanager.yml").read_text(encoding="utf-8")
+    rest, _, empty = text.partition("\nreceivers:\n")
+    shown = re.findall(r"^# (  (?:- name:|  ).*)$", rest, re.MULTILINE)
+    examples = yaml.safe_load("\n".join(shown))
+    names = {each["name"] for each in examples}
+    others = [each for each in yaml.safe_load(empty) if each["name"] not in names]
+    receivers = json.dumps([*examples, *others])
+    for place, path in [
+        ("http://deadmansswitch.example.com/vramledger", "heartbeat"),
+        ("http://pager.example.com/hook", "pager"),
+        ("https://chat.example.com/hook", "chat"),
+    ]:
+        assert place in receivers
+        receivers = receivers.replace(place, f"{url}/{path}")
+    waits = re.sub(r"(group_wait|group_interval): \S+", r"\1: 1s", rest)
+    return f"{waits}\nreceivers: {receivers}\n"
+
+
+def post(url: str, *alerts: dict[str, Any]) -> bool:
+    """Send alerts as Prometheus does; False while nobody listens."""
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/api/v2/alerts", json.dumps(alerts).encode(), headers)  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 loopback
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_page_arrives(tmp_path: Path, version: str) -> None:
+    """A page reaches pager and chat in words, later its end the chat; the heartbeat has its own receiver."""
+    (tmp_path / "templates").symlink_to(ALERTS / "templates")
+    port = free_port()
+    with inbox() as (url, got):
+        (tmp_path / "alertmanager.yml").write_text(filled_in(url), encoding="utf-8")
+        command = [
+            *alertmanager.command(version),
+            f"--config.file={tmp_path}/alertmanager.yml", f"--storage.path={tmp_path}/data",
+            "--cluster.listen-address=", f"--web.listen-address=127.0.0.1:{port}",
+        ]  # fmt: skip
+
+        def arrived(path: str) -> list[Any]:
+            return [body for to, body in got if to == path]
+
+        with (
+            (tmp_path / "log").open("wb") as log,
+            subprocess.Popen(command, stdout=log, stderr=log) as process,
+        ):
+            try:
+                manager = f"http://127.0.0.1:{port}"
+                begun = datetime.now(timezone.utc) - timedelta(minutes=5)
+                now = {"startsAt": begun.isoformat()}
+                wait_until(lambda: post(manager, {**DEAD, **now}, {**WATCHDOG, **now}), "Alertmanager")
+                (page,) = wait_until(lambda: arrived("/pager"), "the page")
+                (chat,) = wait_until(lambda: arrived("/chat"), "the message")
+                beats = wait_until(lambda: arrived("/heartbeat"), "the heartbeat")
+                post(manager, {**DEAD, **now, "endsAt": datetime.now(timezone.utc).isoformat()})
+                _, after = wait_until(
+                    lambda: arrived("/chat")[:2] if len(arrived("/chat")) > 1 else [], "the end"
+                )
+            finally:
+                process.terminate()
+
+    assert [each["labels"] for each in page["alerts"]] == [
+        {name: value for name, value in DEAD["labels"].items() if value}
+    ]
+    assert {each["labels"]["alertname"] for beat in beats for each in beat["alerts"]} == {
+        "VramLedgerWatchdog"
+    }
+    (message,) = chat["attachments"]
+    assert chat["channel"] == "#gpu"
+    assert message["color"] == "danger"
+    assert message["title"] == "PAGE: GPU memory is held by a process that no longer exists. (user ann)"
+    assert message["title_link"] == "http://runbooks/GpuMemoryDead"
+    assert message["text"].splitlines()[:2] == [
+        "gpu-1: pid 7 of user ann holds 20GiB on GPU 0.",
+        f"Firing since {begun:%Y-%m-%d %H:%M} UTC. <http://runbooks/GpuMemoryDead|What to do>",
+    ]
+    assert after["attachments"][0]["title"].startswith("Resolved: GPU memory is held by")
