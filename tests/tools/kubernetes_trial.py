@@ -2,7 +2,8 @@
 
 It needs the programs ``etcd`` and ``kube-apiserver`` on PATH, which no package brings, and helm and kustomize
 from ``.ci/provision/newer``. It applies every object with the server's strict validation, gives a pod of the
-DaemonSet its token, marks a node with it as ``vramledger taint`` does, and tries what the token must not do.
+DaemonSet its token, marks a node with it as ``vramledger taint`` does, reads the labels of pods with it as
+``--pods.labels`` does, and tries what each token must not do.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from tests.support.ports import free_port
 from tests.support.requirements import NEWER, PROJECT
 from vramledger.commands.kubernetes_node import KubernetesNode, Taint
 from vramledger.commands.node_marks import CONDITION, NodeMarks, Recorded
+from vramledger.config import PodConfig
+from vramledger.readers.owners.pod_api import PodApi
 
 KUBERNETES = PROJECT / "deploy" / "kubernetes"
 KEY = "vramledger/leftover"
@@ -48,7 +51,10 @@ SWITCHES: tuple[list[str], ...] = (
         "host.capabilities=false",
         "agent.enabled=false",
     ],
+    ["pods.labels={team,app.kubernetes.io/name}", "networkPolicy.enabled=true", "storage.enabled=true"],
 )
+TAINTING, LABELLED = 1, 5
+"""The places in :data:`SWITCHES` of the loop that taints, and of the labels of pods."""
 
 
 class Server:
@@ -176,10 +182,11 @@ def try_objects(server: Server, trial: Trial) -> None:
             trial.expect(f"kustomize: {each['kind']}", *server.apply(each), (200, 201))
 
 
-def make_pod(server: Server, trial: Trial, node: str, space: str) -> str:
-    """Make a node, a pod of the DaemonSet on it, and return the pod's token."""
+def make_pod(server: Server, trial: Trial, node: str, number: int) -> str:
+    """Make a node, a pod on it of the DaemonSet with these switches, and return the pod's token."""
+    space = f"gpus-{number}"
     server.send("POST", "/api/v1/nodes", {"metadata": {"name": node}})
-    objects = rendered(space, list(SWITCHES[1]))
+    objects = rendered(space, list(SWITCHES[number]))
     (daemonset,) = (each for each in objects if each["kind"] == "DaemonSet")
     spec = {**daemonset["spec"]["template"]["spec"], "nodeName": node}
     spec.pop("priorityClassName", None)
@@ -199,16 +206,22 @@ def make_pod(server: Server, trial: Trial, node: str, space: str) -> str:
     return str(token["status"]["token"])
 
 
-def try_marks(server: Server, trial: Trial, home: Path) -> None:
-    """Mark a node with the token of its pod, and try what the token must not do."""
-    token = make_pod(server, trial, "gpu-1", "gpus-1")
-    server.send("POST", "/api/v1/nodes", {"metadata": {"name": "gpu-2"}})
-    other = {"spec": {"taints": [{"key": "other", "effect": "NoSchedule"}]}}
-    server.send("PATCH", "/api/v1/nodes/gpu-1", other, kind="merge-patch+json")
-    account = home / "account"
+def write_account(home: Path, name: str, token: str) -> Path:
+    """Return a folder with a token and the authority, as a pod has one."""
+    account = home / name
     account.mkdir()
     (account / "token").write_text(token, encoding="ascii")
     shutil.copy(home / "certs" / "apiserver.crt", account / "ca.crt")
+    return account
+
+
+def try_marks(server: Server, trial: Trial, home: Path) -> None:
+    """Mark a node with the token of its pod, and try what the token must not do."""
+    token = make_pod(server, trial, "gpu-1", TAINTING)
+    server.send("POST", "/api/v1/nodes", {"metadata": {"name": "gpu-2"}})
+    other = {"spec": {"taints": [{"key": "other", "effect": "NoSchedule"}]}}
+    server.send("PATCH", "/api/v1/nodes/gpu-1", other, kind="merge-patch+json")
+    account = write_account(home, "tainting", token)
     environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.port)}
     node = KubernetesNode("gpu-1", Taint(KEY, "NoSchedule"), environ, account)
 
@@ -254,12 +267,61 @@ def try_marks(server: Server, trial: Trial, home: Path) -> None:
         trial.expect(f"refused: {what}", *server.send(method, path, token=token), (403,))
 
 
+def try_labels(server: Server, trial: Trial, home: Path) -> None:
+    """Read the labels of a node's pods with the token of its pod, and try what the token must not do."""
+    token = make_pod(server, trial, "gpu-3", LABELLED)
+    server.send("POST", "/api/v1/nodes", {"metadata": {"name": "gpu-4"}})
+    for name, node in (("train-0", "gpu-3"), ("train-1", "gpu-4")):
+        body = {
+            "metadata": {"name": name, "labels": {"team": "vision", "customer": "x"}},
+            "spec": {"nodeName": node, "containers": [{"name": "c", "image": "registry.test/train"}],
+                     "automountServiceAccountToken": False},
+        }  # fmt: skip
+        server.send("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
+        made = server.send("POST", "/api/v1/namespaces/default/pods", body)
+        trial.expect(f"a pod on {node}", *made, (201,))
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.port)}
+    config = PodConfig(
+        ("app.kubernetes.io/name", "team"), "gpu-3", None, write_account(home, "labels", token)
+    )
+    found = dict(PodApi(config, environ).read())
+    wanted = {
+        ("default", "train-0"): {"team": "vision"},
+        (f"gpus-{LABELLED}", "vramledger-gpu-3"): {},
+    }
+    trial.expect("the allowed labels of this node's pods", 200 if found == wanted else 500,
+                 {"message": str(found)}, (200,))  # fmt: skip
+    trial.expect("that a pod may read a node's pods", *reviewed(server, "get", "pods"), (200,))
+    trial.expect("refused: nodes/proxy", *reviewed(server, "get", "proxy"), (403,))
+    for what, method, path in [
+        ("read secrets", "GET", "/api/v1/secrets"),
+        ("read nodes", "GET", "/api/v1/nodes/gpu-3"),
+        ("delete a pod", "DELETE", "/api/v1/namespaces/default/pods/train-0"),
+        ("make a pod", "POST", "/api/v1/namespaces/default/pods"),
+    ]:
+        trial.expect(f"refused: {what}", *server.send(method, path, token=token), (403,))
+
+
+def reviewed(server: Server, verb: str, part: str) -> tuple[int, dict[str, Any]]:
+    """Ask as a kubelet does whether the pod may use a part of its node; 200 or 403."""
+    body = {
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+        "spec": {
+            "user": f"system:serviceaccount:gpus-{LABELLED}:vramledger",
+            "resourceAttributes": {"verb": verb, "resource": "nodes", "subresource": part, "name": "gpu-3"},
+        },
+    }  # fmt: skip
+    _, answer = server.send("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+    return (200 if answer["status"]["allowed"] else 403), answer
+
+
 def main() -> int:
     """Run all steps; the exit status is 1 when one did not go as it must."""
     trial = Trial()
     with tempfile.TemporaryDirectory(prefix="kubernetes-") as scratch, servers(Path(scratch)) as server:
         try_objects(server, trial)
         try_marks(server, trial, Path(scratch))
+        try_labels(server, trial, Path(scratch))
     print(f"{trial.failed} steps failed")
     return 1 if trial.failed else 0
 
