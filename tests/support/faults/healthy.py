@@ -179,8 +179,11 @@ def mig(random: Random) -> Scene:
     parent = card(random, size=143_771, divided=True)
     ((_, name),) = parent.uuids
     cards = [parent]
-    for _ in range(3):
-        instance = card(random, size=18_000, parent=name, profile="1g.18gb")
+    for number in (7, 8, 9):
+        instance = card(
+            random, size=18_000, parent=name, profile="1g.18gb", instance=number,
+            name=f"{parent.name} MIG 1g.18gb",
+        )  # fmt: skip
         instance.uuids = ((0.0, "MIG-" + uuid(random)[4:]),)
         cards.append(instance)
     jobs = [process(random, _trainer(random, share(cards[place], 1)), index=place) for place in (1, 2)]

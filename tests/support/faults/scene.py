@@ -10,8 +10,15 @@ from tests.support.host.model import GIB, MIB, Fault, Gpu, Host, Process, Progra
 from tests.support.host.scrapes import Weather
 from vramledger.model.reading import Scheduler
 
-SIZES = (24_265, 40_960, 48_000, 81_559, 143_771)
-"""MiB of the cards that a scenario may have."""
+MODELS = {
+    24_265: "NVIDIA A30",
+    40_960: "NVIDIA A100-SXM4-40GB",
+    48_000: "NVIDIA RTX A6000",
+    81_559: "NVIDIA H100 80GB HBM3",
+    143_771: "NVIDIA H200",
+}
+"""The cards that a scenario may have, by MiB of memory. Whatever its name, a card has the sensors of an H200,
+unless the scenario says otherwise."""
 
 HOUR = 3600.0
 MINUTE = 60.0
@@ -84,13 +91,15 @@ class Scenario:
 
 
 def card(random: Random, index: int = 0, size: int | None = None, **more: object) -> Gpu:
-    """Make a GPU of some size in MiB, with its own UUID."""
-    total = (size or random.choice(SIZES)) * MIB
+    """Make a GPU of one of :data:`MODELS`, with its own UUID; an instance has a size and name of its own."""
+    size = size or random.choice([*MODELS])
+    total = size * MIB
     noise = random.randint(0, 60) * MIB
     known: dict[str, object] = {
         "unowned": lambda _: noise,
         "uuids": ((0.0, uuid(random)),),
         "reserved": total // 230,
+        "name": more.get("name") or MODELS[size],
     }
     return Gpu(index, total, **{**known, **more})  # type: ignore[arg-type]
 

@@ -257,10 +257,12 @@ class Gpu:
             where there is none.
         parent: UUID of the GPU that this instance is a part of.
         profile: of an instance.
+        instance: its id on its GPU.
         divided: it is in MIG mode.
         sensors: what the hardware says of itself, by time.
         counters: it has GPM's counters, as GPUs since Hopper have.
         says: fields of the device's reading as the driver gives them, whatever the processes do.
+        name: the product, as NVML names it; of an instance that of its GPU with ``MIG`` and the profile.
     """
 
     index: int = 0
@@ -270,10 +272,12 @@ class Gpu:
     uuids: tuple[tuple[float, str], ...] = ()
     parent: str | None = None
     profile: str | None = None
+    instance: int | None = None
     divided: bool = False
     sensors: Callable[[float], Mapping[str, HardwareValue]] = one_temperature
     counters: bool = True
     says: dict[str, Any] = field(default_factory=dict)
+    name: str = "NVIDIA H200"
 
     def uuid(self, now: float) -> str:
         """Return the identity of the card in this place at a moment."""
@@ -490,8 +494,9 @@ class Host:
 
     def _device(self, gpu: Gpu, shown: Sequence[Process], now: float, clock: float) -> DeviceReading:
         device = DeviceReading(
-            gpu.index, gpu.uuid(now), "NVIDIA H200", f"0000:{gpu.index + 11:02x}:00.0", gpu.index,
-            parent=gpu.parent, mig_profile=gpu.profile, divided=gpu.divided,
+            gpu.index, gpu.uuid(now), gpu.name, f"0000:{gpu.index + 11:02x}:00.0", gpu.index,
+            parent=gpu.parent, mig_profile=gpu.profile, divided=gpu.divided, gpu_instance=gpu.instance,
+            compute_instance=None if gpu.instance is None else 0,
         )  # fmt: skip
         place = self.gpus.index(gpu)
         for fault in self.present("device lost", now):
