@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from dashboards.src.panels import COLUMNS_OF_THE_PAGE, SOURCE, Json, Panel
-from dashboards.src.queries import CHOSEN_TEAM, NODE_LABELS, TARGET_MATCHERS, selector
+from dashboards.src.queries import CHOSEN_TEAM, NODE_LABELS, TARGET_MATCHERS, named_devices, selector
 
 THRESHOLDS = Path(__file__).parents[2] / "alerts" / "thresholds.yml"
 """What the rules and the dashboards have in common."""
@@ -106,9 +106,12 @@ def variable(
 
 
 def device_variable() -> Json:
-    """Make the variable of one device: shown as node, index and product, identified by the UUID."""
+    """Make the variable of one device: shown as node, index and product, identified by the UUID.
+
+    A MIG instance is shown with its id besides: a GPU has several of one product.
+    """
     info = selector("vramledger_device_info")
-    named = f'label_join({info}, "shown", " / ", "instance", "gpu", "name")'
+    named = f'label_join({named_devices(info)}, "shown", " / ", "instance", "device", "name")'
     regex = r'/shown="(?<text>[^"]+)".*uuid="(?<value>[^"]+)"/'
     return variable("uuid", "GPU", f"query_result({named})", multi=False, regex=regex)
 

@@ -52,11 +52,13 @@ from dashboards.src.shared_panels import (
     OWNER_TYPE_COLUMN,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
+    UNCHARGED_SAYS,
     VERDICT_COLUMN,
     VERDICT_STEP_COLUMN,
     busy_without_work,
     exporters,
     holders,
+    perhaps_more,
     wasted,
     with_verdict_step,
 )
@@ -171,7 +173,31 @@ def uncharged_memory() -> Panel:
             "managed": GRAFANA["active"], "left": GRAFANA["idle"], "undivided": GRAFANA["unknown"],
             "unattributed": GRAFANA["unattributed"],
         },
-        width=24, height=7,
+        height=7,
+    )  # fmt: skip
+
+
+def uncharged_holders() -> Panel:
+    by = f"{DEVICE_LABELS}, pid"
+    named = f"sum by ({by}, command, owner) ({holdings(CHOSEN_DEVICE)})"
+    own = f"sum by ({by}) ({uncharged(CHOSEN_DEVICE)}) > 0"
+    more = perhaps_more(by)
+    some = f"({own}\nor on ({by}) {more})"
+    return table(
+        "Uncharged memory, by holder",
+        f"The ten largest holders that have such memory, or perhaps have. {UNCHARGED_SAYS} The table is "
+        "empty if there is none.",
+        Query(f"topk(10, {named} and on ({by}) {some})"),
+        Query(own),
+        Query(more),
+        columns=[
+            PROCESS_COLUMN,
+            PROGRAM_COLUMN,
+            OWNER_COLUMN,
+            Column("Value #B", "Uncharged", BYTES, width=112),
+            Column("Value #C", "Perhaps more", BYTES, width=80),
+        ],
+        sort="Value #B", rows_of="Value #A", width=9, height=7,
     )  # fmt: skip
 
 
@@ -182,7 +208,7 @@ def holder_states() -> Panel:
         "States of the holders",
         "When each of the 30 largest processes of the time range started, which states it had, and when "
         "it ended.",
-        Query(f"max by ({_BY_HOLDER}) ({codes})\nand on ({HOLDING_LABELS}) {largest}", HOLDER_LEGEND),
+        Query(f"max by ({_BY_HOLDER}) ({codes})\nand on ({HOLDING_LABELS}) {largest}", "{{command}} {{pid}}"),
         mappings=[STATE_CODES], width=24, height=9,
     )  # fmt: skip
 
@@ -490,6 +516,7 @@ def dashboard() -> Dashboard:
                     holdings_over_time(),
                     holder_states(),
                     uncharged_memory(),
+                    *counted(uncharged_holders()),
                 ],
             ),
             Row(

@@ -8,7 +8,6 @@ from dashboards.src.dashboard import (
     Row,
     choice_variable,
     link_to_model,
-    link_to_node,
     threshold,
 )
 from dashboards.src.panels import (
@@ -277,7 +276,7 @@ def full_but_unused() -> Panel:
         columns=[
             NODE_COLUMN,
             GPU_COLUMN,
-            Column("Value #A", "Memory used", SHARE, bar=True, width=130),
+            Column("Value #A", "Memory used", SHARE, bar=True, width=120),
             Column("Value #B", "Utilisation", SHARE, width=108),
             Column("Value #C", "Wasted", BYTES, width=90),
         ],
@@ -312,13 +311,13 @@ def capacity_by_model() -> Panel:
         Query(f"{room} or 0 * count by (name) ({name})"),
         Query(f"count by (name) ({name} unless on ({NODE_LABELS}, uuid) {up})"),
         columns=[
-            Column("name", "Model", link=link_to_model()),
+            Column("name", "Model", link=link_to_model(), least=165),
             Column("Value #B", "GPUs", COUNT, width=60),
             Column("Value #F", "MIG instances", COUNT, width=92),
-            Column("Value #A", "Memory", BYTES, width=100),
+            Column("Value #A", "Memory", BYTES, width=90),
             Column("Value #C", "Used, 95th percentile", BYTES, width=100),
             Column("Value #D", "Needed, 95th percentile", BYTES, width=100),
-            Column("Value #E", "Room for $size GiB", COUNT, width=80),
+            Column("Value #E", "Room for $size GiB", COUNT, width=70),
         ],
         sort="Value #A", height=8,
     )  # fmt: skip
@@ -338,7 +337,7 @@ def worst_nodes() -> Panel:
         Query(f"1 - {free} / {total}"),
         Query(f"{by} ({selector('vramledger_node:memory_short:count')})"),
         columns=[
-            Column("instance", "Node", link=link_to_node()),
+            NODE_COLUMN,
             Column("Value #A", "Wasted", BYTES, bar=True),
             Column("Value #B", "Unowned", BYTES, width=100),
             Column("Value #C", "Memory used", SHARE, width=90),

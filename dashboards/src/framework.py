@@ -126,7 +126,7 @@ def by_policy() -> Panel:
     by = "framework, policy"
     known = f"{holdings()} and on ({HOLDING_LABELS}) {need()}"
     return table(
-        "Held and needed, by framework and policy",
+        "Held and needed, by policy",
         "What the programs of each framework hold by the way in which it takes memory, for how much of "
         "that the need is known, and what of that is above the need.",
         Query(f"topk(20, sum by ({by}) ({holdings()}))"),
@@ -177,7 +177,7 @@ def room_for_more() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
             Column("Value #A", "More jobs fit", COUNT, width=85),
-            Column("like", "Jobs like"),
+            Column("like", "Jobs like", least=210),
             Column("Value #B", "Needs, at most", BYTES, width=90),
             Column("Value #C", "Room, if limited", BYTES, width=90),
             Column("Value #D", "SMs in use", SHARE, width=80),
@@ -222,7 +222,7 @@ def could_share() -> Panel:
             GPU_COLUMN,
             Column("to", "To GPU", width=60),
             Column("Value #B", "Room there", BYTES, width=90),
-            Column("beside", "Beside"),
+            Column("beside", "Beside", least=210),
             Column("Value #C", "It holds", BYTES, width=90),
         ],
         sort="Value #A", ascending=True, rows_of="Value #A", width=21, height=7,
@@ -338,7 +338,7 @@ def pools_by_framework() -> Panel:
 def torch_totals() -> Panel:
     names = ("reserved", "allocated", "active", "requested")
     return time_series(
-        "torch: reserved, allocated, active, requested",
+        "torch: pools and tensors",
         "Over all programs: memory taken from the driver, used by live tensors, the same "
         "with what streams may still use, and requested before rounding.",
         *(Query(f"sum({selector(f'vramledger_torch_{name}_bytes')})", name) for name in names),

@@ -30,6 +30,7 @@ from dashboards.src.queries import (
     NO_SCHEDULER,
     age,
     device_bytes,
+    named_devices,
     selector,
     ten_largest,
     wasted_bytes,
@@ -50,6 +51,7 @@ from dashboards.src.shared_panels import (
 
 NOT_AVAILABLE = "not available on these devices, or no data"
 NOT_RESERVED = "not available: no scheduler reserves these GPUs"
+DEVICE = "GPU {{device}}"
 GHOST = value_mapping({0: ("no", GOOD), 1: ("yes: reset it", BAD)})
 
 
@@ -77,7 +79,7 @@ def device_ledgers() -> Panel:
     parts = f"sum by ({DEVICE_LABELS}, state) ({device_bytes('.+')})"
     total = f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device_memory_total_bytes')})"
     share = f"{parts} / on ({DEVICE_LABELS}) group_left () {total}"
-    named = f'label_replace({share}, "device", "GPU $1", "gpu", "(.*)")'
+    named = f'label_replace({named_devices(share)}, "device", "GPU $1", "device", "(.*)")'
     return bar_chart(
         "Devices as ledgers",
         "One bar for each device: which share of its memory is held in which state now. A missing device "
@@ -96,7 +98,7 @@ def devices() -> Panel:
         "the sensor. Busy without a holder: only a reset ends it. A click on the GPU shows its ledger "
         "over time.",
         Query(f"{by} ({up})"),
-        Query(f"count by ({DEVICE_LABELS}, name) ({selector('vramledger_device_info')})"),
+        Query(f"count by ({DEVICE_LABELS}, name, gpu_instance) ({selector('vramledger_device_info')})"),
         Query(f"{by} ({selector('vramledger_device:memory_used:ratio')})"),
         Query(f"{by} ({wasted_bytes()})"),
         Query(f"{by} ({device_bytes('unattributed')})"),
@@ -107,7 +109,8 @@ def devices() -> Panel:
         Query(f"{by} ({selector('vramledger_device_ghost')})"),
         columns=[
             GPU_COLUMN,
-            Column("name", "Product", width=150),
+            Column("name", "Product", least=165),
+            Column("gpu_instance", "MIG instance", width=92),
             Column("Value #A", "Answers", COUNT, mappings=[YES_OR_NO], width=85),
             Column("Value #C", "Memory used", SHARE, bar=True, width=150),
             Column("Value #D", "Wasted", BYTES, bar=True),
@@ -137,7 +140,7 @@ def memory_used_by_device() -> Panel:
     return time_series(
         "Memory used, by device",
         "Share of each device that is in use; the ten fullest.",
-        Query(ten_largest(used, DEVICE_LABELS), "GPU {{gpu}}"),
+        Query(named_devices(ten_largest(used, DEVICE_LABELS)), DEVICE),
         unit=SHARE, maximum=1,
     )  # fmt: skip
 
@@ -146,7 +149,9 @@ def device_reachability() -> Panel:
     return state_timeline(
         "Devices reachable",
         "Whether each device's whole ledger could be read. In a gap the exporter itself did not answer.",
-        Query(f"topk(64, sum by ({DEVICE_LABELS}) ({selector('vramledger_device_up')}))", "GPU {{gpu}}"),
+        Query(
+            named_devices(f"topk(64, sum by ({DEVICE_LABELS}) ({selector('vramledger_device_up')}))"), DEVICE
+        ),
         mappings=[YES_OR_NO],
     )  # fmt: skip
 
@@ -178,7 +183,7 @@ def failed_allocations() -> Panel:
             OWNER_COLUMN,
             OWNER_TYPE_COLUMN,
             Column("framework", "Framework", width=95),
-            Column("Value #A", "Newest, ago", SECONDS, width=AGE_WIDTH),
+            Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
             Column("Value #B", "Failed", COUNT, width=70),
         ],
         sort="Value #A", ascending=True, rows_of="Value #A", width=9, height=8,
@@ -214,19 +219,19 @@ def held_without_reservation() -> Panel:
         "Held without a reservation",
         "Memory on devices that a scheduler has reserved for another owner, or for no owner; the ten "
         "devices with the most.",
-        Query(ten_largest(unreserved, DEVICE_LABELS), "GPU {{gpu}}"),
+        Query(named_devices(ten_largest(unreserved, DEVICE_LABELS)), DEVICE),
         unit=BYTES, absent=NOT_RESERVED,
     )  # fmt: skip
 
 
 def hardware() -> list[Panel]:
     def ten(metric: str) -> str:
-        return ten_largest(f"sum by ({DEVICE_LABELS}) ({selector(metric)})", DEVICE_LABELS)
+        return named_devices(ten_largest(f"sum by ({DEVICE_LABELS}) ({selector(metric)})", DEVICE_LABELS))
 
     return [
         time_series(
             title, about,
-            Query(ten(metric), "GPU {{gpu}}"),
+            Query(ten(metric), DEVICE),
             unit=unit, maximum=maximum, absent=NOT_AVAILABLE, width=8,
         )
         for title, about, metric, unit, maximum in (

@@ -48,6 +48,9 @@ AGE_WIDTH = 85
 GIB_HOURS = "suffix: GiB·h"
 ROUNDED = "short"
 """The unit of large figures in narrow columns: 10.5 K. Counts are never rounded."""
+LEAST_WIDTHS = {None: 100, BYTES: 90, GIB_HOURS: 115, SECONDS: AGE_WIDTH}
+"""Pixels that a column without a width has at least, by its unit: on a phone the table is scrolled, and no
+word or digit is cut off."""
 EMPTY_CELL = "-"
 _SMALL = 5
 """Columns in which two figures of the usual size are broken into lines."""
@@ -86,7 +89,7 @@ class Column:
         link: where a click leads, see ``dashboard.py``.
         mappings: words and colours for its values.
         width: pixels; None lets Grafana choose.
-        least: pixels that a column without a width has at least, also on a phone.
+        least: pixels that a column without a width has at least, also on a phone; by its unit if None.
         bar: drawn as a bar behind the figure.
         hidden: not shown; only links need it.
     """
@@ -242,7 +245,11 @@ def time_series(
     defaults |= {"unit": unit, "noValue": absent, "min": 0, "color": {"mode": "palette-classic-by-name"}}
     if maximum is not None:
         defaults["max"] = maximum
+    whole = unit == COUNT
+    if whole:
+        defaults["decimals"] = 0
     defaults["custom"] = {
+        **({"axisSoftMax": 1} if whole else {}),  # else Grafana draws 0 on an axis up to 100
         "drawStyle": "line", "lineWidth": 0 if stacked else 1, "fillOpacity": 80 if stacked else 0,
         "gradientMode": "none", "showPoints": "never", "spanNulls": False, "lineInterpolation": "stepAfter",
         "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
@@ -289,7 +296,7 @@ def ledger_graph(
     total: str = "",
     absent: str = NO_DATA,
     width: int = 12,
-    height: int = 8,
+    height: int = 10,
 ) -> Panel:
     """Make a panel of the ledger's parts, stacked in its order and in its colours, the total as a line."""
     return time_series(
@@ -399,7 +406,9 @@ def bar_chart(
     """Make one bar for each device, of stacked parts: the label ``row`` names the bar, ``state`` the part."""
     body = _panel_body("barchart", title, description, [query], instant=True, rows=True)
     body["fieldConfig"]["defaults"] |= {
-        "unit": SHARE, "noValue": NO_DATA, "min": 0, "max": 1, "color": {"mode": "palette-classic-by-name"},
+        "unit": SHARE, "noValue": NO_DATA, "min": 0, "color": {"mode": "palette-classic-by-name"},
+        "max": 1.03,  # room for the last figure of the axis
+
         "custom": {"fillOpacity": 85, "lineWidth": 0},
     }  # fmt: skip
     body["fieldConfig"]["overrides"] = _colour_overrides(GRAFANA, areas=True)
@@ -507,15 +516,14 @@ def _column_override(column: Column) -> Json:
         properties["custom.align"] = "left"
     if column.width:
         properties["custom.width"] = column.width
-    elif column.least:
-        properties["custom.minWidth"] = column.least
+    elif not column.hidden:
+        needed = column.least or LEAST_WIDTHS[column.unit]
+        properties["custom.minWidth"] = max(needed, BAR_WIDTH) if column.bar else needed
     if column.bar:
         properties["custom.cellOptions"] = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
         properties["color"] = {"mode": "fixed", "fixedColor": GRAFANA["idle"]}
         properties["min"] = 0
         properties["fieldMinMax"] = True
-        if not column.width:
-            properties["custom.minWidth"] = BAR_WIDTH  # on a phone the table is scrolled instead
     if column.hidden:
         properties["custom.hideFrom.viz"] = True
     return _override(column.field, **properties)

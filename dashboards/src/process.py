@@ -139,9 +139,11 @@ def time_until_full() -> Panel:
 
 def who() -> Panel:
     return holdings_table(
-        "The process", HOLDERS_SAY, holdings(CHOSEN_PROCESS),
+        "The process",
+        HOLDERS_SAY,
+        holdings(CHOSEN_PROCESS),
         columns=[PROCESS_COLUMN, PROGRAM_COLUMN, OWNER_COLUMN],
-        places=(GPU_COLUMN,), height=5,
+        places=(GPU_COLUMN,), alone=True, height=5,
     )  # fmt: skip
 
 

@@ -79,14 +79,13 @@ def exporter_status() -> str:
 
 def unseen_parts() -> dict[str, str]:
     """Return how much of each node is not seen, by what it is; nothing where all of it is seen."""
-    return {
-        name: f"count by ({NODE_LABELS}) ({selector(metric)} == 0)"
-        for name, metric in (
-            ("GPUs", "vramledger_device_up"),
-            ("processes", "vramledger_host_pid_namespace"),
-            ("agents", "vramledger_agent_up"),
-        )
-    }
+    devices, processes, agents = (
+        f"{selector(metric)} == 0"
+        for metric in ("vramledger_device_up", "vramledger_host_pid_namespace", "vramledger_agent_up")
+    )
+    gpus = f"count by ({NODE_LABELS}, gpu) ({devices})"  # MIG instances are parts of one
+    parts = {"GPUs": gpus, "processes": processes, "agents": agents}
+    return {name: f"count by ({NODE_LABELS}) ({unseen})" for name, unseen in parts.items()}
 
 
 def watch_status(status: str) -> str:
@@ -110,6 +109,16 @@ def age(moment: str) -> str:
     A host's clock may be ahead of Prometheus' clock: then it is 0, and not a time in the future.
     """
     return f"clamp_min(time() - ({moment}), 0)"
+
+
+def named_devices(figure: str) -> str:
+    """Return a figure of devices with the label ``device``: the index, of a MIG instance also its id."""
+    info = selector("vramledger_device_info", 'gpu_instance!=""')
+    known = f"max by ({UUID_LABELS}, gpu_instance) ({info})"
+    instances = f"({figure}) * on ({UUID_LABELS}) group_left (gpu_instance) {known}"
+    both = f"({instances} or on ({UUID_LABELS}) {figure})"
+    numbered = f'label_replace({both}, "place", " instance $1", "gpu_instance", "(.+)")'
+    return f'label_join({numbered}, "device", "", "gpu", "place")'
 
 
 def state_matcher(states: str) -> str:
@@ -179,28 +188,35 @@ def byte_seconds(metric: str, *matchers: str, days: int = 0, back: int = 0) -> s
 
     With ``days``, within so many days instead, which ended ``back`` days before the end of the time range.
 
-    A sum of the means that were recorded within the range. The first of them is also of some time before
-    the range, and of the newest seconds none is recorded yet; so the one is taken off, and the other added
-    as if the newest mean went on. These are series of their own, to be summed.
+    Each recorded mean is of the minutes before it. So a span has all means that were recorded within it, less
+    the part of the first one that is of the time before, and with the part of the next one that is of the
+    time within; where no next one is recorded yet, the newest goes on. What is taken off is always a part of
+    a mean that was added, so that no figure is below zero. These are series of their own, to be summed.
     """
     series = selector(metric, *matchers)
     span, seconds = (f"{days}d", str(days * _DAY)) if days else ("$__range", "$__range_s")
+    begin = f"{days + back}d" if days else span
     means = f"{series} offset {back}d" if back else series
     end = f"time() - {back * _DAY}" if back else "time()"
-    since = f"({end} - timestamp({means})) * ({means})"
-    before = f"{series} offset {days + back}d" if days else f"{series} offset {span}"
-    too_early = f"({end} - {seconds} - timestamp({before})) * ({before})"
+    newest = f"clamp_max({end} - timestamp({means}), {seconds}) * ({means})"
     recorded = f"{series}[{span}] offset {back}d" if back else f"{series}[{span}]"
     parts = {
         "recorded": f"sum_over_time({recorded}) * {_USAGE_INTERVAL}",
-        "newest": since,
-        "before": f"-{too_early}",
+        "end": f"({_part_before(metric, f'{back}d', *matchers)} or {newest})",
+        "begin": f"-{_part_before(metric, begin, *matchers)}",
     }
     return (
         "("
         + "\nor ".join(f'label_replace({part}, "part", "{name}", "", "")' for name, part in parts.items())
         + ")"
     )
+
+
+def _part_before(metric: str, ago: str, *matchers: str) -> str:
+    """Return what the mean that was recorded just after a moment amounts to before it."""
+    after = mean_over_time(metric, *matchers)
+    newer = f"(time() - timestamp({after}) < 0)"
+    return f"last_over_time((({newer} + {_USAGE_INTERVAL}) * ({after}))[1s:1s] offset {ago})"
 
 
 def gibibyte_hours(metric: str, *matchers: str) -> str:

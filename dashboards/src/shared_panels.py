@@ -16,6 +16,7 @@ from dashboards.src.dashboard import (
 )
 from dashboards.src.panels import (
     AGE_WIDTH,
+    BAR_WIDTH,
     BYTES,
     COUNT,
     GIB_HOURS,
@@ -71,7 +72,7 @@ from dashboards.src.queries import (
 )
 from vramledger.views.colours import GRAFANA
 
-NODE_COLUMN = Column("instance", "Node", link=link_to_node(), least=90)
+NODE_COLUMN = Column("instance", "Node", link=link_to_node(), least=130)
 GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=50)
 OWNER_COLUMN = Column("owner", "Owner", link=link_to_owner())
 OWNER_TYPE_COLUMN = Column("owner_type", "Kind", width=85)
@@ -99,9 +100,9 @@ FIRST_STEPS = {
 }
 """What to do first, by the step of a holder (:func:`with_step`); longer texts push the GPU off the page."""
 STEPS = value_mapping({step: (text, "text") for step, text in FIRST_STEPS.items()})
-STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=80)
+STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=70)
 STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=162)
-BLOCKER_COLUMN = Column("blocker", "Largest other holder then")
+BLOCKER_COLUMN = Column("blocker", "Largest other holder then", least=210)
 FOR = "For"
 HIDDEN = value_mapping({1: ("hidden", GRAFANA["orphaned"])})
 VERDICTS = value_mapping(
@@ -125,7 +126,6 @@ VERDICT_STEPS = value_mapping(
 )
 VERDICT_COLUMN = Column("verdict", "Verdict", mappings=[VERDICTS], width=110)
 VERDICT_STEP_COLUMN = Column("step", "First step", mappings=[VERDICT_STEPS], width=147)
-WORKS = value_mapping({0: ("no", GRAFANA["orphaned"]), 1: ("yes", GOOD)})
 SEVERITIES = ("page", "warning", "info")
 SEVERITY_RANKS = value_mapping(
     {
@@ -160,17 +160,21 @@ def watched_nodes(width: int = 8, height: int = 3) -> Panel:
 def gaps(width: int = 12) -> Panel:
     """Make the table of nodes of which something is not seen, and what."""
     status = watch_status(exporter_status())
-    since = f"timestamp({selector('vramledger_up')} == 1)"
+    answers = f"and on ({NODE_LABELS}) {selector('vramledger_up')} == 1"
+    newest = f"{selector('vramledger_sample_timestamp_seconds')} {answers}"
+    without = f"and on ({NODE_LABELS}) ({status} < {PARTLY_BLIND} or {status} == {RELEASED})"
     unseen = unseen_parts()
     return table(
         "Nodes that are not fully watched",
-        "A row for each node: its status, for how long its driver has not answered (to a 300th of the time "
-        "range), and what is not seen while it is watched: GPUs that do not answer, the host's processes "
-        "(without its PID namespace every holder is unknown), agents that are silent. The table is empty if "
-        "all nodes are watched; Exporters counts them.",
+        "A row for each node: its status, the age of its newest data (to a 300th of the time range) where it "
+        "is not watched, and what is not seen while it is watched: GPUs that do not answer, the host's "
+        "processes (without its PID namespace every holder is unknown), agents that are silent. The table is "
+        "empty if all nodes are watched; Exporters counts them.",
         Query(f"topk(50, count by ({NODE_LABELS}) ({status} != {WATCHING}))"),
         Query(f"max by ({NODE_LABELS}) ({status})"),
-        Query(age(f"max by ({NODE_LABELS}) (max_over_time(({since})[$__range:$__interval]))")),
+        Query(
+            age(f"max by ({NODE_LABELS}) (max_over_time(({newest})[$__range:$__interval]))") + f"\n{without}"
+        ),
         Query(unseen["GPUs"]),
         Query(unseen["processes"]),
         Query(unseen["agents"]),
@@ -179,7 +183,7 @@ def gaps(width: int = 12) -> Panel:
             Column(
                 "Value #B", "Status", COUNT, link_to_exporter_health(), [STATUS_NAMES], width=170
             ),
-            Column("Value #C", "No answer for", SECONDS, width=AGE_WIDTH),
+            Column("Value #C", "No data for", SECONDS, width=AGE_WIDTH),
             Column("Value #D", "GPUs lost", COUNT, width=62),
             Column("Value #E", "Processes", COUNT, mappings=[HIDDEN], width=100),
             Column("Value #F", "Agents silent", COUNT, width=70),
@@ -307,6 +311,7 @@ def holdings_table(
     columns: Sequence[Column],
     places: Sequence[Column] = (NODE_COLUMN, GPU_COLUMN),
     rows: int = 50,
+    alone: bool = False,
     width: int = 21,
     height: int,
 ) -> Panel:
@@ -319,6 +324,7 @@ def holdings_table(
         columns: come first and name the holder.
         places: say where it is.
         rows: at most so many, the largest.
+        alone: of one process, whose need and growth other panels show: what NVML charges to nobody instead.
         width: in columns.
         height: in rows.
     """
@@ -329,56 +335,61 @@ def holdings_table(
     since = selector("vramledger_process:state_since_timestamp_seconds:last")
     worked = selector("vramledger_process_last_active_timestamp_seconds")
     of_those = f"and on ({HOLDING_LABELS}) ({chosen})"
-    sm = Column("Value #C", "SM", SHARE, width=50)
-    several_nodes = NODE_COLUMN in places  # then there is no room for all
-    most = f"max by ({by}) ({selector('vramledger_process_uncharged_memory_max_bytes')})"
+    if alone:
+        say = UNCHARGED_SAYS
+        figures = [f"sum by ({by}) ({uncharged()} {of_those})", f"{perhaps_more(by)} {of_those}"]
+        middle = [
+            Column("Value #E", "Uncharged", BYTES, width=95),
+            Column("Value #F", "Perhaps more", BYTES, width=80),
+        ]
+    else:
+        say = (
+            "Needs: the highest need of the program, where its agent reports it. Grows: the rise of the "
+            "minimum within 15 minutes."
+        )
+        need = f"max by ({by}) ({selector('vramledger_process_needed_peak_bytes')} {of_those})"
+        figures = [need, f"{demand_rate()} {of_those}"]
+        middle = [
+            Column("Value #E", "Needs", BYTES, width=75),
+            Column("Value #F", "Grows", "Bps", width=78),
+        ]
     return table(
-        title, description,
+        title, f"{description} {say}",
         Query(f"sum by ({labels}) ({stepped})"),
         Query(age(f"max by ({by}, grade) ({since} {of_those})")),
         Query(f"max by ({by}) ({selector('vramledger_process_sm_utilization_ratio')} {of_those})"),
         Query(age(f"max by ({by}) ({worked} {of_those})")),
-        Query(f"{demand_rate()} {of_those}"),
-        Query(f"max by ({by}) ({selector('vramledger_process_needed_peak_bytes')} {of_those})"),
-        Query(f"max by ({by}) ({selector('vramledger_process_orphan_working')} {of_those})"),
-        Query(f"sum by ({by}) ({uncharged()} {of_those})"),
-        Query(f"({most} - on ({by}) sum by ({by}) ({uncharged()}) > {_SHOWN}) {of_those}"),
+        *map(Query, figures),
         columns=[
-            *(replace(column, width=_TEXT_WIDTHS.get(column.field, column.width)) for column in columns),
+            *columns,
             STATE_COLUMN,
-            Column("grade", "Evidence", width=90),
+            Column("grade", "Evidence", width=85),
             Column("Value #B", FOR, SECONDS, width=AGE_WIDTH),
-            Column("Value #A", "Holds", BYTES, bar=True, width=110),
-            Column("Value #F", "Needs", BYTES, width=75),
-            Column("Value #E", "Grows", "Bps", width=80),
-            *([] if several_nodes else [sm]),
+            Column("Value #A", "Holds", BYTES, bar=True, width=BAR_WIDTH),
+            *middle,
+            *([] if NODE_COLUMN in places else [Column("Value #C", "SM", SHARE, width=50)]),  # no room
             Column("Value #D", "No work for", SECONDS, width=AGE_WIDTH),
             STEP_COLUMN,
             *places,
-            *([sm] if several_nodes else []),
-            Column("Value #H", "Uncharged", BYTES, width=95),
-            Column("Value #I", "Perhaps more", BYTES, width=95),
-            Column("Value #G", "Orphan works", COUNT, mappings=[WORKS], width=80),
         ],
         sort="Value #A", rows_of="Value #A", width=width, height=height,
     )  # fmt: skip
 
-
-_TEXT_WIDTHS = {"command": 100, "owner": 120, "pid": 70}
-"""Pixels of texts in a table that is wider than its panel: without a width they would shrink to nothing."""
 
 _SHOWN = 64 * 2**20
 """Bytes below which a range is noise."""
 
 HOLDERS_SAY = (
     "The largest holders, with their state, its evidence and since when. Holds: what NVML charges to the "
-    "process and what is certainly its own besides. Uncharged: the second part alone, which is managed "
-    "memory or memory whose creator has ended. Perhaps more: what it can have of the bytes that one of "
-    "several holders has; they are in no holder's figure. First step: to end it, use vramledger end; to "
-    "continue it, kill -CONT; vramledger snapshot names the lines that a leak comes from, vramledger fit "
-    "what a program that blocks others could be limited to. Needs: the highest need of the program, where "
-    "its agent reports it. Grows: the rise of the minimum within 15 minutes. An empty cell is not known; in "
-    "the state unknown, the exporter cannot see the process."
+    "process and what is certainly its own besides, which Device and Process show apart. First step: to end "
+    "it, use vramledger end; to continue it, kill -CONT; vramledger snapshot names the lines that a leak "
+    "comes from, vramledger fit what a program that blocks others could be limited to. An empty cell is not "
+    "known; in the state unknown, the exporter cannot see the process."
+)
+UNCHARGED_SAYS = (
+    "Uncharged: what of its memory NVML charges to nobody, which is managed memory or memory whose creator "
+    "has ended. Perhaps more: what it can have of the bytes that one of several holders has; they are in no "
+    "holder's figure."
 )
 
 
@@ -485,6 +496,12 @@ def busy_without_work(*matchers: str) -> list[Panel]:
             sort="Value #A", rows_of="Value #A", width=21, height=6,
         )  # fmt: skip
     return counted(shown, NO_COUNTERS)
+
+
+def perhaps_more(by: str) -> str:
+    """Return what each holder can have besides of the bytes that one of several holders has."""
+    most = f"max by ({by}) ({selector('vramledger_process_uncharged_memory_max_bytes')})"
+    return f"({most} - on ({by}) sum by ({by}) ({uncharged()}) > {_SHOWN})"
 
 
 def holders(*matchers: str, places: Sequence[Column] = (GPU_COLUMN,), height: int = 10) -> Panel:

@@ -138,7 +138,7 @@ def test_labels_exist_on_the_series(samples: Samples) -> None:
 
 
 def test_the_variable_of_devices_shows_names_and_gives_uuids(engine: Engine) -> None:
-    """Grafana's text is node, index and product, its value the UUID."""
+    """Grafana's text is node, index and product, of an instance its id too; its value is the UUID."""
     (variable,) = [
         each
         for each in load_dashboards()["vramledger-device"]["templating"]["list"]
@@ -153,8 +153,27 @@ def test_the_variable_of_devices_shows_names_and_gives_uuids(engine: Engine) -> 
 
     assert all(matched)
     texts = {match["text"] for match in matched if match}
-    assert "hoarder / 0 / NVIDIA H200" in texts
+    instances = {f"mig / 0 instance {number} / NVIDIA H200 MIG 1g.18gb" for number in (7, 8, 9)}
+    assert instances | {"mig / 0 / NVIDIA H200", "hoarder / 0 / NVIDIA A100-SXM4-40GB"} <= texts
+    assert len(texts) == len(found)
     assert {match["value"] for match in matched if match} == {each["metric"]["uuid"] for each in found}
+
+
+def test_no_panel_counts_an_instance_as_a_gpu(engine: Engine) -> None:
+    """A GPU with three MIG instances is one GPU wherever GPUs are counted, and has three ledgers."""
+    fleet, node = "vramledger-fleet", "vramledger-node"
+    for dashboard, panel, ref in ((fleet, "GPUs", "A"), (fleet, "GPUs", "B"), (node, "GPUs reachable", "A")):
+        assert _total(value(engine, dashboard, panel, ref, instance="mig")) == 1, (panel, ref)
+    for ref, model, count in (("B", "NVIDIA H200", 1), ("F", "NVIDIA H200 MIG 1g.18gb", 3)):
+        (row,) = value(engine, fleet, "Capacity by GPU model", ref, instance="mig")
+        assert (row["name"], row["value"]) == (model, count)
+
+    parts = value(engine, node, "Devices as ledgers", instance="mig")
+    bars = {str(each["device"]) for each in parts}
+    assert bars == {"GPU 0 instance 7", "GPU 0 instance 8", "GPU 0 instance 9"}
+    for bar in bars:
+        shares = [each for each in parts if each["device"] == bar]
+        assert _total(shares) == pytest.approx(1), bar
 
 
 def test_the_hoarder_is_found_in_three_clicks(engine: Engine) -> None:
@@ -253,6 +272,39 @@ def test_a_week_has_the_gibibyte_hours_of_a_range_of_a_week(engine: Engine) -> N
         said = sum(float(row["value"][1]) for row in rows)
         assert said == pytest.approx(float(shown["value"][1]), rel=1e-6), ref
         assert said > 0
+
+
+def test_no_week_has_less_than_nothing(require_tool: Callable[[str], Path], tmp_path: Path) -> None:
+    """An owner that ended about a week's edge has no GiB-hours after it, and all that it held before it.
+
+    Its newest mean may go on for up to 4 minutes.
+    """
+    week, last = 7 * 86_400.0, NOW // 240 * 240 - 240
+    series = tuple(
+        sorted(
+            {
+                "__name__": "vramledger_owner:memory_wasted_bytes:rate4m",
+                "instance": "alone",
+                "job": "vramledger",
+                "owner": "ada",
+                "owner_type": "user",
+            }.items()
+        )
+    )
+    steady = Samples()
+    for at in range(int(last) - 3600, int(last) + 1, 240):
+        steady.add("rules", at, {series: 2.0**30})
+    steady.add("rules", last + 240, {})  # the owner has ended
+    weeks = [_over(_expr("vramledger-owner", "Wasted, week by week", ref), 60) for ref in "AB"]
+    with database.prometheus(require_tool("prometheus"), tmp_path, steady) as alone:
+        for after in (*range(-900, 300, 60), *range(-7, 0)):
+            edge = last + after - NOW + week
+            this, before = (
+                sum(float(row["value"][1]) for row in ask(alone, expr, instant=True, span=SPAN, ahead=edge))
+                for expr in weeks
+            )
+            assert this >= 0 <= before, after
+            assert 3840 <= round(3600 * (this + before), 6) <= (3840 if after <= 0 else 4080), after
 
 
 def test_hours_and_cost_are_those_of_the_simulation(samples: Samples, engine: Engine) -> None:
