@@ -7,6 +7,8 @@ import sys
 
 from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 PYTHON_VERSION = sys.version.split(maxsplit=1)[0]
 
 
@@ -34,7 +36,7 @@ def drop_unknown(entry: dict[str, object]) -> dict[str, object]:
 
 def encode_report(report: dict[str, object]) -> bytes:
     """Return the message, without the frameworks' figures if it would be too long for the wire."""
-    message = json.dumps(report, separators=(",", ":")).encode()
+    message = _encode(report).encode()
     if len(message) <= MAX_MESSAGE_BYTES:
         return message
-    return json.dumps({**report, "frameworks": []}, separators=(",", ":")).encode()
+    return _encode({**report, "frameworks": []}).encode()

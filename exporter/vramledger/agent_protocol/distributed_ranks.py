@@ -75,14 +75,14 @@ def _rendezvous(value: Callable[[str], str]) -> tuple[str, str, str]:
 
 def _pmix(value: Callable[[str], str]) -> tuple[str, str, str]:
     job = value("PMIX_NAMESPACE")
+    if not job:
+        return "", "", ""
     rank = value("OMPI_COMM_WORLD_RANK") or value("PMIX_RANK")
-    return (f"pmix {job}" if job else ""), rank, value("OMPI_COMM_WORLD_SIZE") or value("PMI_SIZE")
+    return f"pmix {job}", rank, value("OMPI_COMM_WORLD_SIZE") or value("PMI_SIZE")
 
 
 def _slurm_step(value: Callable[[str], str]) -> tuple[str, str, str]:
     job, step = value("SLURM_JOB_ID"), value("SLURM_STEP_ID")
-    return (
-        (f"slurm {job}.{step}" if job and step else ""),
-        value("SLURM_PROCID"),
-        value("SLURM_STEP_NUM_TASKS"),
-    )
+    if not job or not step:
+        return "", "", ""
+    return f"slurm {job}.{step}", value("SLURM_PROCID"), value("SLURM_STEP_NUM_TASKS")

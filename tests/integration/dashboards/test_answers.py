@@ -728,6 +728,22 @@ def test_what_helps_against_fragmentation_stands_beside_it(engine: Engine) -> No
     assert (much["step"], little["step"]) == (SEGMENTS, LITTLE)
 
 
+def test_fragmentation_is_the_share_of_the_pool_in_free_pieces(engine: Engine) -> None:
+    """It is what is split and free over what is reserved, so a few pieces of a large pool are a small share."""
+    shares = {}
+    for node in ("fragmented", "leak"):
+        (row,) = value(engine, "vramledger-framework", "torch: fragmentation", "B", instance=node)
+        split, pool = (
+            float(each["value"][1])
+            for metric in ("inactive_split", "reserved")
+            for each in ask(engine, f'vramledger_torch_{metric}_bytes{{instance="{node}"}}', **_NOW)
+        )
+        assert row["value"] == pytest.approx(split / pool)
+        shares[node] = row["value"]
+
+    assert shares["fragmented"] > 0.1 > shares["leak"]
+
+
 def test_no_age_is_in_the_future(engine: Engine) -> None:
     """A host's clock that is ahead of Prometheus' gives ages of 0, never less."""
     for content in load_dashboards().values():

@@ -56,6 +56,7 @@ class TorchAllocator:
         self._device_count = len(torch.cuda.default_generators)
         self._updates = 0
         self._stats: dict[int, dict[str, object]] = {}
+        self._figures: dict[int, tuple[object, dict[str, int | None]]] = {}
         self._blocks = BlockSurvey(torch)
         self._leak_detectors: dict[int, LeakDetector] = {}
         self._first_steps: dict[int, LeakDetector] = {}
@@ -102,7 +103,12 @@ class TorchAllocator:
 
     def figures(self, ordinal: int) -> dict[str, int | None]:
         """Return the figures of a device's counters, as they were last read."""
-        return read_counters(self._stats[ordinal])
+        stats = self._stats[ordinal]
+        read, figures = self._figures.get(ordinal, (None, {}))
+        if read is not stats:  # another thread may have read them meanwhile, where an allocation failed
+            figures = read_counters(stats)
+            self._figures[ordinal] = stats, figures
+        return figures
 
     def survey_blocks(self, ordinal: int, max_blocks: int) -> DeviceBlocks | None:
         """Survey a device's blocks now; None if it has more than ``max_blocks``."""
