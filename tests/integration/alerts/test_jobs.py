@@ -241,3 +241,19 @@ def test_the_page_says_who_waits_for_whom(tmp_path: Path) -> None:
     assert "26m 0s" in text
     assert "rank 0 on n0 (GPU 0)" in text
     assert "kill -CONT 103" in text
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_who_is_busy_without_work_learns_how_many_ranks_are_seen(tmp_path: Path, ranks: int) -> None:
+    """A rank that ended before its first sample is not named, but its absence is said; of a whole job nothing is."""
+    far = beside(*(waiting(number) for number in range(2, ranks)))
+    series = [
+        each
+        for name, node in {"n0": NEAR, "n7": far}.items()
+        for each in replace(node, instance=name).series(40)
+    ]
+    alerts = [each for each in firing(tmp_path, series, 36) if each.name == "GpuBusyWithoutWork"]
+    said = {"Of the 4 ranks of its job 3 are seen." in each.annotations["description"] for each in alerts}
+
+    assert len(alerts) == ranks
+    assert said == {ranks == 3}
