@@ -194,7 +194,7 @@ def uncharged_holders() -> Panel:
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             OWNER_COLUMN,
-            Column("Value #B", "Uncharged", BYTES, width=112),
+            Column("Value #B", "Uncharged", BYTES, width=118),
             Column("Value #C", "Perhaps more", BYTES, width=80),
         ],
         sort="Value #B", rows_of="Value #A", width=9, height=7,

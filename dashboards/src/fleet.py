@@ -276,7 +276,7 @@ def full_but_unused() -> Panel:
         columns=[
             NODE_COLUMN,
             GPU_COLUMN,
-            Column("Value #A", "Memory used", SHARE, bar=True, width=120),
+            Column("Value #A", "Memory used", SHARE, bar=True, width=111),
             Column("Value #B", "Utilisation", SHARE, width=108),
             Column("Value #C", "Wasted", BYTES, width=90),
         ],
@@ -311,15 +311,15 @@ def capacity_by_model() -> Panel:
         Query(f"{room} or 0 * count by (name) ({name})"),
         Query(f"count by (name) ({name} unless on ({NODE_LABELS}, uuid) {up})"),
         columns=[
-            Column("name", "Model", link=link_to_model(), least=165),
+            Column("name", "Model", link=link_to_model(), least=190),
             Column("Value #B", "GPUs", COUNT, width=60),
             Column("Value #F", "MIG instances", COUNT, width=92),
-            Column("Value #A", "Memory", BYTES, width=90),
+            Column("Value #A", "Memory", BYTES, width=100),
             Column("Value #C", "Used, 95th percentile", BYTES, width=100),
             Column("Value #D", "Needed, 95th percentile", BYTES, width=100),
             Column("Value #E", "Room for $size GiB", COUNT, width=70),
         ],
-        sort="Value #A", height=8,
+        sort="Value #A", width=13, height=8,
     )  # fmt: skip
 
 
@@ -343,7 +343,7 @@ def worst_nodes() -> Panel:
             Column("Value #C", "Memory used", SHARE, width=90),
             Column("Value #D", "Holders that lack memory", COUNT, width=110),
         ],
-        sort="Value #A", rows_of="Value #A", height=8,
+        sort="Value #A", rows_of="Value #A", width=11, height=8,
     )  # fmt: skip
 
 

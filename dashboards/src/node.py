@@ -109,7 +109,7 @@ def devices() -> Panel:
         Query(f"{by} ({selector('vramledger_device_ghost')})"),
         columns=[
             GPU_COLUMN,
-            Column("name", "Product", least=165),
+            Column("name", "Product", least=190),
             Column("gpu_instance", "MIG instance", width=92),
             Column("Value #A", "Answers", COUNT, mappings=[YES_OR_NO], width=85),
             Column("Value #C", "Memory used", SHARE, bar=True, width=150),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dashboards.src.queries import (
@@ -51,6 +51,8 @@ ROUNDED = "short"
 LEAST_WIDTHS = {None: 100, BYTES: 90, GIB_HOURS: 115, SECONDS: AGE_WIDTH}
 """Pixels that a column without a width has at least, by its unit: on a phone the table is scrolled, and no
 word or digit is cut off."""
+SHORTEST_AXES = {COUNT: 1, BYTES: 2**20, "Bps": 1e6}
+"""Where the axis of a unit ends at least: Grafana draws what is always 0 on an axis up to 100."""
 EMPTY_CELL = "-"
 _SMALL = 5
 """Columns in which two figures of the usual size are broken into lines."""
@@ -58,6 +60,8 @@ COUNT_TITLE = "Count"
 """The title of the figure beside a table: a longer one is cut off."""
 COLUMNS_OF_THE_PAGE = 24
 """The width of a page, in columns of the grid."""
+PIXELS_OF_A_COLUMN, PADDING = (1440 - 32) / COLUMNS_OF_THE_PAGE, 44
+"""Pixels of a column of the grid on a page of 1440, and of a panel beside the columns of its table."""
 POINTS_PER_COLUMN = 30
 """Points of a graph for each column of the grid: one for two pixels of a page of 1440."""
 POINTS_OF_A_TABLE = 300
@@ -245,11 +249,10 @@ def time_series(
     defaults |= {"unit": unit, "noValue": absent, "min": 0, "color": {"mode": "palette-classic-by-name"}}
     if maximum is not None:
         defaults["max"] = maximum
-    whole = unit == COUNT
-    if whole:
+    if unit == COUNT:
         defaults["decimals"] = 0
     defaults["custom"] = {
-        **({"axisSoftMax": 1} if whole else {}),  # else Grafana draws 0 on an axis up to 100
+        **({"axisSoftMax": SHORTEST_AXES[unit]} if unit in SHORTEST_AXES else {}),
         "drawStyle": "line", "lineWidth": 0 if stacked else 1, "fillOpacity": 80 if stacked else 0,
         "gradientMode": "none", "showPoints": "never", "spanNulls": False, "lineInterpolation": "stepAfter",
         "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
@@ -343,6 +346,7 @@ def table(
         for link in ([column.link] if column.link else [])
         for name in re.findall(r"__data\.fields\.(\w+)", link["url"])
     }
+    columns = _with_shares(columns, width)
     columns = [*columns, *(Column(name, name, hidden=True) for name in sorted(needed - fields))]
     body["fieldConfig"]["defaults"] |= {
         "noValue": absent,
@@ -500,6 +504,29 @@ def _colour_overrides(colours: Mapping[str, str], *, areas: bool = False) -> lis
     ]
 
 
+def _least_width(column: Column) -> int:
+    """Return the pixels that a column without a width has at least."""
+    least = column.least or LEAST_WIDTHS[column.unit]
+    return max(least, BAR_WIDTH) if column.bar else least
+
+
+def _with_shares(columns: Sequence[Column], width: int) -> list[Column]:
+    """Return columns of which none without a width needs more than its share of the room.
+
+    Grafana gives each of them the same share. One that needs more would push the last ones out of the page.
+    """
+    room = width * PIXELS_OF_A_COLUMN - PADDING
+    while True:
+        shared = [column for column in columns if not column.width and not column.hidden]
+        left = room - sum(column.width or 0 for column in columns)
+        wide = [column for column in shared if _least_width(column) * len(shared) > left]
+        if not wide:
+            return [*columns]
+        columns = [
+            replace(column, width=_least_width(column)) if column in wide else column for column in columns
+        ]
+
+
 def _column_override(column: Column) -> Json:
     # Without a unit of its own, a label of digits such as a pid is drawn as a number: 1.41 K.
     properties: Json = {"displayName": column.title, "unit": column.unit or TEXT}
@@ -517,8 +544,7 @@ def _column_override(column: Column) -> Json:
     if column.width:
         properties["custom.width"] = column.width
     elif not column.hidden:
-        needed = column.least or LEAST_WIDTHS[column.unit]
-        properties["custom.minWidth"] = max(needed, BAR_WIDTH) if column.bar else needed
+        properties["custom.minWidth"] = _least_width(column)
     if column.bar:
         properties["custom.cellOptions"] = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
         properties["color"] = {"mode": "fixed", "fixedColor": GRAFANA["idle"]}

@@ -73,11 +73,11 @@ from dashboards.src.queries import (
 from vramledger.views.colours import GRAFANA
 
 NODE_COLUMN = Column("instance", "Node", link=link_to_node(), least=130)
-GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=50)
+GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=45)
 OWNER_COLUMN = Column("owner", "Owner", link=link_to_owner())
 OWNER_TYPE_COLUMN = Column("owner_type", "Kind", width=85)
 TEAM_COLUMN = Column("team", "Team", link=link_to_team(), width=100)
-PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=70)
+PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=66)
 PROGRAM_COLUMN = Column("command", "Program")
 FRAMEWORK_COLUMNS = (
     Column("framework", "Framework", width=105),
@@ -101,8 +101,8 @@ FIRST_STEPS = {
 """What to do first, by the step of a holder (:func:`with_step`); longer texts push the GPU off the page."""
 STEPS = value_mapping({step: (text, "text") for step, text in FIRST_STEPS.items()})
 STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=70)
-STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=162)
-BLOCKER_COLUMN = Column("blocker", "Largest other holder then", least=210)
+STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=160)
+BLOCKER_COLUMN = Column("blocker", "Largest other holder then", least=204)
 FOR = "For"
 HIDDEN = value_mapping({1: ("hidden", GRAFANA["orphaned"])})
 VERDICTS = value_mapping(
@@ -289,7 +289,7 @@ def firing_alert_table(*matchers: str, but: str = "", width: int = 24, height: i
             f"* on ({place}, pid) group_left () {of_gpu}"
         ),
         columns=[
-            Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=105),
+            Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=110),
             Column("alertname", "Alert", link=link_to_runbook(), width=235),
             Column("Value #B", FOR, SECONDS, width=AGE_WIDTH),
             NODE_COLUMN,
@@ -363,7 +363,7 @@ def holdings_table(
         columns=[
             *columns,
             STATE_COLUMN,
-            Column("grade", "Evidence", width=85),
+            Column("grade", "Evidence", width=84),
             Column("Value #B", FOR, SECONDS, width=AGE_WIDTH),
             Column("Value #A", "Holds", BYTES, bar=True, width=BAR_WIDTH),
             *middle,
@@ -461,8 +461,8 @@ def usage_table(
         *(Query(figures[name]) for name in names),
         columns=[
             *first,
-            Column(fields["Wasted"], "Wasted", GIB_HOURS, bar=worst, width=130),
-            Column(fields["Held"], "Held", GIB_HOURS, bar=not worst, width=130),
+            Column(fields["Wasted"], "Wasted", GIB_HOURS, bar=worst, width=118),
+            Column(fields["Held"], "Held", GIB_HOURS, bar=not worst, width=118),
             *(Column(fields[name], name, ROUNDED, width=92) for name in names[2:]),
         ],
         sort=fields[key], rows_of=fields[key], width=24, height=9,
