@@ -8,6 +8,7 @@ from dashboards.src.panels import (
     COUNT,
     DEVICE_LEGEND,
     NODE_LEGEND,
+    ROUNDED,
     SECONDS,
     STATUS_NAMES,
     YES_OR_NO,
@@ -199,7 +200,7 @@ def exporter_cpu() -> Panel:
         "The exporter's own CPU time",
         "Cores that the serving process keeps busy; the sampler is a separate process.",
         Query(_ten_nodes(f"max by ({NODE_LABELS}) ({rate('process_cpu_seconds_total')})"), NODE_LEGEND),
-        unit=COUNT, absent="not available: collector exporter is off, or no data", width=8,
+        unit=ROUNDED, absent="not available: collector exporter is off, or no data", width=8,
     )  # fmt: skip
 
 

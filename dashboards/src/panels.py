@@ -7,7 +7,7 @@ shown as the text of ``absent``, never as 0.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,7 +60,7 @@ COUNT_TITLE = "Count"
 """The title of the figure beside a table: a longer one is cut off."""
 COLUMNS_OF_THE_PAGE = 24
 """The width of a page, in columns of the grid."""
-PIXELS_OF_A_COLUMN, PADDING = (1440 - 32) / COLUMNS_OF_THE_PAGE, 44
+PIXELS_OF_A_COLUMN, PADDING = (1440 - 32) / COLUMNS_OF_THE_PAGE, 36
 """Pixels of a column of the grid on a page of 1440, and of a panel beside the columns of its table."""
 POINTS_PER_COLUMN = 30
 """Points of a graph for each column of the grid: one for two pixels of a page of 1440."""
@@ -472,9 +472,9 @@ def _panel_body(
     }
 
 
-def _plain_thresholds() -> Json:
+def _plain_thresholds(colour: str = PLAIN) -> Json:
     """Return thresholds without colours: where a colour means something, a mapping gives it."""
-    return {"mode": "absolute", "steps": [{"value": None, "color": PLAIN}]}
+    return {"mode": "absolute", "steps": [{"value": None, "color": colour}]}
 
 
 def _from_one(colour: str) -> Json:
@@ -527,6 +527,11 @@ def _with_shares(columns: Sequence[Column], width: int) -> list[Column]:
         ]
 
 
+def _looks(column: Column) -> Iterator[Json]:
+    for mapping in column.mappings:
+        yield from mapping["options"].values()
+
+
 def _column_override(column: Column) -> Json:
     # Without a unit of its own, a label of digits such as a pid is drawn as a number: 1.41 K.
     properties: Json = {"displayName": column.title, "unit": column.unit or TEXT}
@@ -538,8 +543,13 @@ def _column_override(column: Column) -> Json:
         properties["links"] = [column.link]
         properties["noValue"] = ""  # a dash would be a link that leads nowhere
     if column.mappings:
+        coloured = any(look["color"] != PLAIN for look in _looks(column))
         properties["mappings"] = [*column.mappings]
-        properties["custom.cellOptions"] = {"type": "color-text"}
+        # Coloured words are too dim: the colours stand out as areas, 3:1, in both themes.
+        properties["custom.cellOptions"] = (
+            {"type": "color-background", "mode": "basic"} if coloured else {"type": "color-text"}
+        )
+        properties["thresholds"] = _plain_thresholds("transparent" if coloured else PLAIN)
         properties["custom.align"] = "left"
     if column.width:
         properties["custom.width"] = column.width

@@ -77,7 +77,7 @@ GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=45)
 OWNER_COLUMN = Column("owner", "Owner", link=link_to_owner())
 OWNER_TYPE_COLUMN = Column("owner_type", "Kind", width=85)
 TEAM_COLUMN = Column("team", "Team", link=link_to_team(), width=100)
-PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=66)
+PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=72)
 PROGRAM_COLUMN = Column("command", "Program")
 FRAMEWORK_COLUMNS = (
     Column("framework", "Framework", width=105),
@@ -101,7 +101,7 @@ FIRST_STEPS = {
 """What to do first, by the step of a holder (:func:`with_step`); longer texts push the GPU off the page."""
 STEPS = value_mapping({step: (text, "text") for step, text in FIRST_STEPS.items()})
 STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=70)
-STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=160)
+STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=164)
 BLOCKER_COLUMN = Column("blocker", "Largest other holder then", least=204)
 FOR = "For"
 HIDDEN = value_mapping({1: ("hidden", GRAFANA["orphaned"])})
@@ -110,7 +110,7 @@ VERDICTS = value_mapping(
         "hoarded": ("held by others", GRAFANA["orphaned"]),
         "fragmented": ("own free pieces", GRAFANA["idle"]),
         "leaking": ("own growth", GRAFANA["dead"]),
-        "too_big": ("too big", "text"),
+        "too_big": ("too big", GRAFANA["stopped"]),
         "unknown": ("not known", GRAFANA["unknown"]),
     }
 )
@@ -350,8 +350,8 @@ def holdings_table(
         need = f"max by ({by}) ({selector('vramledger_process_needed_peak_bytes')} {of_those})"
         figures = [need, f"{demand_rate()} {of_those}"]
         middle = [
-            Column("Value #E", "Needs", BYTES, width=75),
-            Column("Value #F", "Grows", "Bps", width=78),
+            Column("Value #E", "Needs", BYTES, width=72),
+            Column("Value #F", "Grows", "Bps", width=74),
         ]
     return table(
         title, f"{description} {say}",

@@ -40,6 +40,20 @@ def test_a_label_is_never_drawn_as_a_number(uid: str) -> None:
 
 
 @EACH
+def test_coloured_words_are_read_in_both_themes(uid: str) -> None:
+    """A word with a colour stands on an area of it; a cell without a value has none."""
+    for panel in of_type(uid, "table"):
+        for field, column in properties(panel).items():
+            looks = [look for each in column.get("mappings", ()) for look in each["options"].values()]
+            colours = {look["color"] for look in looks}
+            if colours - {"text"}:
+                about = f"{panel['title']}: {field}"
+                assert column["custom.cellOptions"]["type"] == "color-background", about
+                assert "text" not in colours, f"{about}: a white area in the dark theme"
+                assert [step["color"] for step in column["thresholds"]["steps"]] == ["transparent"], about
+
+
+@EACH
 def test_a_variable_is_one_line(uid: str) -> None:
     """Grafana takes query_result(...) for the name of a metric where there is an end of line in it."""
     for each in DASHBOARDS[uid]["templating"]["list"]:
@@ -309,7 +323,7 @@ def test_steady_growth_has_every_span_of_the_leak_alerts() -> None:
 
 PIXELS = (1440 - 32) / 24
 """The width of a column of the grid on a page of 1440 pixels."""
-PADDING = 44
+PADDING = 36
 """Pixels of a panel beside the columns of its table, with the bar by which one scrolls."""
 LONGEST = {
     "bytes": "1016 GiB",
