@@ -245,7 +245,7 @@ def test_the_page_says_who_waits_for_whom(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_who_is_busy_without_work_learns_how_many_ranks_are_seen(tmp_path: Path, ranks: int) -> None:
-    """A rank that ended before its first sample is not named, but its absence is said; of a whole job nothing is."""
+    """A rank that ended before its first sample has no name, but the alert says that one is missing."""
     far = beside(*(waiting(number) for number in range(2, ranks)))
     series = [
         each

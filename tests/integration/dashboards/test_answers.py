@@ -729,8 +729,8 @@ def test_what_helps_against_fragmentation_stands_beside_it(engine: Engine) -> No
 
 
 def test_fragmentation_is_the_share_of_the_pool_in_free_pieces(engine: Engine) -> None:
-    """It is what is split and free over what is reserved, so a few pieces of a large pool are a small share."""
-    shares = {}
+    """It is what is split and free over what is reserved: few pieces of a large pool are a small share."""
+    shares: dict[str, float] = {}
     for node in ("fragmented", "leak"):
         (row,) = value(engine, "vramledger-framework", "torch: fragmentation", "B", instance=node)
         split, pool = (
@@ -738,8 +738,8 @@ def test_fragmentation_is_the_share_of_the_pool_in_free_pieces(engine: Engine) -
             for metric in ("inactive_split", "reserved")
             for each in ask(engine, f'vramledger_torch_{metric}_bytes{{instance="{node}"}}', **_NOW)
         )
-        assert row["value"] == pytest.approx(split / pool)
-        shares[node] = row["value"]
+        shares[node] = split / pool
+        assert row["value"] == pytest.approx(shares[node])
 
     assert shares["fragmented"] > 0.1 > shares["leak"]
 

@@ -19,7 +19,7 @@ SHORT = Pace(sample=30.0, step=60.0, scrape=30.0, longest=3.0, after=2.5)
 """The longest fault is found an hour and a half after its onset."""
 
 SOME = "some of them"
-"""What ``make test`` judges: each fourth scenario. That each alert fires, tests/integration/alerts shows."""
+"""What ``make test`` judges: each fourth scenario. That each alert fires is in tests/integration/alerts."""
 
 
 @pytest.fixture(scope="module")
