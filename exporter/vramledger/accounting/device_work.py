@@ -10,24 +10,16 @@ another one has no row at all.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from vramledger.accounting.sample import Clock, Sample, WorkEvidence
+from vramledger.model.counted_activity import read_counters
 from vramledger.model.reading import DeviceReading, ProcessUtilization
 
 ROW_DELAY = 3.0
-"""Seconds within which the driver names the process that ran: it notes one twice a second, and we read the
-notes once a second."""
-
-COPY_RATE = 4.0 * 2**20
-"""Bytes a second over PCIe or NVLink above which somebody copies. Reading the driver, as we do, moves up to
-0.6 MiB/s on an idle H200."""
-
-MEMORY_SHARE = 1e-4
-"""The share of the memory's bandwidth above which somebody copies within the device; an idle H200 uses
-4e-6."""
+"""Seconds within which the driver names the process that ran: it notes one twice a second. We read the notes
+once a second, and every 3 s where the device has done the same for some time: see ``query_pace``."""
 
 LONGEST_BURST = 10.0
 """Seconds for which another holder may keep the device busy without a break: small work beside it is not
@@ -37,15 +29,7 @@ BUSY_SHARE = 0.5
 """The share of the idle threshold for which other holders may work. The work of a holder that has nothing to
 do with theirs falls into the rest of the time sooner or later."""
 
-_LINKS = ("pcie_transmit", "pcie_receive", "nvlink_transmit", "nvlink_receive")
 _CODERS = ("device_encoder_utilization_ratio", "device_decoder_utilization_ratio")
-
-
-class _Counted(NamedTuple):
-    """What GPM's counters say of the time since the last sample: whether kernels ran, and anything else."""
-
-    kernels: bool
-    other: bool
 
 
 @dataclass(slots=True)
@@ -103,7 +87,7 @@ class DeviceWorkTracker:
             moved = before is not None and before.moved
             before = self._devices[device.uuid] = _DeviceWork(sample.clock, runner, moved=moved)
         known, now = before, sample.monotonic
-        counted = _read_counters(device.activity)
+        counted = read_counters(device.activity)
         known.moved = known.moved or counted is not None
         rate = _highest_rate(device)
         if counted is None and _is_instance_at_rest(device):
@@ -186,20 +170,6 @@ def _is_instance_at_rest(device: DeviceReading) -> bool:
     The links of a GPU are not counted for its instances, so on an idle one no counter may move at all.
     """
     return device.parent is not None and (device.activity or {}).get("sm") == 0
-
-
-def _read_counters(activity: Mapping[str, float] | None) -> _Counted | None:
-    """Return what the counters say; None where there are none, or where none of them moves.
-
-    Some counter of a live GPU always moves: reading the driver takes some bytes over PCIe.
-    """
-    if activity is None or "sm" not in activity:
-        return None
-    if not any(value > 0 for name, value in activity.items() if name != "seconds"):
-        return None
-    copies = any(activity.get(link, 0.0) > COPY_RATE for link in _LINKS)
-    other = copies or activity.get("dram", 0.0) > MEMORY_SHARE or activity.get("video", 0.0) > 0
-    return _Counted(kernels=activity["sm"] > 0, other=other)
 
 
 def _highest_rate(device: DeviceReading) -> float | None:

@@ -256,6 +256,8 @@ class Sampler:
             if self._kv_caches.seconds is not None:
                 collectors["vllm"] = (self._kv_caches.answers, self._kv_caches.seconds)
         events = tuple(self._events.popleft() for _ in range(len(self._events)))
+        if events:
+            self._read_lists_again()
         return Reading(
             time=wall,
             monotonic=begun,
@@ -329,6 +331,7 @@ class Sampler:
             if gone <= gone_before:
                 break
             gone_before |= gone
+            self._read_lists_again()
             again = [
                 thread for thread in self._threads if gone & _listed_pids(thread.known) and not thread.busy
             ]
@@ -336,6 +339,11 @@ class Sampler:
             devices = tuple(_with_work_of(device, fresh.get(device.uuid, device)) for device in devices)
         self._gone = gone
         return devices, rows, unseen
+
+    def _read_lists_again(self) -> None:
+        """Have the lists of all GPUs read at the next readings, because something has happened to a holder."""
+        for reader in self._readers:
+            reader.read_list_again()
 
     def _hidden_unreadable(self) -> int | None:
         """Return how many processes the search for hidden holders could not look into, once known."""
@@ -408,6 +416,8 @@ class Sampler:
             bystander = (row.pid, row.start) in self._bystanders
             if bystander or self._known.get(row.pid) != known[row.pid]:
                 self._facts.request(row)
+        if known != self._known:
+            self._read_lists_again()
         self._known = known
         self._rows = rows
         self._request_refreshes(rows)

@@ -10,7 +10,14 @@ import time
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from vramledger.model.reading import DeviceReading, HardwareValue, ProcessEntry
+from vramledger.model.counted_activity import read_counters
+from vramledger.model.reading import (
+    DeviceReading,
+    HardwareValue,
+    MemoryReading,
+    ProcessEntry,
+    ProcessUtilization,
+)
 from vramledger.readers.hosts.dmem import DeviceMemoryCgroups
 from vramledger.readers.hosts.system_memory import SystemMemory
 from vramledger.readers.nvml.activity import ActivityReader, pcie_throughput
@@ -32,6 +39,7 @@ from vramledger.readers.nvml.memory import (
 from vramledger.readers.nvml.memory_limits import LimitReader, Limits
 from vramledger.readers.nvml.mig import MigInstance, read_instances
 from vramledger.readers.nvml.process_lists import ProcessList, Unchanged, merge_lists
+from vramledger.readers.nvml.query_pace import ListPace, RowPace
 from vramledger.readers.nvml.return_codes import (
     GPU_IS_LOST,
     LOST,
@@ -88,6 +96,8 @@ class DeviceReader:
             for kind, name in (("C", "Compute"), ("G", "Graphics"), ("M", "MPSCompute"))
         ]
         self._unchanged = Unchanged()
+        self._list_pace = ListPace()
+        self._row_pace = RowPace()
         self._utilization_log = UtilizationLog(nvml)
         self._device_log = DeviceUtilizationLog(nvml)
         self._activity = ActivityReader(nvml)
@@ -151,6 +161,10 @@ class DeviceReader:
             return int(error.value)
         return None
 
+    def read_list_again(self) -> None:
+        """Have the next readings read the list of processes, whatever they show; any thread may call this."""
+        self._list_pace.ask()
+
     def read(self, wall: float, monotonic: float) -> tuple[DeviceReading, ...]:
         """Read the GPU, then its MIG instances; ``wall`` and ``monotonic`` are the clocks, in seconds.
 
@@ -191,6 +205,7 @@ class DeviceReader:
             return reading, *(self._read_instance(each, monotonic) for each in self._instances or ())
         except DeviceLostError:
             self._slow_due = float("-inf")  # read everything again once it is back
+            self._list_pace.ask()
             for reader in (self._activity, *self._instance_activity.values()):
                 reader.forget()
             return self._lost_readings(started)
@@ -242,26 +257,52 @@ class DeviceReader:
         memory = self._memory.read(self._named, self._named, failed)
         if self._integrated:
             return {**memory._asdict(), "processes": self._system.nvmap_clients()}
-        self._unchanged.used = None if memory.memory is None else memory.memory.used
-        if slow:
-            self._unchanged.forget()
-        processes = self._read_processes(handle, failed, self._unchanged)
-        listed = None if processes is None else {entry.pid for entry in processes}
+        processes = self._list_pace.known(memory.memory, monotonic)
+        if slow or processes is None:
+            processes = self._read_all_lists(memory.memory, monotonic, failed, slow=slow)
+        # What the counters say comes before the rows, which it may make unnecessary.
+        activity = query(
+            self._nvml, partial(self._read_activity, monotonic=monotonic), handle, "activity", failed
+        )
         return {
             **memory._asdict(),
             "processes": processes,
             "utilization": query(self._nvml, self._read_utilization, handle, "utilization", failed),
-            "process_utilization": query(
-                self._nvml,
-                partial(self._utilization_log.read, wall=wall, monotonic=monotonic, listed_pids=listed),
-                handle,
-                "process_utilization",
-                failed,
-            ),
-            "activity": query(
-                self._nvml, partial(self._read_activity, monotonic=monotonic), handle, "activity", failed
-            ),
+            "process_utilization": self._read_rows(wall, monotonic, processes, activity, failed),
+            "activity": activity,
         }
+
+    def _read_all_lists(
+        self, memory: MemoryReading | None, monotonic: float, failed: list[str], *, slow: bool
+    ) -> tuple[ProcessEntry, ...] | None:
+        """Read the lists of the GPU, those of graphics and of MPS only where they can have changed."""
+        self._unchanged.used = None if memory is None else memory.used
+        if slow:
+            self._unchanged.forget()
+        processes = self._read_processes(self._handle, failed, self._unchanged)
+        self._list_pace.remember(processes, monotonic)
+        return processes
+
+    def _read_rows(
+        self,
+        wall: float,
+        monotonic: float,
+        processes: tuple[ProcessEntry, ...] | None,
+        activity: dict[str, float] | None,
+        failed: list[str],
+    ) -> tuple[ProcessUtilization, ...] | None:
+        """Return the new rows of utilisation; none where they cannot say anything new yet."""
+        if not self._row_pace.are_due(read_counters(activity), monotonic):
+            return self._row_pace.between
+        listed = None if processes is None else {entry.pid for entry in processes}
+        errors: list[str] = []
+        read = partial(self._utilization_log.read, wall=wall, monotonic=monotonic, listed_pids=listed)
+        rows = query(self._nvml, read, self._handle, "process_utilization", errors)
+        self._row_pace.remember(rows, listed or (), monotonic, failed=bool(errors))
+        if listed is not None and any(row.pid not in listed for row in rows or ()):
+            self._list_pace.ask()  # it may have come since the list was read
+        failed += errors
+        return rows
 
     def _read_confidential(self) -> None:
         """Find out whether GPM's counters are hidden: a counter of 0 then proves nothing.
@@ -356,6 +397,7 @@ class DeviceReader:
             self._instances = instances
             if instances is not None:
                 self._activity.forget()
+                self._list_pace.ask()
             present = {instance.gpu_instance for instance in instances or ()}
             for number in [each for each in self._instance_activity if each not in present]:
                 self._instance_activity.pop(number).close()

@@ -1,0 +1,37 @@
+"""Say what GPM's counters prove of a device: that something ran, or copied, or that nothing did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+COPY_RATE = 4.0 * 2**20
+"""Bytes a second over PCIe or NVLink above which somebody copies. Reading the driver, as we do, moves up to
+0.6 MiB/s on an idle H200."""
+
+MEMORY_SHARE = 1e-4
+"""The share of the memory's bandwidth above which somebody copies within the device; an idle H200 uses
+4e-6."""
+
+_LINKS = ("pcie_transmit", "pcie_receive", "nvlink_transmit", "nvlink_receive")
+
+
+class CountedActivity(NamedTuple):
+    """What GPM's counters say of the time since the last sample: whether kernels ran, and anything else."""
+
+    kernels: bool
+    other: bool
+
+
+def read_counters(activity: Mapping[str, float] | None) -> CountedActivity | None:
+    """Return what the counters say; None where there are none, or where none of them moves.
+
+    Some counter of a live GPU always moves: reading the driver takes some bytes over PCIe.
+    """
+    if activity is None or "sm" not in activity:
+        return None
+    if not any(value > 0 for name, value in activity.items() if name != "seconds"):
+        return None
+    copies = any(activity.get(link, 0.0) > COPY_RATE for link in _LINKS)
+    other = copies or activity.get("dram", 0.0) > MEMORY_SHARE or activity.get("video", 0.0) > 0
+    return CountedActivity(kernels=activity["sm"] > 0, other=other)
