@@ -73,7 +73,7 @@ from dashboards.src.queries import (
 from vramledger.views.colours import GRAFANA
 
 NODE_COLUMN = Column("instance", "Node", link=link_to_node(), least=130)
-GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=45)
+GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=50)
 OWNER_COLUMN = Column("owner", "Owner", link=link_to_owner())
 OWNER_TYPE_COLUMN = Column("owner_type", "Kind", width=85)
 TEAM_COLUMN = Column("team", "Team", link=link_to_team(), width=100)
