@@ -159,6 +159,17 @@ def test_the_variable_of_devices_shows_names_and_gives_uuids(engine: Engine) -> 
     assert {match["value"] for match in matched if match} == {each["metric"]["uuid"] for each in found}
 
 
+def test_a_node_that_is_not_watched_says_how_old_its_data_is(engine: Engine) -> None:
+    """A node that is down, or whose samples have stopped, has the age of its newest data."""
+    rows = value(engine, "vramledger-fleet", "Nodes that are not fully watched", "C")
+    ages = {str(row["instance"]): float(str(row["value"])) for row in rows}
+
+    assert {"down", "stalled", "driver-lost"} <= ages.keys()
+    assert not ages.keys() & {"agent-silent", "blind", "device-lost"}
+    assert ages["down"] == pytest.approx(1200, abs=90)
+    assert ages["stalled"] == pytest.approx(1200, abs=90)
+
+
 def test_no_panel_counts_an_instance_as_a_gpu(engine: Engine) -> None:
     """A GPU with three MIG instances is one GPU wherever GPUs are counted, and has three ledgers."""
     fleet, node = "vramledger-fleet", "vramledger-node"
