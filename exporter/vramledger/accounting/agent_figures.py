@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from vramledger.accounting.ordinals import translate
 from vramledger.accounting.processes import ProcessTracker, TrackedProcess
@@ -76,10 +77,12 @@ class _AgentHistory:
         for each in report.frameworks:
             if each.settings:
                 self.settings.setdefault(each.framework, each.settings)
+        if all(each.settings == self.settings.get(each.framework, {}) for each in report.frameworks):
+            return report
         frameworks = tuple(
             replace(each, settings=self.settings.get(each.framework, {})) for each in report.frameworks
         )
-        return report if frameworks == report.frameworks else replace(report, frameworks=frameworks)
+        return replace(report, frameworks=frameworks)
 
     def record_errors(self, reported: Mapping[str, int]) -> bool:
         """Record failures by provider, up to the number that one report may name; say whether any is new."""
@@ -97,10 +100,40 @@ class _AgentHistory:
         return total
 
 
+class _Places(NamedTuple):
+    """What the figures of a report were assigned to devices by: equal inputs give the same assignment.
+
+    Attributes:
+        frameworks: the figures; the same object where the report, or that part of it, came again.
+        visible: the devices that the process sees.
+        held: what it holds by device.
+        devices: what the devices are called and how they are divided.
+        apart: whether it may see fewer devices than we do.
+    """
+
+    frameworks: tuple[FrameworkReport, ...]
+    visible: Mapping[str, str | None] | None
+    held: Mapping[str, int | None]
+    devices: tuple[tuple[object, ...], ...]
+    apart: bool
+
+    def is_same(self, other: _Places) -> bool:
+        """Tell whether both give the same assignment, without a look into the figures."""
+        return self.frameworks is other.frameworks and self[1:] == other[1:]
+
+
+class _Assigned(NamedTuple):
+    """The figures of a report by device, with counters that never fall; and how many are of no device."""
+
+    places: _Places
+    pools: dict[str, tuple[Pool, ...]]
+    unmapped: int
+
+
 class AgentJoiner:
     """Join the reports of each sample to its holders."""
 
-    TRANSIENT = frozenset({"_allocated", "_held", "agents"})
+    TRANSIENT = frozenset({"_allocated", "_held", "_assigned", "_devices", "agents"})
     """What each sample replaces; it is not stored."""
 
     def __init__(self) -> None:
@@ -108,6 +141,8 @@ class AgentJoiner:
         self._histories: dict[Identity, _AgentHistory] = {}
         self._allocated: dict[str, frozenset[int]] = {}
         self._held: dict[int, dict[str, int | None]] = {}
+        self._assigned: dict[Identity, _Assigned] = {}
+        self._devices: tuple[tuple[object, ...], ...] = ()
         self.agents: dict[int, AgentSnapshot] = {}
 
     def allocated_on(self, uuid: str) -> frozenset[int]:
@@ -119,6 +154,7 @@ class AgentJoiner:
         reading = sample.reading
         starts = {pid: row.start for pid, row in sample.rows.items()}
         self._held = _held_bytes(reading) if reading.agents else {}
+        self._devices = tuple((each.uuid, each.name, each.parent, each.divided) for each in reading.devices)
         joined: dict[int, AgentSnapshot] = {}
         allocated: dict[str, frozenset[int]] = {}
         for agent in reading.agents:
@@ -135,6 +171,8 @@ class AgentJoiner:
         alive = set(starts.items())
         for identity in [each for each in self._histories if each not in alive]:
             del self._histories[identity]
+        for identity in [each for each in self._assigned if each not in alive]:
+            del self._assigned[identity]
 
     def policy(self, pid: int, outside: Policy) -> Policy | None:
         """Return what the agent says about a framework's policy, None to judge it from outside.
@@ -179,10 +217,8 @@ class AgentJoiner:
         if history.record_errors(report.errors):
             history.failed = reading.monotonic
         degraded = history.failed is not None and reading.monotonic - history.failed < DEGRADED_FOR
-        pools, unmapped = _pools_by_device(report, self._held.get(agent.pid, {}), reading, facts)
-        for uuid, found in pools.items():
-            if _has_allocated(history, uuid, found):
-                allocated[uuid] = allocated.get(uuid, frozenset()) | {agent.pid}
+        apart = _is_isolated(facts)
+        assigned = self._assign((agent.pid, agent.start), report, reading, allocated, apart=apart)
         garbage = report.collector or GarbageReport(None, None)
         return AgentSnapshot(
             up=not degraded,
@@ -190,14 +226,37 @@ class AgentJoiner:
             why=f"parts of it fail: {', '.join(sorted(history.errors))}" if degraded else "",
             received=agent.received,
             report=report,
-            pools={
-                uuid: tuple(_counted(pool, history, uuid) for pool in found) for uuid, found in pools.items()
-            },
-            unmapped=unmapped,
+            pools=assigned.pools,
+            unmapped=assigned.unmapped,
             errors=dict(history.errors),
             dropped=_count_up(history, "dropped", report.dropped),
             collections=_count_up(history, "collections", garbage.collections),
         )
+
+    def _assign(
+        self,
+        identity: Identity,
+        report: AgentReport,
+        reading: Reading,
+        allocated: dict[str, frozenset[int]],
+        *,
+        apart: bool,
+    ) -> _Assigned:
+        """Assign a report's figures to devices; add the process to ``allocated`` where it has allocated."""
+        held, history = self._held.get(identity[0], {}), self._histories[identity]
+        places = _Places(report.frameworks, report.visible, held, self._devices, apart)
+        known = self._assigned.get(identity)
+        if known is not None and known.places.is_same(places):
+            return known  # the same figures: nothing was counted since
+        pools, unmapped = _pools_by_device(report, held, reading, apart=apart)
+        for uuid, found in pools.items():
+            if _has_allocated(history, uuid, found):
+                allocated[uuid] = allocated.get(uuid, frozenset()) | {identity[0]}
+        counted = {
+            uuid: tuple(_counted(pool, history, uuid) for pool in found) for uuid, found in pools.items()
+        }
+        assigned = self._assigned[identity] = _Assigned(places, counted, unmapped)
+        return assigned
 
 
 def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
@@ -255,7 +314,7 @@ def _counted(pool: Pool, history: _AgentHistory, uuid: str) -> Pool:
 
 
 def _pools_by_device(
-    report: AgentReport, held: Mapping[str, int | None], reading: Reading, facts: ProcessFacts | None
+    report: AgentReport, held: Mapping[str, int | None], reading: Reading, *, apart: bool
 ) -> tuple[dict[str, list[Pool]], int]:
     """Return the report's figures by device, and how many could not be assigned to one."""
     pools: dict[str, list[Pool]] = {}
@@ -266,7 +325,7 @@ def _pools_by_device(
             for each in framework.devices
             if each.uuid is None and each.ordinal is not None
         }
-        places = translate(wanted, held, report.visible, reading.devices, apart=_is_isolated(facts))
+        places = translate(wanted, held, report.visible, reading.devices, apart=apart)
         for each in framework.devices:
             uuid = each.uuid if each.ordinal is None or each.uuid is not None else places.get(each.ordinal)
             if uuid is not None and uuid in held:
@@ -282,7 +341,7 @@ def _pool(framework: FrameworkReport, device: DeviceReport) -> Pool:
 
 def _least(framework: FrameworkReport, device: DeviceReport) -> int:
     """Return the smallest number of bytes that a framework can hold on a device, by its report."""
-    general = _pool(framework, device).general
+    general = REPORTING_FRAMEWORKS[framework.framework].general_figures(device.figures)
     return max(general.get("pool", 0), general.get("in_use", 0))
 
 

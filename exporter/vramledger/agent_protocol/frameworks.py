@@ -191,7 +191,7 @@ class Framework:
     """
 
     __slots__ = (
-        *("announces", "default", "figures", "general", "has_categories", "imported_module"),
+        *("_own_names", "announces", "default", "figures", "general", "has_categories", "imported_module"),
         *(
             "libraries",
             "limits",
@@ -246,12 +246,12 @@ class Framework:
         self.source = source
         self.figures = figures
         self.general = general
+        self._own_names = [(name, general.get(name, name)) for name in POOL_FIGURES]
         self.has_categories = has_categories
 
     def general_figures(self, figures: Mapping[str, int]) -> dict[str, int]:
         """Return those of :data:`POOL_FIGURES` that follow from its own figures, by their names."""
-        own = {name: self.general.get(name, name) for name in POOL_FIGURES}
-        return {name: figures[own[name]] for name in own if own[name] in figures}
+        return {name: figures[own] for name, own in self._own_names if own in figures}
 
 
 _TORCH_KEYS = (

@@ -26,6 +26,10 @@ _RECEIVES_AT_ONCE = 128
 """
 
 
+_TRUNCATED = int(socket.MSG_TRUNC)
+"""As a plain number, which is faster to compare."""
+
+
 class Message(NamedTuple):
     """One message and its sender."""
 
@@ -106,6 +110,6 @@ class AgentConnection:
         data, ancillary, flags = receive_plain(self.socket, MAX_MESSAGE_BYTES + 1)
         if not data:
             raise EOFError
-        if flags & socket.MSG_TRUNC or len(data) > MAX_MESSAGE_BYTES:
+        if flags & _TRUNCATED or len(data) > MAX_MESSAGE_BYTES:
             refuse("size", f"longer than {MAX_MESSAGE_BYTES} bytes")
         return Message(data, read_sender(ancillary))

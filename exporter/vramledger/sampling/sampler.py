@@ -341,7 +341,7 @@ class Sampler:
         return devices, rows, unseen
 
     def _read_lists_again(self) -> None:
-        """Have the lists of all GPUs read at the next readings, because something has happened to a holder."""
+        """Have the lists of all GPUs read at the next readings: something has happened to a holder."""
         for reader in self._readers:
             reader.read_list_again()
 

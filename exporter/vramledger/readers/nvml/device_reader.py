@@ -297,6 +297,7 @@ class DeviceReader:
         listed = None if processes is None else {entry.pid for entry in processes}
         errors: list[str] = []
         read = partial(self._utilization_log.read, wall=wall, monotonic=monotonic, listed_pids=listed)
+        rows: tuple[ProcessUtilization, ...] | None
         rows = query(self._nvml, read, self._handle, "process_utilization", errors)
         self._row_pace.remember(rows, listed or (), monotonic, failed=bool(errors))
         if listed is not None and any(row.pid not in listed for row in rows or ()):

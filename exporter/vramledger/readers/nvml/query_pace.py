@@ -13,7 +13,7 @@ from vramledger.model.counted_activity import CountedActivity
 from vramledger.model.reading import MemoryReading, ProcessEntry, ProcessUtilization
 
 LIST_INTERVAL = 5.0
-"""Seconds after which the list is read, whatever the used bytes are: two changes in one second may balance."""
+"""Seconds after which the list is read, whatever the used bytes are: changes in one second may balance."""
 
 ROWS_INTERVAL = 2.5
 """Seconds after which the rows are read in any case; so long is a row shown as a process' utilisation."""

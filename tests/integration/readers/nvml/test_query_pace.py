@@ -1,4 +1,4 @@
-"""Which of NVML's expensive queries a sample makes, on the stand-in: none whose answer could be new is left out."""
+"""Which expensive queries a sample makes, on the stand-in: none whose answer could be new is left out."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Seconds:
         self.now = 0.0
 
     def sample(self) -> DeviceReading:
+        """Read the GPU, and let a second pass."""
         (reading,) = self._reader.read(BEGIN + self.now, self.now)
         self.now += 1.0
         return reading
