@@ -202,8 +202,8 @@ def byte_seconds(metric: str, *matchers: str, days: int = 0, back: int = 0) -> s
     recorded = f"{series}[{span}] offset {back}d" if back else f"{series}[{span}]"
     parts = {
         "recorded": f"sum_over_time({recorded}) * {_USAGE_INTERVAL}",
-        "end": f"({_part_before(metric, f'{back}d', *matchers)} or {newest})",
-        "begin": f"-{_part_before(metric, begin, *matchers)}",
+        "end": f"({_part_before(metric, f' offset {back}d' if back else '', *matchers)} or {newest})",
+        "begin": f"-{_part_before(metric, f' offset {begin}', *matchers)}",
     }
     return (
         "("
@@ -213,10 +213,16 @@ def byte_seconds(metric: str, *matchers: str, days: int = 0, back: int = 0) -> s
 
 
 def _part_before(metric: str, ago: str, *matchers: str) -> str:
-    """Return what the mean that was recorded just after a moment amounts to before it."""
+    """Return what the mean that was recorded just after a moment amounts to before it.
+
+    Args:
+        ago: the modifier that goes back to the moment; empty for now: older versions refuse an offset of 0.
+        metric: of the recorded means.
+        matchers: of its labels.
+    """
     after = mean_over_time(metric, *matchers)
     newer = f"(time() - timestamp({after}) < 0)"
-    return f"last_over_time((({newer} + {_USAGE_INTERVAL}) * ({after}))[1s:1s] offset {ago})"
+    return f"last_over_time((({newer} + {_USAGE_INTERVAL}) * ({after}))[1s:1s]{ago})"
 
 
 def gibibyte_hours(metric: str, *matchers: str) -> str:

@@ -570,7 +570,7 @@ def _held(samples: Samples, moment: float, **chosen: str) -> dict[str, tuple[flo
 def test_managed_memory_is_in_its_holders_figures(engine: Engine) -> None:
     """Uncharged bytes are part of what a process and its owner hold, and are shown apart beside it."""
     held = _total(value(engine, "vramledger-node", "Holders", instance="managed"))
-    apart = _total(value(engine, "vramledger-node", "Holders", "H", instance="managed"))
+    apart = _total(value(engine, "vramledger-device", "Uncharged memory, by holder", "B", instance="managed"))
     charged = ask(engine, 'sum(vramledger_process_memory_bytes{instance="managed"})', instant=True, span=0)
 
     assert apart > 0

@@ -163,7 +163,7 @@ class DeviceReader:
 
     def read_list_again(self) -> None:
         """Have the next readings read the list of processes, whatever they show; any thread may call this."""
-        self._list_pace.ask()
+        self._list_pace.expect_changes()
 
     def read(self, wall: float, monotonic: float) -> tuple[DeviceReading, ...]:
         """Read the GPU, then its MIG instances; ``wall`` and ``monotonic`` are the clocks, in seconds.
@@ -205,7 +205,7 @@ class DeviceReader:
             return reading, *(self._read_instance(each, monotonic) for each in self._instances or ())
         except DeviceLostError:
             self._slow_due = float("-inf")  # read everything again once it is back
-            self._list_pace.ask()
+            self._list_pace.expect_changes()
             for reader in (self._activity, *self._instance_activity.values()):
                 reader.forget()
             return self._lost_readings(started)
@@ -301,7 +301,7 @@ class DeviceReader:
         rows = query(self._nvml, read, self._handle, "process_utilization", errors)
         self._row_pace.remember(rows, listed or (), monotonic, failed=bool(errors))
         if listed is not None and any(row.pid not in listed for row in rows or ()):
-            self._list_pace.ask()  # it may have come since the list was read
+            self._list_pace.expect_changes()  # it may have come since the list was read
         failed += errors
         return rows
 
@@ -398,7 +398,7 @@ class DeviceReader:
             self._instances = instances
             if instances is not None:
                 self._activity.forget()
-                self._list_pace.ask()
+                self._list_pace.expect_changes()
             present = {instance.gpu_instance for instance in instances or ()}
             for number in [each for each in self._instance_activity if each not in present]:
                 self._instance_activity.pop(number).close()

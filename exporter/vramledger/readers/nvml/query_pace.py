@@ -39,7 +39,7 @@ class ListPace:
         self._list: tuple[ProcessEntry, ...] | None = None
         self._asked_for = True
 
-    def ask(self) -> None:
+    def expect_changes(self) -> None:
         """Have the next samples read the list; may be called from another thread."""
         self._asked_for = True
 
@@ -106,7 +106,7 @@ class RowPace:
         """Remember what a query has returned.
 
         Args:
-            rows: the new rows, None where there are none to be had.
+            rows: the new rows, None where the driver has none.
             listed: the pids of the holders on the device.
             now: the monotonic time of the sample, seconds.
             failed: the query failed.
@@ -120,5 +120,5 @@ class RowPace:
 
     @property
     def between(self) -> tuple[ProcessUtilization, ...] | None:
-        """What a sample says that has not read them: no new row, or that there are none to be had."""
+        """What a sample says that has not read them: no new row, or that the driver has none."""
         return None if self._none_known else ()
