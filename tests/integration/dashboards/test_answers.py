@@ -315,7 +315,7 @@ def test_no_week_has_less_than_nothing(require_tool: Callable[[str], Path], tmp_
                 for expr in weeks
             )
             assert this >= 0 <= before, after
-            # Before 3.0 a range has both its ends: a mean recorded at the edge, to the millisecond, is in both.
+            # Before 3.0 a range has both its ends: a mean that was recorded exactly at the edge is in both.
             twice = 240 if after % 240 == 0 else 0
             assert 3840 <= round(3600 * (this + before), 6) <= (3840 + twice if after <= 0 else 4080), after
 
