@@ -32,14 +32,20 @@ Found = dict[str, list[tuple[dict[str, str], float]]]
 
 
 class Case(NamedTuple):
-    """A way to take memory, and the exporter's expected policy; None: nothing at all."""
+    """A way to take memory, and the exporter's expected policy; None: nothing at all.
+
+    ``uncharged`` are the bytes of unified memory that it fills, which NVML charges to no process.
+    """
 
     framework: str
     mode: str
     policy: str | None
     environ: Mapping[str, str] = {}
     limit: int | None = None
+    uncharged: int | None = None
 
+
+UNIFIED = {"TF_FORCE_UNIFIED_MEMORY": "1"}
 
 CASES = (
     Case("tensorflow", "default", "preallocate"),
@@ -52,6 +58,13 @@ CASES = (
     # TensorFlow 2.21 ignores a fraction of the old session's configuration: NVML listed 141,418 MiB on an
     # H200, as without it.
     Case("tensorflow", "fraction", "preallocate"),
+    Case("tensorflow", "unified session", "fraction", uncharged=2048 * MIB),
+    Case("tensorflow", "unified eager", "fraction", uncharged=2048 * MIB),
+    Case("tensorflow", "env unified", "growth", UNIFIED | {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}),
+    Case("jax", "unified", "fraction", UNIFIED, uncharged=2048 * MIB),
+    Case(
+        "jax", "unified", "growth", UNIFIED | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, uncharged=2048 * MIB
+    ),
     Case("jax", "default", "fraction"),
     Case("jax", "growth", "growth", {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
     Case("jax", "fraction", "fraction", {"XLA_CLIENT_MEM_FRACTION": ".30"}),
@@ -164,7 +177,8 @@ def examine(bench: Bench, case: Case, *, rehearse: bool) -> None:
         said = told(process)
         time.sleep(REPORTED)
         found = bench.series(process.pid)
-    bench.figures[name] = {"said": said, "series": found}
+        device = [line for line in bench.scrape().splitlines() if line.startswith("vramledger_device_memory")]
+    bench.figures[f"{name} {case.policy}"] = {"said": said, "series": found, "device": device}
     if rehearse:
         return
     infos = found.get("vramledger_framework_policy_info", [])
@@ -174,6 +188,10 @@ def examine(bench: Bench, case: Case, *, rehearse: bool) -> None:
         return
     expected = (case.framework, case.policy, "agent")
     bench.check(f"{name}: policy", policies, met=expected in policies)
+    if case.uncharged is not None:
+        ours = [value for _, value in found.get("vramledger_process_uncharged_memory_bytes", [])]
+        near = len(ours) == 1 and abs(ours[0] - case.uncharged) <= 256 * MIB
+        bench.check(f"{name}: uncharged", (ours, case.uncharged), met=near)
     limits = {} if case.limit is None else {"limit": case.limit}
     for figure, value in {**said, **limits}.items():
         if value is not None and value >= 0:
@@ -188,6 +206,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "frameworks-gpu")))
     parser.add_argument("--python", default=sys.executable, help="has TensorFlow and JAX")
     parser.add_argument("--only", action="append", choices=("tensorflow", "jax"), default=[])
+    parser.add_argument("--mode", default="", help="modes with this text in their names alone")
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: only what the imports do")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -195,7 +214,7 @@ def main() -> int:
         bench = Bench(Path(directory), args.python)
         with bench.exporter():
             for case in CASES:
-                if args.only and case.framework not in args.only:
+                if (args.only and case.framework not in args.only) or args.mode not in case.mode:
                     continue
                 try:
                     examine(bench, case, rehearse=args.rehearse)

@@ -264,6 +264,21 @@ def _framework(
     return play
 
 
+def beside_tensorflow(stage: Stage) -> None:
+    """Record TensorFlow's unified memory beside another program's managed memory and an ordinary holder."""
+    scene = _Scene(
+        stage, "uncharged-tensorflow-pair", "4 GiB of unified memory by TensorFlow beside 3 GiB managed"
+    )
+    scene.ordinary(1)
+    scene.record()
+    scene.start("managed", "managed", 3, 3, gib=3)
+    if stage.rehearsing:
+        scene.start("holder", "managed", 4, 4, gib=4)
+    else:
+        scene.start("holder", "tensorflow", 4, "session", gib=4)
+    scene.finish()
+
+
 def another_user(stage: Stage) -> None:
     """Record managed memory of another user in a PID namespace of its own, as in a container."""
     scene = _Scene(stage, "uncharged-namespace", "4 GiB of managed memory in another PID namespace")
@@ -364,6 +379,19 @@ UNCHARGED: tuple[Scenario, ...] = (
         ),
         25,
     ),
+    Scenario("uncharged-tensorflow", _framework("tensorflow", "tensorflow", "session"), 60, "tensorflow"),
+    Scenario(
+        "uncharged-tensorflow-variable",
+        _framework(
+            "tensorflow-variable",
+            "tensorflow",
+            "variable",
+            env={"TF_FORCE_UNIFIED_MEMORY": "1", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+        ),
+        60,
+        "tensorflow",
+    ),
+    Scenario("uncharged-tensorflow-pair", beside_tensorflow, 60, "tensorflow"),
     Scenario("uncharged-namespace", another_user, 12),
     Scenario("uncharged-kept-descriptor", kept_descriptor, 20),
     Scenario("uncharged-mps", mps, 25),

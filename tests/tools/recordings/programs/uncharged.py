@@ -256,6 +256,28 @@ def jax(role: str, gib: str) -> None:
     cue.wait()
 
 
+def tensorflow(role: str, gib: str, way: str) -> None:
+    """Fill a tensor in TensorFlow with unified memory, asked for by a variable or by a session's options."""
+    framework: Any = __import__("tensorflow")
+    elements = _bytes(gib) // 4
+    if way == "session":
+        options = framework.compat.v1.GPUOptions(
+            per_process_gpu_memory_fraction=0.25,
+            experimental=framework.compat.v1.GPUOptions.Experimental(use_unified_memory=True),
+        )
+        framework.compat.v1.disable_eager_execution()
+        session = framework.compat.v1.Session(config=framework.compat.v1.ConfigProto(gpu_options=options))
+        block = framework.Variable(framework.ones([elements]))
+        session.run(block.initializer)
+        total = float(session.run(framework.reduce_sum(block[:16])))
+    else:
+        block = framework.ones([elements])
+        total = float(framework.reduce_sum(block[:16]))
+    print(f"{role}: {total} of 16", file=sys.stderr, flush=True)
+    cue.announce(role, bytes=4 * elements)
+    cue.wait()
+
+
 def checkpoint(role: str, pid: str) -> None:
     """Checkpoint another process: the driver moves its device memory to the host."""
     library = ctypes.CDLL("libcuda.so.1")
@@ -279,7 +301,7 @@ def _pretend_shared(role: str, path: str, size: int) -> None:
 
 KINDS = {
     each.__name__: each
-    for each in (managed, sweep, create, pool, take, keep, fork, cupy, torch, jax, checkpoint)
+    for each in (managed, sweep, create, pool, take, keep, fork, cupy, torch, jax, tensorflow, checkpoint)
 }
 
 if __name__ == "__main__":
