@@ -95,7 +95,7 @@ def classify(
         environ: whether the environment could be read.
     """
     pattern = max(patterns, key=lambda each: each.memory / max(1, each.total), default=None)
-    framework = _framework(libraries, pattern)
+    framework = _framework(libraries, dict(settings), pattern)
     found = None
     if framework is not None:
         found = _by_environment(framework, dict(settings), pattern)
@@ -112,22 +112,35 @@ def classify(
     return Policy(UNKNOWN if framework is None else framework.name, policy, source, why)
 
 
-def _framework(libraries: Sequence[str] | None, pattern: MemoryPattern | None) -> Framework | None:
+def _framework(
+    libraries: Sequence[str] | None, settings: Mapping[str, str], pattern: MemoryPattern | None
+) -> Framework | None:
     """Choose the framework that holds the memory, where several are loaded.
 
     A library that is only imported holds nothing: TensorBoard loads TensorFlow into a torch program, and a
-    data loader loads it into a JAX program. So we assume the first one. The exception: the first one is often
-    idle, and the holding has a memory pattern that only one of the others makes.
+    data loader loads it into a JAX program. So we assume the first one, with two exceptions. The first one is
+    often idle, and the holding has a memory pattern that only one of the others makes. Or another one imports
+    the first one by itself (TensorFlow 2.21 imports JAX where it is installed, CUDA plugin included): then
+    only the first one's own memory pattern, or the settings of one of the two, can decide.
     """
     loaded = [library for library in _LIBRARIES_BY_PRECEDENCE if library.name in (libraries or ())]
     if not loaded:
         return None
     first = _FRAMEWORK_BY_LIBRARY[loaded[0].name]
+    others = [_FRAMEWORK_BY_LIBRARY[library.name] for library in loaded[1:] if not library.weak]
     if pattern is not None and first.often_idle:
-        for other in (_FRAMEWORK_BY_LIBRARY[library.name] for library in loaded if not library.weak):
+        for other in others:
             if _preallocated(other, pattern, seen=True):
                 return other
-    return first
+    importers = [other for other in others if first.name in other.imports]
+    if not importers or (pattern is not None and _preallocated(first, pattern)):
+        return first
+    configured = [each for each in (first, *importers) if _is_configured(each, settings)]
+    return configured[0] if len(configured) == 1 else None
+
+
+def _is_configured(framework: Framework, settings: Mapping[str, str]) -> bool:
+    return any(setting.matches(settings.get(setting.variable, "")) for setting in framework.settings)
 
 
 def _by_environment(
@@ -226,6 +239,13 @@ def _undecided(
     if libraries is None:
         return "what it has loaded is not readable"
     if framework is None:
+        loaded = dict.fromkeys(
+            _FRAMEWORK_BY_LIBRARY[library.name].title
+            for library in _LIBRARIES_BY_PRECEDENCE
+            if library.name in libraries and not library.weak and library.name != "libcuda"
+        )
+        if loaded:
+            return f"it has loaded {' and '.join(loaded)}, and which of them holds its memory does not show"
         return "it has loaded no framework that we know"
     if framework is _CUDA:
         return "it calls CUDA directly: it takes what it allocates"

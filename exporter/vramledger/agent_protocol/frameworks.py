@@ -176,6 +176,7 @@ class Framework:
         stepwise: what its policy is when its memory grew in steps; None where that says nothing.
         often_idle: programs import it and use another, so a preallocation that only the other makes is the
             other's.
+        imports: frameworks that it imports by itself where they are installed.
         serves: it manages the pool of the frameworks that it is built on, so their agents do not know its
             policy.
         remedies: what frees memory that the program does not need, by policy: what the next start should
@@ -193,6 +194,7 @@ class Framework:
     __slots__ = (
         *("_own_names", "announces", "default", "figures", "general", "has_categories", "imported_module"),
         *(
+            "imports",
             "libraries",
             "limits",
             "name",
@@ -218,6 +220,7 @@ class Framework:
         preallocates: float | None = None,
         stepwise: str | None = None,
         often_idle: bool = False,
+        imports: tuple[str, ...] = (),
         serves: bool = False,
         remedies: Mapping[str, str] = {},
         limits: tuple[MemoryLimit, ...] = (),
@@ -237,6 +240,7 @@ class Framework:
         self.preallocates = preallocates
         self.stepwise = stepwise
         self.often_idle = often_idle
+        self.imports = imports
         self.serves = serves
         self.remedies = remedies
         self.limits = limits
@@ -410,6 +414,7 @@ FRAMEWORKS = (
         ),
         preallocates=1,
         stepwise="growth",
+        imports=("jax",),  # tensorflow.lite.python.util of 2.21
         remedies={"preallocate": "TF_FORCE_GPU_ALLOW_GROWTH=true"},
         limits=(
             MemoryLimit(

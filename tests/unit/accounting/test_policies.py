@@ -187,6 +187,18 @@ TF, JAX, TORCH = "libtensorflow", "xla_cuda_plugin", "libtorch_cuda"
         ((TORCH, "libjax_common"), {}, taken(107_986), "torch caching default"),  # jaxlib without CUDA
         ((TF, JAX), {}, taken(107_986), "jax fraction pattern"),  # TensorFlow for its data sets
         ((TF, "libjax_common"), {}, taken(141_350), "tensorflow preallocate pattern"),
+        # TensorFlow 2.21 imports JAX, and with it JAX's CUDA plugin: seen in three programs on an H100
+        ((TF, JAX), {}, taken(141_350), "tensorflow preallocate pattern"),
+        ((TF, JAX), {}, stepwise(4_618), "unknown unknown none"),
+        ((TF, JAX), {}, None, "unknown unknown none"),
+        ((TF, JAX), {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}, stepwise(4_618), "tensorflow growth environ"),
+        ((TF, JAX), {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, stepwise(522), "jax growth environ"),
+        (
+            (TF, JAX),
+            {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+            stepwise(522), "unknown unknown none",
+        ),
+        ((TORCH, TF, JAX), {}, stepwise(9_000), "torch caching default"),
         (("cupy", "librmm"), {}, stepwise(9_000), "rmm unknown none"),
         (("vllm", TORCH), {}, taken(129_000), "vllm fraction default"),
         (("libtritonserver", TORCH), {}, None, "triton unknown none"),
@@ -231,6 +243,7 @@ def test_what_cannot_be_read_is_said() -> None:
     """The evidence says if the environment or the libraries are not readable."""
     assert "not readable" in classify((TORCH,), (), environ=False).why
     assert "not readable" in classify(None, ()).why
+    assert "has loaded JAX and TensorFlow, and which" in classify((TF, JAX, "libcuda"), ()).why
 
 
 ENVIRONMENTS = st.lists(

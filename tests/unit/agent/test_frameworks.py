@@ -157,6 +157,7 @@ class FakeSession:
     """A session of TensorFlow 1, with as much as the provider may touch."""
 
     def __init__(self, options: object, devices: list[object]) -> None:
+        self._session: object = object()
         self._config = SimpleNamespace(gpu_options=options)
         self._devices = devices
 
@@ -207,6 +208,30 @@ def test_tensorflow_sessions(
     assert entry is not None
     assert (entry["policy"], entry["supported"]) == (policy, False)
     assert entry["devices"] == [{"ordinal": 3, "limit": 5 * GIB}, {"ordinal": 1, "limit": 6 * GIB}]
+
+
+def test_a_session_that_is_found_while_it_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session is counted before it has devices; it is read once it has them, without another search."""
+    session = FakeSession(
+        SimpleNamespace(visible_device_list=""),
+        [SimpleNamespace(name="/device:GPU:0", device_type="GPU", memory_limit_bytes=5 * GIB)],
+    )
+    session._session = None  # noqa: SLF001 it is TensorFlow's own
+    created = SimpleNamespace(get_cell=lambda: SimpleNamespace(value=lambda: 1))
+    put(monkeypatch, tensorflow.CONTEXT_MODULE, _context=None)
+    put(
+        monkeypatch, tensorflow.SESSION_MODULE,
+        BaseSession=FakeSession, _python_session_create_counter=created,
+    )  # fmt: skip
+    provider = tensorflow.make_provider()
+    assert not provider.is_initialised()
+
+    monkeypatch.setattr(tensorflow, "SEARCH_PAUSE_TO_COST", 10**9)
+    session._session = object()  # noqa: SLF001
+    assert provider.is_initialised()
+    entry = provider.read()
+    assert entry is not None
+    assert entry["devices"] == [{"ordinal": 0, "limit": 5 * GIB}]
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 
 from vramledger.agent import visible_devices
@@ -115,20 +116,34 @@ class Sessions:
         self._devices: list[dict[str, object]] = []
         self._created = 0
         self._next_search = 0.0
+        self._unread: list[weakref.ref[object]] = []
 
     def devices(self) -> list[dict[str, object]]:
         """Return the devices that sessions have made; they stay when the sessions have ended."""
-        created = _created_sessions()
-        if not self._devices and created > self._created and time.monotonic() >= self._next_search:
-            begun = time.monotonic()
-            self._search()
-            self._created = created
-            ended = time.monotonic()
-            self._next_search = ended + (ended - begun) * SEARCH_PAUSE_TO_COST
+        if not self._devices:
+            created = _created_sessions()
+            if created > self._created and time.monotonic() >= self._next_search:
+                begun = time.monotonic()
+                self._unread = [weakref.ref(each) for each in _live_sessions()]
+                self._created = created
+                ended = time.monotonic()
+                self._next_search = ended + (ended - begun) * SEARCH_PAUSE_TO_COST
+            self._read()
         return self._devices
 
-    def _search(self) -> None:
-        for session in _live_sessions():
+    def _read(self) -> None:
+        """Read the sessions that were found; one that is still being made is read the next time.
+
+        A session is counted first and has devices only seconds later: it makes CUDA's context in between.
+        """
+        unread, self._unread = self._unread, []
+        for reference in unread:
+            session = reference()
+            if session is None or self._devices:
+                continue
+            if getattr(session, "_session", None) is None:
+                self._unread.append(reference)
+                continue
             try:
                 gpu_options = session._config.gpu_options  # type: ignore[attr-defined]
                 found = [each for each in session.list_devices() if each.device_type == "GPU"]  # type: ignore[attr-defined]
@@ -141,7 +156,6 @@ class Sessions:
                 continue
             if self._devices:
                 self.gpu_options = gpu_options
-                return
 
 
 def _created_sessions() -> int:
