@@ -276,15 +276,18 @@ def minimum_demand_of(*matchers: str) -> str:
     return selector("vramledger_process:demand_bytes:min3m", *matchers)
 
 
-WORKING, LEAKS, BLOCKS = "working", "leaks", "blocks"
+WORKING, LEAKS, SPINS, FRAGMENTED = "working", "leaks", "spins", "fragmented"
+LACKS, BLOCKS, UNPROVEN = "lacks", "blocks", "unproven"
 """What decides the first step before the state of a holder does."""
 
 
 def with_step(holdings: str) -> str:
-    """Return holdings with the label ``step``: :data:`WORKING` to :data:`BLOCKS`, otherwise their state.
+    """Return holdings with the label ``step``: the first of these that is true, otherwise their state.
 
-    A holder leaks if its demand grows steadily; it blocks if it works on a GPU where another holder lacks
-    memory.
+    A holder is an orphan that works; its demand grows steadily (it leaks); it keeps its GPU busy without
+    work (it spins); much of its pool is free pieces of used blocks (it is fragmented); it lacks memory; it
+    works on a GPU where another one lacks memory (it blocks); or it is idle only by inference, so that nobody
+    may end it.
     """
     short = selector("vramledger_process:memory_short_bytes:wanting")
     active = selector("vramledger_process:state_since_timestamp_seconds:last", 'state="active"')
@@ -292,7 +295,13 @@ def with_step(holdings: str) -> str:
     causes = {
         WORKING: f"{selector('vramledger_process_orphan_working')} == 1",
         LEAKS: grows,
+        SPINS: selector("vramledger_process_busy_without_work_since_timestamp_seconds"),
+        FRAGMENTED: selector("vramledger_process:torch_fragmented_bytes:min30m"),
+        LACKS: short,
         BLOCKS: f"{active} and on ({UUID_LABELS}) {short} unless on ({HOLDING_LABELS}) {short}",
+        UNPROVEN: selector(
+            "vramledger_process_state_since_timestamp_seconds", 'state="idle"', 'grade="inferred"'
+        ),
     }
     marked = f"\n  or on ({HOLDING_LABELS}) ".join(
         f'label_replace(1 + 0 * max by ({HOLDING_LABELS}) ({cause}), "step", "{step}", "", "")'

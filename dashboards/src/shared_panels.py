@@ -38,7 +38,9 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     BLOCKS,
     DEVICE_LABELS,
+    FRAGMENTED,
     HOLDING_LABELS,
+    LACKS,
     LEAKS,
     MAXIMUM,
     MEAN_HELD,
@@ -48,7 +50,9 @@ from dashboards.src.queries import (
     NODE_LABELS,
     PARTLY_BLIND,
     RELEASED,
+    SPINS,
     UNOWNED,
+    UNPROVEN,
     WASTED,
     WATCHING,
     WORKING,
@@ -96,7 +100,11 @@ FIRST_STEPS = {
     "unattributed": "run vramledger doctor",
     WORKING: "it works: ask its user",
     LEAKS: "vramledger snapshot",
+    SPINS: "look at its other ranks",
+    FRAGMENTED: "expandable segments",
+    LACKS: "see who holds the rest",
     BLOCKS: "vramledger fit: limit",
+    UNPROVEN: "ask its user",
 }
 """What to do first, by the step of a holder (:func:`with_step`); longer texts push the GPU off the page."""
 STEPS = value_mapping({step: (text, "text") for step, text in FIRST_STEPS.items()})
@@ -383,8 +391,10 @@ HOLDERS_SAY = (
     "The largest holders, with their state, its evidence and since when. Holds: what NVML charges to the "
     "process and what is certainly its own besides, which Device and Process show apart. First step: to end "
     "it, use vramledger end; to continue it, kill -CONT; vramledger snapshot names the lines that a leak "
-    "comes from, vramledger fit what a program that blocks others could be limited to. An empty cell is not "
-    "known; in the state unknown, the exporter cannot see the process."
+    "comes from, vramledger fit what a program that blocks others could be limited to. Of a holder that is "
+    "idle only by inference, no step ends it: it may work. One that keeps its GPU busy without work is "
+    "active, and nothing that it holds counts as wasted: it may wait for a rank that hangs. An empty cell is "
+    "not known; in the state unknown, the exporter cannot see the process."
 )
 UNCHARGED_SAYS = (
     "Uncharged: what of its memory NVML charges to nobody, which is managed memory or memory whose creator "

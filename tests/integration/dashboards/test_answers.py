@@ -16,6 +16,8 @@ from dashboards.src.process import DOES_NOT_GROW, NOT_REPORTED, SILENT
 from dashboards.src.queries import (
     DOWN,
     DRIVER_LOST,
+    FRAGMENTED,
+    LACKS,
     LEAKS,
     NO_AGENT,
     NO_DRIVER,
@@ -26,8 +28,10 @@ from dashboards.src.queries import (
     NOTHING,
     PARTLY_BLIND,
     RELEASED,
+    SPINS,
     STALLED,
     STATES,
+    UNPROVEN,
     WASTED,
     WATCHING,
     WORKING,
@@ -653,14 +657,22 @@ def test_a_job_that_fails_alone_has_no_blocker(engine: Engine) -> None:
 
 
 def test_the_first_step_is_that_of_the_worst_that_is_known(engine: Engine) -> None:
-    """A leak, a program that blocks another and an orphan that works have steps of their own."""
+    """What is known of a holder beyond its state decides: no program in trouble has the step none."""
     steps = {
         node: {str(row["step"]) for row in value(engine, "vramledger-node", "Holders", instance=node)}
-        for node in ("leak", "hoarder", "stopped", "apart", "recorded-lively")
+        for node in ("leak", "hoarder", "stopped", "apart", "waits", "fragmented", "recorded-faults")
     }
 
     assert steps["leak"] == {LEAKS}
-    assert steps["hoarder"] == {"idle", "active"}  # the one that lacks memory blocks nobody
+    assert steps["hoarder"] == {"idle", LACKS}
+    assert steps["waits"] == {SPINS}
+    assert FRAGMENTED in steps["fragmented"]
+    inferred = 'vramledger_process_state_since_timestamp_seconds{state="idle", grade="inferred"}'
+    unproven = {each["metric"]["pid"] for each in ask(engine, inferred, **_NOW)}
+    rows = value(engine, "vramledger-node", "Holders", instance="recorded-faults")
+    assert {row["pid"] for row in rows if row["step"] == UNPROVEN} <= unproven
+    assert UNPROVEN in steps["recorded-faults"]
+    assert not unproven & {row["pid"] for row in rows if row["step"] == "idle"}
     assert steps["stopped"] == {"stopped"}
     assert steps["apart"] == {"active"}
     working = ask(engine, "vramledger_process_orphan_working == 1", **_NOW)
