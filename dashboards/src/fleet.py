@@ -79,15 +79,19 @@ HELD = 'state!~"free|driver_reserved|operating_system|unattributed"'
 def reachable_gpus() -> Panel:
     up = selector("vramledger_device_up", WHOLE_GPU)
     held = f"sum by ({NODE_LABELS}, uuid) ({selector('vramledger_device_holders', WHOLE_GPU)})"
+    had = selector("vramledger_node:devices:max1d")
+    unseen = f"{had} unless on ({NODE_LABELS}) {up}"
     return stat(
         "GPUs",
         "Whole GPUs, without MIG instances, of the watched nodes: all, those of them whose ledger could be "
-        "read in the newest sample, those that could not, and those that nobody holds.",
+        "read in the newest sample, those that could not, and those that nobody holds. Not seen: what nodes "
+        "had within the last day that say nothing of their GPUs now; they are in no other figure.",
         Query(f"count({up})", "total"),
         Query(f"sum({up})", "up"),
         Query(f"count({up} == 0) or 0 * count({up})", "down"),
         Query(f"count({held} == 0) or 0 * count({held})", "empty"),
-        unit=COUNT, width=8, height=3, colours={"down": GRAFANA["dead"]},
+        Query(f"sum({unseen}) or 0 * count({had})", "not seen"),
+        unit=COUNT, width=8, height=3, colours={"down": GRAFANA["dead"], "not seen": GRAFANA["unknown"]},
     )  # fmt: skip
 
 
@@ -96,11 +100,12 @@ def memory() -> Panel:
     beyond = f"(sum({selector('vramledger_node:memory_beyond_need_bytes:sum')}) or vector(0))"
     return stat(
         "Memory",
-        "All memory of the devices that answer; what processes hold of it; and what they need, where memory "
-        "whose need no agent reports counts as needed.",
+        "All memory of the devices that answer; what processes hold of it; and what of that they need at "
+        "most: without what they hold above their highest need. Where no agent reports a need, all that is "
+        "held counts as needed, also what is wasted.",
         Query(f"sum({selector(NODE_MEMORY)})", "total"),
         Query(held, "held"),
-        Query(f"{held} - {beyond}", "needed"),
+        Query(f"{held} - {beyond}", "needed, at most"),
         unit=BYTES, width=12, height=3,
     )  # fmt: skip
 
@@ -110,7 +115,8 @@ def wasted_memory() -> Panel:
     return stat(
         "Wasted memory",
         "What is held without work (wasted), has no owner to ask (unowned), or belongs to processes that "
-        "cannot be seen (unknown).",
+        "cannot be seen (unknown). The first two overlap: an orphan that does not work, a zombie and a dead "
+        "process are in both.",
         Query(f"sum({selector('vramledger_node:memory_wasted_bytes:sum')})", "wasted"),
         Query(f"sum({selector(NODE_MEMORY, state_matcher(UNOWNED))}) or {none}", "unowned"),
         Query(f"sum({selector(NODE_MEMORY, state_matcher('unknown'))}) or {none}", "unknown"),
@@ -302,8 +308,8 @@ def capacity_by_model() -> Panel:
     return table(
         "Capacity by GPU model",
         "Whole GPUs, which add up to *GPUs* above, and MIG instances; all memory of those that answer, what "
-        "was used at the 95th percentile of the time range, what of it was needed, and on how many of both "
-        "a job of the chosen size would find its memory free now.",
+        "was used at the 95th percentile of the time range, what of it was needed at most, and on how many "
+        "of both a job of the chosen size would find its memory free now.",
         Query(f"sum by (name) ({memory})"),
         Query(f"count by (name) ({of_gpus})"),
         Query(used),

@@ -69,9 +69,9 @@ def beyond_need() -> str:
     return f"clamp_min({holdings()} - on ({HOLDING_LABELS}) group_left () {need()}, 0)"
 
 
-def named(figure: str) -> str:
-    """Return a figure of processes with the program's name."""
-    names = f"sum by ({BY_PROCESS}, command) ({holdings()} * 0)"
+def named(figure: str, *more: str) -> str:
+    """Return a figure of processes with the program's name, and with more labels of the holding."""
+    names = f"sum by ({', '.join((BY_PROCESS, 'command', *more))}) ({holdings()} * 0)"
     return f"sum by ({BY_PROCESS}) ({figure}) + on ({HOLDING_LABELS}) group_right () {names}"
 
 
@@ -99,16 +99,18 @@ def need_known() -> Panel:
 
 def held_beyond_need() -> Panel:
     return stat(
-        "Held beyond need",
-        "The memory that programs hold above their highest need.",
+        "Held beyond peak need",
+        "The memory that programs hold above the highest need that they ever had. What is cached now may be "
+        "more: they will need it again at their next peak.",
         Query(f"sum({beyond_need()})"), unit=BYTES, absent=WITHOUT_AGENT, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
 def reclaimable() -> Panel:
     return stat(
-        "Could be freed",
-        "What torch.cuda.empty_cache() would free now, over all programs.",
+        "Cached by torch now",
+        "What torch.cuda.empty_cache() would free now, over all programs. They take what is below their peak "
+        "need again at their next peak.",
         Query(f"sum({selector('vramledger_torch_reclaimable_bytes')})"), unit=BYTES, absent=NO_TORCH,
     )  # fmt: skip
 
@@ -138,7 +140,7 @@ def by_policy() -> Panel:
             Column("Value #B", "Holdings", COUNT, width=85),
             Column("Value #A", "Held", BYTES, bar=True),
             Column("Value #C", "Need known for", BYTES, width=110),
-            Column("Value #D", "Beyond need", BYTES, bar=True),
+            Column("Value #D", "Beyond peak need", BYTES, bar=True),
         ],
         sort="Value #A", rows_of="Value #A", width=21, height=7,
     )  # fmt: skip
@@ -180,7 +182,7 @@ def room_for_more() -> Panel:
             Column("like", "Jobs like", least=204),
             Column("Value #B", "Needs, at most", BYTES, width=90),
             Column("Value #C", "Room, if limited", BYTES, width=90),
-            Column("Value #D", "SMs in use", SHARE, width=80),
+            Column("Value #D", "SMs, 15 min", SHARE, width=100),
         ],
         sort="Value #A", rows_of="Value #A", width=21, height=7,
     )  # fmt: skip
@@ -217,7 +219,7 @@ def could_share() -> Panel:
             PROGRAM_COLUMN,
             OWNER_COLUMN,
             Column("Value #A", "Needs, at most", BYTES, width=96),
-            Column("Value #D", "SM", SHARE, width=60),
+            Column("Value #D", "SMs, 15 min", SHARE, width=70),
             NODE_COLUMN,
             GPU_COLUMN,
             Column("to", "To GPU", width=60),
@@ -232,7 +234,7 @@ def could_share() -> Panel:
 def hoarding_factors() -> Panel:
     by = f"{BY_PROCESS}, command, framework, policy, owner"
     return table(
-        "Held beyond need, by program",
+        "Held beyond peak need, by program",
         "The ten programs that hold most above their peak need, how many times their need they hold, and "
         "what torch has cached now and could free at once. This may be far more than is beyond the peak "
         "need: a program that needs little now will take it again at its next peak. The table is empty if "
@@ -266,7 +268,7 @@ def fragmentation() -> Panel:
     share = f"sum by ({BY_PROCESS}) ({split} / on ({BY_PROCESS}) {pool})"
     much = f"({split} >= {FRAGMENTED_BYTES} and on ({HOLDING_LABELS}) ({share} >= {FRAGMENTED_SHARE}))"
     expandable = selector("vramledger_torch_allocator_info", 'expandable_segments="true"')
-    pieces = f"({named(split)} > 0)"
+    pieces = f"({named(split, 'owner')} > 0)"
     helped = {
         SEGMENTS: f"{pieces} and on ({HOLDING_LABELS}) {much} unless on ({NODE_LABELS}, pid) {expandable}",
         SIZES: f"{pieces} and on ({HOLDING_LABELS}) {much} and on ({NODE_LABELS}, pid) {expandable}",
@@ -280,8 +282,9 @@ def fragmentation() -> Panel:
         "The ten programs with the most memory in free pieces of used blocks, which cannot be freed to "
         "the driver, and what helps at the next start: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or "
         "where that is set, tensors of the same sizes in every step. Nothing is worth it below 256 MiB or a "
-        "tenth of the pool. It matters where allocations were retried "
-        "within the time range. The table is empty without a torch agent.",
+        "tenth of the pool. It matters where allocations were retried within the time range: those programs "
+        "come first. The largest free block may also be one that is wholly free, which is cached and in no "
+        "piece. The table is empty without a torch agent.",
         Query(f"topk(10, {stepped})"),
         Query(share),
         Query(f"sum by ({BY_PROCESS}) ({retries})"),
@@ -289,15 +292,16 @@ def fragmentation() -> Panel:
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
+            OWNER_COLUMN,
             Column("Value #A", "In free pieces", BYTES, bar=True, width=140),
             Column("Value #B", "Of its pool", SHARE, width=85),
             Column("step", "What helps", mappings=[FRAGMENTATION_STEPS], width=185),
-            Column("Value #C", "Retries", COUNT, width=80),
+            Column("Value #C", "Retries", COUNT, width=102),
             Column("Value #D", "Largest free block", BYTES, width=105),
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", width=21, height=8,
+        sort=("-Value #C", "-Value #A"), ascending=True, rows_of="Value #A", width=21, height=8,
     )  # fmt: skip
 
 
@@ -305,7 +309,8 @@ def unneeded_cache() -> Panel:
     return table(
         "Cache not needed for an hour",
         "The ten largest parts of a pool that were not in use at any time within the hour, if the pool is "
-        "many times larger than that use; only for frameworks whose cache the program can empty. The "
+        "many times larger than that use; only for frameworks whose cache the program can empty. It may have "
+        "been needed before: the peak need is that of the program's whole life. The "
         "table is empty if there is none, or without agents.",
         Query(
             f"topk(10, {named(selector('vramledger_process:cache_unneeded_bytes:max1h'))})"

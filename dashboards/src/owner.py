@@ -154,7 +154,7 @@ def limits() -> list[Panel]:
 
 def held_by_state() -> Panel:
     return ledger_graph(
-        "Held, by state",
+        "Held, by state, 4-minute means",
         "What all processes of the owners have held, by the state of the holders; means of 4 minutes.",
         Query(f"sum by (state) ({mean_over_time(MEAN_HELD, *CHOSEN)})", "{{state}}"),
         absent=HOLDS_NOTHING,
@@ -165,7 +165,7 @@ def held_by_state() -> Panel:
 def held_by_owner() -> Panel:
     held = f"sum by (owner) ({mean_over_time(MEAN_HELD, *CHOSEN)})"
     return time_series(
-        "Held, by owner",
+        "Held, by owner, 4-minute means",
         "The ten owners that held most at any time of the range, and the sum of all others; means of 4 "
         "minutes.",
         Query(ten_largest(held, "owner"), "{{owner}}"),
@@ -178,7 +178,7 @@ def could_be_freed() -> Panel:
     of_those = f"and on ({HOLDING_LABELS}) {chosen_holdings()}"
     cached = selector("vramledger_torch_reclaimable_bytes")
     return stat(
-        "Could be freed",
+        "Cached by torch now",
         "What torch.cuda.empty_cache() would free now in the owners' programs. 'vramledger reclaim PID' "
         "frees it, if the program consents.",
         Query(f"sum({cached} {of_those})"),

@@ -109,7 +109,7 @@ def need() -> Panel:
 
 def could_be_freed() -> Panel:
     return stat(
-        "Could be freed",
+        "Cached by torch now",
         "What torch.cuda.empty_cache() would free now. 'vramledger reclaim PID' frees it, if the program "
         "consents.",
         Query(from_agent(f"sum({of_process('vramledger_torch_reclaimable_bytes')})")),

@@ -259,7 +259,7 @@ def test_a_program_without_an_agent_has_no_framework_figures(engine: Engine) -> 
     """Figures that only an agent has are absent without one, never 0."""
     assert value(engine, "vramledger-owner", "Processes", "F", instance="notebook") == []
     assert len(value(engine, "vramledger-owner", "Processes", "A", instance="notebook")) == 1
-    for panel, ref in (("Needs", "A"), ("Could be freed", "A"), ("Where its memory goes", "B")):
+    for panel, ref in (("Needs", "A"), ("Cached by torch now", "A"), ("Where its memory goes", "B")):
         assert value(engine, "vramledger-process", panel, ref, instance="notebook") == []
 
 
@@ -466,9 +466,9 @@ def test_a_node_that_is_seen_in_part_is_not_painted_as_watched(engine: Engine) -
         ("fleet", "Firing alerts: count", "hoarder", 5),
         ("fleet", "Growing: count", "driver-lost", NO_DRIVER),
         ("framework", "torch: fragmentation: count", "notebook", NO_AGENT),
-        ("framework", "Held beyond need, by program: count", "jax", 1),
-        ("framework", "Held beyond need, by program: count", "hoarder", NO_NEED),
-        ("framework", "Held beyond need, by program: count", "notebook", NO_NEED),
+        ("framework", "Held beyond peak need, by program: count", "jax", 1),
+        ("framework", "Held beyond peak need, by program: count", "hoarder", NO_NEED),
+        ("framework", "Held beyond peak need, by program: count", "notebook", NO_NEED),
         ("fleet", "Busy without work: count", "hoarder", NOTHING),
         ("node", "Reservations and holdings: count", "pod", 2),
         ("node", "Reservations and holdings: count", "hoarder", NO_SCHEDULER),
@@ -492,8 +492,11 @@ def test_the_share_of_a_limit_is_what_its_cgroup_has_taken(engine: Engine) -> No
     shares = value(engine, "vramledger-owner", "Limits", "C", instance="jax")
 
     assert len(limits) == 2
-    assert [row["value"] for row in shares] == [0.5]
+    (taken,) = (row["value"] for row in value(engine, "vramledger-node", "Limits", "B", instance="jax"))
+    held = {row["owner"]: row["value"] for row in value(engine, "vramledger-node", "Holders", instance="jax")}
+    assert [row["value"] for row in shares] == [taken / (80 * 2**30)]
     (named,) = (row["owner"] for row in shares)
+    assert taken == held[named]
     assert [
         row["value"]
         for row in value(engine, "vramledger-owner", "Limits: count", instance="jax", owner="nobody-else")

@@ -68,13 +68,17 @@ def with_scheduler(host: Host) -> None:
 
 
 def with_limits(host: Host) -> None:
-    """Let cgroups limit the first device: half of one limit is taken, of others nothing is known."""
+    """Let cgroups limit the first device: of one it is known what is taken, of others nothing is known."""
     with_agents(host)
+    taken: dict[str, int] = {}
     for process in host.processes:
         process.cgroup = f"/user.slice/{process.user}"
-    places = sorted({process.cgroup for process in host.processes})
+        here = process.places.get(0)
+        held = 0 if here is None else here.use(HOURS * 1800).memory or 0
+        taken[process.cgroup] = taken.get(process.cgroup, 0) + held
     host.gpus[0].says["limits"] = tuple(
-        CgroupLimit(place, 0, 80 * GIB, None if number else 40 * GIB) for number, place in enumerate(places)
+        CgroupLimit(place, 0, 80 * GIB, None if number else taken[place])
+        for number, place in enumerate(sorted(taken))
     )
 
 
