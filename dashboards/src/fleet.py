@@ -390,7 +390,7 @@ def dashboard() -> Dashboard:
             Row(
                 "Act now",
                 [
-                    *counted(firing_alert_table(width=21), alerting=True),
+                    *counted(firing_alert_table(width=21, height=12), alerting=True),
                     *counted(growing()),
                     *busy_without_work(),
                     gaps(),

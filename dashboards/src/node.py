@@ -25,20 +25,31 @@ from dashboards.src.panels import (
     value_mapping,
 )
 from dashboards.src.queries import (
+    BLOCKER,
     DEVICE_LABELS,
+    HOLDING_LABELS,
     NO_AGENT,
     NO_SCHEDULER,
+    NODE_LABELS,
+    UUID_LABELS,
     age,
     device_bytes,
+    holdings,
     named_devices,
+    named_in_full,
     selector,
     ten_largest,
     wasted_bytes,
 )
 from dashboards.src.shared_panels import (
+    BLOCKER_COLUMN,
     GPU_COLUMN,
     OWNER_COLUMN,
     OWNER_TYPE_COLUMN,
+    PROCESS_COLUMN,
+    PROGRAM_COLUMN,
+    VERDICT_COLUMN,
+    VERDICT_STEP_COLUMN,
     active_share,
     busy_without_work,
     exporters,
@@ -47,6 +58,7 @@ from dashboards.src.shared_panels import (
     memory_limits,
     unowned,
     wasted,
+    with_verdict_step,
 )
 
 NOT_AVAILABLE = "not available on these devices, or no data"
@@ -190,6 +202,45 @@ def failed_allocations() -> Panel:
     )  # fmt: skip
 
 
+def failures_by_program() -> Panel:
+    process = f"{NODE_LABELS}, pid"
+    moment = selector("vramledger_framework_last_oom_timestamp_seconds")
+    recent = f"max by ({process}) (time() - {moment} < 120)"
+    victims = f"(sum by ({HOLDING_LABELS}) ({holdings()}) and on ({process}) {recent})"
+    largest = f"topk by ({UUID_LABELS}) (1, {holdings()} unless on ({process}) {recent})"
+    beside = f"0 * {victims} + on ({UUID_LABELS}) group_left ({BLOCKER}) {named_in_full(largest, BLOCKER)}"
+    blocker = (
+        f"topk by ({process}) (1, max by ({process}, {BLOCKER}) (max_over_time(({beside})[$__range:1m])))"
+    )
+    newest = f"last_over_time({moment}[$__range])"
+    asked = f"last_over_time({selector('vramledger_framework_last_oom_requested_bytes')}[$__range])"
+    names = f"max by ({process}, command, owner) (max_over_time(({holdings()})[$__range:1m]))"
+    named = f"topk by ({process}) (1, {names})"
+    ages = age(f"max by ({process}, verdict) ({newest})")
+    rows = f"bottomk(10, {ages} + on ({process}) group_left (command, owner) 0 * {named})"
+    return table(
+        "Programs that ran out of memory",
+        "The newest failed allocation of each program, also of programs that have ended: what it asked for, "
+        "the verdict of its agent, what helps first, and who else held most on its GPUs just after it "
+        "failed. The table is empty if none failed, or if no program has an agent.",
+        Query(with_verdict_step(rows)),
+        Query(f"max by ({process}) ({asked})"),
+        Query(blocker),
+        columns=[
+            PROCESS_COLUMN,
+            PROGRAM_COLUMN,
+            OWNER_COLUMN,
+            Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
+            Column("Value #B", "Asked", BYTES, width=80),
+            VERDICT_COLUMN,
+            VERDICT_STEP_COLUMN,
+            BLOCKER_COLUMN,
+            Column("Value #C", "It held", BYTES, width=80),
+        ],
+        sort="Value #A", ascending=True, rows_of="Value #A", width=21, height=7,
+    )  # fmt: skip
+
+
 def reservations() -> Panel:
     by = f"{DEVICE_LABELS}, owner_type, owner"
     reserved = selector("vramledger_device_reservation_info")
@@ -279,6 +330,7 @@ def dashboard() -> Dashboard:
                 "What happened",
                 [
                     *counted(firing_alert_table(width=21), alerting=True),
+                    *counted(failures_by_program(), NO_AGENT),
                     *counted(failed_allocations(), NO_AGENT),
                     device_reachability(),
                 ],

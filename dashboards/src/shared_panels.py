@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dashboards.src import first_steps
 from dashboards.src.dashboard import (
     link_to_device,
     link_to_exporter_health,
@@ -36,12 +37,8 @@ from dashboards.src.panels import (
     value_mapping,
 )
 from dashboards.src.queries import (
-    BLOCKS,
     DEVICE_LABELS,
-    FRAGMENTED,
     HOLDING_LABELS,
-    LACKS,
-    LEAKS,
     MAXIMUM,
     MEAN_HELD,
     MEAN_WASTED,
@@ -50,12 +47,9 @@ from dashboards.src.queries import (
     NODE_LABELS,
     PARTLY_BLIND,
     RELEASED,
-    SPINS,
     UNOWNED,
-    UNPROVEN,
     WASTED,
     WATCHING,
-    WORKING,
     age,
     alert_ages,
     demand_rate,
@@ -88,26 +82,8 @@ FRAMEWORK_COLUMNS = (
     Column("policy", "Policy", width=110),
 )
 
-FIRST_STEPS = {
-    "active": "none",
-    "idle": "ask its user, or end it",
-    "stopped": "ask, or continue it",
-    "orphaned": "ask its user, or end it",
-    "zombie": "end it",
-    "stuck": "drain, reset the GPU",
-    "dead": "reset the GPU, or drain",
-    "unknown": "run vramledger doctor",
-    "unattributed": "run vramledger doctor",
-    WORKING: "it works: ask its user",
-    LEAKS: "vramledger snapshot",
-    SPINS: "look at its other ranks",
-    FRAGMENTED: "expandable segments",
-    LACKS: "see who holds the rest",
-    BLOCKS: "vramledger fit: limit",
-    UNPROVEN: "ask its user",
-}
-"""What to do first, by the step of a holder (:func:`with_step`); longer texts push the GPU off the page."""
-STEPS = value_mapping({step: (text, "text") for step, text in FIRST_STEPS.items()})
+STEPS = value_mapping({step: (text, "text") for step, text in first_steps.OF_HOLDERS.items()})
+ALERT_STEPS = value_mapping({alert: (text, "text") for alert, text in first_steps.OF_ALERTS.items()})
 STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=70)
 STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=164)
 BLOCKER_COLUMN = Column("blocker", "Largest other holder then", least=204)
@@ -279,33 +255,23 @@ def firing_alert_table(*matchers: str, but: str = "", width: int = 24, height: i
         height: in rows.
     """
     by = ALERT_LABELS
-    held = selector("vramledger_process:memory_bytes:owned")
-    total = selector("vramledger_device:memory_total_bytes:last")
-    place = "cluster, instance, uuid"
-    of_holders = firing_alerts('pid!=""', *matchers)
-    of_gpu = f"max by ({place}, pid) ({held} / on ({NODE_LABELS}, uuid) group_left () {total})"
     ranks = _alert_ranks(*matchers, but=but)
     return table(
         "Firing alerts",
-        "Pages first, the oldest of them first. Share: what the holder has of its GPU; of an alert with two "
-        "severities the larger share pages. A click on the alert opens its runbook. The table is "
-        "empty if no alert fires, or if the rules are not loaded.",
-        Query(f"bottomk(50, {ranks})"),
+        "Pages first, the oldest of them first. A click on the alert opens its runbook, which begins with "
+        "the first step. The table is empty if no alert fires, or if the rules are not loaded.",
+        Query(f'bottomk(50, label_replace({ranks}, "step", "$1", "alertname", "(.*)"))'),
         Query(f"max by ({by}) ({alert_ages(*matchers)})"),
-        Query(
-            f"(1 + 0 * max by ({by}) ({of_holders}))\n"
-            f"* on ({place}, pid) group_left () {of_gpu}"
-        ),
         columns=[
             Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=110),
             Column("alertname", "Alert", link=link_to_runbook(), width=235),
             Column("Value #B", FOR, SECONDS, width=AGE_WIDTH),
+            Column("step", "First step", mappings=[ALERT_STEPS], width=206),
             NODE_COLUMN,
             GPU_COLUMN,
             OWNER_COLUMN,
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
-            Column("Value #C", "Share", SHARE, width=65),
         ],
         sort=("Value #A", "-Value #B"), ascending=True, rows_of="Value #A", width=width, height=height,
     )  # fmt: skip

@@ -643,6 +643,11 @@ def test_who_made_a_job_fail_is_named(engine: Engine) -> None:
     on_device = value(
         engine, "vramledger-device", "Why allocations failed", "G", instance="hoarder", uuid=".+"
     )
+    panel = "Programs that ran out of memory"
+    (on_node,) = value(engine, "vramledger-node", panel, instance="hoarder")
+    (beside,) = value(engine, "vramledger-node", panel, "C", instance="hoarder")
+    assert (on_node["pid"], on_node["owner"], on_node["step"]) == (failed, "18", "hoarded")
+    assert (beside["pid"], beside["blocker"]) == (failed, blocker)
 
     assert (failure["verdict"], failure["step"]) == ("hoarded", "hoarded")
     assert named["blocker"] == blocker
