@@ -25,7 +25,7 @@ OF_HOLDERS = {
 """By the step of a holder (``with_step`` of the queries); longer texts push the GPU off the page."""
 
 OF_ALERTS = {
-    "GpuAllocatorRetries": "vramledger show: who holds it",
+    "GpuAllocatorRetries": "vramledger show",
     "GpuBusyWithoutWork": "look at its other ranks",
     "GpuDeviceLost": "take the node out of service",
     "GpuDriverLost": "take the node out of service",
@@ -42,7 +42,7 @@ OF_ALERTS = {
     "GpuMemoryHoarded": "ask the owner",
     "GpuMemoryHoardedWhileShort": "vramledger reclaim",
     "GpuMemoryLeakSuspected": "vramledger snapshot diff",
-    "GpuMemoryLimitNear": "vramledger show: who idles",
+    "GpuMemoryLimitNear": "see who idles, and ask",
     "GpuMemoryNearlyFull": "none while it runs well",
     "GpuMemoryOrphaned": "vramledger end --pid",
     "GpuMemoryOutsideReservation": "ask the owner to move",
@@ -52,8 +52,8 @@ OF_ALERTS = {
     "GpuMemoryUnattributed": "run vramledger doctor",
     "GpuMemoryZombie": "vramledger end --pid",
     "GpuNotebookIdle": "ask to restart the kernel",
-    "GpuOutOfMemory": "vramledger show: who holds it",
-    "GpuOwnerOverBudget": "vramledger show: who idles",
+    "GpuOutOfMemory": "vramledger show",
+    "GpuOwnerOverBudget": "see who idles, and ask",
     "GpuReservedUnused": "ask the owner",
     "GpuRowRemapFailed": "drain the node",
     "GpuStrayContext": "ask: CUDA_VISIBLE_DEVICES",
@@ -66,11 +66,11 @@ OF_ALERTS = {
     "VramLedgerCollectorFailing": "run vramledger doctor",
     "VramLedgerExporterDown": "read the log on the node",
     "VramLedgerManyExportersDown": "check network and power",
-    "VramLedgerRulesFailing": "name the distinguishing label",
+    "VramLedgerRulesFailing": "name a label that differs",
     "VramLedgerSamplingFailed": "run vramledger doctor",
     "VramLedgerSamplingStalled": "read the log on the node",
     "VramLedgerScrapesTooRare": "lower scrape_interval",
-    "VramLedgerSeriesDropped": "vramledger show: who starts it",
+    "VramLedgerSeriesDropped": "vramledger show",
     "VramLedgerStorageFailing": "make room on the disk",
     "VramLedgerWebConfigNotReloaded": "correct the file",
 }

@@ -310,8 +310,8 @@ def unneeded_cache() -> Panel:
         "Cache not needed for an hour",
         "The ten largest parts of a pool that were not in use at any time within the hour, if the pool is "
         "many times larger than that use; only for frameworks whose cache the program can empty. It may have "
-        "been needed before: the peak need is that of the program's whole life. The "
-        "table is empty if there is none, or without agents.",
+        "been needed before: the peak need is that of the program's whole life. Free pieces of used blocks "
+        "are in it, which only a restart frees. The table is empty if there is none, or without agents.",
         Query(
             f"topk(10, {named(selector('vramledger_process:cache_unneeded_bytes:max1h'))})"
         ),

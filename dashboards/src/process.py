@@ -151,6 +151,11 @@ def where_memory_goes() -> Panel:
     pool = f"sum({of_process('vramledger_framework_pool_bytes')})"
     in_use = f"sum({of_process('vramledger_framework_in_use_bytes')})"
     split = f"sum({of_process('vramledger_torch_inactive_split_bytes')})"
+    held = f"sum({holdings(CHOSEN_PROCESS)})"
+    outside = f"sum({of_process('vramledger_framework_overhead_bytes')})"
+    # A pool of managed memory may be larger than what of it is on the device.
+    room = f"clamp_min({held} - ({outside} or 0 * {held}), 0)"
+    pooled = f"({pool} <= {room} or {room} and {pool} or {pool})"
     return time_series(
         "Where its memory goes",
         "Over all its devices: memory outside the pools of its frameworks (context, libraries, native "
@@ -158,11 +163,11 @@ def where_memory_goes() -> Panel:
         "segments or a restart helps), and what is cached and could be freed. The lines are what it "
         "holds, what NVML charges to it of that (the rest is managed memory, or was left by a program that "
         "has ended), and the peak need. Without an agent only the first two lines are known.",
-        Query(f"sum({of_process('vramledger_framework_overhead_bytes')})", "outside the pools"),
+        Query(outside, "outside the pools"),
         Query(in_use, "in use"),
         Query(split, "fragments"),
-        Query(f"{pool} - {in_use} - ({split} or 0 * {pool})", "cached"),
-        Query(f"sum({holdings(CHOSEN_PROCESS)})", "held"),
+        Query(f"clamp_min({pooled} - {in_use} - ({split} or 0 * {pool}), 0)", "cached"),
+        Query(held, "held"),
         Query(f"sum({of_process('vramledger_process_memory_bytes')})", "charged"),
         Query(f"sum({of_process('vramledger_process_needed_peak_bytes')})", "peak need"),
         unit=BYTES, absent=ENDED, stacked=True,

@@ -492,7 +492,7 @@ def test_the_share_of_a_limit_is_what_its_cgroup_has_taken(engine: Engine) -> No
     shares = value(engine, "vramledger-owner", "Limits", "C", instance="jax")
 
     assert len(limits) == 2
-    (taken,) = (row["value"] for row in value(engine, "vramledger-node", "Limits", "B", instance="jax"))
+    taken = _total(value(engine, "vramledger-node", "Limits", "B", instance="jax"))
     held = {row["owner"]: row["value"] for row in value(engine, "vramledger-node", "Holders", instance="jax")}
     assert [row["value"] for row in shares] == [taken / (80 * 2**30)]
     (named,) = (row["owner"] for row in shares)
@@ -607,6 +607,19 @@ def test_alerts_come_with_their_severity_and_their_beginning(engine: Engine) -> 
     assert {row["value"] for row in ranks} >= {1.0, 2.0}
     assert len(ages) >= len(ranks)
     assert all(0 <= float(str(row["value"])) <= SPAN + 600 for row in ages)
+
+
+@pytest.mark.parametrize("node", ["managed", "jax", "fragmented"])
+def test_what_a_process_has_adds_up_to_what_it_holds(engine: Engine, node: str) -> None:
+    """The parts of its memory are no more than all of it, also if its pool is larger than what it holds."""
+    agents = ask(engine, f'vramledger_framework_pool_bytes{{instance="{node}"}}', **_NOW)
+    for pid in {each["metric"]["pid"] for each in agents}:
+        chosen = {"instance": node, "pid": pid}
+        panel = "Where its memory goes"
+        held = _total(value(engine, "vramledger-process", panel, "E", **chosen))
+        parts = [value(engine, "vramledger-process", panel, ref, **chosen) for ref in "ABCD"]
+        assert parts[3], chosen
+        assert sum(_total(part) for part in parts) <= 1.02 * held + 64 * 2**20, chosen
 
 
 def test_a_failed_scrape_ends_no_holder_and_makes_no_xid_new(engine: Engine) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from random import Random
 from typing import Any
+from zlib import crc32
 
 from tests.support.faults import faulty, healthy, recorded, scene
 from tests.support.faults.scene import Scene
@@ -97,10 +99,14 @@ class _WithManaged:
     program: Program
     resident: int
     mapped: int
+    pools: Pools = field(default_factory=dict)
 
     def use(self, age: float) -> Use:
         use = self.program.use(age)
-        return use._replace(uncharged=self.resident, mapped=self.mapped) if use.memory else use
+        if not use.memory:
+            return use
+        pools = {**use.pools, **self.pools}
+        return use._replace(uncharged=self.resident, mapped=self.mapped, pools=pools)
 
 
 def small_jobs_apart(random: Random) -> Scene:
@@ -114,11 +120,17 @@ def small_jobs_apart(random: Random) -> Scene:
 
 
 def with_managed_memory(host: Host) -> None:
-    """Let the first program have managed memory, and the others more mappings than bytes."""
+    """Let the first program have managed memory, and the others more mappings than bytes.
+
+    The pool of the first is larger than what of it is on the device, as that of JAX with unified memory is,
+    which preallocates addresses alone (measured on an H100).
+    """
     for process in host.processes:
-        last = max(process.places)
-        resident, mapped = (4 * GIB, 4 * GIB) if process is host.processes[0] else (GIB, 64 * GIB)
-        process.places = {**process.places, last: _WithManaged(process.places[last], resident, mapped)}
+        last, first = max(process.places), process is host.processes[0]
+        resident, mapped = (4 * GIB, 4 * GIB) if first else (GIB, 64 * GIB)
+        process.agent |= first
+        pools: Pools = {"jax": {"pool": 79 * GIB, "in_use": 2 * GIB, "limit": 79 * GIB}} if first else {}
+        process.places = {**process.places, last: _WithManaged(process.places[last], resident, mapped, pools)}
 
 
 def wait_for_a_rank(host: Host) -> None:
@@ -134,6 +146,10 @@ def wait_for_a_rank(host: Host) -> None:
 def release(host: Host) -> None:
     """Let the exporter have released the GPUs ten minutes ago, for twenty."""
     host.faults = [*host.faults, Fault("released", END - 600, END + 600)]
+
+
+def _temperature(celsius: float, _: float) -> Mapping[str, HardwareValue]:
+    return {"device_temperature_celsius": celsius}
 
 
 def _sensors(now: float) -> Mapping[str, HardwareValue]:
@@ -217,6 +233,9 @@ def simulated_pages(node: Node) -> Iterator[Page]:
     """Yield what Prometheus would scrape of a simulated node."""
     random = Random(f"{node.name}/{node.seed}")  # noqa: S311 it is chance for tests
     host = node.build(random).build(random, SCRAPE)
+    for gpu in host.gpus:
+        # A temperature of its own: which of equal values topk takes differs from query to query.
+        gpu.sensors = partial(_temperature, 30.0 + crc32(gpu.uuid(0).encode()) % 4000 / 100)
     node.prepare(host)
     chance = Random(f"{node.name}/{node.seed}/weather")  # noqa: S311 it is chance for tests
     weather = replace(node.weather, every=SCRAPE)
