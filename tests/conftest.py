@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -9,14 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-from tests.support import requirements
+from tests.support import examples, requirements
 from tests.support.players.stage import Stage
-
-# An example may take as long as a busy machine makes it: times are measured in tests/tools/bench alone.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")
@@ -38,21 +35,34 @@ def stage() -> Iterator[Stage]:
         yield instance
 
 
-def pytest_configure() -> None:
-    """Have interrupts heard where a script runs us in its background: every program of a test inherits it.
+def pytest_configure(config: pytest.Config) -> None:
+    """Set up the number of examples, and have interrupts heard where a script runs us in its background.
 
-    One that is to end by ^C would run on for ever.
+    Every program of a test inherits that: one that is to end by ^C would run on for ever.
     """
+    if config.option.markexpr == BRIEF:
+        os.environ[examples.FEWER] = "1"
+    else:
+        os.environ.pop(examples.FEWER, None)
+    examples.load()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+BRIEF = "not thorough"
+"""What ``make test`` selects."""
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 """How many tests of each file ``make test`` leaves to ``make test-all``."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that may take longest, so that no worker begins one when all others are done."""
+    """Mark the repeats, and begin with the files that may take longest.
+
+    So no worker begins one of these when all others are done.
+    """
+    _mark_repeats(items)
     longest: dict[Path, float] = {}
     for item in items:
         limit = item.get_closest_marker("timeout")
@@ -60,10 +70,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -longest[item.path])
 
 
+def _mark_repeats(items: list[pytest.Item]) -> None:
+    """Make the cases that ``repeats`` does not keep thorough; a test that has one case keeps it."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        if repeats := item.get_closest_marker("repeats"):
+            cases[name := item.nodeid.partition("[")[0]] += 1
+            if cases[name] > repeats.kwargs.get("kept", 1):
+                item.add_marker(pytest.mark.thorough)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is there now out of every search for garbage: after the collection that is 7,000 tests."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     """Count the tests that ``make test`` leaves out; a worker reports the count at its end."""
     for item in items:
-        if item.config.option.markexpr == "not thorough" and item.get_closest_marker("thorough"):
+        if item.config.option.markexpr == BRIEF and item.get_closest_marker("thorough"):
             left_out = item.config.stash.setdefault(LEFT_OUT, Counter())
             left_out[item.nodeid.partition("::")[0]] += 1
             if hasattr(item.config, "workeroutput"):
@@ -84,6 +110,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("left to make test-all")
         for file, tests in sorted(left_out.items()):
             terminalreporter.line(f"{file}: {_count(tests)}")
+        terminalreporter.line("every test with hypothesis: four fifths of its examples")
         terminalreporter.line(f"{_count(left_out.total())} more: make test-all")
     costs: dict[str, int] = {}
     for report in terminalreporter.stats.get("skipped", []):

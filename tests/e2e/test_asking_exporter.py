@@ -235,6 +235,7 @@ def header(**changes: object) -> bytes:
     return json.dumps({"version": 1, "ok": True, **fields}).encode()
 
 
+@pytest.mark.repeats(kept=3)
 @pytest.mark.parametrize(
     ("kind", "answer", "said"),
     [

@@ -41,6 +41,7 @@ def test_no_library_then_one(standin: StandIn, tmp_path: Path) -> None:
     assert "install the NVIDIA driver" in advice
 
 
+@pytest.mark.repeats(kept=2)
 @pytest.mark.parametrize(
     ("code", "reason", "advice"),
     [
@@ -169,6 +170,7 @@ def failing(page: Page) -> set[str]:
     return {dict(key)["collector"] for key, value in page.values("collector_success").items() if not value}
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize(
     ("function", "collector", "gone"),
     [

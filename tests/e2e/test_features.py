@@ -51,6 +51,7 @@ COLLECTORS = {
 """A collector: one of its families, and a query that only it makes."""
 
 
+@pytest.mark.repeats(kept=2)
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize(
     "names", [["ledger", "hardware", "xid"], ["process", "owner", "energy", "pcie"]], ids=" ".join

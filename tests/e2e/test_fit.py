@@ -147,6 +147,7 @@ def test_an_out_of_memory_report_says_what_was_wanted(tmp_path: Path) -> None:
     assert (said["pid"], need["needed"], need["wanted"]) == (77, 6 * GIB, 9 * GIB)
 
 
+@pytest.mark.repeats(kept=3)
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [

@@ -28,7 +28,7 @@ def healthy(port: int) -> bool:
     return done.returncode == 0
 
 
-@pytest.fixture(params=["", "passwords", "TLS", "certificates"])
+@pytest.fixture(params=["", "certificates", "passwords", "TLS"])
 def exporter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Exporter]:
     """Run an exporter without a GPU, open and closed."""
     flags, web = [], tmp_path / "web.yml"
@@ -47,6 +47,7 @@ def exporter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Exporte
         yield running
 
 
+@pytest.mark.repeats(kept=2)
 def test_the_images_check_finds_a_frozen_exporter(exporter: Exporter) -> None:
     """An exporter that answers is healthy, also for a client that may not read it; a frozen one is not."""
     assert healthy(exporter.port)

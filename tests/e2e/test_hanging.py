@@ -27,6 +27,7 @@ def started(exporter: Exporter) -> Page:
     return exporter.until(lambda page: page.device_up(0) == page.device_up(1) == 1, "both GPUs")
 
 
+@pytest.mark.repeats(kept=2)
 @pytest.mark.parametrize("function", HANGS)
 def test_a_hanging_call_costs_its_gpu(standin: StandIn, stage: Stage, function: str) -> None:
     """While a call hangs on one GPU the other is still sampled; afterwards the first has new data again."""
@@ -116,6 +117,7 @@ def test_a_stopped_sampler_is_replaced(standin: StandIn) -> None:
         assert page.failures("sampler-exit") == 0
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_sampler_that_dies_is_replaced(standin: StandIn, number: signal.Signals) -> None:
     """When the sampler is killed or the library crashes it, there is no data until a new sampler has some."""

@@ -33,6 +33,7 @@ def test_a_snapshot_that_crashes_the_interpreter(tmp_path: Path, command: str) -
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("byte", [b"[", b" ", b"0"])
 def test_a_recording_of_one_line(tmp_path: Path, byte: bytes) -> None:
     """A recording of some kilobytes that holds a line of gigabytes is refused at its beginning."""

@@ -72,6 +72,7 @@ def test_labels_of_a_pod_with_a_reservation(standin: StandIn, rootfs: Path, tmp_
         assert server.asked == []
 
 
+@pytest.mark.repeats(kept=3)
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

@@ -81,6 +81,7 @@ CORRUPT = {
 }
 
 
+@pytest.mark.repeats(kept=4)
 @pytest.mark.parametrize("content_and_message", CORRUPT.values(), ids=CORRUPT)
 def test_a_corrupt_recording_does_not_start(
     nothing: dict[str, str], tmp_path: Path, content_and_message: tuple[bytes | None, str]
@@ -117,6 +118,7 @@ FLAWS = {
 }
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("flaw_and_message", FLAWS.values(), ids=FLAWS)
 def test_a_recording_that_breaks_off_is_no_data(
     nothing: dict[str, str], tmp_path: Path, flaw_and_message: tuple[bytes, str]

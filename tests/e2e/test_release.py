@@ -154,6 +154,7 @@ def ask_as_nobody(path: Path) -> object:
     return json.loads(done.stdout)
 
 
+@pytest.mark.repeats(kept=4)
 @pytest.mark.parametrize(
     "sent",
     [

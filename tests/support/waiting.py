@@ -9,11 +9,14 @@ from typing import TypeVar
 PATIENCE = 30.0
 """Seconds after which a missing event fails the test."""
 
-_PAUSES = (0.005, 0.05)
+_PAUSES = (0.005, 0.1)
 """The shortest and the longest pause between two checks, seconds."""
 
-_REST = 3.0
+_REST = 8.0
 """A pause is this many times as long as its check: the processor is for what is waited for."""
+
+_LATE = 0.02
+"""A pause may also be this share of the time waited so far."""
 
 _T = TypeVar("_T")
 
@@ -30,6 +33,7 @@ def wait_until(condition: Callable[[], _T], what: str, *, patience: float = PATI
         if (now := time.monotonic()) > deadline:
             message = f"waited {patience:.0f} s in vain for: {what}"
             raise TimeoutError(message)
-        time.sleep(min(longest, max(shortest, _REST * (now - began))))
+        waited = now - (deadline - patience)
+        time.sleep(min(longest, max(shortest, _REST * (now - began), _LATE * waited)))
         began = time.monotonic()
     return answer

@@ -67,6 +67,7 @@ def is_certainly_idle(said: Said) -> bool:
     return said.holding.state is State.IDLE and said.holding.grade is not Grade.INFERRED
 
 
+@pytest.mark.repeats(kept=2)
 @pytest.mark.parametrize("idle_after", [8.0, 15.0, 25.0, 40.0, 60.0])
 def test_nobody_who_worked_is_idle_above_inferred(idle_after: float) -> None:
     """Since when a holder is idle at proven or seen, it has truly not worked."""

@@ -241,6 +241,7 @@ def test_a_prolog_that_cannot_drain_fails(node: Node, standin: StandIn) -> None:
     assert node.run("epilog.sh", SLURM_JOB_GPUS="0") == 1
 
 
+@pytest.mark.repeats(kept=3)
 @pytest.mark.parametrize(
     ("script", "state"),
     [
@@ -275,6 +276,7 @@ def test_an_epilog_after_a_failed_prolog_keeps_the_reason(node: Node, standin: S
     assert (node.reason, len(node.updates)) == (before, 1)
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh", "health.sh"])
 def test_our_own_doubt_is_undone(node: Node, standin: StandIn, script: str) -> None:
     """A node that was drained because the driver did not answer is resumed when it answers again."""
@@ -291,6 +293,7 @@ def test_our_own_doubt_is_undone(node: Node, standin: StandIn, script: str) -> N
     assert [call.split()[2] for call in node.updates] == ["State=DRAIN", "State=RESUME"]
 
 
+@pytest.mark.repeats(kept=2)
 @pytest.mark.parametrize(
     ("state", "suffix", "by"),
     [

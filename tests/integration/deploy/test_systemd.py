@@ -161,6 +161,19 @@ def wheel(directory: Path, version: str, code: str) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a Python that copies a virtual environment to make one: pip is unpacked and compiled once."""
+    home = tmp_path_factory.mktemp("python")
+    subprocess.run([sys.executable, "-I", "-m", "venv", home / "made"], check=True)
+    program = home / "python"
+    program.write_text(
+        f'#!/bin/sh\n[ "$*" != "-I -m venv $4" ] || exec cp -a {home}/made "$4"\nexec {sys.executable} "$@"\n'
+    )
+    program.chmod(0o755)
+    return program
+
+
 OVERLAYS = """\
 set -eu
 for place in opt etc usr/local; do
@@ -197,14 +210,14 @@ ls -d /opt/vramledger* /usr/local/bin/vramledger 2>/dev/null || echo removed
 )
 
 
-def in_overlays(script: str, place: Path) -> subprocess.CompletedProcess[str]:
+def in_overlays(script: str, place: Path, python: Path) -> subprocess.CompletedProcess[str]:
     """Run a script that calls the installer; nothing of this machine changes."""
     require_root()
     if find_spec("ensurepip") is None:
         pytest.skip("this Python cannot make virtual environments, and install.sh says so")
     for tool in ("systemctl", "systemd-sysusers", "unshare", "flock"):
         require_tool(tool)
-    known = {"INSTALLER": str(SYSTEMD / "install.sh"), "PLACE": str(place), "PYTHON": sys.executable}
+    known = {"INSTALLER": str(SYSTEMD / "install.sh"), "PLACE": str(place), "PYTHON": str(python)}
     return subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", script],
         check=False, capture_output=True, text=True, env={"PATH": os.environ["PATH"], **known},
@@ -212,13 +225,13 @@ def in_overlays(script: str, place: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(240)
-def test_an_update_never_breaks_the_command(tmp_path: Path) -> None:
+def test_an_update_never_breaks_the_command(tmp_path: Path, python: Path) -> None:
     """While an update runs, each start is one version or the other; one that fails changes nothing."""
     whole = "from vramledger import part; print(part.version)"
     wheel(tmp_path / "a", "1.0", whole)
     wheel(tmp_path / "b", "2.0", whole)
     wheel(tmp_path / "c", "3.0", "raise SystemExit(1)")
-    done = in_overlays(UPDATES, tmp_path)
+    done = in_overlays(UPDATES, tmp_path, python)
     log = (tmp_path / "log").read_text()
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + log
     said = (tmp_path / "said").read_text().split()
@@ -252,10 +265,10 @@ echo 'VRAMLEDGER_FLAGS="--web.systemd-socket"' >/etc/default/vramledger
 
 
 @pytest.mark.timeout(240)
-def test_the_installer_says_why_the_service_did_not_start(tmp_path: Path) -> None:
+def test_the_installer_says_why_the_service_did_not_start(tmp_path: Path, python: Path) -> None:
     """It prints the service's last lines and fails; where the flags want the socket, that starts first."""
     wheel(tmp_path / "a", "1.0", "print(1)")
-    done = in_overlays(STARTS, tmp_path)
+    done = in_overlays(STARTS, tmp_path, python)
     assert (done.returncode, done.stderr) == (0, ""), (tmp_path / "first").read_text()
     *_, cause, verdict = (tmp_path / "first").read_text().splitlines()
     assert cause == "the port is taken"

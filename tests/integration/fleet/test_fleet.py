@@ -31,6 +31,8 @@ from tests.tools.fleet import BEGIN, BEYOND, END, HEADER, INTERVAL, README, SIZE
 
 FLEET = Path(__file__).parents[3] / "deploy" / "fleet"
 HOSTS = 3
+GPUS, HOLDERS = 2, 4
+"""Of each host: enough for every kind of series; the engines' work is in proportion to their number."""
 SPAN = 20.0
 """Seconds of data, a scrape a second, before the engines are queried."""
 
@@ -81,7 +83,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engi
     home = tmp_path_factory.mktemp("fleet")
     older, newer = require_tool("prometheus"), require_newer("prometheus")
     with (
-        simulated(HOSTS) as port,
+        simulated(HOSTS, GPUS, HOLDERS) as port,
         victoria_metrics(require_newer("victoria-metrics"), home / "store") as store,
     ):
         config = {**scrape(port, HOSTS, "1s"), "rule_files": [hurried(home)]}
@@ -141,7 +143,7 @@ def test_agent_mode_sends_everything(version: str, tmp_path: Path) -> None:
     program = require_tool("prometheus") if version == "older" else require_newer("prometheus")
     flag = "--enable-feature=agent" if version == "older" else "--agent"
     with (
-        simulated(1) as port,
+        simulated(1, GPUS, HOLDERS) as port,
         victoria_metrics(require_newer("victoria-metrics"), tmp_path / "store") as store,
     ):
         config = {**scrape(port, 1, "1s"), "remote_write": to(store, sent("prometheus-agent.yml"))}

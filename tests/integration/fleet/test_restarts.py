@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.fleet.test_fleet import hurried
+from tests.integration.fleet.test_fleet import GPUS, HOLDERS, hurried
 from tests.support.faults import rules
 from tests.support.faults.evaluation import Firing, Manager, evaluate
 from tests.support.fleet.engines import prometheus, scrape, simulated, until
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def test_counters_keep_their_meaning(tmp_path: Path) -> None:
     """A real Prometheus that sees every host restart computes the owners' usage from their true bytes."""
-    with simulated(HOSTS) as port:
+    with simulated(HOSTS, GPUS, HOLDERS) as port:
         config = {**scrape(port, HOSTS, "1s"), "rule_files": [hurried(tmp_path)]}
         with prometheus(require_tool("prometheus"), tmp_path / "data", config) as engine:
 
@@ -96,9 +96,9 @@ def fired(scratch: Path, minutes: int, down: Mapping[int, Iterable[int]]) -> lis
 def test_a_rolling_restart_fires_nothing(tmp_path: Path) -> None:
     """Hosts that restart one after another, down for up to a minute each, cause no alert and no page."""
     rolling = {number: range(60 + 6 * number, 63 + 6 * number + number) for number in range(HOSTS)}
-    quiet = fired(tmp_path / "quiet", 40, {})
-    restarted = fired(tmp_path / "restarted", 40, rolling)
-    gone = fired(tmp_path / "gone", 40, {1: range(60, 160)})
+    quiet = fired(tmp_path / "quiet", 30, {})
+    restarted = fired(tmp_path / "restarted", 30, rolling)
+    gone = fired(tmp_path / "gone", 30, {1: range(60, 120)})
 
     known = alerts(quiet)
     assert alerts(restarted) - known == set()

@@ -1,4 +1,4 @@
-"""The number of examples: VRAMLEDGER_FUZZ for each test (``make fuzz`` sets it), by default a few dozen."""
+"""The number of examples: VRAMLEDGER_FUZZ for each test (``make fuzz`` sets it), by default some dozens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-EXAMPLES = int(os.environ.get("VRAMLEDGER_FUZZ", "60"))
+from tests.support.examples import examples
+
+EXAMPLES = int(os.environ.get("VRAMLEDGER_FUZZ", examples(60)))
 
 settings.register_profile(
     "fuzz",

@@ -10,6 +10,7 @@ from tests.support.standin.library import StandIn
 from tests.tools.soak import endurance, faults, replay, trials
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_page_is_true_whatever_the_driver_answers(tmp_path: Path, seed: int) -> None:
     """Fifteen thousand errors, garbage answers and losses: every page matches the host's true state."""

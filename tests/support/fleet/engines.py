@@ -100,9 +100,9 @@ def _answers(url: str) -> bool:
 
 
 @contextmanager
-def simulated(hosts: int) -> Iterator[int]:
+def simulated(hosts: int, gpus: int = 8, holders: int = 8) -> Iterator[int]:
     """Serve a simulated fleet from a separate process; yields its port."""
-    command = [sys.executable, "-m", "tests.support.fleet.server", str(hosts)]
+    command = [sys.executable, "-m", "tests.support.fleet.server", *map(str, (hosts, gpus, holders))]
     path = os.pathsep.join([str(REPOSITORY / "exporter"), str(REPOSITORY)])
     with subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}

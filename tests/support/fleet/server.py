@@ -1,4 +1,4 @@
-"""Serve a simulated fleet: ``python -m tests.support.fleet.server HOSTS`` prints its port, then serves."""
+"""Serve a simulated fleet: ``python -m tests.support.fleet.server HOSTS GPUS HOLDERS`` prints its port."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def make_app(hosts: list[FleetHost]) -> web.Application:
     return app
 
 
-async def serve(count: int) -> None:
+async def serve(hosts: int, gpus: int, holders: int) -> None:
     """Serve until ended."""
-    runner = web.AppRunner(make_app(fleet(count)), access_log=None)
+    runner = web.AppRunner(make_app(fleet(hosts, gpus, holders)), access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -54,4 +54,4 @@ async def serve(count: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1])))
+    asyncio.run(serve(*map(int, sys.argv[1:4])))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.host.model import GIB, MIB, Fault, FaultKind, Host, Process
 from tests.support.host.one_holder import gpu
 from tests.support.host.programs import Fixed
@@ -285,7 +286,7 @@ def owned(snapshot: Snapshot) -> OwnerUsageTotals | None:
 
 
 @given(STEPS)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_integration_equals_an_independent_one(steps: list[Step]) -> None:
     """With any gaps, failures, restarts and clock steps, the sum is that of the observed spans."""
     snapshots = played(steps)
@@ -313,7 +314,7 @@ def test_integration_equals_an_independent_one(steps: list[Step]) -> None:
 
 
 @given(STEPS, st.sampled_from([0, 1, 2]))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_sums_are_exact_and_counters_never_fall(steps: list[Step], owners_max: int) -> None:
     """On every sample owners add up to the processes by state, and no series that stays ever falls."""
     before: dict[tuple[str, str, str], float] = {}

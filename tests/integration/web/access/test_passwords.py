@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.serving import run
 from vramledger.web.access import passwords
 from vramledger.web.access.passwords import FailureBudget, PasswordResult, Passwords, failure_source
@@ -67,7 +68,7 @@ def test_only_the_right_password_lets_in(user: str, password: str, verdict: Pass
     run(test)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.text(), st.text())
 def test_no_login_breaks_the_check(user: str, password: str) -> None:
     """Every name and every password gets a result."""

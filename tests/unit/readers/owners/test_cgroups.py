@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from vramledger.readers.owners.cgroups import CgroupPlace, ContainerMark, parse_cgroup
 from vramledger.readers.owners.slurm import SlurmMark
 
@@ -349,7 +350,7 @@ PIECES = st.sampled_from(
 LINES = st.lists(st.lists(PIECES | st.text(max_size=20), max_size=12).map("".join), max_size=6)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(LINES)
 def test_hostile_lines_never_raise(lines: list[str]) -> None:
     """For every text in a cgroup file, the result is short, printable and not a path."""
@@ -361,7 +362,7 @@ def test_hostile_lines_never_raise(lines: list[str]) -> None:
         assert "/" not in name
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.lists(PIECES | st.text(max_size=20), max_size=12))
 def test_nothing_below_a_users_manager_is_a_pod_or_a_job(segments: list[str]) -> None:
     """A user chooses names below the own systemd manager, and cannot claim another's pod or job."""

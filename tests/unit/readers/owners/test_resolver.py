@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.readers.hosts.notebooks import find_notebook
 from vramledger.readers.owners.host_files import HostFiles
@@ -266,7 +267,7 @@ NAMES = st.text(min_size=1, max_size=60).filter(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         NAMES.map(lambda name: f"{name}_{UID}") | st.builds("{}_{}_{}".format, NAMES, NAMES, st.just(UID)),
@@ -334,7 +335,7 @@ def test_a_kernels_notebook(argv: str, variable: str | None, name: str) -> None:
     assert find_notebook(argv.split(" "), environment + b"\0HF_TOKEN=secret\0") == name
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.lists(st.text(max_size=30) | st.just("-f"), max_size=6), st.binary(max_size=3000))
 def test_hostile_environments_give_short_printable_names(argv: list[str], value: bytes) -> None:
     """A notebook's name is short and printable, and ends where its variable does."""
