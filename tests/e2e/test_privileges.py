@@ -73,6 +73,13 @@ def exporter(standin: StandIn, control: str) -> Iterator[Exporter]:
         yield running
 
 
+@pytest.fixture
+def rooted(shared: Exporter) -> Exporter:
+    """Return an exporter that was started as root, for tests that only look at it."""
+    require_root()
+    return shared
+
+
 def listening(process: psutil.Process) -> set[str]:
     """Return the sockets on which a process listens, TCP and Unix."""
     inodes = set()
@@ -125,12 +132,12 @@ def system_version(python: Path) -> tuple[int, ...]:
     return tuple(map(int, done.stdout.split()))
 
 
-def test_the_web_part_may_do_nothing(exporter: Exporter) -> None:
+def test_the_web_part_may_do_nothing(rooted: Exporter) -> None:
     """Started with every capability, the web part has none in any set and can get none."""
-    held = sets(exporter.process)
+    held = sets(rooted.process)
     assert set(held) == {"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"}
     assert set(held.values()) == {0}
-    assert status(exporter.process)["NoNewPrivs"] == "1"
+    assert status(rooted.process)["NoNewPrivs"] == "1"
 
 
 def test_the_web_part_changes_no_file(standin: StandIn, control: str) -> None:
@@ -145,13 +152,13 @@ def test_the_web_part_changes_no_file(standin: StandIn, control: str) -> None:
     assert not Path(control.partition("=")[2]).exists()
 
 
-def test_only_the_web_part_listens(exporter: Exporter) -> None:
+def test_only_the_web_part_listens(rooted: Exporter) -> None:
     """Of all processes only the web part listens, on the port and two sockets; those with rights do not."""
-    assert len(listening(exporter.process)) == 3
-    privileged = exporter.process.children(recursive=True)
+    assert len(listening(rooted.process)) == 3
+    privileged = rooted.process.children(recursive=True)
     assert [listening(each) for each in privileged] == [set()] * 2
-    assert sets(starter(exporter))["CapEff"] == 0
-    assert sets(starter(exporter))["CapPrm"] & ~SEEING == 0
+    assert sets(starter(rooted))["CapEff"] == 0
+    assert sets(starter(rooted))["CapPrm"] & ~SEEING == 0
 
 
 def test_the_web_part_is_a_user_of_its_own(own_user: Exporter, standin: StandIn, control: str) -> None:
@@ -280,20 +287,20 @@ def test_all_end_with_the_web_part(exporter: Exporter) -> None:
     wait_until(lambda: not any(map(alive, left)), "the others to end")
 
 
-def test_every_thread_has_given_up(exporter: Exporter) -> None:
+def test_every_thread_has_given_up(rooted: Exporter) -> None:
     """Linux keeps capabilities for each thread: no thread has kept an effective one."""
-    for thread in Path(f"/proc/{exporter.process.pid}/task").iterdir():
+    for thread in Path(f"/proc/{rooted.process.pid}/task").iterdir():
         lines = (thread / "status").read_text(encoding="utf-8").splitlines()
         assert "CapEff:\t0000000000000000" in lines
 
 
-def test_the_sampler_may_read_proc(exporter: Exporter) -> None:
+def test_the_sampler_may_read_proc(rooted: Exporter) -> None:
     """The sampler has the two capabilities for other users' processes, and can get no other."""
-    held = sets(exporter.sampler)
+    held = sets(rooted.sampler)
     assert held["CapEff"] == held["CapPrm"]
     assert held["CapEff"] & ~SEEING == 0
     assert (held["CapInh"], held["CapAmb"], held["CapBnd"] & ~SEEING) == (0, 0, 0)
-    assert status(exporter.sampler)["NoNewPrivs"] == "1"
+    assert status(rooted.sampler)["NoNewPrivs"] == "1"
 
 
 def test_a_second_sampler_has_the_same_rights(exporter: Exporter) -> None:
@@ -331,16 +338,16 @@ def test_an_ordinary_user_does_what_that_allows(standin: StandIn, tmp_path: Path
         assert sets(exporter.sampler)["CapPrm"] == 0
 
 
-def test_its_memory_is_its_own(exporter: Exporter) -> None:
+def test_its_memory_is_its_own(rooted: Exporter) -> None:
     """Other processes of the same user cannot read the web part's memory, which holds keys and passwords."""
-    assert Path(f"/proc/{exporter.process.pid}/environ").stat().st_uid == 0
+    assert Path(f"/proc/{rooted.process.pid}/environ").stat().st_uid == 0
     program = (
         "import os, sys; os.setgroups([]);\n"
         "open(f'/proc/{sys.argv[1]}/mem', 'rb')"
     )  # fmt: skip
     bare = [str(require_tool("setpriv")), "--inh-caps=-all", "--bounding-set=-all", sys.executable]
     done = subprocess.run(
-        [*bare, "-c", program, str(exporter.process.pid)], capture_output=True, text=True, check=False
+        [*bare, "-c", program, str(rooted.process.pid)], capture_output=True, text=True, check=False
     )
     assert "PermissionError" in done.stderr
 

@@ -154,7 +154,6 @@ def ask_as_nobody(path: Path) -> object:
     return json.loads(done.stdout)
 
 
-@pytest.mark.repeats(kept=4)
 @pytest.mark.parametrize(
     "sent",
     [
@@ -166,13 +165,13 @@ def ask_as_nobody(path: Path) -> object:
         b'{"version": 9, "ask": "resume"}\n',
     ],
 )
-def test_rubbish_is_answered(tmp_path: Path, exporter: Exporter, sent: bytes) -> None:
+def test_rubbish_is_answered(shared: Exporter, sent: bytes) -> None:
     """Invalid messages to the control socket change nothing and end nothing."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-        client.connect(str(tmp_path / "run" / "control.sock"))
+        client.connect(shared.found["VRAMLEDGER_CONTROL_SOCKET"])
         client.send(sent)
         assert "error" in json.loads(client.recv(4096))
-    assert exporter.next_sample().up
+    assert shared.next_sample().up
 
 
 def test_a_recording_holds_no_gpu(tmp_path: Path, standin: StandIn) -> None:

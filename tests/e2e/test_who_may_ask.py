@@ -96,6 +96,15 @@ def exporting(standin: StandIn, path: Path, *flags: str) -> Iterator[Exporter]:
         yield exporter
 
 
+@pytest.fixture
+def asked(shared: Exporter) -> tuple[Path, Exporter]:
+    """Return the control socket of an exporter of root, which every user reaches, and the exporter."""
+    require_root()
+    path = Path(shared.found["VRAMLEDGER_CONTROL_SOCKET"])
+    path.parent.chmod(0o755)
+    return path, shared
+
+
 CONTAINERS = {
     "user namespace": ("unshare", "--user", "--map-root-user"),
     "PID namespace": ("unshare", "--pid", "--fork", "--mount-proc"),
@@ -105,34 +114,33 @@ CONTAINERS = {
 
 
 @pytest.mark.parametrize("container", CONTAINERS.values(), ids=CONTAINERS)
-def test_no_container_is_obeyed(standin: StandIn, directory: Path, container: tuple[str, ...]) -> None:
+def test_no_container_is_obeyed(
+    asked: tuple[Path, Exporter], directory: Path, container: tuple[str, ...]
+) -> None:
     """Root of a container, which has the socket by a mount, may neither release nor reopen nor read."""
     require_namespaces()
-    path, root = directory / "control", directory / "root"
+    path, exporter = asked
+    root = directory / "root"
     root.mkdir()
     wrapper = [str(root) if word == "ROOT" else word for word in container]
-    with exporting(standin, path) as exporter:
-        exporter.until(lambda page: page.up, "data")
-        for request in (ControlRequest(RELEASE, 60.0), ControlRequest(RESUME), ControlRequest(LEDGER)):
-            answer, rest = ask(path, request, *wrapper)
-            assert answer["ok"] is False
-            assert CONTAINED in answer["error"]
-            assert rest == b""
-        assert exporter.next_sample().up
+    for request in (ControlRequest(RELEASE, 60.0), ControlRequest(RESUME), ControlRequest(LEDGER)):
+        answer, rest = ask(path, request, *wrapper)
+        assert answer["ok"] is False
+        assert CONTAINED in answer["error"]
+        assert rest == b""
+    assert exporter.next_sample().up
 
 
 @pytest.mark.parametrize("uid", [NOBODY, ANN])
-def test_another_user_may_only_read(standin: StandIn, directory: Path, uid: int) -> None:
+def test_another_user_may_only_read(asked: tuple[Path, Exporter], uid: int) -> None:
     """Any user of the host reads what the page shows, and may not release the GPUs."""
-    path = directory / "control"
-    with exporting(standin, path) as exporter:
-        exporter.until(lambda page: page.up, "data")
-        for request in (ControlRequest(RELEASE, 60.0), ControlRequest(RESUME)):
-            assert ask(path, request, uid=uid)[0]["error"] == REFUSED
-        answer, rest = ask(path, ControlRequest(LEDGER), uid=uid)
-        assert answer["ok"] is True
-        assert read_record(rest, LedgerAnswer).snapshot.up
-        assert exporter.next_sample().up
+    path, exporter = asked
+    for request in (ControlRequest(RELEASE, 60.0), ControlRequest(RESUME)):
+        assert ask(path, request, uid=uid)[0]["error"] == REFUSED
+    answer, rest = ask(path, ControlRequest(LEDGER), uid=uid)
+    assert answer["ok"] is True
+    assert read_record(rest, LedgerAnswer).snapshot.up
+    assert exporter.next_sample().up
 
 
 def test_root_of_the_host_may_do_everything(standin: StandIn, directory: Path) -> None:
