@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -71,17 +72,23 @@ privileges concerns this host alone.
 """
 
 
-def modules() -> dict[str, ast.Module]:
-    """Return every module of the package by its dotted name."""
+def modules() -> dict[str, Path]:
+    """Return the file of every module of the package by its dotted name."""
     found = {}
     for path in sorted(SOURCES.glob("vramledger/**/*.py")):
         parts = path.relative_to(SOURCES).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        found[name] = path
     return found
 
 
 MODULES = modules()
+
+
+@cache
+def parsed(module: str) -> ast.Module:
+    """Return a module as it was parsed, once and not before a test needs it."""
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"), str(MODULES[module]))
 
 
 def matches(module: str, patterns: list[str]) -> bool:
@@ -95,9 +102,14 @@ def rank(module: str) -> int | None:
     return len(LAYERS) - LAYERS.index(package) if package in LAYERS else None
 
 
-def imports(module: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield everything that a module imports, as a dotted name and a line."""
-    for node in ast.walk(tree):
+@cache
+def imports(module: str) -> tuple[tuple[str, int], ...]:
+    """Return everything that a module imports, as a dotted name and a line."""
+    return tuple(_imports(module))
+
+
+def _imports(module: str) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(parsed(module)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
@@ -110,7 +122,7 @@ def imports(module: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 def own_imports(module: str) -> set[str]:
     """Return which modules of the package a module imports."""
-    return {name for name, _ in imports(module, MODULES[module]) if name in MODULES and name != module}
+    return {name for name, _ in imports(module) if name in MODULES and name != module}
 
 
 def is_agent(module: str) -> bool:
@@ -142,12 +154,7 @@ def test_no_import_cycles() -> None:
 @pytest.mark.parametrize("library", ONLY_IN)
 def test_library_stays_in_its_place(library: str) -> None:
     """A library is imported only in the part that handles its quirks."""
-    importers = {
-        module
-        for module, tree in MODULES.items()
-        for name, _ in imports(module, tree)
-        if name.split(".")[0] == library
-    }
+    importers = {module for module in MODULES for name, _ in imports(module) if name.split(".")[0] == library}
 
     assert {module for module in importers if not matches(module, ONLY_IN[library])} == set()
 
@@ -157,12 +164,12 @@ def test_proc_is_read_in_one_place(module: str) -> None:
     """Only hosts/ names a file in /proc, so that ``--path.procfs`` applies to every reader."""
     prose = {
         id(node.value)
-        for node in ast.walk(MODULES[module])
+        for node in ast.walk(parsed(module))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
     named = [
         f"{module}:{node.lineno}: {node.value!r}"
-        for node in ast.walk(MODULES[module])
+        for node in ast.walk(parsed(module))
         if isinstance(node, ast.Constant) and id(node) not in prose
         if isinstance(node.value, str) and (node.value == "/proc" or node.value.startswith("/proc/"))
     ]
@@ -180,7 +187,7 @@ def test_agent_imports_the_standard_library_alone() -> None:
     strays = [
         f"{module}:{line} imports {name}"
         for module in filter(is_agent, MODULES)
-        for name, line in imports(module, MODULES[module])
+        for name, line in imports(module)
         if not is_agent(name) and not is_protocol(name) and name.split(".")[0] not in sys.stdlib_module_names
     ]
 
@@ -192,7 +199,7 @@ def test_the_protocol_imports_nothing() -> None:
     strays = [
         f"{module}:{node.lineno}"
         for module in filter(is_protocol, MODULES)
-        for statement in MODULES[module].body
+        for statement in parsed(module).body
         if not (isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING")
         for node in ast.walk(statement)
         if isinstance(node, ast.Import | ast.ImportFrom) and ast.unparse(node) != FUTURE
