@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 
-from tests.repo.test_layers import MODULES
+from tests.repo.test_layers import MODULES, parsed
 
 
 def test_no_two_classes_share_a_name() -> None:
     """A class is found by its name alone, with or without an underscore before it."""
     classes: dict[str, list[str]] = defaultdict(list)
-    for module, tree in MODULES.items():
-        for node in ast.walk(tree):
+    for module in MODULES:
+        for node in ast.walk(parsed(module)):
             if isinstance(node, ast.ClassDef):
                 classes[node.name.lstrip("_")].append(f"{module}:{node.lineno}")
 
@@ -23,8 +23,8 @@ def test_nobody_writes_the_private_fields_of_another() -> None:
     """An attribute with an underscore is assigned through ``self`` or ``cls`` alone."""
     written = [
         f"{module}:{node.lineno}: {ast.unparse(node)}"
-        for module, tree in MODULES.items()
-        for node in ast.walk(tree)
+        for module in MODULES
+        for node in ast.walk(parsed(module))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
         if node.attr.startswith("_") and not node.attr.startswith("__")
         if not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
@@ -43,8 +43,8 @@ def test_no_function_is_named_with_a_verb_that_fits_anything() -> None:
     """A function's name says what it does, which a bare ``take`` or ``look`` does not."""
     bare = [
         f"{module}:{node.lineno}: {node.name}"
-        for module, tree in MODULES.items()
-        for node in ast.walk(tree)
+        for module in MODULES
+        for node in ast.walk(parsed(module))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.strip("_") in BARE_VERBS
     ]
 

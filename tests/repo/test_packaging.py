@@ -102,7 +102,7 @@ def test_metadata_says_what_pip_needs(packages: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(packages[1]) as wheel:
         metadata = wheel.read(f"vramledger-{__version__}.dist-info/METADATA").decode()
         commands = wheel.read(f"vramledger-{__version__}.dist-info/entry_points.txt").decode()
-    imported = {name.split(".")[0] for module, tree in MODULES.items() for name, _ in imports(module, tree)}
+    imported = {name.split(".")[0] for module in MODULES for name, _ in imports(module)}
     foreign = imported - sys.stdlib_module_names - {"vramledger"}
     providers = {packages_distributions()[name][0] for name in foreign}
     needs = set(re.findall(r"^Requires-Dist: ([\w-]+)", metadata, re.MULTILINE))
