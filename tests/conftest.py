@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ def stage() -> Iterator[Stage]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set up the number of examples, and have interrupts heard where a script runs us in its background.
+    """Set up hypothesis and jsonschema, and have interrupts heard where a script runs us in its background.
 
     Every program of a test inherits that: one that is to end by ^C would run on for ever.
     """
@@ -45,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         os.environ.pop(examples.FEWER, None)
     examples.load()
+    # jsonschema compiles this grammar for a second at its import, for a format that no schema here has.
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

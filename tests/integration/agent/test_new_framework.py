@@ -74,7 +74,7 @@ def test_a_framework_comes_and_goes_with_its_declaration(
     sources: Path, place: Path, standin: StandIn
 ) -> None:
     """A declaration and a provider are enough for start-up file, report, metrics, JSON and schema."""
-    import jsonschema  # noqa: PLC0415 its import takes a second of every process that collects the tests
+    import jsonschema  # noqa: PLC0415 not in every process that collects the tests
 
     before = fingerprints(sources)
     saved = {DECLARATION: (sources / DECLARATION).read_text(encoding="utf-8")}

@@ -71,7 +71,7 @@ def pod(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 def validate(objects: list[dict[str, Any]], version: str) -> None:
     """Check every object of Kubernetes itself against its published schema."""
-    import kubernetes_validate  # noqa: PLC0415 its import takes a second of every process that collects the tests
+    import kubernetes_validate  # noqa: PLC0415 not in every process that collects the tests
 
     for each in objects:
         # The dashboards are the largest part, and one schema of a ConfigMap is like another.

@@ -61,7 +61,7 @@ def rich() -> Snapshot:
 @pytest.mark.parametrize("name", ["ledger", "history", "leftovers"])
 def test_what_is_served_fits_its_schema(shot: Snapshot, name: str) -> None:
     """Each document has every member of its schema, and no other."""
-    import jsonschema  # noqa: PLC0415 its import takes a second of every process that collects the tests
+    import jsonschema  # noqa: PLC0415 not in every process that collects the tests
 
     document, schema = ask(Shown(shot), f"/api/v1/{name}", f"/api/v1/schema/{name}", Accept_Encoding="gzip")
 

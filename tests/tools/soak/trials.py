@@ -359,7 +359,7 @@ def undergo(host: Host, trial: Trial) -> float:
                 time.sleep(0.05)
             else:
                 host.look()
-                time.sleep(0.02)
+                time.sleep(0.05)
     finally:
         ended = time.monotonic()
         end()
@@ -375,7 +375,7 @@ def undergo(host: Host, trial: Trial) -> float:
                 f"not right again {PATIENCE:.0f} s after: {trial.name}\n{shown}\n{host.exporter.log[-3000:]}"
             )
             raise BrokenPromiseError(message)
-        time.sleep(0.01)
+        time.sleep(0.02)
         page = host.look()
     return time.monotonic() - ended
 
