@@ -135,6 +135,15 @@ def test_messages_read_like_a_sentence(tmp_path: Path, amtool: Amtool) -> None:
     assert rendered("vramledger.title") == (
         "PAGE: GPU memory is held by a process that no longer exists. (gpu-1:10839)"
     )
+    several = {
+        **data,
+        "alerts": data["alerts"] * 2,
+        "commonAnnotations": {},
+        "groupLabels": {"owner_type": "pod", "owner": "team-a/job"},
+    }
+    path.write_text(json.dumps(several), encoding="utf-8")
+    assert rendered("vramledger.title") == "PAGE: 2 alerts about GPU memory (pod team-a/job)"
+    path.write_text(json.dumps(data), encoding="utf-8")
     assert rendered("vramledger.color") == "danger"
     assert rendered("vramledger.text").splitlines() == [
         "gpu-1: pid 8 of user ann holds 20GiB on GPU 0.",

@@ -172,6 +172,14 @@ def test_an_image_without_a_registry_is_refused() -> None:
     assert "image.repository is not set" in answer.stderr
 
 
+def test_a_placeholder_is_no_image() -> None:
+    """The documents' ``REGISTRY`` as it stands is refused with what to put in its place."""
+    answer = helm("template", "vramledger", str(CHART), "--set", "image.repository=REGISTRY/vramledger")
+
+    assert answer.returncode != 0
+    assert "in place of REGISTRY" in answer.stderr
+
+
 @pytest.mark.parametrize("folder", ["base", "example"])
 def test_the_image_of_the_bases_exists_nowhere(folder: str) -> None:
     """Who forgets to set the image in kustomize gets a pull that fails, and no stranger's program."""

@@ -23,6 +23,9 @@ app.kubernetes.io/component: exporter
 {{- define "vramledger.image" -}}
 {{- /* Without a name the runtime would take the image of a stranger, from the registry that it asks by default. */}}
 {{- $repository := required "image.repository is not set: name the registry to which you pushed the image, --set image.repository=REGISTRY/vramledger" .Values.image.repository -}}
+{{- if not (regexMatch "^[a-z0-9][-a-z0-9._/:]*$" $repository) }}
+{{- fail (printf "at '/image/repository': '%s' is not the name of an image: put the registry to which you pushed it in place of REGISTRY, in lower case, for example registry.example.com/vramledger" $repository) }}
+{{- end }}
 {{- if .Values.image.digest }}{{ $repository }}@{{ .Values.image.digest }}
 {{- else }}{{ $repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
