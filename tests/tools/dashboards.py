@@ -103,6 +103,7 @@ def main() -> None:
         "--every", type=float, default=60, help="seconds between two samples before the last hour"
     )
     parser.add_argument("--processes", type=int, default=1, help="how many of each process the copies have")
+    parser.add_argument("--together", type=int, default=1, help="how many copies are one node")
     asked = parser.parse_args()
     program = require_tool("prometheus")
     require_tool("promtool")
@@ -113,9 +114,17 @@ def main() -> None:
         with database.prometheus(program, Path(scratch) / "prometheus", samples) as engine:
             found = list(answers(engine))
         if asked.copies:
-            fleet = scale.copy_nodes(samples, asked.copies, asked.hours, asked.every, asked.processes)
             ahead = asked.hours * 3600  # Prometheus takes no times before 1970
-            with database.prometheus(program, Path(scratch) / "fleet", fleet, ahead) as engine:
+            with database.empty_prometheus(program, Path(scratch) / "fleet") as engine:
+                for part in scale.copy_nodes(
+                    samples,
+                    asked.copies,
+                    asked.hours,
+                    asked.every,
+                    processes=asked.processes,
+                    together=asked.together,
+                ):
+                    database.send(part.samples, engine, ahead - part.back)
                 for line in scale.report(engine, asked.hours, asked.every, ahead):
                     print(line, flush=True)
     TARGET.parent.mkdir(parents=True, exist_ok=True)

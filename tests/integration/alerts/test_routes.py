@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -99,7 +100,7 @@ def test_nodes_of_two_clusters_are_never_mixed() -> None:
 
 def test_messages_read_like_a_sentence(tmp_path: Path, amtool: Amtool) -> None:
     """A message says who, where, how much, since when, what to do, and has the links."""
-    data = {
+    data: dict[str, Any] = {
         "receiver": "oncall",
         "status": "firing",
         "alerts": [

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from tests.support.dashboards.database import Samples
+from collections.abc import Iterable
+
+from tests.support.dashboards.database import Points, Samples
 from tests.support.dashboards.nodes import HOURS, NOW
-from tests.support.dashboards.scale import copy_nodes, interval
+from tests.support.dashboards.scale import Part, copy_nodes, interval
 from tests.support.host.model import EPOCH
+
+
+def _put_together(parts: Iterable[Part]) -> Points:
+    found: Points = {}
+    for part in parts:
+        for labels, values in part.samples.points.items():
+            found.setdefault(labels, []).extend((at - part.back, value) for at, value in values)
+    assert all(values == sorted(values) for values in found.values())
+    return found
 
 
 def test_copies_have_what_the_rules_recorded() -> None:
@@ -21,7 +32,7 @@ def test_copies_have_what_the_rules_recorded() -> None:
         if number % 4 == 0:
             samples.add("rules", at, {tuple(sorted(recorded.items())): 2.0})
 
-    copies = copy_nodes(samples, 2, 2 * HOURS, 60.0).points
+    copies = _put_together(copy_nodes(samples, 2, 2 * HOURS, 60.0))
 
     counts = {(dict(labels)["__name__"], dict(labels)["instance"]): len(v) for labels, v in copies.items()}
     spans = 2 * HOURS - 1
@@ -42,12 +53,32 @@ def test_copies_have_processes_and_owners_of_their_own() -> None:
     never = {"__name__": "nobody_asks_for_this", "instance": "a"}
     samples.add("a", NOW, {tuple(sorted(each.items())): 1.0 for each in (held, owned, never)})
 
-    copies = [dict(labels) for labels in copy_nodes(samples, 2, HOURS, 60.0, processes=3).points]
+    copies = [dict(labels) for labels in _put_together(copy_nodes(samples, 2, HOURS, 60.0, processes=3))]
 
     pids = {(each["instance"], each["pid"]) for each in copies if "pid" in each}
     assert pids == {(node, pid) for node in ("a-0", "a-1") for pid in ("7", "71", "72")}
     assert {each["owner"] for each in copies if "owner" in each} == {"ada-0", "ada-1"}
     assert not [each for each in copies if each["__name__"] == "nobody_asks_for_this"]
+
+
+def test_copies_of_a_node_can_be_one_node() -> None:
+    """Four copies, two on a node: two nodes, each with twice the devices, processes and owners."""
+    samples = Samples()
+    device = {"instance": "a", "gpu": "0", "uuid": "b"}
+    held = {"__name__": "vramledger_process_memory_bytes", **device, "pid": "7"}
+    node = {"__name__": "vramledger_up", "instance": "a"}
+    samples.add("a", NOW, {tuple(sorted(each.items())): 1.0 for each in (held, node)})
+
+    copies = [dict(labels) for labels in _put_together(copy_nodes(samples, 4, HOURS, 60.0, together=2))]
+
+    devices = {(each["instance"], each["gpu"], each["uuid"], each["pid"]) for each in copies if "pid" in each}
+    assert devices == {
+        ("a-0", "0", "b-0", "7"),
+        ("a-1", "0", "b-1", "7"),
+        ("a-0", "01", "b-2", "71"),
+        ("a-1", "01", "b-3", "71"),
+    }
+    assert sorted(each["instance"] for each in copies if "pid" not in each) == ["a-0", "a-1"]
 
 
 def test_only_the_first_copies_have_a_past_that_no_fleet_draws() -> None:
@@ -57,7 +88,7 @@ def test_only_the_first_copies_have_a_past_that_no_fleet_draws() -> None:
     for number in range(int(HOURS * 120)):
         samples.add("a", EPOCH + 30.0 * number, {tuple(sorted(clock.items())): 1.0})
 
-    copies = copy_nodes(samples, 2, HOURS, 60.0).points
+    copies = _put_together(copy_nodes(samples, 2, HOURS, 60.0))
 
     first = {dict(labels)["instance"]: values[0][0] for labels, values in copies.items()}
     assert first["a-0"] == EPOCH

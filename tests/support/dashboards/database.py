@@ -41,6 +41,9 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 STALE = struct.pack("<Q", 0x7FF0000000000002)
 """The value that marks the end of a series: a NaN with bits of its own."""
 
+_BATCH = 5000
+"""Series in one request, which bounds its size."""
+
 Labels = tuple[tuple[str, str], ...]
 Points = dict[Labels, list[tuple[float, bytes]]]
 
@@ -199,6 +202,8 @@ def _request(parts: Iterable[tuple[bytes, Sequence[tuple[float, bytes]]]], ahead
 
 def send(samples: Samples, engine: Engine, ahead: float = 0.0) -> None:
     """Write all samples, some minutes of all series after the other, shifted by some seconds."""
+    if not samples.points:
+        return
     span = 3000.0  # Prometheus takes what is up to an hour older than its newest sample
     begin = min(values[0][0] for values in samples.points.values())
     left = [(_encode_series(labels), values, 0) for labels, values in samples.points.items()]
@@ -217,18 +222,27 @@ def send(samples: Samples, engine: Engine, ahead: float = 0.0) -> None:
             if first + len(now) < len(values):
                 rest.append((series, values, first + len(now)))
         left = rest
-        request = urllib.request.Request(  # noqa: S310 loopback
-            f"{engine.url}/api/v1/write",
-            data=_request(part, ahead),
-            headers={"Content-Encoding": "snappy", "Content-Type": "application/x-protobuf"},
-        )
-        urllib.request.urlopen(request, timeout=60).close()  # noqa: S310 loopback
+        for first in range(0, len(part), _BATCH):
+            request = urllib.request.Request(  # noqa: S310 loopback
+                f"{engine.url}/api/v1/write",
+                data=_request(part[first : first + _BATCH], ahead),
+                headers={"Content-Encoding": "snappy", "Content-Type": "application/x-protobuf"},
+            )
+            urllib.request.urlopen(request, timeout=60).close()  # noqa: S310 loopback
         begin += span
 
 
 @contextmanager
 def prometheus(program: Path, home: Path, samples: Samples, ahead: float = 0.0) -> Iterator[Engine]:
     """Run a Prometheus that has the samples, shifted by some seconds."""
+    with empty_prometheus(program, home) as engine:
+        send(samples, engine, ahead)
+        yield engine
+
+
+@contextmanager
+def empty_prometheus(program: Path, home: Path) -> Iterator[Engine]:
+    """Run a Prometheus that takes samples."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "prometheus.yml").write_text("global: {}\n", encoding="ascii")
     port = free_port()
@@ -240,7 +254,6 @@ def prometheus(program: Path, home: Path, samples: Samples, ahead: float = 0.0) 
         "--web.enable-remote-write-receiver",
     ]
     with running(command, home, f"http://127.0.0.1:{port}") as engine:
-        send(samples, engine, ahead)
         yield engine
 
 

@@ -34,44 +34,62 @@ class QueryDuration(NamedTuple):
     ref: str
 
 
-def copy_nodes(samples: Samples, copies: int, hours: float, every: float, processes: int = 1) -> Samples:
-    """Return copies of every node, each with its own name, UUIDs and owners, their hours repeated up to now.
+class Part(NamedTuple):
+    """Samples, and by how many seconds they are to be moved into the past."""
+
+    samples: Samples
+    back: float
+
+
+def copy_nodes(  # noqa: PLR0913 what a fleet is
+    samples: Samples, copies: int, hours: float, every: float, *, processes: int = 1, together: int = 1
+) -> Iterator[Part]:
+    """Yield copies of every node, with UUIDs and owners of their own, their hours repeated up to now.
 
     Only the series that the dashboards ask for are copied. A dashboard about one node asks for the past of
-    that node alone, so only the first copies have the past of what no other dashboard draws.
+    that node alone, so only the first copies have the past of what no other dashboard draws. The parts share
+    their samples: a week of them would not fit in memory.
 
     Args:
         samples: some hours of the nodes.
-        copies: how many of each node.
+        copies: how many of each node's devices, processes and owners.
         hours: how much history there is; the hours of the samples come again and again.
         every: seconds from one sample of a series to the next, but for the last hour.
         processes: how many of each process.
+        together: how many copies are on one node.
     """
-    many = Samples()
+    past, until_newest, newest = Samples(), Samples(), Samples()
     span = HOURS * 3600
     asked_for = _names_in(all_queries(), samples)
-    past = [each for each in all_queries() if not each.instant or "$__range" in each.expr]
-    past_of_all = _names_in((each for each in past if each.dashboard not in ONE_NODE), samples)
+    drawn = [each for each in all_queries() if not each.instant or "$__range" in each.expr]
+    past_of_all = _names_in((each for each in drawn if each.dashboard not in ONE_NODE), samples)
     for labels, values in samples.points.items():
         own = dict(labels)
         if own["__name__"] not in asked_for:
             continue
-        thinned, newest = _thinned(values, every), [each for each in values if each[0] > NOW - FULL]
-        times = range(max(1, round(hours / HOURS)) - 1, -1, -1)
-        repeated = [
-            each
-            for each in ((at - back * span, value) for back in times for at, value in thinned)
-            if each[0] <= NOW - FULL
-        ]
-        for copy in range(copies if "instance" in own else 1):
-            drawn = own["__name__"] in past_of_all or copy == 0
-            points = repeated + newest if drawn else newest
-            names = {name: f"{own[name]}-{copy}" for name in ("instance", "uuid", "owner") if name in own}
+        thinned = _thinned(values, every)
+        before = [each for each in thinned if each[0] <= NOW - FULL]
+        after = [each for each in values if each[0] > NOW - FULL]
+        several = own.keys() & {"uuid", "owner", "pid"} and "instance" in own
+        for copy in range(copies if several else copies // together if "instance" in own else 1):
+            has_past = own["__name__"] in past_of_all or copy == 0
+            names: dict[str, str] = {name: f"{own[name]}-{copy}" for name in ("uuid", "owner") if name in own}
+            if "instance" in own:
+                names["instance"] = f"{own['instance']}-{copy % (copies // together)}"
+            place = copy // (copies // together) or ""
+            names |= {name: f"{own[name]}{place}" for name in ("gpu", "pid") if name in own}
             for process in range(processes if "pid" in own else 1):
-                pid = {"pid": f"{own['pid']}{process or ''}"} if "pid" in own else {}
-                if points:
-                    many.points[tuple(sorted((own | names | pid).items()))] = points
-    return many
+                pid = {"pid": f"{names['pid']}{process or ''}"} if "pid" in own else {}
+                series = tuple(sorted((own | names | pid).items()))
+                for part, points in ((past, thinned), (until_newest, before)):
+                    if points and has_past:
+                        part.points[series] = points
+                if after:
+                    newest.points[series] = after
+    for back in range(max(1, round(hours / HOURS)) - 1, 0, -1):
+        yield Part(past, back * span)
+    yield Part(until_newest, 0.0)
+    yield Part(newest, 0.0)
 
 
 def _names_in(queries: Iterable[PanelQuery], samples: Samples) -> set[str]:
