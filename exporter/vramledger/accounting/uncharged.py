@@ -47,6 +47,10 @@ WATCHED = 2.5
 """The longest span between two samples, in seconds, in which no creator can have started, shared its memory
 and ended."""
 
+READ_LATE = 30.0
+"""Seconds after bytes have moved within which a mapping that has grown may have grown before them: mappings
+are read every 3 to 10 s, of many holders more slowly."""
+
 _MILDEST = (
     *(State.ACTIVE, State.UNKNOWN, State.IDLE, State.STOPPED),
     *(State.ORPHANED, State.STUCK, State.ZOMBIE, State.DEAD),
@@ -174,6 +178,8 @@ class _PoolState:
         at: monotonic time of the last sample, None before the first.
         rest: uncharged bytes then, beyond those of the contexts.
         reference: the steady part of them when bytes last moved.
+        moved: monotonic time at which they last moved.
+        there: who was listed then.
         free: free bytes then.
         unwatched: bytes of which somebody may have got a handle while we did not watch.
         late: bytes that came while we did not watch, whoever has them.
@@ -181,11 +187,14 @@ class _PoolState:
         holders: who was listed then.
         listed: the same, if nothing was known or to be found out of them.
         managed: what each of them had in managed memory.
+        bounds: what each of them could have at most.
     """
 
     at: float | None = None
     rest: int = 0
     reference: int = 0
+    moved: float = 0.0
+    there: frozenset[Identity] = frozenset()
     free: int = 0
     unwatched: int = 0
     late: int = 0
@@ -193,6 +202,7 @@ class _PoolState:
     holders: dict[Identity, PoolHolder] = field(default_factory=dict)
     listed: Sequence[tuple[str, Holding]] = ()
     managed: dict[Identity, Range] = field(default_factory=dict)
+    bounds: dict[Identity, int] = field(default_factory=dict)
 
     def of_ended(self, ended: Iterable[PoolHolder]) -> Range:
         """Return what holders that have ended had in managed memory."""
@@ -230,7 +240,7 @@ class UnchargedTracker:
             return False
         state.at, state.free, state.listed = now, ledger.free, listed
         state.reference = state.late = 0
-        state.holders, state.managed = {}, {}
+        state.holders, state.managed, state.bounds = {}, {}, {}
         return True
 
     def update(
@@ -296,6 +306,10 @@ def _record(state: _PoolState, pool: MemoryPool, moment: PoolMoment) -> _PoolSam
             left.range = Range(max(0, left.range.least - max(0, before - rest)), left.range.most)
     if not quiet or ended:
         state.reference = steady
+    if not quiet:
+        state.moved, state.there = now, frozenset(holders)
+    settled = state.managed if quiet and not _was_read_late(state, holders, now) else {}
+    state.bounds = {identity: each.bound for identity, each in holders.items() if each.bound is not None}
     if ended and (found := _left_range(state, ended, rest - before)) is not None:
         largest = max(ended, key=lambda each: each.holding.memory or 0)
         creator = largest.holding.pid, largest.user
@@ -309,7 +323,19 @@ def _record(state: _PoolState, pool: MemoryPool, moment: PoolMoment) -> _PoolSam
         left.elsewhere &= moment.everybody
     state.lefts = [left for left in state.lefts if left.range.most >= LEAST_BYTES]
     state.at, state.rest, state.free, state.holders = now, rest, pool.ledger.free, holders
-    return _PoolSample(state, pool, steady, state.managed if quiet else {})
+    return _PoolSample(state, pool, steady, settled)
+
+
+def _was_read_late(state: _PoolState, holders: Mapping[Identity, PoolHolder], now: float) -> bool:
+    """Tell whether a mapping has grown that perhaps was there before the bytes that have last moved.
+
+    Who has these bytes was then found out with a bound that was too low. JAX that grows takes them and maps
+    them at once, and its mapping is read some seconds later (measured on an H100).
+    """
+    if now - state.moved > READ_LATE:
+        return False
+    known = ((state.bounds.get(i, 0), holders[i].bound) for i in state.there if i in holders)
+    return any(bound is not None and bound > before + LEAST_BYTES for before, bound in known)
 
 
 def _left_range(state: _PoolState, ended: list[PoolHolder], rise: int) -> Range | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -387,3 +388,41 @@ def test_an_agent_proves_its_managed_pool() -> None:
     assert (uncharged.least, uncharged.grade) == (about(8 * GIB), Grade.PROVEN)
     assert "its agent's report of 8.0 GiB" in uncharged.why
     assert snapshot.agents[7].pool(snapshot.devices[0].reading.uuid) == 8 * GIB
+
+
+@pytest.mark.parametrize("late", [1, 3, 11])
+@pytest.mark.parametrize("before", [0, 8 * MIB, 126 * MIB])
+@pytest.mark.parametrize("pool", [0, 2310 * MIB])
+def test_mappings_that_are_read_late_are_believed(before: int, pool: int, late: int) -> None:
+    """Bytes that came before their mapping was read belong to its program once it is (JAX that grows)."""
+    card = Card()
+    card.sample()
+    jax = card.start(
+        7, Managed(charged=100 * MIB, resident=before, mapped=before and 128 * MIB), agent=pool > 0
+    )
+    card.sample(5)
+    jax.resident, jax.pool = 2176 * MIB, pool
+    card.sample(late)
+    jax.mapped = 2310 * MIB
+
+    assert given_to(card.device(), 7) == (about(2176 * MIB), about(2176 * MIB))
+
+
+@pytest.mark.parametrize("late", [1, 3, 11, 25])
+def test_a_neighbour_does_not_keep_what_a_late_mapping_explains(late: int) -> None:
+    """A neighbour seems to have the bytes until the mapping of the one that took them is read, not longer."""
+    card = Card()
+    card.sample()
+    card.start(7, Managed(resident=2 * GIB, mapped=8 * GIB), user="ada")
+    card.sample(5)
+    jax = card.start(8, Managed(resident=126 * MIB, mapped=128 * MIB), user="bob")
+    card.sample(5)
+    jax.resident = 3 * GIB
+    card.sample(late)
+    jax.mapped = 4 * GIB
+    device = card.device()
+
+    for pid, truth in ((7, 2 * GIB), (8, 3 * GIB)):
+        least, most = given_to(device, pid)
+        assert least <= 1.01 * truth, pid
+        assert most >= 0.99 * truth, pid
