@@ -86,7 +86,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engi
         simulated(HOSTS, GPUS, HOLDERS) as port,
         victoria_metrics(require_newer("victoria-metrics"), home / "store") as store,
     ):
-        config = {**scrape(port, HOSTS, "1s"), "rule_files": [hurried(home)]}
+        config = {**scrape(port, HOSTS, "1s", "4s"), "rule_files": [hurried(home)]}
         sending = {**config, "remote_write": to(store, [{"url": ""}])}
         with (
             prometheus(older, home / "older", config) as first,

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(600)
 def test_counters_keep_their_meaning(tmp_path: Path) -> None:
     """A real Prometheus that sees every host restart computes the owners' usage from their true bytes."""
     with simulated(HOSTS, GPUS, HOLDERS) as port:
-        config = {**scrape(port, HOSTS, "1s"), "rule_files": [hurried(tmp_path)]}
+        config = {**scrape(port, HOSTS, "1s", "2s"), "rule_files": [hurried(tmp_path)]}
         with prometheus(require_tool("prometheus"), tmp_path / "data", config) as engine:
 
             def tell(host: int, what: str) -> None:

@@ -114,8 +114,15 @@ def simulated(hosts: int, gpus: int = 8, holders: int = 8) -> Iterator[int]:
             process.kill()
 
 
-def scrape(port: int, hosts: int, interval: str) -> dict[str, Any]:
-    """Return a configuration that scrapes a simulated fleet; each host gets its own name."""
+def scrape(port: int, hosts: int, interval: str, evaluation: str = "") -> dict[str, Any]:
+    """Return a configuration that scrapes a simulated fleet; each host gets its own name.
+
+    Args:
+        port: where the fleet is served.
+        hosts: how many of its hosts are scraped.
+        interval: from one scrape to the next.
+        evaluation: from one evaluation of the rules to the next; as the scrapes if it is not given.
+    """
     job = {
         "job_name": "vramledger",
         "static_configs": [
@@ -126,7 +133,11 @@ def scrape(port: int, hosts: int, interval: str) -> dict[str, Any]:
             for number in range(hosts)
         ],
     }
-    times = {"scrape_interval": interval, "evaluation_interval": interval, "scrape_timeout": interval}
+    times = {
+        "scrape_interval": interval,
+        "evaluation_interval": evaluation or interval,
+        "scrape_timeout": interval,
+    }
     return {"global": times, "scrape_configs": [job]}
 
 
