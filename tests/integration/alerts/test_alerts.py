@@ -10,12 +10,16 @@ from tests.support.alerts.cases import DEAD, TRAINER, Case
 from tests.support.alerts.exporter_cases import EXPORTER_CASES
 from tests.support.alerts.holder_cases import HOLDER_CASES
 from tests.support.alerts.nodes import Node
-from tests.support.alerts.promtool import Alert, alert_names, alerts_over_time, expect, firing
+from tests.support.alerts.promtool import EVALUATION, Alert, alert_names, alerts_over_time, expect, firing
+from tests.support.faults.evaluation import Manager
 from tests.support.requirements import EACH_VERSION
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
 CASES = [*EXPORTER_CASES, *HOLDER_CASES]
+
+LONG = 32.0
+"""Minutes: the rules are evaluated half as often in what takes longer."""
 
 
 def found(alerts: list[Alert]) -> list[str]:
@@ -25,18 +29,19 @@ def found(alerts: list[Alert]) -> list[str]:
 
 @pytest.fixture(scope="module", params=EACH_VERSION)
 def fired(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Return the alerts of each case at its minute; one Prometheus watches all cases."""
+    """Return the alerts of each case at its minute; one Prometheus watches the short ones, one the long."""
     nodes = {case.name: (case.node, case.minute) for case in CASES}
     assert len(nodes) == len(CASES), "no name stands for two cases"
-    samples = alerts_over_time(
-        nodes, (case.minute for case in CASES), tmp_path_factory.mktemp("cases"), request.param
-    )
     fires: dict[str, list[str]] = {case.name: [] for case in CASES}
-    for key, times in samples.items():
-        labels = dict(key)
-        name = labels.get("instance", "")
-        if labels["alertstate"] == "firing" and nodes[name][1] * 60 in times:
-            fires[name].append(f"{labels['alertname']}-{labels['severity'][0]}")
+    for long, step in ((False, EVALUATION), (True, 2 * EVALUATION)):
+        some = {name: each for name, each in nodes.items() if (each[1] > LONG) == long}
+        minutes = [minute for _, minute in some.values()]
+        folder = tmp_path_factory.mktemp("cases")
+        for key, times in alerts_over_time(some, minutes, folder, request.param, Manager(step)).items():
+            labels = dict(key)
+            name = labels.get("instance", "")
+            if labels["alertstate"] == "firing" and nodes[name][1] * 60 in times:
+                fires[name].append(f"{labels['alertname']}-{labels['severity'][0]}")
     return fires
 
 

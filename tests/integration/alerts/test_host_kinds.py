@@ -61,7 +61,7 @@ def by_host(folder: Path, names: Iterable[str]) -> Mapping[str, set[tuple[str, s
     """Return the alerts of each host after hours: name and pid, which is empty where it names no process."""
     series = [each for name in names for each in steady(name)]
     found: dict[str, set[tuple[str, str]]] = {name: set() for name in names}
-    (fires,) = firing_labels(folder, series, [HOURS * 60 - 5])
+    (fires,) = firing_labels(folder, series, [HOURS * 60 - 5], step=60.0)
     for labels in fires:
         found[labels["instance"]].add((labels["alertname"], labels.get("pid", "")))
     return found

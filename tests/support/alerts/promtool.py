@@ -24,6 +24,8 @@ RULE_FILES = sorted(ALERTS.glob("*.rules.yml"))
 EVALUATION = 30
 """Seconds between two evaluations, as in the rule files' groups."""
 
+BY_RULE_FILES = Manager(EVALUATION)
+
 RECORDING = (
     "vramledger-devices",
     "vramledger-nodes",
@@ -79,7 +81,7 @@ def alerts_over_time(
     times: Iterable[float],
     folder: Path,
     version: str,
-    home: Path = ALERTS,
+    manager: Manager = BY_RULE_FILES,
 ) -> Samples:
     """Return every alert except the heartbeat on nodes that one Prometheus watches, by its labels.
 
@@ -90,7 +92,7 @@ def alerts_over_time(
         times: minutes at which is looked.
         folder: an empty directory.
         version: of promtool.
-        home: the directory of the rules.
+        manager: how the rules are evaluated, but for the order of the groups and the program.
     """
     return ask(
         'ALERTS{severity!="none"}',
@@ -101,7 +103,7 @@ def alerts_over_time(
             for each in replace(node, instance=name).series(minutes)
         ),
         folder,
-        Manager(EVALUATION, home, evaluation_order(), require_version("promtool", version)),
+        replace(manager, order=evaluation_order(), promtool=require_version("promtool", version)),
     )
 
 
@@ -131,11 +133,11 @@ def firing(folder: Path, series: Sequence[Mapping[str, str]], minute: float) -> 
 
 
 def firing_labels(
-    folder: Path, series: Sequence[Mapping[str, str]], minutes: Sequence[float]
+    folder: Path, series: Sequence[Mapping[str, str]], minutes: Sequence[float], step: float = EVALUATION
 ) -> list[list[Mapping[str, str]]]:
     """Return the labels of the alerts that fire at each minute, except the heartbeat, without their texts.
 
-    One evaluation serves all minutes, and no text is written: this costs less than :func:`firing`.
+    The rules are evaluated every ``step`` seconds. One evaluation serves all minutes, and no text is written: this costs less than :func:`firing`.
     """
     promtool = require_tool("promtool")
     samples = ask(
@@ -143,7 +145,7 @@ def firing_labels(
         [round(minute * 60) for minute in minutes],
         ((each["series"], each["values"]) for each in series),
         folder,
-        Manager(EVALUATION, order=evaluation_order(), promtool=promtool),
+        Manager(step, order=evaluation_order(), promtool=promtool),
     )
     return [[dict(key) for key, seen in samples.items() if round(at * 60) in seen] for at in minutes]
 

@@ -102,6 +102,7 @@ def _parse_series(series: str, instance: str) -> Labels:
     return tuple(sorted((key, text) for key, text in found if text))
 
 
+@cache  # a recorded series is in hundreds of evaluations
 def _parse_labels(name: str, text: str) -> Labels:
     return tuple(
         sorted([("__name__", name), *((key, _unescape(each)) for key, each in _LABEL.findall(text))])
