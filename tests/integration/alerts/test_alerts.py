@@ -29,7 +29,7 @@ def found(alerts: list[Alert]) -> list[str]:
 
 @pytest.fixture(scope="module", params=EACH_VERSION)
 def fired(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Return the alerts of each case at its minute; one Prometheus watches the short ones, one the long."""
+    """Return the alerts of each case at its minute; short and long ones have a Prometheus each."""
     nodes = {case.name: (case.node, case.minute) for case in CASES}
     assert len(nodes) == len(CASES), "no name stands for two cases"
     fires: dict[str, list[str]] = {case.name: [] for case in CASES}

@@ -25,7 +25,7 @@ from vramledger.config import parse_duration
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
 LONG = 60.0
-"""Minutes: what takes longer is evaluated apart, for a step costs nearly the same for few nodes as for all."""
+"""Minutes: what takes longer is evaluated apart, since a step costs as much for few nodes as for all."""
 
 THRESHOLD_FACTOR = 1.1
 """The difference between every threshold and its value in the second table."""

@@ -291,14 +291,14 @@ COURSES = [
 
 @pytest.fixture(scope="module", params=EACH_VERSION)
 def fired(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, set[str]]:
-    """Return all that fires in each course at any time; one Prometheus watches the short ones, one the long."""
+    """Return all that fires in each course at any time; short and long ones have a Prometheus each."""
     nodes = {each.name: (each.node, each.minutes) for each in COURSES}
     assert len(nodes) == len(COURSES), "no name stands for two courses"
     fires: dict[str, set[str]] = {each.name: set() for each in COURSES}
     for long, step in (
         (False, EVALUATION),
         (True, 2 * EVALUATION),
-    ):  # all that happens in hours lasts minutes
+    ):
         some = {name: each for name, each in nodes.items() if (each[1] > LONG) == long}
         longest = max(minutes for _, minutes in some.values())
         times = [number * step / 60 for number in range(int(longest * 60 / step) + 1)]

@@ -137,7 +137,8 @@ def firing_labels(
 ) -> list[list[Mapping[str, str]]]:
     """Return the labels of the alerts that fire at each minute, except the heartbeat, without their texts.
 
-    The rules are evaluated every ``step`` seconds. One evaluation serves all minutes, and no text is written: this costs less than :func:`firing`.
+    The rules are evaluated every ``step`` seconds. One evaluation serves all minutes, and no text is
+    written: this costs less than :func:`firing`.
     """
     promtool = require_tool("promtool")
     samples = ask(
