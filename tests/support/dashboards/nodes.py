@@ -29,8 +29,8 @@ from vramledger.model.reading import CgroupLimit, Grant, HardwareValue, Schedule
 
 HOURS = 3.0
 END = HOURS * 3600
-SCRAPE = 60.0
-"""Seconds from one scrape to the next; Grafana's ``$__rate_interval`` is four of them."""
+SCRAPE = 30.0
+"""Seconds from one scrape to the next."""
 
 NOW = EPOCH + END - SCRAPE
 """Unix time of the newest scrape."""
