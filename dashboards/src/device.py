@@ -448,6 +448,11 @@ def work() -> list[Panel]:
     ]  # fmt: skip
 
 
+_TWO_SCRAPES = "65s"
+"""Two scrapes a minute apart are within it, and not within a minute: Prometheus 3 leaves out a range's left
+end."""
+
+
 def device_annotations() -> list[Json]:
     """Return what happened on the device, as marks on every graph."""
     memory = device_selector("vramledger_process_memory_bytes", 'pid!="other"')
@@ -458,7 +463,7 @@ def device_annotations() -> list[Json]:
         annotation(
             "Out of memory", GRAFANA["dead"],
             # A program that tries again all the time would shade the whole graph.
-            f"increase({ooms}[1m]) > 0 unless increase({ooms}[30m] offset 1m) > 0",
+            f"increase({ooms}[{_TWO_SCRAPES}]) > 0 unless increase({ooms}[30m] offset {_TWO_SCRAPES}) > 0",
             "out of memory", "pid {{pid}} on GPU {{gpu}} of {{instance}}",
         ),
         annotation(
@@ -472,7 +477,7 @@ def device_annotations() -> list[Json]:
             "XID errors", GRAFANA["orphaned"],
             # A number's series begins with its first error, which `increase()` does not count. After a
             # failed scrape it begins again, but then it was there within the hour before.
-            f"increase({errors}[1m]) > 0\n"
+            f"increase({errors}[{_TWO_SCRAPES}]) > 0\n"
             f"or ({errors} unless last_over_time({errors}[1h] offset 1m)\n"
             f"and on ({DEVICE_LABELS}) last_over_time({up}[5m] offset 1m))",
             "XID {{xid}}", "GPU {{gpu}} of {{instance}}",
