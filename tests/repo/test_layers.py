@@ -59,7 +59,7 @@ ONLY_IN = {
 PROC_PATHS = [
     "vramledger.config",
     "vramledger.readers.hosts.*",
-    "vramledger.sampling.privileges",
+    "vramledger.sampling.capabilities",
     "vramledger.commands.diagnosis",
     "vramledger.agent.visible_devices",
     "vramledger.agent.isolation",

@@ -22,9 +22,10 @@ from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.launches.availability import find_obstacle
 from vramledger.readers.launches.counter_pool import CounterPool
 from vramledger.readers.launches.holder import HolderCounter
+from vramledger.sampling.capabilities import COUNT_CAPABILITIES, READ_CAPABILITIES
 from vramledger.sampling.ending import end_with_parent
 from vramledger.sampling.launch_protocol import INTERVAL, OBSTACLE, decode_holders, encode_counts
-from vramledger.sampling.privileges import COUNT_CAPABILITIES, READ_CAPABILITIES, drop_privileges
+from vramledger.sampling.privileges import drop_privileges
 
 RETRY_AFTER = 300.0
 """Seconds after which a holder that could not be counted is tried again."""

@@ -5,22 +5,14 @@ Linux keeps capabilities for each thread, so this is done before there is a seco
 
 from __future__ import annotations
 
-import ctypes
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log
-
-READ_CAPABILITIES = frozenset({"dac_read_search", "sys_ptrace"})
-"""What is needed to read other users' processes: environments, open files, mapped libraries."""
-
-COUNT_CAPABILITIES = frozenset({"sys_admin", "perfmon"})
-"""What is needed to count the calls of other programs: the second is enough on some kernels."""
+from vramledger.sampling.capabilities import keep_only
 
 DEFAULT_UID = 65532
 """The user of the container image; it needs no entry in /etc/passwd."""
@@ -28,25 +20,6 @@ DEFAULT_UID = 65532
 _USER = "vramledger"
 _ROOT = 0
 _UID_MAX = 2**32 - 1
-
-_BITS = {"dac_read_search": 2, "sys_ptrace": 19, "sys_admin": 21, "perfmon": 38}
-_LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap")
-
-_VERSION_3 = 0x20080522
-_SET_DUMPABLE, _BOUNDING_DROP, _NO_NEW_PRIVS, _AMBIENT = 4, 24, 38, 47
-_AMBIENT_RAISE, _AMBIENT_CLEAR = 2, 4
-
-
-class _CapabilityHeader(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
-
-
-class _CapabilityData(ctypes.Structure):
-    _fields_ = (
-        ("effective", ctypes.c_uint32),
-        ("permitted", ctypes.c_uint32),
-        ("inheritable", ctypes.c_uint32),
-    )
 
 
 class User(NamedTuple):
@@ -56,75 +29,17 @@ class User(NamedTuple):
     gid: int
 
 
-class CapabilitySets(NamedTuple):
-    """The capability sets of this thread, as bit masks."""
-
-    effective: int
-    permitted: int
-    inheritable: int
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _call_libc(name: str, *arguments: object) -> None:
-    if getattr(_libc, name)(*arguments) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
-
-
-def _prctl(option: int, first: int = 0, second: int = 0) -> None:
-    _call_libc("prctl", option, *map(ctypes.c_ulong, (first, second, 0, 0)))
-
-
-def read_capabilities() -> CapabilitySets:
-    """Return the capabilities of this thread."""
-    data = (_CapabilityData * 2)()
-    _call_libc("capget", ctypes.byref(_CapabilityHeader(_VERSION_3, 0)), data)
-    low, high = data
-    return CapabilitySets(
-        low.effective | high.effective << 32,
-        low.permitted | high.permitted << 32,
-        low.inheritable | high.inheritable << 32,
-    )
-
-
-def _set_capabilities(sets: CapabilitySets) -> None:
-    data = (_CapabilityData * 2)(
-        *(_CapabilityData(*(each >> shift & 0xFFFFFFFF for each in sets)) for shift in (0, 32))
-    )
-    _call_libc("capset", ctypes.byref(_CapabilityHeader(_VERSION_3, 0)), data)
-
-
 def drop_privileges(
     inherit: frozenset[str] = frozenset(), use: frozenset[str] = frozenset(), become: User | None = None
 ) -> None:
-    """Keep no capabilities but these: those to ``use``, and those that child processes ``inherit``.
+    """Keep no capabilities but these, as :func:`keep_only` does, and log what could not be given up."""
+    log_failures(keep_only(inherit, use, become))
 
-    After that, no process that we start can gain any other right, not even through a setuid program. With
-    ``become``, root becomes that user. If ``use`` is empty, other processes of our user cannot read our
-    memory or our files in /proc. If the kernel does not let us give up something, we log it and go on.
-    """
-    permitted_now = read_capabilities().permitted
-    kept = permitted_now & _bit_mask(inherit | use)
-    sets = CapabilitySets(permitted_now & _bit_mask(use), kept, permitted_now & _bit_mask(inherit))
-    steps: list[Callable[[], None]] = [
-        lambda: _prctl(_NO_NEW_PRIVS, 1),
-        lambda: _prctl(_AMBIENT, _AMBIENT_CLEAR),
-        lambda: _shrink_bounding_set(permitted_now, _bit_mask(inherit | use)),
-    ]
-    if become is not None:
-        steps.append(lambda: _become(become))
-    steps.append(lambda: _set_capabilities(sets))
-    passed_on = [_BITS[name] for name in sorted(inherit) if permitted_now >> _BITS[name] & 1]
-    steps += [partial(_prctl, _AMBIENT, _AMBIENT_RAISE, bit) for bit in passed_on]
-    if not use:
-        steps.append(lambda: _prctl(_SET_DUMPABLE, 0))
-    for step in steps:  # one that fails, as under a filter of system calls, must not stop the others
-        try:
-            step()
-        except OSError as error:
-            log.warning("Could not give up all privileges", extra=fields(err=error))
+
+def log_failures(failed: Iterable[OSError]) -> None:
+    """Log what :func:`keep_only` could not give up."""
+    for error in failed:
+        log.warning("Could not give up all privileges", extra=fields(err=error))
 
 
 def find_user(name: str | None) -> User | None:
@@ -175,24 +90,3 @@ def can_run_as(user: User, files: Iterable[str]) -> bool:
         with suppress(OSError):
             os.setgroups(groups)
     return True
-
-
-def _become(user: User) -> None:
-    os.setgroups([])
-    os.setresgid(user.gid, user.gid, user.gid)
-    os.setresuid(user.uid, user.uid, user.uid)
-
-
-def _shrink_bounding_set(permitted_now: int, kept: int) -> None:
-    """Shrink the set of capabilities that any descendant can ever get, which needs CAP_SETPCAP."""
-    setpcap = 8
-    if not permitted_now >> setpcap & 1:
-        return
-    last = int(_LAST_CAPABILITY.read_text(encoding="ascii"))
-    for bit in range(last + 1):
-        if not kept >> bit & 1:
-            _prctl(_BOUNDING_DROP, bit)
-
-
-def _bit_mask(names: frozenset[str]) -> int:
-    return sum(1 << _BITS[name] for name in names)

@@ -49,8 +49,9 @@ from vramledger.readers.owners.reader import OwnerReader
 from vramledger.readers.schedulers.reader import SchedulerReader
 from vramledger.readers.vllm.reader import KvCacheReader
 from vramledger.sampling import malloc
+from vramledger.sampling.capabilities import READ_CAPABILITIES
 from vramledger.sampling.ending import end_with_parent
-from vramledger.sampling.privileges import READ_CAPABILITIES, drop_privileges
+from vramledger.sampling.privileges import drop_privileges
 from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED, decode_config
 
 RECOUNT_INTERVAL = 10.0

@@ -16,8 +16,7 @@ import sys
 from _socket import CMSG_SPACE, MSG_DONTWAIT, SCM_RIGHTS, SOL_SOCKET, socket
 from contextlib import suppress
 
-from vramledger.logs import configure
-from vramledger.sampling.privileges import READ_CAPABILITIES, drop_privileges
+from vramledger.sampling.capabilities import READ_CAPABILITIES, keep_only
 
 STARTER_START, STARTER_KILL = "start", "kill"
 """The requests of the exporter; a descriptor for the sampler's output comes with the first."""
@@ -114,10 +113,19 @@ def _descriptor(ancillary: list[tuple[int, int, bytes]]) -> int | None:
     return None
 
 
+def _log(failed: list[OSError]) -> None:
+    """Log what we could not give up."""
+    from vramledger.logs import configure  # noqa: PLC0415 3 MiB, saved where nothing fails
+    from vramledger.sampling.privileges import log_failures  # noqa: PLC0415 the same
+
+    configure(*sys.argv[-2:])  # the sampler's last arguments
+    log_failures(failed)
+
+
 def main() -> None:
     """Serve the exporter at the other end of standard input until it ends."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    configure(*sys.argv[-2:])  # the sampler's last arguments
-    drop_privileges(inherit=READ_CAPABILITIES)
+    if failed := keep_only(inherit=READ_CAPABILITIES):
+        _log(failed)
     _RequestLoop(socket(fileno=os.dup(0)), sys.argv[1:]).run()

@@ -19,8 +19,8 @@ from tests.support.requirements import require_root, require_tool, require_uprob
 from tests.support.waiting import PATIENCE, wait_until
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import LaunchCount, Reading
+from vramledger.sampling.capabilities import read_permitted
 from vramledger.sampling.launch_counter import LaunchCounter
-from vramledger.sampling.privileges import read_capabilities
 from vramledger.serving.launch_counting import COLLECTOR, LaunchCounting, count_launches
 
 CONFIG = SamplingConfig()
@@ -179,7 +179,7 @@ def test_it_keeps_only_the_rights_that_it_needs(program: LaunchingProgram) -> No
         counting.set_holders([(program.pid, program.start)])
         await read_until(counting, lambda reading: bool(reading.launches))
         held = capabilities(child().pid)
-        needed = (1 << 2 | 1 << 19 | 1 << 21 | 1 << 38) & read_capabilities().permitted
+        needed = (1 << 2 | 1 << 19 | 1 << 21 | 1 << 38) & read_permitted()
         assert held["CapEff"] == held["CapPrm"] == needed
         assert held["CapAmb"] == held["CapInh"] == 0
 
