@@ -89,6 +89,7 @@ class Tensor:
 
     view = False
     stale = False
+    _address = 0  # a signal's handler may raise before there is one
 
     @property
     def grad_fn(self) -> Node | None:
