@@ -233,7 +233,7 @@ def ended_holders() -> Panel:
             PROGRAM_COLUMN,
             OWNER_COLUMN,
             Column("Value #A", "Peak", BYTES, bar=True),
-            Column("Value #B", "Fastest growth", "Bps", width=110),
+            Column("Value #B", "Fastest growth", "binBps", width=110),
             Column("Value #C", "Ended for", SECONDS, width=AGE_WIDTH),
         ],
         sort="Value #A", rows_of="Value #A", width=21, height=7,

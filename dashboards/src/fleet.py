@@ -144,7 +144,7 @@ def growing() -> Panel:
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             OWNER_COLUMN,
-            Column("Value #A", "Grows", "Bps", bar=True, width=150),
+            Column("Value #A", "Grows", "binBps", bar=True, width=150),
             Column("Value #B", "Full in", SECONDS, width=95),
             Column("Value #C", "Holds", BYTES, width=90),
             NODE_COLUMN,
@@ -248,7 +248,8 @@ def changed() -> Panel:
         "Changed",
         "The ten owners whose memory has changed most between the beginning and the end of the time "
         "range, on the nodes that were watched with as many GPUs at both moments; and what they held at "
-        "this hour a week ago on all nodes. An empty cell: the owner held nothing then, or nobody watched.",
+        "this hour a week ago on all nodes. An empty cell: the owner held nothing then, or nobody watched. "
+        "Nobody watched, in Count: no node was watched whole at both moments; choose a later beginning.",
         Query(f"{change}\nand on (owner_type, owner) topk(10, abs({change}) > 2^20)"),
         Query(then),
         Query(now),

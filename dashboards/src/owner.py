@@ -108,7 +108,7 @@ def cost() -> Panel:
     return stat(
         "Cost of the waste",
         "Hours of whole GPUs whose memory was wasted within the time range, times the chosen price of a "
-        "GPU-hour.",
+        "GPU-hour, in its currency.",
         Query(f"$price * sum({gpu_hours_wasted(*CHOSEN)}) or {NO_WASTE}"),
         unit=ROUNDED, absent=RULES_MISSING, colour=GRAFANA["idle"],
     )  # fmt: skip

@@ -150,7 +150,7 @@ WHY_EMPTY = value_mapping(
         NO_COUNTERS: ("no counters", GRAFANA["unknown"]),
         NO_SCHEDULER: ("no scheduler", GRAFANA["unknown"]),
         NO_DRIVER: ("no driver", BAD),
-        NOT_COMPARABLE: ("not comparable", GRAFANA["unknown"]),
+        NOT_COMPARABLE: ("nobody watched", GRAFANA["unknown"]),
         NO_LIMIT: ("no limit", GRAFANA["unknown"]),
     }
 )

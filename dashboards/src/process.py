@@ -122,7 +122,7 @@ def growth() -> Panel:
         "Grows",
         "The rise of the minimum of its demand within 15 minutes. A slower rise is in *Steady growth*.",
         Query(of_growth(f"sum({demand_rate(CHOSEN_PROCESS)})")),
-        unit="Bps", absent="not known", mappings=[WHY_NOT],
+        unit="binBps", absent="not known", mappings=[WHY_NOT],
     )  # fmt: skip
 
 

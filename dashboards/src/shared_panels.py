@@ -85,7 +85,7 @@ FRAMEWORK_COLUMNS = (
 STEPS = value_mapping({step: (text, "text") for step, text in first_steps.OF_HOLDERS.items()})
 ALERT_STEPS = value_mapping({alert: (text, "text") for alert, text in first_steps.OF_ALERTS.items()})
 STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=70)
-STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=164)
+STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=154)
 BLOCKER_COLUMN = Column("blocker", "Largest other holder then", least=204)
 FOR = "For"
 HIDDEN = value_mapping({1: ("hidden", GRAFANA["orphaned"])})
@@ -325,7 +325,7 @@ def holdings_table(
         figures = [need, f"{demand_rate()} {of_those}"]
         middle = [
             Column("Value #E", "Needs", BYTES, width=72),
-            Column("Value #F", "Grows", "Bps", width=74),
+            Column("Value #F", "Grows", "binBps", width=82),
         ]
     return table(
         title, f"{description} {say}",
@@ -354,11 +354,12 @@ _SHOWN = 64 * 2**20
 """Bytes below which a range is noise."""
 
 HOLDERS_SAY = (
-    "The largest holders, with their state, its evidence and since when. Holds: what NVML charges to the "
-    "process and what is certainly its own besides, which Device and Process show apart. First step: to end "
-    "it, use vramledger end; to continue it, kill -CONT; vramledger snapshot names the lines that a leak "
-    "comes from, vramledger fit what a program that blocks others could be limited to. Of a holder that is "
-    "idle only by inference, no step ends it: it may work. One that keeps its GPU busy without work is "
+    "The largest holders, with their state, its evidence and since when. Evidence: proven is counted by the "
+    "GPU or attested by the kernel, seen is without another explanation, inferred is from circumstances. "
+    "Holds: what NVML charges to the process and what is certainly its own besides, which Device and Process "
+    "show apart. First step: to end it, use vramledger end; to continue it, kill -CONT; vramledger snapshot "
+    "names the lines that a leak comes from, vramledger fit what a program that blocks others could be "
+    "limited to. Of a holder that is idle only by inference, no step ends it: it may work. One that keeps its GPU busy without work is "
     "active, and nothing that it holds counts as wasted: it may wait for a rank that hangs. An empty cell is "
     "not known; in the state unknown, the exporter cannot see the process."
 )

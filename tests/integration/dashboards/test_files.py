@@ -26,6 +26,7 @@ EACH = pytest.mark.parametrize("uid", list(DASHBOARDS))
 
 UNITS = {
     *("bytes", "percentunit", "none", "short", "s", "celsius", "watt", "hertz", "Bps", "cps", "string"),
+    "binBps",  # the growth of memory, beside GiB
     "suffix: GiB·h",
 }
 """Units from Grafana's list that we use, and one of our own."""
