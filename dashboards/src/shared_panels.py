@@ -356,12 +356,13 @@ _SHOWN = 64 * 2**20
 HOLDERS_SAY = (
     "The largest holders, with their state, its evidence and since when. Evidence: proven is counted by the "
     "GPU or attested by the kernel, seen is without another explanation, inferred is from circumstances. "
-    "Holds: what NVML charges to the process and what is certainly its own besides, which Device and Process "
-    "show apart. First step: to end it, use vramledger end; to continue it, kill -CONT; vramledger snapshot "
-    "names the lines that a leak comes from, vramledger fit what a program that blocks others could be "
-    "limited to. Of a holder that is idle only by inference, no step ends it: it may work. One that keeps its GPU busy without work is "
-    "active, and nothing that it holds counts as wasted: it may wait for a rank that hangs. An empty cell is "
-    "not known; in the state unknown, the exporter cannot see the process."
+    "Holds: what NVML charges to the process and what is certainly its own besides, which Device and "
+    "Process show apart. First step: to end it, use vramledger end; to continue it, kill -CONT; vramledger "
+    "snapshot names the lines that a leak comes from, vramledger fit what a program that blocks others "
+    "could be limited to. Of a holder that is idle only by inference, no step ends it: it may work. One "
+    "that keeps its GPU busy without work is active, and nothing that it holds counts as wasted: it may "
+    "wait for a rank that hangs. An empty cell is not known; in the state unknown, the exporter cannot see "
+    "the process."
 )
 UNCHARGED_SAYS = (
     "Uncharged: what of its memory NVML charges to nobody, which is managed memory or memory whose creator "
