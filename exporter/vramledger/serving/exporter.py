@@ -166,9 +166,9 @@ async def _serve_source(
 def no_authorities() -> Iterator[None]:
     """Let OpenSSL find no certificate authorities during the block, in which aiohttp is imported.
 
-    aiohttp makes the TLS settings of its client at its import. The exporter is not a client, and the authorities
-    of the host take 40 ms and 2 MiB. Contexts made after the block have the host's authorities. Enter it
-    while no other thread reads the environment.
+    aiohttp makes the TLS settings of its client at its import. The exporter is not a client, and the
+    authorities of the host take 40 ms and 2 MiB. Contexts made after the block have the host's authorities.
+    Enter it while no other thread reads the environment.
     """
     before = os.environ.get(_CERT_FILE)
     os.environ[_CERT_FILE] = os.devnull
