@@ -314,13 +314,13 @@ def test_the_clock_may_be_set() -> None:
     assert ahead.devices[0].left[0].ended == before + 3600
 
 
-ACTIONS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 16)), max_size=40)
+ACTIONS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0, 16)), max_size=40)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(ACTIONS)
 def test_no_byte_goes_to_a_wrong_holder(actions: list[tuple[int, int, int]]) -> None:
-    """Programs that start, move their pages one at a time, share and die: no holder gets another's bytes."""
+    """Programs that start, move pages, grow, share and die, one at a time: no holder gets another's bytes."""
     card = Card()
     card.sample()
     programs: dict[int, Managed] = {}
@@ -346,6 +346,11 @@ def test_no_byte_goes_to_a_wrong_holder(actions: list[tuple[int, int, int]]) -> 
             gone = heirs.pop(chosen, 0)
             card.nobody[0] -= gone
             del programs[chosen]
+        elif action in (6, 7) and chosen is not None:
+            program = programs[chosen]
+            program.resident += size * GIB
+            card.sample(1 + which)  # its mapping is read some seconds later
+            program.mapped = (program.mapped or 0) + size * GIB
         elif action == 5 and chosen is not None:
             card.end(chosen)
             card.nobody[0] -= heirs.pop(chosen, 0)
