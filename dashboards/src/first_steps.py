@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.src.queries import BLOCKS, FRAGMENTED, LACKS, LEAKS, SPINS, UNPROVEN, WORKING
+from dashboards.src.queries import BLOCKS, FRAGMENTED, LACKS, LEAKS, SPINS, TOO_BIG, UNPROVEN, WORKING
 
 OF_HOLDERS = {
     "active": "none",
@@ -18,6 +18,7 @@ OF_HOLDERS = {
     LEAKS: "vramledger snapshot",
     SPINS: "look at all its ranks",
     FRAGMENTED: "expandable segments",
+    TOO_BIG: "a smaller batch",
     LACKS: "see who has the rest",
     BLOCKS: "vramledger fit: limit",
     UNPROVEN: "ask its user",

@@ -277,7 +277,7 @@ def minimum_demand_of(*matchers: str) -> str:
 
 
 WORKING, LEAKS, SPINS, FRAGMENTED = "working", "leaks", "spins", "fragmented"
-LACKS, BLOCKS, UNPROVEN = "lacks", "blocks", "unproven"
+TOO_BIG, LACKS, BLOCKS, UNPROVEN = "too_big", "lacks", "blocks", "unproven"
 """What decides the first step before the state of a holder does."""
 
 
@@ -285,18 +285,20 @@ def with_step(holdings: str) -> str:
     """Return holdings with the label ``step``: the first of these that is true, otherwise their state.
 
     A holder is an orphan that works; its demand grows steadily (it leaks); it keeps its GPU busy without
-    work (it spins); much of its pool is free pieces of used blocks (it is fragmented); it lacks memory; it
-    works on a GPU where another one lacks memory (it blocks); or it is idle only by inference, so that nobody
-    may end it.
+    work (it spins); much of its pool is free pieces of used blocks (it is fragmented); it lacks memory on
+    a GPU of its own (it is too big), or beside others; it works on a GPU where another one lacks memory (it
+    blocks); or it is idle only by inference, so that nobody may end it.
     """
     short = selector("vramledger_process:memory_short_bytes:wanting")
     active = selector("vramledger_process:state_since_timestamp_seconds:last", 'state="active"')
+    shared = selector("vramledger_process:memory_bytes:owned")
     grows = "\n    or ".join(steady_growth_of(span) for span in GROWTH_SPANS)
     causes = {
         WORKING: f"{selector('vramledger_process_orphan_working')} == 1",
         LEAKS: grows,
         SPINS: selector("vramledger_process_busy_without_work_since_timestamp_seconds"),
         FRAGMENTED: selector("vramledger_process:torch_fragmented_bytes:min30m"),
+        TOO_BIG: f"{short} unless on ({UUID_LABELS}) count by ({UUID_LABELS}) ({shared}) > 1",
         LACKS: short,
         BLOCKS: f"{active} and on ({UUID_LABELS}) {short} unless on ({HOLDING_LABELS}) {short}",
         UNPROVEN: selector(

@@ -31,6 +31,7 @@ from dashboards.src.queries import (
     SPINS,
     STALLED,
     STATES,
+    TOO_BIG,
     UNPROVEN,
     WASTED,
     WATCHING,
@@ -681,11 +682,21 @@ def test_the_first_step_is_that_of_the_worst_that_is_known(engine: Engine) -> No
     """What is known of a holder beyond its state decides: no program in trouble has the step none."""
     steps = {
         node: {str(row["step"]) for row in value(engine, "vramledger-node", "Holders", instance=node)}
-        for node in ("leak", "hoarder", "stopped", "apart", "waits", "fragmented", "recorded-faults")
+        for node in (
+            "leak",
+            "hoarder",
+            "stopped",
+            "apart",
+            "waits",
+            "fragmented",
+            "recorded-faults",
+            "out-of-memory",
+        )
     }
 
     assert steps["leak"] == {LEAKS}
     assert steps["hoarder"] == {"idle", LACKS}
+    assert steps["out-of-memory"] == {TOO_BIG}  # nobody else is there
     assert steps["waits"] == {SPINS}
     assert FRAGMENTED in steps["fragmented"]
     inferred = 'vramledger_process_state_since_timestamp_seconds{state="idle", grade="inferred"}'
