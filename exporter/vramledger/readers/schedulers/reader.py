@@ -24,10 +24,15 @@ Schedulers = tuple[Scheduler, ...]
 
 
 class _Variables(NamedTuple):
-    """The variables of a process while it runs one program: an ``exec`` may give it others."""
+    """The variables of a process while it runs one program: an ``exec`` may give it others.
+
+    ``settled`` is False for a first read that found none: within an ``exec`` the kernel has the new program
+    before it has its variables. They are read once more.
+    """
 
     program: str
     values: Mapping[str, str]
+    settled: bool = True
 
 
 class _FinishedRead(NamedTuple):
@@ -96,14 +101,17 @@ class SchedulerReader:
         come with the ``exec``. A zombie has neither a program nor variables any more.
         """
         program = self._host.program_path(pid)
-        if known is not None and program in (None, known.program):
+        if known is not None and (program is None or (known.settled and program == known.program)):
             return known
         if program is None:
             # A process that has ended has no variables; those of a process that we may not read are not
             # known.
             return None if self._host.row(pid) is not None else _Variables("", {})
         values = self._host.variables(pid, batch_jobs.VARIABLES)
-        return None if values is None else _Variables(program, values)
+        if values is None:
+            return None
+        again = known is not None and known.program == program
+        return _Variables(program, values, settled=bool(values) or again)
 
     def _with_earlier_devices(self, found: Schedulers) -> Iterator[Scheduler]:
         """Add the devices that each scheduler has assigned before: between two jobs it still manages them.

@@ -263,6 +263,26 @@ def test_a_job_that_is_read_before_its_exec(tmp_path: Path, stage: Stage) -> Non
     wait_until(reserved, "a read after the exec")
 
 
+def test_a_job_that_is_read_within_its_exec(
+    tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has a new program before its variables: a read in between is not remembered for ever."""
+    configure(tmp_path)
+    job = stage.run(["sleep", "600"], env={"SLURM_STEP_GPUS": "3", "PATH": "/usr/bin:/bin"})
+    join_cgroup(tmp_path, f"{SCOPE}/job_41/step_0/user/task_0", job.pid)
+    clock, host = Steps(), Host(Path("/proc"))
+    reader = SchedulerReader(host, tmp_path, clock=clock)
+    with monkeypatch.context() as within:
+        within.setattr(Host, "variables", lambda *_: {})
+        assert not any(each.grants for each in reader.read_schedulers())
+
+    def reserved() -> bool:
+        clock.now += READ_INTERVAL
+        return any(each.grants for each in reader.read_schedulers())
+
+    wait_until(reserved, "a read after the exec")
+
+
 def test_a_read_says_when_it_began(start: Start, tmp_path: Path) -> None:
     """The time belongs to the read whose result is returned, and not to one that is under way."""
     configure(tmp_path)
