@@ -12,6 +12,10 @@ from vramledger.errors import UsageError
 
 DEFAULT_PORT = 10839
 
+CALM_INTERVAL, CALM_INTERVAL_MAX = 3.0, 5.0
+"""Seconds between the samples of an exporter whose GPUs go on with what they do and hold, and their maximum:
+what no look at a GPU shows, as a holder that is stopped, is seen so much later."""
+
 IDLE_AFTER = 600.0
 """Seconds: longer than most evaluations, checkpoints and compilations that leave a GPU unused."""
 
@@ -88,6 +92,7 @@ class SamplingConfig:
 
     Attributes:
         interval: from the start of one sample to the start of the next.
+        calm_interval: the same at most, while looks at each GPU, one an interval, show that nothing changes.
         timeout: how long a sample waits for a device.
         procfs: root of the proc file system.
         rootfs: root of the host's file system.
@@ -96,6 +101,7 @@ class SamplingConfig:
     """
 
     interval: float = 1.0
+    calm_interval: float = 0.0
     timeout: float = 1.0
     procfs: Path = Path("/proc")
     rootfs: Path = Path("/")

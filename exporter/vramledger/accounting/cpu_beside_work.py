@@ -40,7 +40,7 @@ class CpuBesideWork:
 
     Attributes:
         known: whether what it took in the last sample is known.
-        quiet: what it took in the last samples in which the device did nothing.
+        quiet: what it took a second in the last samples in which the device did nothing.
         bursts: whether it took more in the last samples in which the device worked for another holder.
     """
 
@@ -60,8 +60,8 @@ class CpuBesideWork:
         self.known = taken is not None
         if own or taken is None:
             self.bursts.clear()
-        elif not busy:
-            self.quiet.append(taken)
+        elif not busy and elapsed > 0:
+            self.quiet.append(taken / elapsed)
         elif (usual := self._usual(elapsed)) is not None:
             self.bursts.append(taken - usual > STANDS_OUT)
 
@@ -76,10 +76,10 @@ class CpuBesideWork:
         return sum(recent) >= max(2, (len(recent) + 1) // 2) or sum(self.bursts) >= OUTLIERS
 
     def _usual(self, elapsed: float) -> float | None:
-        """Return the CPU time of a usual quiet sample, None where it does not let work stand out."""
+        """Return the CPU time of a usual quiet sample of this length, None where work would not stand out."""
         if len(self.quiet) < QUIET_NEEDED:
             return None
         ordered = sorted(self.quiet)
-        usual = ordered[len(ordered) // 2]
-        spread = ordered[int(_THREE_QUARTERS * len(ordered))] - usual
+        usual = elapsed * ordered[len(ordered) // 2]
+        spread = elapsed * ordered[int(_THREE_QUARTERS * len(ordered))] - usual
         return None if spread > STANDS_OUT or usual > SATURATED * elapsed else usual

@@ -20,10 +20,12 @@ class Sample:
     Attributes:
         reading: what was read.
         rows: the processes that /proc shows, by pid.
-        longest_gap: seconds; if two samples are further apart, samples are missing between them.
+        longest_gap: seconds; if the sample before is further away, samples are missing between them.
         after_gap: samples are missing before this one, or it is the first.
         bridged: the samples that are missing before this one are those of a short restart, after which
             everything that was remembered is known again.
+        watched: seconds from the sample before until the newest look at the GPUs, which found them
+            unchanged; 0 without one.
         launches: what was counted of quiet holders, by pid and start time.
         cpu: the CPU seconds of each process since the sample before, by pid.
         mps_servers: the pids of the MPS servers, which launch nothing themselves while their clients work.
@@ -39,6 +41,7 @@ class Sample:
     longest_gap: float
     after_gap: bool
     bridged: bool = False
+    watched: float = 0.0
     verdicts: Mapping[int, StateVerdict | None] = field(default_factory=dict)
     mps_servers: set[int] = field(default_factory=set)
     launches: Mapping[tuple[int, int], LaunchCount] = field(init=False)

@@ -257,7 +257,9 @@ class HoldingTracker:
 
     def _begin_sample(self, reading: Reading) -> Sample:
         span = None if self._last is None else reading.monotonic - self._last
-        after_gap = span is None or span > self._longest_gap
+        watched = 0.0 if self._last is None or reading.unchanged is None else reading.unchanged - self._last
+        longest_gap = self._longest_gap + max(0.0, watched)
+        after_gap = span is None or span > longest_gap
         bridged = self._restarted and span is not None and span <= BRIDGED
         self._last, self._restarted = reading.monotonic, False
         if self._boot_time is not None and reading.boot_time != self._boot_time:
@@ -266,7 +268,7 @@ class HoldingTracker:
         if self._watched_since is None:
             self._watched_since = reading.time
         rows = {row.pid: row for row in reading.rows}
-        return Sample(reading, rows, self._longest_gap, after_gap, bridged=bridged)
+        return Sample(reading, rows, longest_gap, after_gap, bridged=bridged, watched=max(0.0, watched))
 
     def _follow_clock(self, seconds: float) -> None:
         """Move what is remembered in Unix time along with a clock that was set, so that every span stays."""
@@ -321,6 +323,7 @@ class HoldingTracker:
                 sample.monotonic,
                 sample.time,
                 sample.longest_gap,
+                sample.watched,
                 listed | (elsewhere or frozenset()),
                 complete=elsewhere is not None,
             ),

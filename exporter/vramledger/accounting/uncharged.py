@@ -44,8 +44,8 @@ UNEXPLAINED = 256 * MIB
 MiB beyond its own on an H100; other programs had 0 to 66."""
 
 WATCHED = 2.5
-"""The longest span between two samples, in seconds, in which no creator can have started, shared its memory
-and ended."""
+"""The longest span between two looks at the used bytes, in seconds, in which no creator can have started,
+shared its memory and ended."""
 
 READ_LATE = 30.0
 """Seconds after bytes have moved within which a mapping that has grown may have grown before them: mappings
@@ -108,7 +108,8 @@ class PoolMoment(NamedTuple):
     Attributes:
         now: monotonic seconds.
         clock: Unix time.
-        gap: the longest span between two samples without samples missing between them, in seconds.
+        gap: the longest span since the sample before without samples missing between them, in seconds.
+        watched: seconds after the sample before until the newest look, which found the used bytes unchanged.
         everybody: the holders of all devices of the host; of one that does not answer, those that it listed
             last.
         complete: whether each device has listed its holders at least once.
@@ -117,6 +118,7 @@ class PoolMoment(NamedTuple):
     now: float
     clock: float
     gap: float
+    watched: float
     everybody: frozenset[Identity]
     complete: bool
 
@@ -297,7 +299,7 @@ def _record(state: _PoolState, pool: MemoryPool, moment: PoolMoment) -> _PoolSam
     # removes any.
     steady, highest = min(rest, before), max(rest, before)
     quiet = state.at is not None and span <= moment.gap and _is_quiet(state, pool, steady, ended)
-    if span > WATCHED:
+    if span - moment.watched > WATCHED:
         state.unwatched += max(0, rest - before)
         state.late += max(0, rest - before)
     identities = {each.identity for each in ended}

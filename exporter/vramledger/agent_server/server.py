@@ -90,7 +90,7 @@ _CLOSE_BURST = 128.0
 _NO_DESCRIPTORS_PAUSE = 1.0
 _SWEEP_INTERVAL = 1.0
 
-_REST_MOST = 1.5
+_REST_MOST = 4.0
 """Seconds after which connections are read also without a sample: the sockets of agents must not fill."""
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from vramledger.commands.parser import argparse_type, duration
 from vramledger.config import (
     AGENT_SOCKET,
+    CALM_INTERVAL,
+    CALM_INTERVAL_MAX,
     COLLECTORS,
     CONTROL_SOCKET,
     CONTROL_VARIABLE,
@@ -95,8 +97,10 @@ def source(text: str) -> str:
     return text
 
 
-def add_sampling(parser: argparse.ArgumentParser, *, idle: bool = False, collectors: bool = False) -> None:
-    """Declare the flags of sampling; ``idle`` and ``collectors`` add their flags."""
+def add_sampling(
+    parser: argparse.ArgumentParser, *, calm: bool = False, idle: bool = False, collectors: bool = False
+) -> None:
+    """Declare the flags of sampling; ``calm``, ``idle`` and ``collectors`` add their flags."""
     default = SamplingConfig()
     group = parser.add_argument_group("sampling")
     group.add_argument(
@@ -115,6 +119,13 @@ def add_sampling(parser: argparse.ArgumentParser, *, idle: bool = False, collect
         "--path.rootfs", dest="rootfs", type=Path, default=default.rootfs, metavar="DIR",
         help="where the host's root file system is (default /)",
     )  # fmt: skip
+    if calm:
+        group.add_argument(
+            "--sample.calm-interval", dest="calm_interval", type=duration, default=CALM_INTERVAL,
+            metavar="DURATION",
+            help="the same while every GPU goes on with what it does and holds, which is looked at once a "
+            "--sample.interval (default 3s)",
+        )  # fmt: skip
     if idle:
         group.add_argument(
             "--idle-after", dest="idle_after", type=duration, default=None, metavar="DURATION",
@@ -201,12 +212,20 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
     if not (args.procfs / "stat").is_file():
         message = f"--path.procfs={args.procfs} is not a proc file system; mount the host's /proc there"
         raise UsageError(message)
+    calm = getattr(args, "calm_interval", 0.0)
+    if calm > CALM_INTERVAL_MAX:
+        message = (
+            f"--sample.calm-interval is at most {CALM_INTERVAL_MAX:.0f}s; to sample less often, give "
+            "--sample.interval"
+        )
+        raise UsageError(message)
     if problem := _rootfs_problem(args.rootfs):
         message = f"--path.rootfs={args.rootfs} {problem}; mount the host's root file system there"
         raise UsageError(message)
     pods = _pods(args) if getattr(args, "pods_labels", ()) else None
     return SamplingConfig(
         interval=args.interval,
+        calm_interval=calm,
         timeout=args.timeout,
         procfs=args.procfs,
         rootfs=args.rootfs,

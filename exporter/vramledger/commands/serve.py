@@ -80,7 +80,7 @@ def add_command(commands: Commands) -> None:
     )  # fmt: skip
     add_agent_socket(serve)
     add_control(serve)
-    add_sampling(serve, idle=True, collectors=True)
+    add_sampling(serve, calm=True, idle=True, collectors=True)
     add_pods(serve)
     add_log(serve)
     serve.set_defaults(run=run)

@@ -16,6 +16,22 @@ MEMORY_SHARE = 1e-4
 _LINKS = ("pcie_transmit", "pcie_receive", "nvlink_transmit", "nvlink_receive")
 
 
+def mean_activity(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    """Return the means over two spans that follow each other; a figure that one of them lacks is left out.
+
+    A span without figures, as the first one of all has none, counts for nothing.
+    """
+    if not first or not second:
+        return dict(first or second)
+    seconds = first["seconds"] + second["seconds"]
+    means = {
+        name: (first[name] * first["seconds"] + value * second["seconds"]) / seconds
+        for name, value in second.items()
+        if name in first
+    }
+    return {**means, "seconds": seconds}
+
+
 class CountedActivity(NamedTuple):
     """What GPM's counters say of the time since the last sample: whether kernels ran, and anything else."""
 

@@ -486,6 +486,8 @@ class Reading:
         time: Unix time at the start of the sample, seconds.
         monotonic: the monotonic clock at the same moment, seconds; spans are measured with it.
         duration: seconds that the sample took.
+        unchanged: the monotonic time, seconds, of the newest look since the sample before that found the used
+            bytes and the work of all GPUs unchanged; None without one.
         boot_id: ``/proc/sys/kernel/random/boot_id``.
         boot_time: Unix time of boot, seconds (``btime`` of ``/proc/stat``).
         ticks: clock ticks a second, the unit of process start times.
@@ -523,6 +525,7 @@ class Reading:
     time: float
     monotonic: float
     duration: float = 0.0
+    unchanged: float | None = None
     boot_id: str = ""
     boot_time: float = 0.0
     ticks: int = 100

@@ -58,6 +58,7 @@ def encode_config(config: SamplingConfig) -> str:
     return json.dumps(
         {
             "interval": config.interval,
+            "calm_interval": config.calm_interval,
             "timeout": config.timeout,
             "procfs": str(config.procfs),
             "rootfs": str(config.rootfs),
@@ -73,6 +74,7 @@ def decode_config(text: str) -> SamplingConfig:
     raw: Mapping[str, Any] = json.loads(text)
     return SamplingConfig(
         interval=float(str(raw["interval"])),
+        calm_interval=float(str(raw["calm_interval"])),
         timeout=float(str(raw["timeout"])),
         procfs=Path(str(raw["procfs"])),
         rootfs=Path(str(raw["rootfs"])),

@@ -14,12 +14,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, VramledgerError
 from vramledger.logs import configure, log
+from vramledger.model.counted_activity import mean_activity
 from vramledger.model.reading import (
     DeviceReading,
     KvCache,
@@ -94,6 +95,7 @@ class _DeviceThread(threading.Thread):
         super().__init__(name="vramledger-device", daemon=True)
         self.busy = False
         self.result: tuple[DeviceReading, ...] | DriverError = ()
+        self.unchanged = False
         self.known: tuple[DeviceReading, ...] = (reader.identity,)
         self._late: tuple[DeviceReading, ...] = ()
         self._reader = reader
@@ -111,6 +113,17 @@ class _DeviceThread(threading.Thread):
     def request_reading(self, wall: float, monotonic: float) -> None:
         self.busy = True
         self._requests.put(lambda: self._reader.read(wall, monotonic))
+
+    def request_look(self, monotonic: float) -> None:
+        def work() -> tuple[DeviceReading, ...]:
+            self.unchanged = self._reader.look(monotonic)
+            return ()
+
+        self.busy, self.unchanged = True, False
+        self._requests.put(work)
+
+    def is_calm(self, monotonic: float) -> bool:
+        return not self.busy and self._reader.is_calm(monotonic)
 
     def accept_result(self) -> tuple[DeviceReading, ...]:
         """Return the newest result, or raise the driver's failure."""
@@ -194,6 +207,8 @@ class Sampler:
         self._kv_caches = KvCacheReader(str(host.root)) if "vllm" in config.collectors else None
         self._xid = True
         self._events: collections.deque[XidEvent] = collections.deque(maxlen=1000)
+        self._sampled_at = float("-inf")
+        self._looked_at: float | None = None
         for thread in self._threads:
             thread.start()
             thread.open()
@@ -222,7 +237,35 @@ class Sampler:
         Raises:
             DriverError: the driver as a whole does not work.
         """
-        wall, begun = time.time(), time.monotonic()
+        return self._sample(time.time(), time.monotonic())
+
+    def sample_if_changed(self, longest: float) -> Reading | None:
+        """Take a sample, unless a look at each GPU shows that it would say what the last one said.
+
+        Args:
+            longest: seconds after the last sample from which one is taken in any case.
+
+        Raises:
+            DriverError: the driver as a whole does not work.
+        """
+        wall, now = time.time(), time.monotonic()
+        if now - self._sampled_at < longest and self._is_unchanged(now):
+            self._looked_at = now
+            return None
+        return self._sample(wall, now)
+
+    def _is_unchanged(self, now: float) -> bool:
+        """Look at each GPU; tell whether all of them go on with what they have done and held for a while."""
+        if self._events or not all(thread.is_calm(now) for thread in self._threads):
+            return False
+        for thread in self._threads:
+            thread.request_look(now)
+        answered = self._wait_for_threads(self._threads, self._config.timeout)
+        return all(thread in answered and thread.unchanged for thread in self._threads)
+
+    def _sample(self, wall: float, begun: float) -> Reading:
+        self._sampled_at = begun
+        looked_at, self._looked_at = self._looked_at, None
         devices = self._read_devices(self._threads, wall, begun)
         devices_read = time.monotonic()
         devices, rows, unseen = self._read_processes(devices, wall, begun)
@@ -262,6 +305,7 @@ class Sampler:
         return Reading(
             time=wall,
             monotonic=begun,
+            unchanged=looked_at,
             duration=end - begun,
             boot_id=self._host.boot_id,
             boot_time=self._host.boot_time,
@@ -489,19 +533,8 @@ def _with_work_of(old: DeviceReading | None, new: DeviceReading) -> DeviceReadin
     if old.process_utilization:
         rows = (*old.process_utilization, *(rows or ()))
     if activity and old.activity and activity != old.activity:
-        activity = _mean(old.activity, activity)
+        activity = mean_activity(old.activity, activity)
     return replace(new, process_utilization=rows, activity=activity)
-
-
-def _mean(old: Mapping[str, float], new: Mapping[str, float]) -> dict[str, float]:
-    """Return the means over two spans that follow each other; a figure that one of them lacks is left out."""
-    seconds = old["seconds"] + new["seconds"]
-    means = {
-        name: (old[name] * old["seconds"] + value * new["seconds"]) / seconds
-        for name, value in new.items()
-        if name in old
-    }
-    return {**means, "seconds": seconds}
 
 
 def _listed_pids(devices: Iterable[DeviceReading]) -> set[int]:
@@ -524,8 +557,12 @@ def _sample_forever(config: SamplingConfig) -> int:
         malloc.freeze_objects()
         due = time.monotonic()
         last_freed = float("-inf")
+        # Half an interval less: a sample is due at this turn, not at the next, if this one is a little early.
+        longest = config.calm_interval - config.interval / 2
         while True:
-            _write_reading(sampler.sample())
+            reading = sampler.sample_if_changed(longest)
+            if reading is not None:
+                _write_reading(reading)
             sampler.search_host()
             if (
                 time.monotonic() - last_freed > malloc.FREE_INTERVAL

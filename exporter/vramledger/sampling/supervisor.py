@@ -60,7 +60,7 @@ RELEASE_TIMEOUT = 60.0
 
 def reading_timeout(config: SamplingConfig) -> float:
     """Return the seconds for which a working sampler may be silent; its last reading counts as current."""
-    return config.interval + config.timeout + SILENCE_GRACE
+    return max(config.interval, config.calm_interval) + config.timeout + SILENCE_GRACE
 
 
 class Supervisor:

@@ -65,6 +65,8 @@ def reduce_reading(reading: Reading) -> dict[str, Any]:
     for name in ("unseen", "ended"):  # JSON has texts as keys
         if name in plain:
             plain[name] = {str(pid): why for pid, why in plain[name].items()}
+    if reading.unchanged is not None:  # the span is nearly the same each time
+        plain["unchanged_before"] = round(reading.monotonic - reading.unchanged, 1)
     if reading.schedulers_read is not None:
         plain["schedulers_read"] = round(reading.schedulers_read, 1)
     if reading.devices:
@@ -123,6 +125,8 @@ def expand_reading(value: Mapping[str, Any], time: float) -> dict[str, Any]:
     plain: dict[str, Any] = copy.deepcopy(dict(value))
     plain["time"] = time
     plain["monotonic"] = round(time - plain.pop("monotonic_before"), 2)
+    if "unchanged_before" in plain:
+        plain["unchanged"] = round(plain["monotonic"] - plain.pop("unchanged_before"), 2)
     for device in plain.get("devices", ()):
         if isinstance(memory := device.get("memory"), dict):
             total, used, reserved = memory["total"], memory["used"], memory["reserved"]

@@ -129,6 +129,18 @@ class TestIdle:
 
         assert host.holding(after=60).state is State.ACTIVE
 
+    @pytest.mark.parametrize(("looked", "state"), [(4.0, State.IDLE), (2.0, State.ACTIVE)])
+    def test_the_time_until_a_look_is_no_gap(self, looked: float, state: State) -> None:
+        """A gap begins at the newest look at the GPU: until then it is known that it did nothing."""
+        host = OneHolder()
+        host.watch(9)
+        ((device,), unchanged) = host.sample(0).devices, host.reading().monotonic + looked
+        assert device.holdings[0].state is State.ACTIVE
+
+        (device,) = host.sample(8, unchanged=unchanged).devices
+
+        assert device.holdings[0].state is state
+
     def test_an_old_utilisation_sample_is_not_shown_as_new(self) -> None:
         """A utilisation sample is shown only for a moment, then it is unknown again."""
         host = OneHolder()

@@ -252,3 +252,17 @@ def test_the_last_importer_takes_the_bytes_along() -> None:
     card.end(702)
 
     assert given_to(card.device(6), 7) == (about(8 * GIB), about(8 * GIB))
+
+
+@pytest.mark.parametrize(("looked", "least"), [(None, 0), (2.0, 4 * GIB)])
+def test_the_time_until_a_look_was_watched(looked: float | None, least: int) -> None:
+    """In three seconds a stranger can have come, left bytes and gone; in the one since a look none can."""
+    card = Card()
+    card.start(7, Managed(charged=GIB))
+    program = card.start(702, Managed(mapped=8 * GIB))
+    card.sample(3)
+    program.resident += 4 * GIB
+    unchanged = None if looked is None else card.host.reading(card.now).monotonic + looked
+    card.now += 3.0
+    card.exporter.sample(card.now, unchanged=unchanged)
+    assert given_to(card.device(6), 702) == (about(least), about(4 * GIB))

@@ -7,10 +7,10 @@ elsewhere. driver.py passes pynvml in.
 from __future__ import annotations
 
 import time
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Final, NamedTuple
 
-from vramledger.model.counted_activity import read_counters
+from vramledger.model.counted_activity import mean_activity, read_counters
 from vramledger.model.reading import (
     DeviceReading,
     HardwareValue,
@@ -109,6 +109,10 @@ class DeviceReader:
         self._virtualization: str | None = None
         self._confidential: str | None = None
         self._counters_hidden = True  # until the driver says that they are not
+        # What the counters said at each look since the last reading, and in that reading, by monotonic time.
+        self._looks: dict[float, dict[str, float]] = {}
+        self._last_activity: tuple[float, dict[str, float]] | None = None
+        self._answered = False
         self.cgroups: tuple[str, ...] = ()
         self._limited: tuple[str, ...] = ()
         self._slow_due = float("-inf")
@@ -165,6 +169,35 @@ class DeviceReader:
         """Have the next readings read the list of processes, whatever they show; any thread may call this."""
         self._list_pace.expect_changes()
 
+    def is_calm(self, monotonic: float) -> bool:
+        """Tell whether the GPU has done and held the same for some time; this calls no driver.
+
+        Args:
+            monotonic: the time now, seconds.
+        """
+        return self._answered and self._list_pace.is_calm(monotonic) and self._row_pace.is_steady(monotonic)
+
+    def look(self, monotonic: float) -> bool:
+        """Tell whether a reading would say of a calm GPU what the last one said: 0.3 ms instead of 3.
+
+        The used bytes and the counters say it. What was counted until now belongs to the next reading too.
+
+        Args:
+            monotonic: the time now, seconds. A reading at the same time counts nothing twice.
+
+        Raises:
+            DriverError: ``driver-lost``, the driver is gone for all devices.
+            DeviceLostError: the GPU is gone.
+        """
+        failed: list[str] = []
+        memory = self._memory.read(self._named, self._named, failed)
+        activity = self._activity_since_look(monotonic, failed)
+        return (
+            not failed
+            and self._list_pace.is_unchanged(memory.memory)
+            and self._row_pace.is_unchanged(read_counters(activity))
+        )
+
     def read(self, wall: float, monotonic: float) -> tuple[DeviceReading, ...]:
         """Read the GPU, then its MIG instances; ``wall`` and ``monotonic`` are the clocks, in seconds.
 
@@ -174,6 +207,7 @@ class DeviceReader:
             DriverError: ``driver-lost``, the driver is gone for all devices.
         """
         started = time.perf_counter()
+        self._answered = False
         slow = monotonic >= self._slow_due
         if slow:
             self._slow_due = monotonic + SLOW_INTERVAL
@@ -206,7 +240,8 @@ class DeviceReader:
         except DeviceLostError:
             self._slow_due = float("-inf")  # read everything again once it is back
             self._list_pace.expect_changes()
-            for reader in (self._activity, *self._instance_activity.values()):
+            self._forget_activity()
+            for reader in self._instance_activity.values():
                 reader.forget()
             return self._lost_readings(started)
 
@@ -237,6 +272,7 @@ class DeviceReader:
         traffic = pcie_throughput(ledger.get("activity")) if self._reads_pcie else None
         hardware = {} if self._integrated else self._read_hardware(failed, traffic, slow=slow)
         has_data = hardware or any(ledger.get(name) is not None for name in _DATA)
+        self._answered = bool(has_data) and not (failed or divided or self._integrated)
         return self._gpu_reading(
             started,
             divided=divided,
@@ -261,9 +297,7 @@ class DeviceReader:
         if slow or processes is None:
             processes = self._read_all_lists(memory.memory, monotonic, failed, slow=slow)
         # What the counters say comes before the rows, which it may make unnecessary.
-        activity = query(
-            self._nvml, partial(self._read_activity, monotonic=monotonic), handle, "activity", failed
-        )
+        activity = self._activity_since_reading(monotonic, failed)
         return {
             **memory._asdict(),
             "processes": processes,
@@ -318,9 +352,32 @@ class DeviceReader:
 
     def _read_activity(self, handle: Handle, monotonic: float) -> dict[str, float]:
         if self._counters_hidden:
-            self._activity.forget()
+            self._forget_activity()
             raise self._nvml.NVMLError(NOT_SUPPORTED)
         return self._activity.read(handle, monotonic)
+
+    def _activity_since_look(self, monotonic: float, failed: list[str]) -> dict[str, float] | None:
+        """Return what the counters say of the time since they were last read, and keep it for the reading."""
+        read = partial(self._read_activity, monotonic=monotonic)
+        activity: dict[str, float] | None = query(self._nvml, read, self._handle, "activity", failed)
+        if activity is not None:
+            self._looks[monotonic] = activity
+        return activity
+
+    def _activity_since_reading(self, monotonic: float, failed: list[str]) -> dict[str, float] | None:
+        """Return what the counters say of the time since the last reading, over all looks since then."""
+        if self._last_activity is not None and self._last_activity[0] == monotonic:
+            return self._last_activity[1]
+        if self._activity_since_look(monotonic, failed) is None:
+            return None
+        first, *others = self._looks.values()
+        self._looks, self._last_activity = {}, (monotonic, reduce(mean_activity, others, first))
+        return self._last_activity[1]
+
+    def _forget_activity(self) -> None:
+        """Make the next reading of the counters a first one."""
+        self._looks, self._last_activity = {}, None
+        self._activity.forget()
 
     def _read_utilization(self, handle: Handle) -> dict[str, float] | None:
         """Return the GPU's rates; without GPM also the highest one since the previous reading."""
@@ -397,7 +454,7 @@ class DeviceReader:
         if not errors:
             self._instances = instances
             if instances is not None:
-                self._activity.forget()
+                self._forget_activity()
                 self._list_pace.expect_changes()
             present = {instance.gpu_instance for instance in instances or ()}
             for number in [each for each in self._instance_activity if each not in present]:

@@ -1,8 +1,9 @@
-"""Decide which of NVML's two expensive queries a sample needs: most of the time their answer cannot be new.
+"""Decide when NVML's expensive queries, and samples as a whole, can give an answer that is new.
 
 With 25 holders on an H200 (driver 580), the list of compute processes takes 1.03 ms of CPU time, the rows of
 utilisation 1.49, the used bytes 0.07 and a sample of GPM's counters 0.19. The last two are read in every
-sample, and show when the first two must be read as well.
+sample, and show when the first two must be read as well. They also show that a whole sample would say what
+the last one said; then they are all that is read.
 """
 
 from __future__ import annotations
@@ -58,6 +59,14 @@ class ListPace:
             return None
         return self._list
 
+    def is_calm(self, now: float) -> bool:
+        """Tell whether the list is known and nothing has changed for some time."""
+        return self._list is not None and not self._asked_for and now - self._changed_at >= ATTENTION
+
+    def is_unchanged(self, memory: MemoryReading | None) -> bool:
+        """Tell whether the used bytes are those of the last sample."""
+        return memory is not None and memory == self._used
+
     def remember(self, processes: tuple[ProcessEntry, ...] | None, now: float) -> None:
         """Remember the list as it was read, None if that failed."""
         if processes is None or processes != self._list:
@@ -87,13 +96,18 @@ class RowPace:
             counted: what the counters say of the time since the sample before.
             now: the monotonic time of the sample, seconds.
         """
-        doing = counted
-        if counted is not None and counted.kernels:
-            doing = CountedActivity(kernels=True, other=True)  # a kernel may use the memory or not
+        doing = _doing(counted)
         if doing != self._doing:
             self._doing, self._since = doing, now
-        steady = doing is not None and now - self._since >= STEADY_AFTER and not self._incomplete
-        return not steady or now - self._read_at >= ROWS_INTERVAL
+        return not self.is_steady(now) or now - self._read_at >= ROWS_INTERVAL
+
+    def is_steady(self, now: float) -> bool:
+        """Tell whether the device has done the same in every sample for some time, by its counters."""
+        return self._doing is not None and now - self._since >= STEADY_AFTER and not self._incomplete
+
+    def is_unchanged(self, counted: CountedActivity | None) -> bool:
+        """Tell whether the device does what it did in the last sample, by its counters."""
+        return _doing(counted) == self._doing
 
     def remember(
         self,
@@ -122,3 +136,10 @@ class RowPace:
     def between(self) -> tuple[ProcessUtilization, ...] | None:
         """What a sample says that has not read them: no new row, or that the driver has none."""
         return None if self._none_known else ()
+
+
+def _doing(counted: CountedActivity | None) -> CountedActivity | None:
+    """Return what the counters say, without what they say of the memory while kernels run: it may vary."""
+    if counted is not None and counted.kernels:
+        return CountedActivity(kernels=True, other=True)
+    return counted
