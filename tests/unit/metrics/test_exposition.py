@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -218,6 +219,56 @@ def test_compressed_is_the_same_page() -> None:
     assert small == exposition().render(crowd(2, 8), want._replace(compressed=True))
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_a_second_page_of_a_snapshot_says_the_same(*, openmetrics: bool, compressed: bool) -> None:
+    """What is kept of a page, also beside other requests, is what a new exposition would write."""
+    shots, page = (crowd(2, 8), crowd(1, 3)), exposition()
+    wanted = ScrapeRequest(OURS, None, openmetrics, compressed)
+    named = wanted._replace(names=frozenset({"vramledger_up"}))
+    for shot in (*shots, *shots):
+        for request in (wanted, wanted, named, wanted, named, named):
+            assert page.render(shot, request) == exposition().render(shot, request)
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_the_exporters_own_figures_are_new_in_each_page(*, openmetrics: bool) -> None:
+    """A scrape of the same snapshot has the CPU time and memory of its own moment, in the usual lines."""
+    shot, page = crowd(1, 2), Exposition(0, os.getpid)
+    wanted = ScrapeRequest(ALL, None, openmetrics, compressed=True)
+    name = "process_cpu_seconds_total "
+    seconds = []
+    for _ in range(3):
+        text = gzip.decompress(page.render(shot, wanted)).decode()
+        fresh = gzip.decompress(Exposition(0, os.getpid).render(shot, wanted)).decode()
+        assert [line.split()[0] for line in text.splitlines()] == [
+            line.split()[0] for line in fresh.splitlines()
+        ]
+        seconds += [float(line.split()[1]) for line in text.splitlines() if line.startswith(name)]
+        begun = time.process_time()
+        while time.process_time() < begun + 0.02:
+            pass
+    assert seconds == sorted(set(seconds))
+
+
+def test_what_the_exporter_cannot_collect_of_itself_shows_at_once() -> None:
+    """The success of the exporter's own collector is that of this scrape, also for a kept snapshot."""
+    works = [True, True, False, False, True]
+    turns = iter(works)
+
+    def own() -> Collected:
+        if not next(turns):
+            message = "torn"
+            raise RuntimeError(message)
+        return []
+
+    shot, page = crowd(1, 2), Exposition(0, lambda: None, lambda: 0.0, collect_own=own)
+    texts = [page.render(shot, ScrapeRequest(ALL)).decode() for _ in works]
+    found = ['vramledger_collector_success{collector="exporter"} 1.0' in text for text in texts]
+    assert found == works
+    assert ["process_cpu_seconds_total" in text for text in texts] == works
+
+
 # --- isolation ---
 
 
@@ -242,7 +293,7 @@ def test_a_raising_collector_costs_only_itself(caplog: pytest.LogCaptureFixture)
         broken = False
         healed = page.render(shot, want).decode()
         broken = True
-        page.render(shot, want)
+        page.render(replace(shot), want)
         assert len(caplog.records) == 2
 
     assert healed == render(shot, want)
