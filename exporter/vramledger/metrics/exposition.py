@@ -383,6 +383,7 @@ def negotiate_format(accept: str) -> ExpositionFormat:
     return best
 
 
+@lru_cache(maxsize=16)
 def gzip_accepted(accept_encoding: str) -> bool:
     """Tell whether an Accept-Encoding header accepts gzip."""
     weights = {kind: weight for kind, _, weight in map(_parse_accepted, accept_encoding.split(","))}

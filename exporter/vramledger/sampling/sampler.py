@@ -116,7 +116,7 @@ class _DeviceThread(threading.Thread):
 
     def request_look(self, monotonic: float) -> None:
         def work() -> tuple[DeviceReading, ...]:
-            self.unchanged = self._reader.look(monotonic)
+            self.unchanged = self._reader.is_unchanged(monotonic)
             return ()
 
         self.busy, self.unchanged = True, False

@@ -53,13 +53,13 @@ class RequestLimiter:
 
     async def _write(self, request: web.Request, response: web.Response) -> None:
         transport = request.transport
-        if isinstance(transport, asyncio.Transport):
-            self._writing[transport] = time.monotonic()
+        if not isinstance(transport, asyncio.Transport):
+            return  # the client has gone
+        self._writing[transport] = time.monotonic()
+        # A timer, as asyncio.wait_for makes a task for each answer.
+        timer = asyncio.get_running_loop().call_later(_WRITE_TIMEOUT, transport.abort)
         try:
-            await asyncio.wait_for(response.write_eof(), _WRITE_TIMEOUT)
-        except asyncio.TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
+            await response.write_eof()
         finally:
-            if isinstance(transport, asyncio.Transport):
-                self._writing.pop(transport, None)
+            timer.cancel()
+            self._writing.pop(transport, None)

@@ -49,6 +49,52 @@ def test_one_render_for_all_who_ask_for_the_same() -> None:
     run(test)
 
 
+def test_a_page_that_was_quick_needs_no_thread() -> None:
+    """A page is rendered in the loop after it was quick, otherwise in a thread; all share it."""
+
+    async def test() -> None:
+        threads: list[str] = []
+        ended = threading.Event()
+
+        def make(*, slow: bool) -> Callable[[], bytes]:
+            def render() -> bytes:
+                threads.append(threading.current_thread().name)
+                if slow:
+                    assert ended.wait(0.05) is False
+                return b"page"
+
+            return render
+
+        renders = RenderCache(clock=lambda: 0.0)
+        for serial, slow in enumerate((False, False, True, False, False)):
+            pages = [renders.share(Snapshot(serial), "text", make(slow=slow)) for _ in range(3)]
+            assert await asyncio.gather(*pages) == [b"page"] * 3
+        renders.close()
+        in_loop = [name == threading.main_thread().name for name in threads]
+        assert in_loop == [False, True, True, False, True]
+
+    run(test)
+
+
+def test_a_quick_render_that_fails_is_not_kept() -> None:
+    """Its error is that of the request, and the next one renders again."""
+
+    async def test() -> None:
+        renders = RenderCache(clock=lambda: 0.0)
+        await renders.share(Snapshot(1), "text", lambda: b"quick")
+
+        def fail() -> bytes:
+            message = "torn"
+            raise RuntimeError(message)
+
+        with pytest.raises(RuntimeError, match="torn"):
+            await renders.share(Snapshot(2), "text", fail)
+        assert await renders.share(Snapshot(2), "text", lambda: b"healed") == b"healed"
+        renders.close()
+
+    run(test)
+
+
 def test_a_render_is_used_for_a_second_at_most() -> None:
     """A page of the same snapshot is rendered again a second later: our own figures change."""
 

@@ -177,7 +177,7 @@ class DeviceReader:
         """
         return self._answered and self._list_pace.is_calm(monotonic) and self._row_pace.is_steady(monotonic)
 
-    def look(self, monotonic: float) -> bool:
+    def is_unchanged(self, monotonic: float) -> bool:
         """Tell whether a reading would say of a calm GPU what the last one said: 0.3 ms instead of 3.
 
         The used bytes and the counters say it. What was counted until now belongs to the next reading too.

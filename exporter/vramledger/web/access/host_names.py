@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from vramledger.config import ListenAddress
@@ -29,6 +30,7 @@ def names_of_loopback(
     return frozenset({"localhost", socket.gethostname().lower(), *(each.host.lower() for each in configured)})
 
 
+@lru_cache(maxsize=64)
 def is_name_of_this_host(host: str, names: frozenset[str]) -> bool:
     """Tell whether a Host header has one of the names, or an address; an empty one is not of a browser."""
     if not host:

@@ -38,7 +38,7 @@ def test_a_look_asks_for_the_used_bytes_and_the_counters_alone(
     """A look at a calm GPU makes two queries, and none of those that cost."""
     before = {name: standin_here.calls(name) for name in (USED, COUNTERS, *OTHERS)}
     assert calm.is_calm(NOW)
-    assert calm.look(NOW)
+    assert calm.is_unchanged(NOW)
     made = {name: standin_here.calls(name) - count for name, count in before.items()}
     assert made == {USED: 1, COUNTERS: 1, **dict.fromkeys(OTHERS, 0)}
 
@@ -61,9 +61,9 @@ def test_every_change_ends_the_calm(
     standin_here: StandIn, calm: DeviceReader, change: Callable[[StandIn], object]
 ) -> None:
     """A look that finds a change, or that fails, says so, also after looks that found none."""
-    assert calm.look(NOW)
+    assert calm.is_unchanged(NOW)
     change(standin_here)
-    assert not calm.look(NOW + 1)
+    assert not calm.is_unchanged(NOW + 1)
 
 
 def test_a_busy_gpu_is_calm_too_until_it_rests(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -76,17 +76,17 @@ def test_a_busy_gpu_is_calm_too_until_it_rests(standin_here: StandIn, reader: De
         reader.read(BEGIN + second, float(second))
     gpu.set_activity(sm=40.0, dram=0.0)
     assert reader.is_calm(NOW)
-    assert reader.look(NOW)
+    assert reader.is_unchanged(NOW)
     gpu.be_idle()
-    assert not reader.look(NOW + 1)
+    assert not reader.is_unchanged(NOW + 1)
 
 
 def test_what_looks_counted_is_in_the_next_reading(standin_here: StandIn, calm: DeviceReader) -> None:
     """A kernel in any of the seconds between two readings is work in the second of them, and only there."""
-    calm.look(NOW)
+    calm.is_unchanged(NOW)
     standin_here.device(0).do(sm=0.5)
-    calm.look(NOW + 1)
-    calm.look(NOW + 2)
+    calm.is_unchanged(NOW + 1)
+    calm.is_unchanged(NOW + 2)
     (reading,) = calm.read(BEGIN + NOW + 3, NOW + 3)
     (after,) = calm.read(BEGIN + NOW + 4, NOW + 4)
     assert (reading.activity or {})["sm"] > 0.0
@@ -99,7 +99,7 @@ def test_a_reading_at_the_time_of_a_look_counts_nothing_twice(
 ) -> None:
     """The look that found work is followed by a reading of the same moment, and maybe by a second one."""
     standin_here.device(0).do(sm=0.5)
-    calm.look(NOW)
+    calm.is_unchanged(NOW)
     first, again = (calm.read(BEGIN + NOW, NOW)[0].activity for _ in range(2))
     assert first == again
     (after,) = calm.read(BEGIN + NOW + 1, NOW + 1)
@@ -111,7 +111,7 @@ def test_counters_that_failed_at_a_reading_are_in_the_one_after_it(
 ) -> None:
     """What a look counted is not lost when the reading that should have it fails."""
     standin_here.device(0).do(sm=0.5)
-    calm.look(NOW)
+    calm.is_unchanged(NOW)
     standin_here.fail(COUNTERS, Code.UNKNOWN)
     (failed,) = calm.read(BEGIN + NOW + 1, NOW + 1)
     standin_here.fail(COUNTERS, Code.SUCCESS)
@@ -156,8 +156,8 @@ def test_a_look_at_a_gpu_that_is_lost_raises(standin_here: StandIn, calm: Device
     """A look never hides that a GPU has fallen off the bus, or that the driver is gone."""
     standin_here.device(0).lost = True
     with pytest.raises(DeviceLostError):
-        calm.look(NOW)
+        calm.is_unchanged(NOW)
     standin_here.device(0).lost = False
     standin_here.driver_error = Code.DRIVER_NOT_LOADED
     with pytest.raises(DriverError):
-        calm.look(NOW)
+        calm.is_unchanged(NOW)
