@@ -18,11 +18,8 @@ from functools import lru_cache, partial, reduce
 from math import isfinite
 from typing import NamedTuple, TypeVar
 
-from prometheus_client import PlatformCollector, ProcessCollector, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client import PlatformCollector, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
-from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample as PageSample
 
 from vramledger.config import Config
 from vramledger.errors import UsageError
@@ -30,6 +27,7 @@ from vramledger.logs import fields, log
 from vramledger.metrics import sampling
 from vramledger.metrics.contract import collectors
 from vramledger.metrics.families import Collected, Family, Labels, Sample
+from vramledger.metrics.own_processes import OwnProcesses
 from vramledger.model.label import label_text
 from vramledger.model.snapshot import Snapshot
 
@@ -45,6 +43,7 @@ _GZIP_END = struct.Struct("<LL")
 _Result = TypeVar("_Result")
 
 _EXPORTER = "exporter"
+_PYTHON = ("python_info", "python")
 _EOF = b"# EOF\n"
 
 
@@ -104,7 +103,7 @@ class Exposition:
         self._lines: dict[str, dict[Labels, _SeriesLine]] = {}  # by name: a family's hash takes longer
         self._headers: dict[tuple[str, bool], str] = {}
         self._collect_own = collect_own
-        self._own = _OwnProcesses(sampler_pid)
+        self._own = OwnProcesses(sampler_pid)
         self._failing: set[str] = set()
         self._written: _SnapshotPart | None = None
         self._lock = threading.Lock()
@@ -150,9 +149,11 @@ class Exposition:
         return self._encode(self._collect[name](snapshot), request)
 
     def _render_own(self, request: ScrapeRequest) -> bytes:
-        """Return what no snapshot has: the exporter's access rules, storage and processes."""
-        blocks = sorted(self._encode(self._collect_own(), request))
-        return b"".join([*(text for _, text in blocks), self._own.render(request)])
+        """Return what no snapshot has: the exporter's access rules, storage, processes and interpreter."""
+        blocks = self._encode(self._collect_own() + self._own.collect(), request)
+        if request.names is None or not request.names.isdisjoint(_PYTHON):
+            blocks.append((_PYTHON[0], _about_python(openmetrics=request.openmetrics)))
+        return b"".join([text for _, text in sorted(blocks)])
 
     def _run(
         self, name: str, collect: Callable[[], _Result], health: dict[str, tuple[bool, float]]
@@ -281,65 +282,14 @@ def _header(family: Family, *, openmetrics: bool) -> str:
     return f"# HELP {family.base} {quoted}\n# TYPE {family.base} {family.kind}\n{unit}"
 
 
-class _OwnProcesses(Collector):
-    """Collect the exporter's process, its sampler's and its Python, with prometheus_client's own collectors.
-
-    They read the real /proc, not ``--path.procfs``: both processes are in our own PID namespace.
-    """
-
-    def __init__(self, sampler_pid: Callable[[], int | None]) -> None:
-        self._sampler_pid = sampler_pid
-        self._texts: dict[tuple[str, bool], tuple[list[PageSample], bytes]] = {}
-        self._ours = (ProcessCollector(registry=None), PlatformCollector(registry=None))
-        self._sampler = ProcessCollector(
-            namespace="vramledger_sampler", pid=lambda: sampler_pid() or 0, registry=None
-        )
-
-    def collect(self) -> Iterable[Metric]:
-        for collector in self._ours:
-            yield from collector.collect()
-        if self._sampler_pid() is not None:
-            yield from self._sampler.collect()
-
-    def render(self, request: ScrapeRequest) -> bytes:
-        """Write them with prometheus_client's encoder, those that have changed since they were written."""
-        wanted = sorted(
-            (each for each in self.collect() if _is_wanted(each, request.names)), key=lambda each: each.name
-        )
-        return b"".join(self._text(metric, openmetrics=request.openmetrics) for metric in wanted)
-
-    def _text(self, metric: Metric, *, openmetrics: bool) -> bytes:
-        key = metric.name, openmetrics
-        samples, text = self._texts.get(key, ([], b""))
-        if text and samples == metric.samples:
-            return text
-        if text and len(samples) == len(metric.samples) == 1 and samples[0][:2] == metric.samples[0][:2]:
-            # The encoder takes 30 µs for a family, and only the last word is another one.
-            text = b"%s %s\n" % (text[: text.rindex(b" ")], format_number(metric.samples[0].value).encode())
-        else:
-            text = _write_metric(metric, openmetrics=openmetrics)
-        self._texts[key] = metric.samples, text
-        return text
-
-
-def _is_wanted(metric: Metric, names: frozenset[str] | None) -> bool:
-    return names is None or metric.name in names or any(each.name in names for each in metric.samples)
-
-
-def _write_metric(metric: Metric, *, openmetrics: bool) -> bytes:
-    alone = _Metrics([metric])
+@lru_cache(maxsize=2)
+def _about_python(*, openmetrics: bool) -> bytes:
+    """Return prometheus_client's family about the interpreter, which never changes."""
+    collector = PlatformCollector(registry=None)
     if openmetrics:
-        page: bytes = generate_openmetrics(alone)  # type: ignore[no-untyped-call]
+        page: bytes = generate_openmetrics(collector)  # type: ignore[no-untyped-call]
         return page.removesuffix(_EOF)
-    return generate_latest(alone)
-
-
-class _Metrics(Collector):
-    def __init__(self, metrics: list[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics
+    return generate_latest(collector)
 
 
 # --- what the client requests --------------------------------------------------------------------

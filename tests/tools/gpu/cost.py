@@ -37,7 +37,8 @@ MIB = 2**20
 PLAIN = 16
 AGENTS = 9
 FEW = 2
-WARM_UP = 6.0
+WARM_UP = 16.0
+"""Seconds: a GPU that goes on with what it does is sampled less often after ten."""
 HOOKS = Path(__file__).with_name("cost_hooks")
 FAKE = ROOT / "tests" / "support" / "frameworks" / "standin"
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from prometheus_client import generate_latest
+from prometheus_client import PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
@@ -249,6 +249,46 @@ def test_the_exporters_own_figures_are_new_in_each_page(*, openmetrics: bool) ->
         while time.process_time() < begun + 0.02:
             pass
     assert seconds == sorted(set(seconds))
+
+
+class Library(Collector):
+    """What prometheus_client itself says of a process that is its own sampler."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Return its families, sorted as on a page."""
+        ours = ProcessCollector(registry=None)
+        sampler = ProcessCollector("vramledger_sampler", os.getpid, registry=None)
+        python = PlatformCollector(registry=None)
+        found = [*ours.collect(), *sampler.collect(), *python.collect()]
+        return sorted(found, key=lambda metric: metric.name)
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_the_exporters_processes_are_written_as_by_prometheus_client(*, openmetrics: bool) -> None:
+    """Names, texts and types are the library's, and the values are those of the same moment."""
+    generate = generate_openmetrics if openmetrics else generate_latest
+    for _ in range(3):  # new lines, and those that are known
+        theirs = generate(Library()).decode().splitlines()
+        page = Exposition(0, os.getpid).render(
+            Snapshot(), ScrapeRequest(frozenset({"exporter"}), None, openmetrics)
+        )
+        ours = [line for line in page.decode().splitlines() if not line.startswith("# UNIT")]
+        ours = ours[next(i for i, line in enumerate(ours) if line.startswith("# HELP process_")) :]
+        ours = [line for line in ours if "vramledger_" not in line or "vramledger_sampler_" in line]
+        for our, their in zip(ours, theirs, strict=True):
+            (name, value), (same, other) = our.rsplit(" ", 1), their.rsplit(" ", 1)
+            assert name == same
+            if not name.startswith("#") and not name.startswith("python"):
+                assert float(value) == pytest.approx(float(other), rel=0.2)
+
+
+def test_a_sampler_that_has_ended_has_no_figures() -> None:
+    """A pid that is gone before its files are read costs nothing but its figures."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    page = Exposition(0, lambda: ended.pid).render(Snapshot(), ScrapeRequest(ALL)).decode()
+    assert "vramledger_sampler_process" not in page
+    assert 'vramledger_collector_success{collector="exporter"} 1.0' in page
 
 
 def test_what_the_exporter_cannot_collect_of_itself_shows_at_once() -> None:
