@@ -4,7 +4,7 @@ Both run at the same time and are scraped by the same clock: two holders and a s
 holders, nine of them with the agent, at a scrape a second, in 15 and in 60 seconds. Then our processes are
 profiled by function and by NVML call, with a scrape a second. Writes ``OUT/cost.json`` and
 ``OUT/profile-*.json``.
-``--rehearse`` uses the stand-in driver, and ``--quick`` shorter windows. Less than four minutes.
+``--rehearse`` uses the stand-in driver, and ``--quick`` shorter windows. Less than six minutes.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ MIB = 2**20
 PLAIN = 16
 AGENTS = 9
 FEW = 2
-WARM_UP = 16.0
-"""Seconds: a GPU that goes on with what it does is sampled less often after ten."""
+WARM_UP = 36.0
+"""Seconds: a GPU that goes on with what it does is sampled less often after ten, and a holder is read again
+30 s after it was first seen."""
 HOOKS = Path(__file__).with_name("cost_hooks")
 FAKE = ROOT / "tests" / "support" / "frameworks" / "standin"
 
