@@ -35,13 +35,15 @@ private_apt() {
         { tail -n 3 "$cache/apt/log" >&2; return 1; }
 }
 
+updated= # the lists are, by this script
 # Fetch one package and lay its files out under .cache/tools/unpacked. "--with-dependencies" after its name
 # fetches what the system lacks of those, too.
 unpack() {
     command -v apt-get >/dev/null && command -v dpkg >/dev/null || return 1
     say "fetching $1 into .cache/tools"
     rm -rf "$cache/apt/archives"
-    private_apt update || true
+    [ -n "$updated" ] || private_apt update || true
+    updated=yes
     if [ "${2:-}" = --with-dependencies ]; then
         private_apt install -y --no-install-recommends --download-only "$1" || return 1
     else
