@@ -31,6 +31,7 @@ from dashboards.src.queries import (
     NO_AGENT,
     NO_SCHEDULER,
     NODE_LABELS,
+    OWNER_NAME,
     age,
     device_bytes,
     filling_rate,
@@ -39,6 +40,7 @@ from dashboards.src.queries import (
     increase,
     minimum_demand_of,
     named_in_full,
+    named_owner,
     rate,
     selector,
     state_codes,
@@ -49,7 +51,6 @@ from dashboards.src.queries import (
 from dashboards.src.shared_panels import (
     BLOCKER_COLUMN,
     OWNER_COLUMN,
-    OWNER_TYPE_COLUMN,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
     UNCHARGED_SAYS,
@@ -66,7 +67,7 @@ from vramledger.views.colours import GRAFANA
 
 DOES_NOT_FILL = -1
 GROWTH = value_mapping({DOES_NOT_FILL: ("no holder grows", "text")})
-HOLDER_LEGEND = "{{command}} {{pid}} of {{owner}}"
+HOLDER_LEGEND = f"{{{{command}}}} {{{{pid}}}} of {{{{{OWNER_NAME}}}}}"
 NO_GPM = "not available before Hopper, or no data"
 NOT_AVAILABLE = "not available on this device, or no data"
 
@@ -138,7 +139,7 @@ def ledger_over_time() -> Panel:
     )  # fmt: skip
 
 
-_BY_HOLDER = f"{HOLDING_LABELS}, command, owner"
+_BY_HOLDER = f"{HOLDING_LABELS}, command, owner_type, owner"
 
 
 def holdings_over_time() -> Panel:
@@ -147,7 +148,7 @@ def holdings_over_time() -> Panel:
         "Holdings",
         "Bytes of the ten holders with the highest memory in the time range, charged by NVML or certainly "
         "their own, and the sum of all others.",
-        Query(ten_largest(held, _BY_HOLDER), HOLDER_LEGEND),
+        Query(named_owner(ten_largest(held, _BY_HOLDER)), HOLDER_LEGEND),
         Query(sum_of_others(held, _BY_HOLDER), "all others"),
         unit=BYTES, stacked=True, named=True, absent=NO_HOLDER, width=24,
     )  # fmt: skip
@@ -179,7 +180,7 @@ def uncharged_memory() -> Panel:
 
 def uncharged_holders() -> Panel:
     by = f"{DEVICE_LABELS}, pid"
-    named = f"sum by ({by}, command, owner) ({holdings(CHOSEN_DEVICE)})"
+    named = f"sum by ({by}, command, owner_type, owner) ({holdings(CHOSEN_DEVICE)})"
     own = f"sum by ({by}) ({uncharged(CHOSEN_DEVICE)}) > 0"
     more = perhaps_more(by)
     some = f"({own}\nor on ({by}) {more})"
@@ -214,7 +215,7 @@ def holder_states() -> Panel:
 
 
 def ended_holders() -> Panel:
-    by = f"{DEVICE_LABELS}, pid, command, owner"
+    by = f"{DEVICE_LABELS}, pid, command, owner_type, owner"
     held = holdings(CHOSEN_DEVICE)
     here = device_selector("vramledger_process_memory_bytes", 'pid!="other"')
     highest = f"max by ({by}) (max_over_time({held}[$__range]))"
@@ -341,7 +342,7 @@ def reservations() -> Panel:
         "empty if no scheduler reserves this GPU.",
         Query(f"topk(20, count by ({by}) ({reserved}))"),
         Query(f"sum by ({by}) ({held})"),
-        columns=[OWNER_COLUMN, OWNER_TYPE_COLUMN, Column("Value #B", "Holds", BYTES)],
+        columns=[OWNER_COLUMN, Column("Value #B", "Holds", BYTES)],
         rows_of="Value #A", width=9, height=8,
     )  # fmt: skip
 
@@ -443,7 +444,7 @@ def work() -> list[Panel]:
             "NVLink traffic",
             "Traffic over all NVLinks of the device.",
             Query(device_selector("vramledger_device_nvlink_throughput_bytes_per_second"), "{{direction}}"),
-            unit="Bps", absent=NO_GPM, width=8,
+            unit="Bps", absent="no NVLink in use, before Hopper, or no data", width=8,
         ),
     ]  # fmt: skip
 
@@ -517,11 +518,11 @@ def dashboard() -> Dashboard:
             Row(
                 "Holders",
                 [
-                    *counted(holders(CHOSEN_DEVICE, places=(), height=10)),
+                    *counted(holders(CHOSEN_DEVICE, places=(), height=10), "holders"),
                     holdings_over_time(),
                     holder_states(),
                     uncharged_memory(),
-                    *counted(uncharged_holders()),
+                    *counted(uncharged_holders(), "holders"),
                 ],
             ),
             Row(
@@ -531,8 +532,8 @@ def dashboard() -> Dashboard:
             Row(
                 "What happened",
                 [
-                    *counted(failed_allocations(), NO_AGENT),
-                    *counted(ended_holders()),
+                    *counted(failed_allocations(), "programs", NO_AGENT),
+                    *counted(ended_holders(), "ended holders"),
                     freed_on_exit(),
                     xid_errors(),
                     overlap(),
@@ -541,7 +542,7 @@ def dashboard() -> Dashboard:
             Row(
                 "Reservations",
                 [
-                    *counted(reservations(), NO_SCHEDULER),
+                    *counted(reservations(), "owners", NO_SCHEDULER),
                     held_without_reservation(),
                 ],
                 collapsed=True,

@@ -29,7 +29,6 @@ from dashboards.src.queries import (
     rate,
     selector,
     ten_largest,
-    watch_status,
 )
 from dashboards.src.shared_panels import NODE_COLUMN, PROCESS_COLUMN, gaps, watched_nodes
 
@@ -43,14 +42,14 @@ def _ten_nodes(figure: str) -> str:
 
 
 def exporter_states() -> Panel:
-    recorded = f"max by ({NODE_LABELS}) ({selector('vramledger_node:exporter_status:code')})"
+    recorded = f"max by ({NODE_LABELS}) ({selector('vramledger_node:watch_status:code')})"
     return state_timeline(
         "Exporter status",
         "Down: it does not answer Prometheus. Driver does not answer: the exporter runs, but NVML does "
         "not answer. Samples have stopped: it answers with an old sample. Watching in part: a GPU does not "
         "answer, an agent is silent, or the exporter does not see the host's processes. The 50 worst nodes.",
         Query(
-            f"bottomk(50, {watch_status(recorded)})",
+            f"bottomk(50, {recorded})",
             NODE_LEGEND,
         ),
         mappings=[STATUS_NAMES], width=24, height=10,
@@ -162,8 +161,8 @@ def clock_skew() -> Panel:
 def collector_success() -> Panel:
     return state_timeline(
         "Collector success",
-        "No means that the collector fails on a chosen node.",
-        Query(f"min by (collector) ({selector('vramledger_collector_success')})", "{{collector}}"),
+        "No means that the collector failed on a chosen node within 4 minutes.",
+        Query(f"min by (collector) ({selector('vramledger_node:collector_success:min4m')})", "{{collector}}"),
         mappings=[YES_OR_NO], width=8,
     )  # fmt: skip
 
@@ -171,8 +170,11 @@ def collector_success() -> Panel:
 def collector_durations() -> Panel:
     return time_series(
         "Collector duration",
-        "Duration on the slowest node, by collector.",
-        Query(f"max by (collector) ({selector('vramledger_collector_duration_seconds')})", "{{collector}}"),
+        "The longest within 4 minutes on the slowest node, by collector.",
+        Query(
+            f"max by (collector) ({selector('vramledger_node:collector_duration_seconds:max4m')})",
+            "{{collector}}",
+        ),
         unit=SECONDS, width=8,
     )  # fmt: skip
 

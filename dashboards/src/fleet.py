@@ -28,24 +28,27 @@ from dashboards.src.panels import (
 )
 from dashboards.src.queries import (
     DEVICE_LABELS,
+    HELD,
     HOLDING_LABELS,
     MEAN_WASTED,
     NO_SENSOR,
     NODE_LABELS,
     NOT_COMPARABLE,
+    OWNER_NAME,
     UNOWNED,
     UUID_LABELS,
     age,
     compared_nodes,
     demand_rate,
     device_bytes,
+    device_utilisation,
     filling_rate,
     holdings,
-    mean_over_time,
+    mean_of_largest,
+    mean_of_others,
+    named_owner,
     selector,
     state_matcher,
-    sum_of_others,
-    ten_largest,
     uncharged,
     wasted_holdings,
     with_step,
@@ -56,7 +59,6 @@ from dashboards.src.shared_panels import (
     GPU_COLUMN,
     NODE_COLUMN,
     OWNER_COLUMN,
-    OWNER_TYPE_COLUMN,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
     STATE_COLUMN,
@@ -73,7 +75,6 @@ from vramledger.views.colours import GRAFANA
 
 NODE_MEMORY = "vramledger_node:memory_bytes:sum"
 WHOLE_GPU = 'uuid!~"MIG-.*"'
-HELD = 'state!~"free|driver_reserved|operating_system|unattributed"'
 
 
 def reachable_gpus() -> Panel:
@@ -139,7 +140,7 @@ def growing() -> Panel:
         "preallocated pool does not fill its GPU. The table is empty if no holder grows.",
         Query(f"topk(10, {rate})"),
         Query(f"{free}\n/ on ({UUID_LABELS}) group_right () {filling_rate()}"),
-        Query(f"sum by ({by}, command, owner, team) ({named} and on ({HOLDING_LABELS}) {rate})"),
+        Query(f"sum by ({by}, command, owner_type, owner, team) ({named} and on ({HOLDING_LABELS}) {rate})"),
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
@@ -159,7 +160,7 @@ def waste_by_owner() -> Panel:
         "Waste by owner",
         "The ten owners that wasted most within the time range, in GiB-hours. The table is empty if nothing "
         "was wasted, or if the recording rules are not loaded.",
-        "owner_type, owner", OWNER_COLUMN, OWNER_TYPE_COLUMN,
+        "owner_type, owner", OWNER_COLUMN,
         rows=10, worst=True,
     )  # fmt: skip
 
@@ -175,14 +176,14 @@ def usage_by_team() -> Panel:
 
 
 def unowned_and_unknown() -> Panel:
-    by = f"{DEVICE_LABELS}, pid, command, owner, state, step"
+    by = f"{DEVICE_LABELS}, pid, command, owner_type, owner, state, step"
     states = f"{UNOWNED}|unknown".replace("|unattributed", "")
     since = selector("vramledger_process:state_since_timestamp_seconds:last", state_matcher(states))
     held = selector("vramledger_process_memory_bytes", 'pid!="other"')
     uncharged_too = f"({held} + on ({HOLDING_LABELS}) {uncharged()} or on ({HOLDING_LABELS}) {held})"
     stated = f"{uncharged_too} * on ({HOLDING_LABELS}) group_left (state) (1 + 0 * {since})"
     names = f"topk by ({HOLDING_LABELS}) (1, {holdings()})"
-    named = f"({stated}) * on ({HOLDING_LABELS}) group_left (command, owner) (1 + 0 * {names})"
+    named = f"({stated}) * on ({HOLDING_LABELS}) group_left (command, owner_type, owner) (1 + 0 * {names})"
     listed = f"({named}\nor on ({HOLDING_LABELS}) {stated})"
     unseen = f"{device_bytes('unknown')} unless on ({UUID_LABELS}) {since}"
     nobody = f"({device_bytes('unattributed')} or {unseen}) > 0"
@@ -211,7 +212,7 @@ def unowned_and_unknown() -> Panel:
 def largest_wasted_holdings() -> Panel:
     worst = f"topk(10, {wasted_holdings()})"
     stepped = with_step(with_team(worst))
-    labels = f"{DEVICE_LABELS}, pid, state, step, team, command, owner"
+    labels = f"{DEVICE_LABELS}, pid, state, step, team, command, owner_type, owner"
     stamps = selector("vramledger_process:state_since_timestamp_seconds:last")
     return table(
         "Largest wasted holdings",
@@ -256,7 +257,6 @@ def changed() -> Panel:
         Query(week),
         columns=[
             OWNER_COLUMN,
-            OWNER_TYPE_COLUMN,
             Column("Value #A", "Change", BYTES),
             Column("Value #B", "At the beginning", BYTES),
             Column("Value #C", "At the end", BYTES),
@@ -269,7 +269,7 @@ def changed() -> Panel:
 def full_but_unused() -> Panel:
     by = f"sum by ({DEVICE_LABELS})"
     full = f"{by} ({selector('vramledger_device:memory_used:ratio')})"
-    busy = f"{by} (avg_over_time({selector('vramledger_device_utilization_ratio')}[15m]))"
+    busy = f"{by} ({device_utilisation()})"
     much, little = threshold("full_share"), threshold("unused_share")
     return table(
         "Full but unused GPUs",
@@ -284,8 +284,8 @@ def full_but_unused() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
             Column("Value #A", "Memory used", SHARE, bar=True, width=111),
-            Column("Value #B", "Utilisation", SHARE, width=108),
-            Column("Value #C", "Wasted", BYTES, width=90),
+            Column("Value #B", "Utilisation, 15 min", SHARE, width=116),
+            Column("Value #C", "Wasted", BYTES, width=84),
         ],
         sort="Value #A", rows_of="Value #A", width=9, height=8,
     )  # fmt: skip
@@ -368,13 +368,13 @@ def ledger_over_time() -> Panel:
 
 
 def waste_over_time() -> Panel:
-    wasted = f"sum by (owner) ({mean_over_time(MEAN_WASTED)})"
+    by = "owner_type, owner"
     return time_series(
         "Wasted, by owner",
-        "The ten owners that wasted most at any time of the range, and the sum of all others; means of 4 "
+        "The ten owners that wasted most within the time range, and the sum of all others; means of 4 "
         "minutes.",
-        Query(ten_largest(wasted, "owner"), "{{owner}}"),
-        Query(sum_of_others(wasted, "owner"), "all others"),
+        Query(named_owner(mean_of_largest(MEAN_WASTED, by)), f"{{{{{OWNER_NAME}}}}}"),
+        Query(mean_of_others(MEAN_WASTED, by), "all others"),
         unit=BYTES, stacked=True, named=True, width=24,
     )  # fmt: skip
 
@@ -391,11 +391,11 @@ def dashboard() -> Dashboard:
             Row(
                 "Act now",
                 [
-                    *counted(firing_alert_table(width=21, height=12), alerting=True),
-                    *counted(growing()),
+                    *counted(firing_alert_table(width=21, height=12), "alerts", alerting=True),
+                    *counted(growing(), "growing holders"),
                     *busy_without_work(),
                     gaps(),
-                    *counted(full_but_unused(), NO_SENSOR),
+                    *counted(full_but_unused(), "GPUs", NO_SENSOR),
                 ],
             ),
             Row(
@@ -403,14 +403,14 @@ def dashboard() -> Dashboard:
                 [
                     waste_by_owner(),
                     usage_by_team(),
-                    *counted(largest_wasted_holdings()),
-                    *counted(unowned_and_unknown()),
+                    *counted(largest_wasted_holdings(), "wasted holdings"),
+                    *counted(unowned_and_unknown(), "parts"),
                     waste_over_time(),
                 ],
             ),
             Row(
                 "Capacity and change",
-                [capacity_by_model(), worst_nodes(), *counted(changed(), NOT_COMPARABLE)],
+                [capacity_by_model(), worst_nodes(), *counted(changed(), "owners", NOT_COMPARABLE)],
             ),
             Row("Over time", [ledger_over_time()]),
         ],

@@ -28,6 +28,7 @@ from dashboards.src.queries import (
     count_equal,
     holdings,
     named_in_full,
+    process_utilisation,
     rate,
     selector,
 )
@@ -163,7 +164,7 @@ def room_for_more() -> Panel:
     fit = f"sum by ({by}) ({selector('vramledger_device:more_jobs_fit:floor')}) > 0"
     needs = f"{holdings()} * 0 + on ({HOLDING_LABELS}) group_left () {most_needed()}"
     job = named_in_full(f"topk by ({UUID_LABELS}) (1, {needs})", "like")
-    busy = f"avg_over_time({selector('vramledger_process_sm_utilization_ratio')}[15m])"
+    busy = process_utilisation()
     used = f"sum by ({by}) ({busy})"
     return table(
         "GPUs with room for more jobs",
@@ -189,8 +190,8 @@ def room_for_more() -> Panel:
 
 
 def could_share() -> Panel:
-    by = f"{BY_PROCESS}, command, owner"
-    busy = f"avg_over_time({selector('vramledger_process_sm_utilization_ratio')}[15m])"
+    by = f"{BY_PROCESS}, command, owner_type, owner"
+    busy = process_utilisation()
     best = f"topk by ({NODE_LABELS}) (1, {room()})"
     used = f"sum by ({UUID_LABELS}) ({busy})"
     idle_there = f"max by ({NODE_LABELS}) (1 - ({used} and on ({UUID_LABELS}) {best}))"
@@ -232,7 +233,7 @@ def could_share() -> Panel:
 
 
 def hoarding_factors() -> Panel:
-    by = f"{BY_PROCESS}, command, framework, policy, owner"
+    by = f"{BY_PROCESS}, command, framework, policy, owner_type, owner"
     return table(
         "Held beyond peak need, by program",
         "The ten programs that hold most above their peak need, how many times their need they hold, and "
@@ -252,7 +253,7 @@ def hoarding_factors() -> Panel:
             Column("Value #B", "Holds", BYTES, width=95),
             Column("Value #C", "Peak need", BYTES, width=95),
             Column("Value #D", "Holds, times need", ROUNDED, width=95),
-            Column("Value #E", "Cached now", BYTES, width=95),
+            Column("Value #E", "Cached by torch now", BYTES, width=95),
             *FRAMEWORK_COLUMNS,
             NODE_COLUMN,
             GPU_COLUMN,
@@ -268,7 +269,7 @@ def fragmentation() -> Panel:
     share = f"sum by ({BY_PROCESS}) ({split} / on ({BY_PROCESS}) {pool})"
     much = f"({split} >= {FRAGMENTED_BYTES} and on ({HOLDING_LABELS}) ({share} >= {FRAGMENTED_SHARE}))"
     expandable = selector("vramledger_torch_allocator_info", 'expandable_segments="true"')
-    pieces = f"({named(split, 'owner')} > 0)"
+    pieces = f"({named(split, 'owner_type', 'owner')} > 0)"
     helped = {
         SEGMENTS: f"{pieces} and on ({HOLDING_LABELS}) {much} unless on ({NODE_LABELS}, pid) {expandable}",
         SIZES: f"{pieces} and on ({HOLDING_LABELS}) {much} and on ({NODE_LABELS}, pid) {expandable}",
@@ -328,12 +329,12 @@ def unneeded_cache() -> Panel:
 
 def pools_by_framework() -> Panel:
     def total(figure: str) -> str:
-        return f"sum by (framework) ({selector(f'vramledger_framework_{figure}_bytes')})"
+        return f"sum by (framework) ({selector(f'vramledger_node:framework_{figure}_bytes:sum')})"
 
     return time_series(
         "Pools and use, by framework",
-        "Over all programs: what each framework has taken from the driver, and what the programs use of "
-        "it.",
+        "Over all programs, every 4 minutes: what each framework has taken from the driver, and what the "
+        "programs use of it.",
         Query(total("pool"), "{{framework}} pool"),
         Query(total("in_use"), "{{framework}} in use"),
         unit=BYTES, absent=WITHOUT_AGENT, width=8,
@@ -344,9 +345,9 @@ def torch_totals() -> Panel:
     names = ("reserved", "allocated", "active", "requested")
     return time_series(
         "torch: pools and tensors",
-        "Over all programs: memory taken from the driver, used by live tensors, the same "
+        "Over all programs, every 4 minutes: memory taken from the driver, used by live tensors, the same "
         "with what streams may still use, and requested before rounding.",
-        *(Query(f"sum({selector(f'vramledger_torch_{name}_bytes')})", name) for name in names),
+        *(Query(f"sum({selector(f'vramledger_node:torch_{name}_bytes:sum')})", name) for name in names),
         unit=BYTES, absent=NO_TORCH, width=8,
     )  # fmt: skip
 
@@ -368,8 +369,8 @@ def torch_retries() -> Panel:
 def private_pools() -> Panel:
     return time_series(
         "Private pools of torch",
-        "Memory in private pools, such as those of CUDA graphs.",
-        Query(f"sum({selector('vramledger_torch_private_pools_bytes')})", "private pools"),
+        "Memory in private pools, such as those of CUDA graphs, every 4 minutes.",
+        Query(f"sum({selector('vramledger_node:torch_private_pools_bytes:sum')})", "private pools"),
         unit=BYTES, absent=NO_TORCH, width=8,
     )  # fmt: skip
 
@@ -411,17 +412,17 @@ def dashboard() -> Dashboard:
             Row(
                 "Programs that hold more than they need",
                 [
-                    *counted(by_policy()),
-                    *counted(room_for_more(), NO_AGENT),
-                    *counted(could_share(), NO_AGENT),
-                    *counted(hoarding_factors(), NO_NEED),
+                    *counted(by_policy(), "policies"),
+                    *counted(room_for_more(), "GPUs", NO_AGENT),
+                    *counted(could_share(), "jobs", NO_AGENT),
+                    *counted(hoarding_factors(), "programs", NO_NEED),
                 ],
             ),
             Row(
                 "Fragmentation and caches",
                 [
-                    *counted(fragmentation(), NO_AGENT),
-                    *counted(unneeded_cache(), NO_AGENT),
+                    *counted(fragmentation(), "programs", NO_AGENT),
+                    *counted(unneeded_cache(), "caches", NO_AGENT),
                     torch_retries(),
                 ],
             ),

@@ -9,6 +9,7 @@ from dashboards.src.panels import (
     BYTES,
     COUNT,
     GOOD,
+    NO_HOLDER,
     SECONDS,
     SHARE,
     YES_OR_NO,
@@ -27,6 +28,7 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     BLOCKER,
     DEVICE_LABELS,
+    HELD,
     HOLDING_LABELS,
     NO_AGENT,
     NO_SCHEDULER,
@@ -34,6 +36,7 @@ from dashboards.src.queries import (
     UUID_LABELS,
     age,
     device_bytes,
+    device_utilisation,
     holdings,
     named_devices,
     named_in_full,
@@ -45,12 +48,10 @@ from dashboards.src.shared_panels import (
     BLOCKER_COLUMN,
     GPU_COLUMN,
     OWNER_COLUMN,
-    OWNER_TYPE_COLUMN,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
     VERDICT_COLUMN,
     VERDICT_STEP_COLUMN,
-    active_share,
     busy_without_work,
     exporters,
     firing_alert_table,
@@ -79,11 +80,21 @@ def reachable_gpus() -> Panel:
 
 
 def memory_used() -> Panel:
-    free = selector("vramledger_device:memory_free_bytes:last")
+    total = selector("vramledger_device_memory_total_bytes")
     return stat(
         "Memory used",
         "Share of all device memory that is in use, with the driver's reserve.",
-        Query(f"1 - sum({free}) / sum({selector('vramledger_device:memory_total_bytes:last')})"), unit=SHARE,
+        Query(f"1 - sum({device_bytes('free')}) / sum({total})"), unit=SHARE,
+    )  # fmt: skip
+
+
+def active_share() -> Panel:
+    held = f"sum({selector('vramledger_device_memory_bytes', HELD)})"
+    return stat(
+        "In active use now",
+        "Share of the held memory whose holders work, or may work.",
+        Query(f"sum({device_bytes('active')}) / ({held} > 0)"),
+        unit=SHARE, absent=NO_HOLDER, colour=GOOD,
     )  # fmt: skip
 
 
@@ -116,7 +127,7 @@ def devices() -> Panel:
         Query(f"{by} ({device_bytes('unattributed')})"),
         Query(f"{by} ({selector('vramledger_device_holders')})"),
         Query(f"{by} ({selector('vramledger_device_hidden_holders')})"),
-        Query(f"{by} ({selector('vramledger_device_utilization_ratio')})"),
+        Query(f"{by} ({device_utilisation()})"),
         Query(f"{by} ({selector('vramledger_device_temperature_celsius')})"),
         Query(f"{by} ({selector('vramledger_device_ghost')})"),
         columns=[
@@ -129,7 +140,7 @@ def devices() -> Panel:
             Column("Value #E", "Unattributed", BYTES, width=118),
             Column("Value #F", "Holders", COUNT, width=80),
             Column("Value #G", "Hidden holders", COUNT, width=85),
-            Column("Value #H", "Utilisation", SHARE, width=108),
+            Column("Value #H", "Utilisation, 15 min", SHARE, width=116),
             Column("Value #I", "Temperature", "celsius", width=110),
             Column("Value #J", "Busy without a holder", COUNT, mappings=[GHOST], width=110),
         ],
@@ -193,7 +204,6 @@ def failed_allocations() -> Panel:
         Query(f"sum by ({by}) ({selector('vramledger_owner_ooms_total')})"),
         columns=[
             OWNER_COLUMN,
-            OWNER_TYPE_COLUMN,
             Column("framework", "Framework", width=95),
             Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
             Column("Value #B", "Failed", COUNT, width=70),
@@ -214,10 +224,10 @@ def failures_by_program() -> Panel:
     )
     newest = f"last_over_time({moment}[$__range])"
     asked = f"last_over_time({selector('vramledger_framework_last_oom_requested_bytes')}[$__range])"
-    names = f"max by ({process}, command, owner) (max_over_time(({holdings()})[$__range:1m]))"
+    names = f"max by ({process}, command, owner_type, owner) (max_over_time(({holdings()})[$__range:1m]))"
     named = f"topk by ({process}) (1, {names})"
     ages = age(f"max by ({process}, verdict) ({newest})")
-    rows = f"bottomk(10, {ages} + on ({process}) group_left (command, owner) 0 * {named})"
+    rows = f"bottomk(10, {ages} + on ({process}) group_left (command, owner_type, owner) 0 * {named})"
     return table(
         "Programs that ran out of memory",
         "The newest failed allocation of each program, also of programs that have ended: what it asked for, "
@@ -256,7 +266,6 @@ def reservations() -> Panel:
         columns=[
             GPU_COLUMN,
             OWNER_COLUMN,
-            OWNER_TYPE_COLUMN,
             Column("Value #A", "Reservation", COUNT, mappings=[YES_OR_NO], width=110),
             Column("Value #B", "Holds", BYTES, bar=True),
         ],
@@ -318,20 +327,20 @@ def dashboard() -> Dashboard:
                     exporters(),
                     reachable_gpus(),
                     memory_used(),
-                    active_share("Share of the held memory whose holders work, or may work."),
+                    active_share(),
                     wasted(),
                     unowned(),
                     device_ledgers(),
                     devices(),
                 ],
             ),
-            Row("Holders", [*counted(holders(height=11)), *busy_without_work()]),
+            Row("Holders", [*counted(holders(height=11), "holders"), *busy_without_work()]),
             Row(
                 "What happened",
                 [
-                    *counted(firing_alert_table(width=21), alerting=True),
-                    *counted(failures_by_program(), NO_AGENT),
-                    *counted(failed_allocations(), NO_AGENT),
+                    *counted(firing_alert_table(width=21), "alerts", alerting=True),
+                    *counted(failures_by_program(), "programs", NO_AGENT),
+                    *counted(failed_allocations(), "owners", NO_AGENT),
                     device_reachability(),
                 ],
             ),
@@ -339,7 +348,7 @@ def dashboard() -> Dashboard:
             Row(
                 "Reservations and limits",
                 [
-                    *counted(reservations(), NO_SCHEDULER),
+                    *counted(reservations(), "owners", NO_SCHEDULER),
                     held_without_reservation(),
                     *memory_limits(),
                 ],

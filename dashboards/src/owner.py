@@ -32,14 +32,16 @@ from dashboards.src.queries import (
     MEAN_HELD,
     MEAN_WASTED,
     NODE_LABELS,
+    OWNER_NAME,
     gibibyte_hours,
     gpu_hours_wasted,
     holdings,
+    mean_of_largest,
+    mean_of_others,
     mean_over_time,
+    named_owner,
     selector,
     state_matcher,
-    sum_of_others,
-    ten_largest,
     weekly_gibibyte_hours,
 )
 from dashboards.src.shared_panels import (
@@ -47,7 +49,6 @@ from dashboards.src.shared_panels import (
     HOLDERS_SAY,
     NODE_COLUMN,
     OWNER_COLUMN,
-    OWNER_TYPE_COLUMN,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
     TEAM_COLUMN,
@@ -106,9 +107,9 @@ def wasted_in_range() -> Panel:
 
 def cost() -> Panel:
     return stat(
-        "Cost of the waste",
+        "Cost of the waste, $currency",
         "Hours of whole GPUs whose memory was wasted within the time range, times the chosen price of a "
-        "GPU-hour, in its currency.",
+        "GPU-hour, in the chosen currency. Another price or currency can be typed in.",
         Query(f"$price * sum({gpu_hours_wasted(*CHOSEN)}) or {NO_WASTE}"),
         unit=ROUNDED, absent=RULES_MISSING, colour=GRAFANA["idle"],
     )  # fmt: skip
@@ -119,12 +120,12 @@ def by_state() -> Panel:
         "GiB-hours by owner and state",
         "What the 25 largest owners held within the time range, by the state of the holders; what of "
         "it was wasted, and the same in hours of whole GPUs and in money.",
-        "owner_type, owner, team", OWNER_COLUMN, OWNER_TYPE_COLUMN, TEAM_COLUMN,
+        "owner_type, owner, team", OWNER_COLUMN, TEAM_COLUMN,
         rows=25,
         matchers=CHOSEN,
         more=[
             ("GPU-hours wasted", gpu_hours_wasted(*CHOSEN)),
-            ("Cost", f"$price * {gpu_hours_wasted(*CHOSEN)}"),
+            ("Cost, $currency", f"$price * {gpu_hours_wasted(*CHOSEN)}"),
         ],
     )  # fmt: skip
 
@@ -163,13 +164,13 @@ def held_by_state() -> Panel:
 
 
 def held_by_owner() -> Panel:
-    held = f"sum by (owner) ({mean_over_time(MEAN_HELD, *CHOSEN)})"
+    by = "owner_type, owner"
     return time_series(
         "Held, by owner, 4-minute means",
-        "The ten owners that held most at any time of the range, and the sum of all others; means of 4 "
+        "The ten owners that held most within the time range, and the sum of all others; means of 4 "
         "minutes.",
-        Query(ten_largest(held, "owner"), "{{owner}}"),
-        Query(sum_of_others(held, "owner"), "all others"),
+        Query(named_owner(mean_of_largest(MEAN_HELD, by, *CHOSEN)), f"{{{{{OWNER_NAME}}}}}"),
+        Query(mean_of_others(MEAN_HELD, by, *CHOSEN), "all others"),
         unit=BYTES, stacked=True, named=True, absent=HOLDS_NOTHING, width=24,
     )  # fmt: skip
 
@@ -199,7 +200,6 @@ def trend() -> Panel:
         ),
         columns=[
             OWNER_COLUMN,
-            OWNER_TYPE_COLUMN,
             Column("Value #A", "These 7 days", GIB_HOURS),
             Column("Value #B", "Last week", GIB_HOURS),
             Column("Value #C", "2 weeks ago", GIB_HOURS),
@@ -232,13 +232,13 @@ def dashboard() -> Dashboard:
             ),
             Row(
                 "GiB-hours",
-                [by_state(), *counted(trend())],
+                [by_state(), *counted(trend(), "owners")],
             ),
             Row(
                 "Its processes",
                 [
-                    *counted(processes()),
-                    *counted(owners_alerts(), alerting=True),
+                    *counted(processes(), "processes"),
+                    *counted(owners_alerts(), "alerts", alerting=True),
                     *limits(),
                 ],
             ),
@@ -248,5 +248,6 @@ def dashboard() -> Dashboard:
             team_variable(),
             owner_variable(),
             choice_variable("price", "Price of a GPU-hour", ("1", "2", "3", "4", "6", "10"), "2"),
+            choice_variable("currency", "Currency", ("USD", "EUR", "GBP", "CNY", "JPY", "KRW"), "USD"),
         ],
     )

@@ -24,11 +24,13 @@ from dashboards.src.queries import (
     NO_SENSOR,
     NOT_COMPARABLE,
     NOTHING,
+    OWNER_NAME,
     PARTLY_BLIND,
     RELEASED,
     STALLED,
     STATES,
     WATCHING,
+    named_owner,
     row_count,
 )
 from vramledger.views.colours import GRAFANA, PARTS
@@ -54,6 +56,8 @@ word or digit is cut off."""
 SHORTEST_AXES = {COUNT: 1, BYTES: 2**20, "Bps": 1e6}
 """Where the axis of a unit ends at least: Grafana draws what is always 0 on an axis up to 100."""
 EMPTY_CELL = "-"
+EMPTY_TABLE, UNCOUNTED = "no rows: Count says why", "no rows, or no data: see Exporters"
+"""What a table says without rows, where Grafana draws no headings; the second without a Count beside it."""
 _SMALL = 5
 """Columns in which two figures of the usual size are broken into lines."""
 COUNT_TITLE = "Count"
@@ -167,10 +171,14 @@ def stat(
     colours: Mapping[str, str] | None = None,
     mappings: Sequence[Json] = (),
     links: Sequence[Json] = (),
+    named: bool = False,
     width: int = 4,
     height: int = 4,
 ) -> Panel:
-    """Make a panel with one current figure, or one for each query, which has its colour unless it is 0."""
+    """Make a panel with one current figure, or one for each query, which has its colour unless it is 0.
+
+    Of several figures, or if it is ``named``, each has its legend beside it.
+    """
     body = _panel_body("stat", title, description, queries, instant=True)
     body["fieldConfig"]["defaults"] |= {
         "unit": unit, "noValue": absent, "mappings": [*mappings], "links": [*links],
@@ -183,21 +191,23 @@ def stat(
     ]
     body["options"] = {
         "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
-        "textMode": "auto" if len(queries) == 1 else "value_and_name", "wideLayout": True,
+        "textMode": "value_and_name" if named or len(queries) > 1 else "auto", "wideLayout": True,
         "text": {"titleSize": 13, "valueSize": 20 if len(queries) > 1 and width <= _SMALL else 24},
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     }  # fmt: skip
     return Panel(body, width, height)
 
 
-def counted(shown: Panel, source: int | None = None, *, alerting: bool = False) -> list[Panel]:
+def counted(shown: Panel, rows: str, source: int | None = None, *, alerting: bool = False) -> list[Panel]:
     """Return a table and the figure beside it: how many rows there are, or what no rows mean.
 
     Args:
         shown: the table.
+        rows: what a row is, in the plural.
         source: what it needs, see :func:`row_count`.
         alerting: it needs the alerting rules.
     """
+    shown.body["fieldConfig"]["defaults"]["noValue"] = EMPTY_TABLE
     every = re.sub(r"\b(?:topk|bottomk)\(\d+,", "(", shown.body["targets"][0]["expr"])
     count = stat(
         COUNT_TITLE,
@@ -206,8 +216,8 @@ def counted(shown: Panel, source: int | None = None, *, alerting: bool = False) 
         "or scheduler: what the table shows is not known on the chosen nodes. No limit: no limit of a cgroup "
         "is known there. Not comparable: no node was watched with as many GPUs at both moments. No driver: "
         "no chosen node's driver answers. No exporter: none is known.",
-        Query(row_count(every, source, alerting=alerting)),
-        unit=COUNT, absent="no exporter", mappings=[WHY_EMPTY], width=3, height=shown.height,
+        Query(row_count(every, source, alerting=alerting), rows),
+        unit=COUNT, absent="no exporter", mappings=[WHY_EMPTY], named=True, width=3, height=shown.height,
     )  # fmt: skip
     return [shown, count]
 
@@ -316,7 +326,7 @@ def table(
     columns: Sequence[Column],
     sort: Sequence[str] | str = (),
     ascending: bool = False,
-    absent: str = EMPTY_CELL,
+    empty: str = UNCOUNTED,
     rows_of: str = "",
     width: int = 12,
     height: int = 9,
@@ -331,15 +341,17 @@ def table(
         sort: the fields by which the rows are sorted; an ``ascending`` sort has the smallest first. A
             field with ``-`` before it is sorted the other way.
         ascending: see ``sort``.
-        absent: what an empty cell shows.
+        empty: what the table shows instead of its headings if it has no rows.
         rows_of: the query that decides which rows are there; rows that only other queries have are left out.
         width: in columns.
         height: in rows.
     """
+    fields = {column.field for column in columns}
+    if OWNER_NAME in fields:
+        queries = _with_named_owners(queries)
     body = _panel_body(
         "table", title, description, queries, points=POINTS_OF_A_TABLE, instant=True, rows=True
     )
-    fields = {column.field for column in columns}
     needed = {
         name
         for column in columns
@@ -349,7 +361,7 @@ def table(
     columns = _with_shares(columns, width)
     columns = [*columns, *(Column(name, name, hidden=True) for name in sorted(needed - fields))]
     body["fieldConfig"]["defaults"] |= {
-        "noValue": absent,
+        "noValue": empty,
         "unit": COUNT,
         "custom": {
             "align": "auto", "cellOptions": {"type": "auto"}, "filterable": False, "wrapHeaderText": True,
@@ -527,6 +539,13 @@ def _with_shares(columns: Sequence[Column], width: int) -> list[Column]:
         ]
 
 
+def _with_named_owners(queries: Sequence[Query]) -> tuple[Query, ...]:
+    """Return the queries of a table, with the owner's name in the first of those that say its kind."""
+    place = next(place for place, query in enumerate(queries) if "owner_type" in query.expr)
+    named = replace(queries[place], expr=named_owner(queries[place].expr))
+    return (*queries[:place], named, *queries[place + 1 :])
+
+
 def _looks(column: Column) -> Iterator[Json]:
     for mapping in column.mappings:
         yield from mapping["options"].values()
@@ -534,7 +553,8 @@ def _looks(column: Column) -> Iterator[Json]:
 
 def _column_override(column: Column) -> Json:
     # Without a unit of its own, a label of digits such as a pid is drawn as a number: 1.41 K.
-    properties: Json = {"displayName": column.title, "unit": column.unit or TEXT}
+    # The table's own text for no value is what it shows without rows, so each column has another.
+    properties: Json = {"displayName": column.title, "unit": column.unit or TEXT, "noValue": EMPTY_CELL}
     if not column.field.startswith("Value"):
         # Else Grafana draws filters over a label: a click on one, instead of the link, filters every query of
         # the page by a label that few have, and the page is empty.

@@ -86,20 +86,29 @@ def of_growth(figure: str) -> str:
     return f"{figure}\nor {DOES_NOT_GROW} + 0 * count({minimum_demand_of(CHOSEN_PROCESS)})"
 
 
+def held() -> str:
+    """Return what the process holds at the moment of the figures that its agent reports.
+
+    What is recorded of it is up to a minute older: a program that grows would be charged more than it holds.
+    """
+    charged = f"sum({of_process('vramledger_process_memory_bytes')})"
+    return f"({charged} + (sum({uncharged(CHOSEN_PROCESS)}) or 0 * {charged}))"
+
+
 def held_now() -> Panel:
     return stat(
         "Holds",
         "What the process holds now, on all devices; and what of it NVML charges to nobody: managed memory, "
         "or memory whose creator has ended.",
-        Query(f"sum({holdings(CHOSEN_PROCESS)})", "now"),
-        Query(f"sum({uncharged(CHOSEN_PROCESS)}) or 0 * sum({holdings(CHOSEN_PROCESS)})", "uncharged"),
+        Query(held(), "now"),
+        Query(f"sum({uncharged(CHOSEN_PROCESS)}) or 0 * {held()}", "uncharged"),
         unit=BYTES, absent=ENDED,
     )  # fmt: skip
 
 
 def need() -> Panel:
     return stat(
-        "Needs",
+        "Peak need",
         "The most that the program has needed: the peaks of its frameworks' own use, plus what is outside "
         "their pools. It could be limited to this and some reserve.",
         Query(from_agent(f"sum({of_process('vramledger_process_needed_peak_bytes')})")),
@@ -111,7 +120,8 @@ def could_be_freed() -> Panel:
     return stat(
         "Cached by torch now",
         "What torch.cuda.empty_cache() would free now. 'vramledger reclaim PID' frees it, if the program "
-        "consents.",
+        "consents. It may be more than what is held beyond the peak need: the program takes it again at its "
+        "next peak.",
         Query(from_agent(f"sum({of_process('vramledger_torch_reclaimable_bytes')})")),
         unit=BYTES, absent=WITHOUT_AGENT, mappings=[WHY_NOT],
     )  # fmt: skip
@@ -151,10 +161,9 @@ def where_memory_goes() -> Panel:
     pool = f"sum({of_process('vramledger_framework_pool_bytes')})"
     in_use = f"sum({of_process('vramledger_framework_in_use_bytes')})"
     split = f"sum({of_process('vramledger_torch_inactive_split_bytes')})"
-    held = f"sum({holdings(CHOSEN_PROCESS)})"
     outside = f"sum({of_process('vramledger_framework_overhead_bytes')})"
     # A pool of managed memory may be larger than what of it is on the device.
-    room = f"clamp_min({held} - ({outside} or 0 * {held}), 0)"
+    room = f"clamp_min({held()} - ({outside} or 0 * {held()}), 0)"
     pooled = f"({pool} <= {room} or {room} and {pool} or {pool})"
     return time_series(
         "Where its memory goes",
@@ -167,7 +176,7 @@ def where_memory_goes() -> Panel:
         Query(in_use, "in use"),
         Query(split, "fragments"),
         Query(f"clamp_min({pooled} - {in_use} - ({split} or 0 * {pool}), 0)", "cached"),
-        Query(held, "held"),
+        Query(held(), "held"),
         Query(f"sum({of_process('vramledger_process_memory_bytes')})", "charged"),
         Query(f"sum({of_process('vramledger_process_needed_peak_bytes')})", "peak need"),
         unit=BYTES, absent=ENDED, stacked=True,
@@ -218,8 +227,8 @@ def states() -> Panel:
 def sm_utilisation() -> Panel:
     return time_series(
         "SM utilisation",
-        "Share of time that the process kept each GPU's processors busy. Small kernels do not show; a gap "
-        "means unknown, not idle.",
+        "Share of time that the process kept each GPU's processors (SMs) busy. Small kernels do not show; a "
+        "gap means unknown, not idle. It is not the GPU's utilisation, to which all of its holders add.",
         Query(f"max by (gpu) ({of_process('vramledger_process_sm_utilization_ratio')})", "GPU {{gpu}}"),
         unit=SHARE, maximum=1, absent="not known, or no data", height=6,
     )  # fmt: skip
@@ -254,7 +263,7 @@ def failed_allocations() -> Panel:
 
 
 def neighbours() -> Panel:
-    by = f"{DEVICE_LABELS}, pid, command, owner, state"
+    by = f"{DEVICE_LABELS}, pid, command, owner_type, owner, state"
     mine = holdings(CHOSEN_PROCESS)
     others = f"{holdings()} and on ({UUID_LABELS}) {mine} unless on ({UUID_LABELS}, pid) {mine}"
     when = of_process("vramledger_framework_last_oom_timestamp_seconds")
@@ -333,15 +342,15 @@ def dashboard() -> Dashboard:
                     could_be_freed(),
                     growth(),
                     time_until_full(),
-                    *counted(who()),
+                    *counted(who(), "holdings"),
                 ],
             ),
             Row("Where its memory goes", [where_memory_goes(), minimum_demand(), steady_growth()]),
             Row(
                 "Failures and neighbours",
                 [
-                    *counted(failed_allocations(), NO_AGENT),
-                    *counted(neighbours()),
+                    *counted(failed_allocations(), "failures", NO_AGENT),
+                    *counted(neighbours(), "neighbours"),
                 ],
             ),
             Row("State and work", [states(), sm_utilisation()]),

@@ -28,6 +28,8 @@ UNOWNED = "orphaned|zombie|dead|unattributed"
 """States in which memory has no owner to ask."""
 
 _WITHOUT_HOLDER = ("unattributed", "operating_system", "driver_reserved", "free")
+HELD = f'state!~"{"|".join(_WITHOUT_HOLDER)}"'
+"""Chooses the bytes that somebody holds."""
 STATES = tuple(part for part in PARTS if part not in _WITHOUT_HOLDER)
 """The states of a holding, in the order in which they are shown; the code of a state in a timeline is its
 position here, counted from 1."""
@@ -56,13 +58,6 @@ def rate(metric: str, *matchers: str) -> str:
 def count_equal(metric: str, value: int) -> str:
     """Return how many series have a value; 0 where there are others, nothing where there are none."""
     return f"count({selector(metric)} == {value}) or 0 * count({selector(metric)})"
-
-
-def utilised_share(level: str, *matchers: str) -> str:
-    """Return the share of held memory in active use, at a level of the recording rules: node or owner."""
-    rule = f"vramledger_{level}:memory_{{}}_bytes:sum"
-    utilised, held = (selector(rule.format(name), *matchers) for name in ("utilised", "held"))
-    return f"sum({utilised})\n/ sum({held})"
 
 
 def exporter_status() -> str:
@@ -129,6 +124,20 @@ def state_matcher(states: str) -> str:
 def device_bytes(states: str, *matchers: str) -> str:
     """Return the bytes of each device in some states."""
     return selector("vramledger_device_memory_bytes", state_matcher(states), *matchers)
+
+
+UTILISATION_SPAN = "15m"
+"""The time of which every table shows the mean utilisation: two tables with different times contradict."""
+
+
+def device_utilisation() -> str:
+    """Return the share of time, as a mean, in which kernels ran on each device."""
+    return f"avg_over_time({selector('vramledger_device_utilization_ratio')}[{UTILISATION_SPAN}])"
+
+
+def process_utilisation() -> str:
+    """Return the share of SM time of each process, as a mean over the samples in which it is known."""
+    return f"avg_over_time({selector('vramledger_process_sm_utilization_ratio')}[{UTILISATION_SPAN}])"
 
 
 def holdings(*matchers: str) -> str:
@@ -246,6 +255,22 @@ def with_team(holdings: str) -> str:
     return f'label_replace({by_user}, "team", "$1", "namespace", "(.+)")'
 
 
+OWNER_NAME = "who"
+"""The label that names an owner with its kind."""
+
+
+def named_owner(figure: str) -> str:
+    """Return a figure with the label ``who``: the owner after its kind, such as user anna or job 4711.
+
+    Without its kind a number is not known to be a job, nor a word to be a user.
+    """
+    joined = f'label_join({figure}, "{OWNER_NAME}", " ", "owner_type", "owner")'
+    jobs = f'label_replace({joined}, "{OWNER_NAME}", "job $1", "{OWNER_NAME}", "(?:slurm|nomad) (.+)")'
+    # Without an owner there is only the space between.
+    known = "(unknown|other) .*| (.*)"
+    return f'label_replace({jobs}, "{OWNER_NAME}", "$1$2", "{OWNER_NAME}", "{known}")'
+
+
 def ten_largest(figure: str, by: str) -> str:
     """Return the ten series with the highest value within the time range, at each point the same.
 
@@ -259,6 +284,23 @@ def sum_of_others(figure: str, by: str) -> str:
     """Return the sum of what :func:`ten_largest` leaves out."""
     highest = f"max_over_time(({figure})[$__range:$__interval] @ end())"
     return f"sum({figure}\nunless on ({by}) topk(10, {highest}))"
+
+
+def mean_of_largest(metric: str, by: str, *matchers: str) -> str:
+    """Return a recorded mean by some labels, of the ten with the highest sum within the time range."""
+    chosen = _ten_largest_sums(metric, by, *matchers)
+    return f"sum by ({by}) ({mean_over_time(metric, *matchers)}\nand on ({by}) {chosen})"
+
+
+def mean_of_others(metric: str, by: str, *matchers: str) -> str:
+    """Return the sum of what :func:`mean_of_largest` leaves out."""
+    chosen = _ten_largest_sums(metric, by, *matchers)
+    return f"sum({mean_over_time(metric, *matchers)}\nunless on ({by}) {chosen})"
+
+
+def _ten_largest_sums(metric: str, by: str, *matchers: str) -> str:
+    # A sum of what is recorded is as exact as the tables of GiB-hours, and needs no subquery.
+    return f"topk(10, sum by ({by}) (sum_over_time({selector(metric, *matchers)}[$__range] @ end())))"
 
 
 GROWTH_SPANS = {"6m": "90s", "30m": "90s", "3h": "6m", "1d": "65m", "6d": "65m"}
@@ -332,7 +374,7 @@ def just_after_failure(figure: str, failed: str) -> str:
 
 def named_in_full(held: str, label: str) -> str:
     """Return holdings with a label that names program, pid, owner and node of each in one text."""
-    of_owner = f'label_join({held}, "owner_and_node", " on ", "owner", "instance")'
+    of_owner = f'label_join({named_owner(held)}, "owner_and_node", " on ", "{OWNER_NAME}", "instance")'
     named = f'label_join({of_owner}, "program_and_pid", " ", "command", "pid")'
     return f'label_join({named}, "{label}", " of ", "program_and_pid", "owner_and_node")'
 

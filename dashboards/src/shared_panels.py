@@ -21,8 +21,6 @@ from dashboards.src.panels import (
     BYTES,
     COUNT,
     GIB_HOURS,
-    GOOD,
-    NO_HOLDER,
     ROUNDED,
     SECONDS,
     SHARE,
@@ -45,6 +43,7 @@ from dashboards.src.queries import (
     NO_COUNTERS,
     NO_LIMIT,
     NODE_LABELS,
+    OWNER_NAME,
     PARTLY_BLIND,
     RELEASED,
     UNOWNED,
@@ -58,12 +57,12 @@ from dashboards.src.queries import (
     firing_alerts,
     gibibyte_hours,
     holdings,
+    process_utilisation,
     rules_heartbeat,
     selector,
     state_matcher,
     uncharged,
     unseen_parts,
-    utilised_share,
     wasted_bytes,
     watch_status,
     with_step,
@@ -72,8 +71,7 @@ from vramledger.views.colours import GRAFANA
 
 NODE_COLUMN = Column("instance", "Node", link=link_to_node(), least=130)
 GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=50)
-OWNER_COLUMN = Column("owner", "Owner", link=link_to_owner())
-OWNER_TYPE_COLUMN = Column("owner_type", "Kind", width=85)
+OWNER_COLUMN = Column(OWNER_NAME, "Owner", link=link_to_owner(), least=102)
 TEAM_COLUMN = Column("team", "Team", link=link_to_team(), width=100)
 PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=72)
 PROGRAM_COLUMN = Column("command", "Program")
@@ -145,19 +143,22 @@ def gaps(width: int = 12) -> Panel:
     """Make the table of nodes of which something is not seen, and what."""
     status = watch_status(exporter_status())
     answers = f"and on ({NODE_LABELS}) {selector('vramledger_up')} == 1"
-    newest = f"{selector('vramledger_sample_timestamp_seconds')} {answers}"
+    newest = f"max by ({NODE_LABELS}) ({selector('vramledger_sample_timestamp_seconds')} {answers})"
+    answered = f"max by ({NODE_LABELS}) ({selector('vramledger_node:driver_up:max10m')} == 1)"
+    earlier = f"max_over_time(timestamp({answered})[7d:10m])"
     without = f"and on ({NODE_LABELS}) ({status} < {PARTLY_BLIND} or {status} == {RELEASED})"
     unseen = unseen_parts()
     return table(
         "Nodes that are not fully watched",
-        "A row for each node: its status, the age of its newest data (to a 300th of the time range) where it "
-        "is not watched, and what is not seen while it is watched: GPUs that do not answer, the host's "
-        "processes (without its PID namespace every holder is unknown), agents that are silent. The table is "
-        "empty if all nodes are watched; Exporters counts them.",
+        "A row for each node: its status, the age of its newest data where it is not watched (to a minute, "
+        "after a day to 10 minutes), and what is not seen while it is watched: GPUs that do not answer, the "
+        "host's processes (without its PID namespace every holder is unknown), agents that are silent. The "
+        "table is empty if all nodes are watched; Exporters counts them.",
         Query(f"topk(50, count by ({NODE_LABELS}) ({status} != {WATCHING}))"),
         Query(f"max by ({NODE_LABELS}) ({status})"),
         Query(
-            age(f"max by ({NODE_LABELS}) (max_over_time(({newest})[$__range:$__interval]))") + f"\n{without}"
+            # Not over the time range: two dashboards with different ranges would say different ages.
+            age(f"max_over_time({newest}[1d:1m])\nor on ({NODE_LABELS}) {earlier}") + f"\n{without}"
         ),
         Query(unseen["GPUs"]),
         Query(unseen["processes"]),
@@ -173,6 +174,7 @@ def gaps(width: int = 12) -> Panel:
             Column("Value #F", "Agents silent", COUNT, width=70),
         ],
         sort="Value #B", ascending=True, rows_of="Value #A", width=width, height=8,
+        empty="all nodes are fully watched, or none is known: see Exporters",
     )  # fmt: skip
 
 
@@ -197,14 +199,6 @@ def in_thirds(*figures: Panel) -> list[Panel]:
     return [replace(figure, width=8, height=3) for figure in figures]
 
 
-def active_share(about: str) -> Panel:
-    """Make the figure of the share of held memory in active use; ``about`` describes it on its dashboard."""
-    return stat(
-        "In active use now", about, Query(utilised_share("node")),
-        unit=SHARE, absent=NO_HOLDER, colour=GOOD,
-    )  # fmt: skip
-
-
 def wasted(*matchers: str) -> Panel:
     """Make the figure of wasted memory of the devices that the matchers choose."""
     return stat(
@@ -226,7 +220,7 @@ def unowned(*matchers: str) -> Panel:
     )  # fmt: skip
 
 
-ALERT_LABELS = "alertname, cluster, job, instance, gpu, uuid, owner, pid, command"
+ALERT_LABELS = "alertname, cluster, job, instance, gpu, uuid, owner_type, owner, pid, command"
 """What tells one row of the table of alerts from another."""
 
 
@@ -318,20 +312,21 @@ def holdings_table(
         ]
     else:
         say = (
-            "Needs: the highest need of the program, where its agent reports it. Grows: the rise of the "
-            "minimum within 15 minutes."
+            "Peak need: the highest need that the program ever had, where its agent reports it; what it has "
+            "cached now may be more than what it holds beyond that. Grows: the rise of the minimum within 15 "
+            "minutes."
         )
         need = f"max by ({by}) ({selector('vramledger_process_needed_peak_bytes')} {of_those})"
         figures = [need, f"{demand_rate()} {of_those}"]
         middle = [
-            Column("Value #E", "Needs", BYTES, width=72),
+            Column("Value #E", "Peak need", BYTES, width=72),
             Column("Value #F", "Grows", "binBps", width=82),
         ]
     return table(
         title, f"{description} {say}",
         Query(f"sum by ({labels}) ({stepped})"),
         Query(age(f"max by ({by}, grade) ({since} {of_those})")),
-        Query(f"max by ({by}) ({selector('vramledger_process_sm_utilization_ratio')} {of_those})"),
+        Query(f"max by ({by}) ({process_utilisation()} {of_those})"),
         Query(age(f"max by ({by}) ({worked} {of_those})")),
         *map(Query, figures),
         columns=[
@@ -341,7 +336,8 @@ def holdings_table(
             Column("Value #B", FOR, SECONDS, width=AGE_WIDTH),
             Column("Value #A", "Holds", BYTES, bar=True, width=BAR_WIDTH),
             *middle,
-            *([] if NODE_COLUMN in places else [Column("Value #C", "SM", SHARE, width=50)]),  # no room
+            # With nodes there is no room.
+            *([] if NODE_COLUMN in places else [Column("Value #C", "SMs, 15 min", SHARE, width=62)]),
             Column("Value #D", "No work for", SECONDS, width=AGE_WIDTH),
             STEP_COLUMN,
             *places,
@@ -458,7 +454,7 @@ def busy_without_work(*matchers: str) -> list[Panel]:
             "Holders that keep their GPU busy while it computes and moves nothing, as a collective does that "
             "waits for a lost rank; the ten that have waited longest. Their GPU says 100 % and draws little "
             "power. The table is empty if there is none; GPUs before Hopper do not report it.",
-            Query(f"topk(10, {age(f'sum by ({by}, command, owner) ({named})')})"),
+            Query(f"topk(10, {age(f'sum by ({by}, command, owner_type, owner) ({named})')})"),
             Query(f"sum by ({by}) ({holdings(*matchers)} and on ({HOLDING_LABELS}) {since})"),
             Query(f"sum by ({by}) (({since} * 0) + on ({DEVICE_LABELS}) group_left () {power})"),
             columns=[
@@ -473,7 +469,7 @@ def busy_without_work(*matchers: str) -> list[Panel]:
             ],
             sort="Value #A", rows_of="Value #A", width=21, height=6,
         )  # fmt: skip
-    return counted(shown, NO_COUNTERS)
+    return counted(shown, "holders", NO_COUNTERS)
 
 
 def perhaps_more(by: str) -> str:
@@ -519,7 +515,6 @@ def memory_limits(*matchers: str, but: str = "", places: Sequence[Column] = (GPU
             columns=[
                 *places,
                 OWNER_COLUMN,
-                OWNER_TYPE_COLUMN,
                 Column("Value #C", "Share", SHARE, bar=True, width=140),
                 Column("Value #B", "Taken", BYTES, width=100),
                 Column("Value #A", "Limit", BYTES, width=100),
@@ -527,7 +522,7 @@ def memory_limits(*matchers: str, but: str = "", places: Sequence[Column] = (GPU
             ],
             sort="Value #C", rows_of="Value #A", width=21, height=8,
         ),
-        NO_LIMIT,
+        "limits", NO_LIMIT,
     )  # fmt: skip
 
 

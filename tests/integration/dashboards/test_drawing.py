@@ -118,9 +118,51 @@ def test_a_bar_leaves_room_for_its_figure(uid: str) -> None:
 
 @EACH
 def test_an_empty_cell_has_no_sentence(uid: str) -> None:
-    """A table's text for no value is in each empty cell, so it is only a mark."""
+    """Each column has a mark for no value, not the table's text, which is shown only if there is no row."""
     for panel in of_type(uid, "table"):
-        assert len(panel["fieldConfig"]["defaults"]["noValue"]) == 1, panel["title"]
+        for field, column in properties(panel).items():
+            assert len(column["noValue"]) <= 1, f"{panel['title']}: {field}"
+
+
+@EACH
+def test_an_empty_table_says_what_that_means(uid: str) -> None:
+    """Without rows Grafana draws no headings but the table's text: it says where the reason is."""
+    for panel in of_type(uid, "table"):
+        said = panel["fieldConfig"]["defaults"]["noValue"]
+        place = panel["gridPos"]
+        beside = (place["x"] + place["w"], place["y"])
+        counts = [each for each in panels(DASHBOARDS[uid]) if each["title"] == "Count"]
+        counted = beside in [(each["gridPos"]["x"], each["gridPos"]["y"]) for each in counts]
+        assert ("Count" in said) is counted, panel["title"]
+        assert counted or "Exporters" in said, panel["title"]
+
+
+@EACH
+def test_a_name_says_the_time_of_a_mean(uid: str) -> None:
+    """Tables show utilisation as a mean of one length, which each heading says: no two contradict."""
+    for panel in of_type(uid, "table"):
+        for target in targets_of(panel):
+            if re.search(r"utilization_ratio\{[^}]*\}(?!\[15m\])", target["expr"]):
+                assert panel["title"].startswith("Count"), f"{panel['title']}: not the mean that others show"
+        for column in properties(panel).values():
+            if re.match(r"(?:Utilisation|SMs?)\b", column["displayName"]):
+                assert column["displayName"].endswith(", 15 min"), panel["title"]
+
+
+def test_money_has_a_currency() -> None:
+    """Each figure of money has the chosen currency in its name."""
+    panel_of_money = [
+        (panel, target["refId"])
+        for panel in panels(DASHBOARDS["vramledger-owner"])
+        for target in targets_of(panel)
+        if "$price" in target["expr"]
+    ]
+    assert len(panel_of_money) == 2
+    for panel, ref in panel_of_money:
+        column = properties(panel).get(f"Value #{ref}", {}).get("displayName", panel["title"])
+        assert "$currency" in column, panel["title"]
+    names = {each["name"] for each in DASHBOARDS["vramledger-owner"]["templating"]["list"]}
+    assert {"price", "currency"} <= names
 
 
 @EACH
@@ -130,6 +172,15 @@ def test_nothing_lies_over_a_link(uid: str) -> None:
         for field, column in properties(panel).items():
             if not field.startswith("Value"):
                 assert column.get("filterable") is False, f"{panel['title']}: {field}"
+
+
+@EACH
+def test_an_owner_is_shown_with_its_kind(uid: str) -> None:
+    """No table and no legend has the bare name of an owner, which may be a job or a user."""
+    for panel in panels(DASHBOARDS[uid]):
+        shown = [] if panel["type"] != "table" else [field for field, _ in columns_of(panel)]
+        legends = " ".join(target["legendFormat"] for target in targets_of(panel))
+        assert not {"owner", "owner_type"} & {*shown, *re.findall(r"\w+", legends)}, panel["title"]
 
 
 @EACH
@@ -248,6 +299,8 @@ def test_a_figure_beside_a_table_says_what_no_rows_mean(uid: str) -> None:
         for each in figures:
             assert (each["gridPos"]["x"], each["gridPos"]["y"]) in ends, each["title"]
             assert each["fieldConfig"]["defaults"]["noValue"] == "no exporter"
+            assert each["options"]["textMode"] == "value_and_name"
+            assert re.fullmatch(r"[A-Za-z ]*s", each["targets"][0]["legendFormat"]), "it says what it counts"
 
 
 def grids(uid: str) -> Iterator[list[Json]]:
@@ -371,7 +424,7 @@ def test_nothing_is_cut_off_on_a_phone(uid: str) -> None:
 
 
 LETTERS = {
-    "command": 12, "owner": 13, "team": 13, "instance": 18, "name": 27,
+    "command": 12, "who": 14, "team": 13, "instance": 18, "name": 27,
     "blocker": 30, "beside": 30, "like": 30,
 }  # fmt: skip
 """How many letters of a name are read whole, by the label; the last three are such as train.py 4711 of ada on

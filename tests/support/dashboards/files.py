@@ -76,6 +76,7 @@ CHOICES = {
     "uuid": ".+",
     "size": "40",
     "price": "2",
+    "currency": "USD",
 }
 """The value of a variable when All is chosen, or what a panel calculates with."""
 
