@@ -42,6 +42,7 @@ from dashboards.src.queries import (
     named_owner,
     selector,
     state_matcher,
+    wasted_holdings,
     weekly_gibibyte_hours,
 )
 from dashboards.src.shared_panels import (
@@ -74,12 +75,12 @@ def chosen_holdings() -> str:
 
 
 def held_now() -> Panel:
+    wasted = f"{wasted_holdings()} and on ({HOLDING_LABELS}) {chosen_holdings()}"
     return stat(
         "Memory",
-        "Bytes that the chosen owners hold now, on all devices; and the mean of what they held without work "
-        "within the last 4 minutes.",
+        "Bytes that the chosen owners hold now, on all devices; and what of them is held without work.",
         Query(f"sum({chosen_holdings()})", "held"),
-        Query(f"sum({selector(MEAN_WASTED, *CHOSEN)}) or 0 * sum({chosen_holdings()})", "wasted"),
+        Query(f"sum({wasted}) or 0 * sum({chosen_holdings()})", "wasted"),
         unit=BYTES, absent=HOLDS_NOTHING, colours={"wasted": GRAFANA["idle"]},
     )  # fmt: skip
 
@@ -89,7 +90,7 @@ def active_share() -> Panel:
     active = selector(MEAN_HELD, state_matcher("active"), *CHOSEN)
     share = f"sum(sum_over_time({active}[$__range])) / sum(sum_over_time({held}[$__range]))"
     return stat(
-        "In active use, range",
+        "In active use in time range",
         "Share of the owners' GiB-hours within the time range that working processes held; one that may "
         "work counts as working.",
         Query(share), unit=SHARE, absent=HOLDS_NOTHING, colour=GRAFANA["active"],

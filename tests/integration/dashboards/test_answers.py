@@ -481,6 +481,14 @@ def test_wasted_means_the_same_everywhere(engine: Engine) -> None:
     assert _total(owners) > 0
 
 
+def test_what_an_owner_wastes_now_is_what_its_devices_say(engine: Engine) -> None:
+    """Owner says of now what Node says, and no mean of the minutes before."""
+    for node in ("notebook", "hoarder", "stopped", "orphan", "recorded-policies"):
+        (shown,) = value(engine, "vramledger-owner", "Memory", "B", instance=node)
+        (wasted,) = value(engine, "vramledger-node", "Wasted", instance=node)
+        assert shown["value"] == wasted["value"], node
+
+
 def test_the_parts_of_a_total_add_up(engine: Engine) -> None:
     """GPUs up and down are all whole GPUs, on every panel; each node is counted once, by its status."""
     every, *gpus, empty = [value(engine, "vramledger-fleet", "GPUs", ref)[0] for ref in "ABCD"]

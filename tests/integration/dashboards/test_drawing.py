@@ -151,16 +151,16 @@ def test_a_name_says_the_time_of_a_mean(uid: str) -> None:
 
 def test_money_has_a_currency() -> None:
     """Each figure of money has the chosen currency in its name."""
-    panel_of_money = [
+    money = [
         (panel, target["refId"])
         for panel in panels(DASHBOARDS["vramledger-owner"])
         for target in targets_of(panel)
         if "$price" in target["expr"]
     ]
-    assert len(panel_of_money) == 2
-    for panel, ref in panel_of_money:
-        column = properties(panel).get(f"Value #{ref}", {}).get("displayName", panel["title"])
-        assert "$currency" in column, panel["title"]
+    assert len(money) == 2
+    for panel, ref in money:
+        column = properties(panel).get(f"Value #{ref}", {})
+        assert "$currency" in str(column.get("displayName", panel["title"])), panel["title"]
     names = {each["name"] for each in DASHBOARDS["vramledger-owner"]["templating"]["list"]}
     assert {"price", "currency"} <= names
 
