@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.src.queries import BLOCKS, FRAGMENTED, LACKS, LEAKS, SPINS, TOO_BIG, UNPROVEN, WORKING
+from dashboards.src.queries import BLOCKS, FRAGMENTED, LACKS, LEAKS, SPINS, TOO_BIG, UNPROVEN, USUAL, WORKING
 
 OF_HOLDERS = {
     "active": "none",
@@ -22,6 +22,7 @@ OF_HOLDERS = {
     LACKS: "see who has the rest",
     BLOCKS: "vramledger fit: limit",
     UNPROVEN: "ask its user",
+    USUAL: "none, if it stays so",
 }
 """By the step of a holder (``with_step`` of the queries); longer texts push the GPU off the page."""
 

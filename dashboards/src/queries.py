@@ -321,6 +321,8 @@ def minimum_demand_of(*matchers: str) -> str:
 WORKING, LEAKS, SPINS, FRAGMENTED = "working", "leaks", "spins", "fragmented"
 TOO_BIG, LACKS, BLOCKS, UNPROVEN = "too_big", "lacks", "blocks", "unproven"
 """What decides the first step before the state of a holder does."""
+USUAL = "usual"
+"""The step of unattributed memory that a healthy device has, too."""
 
 
 def with_step(holdings: str) -> str:

@@ -920,6 +920,17 @@ def test_unowned_and_unknown_memory_is_listed(engine: Engine) -> None:
         assert listed == pytest.approx(figure["value"], rel=0.01)
 
 
+def test_what_healthy_devices_have_needs_no_step(engine: Engine) -> None:
+    """Some unattributed memory is usual; much of it is looked into."""
+    expr = _expr("vramledger-fleet", "Unowned and unknown memory").replace("topk(50, ", "(")
+    rows = [row for row in ask(engine, substitute_variables(expr), **_NOW) if "pid" not in row["metric"]]
+    steps: dict[str, list[float]] = {}
+    for row in rows:
+        steps.setdefault(row["metric"]["step"], []).append(float(row["value"][1]))
+
+    assert max(steps["usual"]) < 128 * 2**20 <= min(steps["unattributed"])
+
+
 def test_more_jobs_add_up_and_have_a_known_need(engine: Engine) -> None:
     """The GPUs with room add up to the figure of more jobs, and name the job that is meant and its need."""
     (total,) = value(engine, "vramledger-framework", "More jobs would fit")
