@@ -379,7 +379,12 @@ def table(
     }
     with_rows = [{"id": "filterByValue", "options": kept}] if rows_of else []
     hidden = {"id": "filterFieldsByName", "options": {"include": {"names": [*shown]}}}
-    body["transformations"] = [*joined, *with_rows, hidden, {"id": "organize", "options": arranged}]
+    # All rows have the time of the query, so they stay together. No rows become no table, whose text Grafana
+    # shows: of an empty one it would draw the headings of the figures alone.
+    by_time = {"fields": ["Time"], "keepFields": False, "naming": {"asLabels": False}}
+    nothing_if_empty = {"id": "partitionByValues", "options": by_time}
+    arrange = {"id": "organize", "options": arranged}
+    body["transformations"] = [*joined, *with_rows, nothing_if_empty, hidden, arrange]
     titles = {column.field: column.title for column in columns}
     keys = [sort] if isinstance(sort, str) else [*sort]
     order = [

@@ -135,6 +135,16 @@ def test_an_empty_table_says_what_that_means(uid: str) -> None:
         counted = beside in [(each["gridPos"]["x"], each["gridPos"]["y"]) for each in counts]
         assert ("Count" in said) is counted, panel["title"]
         assert counted or "Exporters" in said, panel["title"]
+        # A table of no rows would have the headings of its figures alone; divided by time, it is no table.
+        order = [each["id"] for each in panel["transformations"]]
+        (divided,) = [each for each in panel["transformations"] if each["id"] == "partitionByValues"]
+        before, after = (
+            order[: order.index("partitionByValues")],
+            order[order.index("partitionByValues") + 1 :],
+        )
+        assert divided["options"]["fields"] == ["Time"], panel["title"]
+        assert after == ["filterFieldsByName", "organize"], "they leave the time out"
+        assert set(before) <= {"merge", "filterByValue"}, panel["title"]
 
 
 @EACH
