@@ -16,8 +16,9 @@ from tests.tools.bench.programs import Page, Program, running
 from tests.tools.bench.scene import Scene
 from tests.tools.bench.table import Row
 
-WARM_UP = 3.0
-"""Seconds before the first figure: both read more of every holder when they first see it."""
+WARM_UP = 16.0
+"""Seconds before the first figure: both read more of every holder when they first see it, and a GPU that goes
+on with what it does is sampled less often after ten."""
 
 _FIFTH = 0.2
 _MEMORY_MOST = 70 * 2**20
