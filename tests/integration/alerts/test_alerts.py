@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from tests.support.alerts.cases import DEAD, TRAINER, Case
 from tests.support.alerts.exporter_cases import EXPORTER_CASES
 from tests.support.alerts.holder_cases import HOLDER_CASES
 from tests.support.alerts.nodes import Node
-from tests.support.alerts.promtool import EVALUATION, Alert, alert_names, alerts_over_time, expect, firing
+from tests.support.alerts.promtool import STEP, Alert, alert_names, alerts_over_time, expect, firing
 from tests.support.faults.evaluation import Manager
 from tests.support.requirements import EACH_VERSION
 
@@ -18,8 +20,8 @@ pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others wo
 
 CASES = [*EXPORTER_CASES, *HOLDER_CASES]
 
-LONG = 32.0
-"""Minutes: the rules are evaluated half as often in what takes longer."""
+LENGTHS = (0.0, 32.0, 61.0, inf)
+"""Minutes: cases between two of these are evaluated apart, for a step costs as much for series that ended."""
 
 
 def found(alerts: list[Alert]) -> list[str]:
@@ -29,15 +31,15 @@ def found(alerts: list[Alert]) -> list[str]:
 
 @pytest.fixture(scope="module", params=EACH_VERSION)
 def fired(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Return the alerts of each case at its minute; short and long ones have a Prometheus each."""
+    """Return the alerts of each case at its minute; those of one length have a Prometheus of their own."""
     nodes = {case.name: (case.node, case.minute) for case in CASES}
     assert len(nodes) == len(CASES), "no name stands for two cases"
     fires: dict[str, list[str]] = {case.name: [] for case in CASES}
-    for long, step in ((False, EVALUATION), (True, 2 * EVALUATION)):
-        some = {name: each for name, each in nodes.items() if (each[1] > LONG) == long}
+    for shorter, longest in pairwise(LENGTHS):
+        some = {name: each for name, each in nodes.items() if shorter < each[1] <= longest}
         minutes = [minute for _, minute in some.values()]
         folder = tmp_path_factory.mktemp("cases")
-        for key, times in alerts_over_time(some, minutes, folder, request.param, Manager(step)).items():
+        for key, times in alerts_over_time(some, minutes, folder, request.param, Manager(STEP)).items():
             labels = dict(key)
             name = labels.get("instance", "")
             if labels["alertstate"] == "firing" and nodes[name][1] * 60 in times:

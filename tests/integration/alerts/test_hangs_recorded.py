@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.alerts.promtool import ALERTS, EVALUATION, evaluation_order
+from tests.support.alerts.promtool import ALERTS, STEP, evaluation_order
 from tests.support.faults import rules
 from tests.support.faults.evaluation import Manager, ask
 from tests.support.faults.recorded import play
@@ -39,8 +39,8 @@ def alerts(
     ``stretch``: by how much the time of the recording is drawn out before.
     """
     trace = play(path, rules.families(), Trace("n", every=SCRAPE), stretch=stretch, hold=minutes * 60.0)
-    at = int((trace.slots - 1) * SCRAPE) // EVALUATION * EVALUATION
-    manager = Manager(EVALUATION, ALERTS, evaluation_order(), require_version("promtool", version))
+    at = int((trace.slots - 1) * SCRAPE) // STEP * STEP
+    manager = Manager(STEP, ALERTS, evaluation_order(), require_version("promtool", version))
     found = ask('ALERTS{alertstate="firing",severity!="none"}', [at], trace.series(), folder, manager)
     keys = ("alertname", "severity", "pid", "rank")
     return {tuple(dict(labels).get(key, "") for key in keys) for labels in found}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.alerts.test_false_pages import in_cluster
 from tests.support.alerts.nodes import Holder, Node, Values, changing_at, uuid
-from tests.support.alerts.promtool import ALERTS, EVALUATION, evaluation_order, firing
+from tests.support.alerts.promtool import ALERTS, STEP, evaluation_order, firing
 from tests.support.faults.evaluation import Manager, ask
 from tests.support.requirements import EACH_VERSION, require_version
 from vramledger.model.reading import Rank
@@ -202,7 +202,7 @@ CASES = [
 def fired(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, set[str]]:
     """Return what fires at the end of each case; one Prometheus watches them all, a cluster for each."""
     folder = tmp_path_factory.mktemp("jobs")
-    manager = Manager(EVALUATION, ALERTS, evaluation_order(), require_version("promtool", request.param))
+    manager = Manager(STEP, ALERTS, evaluation_order(), require_version("promtool", request.param))
     series = (
         (each["series"], each["values"])
         for case in CASES
