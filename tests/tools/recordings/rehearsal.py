@@ -105,6 +105,10 @@ class Rehearsal:
             for pid in busy:
                 card.busy(pid)
             card.set(gpu_utilization=40 if busy else 0)
+            if busy:
+                card.set_activity(sm=40.0, dram=5.0)
+            else:
+                card.be_idle()
             self.blind.device(device).set_memory(unattributed=nobody + sum(size for _, size in sizes))
 
 
