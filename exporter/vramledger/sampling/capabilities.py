@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from functools import partial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def keep_only(
         )
     )
     passed_on = [_BITS[name] for name in sorted(inherit) if permitted >> _BITS[name] & 1]
-    steps += [partial(_prctl, _AMBIENT, _AMBIENT_RAISE, bit) for bit in passed_on]
+    steps += [_raise_ambient(bit) for bit in passed_on]
     if not use:
         steps.append(lambda: _prctl(_SET_DUMPABLE, 0))
     failed = []
@@ -115,6 +114,10 @@ def keep_only(
         except OSError as error:
             failed.append(error)
     return failed
+
+
+def _raise_ambient(bit: int) -> Callable[[], None]:
+    return lambda: _prctl(_AMBIENT, _AMBIENT_RAISE, bit)
 
 
 def _become(uid: int, gid: int) -> None:

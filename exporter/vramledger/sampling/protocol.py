@@ -33,9 +33,12 @@ _PROGRAM = (
 packages.)"""
 
 
-def child_command(module: str, *arguments: str) -> list[str]:
-    """Return the command line of a child process of the exporter: a module of ours that has a ``main``."""
-    return [sys.executable, "-c", _PROGRAM.format(module), _PACKAGE_ROOT, *arguments]
+def child_command(module: str, *arguments: str, flags: tuple[str, ...] = ()) -> list[str]:
+    """Return the command line of a child process of the exporter: a module of ours that has a ``main``.
+
+    ``flags`` are the interpreter's.
+    """
+    return [sys.executable, *flags, "-c", _PROGRAM.format(module), _PACKAGE_ROOT, *arguments]
 
 
 def sampler_command(*arguments: str) -> list[str]:
@@ -44,8 +47,11 @@ def sampler_command(*arguments: str) -> list[str]:
 
 
 def starter_command(*arguments: str) -> list[str]:
-    """Return the command line of the process that starts samplers with these arguments."""
-    return child_command("sampling.starter", *sampler_command(*arguments))
+    """Return the command line of the process that starts samplers with these arguments.
+
+    It needs no installed package (``-S``), which a start would look for.
+    """
+    return child_command("sampling.starter", *sampler_command(*arguments), flags=("-S",))
 
 
 def launch_counter_command(*arguments: str) -> list[str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
+from importlib import metadata
 
 import pytest
 
-from tests.support.certificates import Authority
-from vramledger.sampling.protocol import child_command
+from vramledger.sampling.protocol import starter_command
 
 PROGRAM = """
 import sys
@@ -34,46 +32,38 @@ def test_what_only_passes_something_on_loads_nothing_of_the_exporter(command: st
 
 def test_the_starter_loads_little() -> None:
     """The process that starts samplers is there all the time: it loads no logging, no JSON and no typing."""
-    command = child_command("sampling.starter")
-    program = command[2].replace("main()", "print(*sys.modules)")
-    done = subprocess.run(
-        [command[0], "-S", "-c", program, *command[3:]], capture_output=True, text=True, check=True
-    )
+    command = [word.replace("main()", "print(*sys.modules)") for word in starter_command("{}")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
 
     loaded = set(done.stdout.split())
     assert "vramledger.sampling.starter" in loaded
-    assert not loaded & {"logging", "json", "typing", "pathlib", "re", "socket", "vramledger.logs"}
+    assert not loaded & {"site", "enum", "collections", "contextlib", "re", "vramledger.logs"}
 
 
-AUTHORITIES = """
-import os, ssl, sys
-from contextlib import nullcontext
-from vramledger.serving.exporter import no_authorities
+SERVER_ONLY = """
+import sys
+from vramledger.web.server_part import import_server_only
 
-counts = []
-load = ssl.SSLContext.load_default_certs
-
-def counted(context, *purpose):
-    load(context, *purpose)
-    counts.append(context.cert_store_stats()["x509"])
-
-ssl.SSLContext.load_default_certs = counted
-with no_authorities() if sys.argv[1] == "none" else nullcontext():
-    import aiohttp
-print(sum(counts), len(ssl.create_default_context().get_ca_certs()))
+import_server_only()
+import vramledger.web.app
+print([name for name in sys.modules if name in ("aiohttp.client", "aiohttp.connector")])
+import aiohttp
+print(aiohttp.__version__, hasattr(aiohttp, "nothing"), aiohttp.ClientSession.__module__, aiohttp.__version__)
+import_server_only()
+print(aiohttp is sys.modules["aiohttp"], sys.modules["aiohttp.web"] is aiohttp.web, type(aiohttp).__name__)
 """
 
 
-@pytest.mark.parametrize(("block", "at_import"), [("none", 0), ("usual", 1)])
-def test_importing_aiohttp_reads_no_authorities(tmp_path: Path, block: str, at_import: int) -> None:
-    """In the block no authorities are read while aiohttp is imported; contexts made later have them."""
-    authority = Authority(tmp_path).pair.certificate
-    done = subprocess.run(
-        [sys.executable, "-c", AUTHORITIES, block], capture_output=True, text=True, check=True,
-        env={**os.environ, "SSL_CERT_FILE": str(authority)},
-    )  # fmt: skip
+def test_the_exporter_loads_no_client() -> None:
+    """The server loads nothing of aiohttp's client, and who asks for the client later gets it."""
+    done = subprocess.run([sys.executable, "-c", SERVER_ONLY], capture_output=True, text=True, check=True)
 
-    assert done.stdout.split() == [str(at_import), "1"]
+    version = metadata.version("aiohttp")
+    assert done.stdout.splitlines() == [
+        "[]",
+        f"{version} False aiohttp.client {version}",
+        "True True module",
+    ]
 
 
 def test_the_version_loads_no_command() -> None:
