@@ -48,7 +48,7 @@ FUTURE = "from __future__ import annotations"
 
 ONLY_IN = {
     # Who may import what: only one package handles a library's quirks.
-    "pynvml": ["vramledger.readers.nvml.driver"],
+    "pynvml": ["vramledger.readers.nvml.bindings"],
     "psutil": ["vramledger.commands.attach", "vramledger.commands.sampling_loop"],
     "prometheus_client": ["vramledger.metrics.exposition", "vramledger.web.*"],
     "aiohttp": ["vramledger.web.*", "vramledger.commands.taint", "vramledger.commands.kubernetes_node"],

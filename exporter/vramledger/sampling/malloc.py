@@ -26,8 +26,12 @@ def use_one_arena() -> None:
 
 
 def freeze_objects() -> None:
-    """Mark all loaded objects as permanent, so that no garbage collection visits them again."""
-    gc.collect()
+    """Mark all loaded objects as permanent, so that no garbage collection visits them again.
+
+    The young ones are looked through first, because what is permanent is never freed. The old ones would take
+    15 ms of each start, and have less than 20 objects of garbage.
+    """
+    gc.collect(1)
     gc.freeze()
     _trim_heap()
 

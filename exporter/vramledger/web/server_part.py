@@ -26,7 +26,7 @@ class _ServerPart(ModuleType):
             raise AttributeError(name)
         assert self.__spec__ is not None  # noqa: S101 see below
         assert self.__spec__.loader is not None  # noqa: S101 the same
-        self.__class__ = ModuleType
+        self.__class__ = ModuleType  # type: ignore[assignment]
         self.__spec__.loader.exec_module(self)
         return getattr(self, name)
 

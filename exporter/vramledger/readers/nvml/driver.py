@@ -1,6 +1,6 @@
 """Open the driver library, count its GPUs, wait for their errors, and close it again.
 
-Only this module imports pynvml; it passes the library to the readers of the GPUs.
+Only this module uses pynvml by name; it passes the library to the readers of the GPUs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
-import pynvml
-
 from vramledger.errors import DriverError
 from vramledger.model.reading import XidEvent
 from vramledger.readers.hosts.dmem import DeviceMemoryCgroups
 from vramledger.readers.hosts.system_memory import SystemMemory
 from vramledger.readers.nvml import return_codes
+from vramledger.readers.nvml.bindings import pynvml
 from vramledger.readers.nvml.calls import DeviceLostError, query, raise_if_gone, read_uuid
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.return_codes import DRIVER_GONE, Handle

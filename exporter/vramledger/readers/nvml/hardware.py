@@ -1,6 +1,6 @@
 """Declare the hardware families: one row for each metric, with its collector, its pace and its query.
 
-pynvml is passed in, so that driver.py stays its only importer. A function that pynvml itself lacks counts as
+pynvml is passed in, so that driver.py alone names it. A function that pynvml itself lacks counts as
 one that the driver lacks.
 """
 

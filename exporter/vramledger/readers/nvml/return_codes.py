@@ -7,7 +7,7 @@ from typing import Any, Final
 Handle = Any
 """A ctypes pointer of pynvml, which has no types."""
 Nvml = Any
-"""The pynvml module, passed in by driver.py, its only importer."""
+"""The pynvml module, passed in by driver.py."""
 NvmlError = Any
 """The exception of pynvml; its ``value`` is one of the codes below."""
 QueryResult = Any
