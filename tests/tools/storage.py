@@ -25,8 +25,8 @@ from tests.support.past import BOOT_ID, GOLDEN, GOLDEN_MOMENTS, StoredPast, nigh
 from vramledger.storage.archive import Archive, open_directory
 from vramledger.storage.moments import compute
 from vramledger.storage.process import StorageProcess, serve_pipe
-from vramledger.storage.protocol import ADD, BEGIN, pack
-from vramledger.storage.questions import AT, PAGE, RESTORE, SINCE, SLIDER, answer
+from vramledger.storage.protocol import ADD, AT, BEGIN, PAGE, RESTORE, SINCE, SLIDER, pack
+from vramledger.storage.questions import answer
 from vramledger.storage.report import make_report
 from vramledger.storage.segments import READING, STATE, VERSION, write_entry
 

@@ -20,7 +20,7 @@ from vramledger.model.reading_json import decode
 from vramledger.sampling.capture import capture
 from vramledger.sampling.replay import encode_header
 from vramledger.sampling.supervisor import Supervisor
-from vramledger.storage.questions import READINGS
+from vramledger.storage.protocol import READINGS
 
 
 def add_command(commands: Commands) -> None:

@@ -26,7 +26,7 @@ from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.replay import FORMAT, read_recording
 from vramledger.sampling.supervisor import Supervisor
 from vramledger.serving.source import snapshots
-from vramledger.storage.questions import AT
+from vramledger.storage.protocol import AT
 from vramledger.views.ledger_answer import read_answer
 from vramledger.views.ledger_json import snapshot_json
 

@@ -40,7 +40,7 @@ from vramledger.serving.source import (
     open_source,
     snapshots,
 )
-from vramledger.storage.questions import AT, SINCE
+from vramledger.storage.protocol import AT, SINCE
 from vramledger.views.evidence import evidence_json, evidence_lines
 from vramledger.views.ledger_answer import read_answer
 from vramledger.views.ledger_json import snapshot_json

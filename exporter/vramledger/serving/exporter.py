@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,8 @@ import vramledger
 from vramledger import __version__
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.server import run_agent_server
-from vramledger.config import CONTROL_SOCKET, Config
+from vramledger.config import CONTROL_SOCKET, Config, SamplingConfig, StorageConfig
 from vramledger.logs import fields, log
-from vramledger.metrics.storage import collect as storage_families
 from vramledger.model.snapshot import Snapshot
 from vramledger.readers.hosts.driver_watch import has_device_class, open_control_device
 from vramledger.readers.hosts.open_device_files import read_open_device_files
@@ -39,6 +38,7 @@ from vramledger.serving.control_messages import (
 )
 from vramledger.serving.control_socket import ControlHandlers, serve_control
 from vramledger.serving.launch_counting import LaunchCounting, count_launches
+from vramledger.serving.past_desk import PastDesk
 from vramledger.serving.publisher import SnapshotPublisher
 from vramledger.serving.service_manager import (
     is_managed,
@@ -53,8 +53,6 @@ from vramledger.serving.source import (
     open_source,
     snapshots,
 )
-from vramledger.serving.storage import PastDesk, store
-from vramledger.serving.storage_health import StorageHealth
 from vramledger.views.ledger_answer import write_answer
 from vramledger.views.public_view import public_view
 from vramledger.web.cancellation import cancel_and_wait
@@ -62,6 +60,7 @@ from vramledger.web.server_part import import_server_only
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from vramledger.serving.storage import Storage, StoredTracker
     from vramledger.web.services import PageState
 
 
@@ -125,15 +124,17 @@ async def _serve_source(
     user = _choose_user(config) if isinstance(source, Supervisor) else None
     # What needs a right comes first: the sockets, then the processes that count and that start samplers.
     past, wait = PastDesk(expected=config.storage is not None), reading_timeout(config.sampling)
-    health = None if config.storage is None else StorageHealth(config.storage.size, config.storage.retention)
-    if health is not None:
-        page.collect = lambda: storage_families(health.figures())
     page.past = None if config.storage is None else past.answer_page
+    storing = (
+        nullcontext()
+        if config.storage is None
+        else _store(config.storage, config.sampling, tracker, page, idle_after, user)
+    )
     async with (
         agents as agent_server,
         _control_socket(config, source, _LedgerDesk(publisher, page, idle_after, wait), page, past),
         counts as launch_counting,
-        store(config, tracker, page.timeline, idle_after, user=user, health=health) as stored,
+        storing as stored,
         _starter(config, source) as start_starter,
         serve(config, publisher, lambda: _give_up_rights(config, start_starter, user), page),
         notify_service_manager(),
@@ -158,6 +159,24 @@ async def _serve_source(
                 "Ending, to be started again: a driver has come, and only a new start allows its devices"
             )
         await cancel_and_wait(publishing, forbidden)
+
+
+def _store(  # noqa: PLR0913, PLR0917 what it joins
+    storage: StorageConfig,
+    sampling: SamplingConfig,
+    tracker: HoldingTracker,
+    page: PageState,
+    idle_after: float,
+    user: User | None,
+) -> AbstractAsyncContextManager[tuple[Storage, StoredTracker]]:
+    """Return what stores, during a block; only here it is loaded."""
+    from vramledger.metrics.storage import collect  # noqa: PLC0415
+    from vramledger.serving.storage import store  # noqa: PLC0415
+    from vramledger.serving.storage_health import StorageHealth  # noqa: PLC0415
+
+    health = StorageHealth(storage.size, storage.retention)
+    page.collect = lambda: collect(health.figures())
+    return store(storage, sampling, tracker, page.timeline, idle_after, user=user, health=health)
 
 
 def _choose_user(config: Config) -> User | None:

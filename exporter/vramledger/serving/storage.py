@@ -20,16 +20,14 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from vramledger import __version__
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.config import Config, StorageConfig
-from vramledger.errors import StartupError, VramledgerError
+from vramledger.config import SamplingConfig, StorageConfig
+from vramledger.errors import StartupError
 from vramledger.logs import fields, log, settings
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.privileges import User
-from vramledger.serving.callers import Caller
-from vramledger.serving.control_messages import ControlError, ControlRequest, PastHeader
+from vramledger.serving.past_desk import StorageError
 from vramledger.serving.storage_health import SLOW_DISK, StorageHealth
 from vramledger.storage.moments import advance, recall
 from vramledger.storage.protocol import (
@@ -40,12 +38,12 @@ from vramledger.storage.protocol import (
     HEADER,
     PACKET_BYTES,
     READY,
+    RESTORE,
     START,
     STATUS,
     keeper_command,
     pack,
 )
-from vramledger.storage.questions import AT, READINGS, RESTORE
 from vramledger.storage.recorder import Recorder
 from vramledger.storage.segments import READING, Entry, read_head
 from vramledger.views.timeline import Timeline
@@ -78,10 +76,6 @@ BUFFER_MAX = 4 * 2**20
 """Bytes that may wait for the process; with more, samples are left out until it has read them."""
 
 LIMIT = 2**26
-
-
-class StorageError(VramledgerError):
-    """The storage does not answer, or says why it cannot."""
 
 
 class Storage:
@@ -294,47 +288,6 @@ def _open_pipe() -> tuple[FileIO, FileIO]:
     return FileIO(reader, "rb"), FileIO(writer, "wb")
 
 
-class PastDesk:
-    """Answer commands that ask for the past."""
-
-    def __init__(self, *, expected: bool) -> None:
-        """Start without a storage. If one is ``expected``, the exporter sets it when it is open."""
-        self.storage: Storage | None = None
-        self._expected = expected
-
-    async def answer_page(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """Return the answer to a question of the page.
-
-        Raises:
-            StorageError: there is none, or not yet.
-        """
-        if self.storage is None:
-            raise StorageError(self._without())
-        return await self.storage.request(question)
-
-    async def answer(self, request: ControlRequest, caller: Caller) -> tuple[PastHeader, bytes]:
-        """Return the answer to a command's question.
-
-        Raises:
-            ControlError: this caller may not ask that, or nothing is stored, or not yet.
-        """
-        if self.storage is None:
-            raise ControlError(self._without())
-        question = dict(request.question)
-        if question["ask"] == READINGS:
-            caller.check_control()
-        if question["ask"] == AT and not caller.trusted:
-            question["uid"] = caller.peer.uid
-        head, content = await self.storage.request(question)
-        return PastHeader(__version__, head, len(content)), content
-
-    def _without(self) -> str:
-        """Return why there is no storage."""
-        if self._expected:  # the control socket and the page answer before it is open
-            return "it is still starting; ask again in a moment"
-        return "it keeps no past; start it with --storage.path"
-
-
 class StoredTracker:
     """The accounting of an exporter that stores: record each reading, and go on from the last one.
 
@@ -433,34 +386,32 @@ class StoredTracker:
 
 @asynccontextmanager
 async def store(  # noqa: PLR0913 what it joins
-    config: Config,
+    config: StorageConfig,
+    sampling: SamplingConfig,
     tracker: HoldingTracker,
     timeline: Timeline,
     idle_after: float,
     *,
     user: User | None,
-    health: StorageHealth | None,
-) -> AsyncIterator[tuple[Storage, StoredTracker] | None]:
-    """Start the process that stores, and yield it with the accounting that records; None without a storage.
+    health: StorageHealth,
+) -> AsyncIterator[tuple[Storage, StoredTracker]]:
+    """Start the process that stores, and yield it with the accounting that records.
 
     Raises:
         StartupError: the directory cannot be used.
     """
-    if config.storage is None or health is None:
-        yield None
-        return
     ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)  # noqa: FBT003 the standard library's
     with other:
         keeper = await asyncio.create_subprocess_exec(
-            *keeper_command(_arguments(config.storage, config.sampling.rootfs, user), *settings()),
+            *keeper_command(_arguments(config, sampling.rootfs, user), *settings()),
             stdin=other.fileno(),
         )
     storage = Storage(keeper, ours, health)
-    recorder = Recorder(tracker, timeline, idle_after, config.sampling.interval)
+    recorder = Recorder(tracker, timeline, idle_after, sampling.interval)
     stored = StoredTracker(tracker, timeline, recorder, storage)
     try:
-        await _open(storage, config.storage.path)
+        await _open(storage, config.path)
         async with background_task(storage.run()):
             try:
                 head, content = await storage.request({"ask": RESTORE}, RESTORE_SECONDS)

@@ -23,6 +23,12 @@ READY, START = b"ready", b"start"
 """The directory is open (another text says why not); start a process that stores, with the descriptors from
 which it reads and to which it writes."""
 
+RESTORE, AT, SINCE, SLIDER, READINGS = "restore", "at", "since", "slider", "readings"
+"""The questions."""
+
+PAGE, LEDGER = "page", "ledger"
+"""How a moment is wanted: as rows of the page, or as a command reads it."""
+
 PACKET_BYTES = 4096
 
 HEADER = struct.Struct(">cI")

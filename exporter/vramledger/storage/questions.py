@@ -13,17 +13,13 @@ from vramledger.errors import RecordingError
 from vramledger.model.json_values import JSON_VERSION
 from vramledger.storage.archive import Archive
 from vramledger.storage.moments import Past, advance, compute, start_from
+from vramledger.storage.protocol import AT, PAGE, READINGS, RESTORE, SINCE, SLIDER
 from vramledger.storage.reduction import expand_reading, facts_plain
 from vramledger.storage.report import make_report
 from vramledger.storage.slider import make_slider
 from vramledger.views.ledger_answer import write_answer
 from vramledger.views.public_view import public_view
 from vramledger.web.page_rows import page_rows
-
-RESTORE, AT, SINCE, SLIDER, READINGS = "restore", "at", "since", "slider", "readings"
-
-PAGE, LEDGER = "page", "ledger"
-"""How a moment is wanted: as rows of the page, or as a command reads it."""
 
 
 def answer(archive: Archive, request: dict[str, Any]) -> bytes:

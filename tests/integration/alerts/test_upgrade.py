@@ -17,7 +17,8 @@ from tests.support.past import StoredPast
 from tests.support.requirements import require_tool
 from vramledger.model.snapshot import State
 from vramledger.storage.moments import advance, recall
-from vramledger.storage.questions import RESTORE, answer
+from vramledger.storage.protocol import RESTORE
+from vramledger.storage.questions import answer
 from vramledger.storage.segments import READING, Entry
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too

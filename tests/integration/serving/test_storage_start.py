@@ -17,7 +17,8 @@ import pytest
 
 from tests.support.past import StoredPast, night
 from vramledger.logs import settings
-from vramledger.serving.storage import NOT_OPENED, Storage, StorageError
+from vramledger.serving.past_desk import StorageError
+from vramledger.serving.storage import NOT_OPENED, Storage
 from vramledger.serving.storage_health import StorageHealth
 from vramledger.storage.protocol import READY, keeper_command
 

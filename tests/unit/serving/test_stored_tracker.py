@@ -23,12 +23,13 @@ from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Holding, Snapshot, State
 from vramledger.serving.callers import Caller
 from vramledger.serving.control_messages import PAST, ControlError, ControlRequest
-from vramledger.serving.storage import PastDesk, Storage, StorageError, StoredTracker
+from vramledger.serving.past_desk import PastDesk, StorageError
+from vramledger.serving.storage import Storage, StoredTracker
 from vramledger.serving.storage_health import StorageHealth
 from vramledger.storage.archive import Archive, open_directory
 from vramledger.storage.moments import compute
-from vramledger.storage.protocol import ADD
-from vramledger.storage.questions import AT, RESTORE, answer
+from vramledger.storage.protocol import ADD, AT, RESTORE
+from vramledger.storage.questions import answer
 from vramledger.storage.recorder import Recorder
 from vramledger.storage.segments import READING
 from vramledger.views.timeline import Timeline
