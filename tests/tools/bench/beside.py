@@ -21,7 +21,8 @@ WARM_UP = 16.0
 on with what it does is sampled less often after ten."""
 
 _FIFTH = 0.2
-_MEMORY_MOST = 70 * 2**20
+_MEMORY_MOST = 82 * 2**20
+"""The process that starts samplers included: 80.3 MiB were measured with Python 3.11. It may only fall."""
 
 
 @dataclass
@@ -75,7 +76,7 @@ def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
     yield Row(at, "page on the wire", ours.page.wire, peer.page.wire, "B")
     rss = max(each.rss for each in ours.memory)
     if judged:  # its limit is absolute
-        yield Row(at, "RSS of exporter and sampler", rss, unit="B", bar=_MEMORY_MOST)
+        yield Row(at, "RSS of all our processes", rss, unit="B", bar=_MEMORY_MOST)
     yield Row(at, "RSS", rss, max(each.rss for each in peer.memory), "B")
     pss = [[each.pss for each in program.memory if each.pss is not None] for program in (ours, peer)]
     if all(pss):
