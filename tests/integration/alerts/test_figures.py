@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from tests.support.alerts.nodes import Holder, Node
+from tests.support.alerts.nodes import Holder, Node, uuid
 from tests.support.alerts.promtool import expect
 from tests.support.host.model import GIB
 
@@ -120,3 +121,70 @@ def test_demand_without_an_agent_counts_uncharged_memory(tmp_path: Path) -> None
     }
 
     assert expect(tmp_path, Node([steady, later]).series(20), 20, figures) == ""
+
+
+def test_a_label_of_the_target_splits_no_demand(tmp_path: Path) -> None:
+    """What is charged and what is not are one demand, whatever other labels a target has."""
+    node = Node([Holder(2, 1, managed=8)], relabel=lambda _, labels: {**labels, "rack": "3"})
+    figures = {
+        'vramledger_process:demand_bytes:min3m{pid="2", rack="3"}': 9 * GIB,
+        "count(vramledger_process:demand_bytes:min3m)": 1,
+        'vramledger_process:memory_bytes:owned{pid="2"}': 9 * GIB,
+    }
+
+    assert expect(tmp_path, node.series(20), 20, figures) == ""
+
+
+def test_a_lost_scrape_brings_no_old_bytes_back(tmp_path: Path) -> None:
+    """A holder that shrank when its GPU's index changed shows what it had last while nobody answers."""
+    node = Node(
+        [Holder(7, lambda minute: 40 if minute < 10 else 4)],
+        missing=lambda minute: 10.75 <= minute < 11.5,
+        relabel=lambda minute, labels: {**labels, "gpu": "1"} if "gpu" in labels and minute >= 10 else labels,
+    )
+
+    assert expect(tmp_path, node.series(12), 11, {"vramledger_process:memory_bytes:owned": 4 * GIB}) == ""
+
+
+def test_a_device_that_does_not_answer_keeps_its_holdings_for_a_while(tmp_path: Path) -> None:
+    """They stay for 3 minutes, with their owners; what ends where the device answers is gone at once."""
+    device = f'vramledger_device_up{{NODE,gpu="0",uuid="{uuid(0)}"}}'
+    there = Holder(7, lambda minute: 10 if minute < 10 else None, owner="bob")
+    ended = Node([there])
+    lost = replace(ended, extra={device: lambda minute: float(minute < 10)}, instance="gpu-2:10839")
+    series = [*ended.series(20), *lost.series(20)]
+    holding = 'sum by (instance, owner) (vramledger_process:memory_bytes:owned{owner="bob"})'
+
+    for minute, instances in ((9.5, 2), (12, 1), (14, 0)):
+        known = f"count({holding}) or vector(0)"
+        assert expect(tmp_path, series, minute, {known: instances}) == ""
+    assert (
+        expect(
+            tmp_path, series, 12, {f'{holding} unless on (instance) up{{instance="gpu-1:10839"}}': 10 * GIB}
+        )
+        == ""
+    )
+
+
+def test_a_dead_holder_keeps_its_owner_over_a_restart(tmp_path: Path) -> None:
+    """The exporter that comes back cannot say whose process it was, which no longer exists."""
+
+    def forgotten(minute: float, labels: Mapping[str, str]) -> Mapping[str, str]:
+        return {**labels, "owner": ""} if minute >= 10 and "command" in labels else labels
+
+    node = Node(
+        [
+            Holder(
+                7,
+                10,
+                state=lambda minute: "active" if minute < 10 else "dead",
+                since=lambda minute: 0 if minute < 10 else 10,
+            )
+        ],
+        missing=lambda minute: 9 <= minute < 10,
+        relabel=forgotten,
+    )
+    figures = {'vramledger_process:memory_bytes:owned{owner="ann", state="dead"}': 10 * GIB}
+
+    for minute in (10.5, 20):
+        assert expect(tmp_path, node.series(20), minute, figures) == ""

@@ -30,16 +30,17 @@ STEP = 60
 BY_RULE_FILES = Manager(EVALUATION)
 
 RECORDING = (
+    "vramledger-clock",
     "vramledger-devices",
     "vramledger-nodes",
     "vramledger-allocators",
     "vramledger-growth",
     "vramledger-growth-slow",
     "vramledger-growth-long",
-    "vramledger-holdings",
-    "vramledger-ranks",
     "vramledger-pieces",
-    "vramledger-concerns",
+    "vramledger-holders",
+    "vramledger-ranks",
+    "vramledger-costs",
     "vramledger-owners",
 )
 """Groups whose results other groups read: they come first, so that a boundary is exact."""

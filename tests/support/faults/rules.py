@@ -43,8 +43,9 @@ def files(home: Path = HOME) -> list[Path]:
 
 
 def groups(paths: Iterable[Path]) -> list[str]:
-    """Return the names of the rule groups, in the order of their evaluation."""
-    return [group["name"] for path in paths for group in _groups(path)]
+    """Return the names of the rule groups, in the order of their evaluation: those that record come first."""
+    every = [group for path in paths for group in _groups(path)]
+    return [group["name"] for group in sorted(every, key=lambda each: "record" not in each["rules"][0])]
 
 
 def evaluated(

@@ -212,7 +212,9 @@ def backfill(file: TextIO, nodes: int) -> None:
     last = BEGIN + int(HOURS * 3600) - ROUND
     back = looks_back()
     intervals = {
-        rule["record"]: max(ROUND, seconds(rule["interval"])) for rule in rules() if "record" in rule
+        rule["record"]: max(1, seconds(rule["interval"]) // ROUND) * ROUND
+        for rule in rules()
+        if "record" in rule
     }
     by_name: dict[str, list[tuple[str, dict[int, str]]]] = {}
     raw = list(node(Random(1)))  # noqa: S311 it is chance for a measurement
