@@ -136,6 +136,20 @@ def test_readme_lists_the_recordings() -> None:
     assert set(re.findall(r"`(vramledger_\w+:\w+:\w+)`", README)) == RECORDED
 
 
+def test_alerts_follow_the_records_of_their_group() -> None:
+    """An alert reads what its group recorded in the same round, not what it recorded in the round before."""
+    places = {(rule["group"], rule.get("record")): place for place, rule in enumerate(RULES)}
+    late = [
+        (rule["alert"], name)
+        for place, rule in enumerate(RULES)
+        if "alert" in rule
+        for name in re.findall(r"\bvramledger_\w+:\w+:\w+", rule["expr"])
+        if places.get((rule["group"], name), -1) > place
+    ]
+
+    assert late == []
+
+
 def test_groups_and_recordings_have_good_names() -> None:
     """Group names are unique over the files, and recordings are called level:metric:operation."""
     groups = {(rule["file"], rule["group"]) for rule in RULES}
