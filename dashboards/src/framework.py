@@ -101,17 +101,17 @@ def need_known() -> Panel:
 def held_beyond_need() -> Panel:
     return stat(
         "Held beyond peak need",
-        "The memory that programs hold above the highest need that they ever had. What is cached now may be "
-        "more: they will need it again at their next peak.",
+        "The memory that programs hold above the highest need that they ever had. What is reclaimable now "
+        "may be more: they will need it again at their next peak.",
         Query(f"sum({beyond_need()})"), unit=BYTES, absent=WITHOUT_AGENT, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
 def reclaimable() -> Panel:
     return stat(
-        "Cached by torch now",
-        "What torch.cuda.empty_cache() would free now, over all programs. They take what is below their peak "
-        "need again at their next peak.",
+        "Reclaimable now",
+        "What torch.cuda.empty_cache() would free now, over all programs whose counters tell. They take "
+        "what is below their peak need again at their next peak.",
         Query(f"sum({selector('vramledger_torch_reclaimable_bytes')})"), unit=BYTES, absent=NO_TORCH,
     )  # fmt: skip
 
@@ -237,9 +237,9 @@ def hoarding_factors() -> Panel:
     return table(
         "Held beyond peak need, by program",
         "The ten programs that hold most above their peak need, how many times their need they hold, and "
-        "what torch has cached now and could free at once. This may be far more than is beyond the peak "
-        "need: a program that needs little now will take it again at its next peak. The table is empty if "
-        "no agent reports a need.",
+        "what torch.cuda.empty_cache() would free now, where torch's counters tell. This may be far more "
+        "than is beyond the peak need: a program that needs little now will take it again at its next peak."
+        " The table is empty if no agent reports a need.",
         Query(f"topk(10, sum by ({by}) ({beyond_need()}))"),
         Query(f"sum by ({BY_PROCESS}) ({holdings()})"),
         Query(f"max by ({BY_PROCESS}) ({need()})"),
@@ -253,7 +253,7 @@ def hoarding_factors() -> Panel:
             Column("Value #B", "Holds", BYTES, width=95),
             Column("Value #C", "Peak need", BYTES, width=95),
             Column("Value #D", "Holds, times need", ROUNDED, width=95),
-            Column("Value #E", "Cached by torch now", BYTES, width=95),
+            Column("Value #E", "Reclaimable now", BYTES, width=108),
             *FRAMEWORK_COLUMNS,
             NODE_COLUMN,
             GPU_COLUMN,
@@ -288,7 +288,7 @@ def fragmentation() -> Panel:
         "piece. The table is empty without a torch agent.",
         Query(f"topk(10, {stepped})"),
         Query(share),
-        Query(f"sum by ({BY_PROCESS}) ({retries})"),
+        Query(f"round(sum by ({BY_PROCESS}) ({retries}))"),
         Query(f"max by ({BY_PROCESS}) ({selector('vramledger_torch_largest_free_block_bytes')})"),
         columns=[
             PROCESS_COLUMN,

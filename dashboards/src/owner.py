@@ -180,9 +180,9 @@ def could_be_freed() -> Panel:
     of_those = f"and on ({HOLDING_LABELS}) {chosen_holdings()}"
     cached = selector("vramledger_torch_reclaimable_bytes")
     return stat(
-        "Cached by torch now",
-        "What torch.cuda.empty_cache() would free now in the owners' programs. 'vramledger reclaim PID' "
-        "frees it, if the program consents.",
+        "Reclaimable now",
+        "What torch.cuda.empty_cache() would free now in the owners' programs, where torch's counters tell. "
+        "'vramledger reclaim PID' frees it, if the program consents.",
         Query(f"sum({cached} {of_those})"),
         unit=BYTES, absent="no agent",
     )  # fmt: skip

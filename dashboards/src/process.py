@@ -118,10 +118,11 @@ def need() -> Panel:
 
 def could_be_freed() -> Panel:
     return stat(
-        "Cached by torch now",
+        "Reclaimable now",
         "What torch.cuda.empty_cache() would free now. 'vramledger reclaim PID' frees it, if the program "
         "consents. It may be more than what is held beyond the peak need: the program takes it again at its "
-        "next peak.",
+        "next peak. Not reported: torch's counters do not tell, as with expandable segments or CUDA graphs, "
+        "or it is another framework, whatever it has cached.",
         Query(from_agent(f"sum({of_process('vramledger_torch_reclaimable_bytes')})")),
         unit=BYTES, absent=WITHOUT_AGENT, mappings=[WHY_NOT],
     )  # fmt: skip
@@ -169,9 +170,10 @@ def where_memory_goes() -> Panel:
         "Where its memory goes",
         "Over all its devices: memory outside the pools of its frameworks (context, libraries, native "
         "code), what live data uses, free pieces of used blocks (fragmentation, which only expandable "
-        "segments or a restart helps), and what is cached and could be freed. The lines are what it "
-        "holds, what NVML charges to it of that (the rest is managed memory, or was left by a program that "
-        "has ended), and the peak need. Without an agent only the first two lines are known.",
+        "segments or a restart helps), and the rest of the pools, which is cached; what of it could be "
+        "freed now is in *Reclaimable now*. The lines are what it holds, what NVML charges to it of that "
+        "(the rest is managed memory, or was left by a program that has ended), and the peak need. Without "
+        "an agent only the first two lines are known.",
         Query(outside, "outside the pools"),
         Query(in_use, "in use"),
         Query(split, "fragments"),

@@ -312,9 +312,9 @@ def holdings_table(
         ]
     else:
         say = (
-            "Peak need: the highest need that the program ever had, where its agent reports it; what it has "
-            "cached now may be more than what it holds beyond that. Grows: the rise of the minimum within 15 "
-            "minutes."
+            "Peak need: the highest need that the program ever had, where its agent reports it; what is "
+            "reclaimable now may be more than what it holds beyond that. Grows: the rise of the minimum "
+            "within 15 minutes."
         )
         need = f"max by ({by}) ({selector('vramledger_process_needed_peak_bytes')} {of_those})"
         figures = [need, f"{demand_rate()} {of_those}"]

@@ -327,7 +327,7 @@ def test_a_program_without_an_agent_has_no_framework_figures(engine: Engine) -> 
     """Figures that only an agent has are absent without one, never 0."""
     assert value(engine, "vramledger-owner", "Processes", "F", instance="notebook") == []
     assert len(value(engine, "vramledger-owner", "Processes", "A", instance="notebook")) == 1
-    for panel, ref in (("Peak need", "A"), ("Cached by torch now", "A"), ("Where its memory goes", "B")):
+    for panel, ref in (("Peak need", "A"), ("Reclaimable now", "A"), ("Where its memory goes", "B")):
         assert value(engine, "vramledger-process", panel, ref, instance="notebook") == []
 
 
@@ -953,6 +953,14 @@ def test_jobs_that_could_share_are_named_with_the_gpu(engine: Engine) -> None:
     assert float(str(room["value"])) >= float(str(job["value"])) > 0
     assert str(job["pid"]) not in str(beside["beside"])
     assert value(engine, "vramledger-framework", panel, instance="waits") == []
+
+
+def test_retries_are_counted_in_whole_numbers(engine: Engine) -> None:
+    """A count of retries is not extrapolated to a part of one."""
+    rows = value(engine, "vramledger-framework", "torch: fragmentation", "C")
+
+    assert rows
+    assert all(float(str(row["value"])).is_integer() for row in rows)
 
 
 def test_what_helps_against_fragmentation_stands_beside_it(engine: Engine) -> None:

@@ -135,7 +135,7 @@ def test_an_empty_table_says_what_that_means(uid: str) -> None:
         counted = beside in [(each["gridPos"]["x"], each["gridPos"]["y"]) for each in counts]
         assert ("Count" in said) is counted, panel["title"]
         assert counted or "Exporters" in said, panel["title"]
-        # A table of no rows would have the headings of its figures alone; divided by time, it is no table.
+        # Without rows Grafana draws the headings of the figures alone; divided by time, nothing is left.
         order = [each["id"] for each in panel["transformations"]]
         (divided,) = [each for each in panel["transformations"] if each["id"] == "partitionByValues"]
         before, after = (
