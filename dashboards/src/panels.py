@@ -379,8 +379,8 @@ def table(
     }
     with_rows = [{"id": "filterByValue", "options": kept}] if rows_of else []
     hidden = {"id": "filterFieldsByName", "options": {"include": {"names": [*shown]}}}
-    # All rows have the time of the query, so they stay together. Without rows nothing is left, and Grafana shows
-    # the text of the table: otherwise it would draw the headings of the figures alone.
+    # All rows have the time of the query, so they stay together. Without rows nothing is left, and Grafana
+    # shows the text of the table: otherwise it would draw the headings of the figures alone.
     by_time = {"fields": ["Time"], "keepFields": False, "naming": {"asLabels": False}}
     nothing_if_empty = {"id": "partitionByValues", "options": by_time}
     arrange = {"id": "organize", "options": arranged}
