@@ -188,7 +188,7 @@ def unowned_and_unknown() -> Panel:
     names = f"topk by ({HOLDING_LABELS}) (1, {holdings()})"
     named = f"({stated}) * on ({HOLDING_LABELS}) group_left (command, owner_type, owner) (1 + 0 * {names})"
     listed = f"({named}\nor on ({HOLDING_LABELS}) {stated})"
-    unseen = f"{device_bytes('unknown')} unless on ({UUID_LABELS}) {since}"
+    unseen = f"({device_bytes('unknown')} unless on ({UUID_LABELS}) {since})"
     nobody = device_bytes("unattributed")
     usual = f'label_replace({nobody} > 0 < {USUAL_UNATTRIBUTED}, "step", "{USUAL}", "", "")'
     more = f'label_replace({nobody} >= {USUAL_UNATTRIBUTED} or {unseen} > 0, "step", "$1", "state", "(.*)")'

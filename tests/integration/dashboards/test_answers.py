@@ -924,6 +924,7 @@ def test_what_healthy_devices_have_needs_no_step(engine: Engine) -> None:
     """Some unattributed memory is usual; much of it is looked into."""
     expr = _expr("vramledger-fleet", "Unowned and unknown memory").replace("topk(50, ", "(")
     rows = [row for row in ask(engine, substitute_variables(expr), **_NOW) if "pid" not in row["metric"]]
+    assert all(float(row["value"][1]) > 0 for row in rows)
     steps: dict[str, list[float]] = {}
     for row in rows:
         steps.setdefault(row["metric"]["step"], []).append(float(row["value"][1]))
