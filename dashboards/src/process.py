@@ -89,7 +89,7 @@ def of_growth(figure: str) -> str:
 def held() -> str:
     """Return what the process holds at the moment of the figures that its agent reports.
 
-    What is recorded of it is up to a minute older: a program that grows would be charged more than it holds.
+    What is recorded of it is older: a program that grows would be charged more than it holds.
     """
     charged = f"sum({of_process('vramledger_process_memory_bytes')})"
     return f"({charged} + (sum({uncharged(CHOSEN_PROCESS)}) or 0 * {charged}))"
