@@ -211,11 +211,11 @@ def counted(shown: Panel, rows: str, source: int | None = None, *, alerting: boo
     every = re.sub(r"\b(?:topk|bottomk)\(\d+,", "(", shown.body["targets"][0]["expr"])
     count = stat(
         COUNT_TITLE,
-        "How many the table beside it has, also those that it leaves out. If there are none, it says why. "
-        "None: there is nothing to report. No rules: they are not loaded. No agent, need, sensor, counters "
-        "or scheduler: what the table shows is not known on the chosen nodes. No limit: no limit of a cgroup "
-        "is known there. Not comparable: no node was watched with as many GPUs at both moments. No driver: "
-        "no chosen node's driver answers. No exporter: none is known.",
+        "How many rows the table beside it has, also those that it leaves out. If there are none, it says "
+        "why. None: there is nothing to report. No rules: they are not loaded. No agent, no need known, no "
+        "sensor, no counters, no scheduler: what the table shows is not known on the chosen nodes. No limit: "
+        "no limit of a cgroup is known there. Nobody watched: no node was watched with as many GPUs at both "
+        "moments. No driver: no chosen node's driver answers. No exporter: none is known.",
         Query(row_count(every, source, alerting=alerting), rows),
         unit=COUNT, absent="no exporter", mappings=[WHY_EMPTY], named=True, width=3, height=shown.height,
     )  # fmt: skip

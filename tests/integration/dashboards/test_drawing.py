@@ -311,6 +311,13 @@ def test_a_figure_beside_a_table_says_what_no_rows_mean(uid: str) -> None:
             assert each["fieldConfig"]["defaults"]["noValue"] == "no exporter"
             assert each["options"]["textMode"] == "value_and_name"
             assert re.fullmatch(r"[A-Za-z ]*s", each["targets"][0]["legendFormat"]), "it says what it counts"
+            words = [
+                look["text"] for look in each["fieldConfig"]["defaults"]["mappings"][0]["options"].values()
+            ]
+            unexplained = [
+                word for word in (*words, "no exporter") if word not in each["description"].lower()
+            ]
+            assert unexplained == [], each["title"]
 
 
 def grids(uid: str) -> Iterator[list[Json]]:
