@@ -110,7 +110,8 @@ def need() -> Panel:
     return stat(
         "Peak need",
         "The most that the program has needed: the peaks of its frameworks' own use, plus what is outside "
-        "their pools. It could be limited to this and some reserve.",
+        "their pools. It could be limited to this and some reserve. Not reported: its agent knows no peak. "
+        "Agent silent: it has one that no longer reports.",
         Query(from_agent(f"sum({of_process('vramledger_process_needed_peak_bytes')})")),
         unit=BYTES, absent=WITHOUT_AGENT, mappings=[WHY_NOT],
     )  # fmt: skip
