@@ -32,6 +32,7 @@ from dashboards.src.queries import (
     NO_SCHEDULER,
     NODE_LABELS,
     OWNER_NAME,
+    USUAL_UNATTRIBUTED,
     age,
     device_bytes,
     filling_rate,
@@ -99,7 +100,7 @@ def unattributed() -> Panel:
         "Used, and held by nobody that the driver or other evidence names: a process of another PID "
         "namespace, or memory that the driver has not freed. We measured up to 66 MiB on healthy devices.",
         Query(f"sum({device_bytes('unattributed', CHOSEN_DEVICE)})"),
-        unit=BYTES, colour=GRAFANA["unattributed"],
+        unit=BYTES, colour=GRAFANA["unattributed"], level=USUAL_UNATTRIBUTED,
     )  # fmt: skip
 
 

@@ -32,6 +32,9 @@ from dashboards.src.queries import (
 )
 from dashboards.src.shared_panels import NODE_COLUMN, PROCESS_COLUMN, gaps, watched_nodes
 
+NOTHING_HAPPENED = "none"
+"""The name of a line that is at 0 where nothing was counted: without it, no event looks like no data."""
+
 
 def _by_node(figure: str) -> str:
     return f"max by ({NODE_LABELS}) ({figure})"
@@ -123,11 +126,13 @@ def versions() -> Panel:
 
 
 def failed_samples() -> Panel:
+    failures = increase("vramledger_sample_failures_total")
     return time_series(
         "Failed samples",
         "Samples that could not read the driver at all, by reason.",
-        Query(f"sum by (reason) ({increase('vramledger_sample_failures_total')}) > 0", "{{reason}}"),
-        unit=COUNT, absent="none, or no data", stacked=True,
+        Query(f"sum by (reason) ({failures}) > 0", "{{reason}}"),
+        Query(f"sum({failures}) == 0", NOTHING_HAPPENED),
+        unit=COUNT, stacked=True,
     )  # fmt: skip
 
 
@@ -208,6 +213,8 @@ def exporter_cpu() -> Panel:
 
 def incomplete_data() -> list[Panel]:
     dropped_by = f"sum by ({DEVICE_LABELS}) ({{}} > 0)"
+    uncounted = increase("vramledger_owner_uncounted_seconds_total")
+    holders, owners = map(selector, ("vramledger_processes_dropped", "vramledger_owners_dropped"))
     return [
         time_series(
             "Unreadable /proc files",
@@ -222,26 +229,17 @@ def incomplete_data() -> list[Panel]:
                 "Seconds without samples since the exporter started, by device: they are "
                 "missing in the owners' GiB-hours."
             ),
-            Query(
-                ten_largest(
-                    dropped_by.format(increase("vramledger_owner_uncounted_seconds_total")), DEVICE_LABELS
-                ),
-                DEVICE_LEGEND,
-            ),
-            unit=SECONDS, absent="none, or no data", width=8,
+            Query(ten_largest(dropped_by.format(uncounted), DEVICE_LABELS), DEVICE_LEGEND),
+            Query(f"sum({uncounted}) == 0", NOTHING_HAPPENED),
+            unit=SECONDS, width=8,
         ),
         time_series(
             "Series dropped, by device",
             "Holders and owners beyond the limits.",
-            Query(
-                ten_largest(dropped_by.format(selector("vramledger_processes_dropped")), DEVICE_LABELS),
-                f"{DEVICE_LEGEND} holders",
-            ),
-            Query(
-                ten_largest(dropped_by.format(selector("vramledger_owners_dropped")), DEVICE_LABELS),
-                f"{DEVICE_LEGEND} owners",
-            ),
-            unit=COUNT, absent="none, or no data", width=8,
+            Query(ten_largest(dropped_by.format(holders), DEVICE_LABELS), f"{DEVICE_LEGEND} holders"),
+            Query(ten_largest(dropped_by.format(owners), DEVICE_LABELS), f"{DEVICE_LEGEND} owners"),
+            Query(f"sum({holders}) + sum({owners}) == 0", NOTHING_HAPPENED),
+            unit=COUNT, width=8,
         ),
     ]  # fmt: skip
 

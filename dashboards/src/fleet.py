@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dashboards.src.dashboard import (
     FLEET,
     Dashboard,
@@ -37,6 +39,7 @@ from dashboards.src.queries import (
     OWNER_NAME,
     UNOWNED,
     USUAL,
+    USUAL_UNATTRIBUTED,
     UUID_LABELS,
     age,
     compared_nodes,
@@ -75,8 +78,6 @@ from dashboards.src.shared_panels import (
 from vramledger.views.colours import GRAFANA
 
 NODE_MEMORY = "vramledger_node:memory_bytes:sum"
-USUAL_UNATTRIBUTED = 128 * 2**20
-"""Bytes below which unattributed memory of a device needs no step: healthy ones were measured with 66 MiB."""
 WHOLE_GPU = 'uuid!~"MIG-.*"'
 
 
@@ -173,7 +174,7 @@ def usage_by_team() -> Panel:
         "GiB-hours by team and state",
         "What each team held within the time range, by the state of the holders, and what of it was wasted; "
         "the 50 largest teams, and the sums of all teams in the row All.",
-        "team", TEAM_COLUMN,
+        "team", replace(TEAM_COLUMN, width=None, least=100),
         rows=50, total="team",
     )  # fmt: skip
 

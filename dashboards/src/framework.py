@@ -46,6 +46,8 @@ from vramledger.views.colours import GRAFANA
 
 WITHOUT_AGENT = "no program has an agent"
 NO_TORCH = "no torch program has an agent"
+OR_NO_RULES = "or the rules are not loaded"
+"""The other reason why a recorded series is missing."""
 PROCESS = "{{instance}} GPU {{gpu}}: {{command}} {{pid}}"
 BY_PROCESS = f"{DEVICE_LABELS}, pid"
 FRAGMENTED_BYTES, FRAGMENTED_SHARE = 256 * 2**20, 0.1
@@ -337,7 +339,7 @@ def pools_by_framework() -> Panel:
         "programs use of it.",
         Query(total("pool"), "{{framework}} pool"),
         Query(total("in_use"), "{{framework}} in use"),
-        unit=BYTES, absent=WITHOUT_AGENT, width=8,
+        unit=BYTES, absent=f"{WITHOUT_AGENT}, {OR_NO_RULES}", width=8,
     )  # fmt: skip
 
 
@@ -348,21 +350,21 @@ def torch_totals() -> Panel:
         "Over all programs, every 4 minutes: memory taken from the driver, used by live tensors, the same "
         "with what streams may still use, and requested before rounding.",
         *(Query(f"sum({selector(f'vramledger_node:torch_{name}_bytes:sum')})", name) for name in names),
-        unit=BYTES, absent=NO_TORCH, width=8,
+        unit=BYTES, absent=f"{NO_TORCH}, {OR_NO_RULES}", width=8,
     )  # fmt: skip
 
 
 def torch_retries() -> Panel:
-    def increase(counter: str) -> str:
-        return f"sum(increase({selector(counter)}[$__rate_interval]))"
+    def per_minute(counter: str) -> str:
+        return f"60 * sum({rate(counter)})"
 
     return time_series(
         "torch: retries and failures",
-        "Allocations that were served only after the cache was flushed, and those that failed for lack of "
-        "memory.",
-        Query(increase("vramledger_torch_alloc_retries_total"), "retries"),
-        Query(increase("vramledger_torch_ooms_total"), "out of memory"),
-        unit=COUNT, absent=NO_TORCH,
+        "Allocations per minute that were served only after the cache was flushed, and those that failed for "
+        "lack of memory.",
+        Query(per_minute("vramledger_torch_alloc_retries_total"), "retries"),
+        Query(per_minute("vramledger_torch_ooms_total"), "out of memory"),
+        unit="cpm", absent=NO_TORCH, step="2m",
     )  # fmt: skip
 
 
@@ -371,7 +373,7 @@ def private_pools() -> Panel:
         "Private pools of torch",
         "Memory in private pools, such as those of CUDA graphs, every 4 minutes.",
         Query(f"sum({selector('vramledger_node:torch_private_pools_bytes:sum')})", "private pools"),
-        unit=BYTES, absent=NO_TORCH, width=8,
+        unit=BYTES, absent="no torch agent reports any", width=8,
     )  # fmt: skip
 
 

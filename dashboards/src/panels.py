@@ -53,8 +53,10 @@ ROUNDED = "short"
 LEAST_WIDTHS = {None: 100, BYTES: 90, GIB_HOURS: 115, SECONDS: AGE_WIDTH}
 """Pixels that a column without a width has at least, by its unit: on a phone the table is scrolled, and no
 word or digit is cut off."""
-SHORTEST_AXES = {COUNT: 1, BYTES: 2**20, "Bps": 1e6}
+SHORTEST_AXES = {COUNT: 1, BYTES: 2**20, "Bps": 1e6, SECONDS: 0.001}
 """Where the axis of a unit ends at least: Grafana draws what is always 0 on an axis up to 100."""
+NOT_ZERO = 1e-9
+"""The level from which a figure has its colour, unless it has another: what is 0 is no alarm."""
 EMPTY_CELL = "-"
 EMPTY_TABLE, UNCOUNTED = "no rows: Count says why", "no rows, or no data: see Exporters"
 """What a table says without rows, where Grafana draws no headings; the second without a Count beside it."""
@@ -168,6 +170,7 @@ def stat(
     unit: str,
     absent: str = NO_DATA,
     colour: str = PLAIN,
+    level: float = NOT_ZERO,
     colours: Mapping[str, str] | None = None,
     mappings: Sequence[Json] = (),
     links: Sequence[Json] = (),
@@ -177,16 +180,17 @@ def stat(
 ) -> Panel:
     """Make a panel with one current figure, or one for each query, which has its colour unless it is 0.
 
-    Of several figures, or if it is ``named``, each has its legend beside it.
+    A single figure has its colour from ``level`` on. Of several figures, or if it is ``named``, each has its
+    legend beside it.
     """
     body = _panel_body("stat", title, description, queries, instant=True)
     body["fieldConfig"]["defaults"] |= {
         "unit": unit, "noValue": absent, "mappings": [*mappings], "links": [*links],
-        "color": {"mode": "thresholds"} if mappings else {"mode": "fixed", "fixedColor": colour},
-        "thresholds": _plain_thresholds(),
+        "color": {"mode": "thresholds"},
+        "thresholds": _plain_thresholds() if mappings or colour == PLAIN else _from(level, colour),
     }  # fmt: skip
     body["fieldConfig"]["overrides"] = [
-        _override(name, color={"mode": "thresholds"}, thresholds=_from_one(colour))
+        _override(name, color={"mode": "thresholds"}, thresholds=_from(NOT_ZERO, colour))
         for name, colour in (colours or {}).items()
     ]
     body["options"] = {
@@ -234,6 +238,7 @@ def time_series(
     lines: Sequence[str] = (),
     maximum: float | None = None,
     named: bool = False,
+    step: str = "",
     width: int = 12,
     height: int = 8,
 ) -> Panel:
@@ -251,12 +256,13 @@ def time_series(
         lines: names of series that are not part of the stack, such as its total.
         maximum: top of the axis.
         named: the series are programs or devices; the legend is then a table with their figures.
+        step: the shortest time from point to point: the rate of rare events over less time is a sawtooth.
         width: in columns.
         height: in rows.
     """
     body = _panel_body("timeseries", title, description, queries, points=POINTS_PER_COLUMN * width)
     defaults = body["fieldConfig"]["defaults"]
-    defaults |= {"unit": unit, "noValue": absent, "min": 0, "color": {"mode": "palette-classic-by-name"}}
+    defaults |= {"unit": unit, "noValue": absent, "min": 0, "color": {"mode": "palette-classic"}}
     if maximum is not None:
         defaults["max"] = maximum
     if unit == COUNT:
@@ -295,6 +301,8 @@ def time_series(
         if named
         else {"displayMode": "list", "placement": "bottom", "calcs": []}
     )  # fmt: skip
+    if step:
+        body["interval"] = step
     body["options"] = {
         "legend": {"showLegend": True, **legend},
         "tooltip": {"mode": "multi", "sort": "none" if order else "desc", "hideZeros": True},
@@ -370,7 +378,7 @@ def table(
     }  # fmt: skip
     body["fieldConfig"]["overrides"] = [_column_override(column) for column in columns]
     shown = {column.field: place for place, column in enumerate(columns)}
-    arranged = {"excludeByName": {"Time": True}, "indexByName": shown, "renameByName": {}}
+    arranged = {"excludeByName": {}, "indexByName": shown, "renameByName": {}}
     joined = [{"id": "merge", "options": {}}] if len(queries) > 1 else []
     kept = {
         "filters": [{"fieldName": rows_of, "config": {"id": "isNotNull", "options": {}}}],
@@ -378,13 +386,14 @@ def table(
         "match": "all",
     }
     with_rows = [{"id": "filterByValue", "options": kept}] if rows_of else []
-    hidden = {"id": "filterFieldsByName", "options": {"include": {"names": [*shown]}}}
+    hidden = {"id": "filterFieldsByName", "options": {"include": {"names": ["Time", *shown]}}}
+    arrange = {"id": "organize", "options": arranged}
     # All rows have the time of the query, so they stay together. Without rows nothing is left, and Grafana
-    # shows the text of the table: otherwise it would draw the headings of the figures alone.
+    # shows the text of the table: otherwise it would draw the headings of the figures alone. It comes last:
+    # it gives the table a name, by which a column called Value would be found nowhere.
     by_time = {"fields": ["Time"], "keepFields": False, "naming": {"asLabels": False}}
     nothing_if_empty = {"id": "partitionByValues", "options": by_time}
-    arrange = {"id": "organize", "options": arranged}
-    body["transformations"] = [*joined, *with_rows, nothing_if_empty, hidden, arrange]
+    body["transformations"] = [*joined, *with_rows, hidden, arrange, nothing_if_empty]
     titles = {column.field: column.title for column in columns}
     keys = [sort] if isinstance(sort, str) else [*sort]
     order = [
@@ -427,7 +436,7 @@ def bar_chart(
     """Make one bar for each device, of stacked parts: the label ``row`` names the bar, ``state`` the part."""
     body = _panel_body("barchart", title, description, [query], instant=True, rows=True)
     body["fieldConfig"]["defaults"] |= {
-        "unit": SHARE, "noValue": NO_DATA, "min": 0, "color": {"mode": "palette-classic-by-name"},
+        "unit": SHARE, "noValue": NO_DATA, "min": 0, "color": {"mode": "palette-classic"},
         "max": 1.03,  # room for the last figure of the axis
 
         "custom": {"fillOpacity": 85, "lineWidth": 0},
@@ -494,11 +503,11 @@ def _plain_thresholds(colour: str = PLAIN) -> Json:
     return {"mode": "absolute", "steps": [{"value": None, "color": colour}]}
 
 
-def _from_one(colour: str) -> Json:
-    """Return thresholds that colour a figure unless it is 0."""
+def _from(level: float, colour: str) -> Json:
+    """Return thresholds that colour a figure from a level on."""
     return {
         "mode": "absolute",
-        "steps": [{"value": None, "color": PLAIN}, {"value": 1, "color": colour}],
+        "steps": [{"value": None, "color": PLAIN}, {"value": level, "color": colour}],
     }
 
 
@@ -510,11 +519,12 @@ def _override(name: str, **properties: object) -> Json:
 
 
 def _colour_overrides(colours: Mapping[str, str], *, areas: bool = False) -> list[Json]:
-    """Return the colours of series by name; as ``areas``, what is free is only shaded."""
+    """Return the colours of series by name, and names in words; as ``areas``, what is free is only shaded."""
     return [
         _override(
             name,
             color={"mode": "fixed", "fixedColor": colour},
+            **({"displayName": name.replace("_", " ")} if "_" in name else {}),
             **({"custom.fillOpacity": 15} if areas and name == "free" else {}),
         )
         for name, colour in colours.items()
@@ -567,8 +577,10 @@ def _column_override(column: Column) -> Json:
     if column.link:
         properties["links"] = [column.link]
         properties["noValue"] = ""  # a dash would be a link that leads nowhere
+    coloured = any(look["color"] != PLAIN for look in _looks(column))
+    if not column.unit and not coloured:
+        properties["custom.wrapText"] = True  # a long name takes two lines instead of being cut off
     if column.mappings:
-        coloured = any(look["color"] != PLAIN for look in _looks(column))
         properties["mappings"] = [*column.mappings]
         # Coloured words are too dim: the colours stand out as areas, 3:1, in both themes.
         properties["custom.cellOptions"] = (

@@ -47,6 +47,7 @@ from dashboards.src.queries import (
     PARTLY_BLIND,
     RELEASED,
     UNOWNED,
+    USUAL_UNATTRIBUTED,
     WASTED,
     WATCHING,
     age,
@@ -74,7 +75,7 @@ GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=50)
 OWNER_COLUMN = Column(OWNER_NAME, "Owner", link=link_to_owner(), least=102)
 TEAM_COLUMN = Column("team", "Team", link=link_to_team(), width=100)
 PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=72)
-PROGRAM_COLUMN = Column("command", "Program")
+PROGRAM_COLUMN = Column("command", "Program", least=112)
 FRAMEWORK_COLUMNS = (
     Column("framework", "Framework", width=105),
     Column("policy", "Policy", width=110),
@@ -82,8 +83,8 @@ FRAMEWORK_COLUMNS = (
 
 STEPS = value_mapping({step: (text, "text") for step, text in first_steps.OF_HOLDERS.items()})
 ALERT_STEPS = value_mapping({alert: (text, "text") for alert, text in first_steps.OF_ALERTS.items()})
-STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=70)
-STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=154)
+STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=77)
+STEP_COLUMN = Column("step", "First step", mappings=[STEPS], least=124)
 BLOCKER_COLUMN = Column("blocker", "Largest other holder then", least=204)
 FOR = "For"
 HIDDEN = value_mapping({1: ("hidden", GRAFANA["orphaned"])})
@@ -106,8 +107,8 @@ VERDICT_STEPS = value_mapping(
         "unknown": ("see its report", "text"),
     }
 )
-VERDICT_COLUMN = Column("verdict", "Verdict", mappings=[VERDICTS], width=110)
-VERDICT_STEP_COLUMN = Column("step", "First step", mappings=[VERDICT_STEPS], width=147)
+VERDICT_COLUMN = Column("verdict", "Verdict", mappings=[VERDICTS], width=122)
+VERDICT_STEP_COLUMN = Column("step", "First step", mappings=[VERDICT_STEPS], width=138)
 SEVERITIES = ("page", "warning", "info")
 SEVERITY_RANKS = value_mapping(
     {
@@ -216,7 +217,7 @@ def unowned(*matchers: str) -> Panel:
         "Memory of orphaned, zombie and dead processes, and of no process at all (unattributed). Holders "
         "says what may be ended.",
         Query(f"sum({device_bytes(UNOWNED, *matchers)})"),
-        unit=BYTES, colour=GRAFANA["orphaned"],
+        unit=BYTES, colour=GRAFANA["orphaned"], level=USUAL_UNATTRIBUTED,
     )  # fmt: skip
 
 
@@ -320,7 +321,7 @@ def holdings_table(
         figures = [need, f"{demand_rate()} {of_those}"]
         middle = [
             Column("Value #E", "Peak need", BYTES, width=72),
-            Column("Value #F", "Grows", "binBps", width=82),
+            Column("Value #F", "Grows", "binBps", width=86),
         ]
     return table(
         title, f"{description} {say}",

@@ -62,7 +62,7 @@ def test_a_variable_is_one_line(uid: str) -> None:
 
 @EACH
 def test_zero_is_drawn_on_a_short_axis(uid: str) -> None:
-    """Counts go to 1 at least, in whole numbers, and bytes to 1 MB: else what is always 0 goes up to 100."""
+    """Counts go to 1 at least, bytes to 1 MB, seconds to 0.001: else what is always 0 goes up to 100."""
     for panel in of_type(uid, "timeseries"):
         defaults = panel["fieldConfig"]["defaults"]
         unit, ends = defaults["unit"], defaults["custom"].get("axisSoftMax")
@@ -70,6 +70,8 @@ def test_zero_is_drawn_on_a_short_axis(uid: str) -> None:
             assert (defaults["decimals"], ends) == (0, 1), panel["title"]
         elif unit in ("bytes", "Bps"):
             assert ends >= 1e6, panel["title"]
+        elif unit == "s":
+            assert 0 < ends <= 0.001, f"{panel['title']}: a difference of 0 s is drawn up to 1.67 mins"
 
 
 @EACH
@@ -107,6 +109,44 @@ def test_bars_in_cells_have_a_range_of_their_own(uid: str) -> None:
 
 
 @EACH
+def test_what_is_zero_is_no_alarm(uid: str) -> None:
+    """A figure has its colour above 0 only: 0 B wasted is not yellow."""
+    for panel in of_type(uid, "stat"):
+        looks = [panel["fieldConfig"]["defaults"], *properties(panel).values()]
+        for look in looks:
+            if "thresholds" in look:
+                first, *others = look["thresholds"]["steps"]
+                assert first["color"] == "text", panel["title"]
+                assert all(step["value"] > 0 for step in others), panel["title"]
+            assert look.get("color", {}).get("mode") != "fixed", panel["title"]
+
+
+@EACH
+def test_a_long_name_takes_two_lines(uid: str) -> None:
+    """A name that is longer than its column is wide is wrapped, not cut off."""
+    for panel in of_type(uid, "table"):
+        for field, column in columns_of(panel):
+            if column["unit"] == "string" and "mappings" not in column:
+                assert column.get("custom.wrapText") is True, f"{panel['title']}: {field}"
+
+
+@EACH
+def test_parts_of_the_ledger_are_words(uid: str) -> None:
+    """A legend says driver reserved, not driver_reserved."""
+    for panel in panels(DASHBOARDS[uid]):
+        for name, each in properties(panel).items():
+            if name in PARTS and "_" in name:
+                assert each["displayName"] == name.replace("_", " "), panel["title"]
+
+
+@EACH
+def test_a_graph_of_events_tells_none_from_no_data(uid: str) -> None:
+    """Where nothing happened a line is at 0: "none, or no data" would leave open which."""
+    for panel in of_type(uid, "timeseries"):
+        assert "none, or" not in panel["fieldConfig"]["defaults"]["noValue"], panel["title"]
+
+
+@EACH
 def test_a_bar_leaves_room_for_its_figure(uid: str) -> None:
     """A column with a bar is at least 110 pixels wide, also on a phone, where others shrink to 60."""
     for panel in of_type(uid, "table"):
@@ -138,13 +178,18 @@ def test_an_empty_table_says_what_that_means(uid: str) -> None:
         # Without rows Grafana draws the headings of the figures alone; divided by time, nothing is left.
         order = [each["id"] for each in panel["transformations"]]
         (divided,) = [each for each in panel["transformations"] if each["id"] == "partitionByValues"]
-        before, after = (
-            order[: order.index("partitionByValues")],
-            order[order.index("partitionByValues") + 1 :],
-        )
         assert divided["options"]["fields"] == ["Time"], panel["title"]
-        assert after == ["filterFieldsByName", "organize"], "they leave the time out"
-        assert set(before) <= {"merge", "filterByValue"}, panel["title"]
+        # It gives the table a name, by which a column called Value would not be found and come last.
+        assert order[-1] == "partitionByValues", panel["title"]
+        (kept,) = [each for each in panel["transformations"] if each["id"] == "filterFieldsByName"]
+        assert "Time" in kept["options"]["include"]["names"], panel["title"]
+
+
+@EACH
+def test_lines_have_colours_of_their_own(uid: str) -> None:
+    """Colours go by place: by name, two owners or two pipes of a GPU may have the same."""
+    for panel in of_type(uid, "timeseries"):
+        assert panel["fieldConfig"]["defaults"]["color"]["mode"] == "palette-classic", panel["title"]
 
 
 @EACH
@@ -344,19 +389,34 @@ def test_a_line_of_panels_is_as_wide_as_the_page(uid: str) -> None:
 
 
 CHARACTER = 6.4
-"""Pixels of a letter in a cell, on average: 6.1 were measured in Grafana 12.3."""
+"""Pixels of a letter of a name, on average: 6.1 were measured in Grafana 12.3."""
+LETTERS_OF_WORDS = {
+    3.5: "ijl", 4.2: " .,:", 4.8: "t/", 5.4: "fr", 6.6: "-_", 7.5: "s", 7.8: "kxz", 8.0: "acvy", 8.4: "ehou",
+    8.7: "bdgnpq", 12: "mw",
+}  # fmt: skip
+"""Letters of a cell by their pixels, measured in Grafana 12.3; capitals have 10."""
+PIXELS_OF_LETTERS = {letter: width for width, letters in LETTERS_OF_WORDS.items() for letter in letters}
+BESIDE = 12
+"""Pixels of a cell beside its text."""
+
+
+def pixels(text: str) -> float:
+    """Return how wide a text in a cell is."""
+    return sum(PIXELS_OF_LETTERS.get(letter, 10) for letter in text)
 
 
 @EACH
 def test_no_word_is_cut_off_in_its_column(uid: str) -> None:
-    """A column of words is as wide as the longest of them, so that no first step or verdict is cut off."""
+    """A column is as wide as the longest of its states or verdicts, or word of its first steps."""
     for panel in of_type(uid, "table"):
         for field, column in properties(panel).items():
             words = [
                 look["text"] for mapping in column.get("mappings", ()) for look in mapping["options"].values()
             ]
+            if column.get("custom.wrapText"):
+                words = [word for text in words for word in text.split()]
             if words and column.get("custom.width"):
-                needed = CHARACTER * max(map(len, words)) + 12
+                needed = max(map(pixels, words)) + BESIDE
                 assert column["custom.width"] >= needed, f"{panel['title']}: {field} needs {needed:.0f}"
 
 
@@ -399,6 +459,7 @@ LONGEST = {
     "bytes": "1016 GiB",
     "suffix: GiB·h": "1165.4 GiB·h",
     "s": "23.9 hours",
+    "binBps": "36.2 MiB/s",
     "none": "10000",
     "percentunit": "99.9%",
 }

@@ -26,6 +26,7 @@ EACH = pytest.mark.parametrize("uid", list(DASHBOARDS))
 
 UNITS = {
     *("bytes", "percentunit", "none", "short", "s", "celsius", "watt", "hertz", "Bps", "cps", "string"),
+    "cpm",  # rare events
     "binBps",  # the growth of memory, beside GiB
     "suffix: GiB·h",
 }
