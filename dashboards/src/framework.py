@@ -386,7 +386,7 @@ def collector_runs() -> Panel:
         "Runs in a second, of the ten programs with the most in the time range. Tensors in reference cycles "
         "stay until a run, so a long time without one looks like a leak.",
         Query(f"{runs}\nand on ({by}) topk(10, {total})", "{{instance}}: {{pid}}"),
-        unit="cps", absent=WITHOUT_AGENT, named=True, width=24,
+        unit="cps", absent=WITHOUT_AGENT, named=True, step="2m", width=24,
     )  # fmt: skip
 
 

@@ -304,6 +304,7 @@ def holdings_table(
     since = selector("vramledger_process:state_since_timestamp_seconds:last")
     worked = selector("vramledger_process_last_active_timestamp_seconds")
     of_those = f"and on ({HOLDING_LABELS}) ({chosen})"
+    with_nodes = NODE_COLUMN in places  # names of several nodes' holders need the room of some figures
     if alone:
         say = UNCHARGED_SAYS
         figures = [f"sum by ({by}) ({uncharged()} {of_those})", f"{perhaps_more(by)} {of_those}"]
@@ -314,15 +315,15 @@ def holdings_table(
     else:
         say = (
             "Peak need: the highest need that the program ever had, where its agent reports it; what is "
-            "reclaimable now may be more than what it holds beyond that. Grows: the rise of the minimum "
-            "within 15 minutes."
+            "reclaimable now may be more than what it holds beyond that."
         )
-        need = f"max by ({by}) ({selector('vramledger_process_needed_peak_bytes')} {of_those})"
-        figures = [need, f"{demand_rate()} {of_those}"]
-        middle = [
-            Column("Value #E", "Peak need", BYTES, width=72),
-            Column("Value #F", "Grows", "binBps", width=86),
-        ]
+        figures = [f"max by ({by}) ({selector('vramledger_process_needed_peak_bytes')} {of_those})"]
+        middle = [Column("Value #E", "Peak need", BYTES, width=72)]
+        if not with_nodes:
+            say += " Grows: the rise of the minimum within 15 minutes."
+            figures.append(f"{demand_rate()} {of_those}")
+            middle.append(Column("Value #F", "Grows", "binBps", width=86))
+
     return table(
         title, f"{description} {say}",
         Query(f"sum by ({labels}) ({stepped})"),
@@ -337,8 +338,7 @@ def holdings_table(
             Column("Value #B", FOR, SECONDS, width=AGE_WIDTH),
             Column("Value #A", "Holds", BYTES, bar=True, width=BAR_WIDTH),
             *middle,
-            # With nodes there is no room.
-            *([] if NODE_COLUMN in places else [Column("Value #C", "SMs, 15 min", SHARE, width=62)]),
+            *([] if with_nodes else [Column("Value #C", "SMs, 15 min", SHARE, width=62)]),
             Column("Value #D", "No work for", SECONDS, width=AGE_WIDTH),
             STEP_COLUMN,
             *places,
