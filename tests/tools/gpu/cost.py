@@ -188,12 +188,14 @@ def profile(place: Place, out: Path, seconds: float) -> None:
     scene = Scene(place.scene.standin, 1, PLAIN + AGENTS, env, place.scene.directory)
     with running(scene, "ours", f"--agent.socket={place.socket}") as ours:
         time.sleep(WARM_UP)
-        for pid in cost.family(ours.pid):
+        # The process that starts samplers loads no sitecustomize, and the signal would end it.
+        profiled = [pid for pid in cost.family(ours.pid) if (directory / f"{pid}.json").exists()]
+        for pid in profiled:
             os.kill(pid, signal.SIGUSR2)
         for _ in range(int(seconds)):
             time.sleep(1.0)
             ours.scrape()
-        for pid in cost.family(ours.pid):
+        for pid in profiled:
             os.kill(pid, signal.SIGUSR2)
         time.sleep(2.0)
     for number, path in enumerate(sorted(directory.iterdir())):
