@@ -56,7 +56,7 @@ word or digit is cut off."""
 SHORTEST_AXES = {COUNT: 1, BYTES: 2**20, "Bps": 1e6, SECONDS: 0.001}
 """Where the axis of a unit ends at least: Grafana draws what is always 0 on an axis up to 100."""
 NOT_ZERO = 1e-9
-"""The level from which a figure has its colour, unless it has another: what is 0 is no alarm."""
+"""The level from which a figure has its colour, unless it has another: 0 needs no colour."""
 EMPTY_CELL = "-"
 EMPTY_TABLE, UNCOUNTED = "no rows: Count says why", "no rows, or no data: see Exporters"
 """What a table says without rows, where Grafana draws no headings; the second without a Count beside it."""

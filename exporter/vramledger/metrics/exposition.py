@@ -2,8 +2,8 @@
 
 prometheus_client's encoder takes 8 µs a sample. So our encoder stores the line of every series and rewrites
 it only when its value changes. A test checks that both encoders write the same bytes. What a snapshot gives
-is written once: a scrape that finds the same snapshot has only the exporter's own figures written anew. This
-module knows two HTTP headers and nothing else of HTTP.
+is written once. For a scrape that finds the same snapshot only the exporter's own figures are written again.
+This module knows two HTTP headers and nothing else of HTTP.
 """
 
 from __future__ import annotations
