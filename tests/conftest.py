@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support import examples, requirements
+from tests.support.order import order_of_files
 from tests.support.players.stage import Stage
 
 
@@ -61,16 +62,15 @@ LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the repeats, and begin with the files that may take longest.
-
-    So no worker begins one of these when all others are done.
-    """
+    """Mark the repeats, and put the files into the order in which they begin."""
     _mark_repeats(items)
-    longest: dict[Path, float] = {}
+    limits: dict[Path, float] = {}
     for item in items:
         limit = item.get_closest_marker("timeout")
-        longest[item.path] = max(longest.get(item.path, 0.0), limit.args[0] if limit else 0.0)
-    items.sort(key=lambda item: -longest[item.path])
+        limits[item.path] = max(limits.get(item.path, 0.0), limit.args[0] if limit else 0.0)
+    waiting = {item.path for item in items if item.get_closest_marker("waits")}
+    place = {path: number for number, path in enumerate(order_of_files(limits, waiting))}
+    items.sort(key=lambda item: place[item.path])
 
 
 def _mark_repeats(items: list[pytest.Item]) -> None:

@@ -15,6 +15,8 @@ from tests.support.requirements import require_root, require_tool, require_uprob
 from tests.support.standin.library import GIB, Code, StandIn
 from tests.support.waiting import PATIENCE
 
+pytestmark = pytest.mark.waits
+
 FLAGS = (*QUICK, "--idle-after=6s", "--collector.launches")
 
 

@@ -15,6 +15,8 @@ from tests.tools.recordings.scenarios import PLAYS
 from tests.tools.recordings.uncharged import UNCHARGED
 from vramledger.model.snapshot import Snapshot
 
+pytestmark = pytest.mark.waits
+
 ENTRIES = judging.load()
 
 of_each_recording = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

@@ -1,5 +1,7 @@
 """Prolog, epilog and health check, run as slurmd runs them, on the stand-in driver and a stand-in Slurm.
 
+pytestmark = pytest.mark.waits
+
 ``test_real_slurm.py`` runs them under the real daemons.
 """
 

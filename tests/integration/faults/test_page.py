@@ -30,6 +30,8 @@ from vramledger.config import parse_duration
 from vramledger.model.reading_json import encode
 from vramledger.sampling.replay import encode_header
 
+pytestmark = pytest.mark.waits
+
 FASTER = 60
 """The factor by which every duration of the rules is shortened: an hour becomes a minute."""
 

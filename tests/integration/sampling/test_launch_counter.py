@@ -23,6 +23,8 @@ from vramledger.sampling.capabilities import read_permitted
 from vramledger.sampling.launch_counter import LaunchCounter
 from vramledger.serving.launch_counting import COLLECTOR, LaunchCounting, count_launches
 
+pytestmark = pytest.mark.waits
+
 CONFIG = SamplingConfig()
 
 

@@ -28,6 +28,8 @@ from vramledger.readers.launches.elf import find_functions
 from vramledger.readers.launches.entry_points import submits_work
 from vramledger.readers.launches.holder import HolderCounter
 
+pytestmark = pytest.mark.waits
+
 WORK = 5
 """How many of the stand-in's functions hand over work, each counted once in each thread."""
 
