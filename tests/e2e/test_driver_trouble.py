@@ -41,7 +41,6 @@ def test_no_library_then_one(standin: StandIn, tmp_path: Path) -> None:
     assert "install the NVIDIA driver" in advice
 
 
-@pytest.mark.repeats(kept=2)
 @pytest.mark.parametrize(
     ("code", "reason", "advice"),
     [

@@ -49,17 +49,26 @@ def nothing(tmp_path: Path) -> dict[str, str]:
 
 CORRUPT = {
     "not there": (None, "No such file or directory"),
-    "empty": (b"", "is not a recording; make one with 'vramledger capture'"),
-    "of something else": (b"# HELP go_goroutines\n", "is not a recording; make one with"),
-    "binary": (bytes(range(256)) * 9, "is not a recording"),
+    "of something else": (
+        b"# HELP go_goroutines\n",
+        "is not a recording; make one with 'vramledger capture'",
+    ),
     "without readings": (encode_header(), "is empty"),
-    "JSON that is no header": (b"[1, 2]\n", "is not a recording"),
-    "of another format": (b'{"format": "perf", "version": 1}\n', "is not a recording"),
     "of a later version": (
         b'{"format": "vramledger-recording", "version": 2}\n',
         "has version 2, this program",
     ),
     "gzip cut short": (gzip.compress(encode_header() * 999)[:40], "Compressed file ended before"),
+    "gzip of noise": (b"\x1f\x8b" + b"noise" * 20, "cannot read the recording"),
+    "garbage at once": (encode_header() + b"garbage\n", "line 2: not a reading"),
+}
+"""One of each kind, and what the message says."""
+
+MORE_CORRUPT = {
+    "empty": (b"", "is not a recording; make one with"),
+    "binary": (bytes(range(256)) * 9, "is not a recording"),
+    "JSON that is no header": (b"[1, 2]\n", "is not a recording"),
+    "of another format": (b'{"format": "perf", "version": 1}\n', "is not a recording"),
     "gzip with a flaw": (
         bytes(
             byte ^ 0x55 if position == 20 else byte
@@ -67,8 +76,6 @@ CORRUPT = {
         ),
         "cannot read the recording",
     ),
-    "gzip of noise": (b"\x1f\x8b" + b"noise" * 20, "cannot read the recording"),
-    "garbage at once": (encode_header() + b"garbage\n", "line 2: not a reading"),
     "a reading without clocks": (encode_header() + b'{"devices": []}\n', "line 2: not a reading"),
     "a reading of other types": (
         encode_header() + b'{"time": "noon", "monotonic": "x"}\n',
@@ -79,10 +86,13 @@ CORRUPT = {
         "line 2: not a reading",
     ),
 }
+"""More of these kinds."""
 
 
-@pytest.mark.repeats(kept=4)
-@pytest.mark.parametrize("content_and_message", CORRUPT.values(), ids=CORRUPT)
+@pytest.mark.repeats(kept=len(CORRUPT))
+@pytest.mark.parametrize(
+    "content_and_message", [*CORRUPT.values(), *MORE_CORRUPT.values()], ids=[*CORRUPT, *MORE_CORRUPT]
+)
 def test_a_corrupt_recording_does_not_start(
     nothing: dict[str, str], tmp_path: Path, content_and_message: tuple[bytes | None, str]
 ) -> None:
