@@ -45,7 +45,7 @@ from tests.support.dashboards import database, truth
 from tests.support.dashboards.answers import EMPTY, SPAN, Answer, answers
 from tests.support.dashboards.database import Samples, ask
 from tests.support.dashboards.files import load_dashboards, panels, substitute_variables
-from tests.support.dashboards.nodes import NODES, NOW, RECORDED, SCRAPE, scrapes
+from tests.support.dashboards.nodes import NEWEST, NODES, NOW, RECORDED, SCRAPE, scrapes
 from tests.support.fleet.engines import Engine, running, until
 from tests.support.ports import free_port
 from tests.support.requirements import require_newer
@@ -1062,7 +1062,7 @@ def _over(expr: str, minutes: int, **chosen: str) -> str:
 def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:
     """VictoriaMetrics also answers every query, with the same current series and figures."""
     program = require_newer("victoria-metrics")
-    newest = sum(1 for values in samples.points.values() if values[-1][0] == NOW)
+    newest = sum(1 for values in samples.points.values() if values[-1][0] == NEWEST)
     port = free_port()
     command: list[str | Path] = [
         program,

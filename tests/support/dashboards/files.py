@@ -64,7 +64,7 @@ def all_queries() -> list[PanelQuery]:
     return [each for dashboard in load_dashboards().values() for each in queries(dashboard)]
 
 
-INTERVALS = {"__range": "170m", "__range_s": "10200", "__rate_interval": "1m", "__interval": "1m"}
+INTERVALS = {"__range": "170m", "__range_s": "10200", "__rate_interval": "4m", "__interval": "1m"}
 CHOICES = {
     "cluster": ".*",
     "job": "vramledger",

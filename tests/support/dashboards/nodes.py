@@ -29,11 +29,14 @@ from vramledger.model.reading import CgroupLimit, Grant, HardwareValue, Schedule
 
 HOURS = 3.0
 END = HOURS * 3600
-SCRAPE = 30.0
-"""Seconds from one scrape to the next."""
+SCRAPE = 60.0
+"""Seconds from one scrape to the next: the longest interval that the rules accept."""
 
-NOW = EPOCH + END - SCRAPE
+NEWEST = EPOCH + END - SCRAPE
 """Unix time of the newest scrape."""
+
+NOW = NEWEST + 3
+"""Unix time of the queries: a range that ends with a scrape also begins with one, and has one too many."""
 
 _SMALL_POOLS: Pools = {
     "cupy": {"pool": 64 * MIB, "in_use": 48 * MIB},
