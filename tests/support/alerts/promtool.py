@@ -7,15 +7,12 @@ import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from tests.support.alerts.nodes import Node
 from tests.support.faults.evaluation import Manager, Samples, ask, promtool_environment
-from tests.support.faults.rules import evaluated
+from tests.support.faults.rules import evaluated, read_groups
 from tests.support.requirements import require_tool, require_version
 
 ALERTS = Path(__file__).parents[3] / "alerts"
@@ -58,13 +55,12 @@ class Alert(NamedTuple):
     annotations: Mapping[str, str]
 
 
-@cache  # PyYAML takes a quarter of a second
 def rules() -> list[dict[str, Any]]:
     """Return every rule of every file, with its group's name and interval."""
     return [
         {**rule, "group": group["name"], "interval": group["interval"], "file": path.name}
         for path in RULE_FILES
-        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+        for group in read_groups(path)
         for rule in group["rules"]
     ]
 

@@ -44,7 +44,7 @@ def files(home: Path = HOME) -> list[Path]:
 
 def groups(paths: Iterable[Path]) -> list[str]:
     """Return the names of the rule groups, in the order of their evaluation: those that record come first."""
-    every = [group for path in paths for group in _groups(path)]
+    every = [group for path in paths for group in read_groups(path)]
     return [group["name"] for group in sorted(every, key=lambda each: "record" not in each["rules"][0])]
 
 
@@ -62,7 +62,7 @@ def evaluated(
         named: the alerts; all of them when empty.
         everything: keep the rules that decide about no alert, too.
     """
-    there = {group["name"]: group for path in paths for group in _groups(path)}
+    there = {group["name"]: group for path in paths for group in read_groups(path)}
     rules = [rule for group in there.values() for rule in group["rules"]]
     chosen_alerts = [rule for rule in rules if "alert" in rule and (not named or rule["alert"] in named)]
     wanted = {rule["alert"] for rule in chosen_alerts} | _recorded_for(chosen_alerts, rules)
@@ -85,7 +85,8 @@ def alerts(home: Path = HOME) -> list[Alert]:
 
 def families(home: Path = HOME) -> frozenset[str]:
     """Return the exporter's families that the rules use."""
-    expressions = [rule["expr"] for path in files(home) for group in _groups(path) for rule in group["rules"]]
+    every = [group for path in files(home) for group in read_groups(path)]
+    expressions = [rule["expr"] for group in every for rule in group["rules"]]
     return frozenset(name for expression in expressions for name in _NAME.findall(str(expression)))
 
 
@@ -94,7 +95,7 @@ def reduce(home: Path, into: Path, wanted: Callable[[Mapping[str, Any]], bool]) 
 
     What these alerts do is the same without the other rules, and takes less than half of the time.
     """
-    content = {path.name: [{**group} for group in _groups(path)] for path in files(home)}
+    content = {path.name: [{**group} for group in read_groups(path)] for path in files(home)}
     every = [rule for groups_of in content.values() for group in groups_of for rule in group["rules"]]
     names = _recorded_for([rule for rule in every if "alert" in rule and wanted(rule)], every)
     into.mkdir(exist_ok=True)
@@ -112,13 +113,14 @@ def reduce(home: Path, into: Path, wanted: Callable[[Mapping[str, Any]], bool]) 
 
 
 @cache  # PyYAML is slow, and each of a hundred scenarios asks
-def _groups(path: Path) -> list[dict[str, Any]]:
+def read_groups(path: Path) -> list[dict[str, Any]]:
+    """Return the rule groups of a file."""
     found: list[dict[str, Any]] = yaml.safe_load(path.read_text())["groups"]
     return found
 
 
 def _alerting(path: Path) -> list[Mapping[str, Any]]:
-    return [rule for group in _groups(path) for rule in group["rules"] if "alert" in rule]
+    return [rule for group in read_groups(path) for rule in group["rules"] if "alert" in rule]
 
 
 def _alert(raw: Mapping[str, Any]) -> Alert:
