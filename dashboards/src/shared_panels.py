@@ -84,7 +84,7 @@ FRAMEWORK_COLUMNS = (
 STEPS = value_mapping({step: (text, "text") for step, text in first_steps.OF_HOLDERS.items()})
 ALERT_STEPS = value_mapping({alert: (text, "text") for alert, text in first_steps.OF_ALERTS.items()})
 STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=77)
-STEP_COLUMN = Column("step", "First step", mappings=[STEPS], least=124)
+STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=154)
 BLOCKER_COLUMN = Column("blocker", "Largest other holder then", least=204)
 FOR = "For"
 HIDDEN = value_mapping({1: ("hidden", GRAFANA["orphaned"])})

@@ -325,7 +325,7 @@ def test_nothing_is_shown_of_what_is_not_known(engine: Engine, node: str) -> Non
 
 def test_a_program_without_an_agent_has_no_framework_figures(engine: Engine) -> None:
     """Figures that only an agent has are absent without one, never 0."""
-    assert value(engine, "vramledger-owner", "Processes", "F", instance="notebook") == []
+    assert value(engine, "vramledger-node", "Holders", "F", instance="notebook") == []
     assert len(value(engine, "vramledger-owner", "Processes", "A", instance="notebook")) == 1
     for panel, ref in (("Peak need", "A"), ("Reclaimable now", "A"), ("Where its memory goes", "B")):
         assert value(engine, "vramledger-process", panel, ref, instance="notebook") == []
