@@ -1,15 +1,12 @@
 // The rules and dashboards of vramledger as a mixin (https://monitoring.mixins.dev). They are the same that Prometheus
 // and Grafana load from alerts/ and dashboards/: thresholds are changed in alerts/thresholds.yml, not here.
 local groups = (import '../../alerts/rules.json').groups;
-local kept(key) = [
-  group { rules: [rule for rule in group.rules if std.objectHas(rule, key)] }
-  for group in groups
-  if std.length([rule for rule in group.rules if std.objectHas(rule, key)]) > 0
-];
+// A group with alerts stays whole: they follow the records that they read.
+local alerts(group) = std.length([rule for rule in group.rules if std.objectHas(rule, 'alert')]) > 0;
 
 {
-  prometheusRules+:: { groups+: kept('record') },
-  prometheusAlerts+:: { groups+: kept('alert') },
+  prometheusRules+:: { groups+: [group for group in groups if !alerts(group)] },
+  prometheusAlerts+:: { groups+: [group for group in groups if alerts(group)] },
   grafanaDashboardFolder:: 'vramledger',
   grafanaDashboards+:: {
     'vramledger-device.json': (import '../../dashboards/device.json'),
