@@ -77,15 +77,15 @@ TEAM_COLUMN = Column("team", "Team", link=link_to_team(), width=100)
 PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=72)
 PROGRAM_COLUMN = Column("command", "Program", least=112)
 FRAMEWORK_COLUMNS = (
-    Column("framework", "Framework", width=105),
+    Column("framework", "Framework", width=92),
     Column("policy", "Policy", width=110),
 )
 
 STEPS = value_mapping({step: (text, "text") for step, text in first_steps.OF_HOLDERS.items()})
 ALERT_STEPS = value_mapping({alert: (text, "text") for alert, text in first_steps.OF_ALERTS.items()})
 STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=77)
-STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=154)
-BLOCKER_COLUMN = Column("blocker", "Largest other holder then", least=204)
+STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=164)
+BLOCKER_COLUMN = Column("blocker", "Largest other holder then", least=180)
 FOR = "For"
 HIDDEN = value_mapping({1: ("hidden", GRAFANA["orphaned"])})
 VERDICTS = value_mapping(
@@ -108,7 +108,7 @@ VERDICT_STEPS = value_mapping(
     }
 )
 VERDICT_COLUMN = Column("verdict", "Verdict", mappings=[VERDICTS], width=122)
-VERDICT_STEP_COLUMN = Column("step", "First step", mappings=[VERDICT_STEPS], width=138)
+VERDICT_STEP_COLUMN = Column("step", "First step", mappings=[VERDICT_STEPS], width=162)
 SEVERITIES = ("page", "warning", "info")
 SEVERITY_RANKS = value_mapping(
     {
@@ -261,7 +261,7 @@ def firing_alert_table(*matchers: str, but: str = "", width: int = 24, height: i
             Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=110),
             Column("alertname", "Alert", link=link_to_runbook(), width=235),
             Column("Value #B", FOR, SECONDS, width=AGE_WIDTH),
-            Column("step", "First step", mappings=[ALERT_STEPS], width=206),
+            Column("step", "First step", mappings=[ALERT_STEPS], width=237),
             NODE_COLUMN,
             GPU_COLUMN,
             OWNER_COLUMN,

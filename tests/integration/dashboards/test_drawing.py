@@ -407,14 +407,12 @@ def pixels(text: str) -> float:
 
 @EACH
 def test_no_word_is_cut_off_in_its_column(uid: str) -> None:
-    """A column is as wide as the longest of its states or verdicts, or word of its first steps."""
+    """A column is as wide as its longest state or step: Grafana takes some rows of two lines for one."""
     for panel in of_type(uid, "table"):
         for field, column in properties(panel).items():
             words = [
                 look["text"] for mapping in column.get("mappings", ()) for look in mapping["options"].values()
             ]
-            if column.get("custom.wrapText"):
-                words = [word for text in words for word in text.split()]
             if words and column.get("custom.width"):
                 needed = max(map(pixels, words)) + BESIDE
                 assert column["custom.width"] >= needed, f"{panel['title']}: {field} needs {needed:.0f}"
@@ -503,7 +501,7 @@ def test_nothing_is_cut_off_on_a_phone(uid: str) -> None:
 
 LETTERS = {
     "command": 12, "who": 14, "team": 13, "instance": 18, "name": 27,
-    "blocker": 30, "beside": 30, "like": 30,
+    "blocker": 26, "beside": 30, "like": 30,
 }  # fmt: skip
 """How many letters of a name are read whole, by the label; the last three are such as train.py 4711 of ada on
 leak."""
