@@ -173,6 +173,13 @@ def uncharged(*matchers: str) -> str:
     return selector("vramledger_process_uncharged_memory_bytes", 'pid!="other"', *matchers)
 
 
+def held_now(*matchers: str) -> str:
+    """Return what each holding has in the newest scrape, with what NVML charges to nobody."""
+    charged = selector("vramledger_process_memory_bytes", 'pid!="other"', *matchers)
+    charged, besides = (f"sum by ({HOLDING_LABELS}) ({each})" for each in (charged, uncharged(*matchers)))
+    return f"({charged} + ({besides} or 0 * {charged}))"
+
+
 def state_codes(*matchers: str) -> str:
     """Return the state of each holding as its position in :data:`STATES`, from 1."""
     return "\nor\n".join(

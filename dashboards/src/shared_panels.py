@@ -57,6 +57,7 @@ from dashboards.src.queries import (
     exporter_status,
     firing_alerts,
     gibibyte_hours,
+    held_now,
     holdings,
     process_utilisation,
     rules_heartbeat,
@@ -305,7 +306,10 @@ def holdings_table(
     worked = selector("vramledger_process_last_active_timestamp_seconds")
     of_those = f"and on ({HOLDING_LABELS}) ({chosen})"
     with_nodes = NODE_COLUMN in places  # names of several nodes' holders need the room of some figures
+    held = stepped
     if alone:
+        # Beside figures of now it is of now, too; records are older. One that no scrape shows has only these.
+        held = f"0 * ({stepped}) + on ({HOLDING_LABELS}) group_left () {held_now()}\nor {stepped}"
         say = UNCHARGED_SAYS
         figures = [f"sum by ({by}) ({uncharged()} {of_those})", f"{perhaps_more(by)} {of_those}"]
         middle = [
@@ -326,7 +330,7 @@ def holdings_table(
 
     return table(
         title, f"{description} {say}",
-        Query(f"sum by ({labels}) ({stepped})"),
+        Query(f"sum by ({labels}) ({held})"),
         Query(age(f"max by ({by}, grade) ({since} {of_those})")),
         Query(f"max by ({by}) ({process_utilisation()} {of_those})"),
         Query(age(f"max by ({by}) ({worked} {of_those})")),

@@ -12,9 +12,9 @@ from vramledger.errors import UsageError
 
 DEFAULT_PORT = 10839
 
-CALM_INTERVAL, CALM_INTERVAL_MAX = 3.0, 5.0
-"""Seconds between the samples of an exporter whose GPUs go on with what they do and hold, and their maximum:
-what no look at a GPU shows, as a holder that is stopped, is seen so much later."""
+CALM_INTERVALS, CALM_INTERVAL_MAX = 3, 5.0
+"""The sampling intervals between two samples of an exporter whose GPUs go on with what they do and hold, and
+their maximum in seconds: what no look at a GPU shows, as a holder that is stopped, is seen so much later."""
 
 IDLE_AFTER = 600.0
 """Seconds: longer than most evaluations, checkpoints and compilations that leave a GPU unused."""

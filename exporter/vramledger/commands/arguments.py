@@ -10,8 +10,8 @@ from pathlib import Path
 from vramledger.commands.parser import argparse_type, duration
 from vramledger.config import (
     AGENT_SOCKET,
-    CALM_INTERVAL,
     CALM_INTERVAL_MAX,
+    CALM_INTERVALS,
     COLLECTORS,
     CONTROL_SOCKET,
     CONTROL_VARIABLE,
@@ -121,10 +121,10 @@ def add_sampling(
     )  # fmt: skip
     if calm:
         group.add_argument(
-            "--sample.calm-interval", dest="calm_interval", type=duration, default=CALM_INTERVAL,
+            "--sample.calm-interval", dest="calm_interval", type=duration, default=None,
             metavar="DURATION",
             help="the same while every GPU goes on with what it does and holds, which is looked at once a "
-            "--sample.interval (default 3s)",
+            "--sample.interval (default three of these, at most 5s)",
         )  # fmt: skip
     if idle:
         group.add_argument(
@@ -213,6 +213,8 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
         message = f"--path.procfs={args.procfs} is not a proc file system; mount the host's /proc there"
         raise UsageError(message)
     calm = getattr(args, "calm_interval", 0.0)
+    if calm is None:
+        calm = min(CALM_INTERVALS * args.interval, CALM_INTERVAL_MAX)
     if calm > CALM_INTERVAL_MAX:
         message = (
             f"--sample.calm-interval is at most {CALM_INTERVAL_MAX:.0f}s; to sample less often, give "

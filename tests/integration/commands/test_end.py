@@ -156,7 +156,7 @@ def test_what_has_exited_cannot_be_ended() -> None:
 def test_the_meek_end_by_sigterm_and_the_stubborn_by_sigkill(stage: Stage) -> None:
     """Both get SIGTERM; only the one that ignores it gets SIGKILL after the grace time."""
     meek, stubborn = stage.start(), stage.start(STUBBORN)
-    endings = end_targets([target(each.pid, start_of(each.pid)) for each in (meek, stubborn)], start_of, 0.5)
+    endings = end_targets([target(each.pid, start_of(each.pid)) for each in (meek, stubborn)], start_of, 3.0)
 
     assert [each.outcome for each in endings] == ["ended by SIGTERM", "ended by SIGKILL"]
     assert (meek.wait(), stubborn.wait()) == (-signal.SIGTERM, -signal.SIGKILL)

@@ -49,6 +49,7 @@ from tests.support.dashboards.nodes import NEWEST, NODES, NOW, RECORDED, SCRAPE,
 from tests.support.fleet.engines import Engine, running, until
 from tests.support.ports import free_port
 from tests.support.requirements import require_newer
+from vramledger.config import parse_duration
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -790,6 +791,19 @@ def test_what_a_process_has_adds_up_to_what_it_holds(engine: Engine, node: str) 
         assert sum(_total(part) for part in parts) <= 1.02 * held + 64 * 2**20, chosen
 
 
+@pytest.mark.parametrize("node", ["leak", "managed", "jax"])
+def test_the_figures_of_a_process_are_of_the_same_moment(engine: Engine, node: str) -> None:
+    """What it holds is the same in its table and above it, also while it grows."""
+    pids = {
+        each["metric"]["pid"]
+        for each in ask(engine, f'vramledger_process_memory_bytes{{instance="{node}"}}', **_NOW)
+    }
+    for pid in pids - {"other"}:
+        chosen = {"instance": node, "pid": pid}
+        above = value(engine, "vramledger-process", "Holds", **chosen)
+        assert _total(value(engine, "vramledger-process", "The process", **chosen)) == _total(above), chosen
+
+
 def test_a_failed_scrape_ends_no_holder_and_makes_no_xid_new(engine: Engine) -> None:
     """Marks of ended holders need a device that still has a ledger; an old XID is not new after a gap."""
     marks = {each["name"]: each for each in load_dashboards()["vramledger-device"]["annotations"]["list"]}
@@ -1026,17 +1040,19 @@ def test_the_count_of_alerts_is_the_sum_by_severity(engine: Engine) -> None:
     assert _total(count) == _total(severities) == len(rows) == len(set(labels))
 
 
-def test_marks_of_failures_do_not_cover_the_graph(engine: Engine) -> None:
-    """A program that fails again and again is marked where it begins to: Grafana shades unbroken marks."""
+@pytest.mark.parametrize("late", [0.0, 15.0, 30.0, 45.0])
+@pytest.mark.parametrize("name", ["Out of memory", "Holders that ended", "XID errors"])
+def test_a_mark_of_a_failure_is_there_and_short(engine: Engine, name: str, late: float) -> None:
+    """It stands where a failure begins, wherever the scrapes lie; unbroken marks would shade the graph."""
     marks = {each["name"]: each for each in load_dashboards()["vramledger-device"]["annotations"]["list"]}
-    for name in ("Out of memory", "Holders that ended", "XID errors"):
-        found = ask(engine, substitute_variables(marks[name]["expr"]), instant=False, span=SPAN)
+    expr, step = substitute_variables(marks[name]["expr"]), parse_duration(marks[name]["step"])
+    found = ask(engine, expr, instant=False, span=SPAN, ahead=late, step=step)
 
-        assert found, name
-        for series in found:
-            moments = [at for at, _ in series["values"]]
-            unbroken = sum(later - at == database.STEP for at, later in itertools.pairwise(moments))
-            assert unbroken <= 2, (name, series["metric"])
+    assert found
+    for series in found:
+        moments = [at for at, _ in series["values"]]
+        unbroken = sum(later - at == step for at, later in itertools.pairwise(moments))
+        assert unbroken <= 2, series["metric"]
 
 
 def _total(rows: list[dict[str, object]]) -> float:

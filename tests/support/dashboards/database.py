@@ -258,7 +258,15 @@ def empty_prometheus(program: Path, home: Path) -> Iterator[Engine]:
         yield engine
 
 
-def ask(engine: Engine, expression: str, *, instant: bool, span: float, ahead: float = 0.0) -> list[Any]:
+def ask(  # noqa: PLR0913 what a panel asks
+    engine: Engine,
+    expression: str,
+    *,
+    instant: bool,
+    span: float,
+    ahead: float = 0.0,
+    step: float = 60.0,
+) -> list[Any]:
     """Return the series of a query as a panel would ask it at "now", over a time range.
 
     Raises:
@@ -267,7 +275,7 @@ def ask(engine: Engine, expression: str, *, instant: bool, span: float, ahead: f
     if instant:
         answer = engine.get("/api/v1/query", query=expression, time=str(NOW + ahead))
     else:
-        times = {"start": str(NOW + ahead - span), "end": str(NOW + ahead), "step": "60"}
+        times = {"start": str(NOW + ahead - span), "end": str(NOW + ahead), "step": str(step)}
         answer = engine.get("/api/v1/query_range", query=expression, **times)
     assert answer is not None, f"refused: {expression}"
     found: list[Any] = answer["data"]["result"]
