@@ -68,14 +68,15 @@ class LaunchCounter:
         """Look at every holder, and return what is known of those that answered in time."""
         for holder, counter in self._holders.items():
             self._looks.submit(holder, counter.update, lambda holder=holder: _hanging(holder))  # type: ignore[misc]
-        found = [each for each in self._looks.collect(INTERVAL) if each is not None]
+        looked = [each for each in self._looks.collect(INTERVAL) if each is not None]
+        # A look that came late is followed by the next one; the newest knows all that those before it knew.
+        found = {(each.pid, each.start): each for each in looked}
         now = time.monotonic()
-        for count in found:
-            holder = (count.pid, count.start)
+        for holder, count in found.items():
             if count.problem and now - self._failed.setdefault(holder, now) > RETRY_AFTER:
                 del self._failed[holder]
                 self._holders[holder] = HolderCounter(self._root, holder, self._pool)
-        return found
+        return list(found.values())
 
     def _drop(self, holder: tuple[int, int]) -> None:
         """Detach from a holder; a look that hangs there comes first."""

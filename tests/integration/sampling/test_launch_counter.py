@@ -212,6 +212,31 @@ def test_files_that_hang_stop_nobody_else(program: LaunchingProgram, library: Pa
         assert (said[hanging.pid].quiet, said[program.pid].problem) == (None, "")
 
 
+def test_a_look_that_came_late_is_no_second_holder(program: LaunchingProgram, tmp_path: Path) -> None:
+    """A late answer and the next one are of the same holder, of which there is one count."""
+    files, maps = tmp_path / str(program.pid), Path(f"/proc/{program.pid}/maps").read_bytes()
+    files.mkdir()
+    (files / "stat").write_bytes(Path(f"/proc/{program.pid}/stat").read_bytes())
+    os.mkfifo(tmp_path / "late")
+    (files / "maps").hardlink_to(tmp_path / "late")
+    counter = LaunchCounter(str(tmp_path))
+    counter.set_holders({(program.pid, program.start)})
+
+    assert counter.counts() == []
+    (tmp_path / "now").write_bytes(maps)
+    (tmp_path / "now").replace(files / "maps")
+    (tmp_path / "late").write_bytes(maps)
+    answers: list[list[LaunchCount]] = []
+
+    def is_answered() -> bool:
+        answers.append(counter.counts())
+        return bool(answers[-1])
+
+    wait_until(is_answered, "an answer")
+
+    assert len(answers[-1]) == 1
+
+
 def test_without_the_right_it_says_why() -> None:
     """Without the right to count it ends with one line that says what is missing, and counts nothing."""
     require_root()
