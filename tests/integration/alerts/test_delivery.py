@@ -26,11 +26,11 @@ from tests.support.waiting import wait_until
 DEAD = {
     "labels": {
         "alertname": "GpuMemoryDead", "severity": "page", "cluster": "", "instance": "gpu-1:10839",
-        "gpu": "0", "uuid": "GPU-1", "pid": "7", "owner_type": "user", "owner": "ann",
+        "gpu": "0", "uuid": "GPU-1", "pid": "7", "owner_type": "slurm", "owner": "17",
     },
     "annotations": {
         "summary": "GPU memory is held by a process that no longer exists.",
-        "description": "gpu-1: pid 7 of user ann holds 20GiB on GPU 0.",
+        "description": "gpu-1: pid 7 of job 17 holds 20GiB on GPU 0.",
         "runbook_url": "http://runbooks/GpuMemoryDead",
     },
 }  # fmt: skip
@@ -135,10 +135,10 @@ def test_a_page_arrives(tmp_path: Path, version: str) -> None:
     (message,) = chat["attachments"]
     assert chat["channel"] == "#gpu"
     assert message["color"] == "danger"
-    assert message["title"] == "PAGE: GPU memory is held by a process that no longer exists. (user ann)"
+    assert message["title"] == "PAGE: GPU memory is held by a process that no longer exists. (job 17)"
     assert message["title_link"] == "http://runbooks/GpuMemoryDead"
     assert message["text"].splitlines()[:2] == [
-        "gpu-1: pid 7 of user ann holds 20GiB on GPU 0.",
+        "gpu-1: pid 7 of job 17 holds 20GiB on GPU 0.",
         f"Firing since {begun:%Y-%m-%d %H:%M} UTC. <http://runbooks/GpuMemoryDead|What to do>",
     ]
     assert after["attachments"][0]["title"].startswith("Resolved: GPU memory is held by")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from tests.support.alerts.nodes import Holder, Node, uuid
 from tests.support.alerts.promtool import expect
+from tests.support.dashboards.figures import query_of
+from tests.support.dashboards.files import substitute_variables
 from tests.support.host.model import GIB
 
 
@@ -52,6 +54,21 @@ def test_a_need_that_is_not_known_is_no_room(tmp_path: Path) -> None:
     assert expect(tmp_path, Node([Holder(7, 10)]).series(20), 20, absent) == ""
 
 
+def test_series_that_were_dropped_are_drawn(tmp_path: Path) -> None:
+    """What was dropped for a minute is drawn for the device; where nothing was dropped, a line says so."""
+    where = f'{{NODE,gpu="0",uuid="{uuid(0)}"}}'
+    drops = Node(
+        [Holder(7, 10)],
+        extra={f"vramledger_processes_dropped{where}": lambda minute: 3.0 if 5 <= minute < 6 else 0.0},
+    )
+    queries = [query_of("vramledger-exporter", "Series dropped, by device", ref) for ref in "ABC"]
+    dropped, owners, none = (substitute_variables(expr, __range="20m") for expr in queries)
+
+    assert expect(tmp_path, drops.series(20), 8, {dropped: 3, f"({owners}) or vector(9)": 9}) == ""
+    assert expect(tmp_path, drops.series(20), 8, {f"({none}) or vector(9)": 9}) == ""
+    assert expect(tmp_path, drops.series(20), 19, {f"({dropped}) or vector(9)": 9, none: 0}) == ""
+
+
 def test_what_a_stalled_exporter_shows_is_in_no_sum(tmp_path: Path) -> None:
     """Bytes that were active 20 minutes ago are not active now."""
     stands = Node(
@@ -59,22 +76,18 @@ def test_what_a_stalled_exporter_shows_is_in_no_sum(tmp_path: Path) -> None:
     )
     works = replace(stands, instance="gpu-2:10839", extra={})
     figures = {
-        f"vramledger_{level}:memory_{kind}_bytes:sum": 10.0 * GIB
-        for level in ("node", "owner")
-        for kind in ("held", "utilised")
+        "vramledger_owner:memory_held_bytes:sum": 10.0 * GIB,
+        "sum(vramledger_node:memory_used_bytes:sum)": 10.0 * GIB,
     }
 
     assert expect(tmp_path, [*stands.series(30), *works.series(30)], 30, figures) == ""
 
 
-def test_what_nobody_may_see_is_held_all_the_same(tmp_path: Path) -> None:
-    """Memory of unknown holders is in the sum of what is held on the node."""
-    figures = {
-        "vramledger_node:memory_held_bytes:sum": 30.0 * GIB,
-        "vramledger_node:memory_utilised_bytes:sum": 10.0 * GIB,
-    }
+def test_what_nobody_may_see_is_used_all_the_same(tmp_path: Path) -> None:
+    """Memory of unknown holders is in the sum of what is used on the node."""
+    node = Node([Holder(7, 10)], unknown=20)
 
-    assert expect(tmp_path, Node([Holder(7, 10)], unknown=20).series(10), 10, figures) == ""
+    assert expect(tmp_path, node.series(10), 10, {"vramledger_node:memory_used_bytes:sum": 30.0 * GIB}) == ""
 
 
 def test_a_restart_counts_no_byte_twice(tmp_path: Path) -> None:
@@ -96,7 +109,6 @@ def test_uncharged_memory_is_held_everywhere_and_once(tmp_path: Path) -> None:
         'sum(vramledger_process:memory_bytes:owned{pid=~"3|4"})': 2 * GIB,
         'vramledger_owner:memory_held_bytes:sum{owner="ann"}': 20 * GIB,
         'vramledger_owner:memory_held_bytes:sum{owner="bob"}': 2 * GIB,
-        "vramledger_node:memory_held_bytes:sum": 22 * GIB,
         'vramledger_process:demand_bytes:min3m{pid="3"}': 1 * GIB,
         # Of its 20 GiB it needs 4 - 0.5 of its framework and 10.5 outside the pool of 9.5.
         "vramledger_node:memory_beyond_need_bytes:sum": 6 * GIB,

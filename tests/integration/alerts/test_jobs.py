@@ -237,7 +237,7 @@ def test_the_page_says_who_waits_for_whom(tmp_path: Path) -> None:
     [alert] = [each for each in firing(tmp_path, series, 36) if each.name == "GpuJobHung"]
     text = alert.annotations["description"]
 
-    assert text.startswith(f"n7: rank 3 of job {JOB}, pid 103 (train.py) of slurm 17, user ann, is stopped.")
+    assert text.startswith(f"n7: rank 3 of job {JOB}, pid 103 (train.py) of job 17, user ann, is stopped.")
     assert "26m 0s" in text
     assert "rank 0 on n0 (GPU 0)" in text
     assert "kill -CONT 103" in text

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.integration.alerts.test_alerts import CASES
 from tests.integration.alerts.test_false_pages import torch
@@ -15,6 +17,7 @@ from tests.support.alerts.cases import Case
 from tests.support.alerts.nodes import Holder, Node
 from tests.support.alerts.promtool import Alert, firing
 from tests.support.dashboards.files import load_dashboards
+from tests.support.listening import PROJECT
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
@@ -37,11 +40,11 @@ def messages(folder: Path, cases: Sequence[Case], minute: float) -> list[Alert]:
             instance=f"{case.name}-{turn}",
             holders=[replace(each, **other) for each in case.node.holders],  # type: ignore[arg-type]
         )
-        for case in cases
+        for kind, case in zip(itertools.cycle(("pod", "slurm")), cases)
         for turn, other in enumerate(
             (
                 {"since": -61.00731},
-                {"owner_type": "pod", "owner": LONG, "command": "", "user": "", "notebook": ""},
+                {"owner_type": kind, "owner": LONG, "command": "", "user": "", "notebook": ""},
             )
         )
         if turn == 0 or case.node.holders
@@ -76,6 +79,30 @@ def test_a_message_has_no_rubbish(alerts: list[Alert]) -> None:
     texts = {each.annotations["description"]: each.name for each in alerts}
 
     assert {name: text for text, name in texts.items() if RUBBISH.search(text)} == {}
+
+
+def test_a_message_names_a_job_as_the_dashboards_do(alerts: list[Alert]) -> None:
+    """A job is a job, and not the name of its scheduler."""
+    texts = {each.annotations["description"] for each in alerts}
+
+    assert any(" job team-with-a-long-name" in text for text in texts)
+    assert [text for text in texts if re.search(r"\b(?:slurm|nomad) \S", text)] == []
+
+
+def test_no_text_shows_the_label_of_the_kind_of_an_owner() -> None:
+    """Each text that shows the kind of an owner calls the jobs of all schedulers jobs."""
+    shown = [
+        (rule["alert"], action)
+        for path in PROJECT.glob("alerts/*.rules.yml")
+        for group in yaml.safe_load(path.read_text("utf-8"))["groups"]
+        for rule in group["rules"]
+        for text in rule.get("annotations", {}).values()
+        for action in re.findall(r"\{\{(.*?)\}\}", text, re.DOTALL)
+        if "owner_type" in action and "query" not in action and action.split()[0] != "if"
+    ]
+
+    assert len(shown) > 20
+    assert [each for each in shown if 'reReplaceAll "^(?:slurm|nomad) " "job "' not in each[1]] == []
 
 
 def test_a_message_leads_to_its_dashboard(alerts: list[Alert]) -> None:

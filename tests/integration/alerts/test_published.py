@@ -46,7 +46,7 @@ def test_mnist_job(tmp_path: Path) -> None:
         "round(100 * vramledger_device:memory_used:ratio)": 94,
         "round(vramledger_process:hoarding_factor:ratio)": 19,
         "1 + vramledger_process:more_jobs_fit:floor": 20,
-        "vramledger_process:jobs_fit_sms:floor": 25,
+        "floor(1 / vramledger_process:sm_utilization_ratio:avg15m)": 25,
     }
 
     assert expect(tmp_path, node.series(20), 20, figures) == ""

@@ -290,4 +290,4 @@ def test_what_is_recorded_reaches_the_least_that_an_owner_has(tmp_path: Path) ->
     run_generator(tmp_path, yaml.safe_dump(settings), snippets, sources).check_returncode()
     written = (tmp_path / "recording.rules.yml").read_text(encoding="utf-8")
 
-    assert re.findall(r"\((\S+) / 5 \*", written) == ["0.05", "0.002", "0.02"]
+    assert re.findall(r"\((\S+) / 5 \*", written) == ["0.05", "0.002", "0.002", "0.02"]

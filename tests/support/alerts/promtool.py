@@ -32,6 +32,7 @@ RECORDING = (
     "vramledger-nodes",
     "vramledger-allocators",
     "vramledger-growth",
+    "vramledger-growth-driver",
     "vramledger-growth-slow",
     "vramledger-growth-long",
     "vramledger-pieces",
