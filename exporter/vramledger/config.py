@@ -12,7 +12,7 @@ from vramledger.errors import UsageError
 
 DEFAULT_PORT = 10839
 
-CALM_INTERVALS, CALM_INTERVAL_MAX = 3, 5.0
+CALM_INTERVALS, CALM_INTERVAL_MAX = 5, 5.0
 """The sampling intervals between two samples of an exporter whose GPUs go on with what they do and hold, and
 their maximum in seconds: what no look at a GPU shows, as a holder that is stopped, is seen so much later."""
 

@@ -124,7 +124,7 @@ def add_sampling(
             "--sample.calm-interval", dest="calm_interval", type=duration, default=None,
             metavar="DURATION",
             help="the same while every GPU goes on with what it does and holds, which is looked at once a "
-            "--sample.interval (default three of these, at most 5s)",
+            "--sample.interval (default five of these, at most 5s)",
         )  # fmt: skip
     if idle:
         group.add_argument(

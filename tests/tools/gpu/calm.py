@@ -1,7 +1,7 @@
 """How late a calm exporter shows what happens: ``python -m tests.tools.gpu.calm OUT``.
 
 Four programs hold memory of a GPU, one of them works all the time. Each time after the exporter has gone over
-to a sample every third second, something happens, and the page is read 20 times a second until it shows that.
+to a sample every fifth second, something happens, and the page is read 20 times a second until it shows that.
 Writes ``OUT/calm.md``. ``--rehearse`` uses the stand-in driver. About two minutes.
 """
 
@@ -25,7 +25,7 @@ from tests.tools.recordings.rehearsal import Rehearsal
 
 ROOT = SOURCES.parent
 QUIET_HOLDERS = 3
-CALM, LATEST = 2.5, 60.0
+CALM, LATEST = 4.5, 60.0
 """Seconds: between two samples of a calm exporter at least; until which something must show."""
 
 HOLDER = """
