@@ -24,6 +24,7 @@ from vramledger.agent_server.credentials import Peer, identify_peer, read_creden
 from vramledger.agent_server.disposal import Disposal
 from vramledger.agent_server.fair_queue import FairQueue, connection_to_close
 from vramledger.agent_server.requests import answer_request
+from vramledger.agent_server.sweeping import SWEEP_INTERVAL, call_next_second
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log
@@ -88,7 +89,6 @@ _CLOSE_BURST = 128.0
 """Connections a second, and in one burst, that are accepted only to be closed."""
 
 _NO_DESCRIPTORS_PAUSE = 1.0
-_SWEEP_INTERVAL = 1.0
 
 _REST_MOST = 4.0
 """Seconds after which connections are read also without a sample: the sockets of agents must not fill."""
@@ -242,7 +242,7 @@ class AgentServer:
         if time.monotonic() - self._rested_at > _REST_MOST:
             self._read_resting()
         self._disposal.run()
-        self._timer = self._loop.call_later(_SWEEP_INTERVAL, self._sweep)
+        self._timer = call_next_second(self._sweep)
 
     def _accept(self) -> None:
         assert self._socket_file is not None  # noqa: S101 its reader called us
@@ -253,7 +253,7 @@ class AgentServer:
                     self._pause_accepting(bucket.wait)
                     return
             if self._disposal.full:
-                self._pause_accepting(_SWEEP_INTERVAL)
+                self._pause_accepting(SWEEP_INTERVAL)
                 return
             try:
                 accepted, _ = self._socket_file.socket.accept()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vramledger.metrics.families import Collected, Family
-from vramledger.readers.hosts.own_process import read_own_process
+from vramledger.readers.hosts.own_process import OwnProcess
 
 _HELP = {
     "cpu_seconds_total": "Total user and system CPU time spent in seconds.",
@@ -36,12 +36,19 @@ class OwnProcesses:
 
     def __init__(self, sampler_pid: Callable[[], int | None]) -> None:
         self._sampler_pid = sampler_pid
+        self._exporter = OwnProcess()
+        self._sampler: OwnProcess | None = None
 
     def collect(self) -> Collected:
         """Return the families of both; what cannot be read of a process is not there."""
-        found = _with_values(_EXPORTER, read_own_process())
+        found = _with_values(_EXPORTER, self._exporter.read())
         pid = self._sampler_pid()
-        return found if pid is None else found + _with_values(_SAMPLER, read_own_process(pid))
+        if pid is None:
+            self._sampler = None
+            return found
+        if self._sampler is None or self._sampler.pid != pid:
+            self._sampler = OwnProcess(pid)
+        return found + _with_values(_SAMPLER, self._sampler.read())
 
 
 def _with_values(families: dict[str, Family], figures: dict[str, float]) -> Collected:

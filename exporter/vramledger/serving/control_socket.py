@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vramledger.agent_server.disposal import Disposal, holds_descriptors, receive_plain
+from vramledger.agent_server.sweeping import call_next_second
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError, VramledgerError
 from vramledger.logs import fields, log
@@ -54,7 +55,6 @@ _ACCEPT_RATE, _ACCEPT_BURST = 200.0, 128.0
 """Connections that are accepted: without a limit, a program that only connects would take all our time."""
 
 _PAUSE = 1.0
-_SWEEP_INTERVAL = 1.0
 
 _SOCKET = SocketSettings(
     kind=socket.SOCK_SEQPACKET,
@@ -121,7 +121,7 @@ class _ControlServer:
         self._disposal = Disposal()
         self._resuming: asyncio.TimerHandle | None = None
         self._loop.add_reader(file.socket, self._accept)
-        self._sweeping = self._loop.call_later(_SWEEP_INTERVAL, self._sweep)
+        self._sweeping = call_next_second(self._sweep)
 
     async def close(self) -> None:
         """Stop listening, and close all connections."""
@@ -139,7 +139,7 @@ class _ControlServer:
         for uid in [uid for uid, bucket in self._user_buckets.items() if bucket.is_full(now)]:
             del self._user_buckets[uid]
         self._disposal.run()
-        self._sweeping = self._loop.call_later(_SWEEP_INTERVAL, self._sweep)
+        self._sweeping = call_next_second(self._sweep)
 
     def _accept(self) -> None:
         if not self._accept_bucket.consume(time.monotonic()):

@@ -15,9 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from aiohttp import web, web_protocol
+from aiohttp import hdrs, web, web_protocol
+from aiohttp.http import HttpVersion11
+from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_request import BaseRequest
 
 from vramledger.logs import fields, log
@@ -39,6 +41,14 @@ longer heads."""
 
 _HANDSHAKE = 10.0
 """Seconds for a TLS handshake; asyncio's default would let a silent client hold a descriptor for a minute."""
+
+_REPEATED_MAX = 4096
+"""The maximum size of a head that is kept; Prometheus sends 400 bytes."""
+
+_UNREAD_MAX = 1 << 16
+"""Bytes of answers that asyncio takes before a write has to wait; the rest is for :class:`RequestLimiter`."""
+
+_HEAD_END = b"\r\n\r\n"
 
 _LINGER = 1.0
 """Seconds for which the rest of a request is read after its answer. If we closed before, the kernel would
@@ -62,18 +72,44 @@ def connection_limit() -> int:
     return min(MAX_CONNECTIONS, descriptors // _DESCRIPTORS_SHARE)
 
 
+class _Repeatable(NamedTuple):
+    """The newest request of a connection that can be answered again.
+
+    Attributes:
+        head: its bytes.
+        host: its Host header, "" without one.
+        answer: makes the bytes of the whole answer; None if that must not be done at once.
+    """
+
+    head: bytes
+    host: str
+    answer: Callable[[], bytes | None]
+
+
 class _Protocol(web_protocol.RequestHandler):  # type: ignore[type-arg, unused-ignore]
-    """A connection that reads no more than a request may have; its errors do not name our software."""
+    """A connection that reads no more than a request may have; its errors do not name our software.
 
-    __slots__ = ("_on_lost", "received")
+    Prometheus sends the same bytes again in each scrape. After an answer, bytes that are those of the request
+    before are the same request: they are answered without the parser, three turns of the loop, two tasks and
+    the routes, which took 0.4 ms a scrape.
 
-    def __init__(self, server: web.Server, on_lost: Callable[[object], None], **options: Any) -> None:  # noqa: ANN401 aiohttp's
+    Attributes:
+        received: bytes that count towards a request's maximum.
+        head: the bytes of the newest request, if exactly these were read when no other byte was expected.
+    """
+
+    __slots__ = ("_bounded", "_connections", "_repeatable", "head", "received")
+
+    def __init__(self, server: web.Server, connections: Connections, **options: Any) -> None:  # noqa: ANN401 aiohttp's
         super().__init__(server, loop=asyncio.get_running_loop(), lingering_time=_LINGER, **options)
-        self._on_lost = on_lost
+        self._connections = connections
+        self._repeatable: _Repeatable | None = None
+        self._bounded = True
+        self.head: bytes | None = None
         self.received = 0
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._on_lost(self)
+        self._connections.forget(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -81,7 +117,56 @@ class _Protocol(web_protocol.RequestHandler):  # type: ignore[type-arg, unused-i
         if self.received > MAX_REQUEST_BYTES:
             self.force_close()
             return
+        if self._repeatable is not None and data == self._repeatable.head and self._answer_again():
+            return
+        # Within TLS the first request may come before aiohttp has begun to wait for it.
+        begins = self._bounded and (self._request_count == 0 or self._is_waiting())
         super().data_received(data)
+        self._bounded = begins and self._is_whole(data)
+        self.head = data if self._bounded else None
+        if not self._bounded:
+            self._repeatable = None
+
+    def repeat(self, request: BaseRequest, answer: Callable[[], bytes | None]) -> None:
+        """Answer the request that has just been answered by ``answer`` whenever it comes again."""
+        headers = request.headers
+        usual = request.version == HttpVersion11 and request.keep_alive and hdrs.EXPECT not in headers
+        if usual and self.head is not None:
+            self._repeatable = _Repeatable(self.head, headers.get(hdrs.HOST, ""), answer)
+
+    def _is_waiting(self) -> bool:
+        """Tell whether aiohttp has answered all that it has read, and waits for the next request."""
+        waiter = self._waiter
+        return (
+            waiter is not None
+            and not waiter.done()
+            and not (self._messages or self._close or self._force_close or self._upgraded)
+        )
+
+    def _is_whole(self, data: bytes) -> bool:
+        """Tell whether aiohttp has read just these bytes as one request without a body."""
+        return (
+            len(self._messages) == 1
+            and self._messages[0][1] is EMPTY_PAYLOAD
+            and not (self._close or self._force_close or self._upgraded)
+            and len(data) <= _REPEATED_MAX
+            and data.find(_HEAD_END) == len(data) - len(_HEAD_END)
+        )
+
+    def _answer_again(self) -> bool:
+        """Answer the newest request again, if it is allowed and its answer needs no waiting."""
+        transport, known = self.transport, self._repeatable
+        if transport is None or known is None or not self._is_waiting():
+            return False
+        if not self._connections.allows_again(self, known.host):
+            return False
+        answer = known.answer()
+        if answer is None or transport.get_write_buffer_size() + len(answer) > _UNREAD_MAX:
+            return False
+        self.received = 0
+        transport.write(answer)
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        return True
 
     def handle_error(
         self,
@@ -119,6 +204,7 @@ class Connections:
         self,
         server: web.Server,
         context: Callable[[], ssl.SSLContext | None],
+        allowed_by_host: Callable[[str], bool],
         **options: Any,  # noqa: ANN401 aiohttp's
     ) -> None:
         """Prepare.
@@ -126,10 +212,12 @@ class Connections:
         Args:
             server: answers the requests.
             context: returns the newest for TLS, None for plain HTTP.
+            allowed_by_host: tells whether a request with this Host header is allowed, whatever else it has.
             options: of aiohttp's protocol.
         """
-        self._make_protocol = partial(_Protocol, server, self._forget, **options)
+        self._make_protocol = partial(_Protocol, server, self, **options)
         self._context = context
+        self._allowed_by_host = allowed_by_host
         self._strangers: dict[object, _Connection] = {}
         self._idle: dict[object, _Connection] = {}
         self._busy: dict[object, _Connection] = {}
@@ -176,6 +264,18 @@ class Connections:
         if isinstance(request.protocol, _Protocol):
             request.protocol.received = 0
 
+    def answered(self, request: BaseRequest, again: Callable[[], bytes | None]) -> None:
+        """Let ``again`` make the answer when the same bytes come again on its connection."""
+        if isinstance(request.protocol, _Protocol):
+            request.protocol.repeat(request, again)
+
+    def allows_again(self, protocol: object, host: str) -> bool:
+        """Tell whether a request that was allowed before is allowed now; it counts as the newest."""
+        if protocol not in self._idle or not self._allowed_by_host(host):
+            return False
+        self._idle[protocol] = self._idle.pop(protocol)  # the one that has been idle for the shortest time
+        return True
+
     @contextmanager
     def allowed(self, request: BaseRequest) -> Iterator[None]:
         """Keep the connection of a request that is allowed until its answer is written."""
@@ -210,9 +310,10 @@ class Connections:
             error.__traceback__ = None
         finally:
             if connection.transport is None:
-                self._forget(protocol)
+                self.forget(protocol)
 
-    def _forget(self, protocol: object) -> None:
+    def forget(self, protocol: object) -> None:
+        """Forget a connection that has ended."""
         for connections in (self._strangers, self._idle, self._busy):
             connections.pop(protocol, None)
 

@@ -42,18 +42,10 @@ class RenderCache:
         without its data, under its serial, and our clock may have been stopped. If a client disconnects, the
         other clients still get the render. A render that fails is not kept.
         """
-        version = (snapshot.serial, snapshot.up, snapshot.failure, int(self._clock()))
-        if version != self._version:
-            self._version = version
-            self._kept = {}
-        kept = self._kept
+        kept = self._renders_of(snapshot)
         result = kept.get(key)
         if result is None and self._took.get(key, _QUICK) < _QUICK:
-            page = self._render(key, render)
-            if len(kept) < _RENDERS_MAX:
-                kept[key] = result = asyncio.get_running_loop().create_future()
-                result.set_result(page)
-            return page
+            return self._render_at_once(kept, key, render)
         if result is None:
             result = asyncio.get_running_loop().run_in_executor(self._pool, self._render, key, render)
             if len(kept) < _RENDERS_MAX:
@@ -65,6 +57,32 @@ class RenderCache:
 
             result.add_done_callback(forget_failure)
         return result.result() if result.done() else await asyncio.shield(result)
+
+    def at_once(self, snapshot: Snapshot, key: Hashable, render: Callable[[], bytes]) -> bytes | None:
+        """Return the same as :meth:`share`; None if it has to be waited for."""
+        kept = self._renders_of(snapshot)
+        result = kept.get(key)
+        if result is not None:
+            return result.result() if result.done() and result.exception() is None else None
+        return self._render_at_once(kept, key, render) if self._took.get(key, _QUICK) < _QUICK else None
+
+    def _renders_of(self, snapshot: Snapshot) -> dict[Hashable, asyncio.Future[bytes]]:
+        """Return what is kept of this snapshot and second."""
+        version = (snapshot.serial, snapshot.up, snapshot.failure, int(self._clock()))
+        if version != self._version:
+            self._version = version
+            self._kept = {}
+        return self._kept
+
+    def _render_at_once(
+        self, kept: dict[Hashable, asyncio.Future[bytes]], key: Hashable, render: Callable[[], bytes]
+    ) -> bytes:
+        page = self._render(key, render)
+        if len(kept) < _RENDERS_MAX:
+            result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            result.set_result(page)
+            kept[key] = result
+        return page
 
     def _render(self, key: Hashable, render: Callable[[], bytes]) -> bytes:
         begun = time.perf_counter()

@@ -26,11 +26,16 @@ class RequestLimiter:
         self._running = 0
         self._writing: dict[asyncio.Transport, float] = {}  # start times, the oldest first
 
+    @property
+    def full(self) -> bool:
+        """Whether as many requests are under way as are allowed together."""
+        return bool(self._most) and self._running >= self._most
+
     async def serve(
         self, request: web.Request, respond: Callable[[web.Request], Awaitable[web.Response]]
     ) -> web.StreamResponse:
         """Make a response and write it to the last byte; 503 immediately when too many are under way."""
-        if self._most and self._running >= self._most and not self._abort_slowest():
+        if self.full and not self._abort_slowest():
             text = f"--web.max-requests={self._most} is reached; try again later.\n"
             return web.Response(status=503, text=text)
         self._running += 1

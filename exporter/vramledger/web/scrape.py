@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from aiohttp import web
+from aiohttp.helpers import rfc822_formatted_time
 
 from vramledger.config import Config
 from vramledger.errors import UsageError
+from vramledger.logs import log
 from vramledger.metrics.exposition import Exposition, ScrapeRequest, negotiate_format, select_collectors
 from vramledger.web.render_cache import RenderCache
 from vramledger.web.request_limiter import RequestLimiter
-from vramledger.web.response_headers import takes_gzip
+from vramledger.web.response_headers import NO_SNIFFING, takes_gzip
 from vramledger.web.services import AppServices
+
+_NO_SNIFFING = b"%b: %b\r\n" % tuple(each.encode() for each in NO_SNIFFING)
 
 
 class Scrape:
@@ -28,6 +34,31 @@ class Scrape:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Serve one scrape; 503 above ``--web.max-requests`` at the same time, 400 for wrong filters."""
         return await self._limiter.serve(request, self._respond)
+
+    def answer_again(self, scrape: RepeatedScrape) -> bytes | None:
+        """Return the whole answer to a GET that comes again; None if it cannot be made at once.
+
+        What may fail is left to :meth:`serve`, which reports it.
+        """
+        if self._limiter.full:
+            return None
+        wanted, snapshot = scrape.wanted, self._services.snapshot
+        try:
+            body = self._render_cache.at_once(
+                snapshot, wanted, lambda: self._exposition.render(snapshot, wanted)
+            )
+        except Exception as error:  # noqa: BLE001 see above
+            log.debug("Cannot answer at once", exc_info=error)
+            return None
+        if body is None:
+            return None
+        head = b"%bContent-Length: %d\r\nDate: %b\r\n%b\r\n" % (
+            scrape.head,
+            len(body),
+            rfc822_formatted_time().encode(),
+            _NO_SNIFFING,
+        )
+        return head + body
 
     async def _respond(self, request: web.Request) -> web.Response:
         query = request.query
@@ -48,7 +79,28 @@ class Scrape:
         page = await self._render_cache.share(
             snapshot, wanted, lambda: self._exposition.render(snapshot, wanted)
         )
-        headers = {"Content-Type": exposition_format.content_type, "Vary": "Accept, Accept-Encoding"}
+        return ScrapePage(page, wanted, exposition_format.content_type)
+
+
+class RepeatedScrape(NamedTuple):
+    """A scrape that may come again.
+
+    Attributes:
+        wanted: what was requested.
+        head: the beginning of the answer to a GET of HTTP/1.1, up to the headers that every answer has.
+    """
+
+    wanted: ScrapeRequest
+    head: bytes
+
+
+class ScrapePage(web.Response):
+    """The answer to a scrape, and what is needed to answer it again."""
+
+    def __init__(self, page: bytes, wanted: ScrapeRequest, content_type: str) -> None:
+        headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
         if wanted.compressed:
             headers["Content-Encoding"] = "gzip"
-        return web.Response(body=page, headers=headers)
+        super().__init__(body=page, headers=headers)
+        lines = ("HTTP/1.1 200 OK", *map(": ".join, headers.items()), "")
+        self.repeated = RepeatedScrape(wanted, "\r\n".join(lines).encode())

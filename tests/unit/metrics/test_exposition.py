@@ -194,6 +194,22 @@ def test_remembered_lines_never_show_an_old_value() -> None:
         assert used.render(shot, want).decode() == render(shot, want)
 
 
+def test_a_series_comes_and_goes_with_its_number() -> None:
+    """A series is absent while its value is not a number, and comes back with its next one."""
+    family = devices.FAMILIES[0]
+    turns: list[list[Sample]] = [
+        [(("0", "a\rb"), first), (("1", "c\\"), second)]
+        for first, second in ((1.0, 2.0), (1.0, float("nan")), (3.0, float("nan")), (3.0, 4.0), (3.0, 5.0))
+    ]
+    shown = iter(turns)
+    used = Exposition(0, lambda: None, collect={"ledger": lambda _: [(family, next(shown))]})
+    want = ScrapeRequest(frozenset({"ledger"}), frozenset({family.name}))
+    for samples in turns:
+        collected: Collected = [(family, samples)]
+        fresh = Exposition(0, lambda: None, collect={"ledger": lambda _, kept=collected: kept})  # type: ignore[misc]
+        assert used.render(failed(), want) == fresh.render(failed(), want)
+
+
 def test_no_series_twice_and_no_value_that_is_no_number() -> None:
     """A repeated series counts once, by its last sample; NaN and the infinities are absent."""
     family = devices.FAMILIES[0]
@@ -267,11 +283,11 @@ class Library(Collector):
 def test_the_exporters_processes_are_written_as_by_prometheus_client(*, openmetrics: bool) -> None:
     """Names, texts and types are the library's, and the values are those of the same moment."""
     generate = generate_openmetrics if openmetrics else generate_latest
+    ours_of = Exposition(0, os.getpid)
+    ours_of.render(Snapshot(), ScrapeRequest(ALL))  # it keeps files open, which both count
     for _ in range(3):  # new lines, and those that are known
         theirs = generate(Library()).decode().splitlines()
-        page = Exposition(0, os.getpid).render(
-            Snapshot(), ScrapeRequest(frozenset({"exporter"}), None, openmetrics)
-        )
+        page = ours_of.render(Snapshot(), ScrapeRequest(frozenset({"exporter"}), None, openmetrics))
         ours = [line for line in page.decode().splitlines() if not line.startswith("# UNIT")]
         ours = ours[next(i for i, line in enumerate(ours) if line.startswith("# HELP process_")) :]
         ours = [line for line in ours if "vramledger_" not in line or "vramledger_sampler_" in line]
@@ -289,6 +305,17 @@ def test_a_sampler_that_has_ended_has_no_figures() -> None:
     page = Exposition(0, lambda: ended.pid).render(Snapshot(), ScrapeRequest(ALL)).decode()
     assert "vramledger_sampler_process" not in page
     assert 'vramledger_collector_success{collector="exporter"} 1.0' in page
+
+
+def test_a_new_sampler_has_its_own_figures() -> None:
+    """When another process samples, the figures are its own, and none are left when there is no process."""
+    pids = iter((os.getpid(), os.getppid(), None))
+    page, name = Exposition(0, lambda: next(pids)), "vramledger_sampler_process_start_time_seconds "
+    starts = []
+    for _ in range(3):
+        lines = page.render(Snapshot(), ScrapeRequest(frozenset({"exporter"}))).decode().splitlines()
+        starts += [float(line.removeprefix(name)) for line in lines if line.startswith(name)]
+    assert len(starts) == len(set(starts)) == 2
 
 
 def test_what_the_exporter_cannot_collect_of_itself_shows_at_once() -> None:

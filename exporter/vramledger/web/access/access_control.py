@@ -87,6 +87,14 @@ class AccessControl:
         settings = self._settings
         return not settings.users and (settings.tls is None or settings.tls.client_auth != REQUIRED)
 
+    def allows_host(self, host: str) -> bool:
+        """Tell whether every request with this Host header is allowed, and no answer has :attr:`headers`."""
+        settings = self._settings
+        named = settings.tls is not None and settings.tls.allowed_sans is not None
+        if named or settings.users or settings.headers or self._bucket is not None:
+            return False
+        return self._may_have_name(host)
+
     def collect(self) -> Collected:
         """Return the families of access; return those of the web config file only if there is such a file."""
         found: Collected = [(WEB_REFUSED, [((reason,), self._refused[reason]) for reason in WEB_REFUSALS])]
@@ -149,10 +157,10 @@ class AccessControl:
     # --- the file ------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Check the files for ever."""
-        while True:
+        """Check the files for ever, if there are any."""
+        while self._path is not None:
             await asyncio.sleep(_POLL_INTERVAL)
-            if self._path is not None and await asyncio.to_thread(self._files_changed):
+            if await asyncio.to_thread(self._files_changed):
                 await self._reload(self._path)
 
     def _files_changed(self) -> bool:
