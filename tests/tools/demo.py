@@ -18,6 +18,7 @@ import gzip
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from random import Random
 
@@ -36,10 +37,7 @@ from tests.support.host.programs import (
 )
 from vramledger.agent_protocol.frameworks import POOL_FIGURES, TORCH_FIGURES
 from vramledger.model.agent_report import Agent, AgentReport, FrameworkReport, OutOfMemory
-from vramledger.model.reading import (
-    Owner,
-    Reading,
-)
+from vramledger.model.reading import DeviceReading, HardwareValue, Owner, Reading
 from vramledger.model.reading_json import encode
 from vramledger.sampling.replay import demo_recording, encode_header, shift_times
 
@@ -143,6 +141,73 @@ class Attempts:
         return self.wanted if age > 354 and age % 30 < INTERVAL else self.usual
 
 
+ZERO = {"corrected": 0.0, "uncorrected": 0.0}
+THROTTLES = (
+    *("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost"),
+    *("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "display_clock_setting"),
+)
+CONTEXT_WATTS, WORK_WATTS = 119.0, 330.0
+"""The draw of an H200 with a context and no work, and what work all the time adds: recorded ones drew 340 to
+450 W at a third to two thirds of the time."""
+COLD, WARMTH = 26.0, 0.05
+"""A chip's temperature without power, and by how much each watt warms it: recorded were 32 °C at 120 W, 49 °C
+at 450 W."""
+WARMING = 30.0
+"""Seconds in which a chip comes two thirds of the way to the temperature of its power."""
+RARELY = 10.0
+"""Seconds after which the exporter reads again what changes slowly."""
+
+
+@dataclass(slots=True)
+class Sensors:
+    """What one GPU says of itself, as recorded H200s did; power and warmth follow the work of programs."""
+
+    random: Random
+    chip: float = COLD + WARMTH * CONTEXT_WATTS
+    memory: float = COLD + WARMTH * CONTEXT_WATTS
+    joules: float = 2_000_000.0
+    told: dict[str, HardwareValue] = field(default_factory=dict)
+
+    def of(self, device: DeviceReading, now: float) -> DeviceReading:
+        """Return a reading of the GPU with its hardware, ``INTERVAL`` after the one before."""
+        busy = (device.utilization or {}).get("gpu", 0.0)
+        watts = round(CONTEXT_WATTS + WORK_WATTS * busy + self.random.uniform(-3, 3) * (1 + 4 * busy))
+        for name, pace in (("chip", WARMING), ("memory", 2 * WARMING)):
+            before = getattr(self, name)
+            setattr(self, name, before + (COLD + WARMTH * watts - before) * INTERVAL / pace)
+        self.joules += watts * INTERVAL
+        if now % RARELY < INTERVAL:
+            self.told = self._rare()
+        traffic = {"pcie_transmit": 4e5 + 6e7 * busy, "pcie_receive": 2e5 + 3e8 * busy}
+        hardware: dict[str, HardwareValue] = {
+            "device_temperature_celsius": float(round(self.chip)),
+            "device_power_watts": float(watts),
+            "device_clock_hertz": {"graphics": 1.98e9, "sm": 1.98e9, "memory": 3.201e9, "video": 1.545e9},
+            "device_throttle_active": dict.fromkeys(THROTTLES, 0.0),
+            "device_performance_state": 0.0,
+            "device_ecc_errors_total": ZERO,
+            "device_pcie_throughput_bytes_per_second": {
+                name.removeprefix("pcie_"): figure for name, figure in traffic.items()
+            },
+            **self.told,
+        }
+        activity = {**(device.activity or {}), **traffic}
+        return replace(device, hardware=hardware, activity=activity)
+
+    def _rare(self) -> dict[str, HardwareValue]:
+        return {
+            "device_power_limit_watts": 700.0,
+            "device_pcie_link_generation": {"current": 5.0, "max": 5.0},
+            "device_pcie_link_width": {"current": 16.0, "max": 16.0},
+            "device_remapped_rows": ZERO,
+            "device_row_remap_pending": 0.0,
+            "device_row_remap_failed": 0.0,
+            "device_bar1_memory_bytes": {"used": 1_703_936.0, "total": 256.0 * GIB},
+            "device_energy_joules_total": self.joules,
+            "device_memory_temperature_celsius": float(round(self.memory)),
+        }
+
+
 VERSIONS = {"torch": "2.13.0", "tensorflow": "2.21.0"}
 POLICIES = {"torch": "caching", "tensorflow": "preallocate"}
 LEAKING_PID = 4120
@@ -215,10 +280,13 @@ def readings() -> Iterator[Reading]:
     ]
     host = Host(gpus, processes(random), random, INTERVAL)
     agents = Agents()
+    # Of its own: what a sensor says changes nothing that happens.
+    sensors = [Sensors(Random(SEED + gpu.index)) for gpu in gpus]  # noqa: S311 as above
     for number in range(round(MINUTES * 60 / INTERVAL)):
         now = number * INTERVAL
         reading = host.reading(now)
-        yield shift_times(replace(reading, agents=agents.of(reading)), BEGIN - EPOCH)
+        devices = tuple(map(Sensors.of, sensors, reading.devices, repeat(now)))
+        yield shift_times(replace(reading, agents=agents.of(reading), devices=devices), BEGIN - EPOCH)
 
 
 def write(path: Path) -> int:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from dashboards.src.queries import compared_nodes
+from tests.support.dashboards import database
+from tests.support.dashboards.figures import query_of
+from tests.support.dashboards.files import substitute_variables
 from tests.support.requirements import require_newer, require_tool
 from vramledger.cli import parser
 
@@ -31,7 +37,8 @@ def test_profiles(profile: str, exporters: set[str]) -> None:
     """Each profile starts its exporters, with flags that they accept, and the three other programs."""
     services = config(profile)["services"]
 
-    assert set(services) == exporters | {"prometheus", "alertmanager", "grafana"}
+    past = {"past"} if profile == "demo" else set()
+    assert set(services) == exporters | past | {"prometheus", "alertmanager", "grafana"}
     for name in exporters:
         parser().parse_args(services[name]["command"])
 
@@ -91,3 +98,32 @@ def test_nobody_is_let_in_by_default(profile: str) -> None:
     assert services["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"] == ""
     assert "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION=true" in services["grafana"]["entrypoint"][-1]
     assert not [each for each in services["prometheus"]["command"] if "lifecycle" in each or "admin" in each]
+
+
+def test_the_demo_has_a_past(tmp_path: Path) -> None:
+    """Before its first start the demo's Prometheus gets what *Changed* compares with, and not again."""
+    data = tmp_path / "data"
+    data.mkdir()
+    tools = {**os.environ, "PATH": f"{require_tool('promtool').parent}{os.pathsep}{os.environ['PATH']}"}
+    script = ["/bin/sh", str(COMPOSE / "prometheus/past.sh"), str(data)]
+    subprocess.run(script, check=True, env=tools, timeout=120)
+    with database.empty_prometheus(require_tool("prometheus"), tmp_path) as engine:
+        now = time.time()
+
+        def figures(expr: str, days: float) -> dict[str, float]:
+            answer = engine.get(
+                "/api/v1/query", query=substitute_variables(expr), time=str(now - days * 86400)
+            )
+            assert answer is not None
+            found = answer["data"]["result"]
+            return {each["metric"].get("owner", ""): float(each["value"][1]) for each in found}
+
+        week = figures(query_of("vramledger-fleet", "Changed", "D").replace("offset 1w", ""), 7)
+        watched = figures(f"count({compared_nodes().replace(' offset $__range', '')})", 1)
+    before = sorted(path.name for path in data.iterdir())
+    subprocess.run(script, check=True, env=tools, timeout=120)
+
+    assert {"48213", "dana", "erin", "vllm.service"} <= week.keys()
+    assert all(figure > 2**30 for figure in week.values())
+    assert watched == {"": 1.0}
+    assert sorted(path.name for path in data.iterdir()) == before
