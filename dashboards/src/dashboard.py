@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -119,7 +119,7 @@ def device_variable() -> Json:
 def team_variable() -> Json:
     """Make the variable of teams; All includes owners without one."""
     names = f"label_values({selector('vramledger_owner:team:last')}, team)"
-    return variable("team", "Team or namespace", names, every=".*")
+    return variable("team", "Team", names, every=".*")
 
 
 def owner_variable() -> Json:
@@ -235,8 +235,12 @@ def _links_to_page(time: str) -> list[Json]:
     return [{"type": "link", "title": "Exporter's page at this time", "url": url, "targetBlank": True}]
 
 
-def _with_link_to_page(panel: Json) -> Json:
-    """Return a panel whose points link to the page as it was then, if it is a graph."""
+def _of_one_node(panel: Json) -> Json:
+    """Return a panel that names one exporter, and whose points link to its page as it was then."""
+    config = panel["fieldConfig"]
+    if "noValue" in config["defaults"]:
+        said = config["defaults"]["noValue"].replace("see Exporters", "see Exporter")
+        panel = {**panel, "fieldConfig": {**config, "defaults": {**config["defaults"], "noValue": said}}}
     if panel["type"] != "timeseries":
         return panel
     config = panel["fieldConfig"]
@@ -302,6 +306,33 @@ def _target_variables(*, one_node: bool) -> Iterator[Json]:
     )  # fmt: skip
 
 
+def _with_counts(panels: Sequence[Panel]) -> list[Panel]:
+    """Return the panels of a row, each line of them after the counts of its tables.
+
+    Beside a table a count would be as high as the table, also on a phone, where each panel has the whole
+    width. Above a table alone it is narrow. Above several panels the counts fill the line: Grafana moves a
+    panel up where there is room.
+    """
+    placed: list[Panel] = []
+    for line in _lines(panels):
+        counts = [panel.count for panel in line if panel.count]
+        if len(line) > 1:
+            counts = [replace(count, width=COLUMNS_OF_THE_PAGE // len(counts)) for count in counts]
+        placed += [*counts, *line]
+    return placed
+
+
+def _lines(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
+    """Yield the panels that stand side by side."""
+    line: list[Panel] = []
+    for panel in panels:
+        if line and sum(each.width for each in [*line, panel]) > COLUMNS_OF_THE_PAGE:
+            yield line
+            line = []
+        line.append(panel)
+    yield line
+
+
 def _positioned_panels(rows: Sequence[Row], *, one_node: bool) -> Iterator[Json]:
     """Yield rows and panels with their places and ids; each point of one node's graphs links to its page."""
     number = 0
@@ -315,12 +346,12 @@ def _positioned_panels(rows: Sequence[Row], *, one_node: bool) -> Iterator[Json]
         y += 1
         x = height = 0
         placed = []
-        for panel in row.panels:
+        for panel in _with_counts(row.panels):
             if x + panel.width > COLUMNS_OF_THE_PAGE:
                 x, y, height = 0, y + height, 0
             number += 1
             place = {"h": panel.height, "w": panel.width, "x": x, "y": y}
-            body = _with_link_to_page(panel.body) if one_node else panel.body
+            body = _of_one_node(panel.body) if one_node else panel.body
             placed.append({**body, "id": number, "gridPos": place})
             x, height = x + panel.width, max(height, panel.height)
         y += height

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dashboards.src.dashboard import DEVICE, Dashboard, Row, annotation, device_variable
+from dashboards.src.lines import MEAN_STEP, SHADES, joined, mean
 from dashboards.src.panels import (
     AGE_WIDTH,
     BYTES,
     COUNT,
-    NO_HOLDER,
     SECONDS,
     SHARE,
     STATE_CODES,
@@ -21,15 +23,12 @@ from dashboards.src.panels import (
     state_timeline,
     table,
     time_series,
-    value_mapping,
 )
 from dashboards.src.queries import (
     BLOCKER,
     CHOSEN_DEVICE,
     DEVICE_LABELS,
     HOLDING_LABELS,
-    NO_AGENT,
-    NO_SCHEDULER,
     NODE_LABELS,
     OWNER_NAME,
     USUAL_UNATTRIBUTED,
@@ -49,6 +48,13 @@ from dashboards.src.queries import (
     ten_largest,
     uncharged,
 )
+from dashboards.src.reasons import (
+    NO_AGENT,
+    NO_DEVICE,
+    NO_SCHEDULER,
+    NOT_YET,
+    Needs,
+)
 from dashboards.src.shared_panels import (
     BLOCKER_COLUMN,
     OWNER_COLUMN,
@@ -66,16 +72,21 @@ from dashboards.src.shared_panels import (
 )
 from vramledger.views.colours import GRAFANA
 
-DOES_NOT_FILL = -1
-GROWTH = value_mapping({DOES_NOT_FILL: ("no holder grows", "text")})
 HOLDER_LEGEND = f"{{{{command}}}} {{{{pid}}}} of {{{{{OWNER_NAME}}}}}"
-NO_GPM = "not available before Hopper, or no data"
-NOT_AVAILABLE = "not available on this device, or no data"
+NO_GPM = "if the exporter is watching: a GPU before Hopper"
+NOT_AVAILABLE = "if the exporter is watching: no such sensor"
 
 
 def device_selector(metric: str, *matchers: str) -> str:
     """Return a selector of a metric of the chosen device."""
     return selector(metric, CHOSEN_DEVICE, *matchers)
+
+
+ANSWERS = Needs(
+    [(NO_DEVICE, f"count({device_selector('vramledger_device_up')} == 1)")], nothing="not reported"
+)
+"""What a figure of the device needs."""
+ANSWERS_WITH_RULES = replace(ANSWERS, rules=True)
 
 
 def memory_used() -> Panel:
@@ -90,7 +101,7 @@ def memory_used() -> Panel:
             f"/ max({device_selector('vramledger_device_memory_total_bytes')})",
             "peak",
         ),
-        unit=SHARE,
+        unit=SHARE, needs=ANSWERS_WITH_RULES,
     )  # fmt: skip
 
 
@@ -100,7 +111,7 @@ def unattributed() -> Panel:
         "Used, and held by nobody that the driver or other evidence names: a process of another PID "
         "namespace, or memory that the driver has not freed. We measured up to 66 MiB on healthy devices.",
         Query(f"sum({device_bytes('unattributed', CHOSEN_DEVICE)})"),
-        unit=BYTES, colour=GRAFANA["unattributed"], level=USUAL_UNATTRIBUTED,
+        unit=BYTES, needs=ANSWERS, colour=GRAFANA["unattributed"], level=USUAL_UNATTRIBUTED,
     )  # fmt: skip
 
 
@@ -112,7 +123,7 @@ def process_count() -> Panel:
         Query(f"sum({device_selector('vramledger_device_holders')})", "listed"),
         Query(f"sum({device_selector('vramledger_device_hidden_holders')})", "hidden"),
         Query(f"max({device_selector('vramledger_device_ghost')})", "ghost"),
-        unit=COUNT, absent="not available",
+        unit=COUNT, needs=ANSWERS,
     )  # fmt: skip
 
 
@@ -124,8 +135,9 @@ def time_until_full() -> Panel:
     return stat(
         "Time until full",
         "At the rate at which the minimum of all holders has risen within 15 minutes.",
-        Query(f"{free} / {rise}\nor {DOES_NOT_FILL} + 0 * ({known})"),
-        unit=SECONDS, absent="not known", mappings=[GROWTH],
+        Query(f"{free} / {rise}"),
+        unit=SECONDS,
+        needs=Needs([*ANSWERS.sources, (NOT_YET, known)], rules=True, nothing="no holder grows"),
     )  # fmt: skip
 
 
@@ -133,7 +145,9 @@ def ledger_over_time() -> Panel:
     return ledger_graph(
         "Ledger",
         "Where each byte of the device is, active memory first; the parts add up to the "
-        "total exactly. In a gap the device or the exporter did not answer.",
+        "total exactly. In a gap the device or the exporter did not answer. Marks on the graphs: red, an "
+        "allocation failed, the first of a program within 30 minutes; grey, a holder ended; brown, an XID "
+        "error, or an alert where *Alerts* is switched on; blue, the GPUs were released.",
         Query(f"sum by (state) ({device_bytes('.+', CHOSEN_DEVICE)})", "{{state}}"),
         Query(f"sum({device_selector('vramledger_device_memory_total_bytes')})", "total"),
         total="total", width=24, height=10,
@@ -151,7 +165,7 @@ def holdings_over_time() -> Panel:
         "their own, and the sum of all others.",
         Query(named_owner(ten_largest(held, _BY_HOLDER)), HOLDER_LEGEND),
         Query(sum_of_others(held, _BY_HOLDER), "all others"),
-        unit=BYTES, stacked=True, named=True, absent=NO_HOLDER, width=24,
+        unit=BYTES, stacked=True, named=True, absent="no process holds memory, or no data", width=24,
     )  # fmt: skip
 
 
@@ -165,14 +179,17 @@ def uncharged_memory() -> Panel:
         "Uncharged memory",
         "Used memory that NVML charges to no process. Managed memory gives way to other programs; left: its "
         "creator has ended, and another process still has it. Both have a holder, in whose figure they are. "
-        "Undivided: one of several holders has it. Unattributed: nobody is known to have it.",
+        "Undivided: one of several holders has it. Unattributed: nobody is known to have it; this part alone "
+        "is in the figure *Unattributed*. Total is the whole GPU.",
         Query(managed, "managed"),
         Query(f"{known} - {managed}", "left"),
         Query(undivided, "undivided"),
         Query(unattributed, "unattributed"),
-        unit=BYTES, stacked=True, order=("managed", "left", "undivided", "unattributed"),
+        # Without the whole GPU the 14 MiB of a healthy one would fill the graph, as an alarm does.
+        Query(f"sum({device_selector('vramledger_device_memory_total_bytes')})", "total"),
+        unit=BYTES, stacked=True, order=("managed", "left", "undivided", "unattributed"), lines=("total",),
         colours={
-            "managed": GRAFANA["active"], "left": GRAFANA["idle"], "undivided": GRAFANA["unknown"],
+            "managed": SHADES[1], "left": SHADES[2], "undivided": SHADES[0],
             "unattributed": GRAFANA["unattributed"],
         },
         height=7,
@@ -199,7 +216,7 @@ def uncharged_holders() -> Panel:
             Column("Value #B", "Uncharged", BYTES, width=118),
             Column("Value #C", "Perhaps more", BYTES, width=80),
         ],
-        sort="Value #B", rows_of="Value #A", width=9, height=7,
+        sort="Value #B", rows_of="Value #A", width=12, height=7,
     )  # fmt: skip
 
 
@@ -234,11 +251,11 @@ def ended_holders() -> Panel:
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             OWNER_COLUMN,
-            Column("Value #A", "Peak", BYTES, bar=True),
+            Column("Value #A", "Peak", BYTES, width=100),
             Column("Value #B", "Fastest growth", "binBps", width=110),
             Column("Value #C", "Ended for", SECONDS, width=AGE_WIDTH),
         ],
-        sort="Value #A", rows_of="Value #A", width=21, height=7,
+        sort="Value #A", rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
@@ -273,8 +290,8 @@ def failed_allocations() -> Panel:
         "The newest failed allocation of each program on the device, also of programs that have ended: "
         "what it asked for, the verdict of its agent, and what helps first. Beside it, within the time "
         "range, who else held most just after it failed, the highest that others held together, the least "
-        "that was free, and what of its own pool was last cached or split. The table is empty if none "
-        "failed, or if no program has an agent.",
+        "that was free, and what of its own pool was last cached or in free pieces of used blocks. The table "
+        "is empty if none failed, or if no program has an agent.",
         Query(with_verdict_step(f"bottomk(10, {age(newest_failure)})")),
         Query(f"max by ({process}, framework) ({asked} {here})"),
         Query(free),
@@ -294,9 +311,9 @@ def failed_allocations() -> Panel:
             Column("Value #D", "Others, at most", BYTES, width=80),
             Column("Value #C", "Free, at least", BYTES, width=80),
             Column("Value #E", "Its cache", BYTES, width=80),
-            Column("Value #F", "Its split", BYTES, width=80),
+            Column("Value #F", "Its free pieces", BYTES, width=80),
         ],
-        sort="Value #A", ascending=True, rows_of="Value #A", width=21, height=6,
+        sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=6,
     )  # fmt: skip
 
 
@@ -344,7 +361,7 @@ def reservations() -> Panel:
         Query(f"topk(20, count by ({by}) ({reserved}))"),
         Query(f"sum by ({by}) ({held})"),
         columns=[OWNER_COLUMN, Column("Value #B", "Holds", BYTES)],
-        rows_of="Value #A", width=9, height=8,
+        sort="Value #B", rows_of="Value #A", width=12, height=8,
     )  # fmt: skip
 
 
@@ -358,21 +375,25 @@ def held_without_reservation() -> Panel:
 
 
 def hardware() -> list[Panel]:
-    return [
+    traffic = mean("vramledger_device_memory_bandwidth_utilization_ratio", CHOSEN_DEVICE)
+    throttled = device_selector("vramledger_device_throttle_active")
+    ever = f"(max by (reason) (max_over_time({throttled}[$__range] @ end())) > 0)"
+    pcie = mean("vramledger_device_pcie_throughput_bytes_per_second", CHOSEN_DEVICE)
+    graphs = [
         time_series(
             "Utilisation",
-            "Share of the driver's last sampling period with a kernel running, and with device memory "
-            "being read or written.",
-            Query(device_selector("vramledger_device_utilization_ratio"), "kernels"),
-            Query(device_selector("vramledger_device_memory_bandwidth_utilization_ratio"), "memory traffic"),
-            unit=SHARE, maximum=1, absent=NOT_AVAILABLE, width=8,
+            "Share of time with a kernel running, and with device memory being read or written, as the "
+            "driver counts it; means of 2 minutes or more.",
+            Query(mean("vramledger_device_utilization_ratio", CHOSEN_DEVICE), "kernels"),
+            Query(traffic, "memory traffic"),
+            unit=SHARE, maximum=1, absent=NOT_AVAILABLE, step=MEAN_STEP, width=8,
         ),
         time_series(
             "Power",
-            "Power draw of the board, and its limit.",
-            Query(device_selector("vramledger_device_power_watts"), "draw"),
+            "Power draw of the board, as a mean of 2 minutes or more, and its limit.",
+            Query(mean("vramledger_device_power_watts", CHOSEN_DEVICE), "draw"),
             Query(device_selector("vramledger_device_power_limit_watts"), "limit"),
-            unit="watt", absent=NOT_AVAILABLE, width=8,
+            unit="watt", absent=NOT_AVAILABLE, step=MEAN_STEP, width=8,
         ),
         time_series(
             "Temperature",
@@ -389,15 +410,18 @@ def hardware() -> list[Panel]:
         ),
         time_series(
             "Clock throttling",
-            "1 while the driver throttles the clocks for this reason.",
-            Query(device_selector("vramledger_device_throttle_active"), "{{reason}}"),
+            "1 while the driver throttles the clocks for this reason; only reasons within the time range.",
+            Query(f"{throttled}\nand on (reason) {ever}", "{{reason}}"),
+            Query(f"max({throttled}) unless on () {ever}", "none"),
             unit=COUNT, absent=NOT_AVAILABLE, width=8,
         ),
         time_series(
             "PCIe traffic",
-            "Traffic since the sample before; before Hopper over a window of 20 ms, read every 10 seconds.",
-            Query(device_selector("vramledger_device_pcie_throughput_bytes_per_second"), "{{direction}}"),
-            unit="Bps", absent="not available: collector pcie is off, or no data", width=8,
+            "Traffic as a mean of 2 minutes or more; before Hopper of windows of 20 ms within them. It needs "
+            "--collector.pcie.",
+            Query(pcie, "{{direction}}"),
+            unit="Bps", absent="if the exporter is watching: no --collector.pcie", step=MEAN_STEP,
+            width=8,
         ),
         time_series(
             "ECC errors",
@@ -420,34 +444,38 @@ def hardware() -> list[Panel]:
             unit="watt", absent=NOT_AVAILABLE, width=8,
         ),
     ]  # fmt: skip
+    return [*map(joined, graphs)]
 
 
 def work() -> list[Panel]:
     """Make the graphs of GPM's counters, which show whether a busy GPU computes and moves anything."""
-    pipes = device_selector("vramledger_device_pipe_active_ratio")
-    return [
+    pipes = mean("vramledger_device_pipe_active_ratio", CHOSEN_DEVICE)
+    nvlink = mean("vramledger_device_nvlink_throughput_bytes_per_second", CHOSEN_DEVICE)
+    graphs = [
         time_series(
             "SMs and pipes",
             "Share of the time in which the SMs had a kernel, and in which their pipes computed: tensor for "
-            "matrices. A GPU whose SMs are busy while all pipes and the memory are at 0 waits.",
-            Query(device_selector("vramledger_device_sm_active_ratio"), "SMs"),
-            Query(device_selector("vramledger_device_sm_occupancy_ratio"), "occupancy"),
+            "matrices; means of 2 minutes or more. A GPU whose SMs are busy while all pipes and the memory "
+            "are at 0 waits.",
+            Query(mean("vramledger_device_sm_active_ratio", CHOSEN_DEVICE), "SMs"),
+            Query(mean("vramledger_device_sm_occupancy_ratio", CHOSEN_DEVICE), "occupancy"),
             Query(pipes, "{{pipe}}"),
-            unit=SHARE, maximum=1, absent=NO_GPM, width=8,
+            unit=SHARE, maximum=1, absent=NO_GPM, step=MEAN_STEP, width=8,
         ),
         time_series(
             "Memory bandwidth",
-            "Traffic of the device's memory as a share of its maximum.",
-            Query(device_selector("vramledger_device_memory_bandwidth_used_ratio"), "DRAM"),
-            unit=SHARE, maximum=1, absent=NO_GPM, width=8,
+            "Traffic of the device's memory as a share of its maximum, as a mean of 2 minutes or more.",
+            Query(mean("vramledger_device_memory_bandwidth_used_ratio", CHOSEN_DEVICE), "DRAM"),
+            unit=SHARE, maximum=1, absent=NO_GPM, step=MEAN_STEP, width=8,
         ),
         time_series(
             "NVLink traffic",
-            "Traffic over all NVLinks of the device.",
-            Query(device_selector("vramledger_device_nvlink_throughput_bytes_per_second"), "{{direction}}"),
-            unit="Bps", absent="no NVLink in use, before Hopper, or no data", width=8,
+            "Traffic over all NVLinks of the device, as a mean of 2 minutes or more.",
+            Query(nvlink, "{{direction}}"),
+            unit="Bps", absent="if the exporter is watching: no NVLink in use", step=MEAN_STEP, width=8,
         ),
     ]  # fmt: skip
+    return [*map(joined, graphs)]
 
 
 _TWO_SCRAPES = "90s"
@@ -509,7 +537,7 @@ def dashboard() -> Dashboard:
                 [
                     exporters(),
                     memory_used(),
-                    wasted(CHOSEN_DEVICE),
+                    wasted(CHOSEN_DEVICE, needs=ANSWERS),
                     unattributed(),
                     process_count(),
                     time_until_full(),
@@ -519,22 +547,22 @@ def dashboard() -> Dashboard:
             Row(
                 "Holders",
                 [
-                    *counted(holders(CHOSEN_DEVICE, places=(), height=10), "holders"),
+                    counted(holders(CHOSEN_DEVICE, places=(), height=10), "holders"),
                     holdings_over_time(),
                     holder_states(),
                     uncharged_memory(),
-                    *counted(uncharged_holders(), "holders"),
+                    counted(uncharged_holders(), "holders of uncharged memory"),
                 ],
             ),
             Row(
                 "Work",
-                [*busy_without_work(CHOSEN_DEVICE), *work()],
+                [busy_without_work(CHOSEN_DEVICE), *work()],
             ),
             Row(
                 "What happened",
                 [
-                    *counted(failed_allocations(), "programs", NO_AGENT),
-                    *counted(ended_holders(), "ended holders"),
+                    counted(failed_allocations(), "failures by program", NO_AGENT),
+                    counted(ended_holders(), "ended holders"),
                     freed_on_exit(),
                     xid_errors(),
                     overlap(),
@@ -543,7 +571,7 @@ def dashboard() -> Dashboard:
             Row(
                 "Reservations",
                 [
-                    *counted(reservations(), "owners", NO_SCHEDULER),
+                    counted(reservations(), "owners of reservations", NO_SCHEDULER),
                     held_without_reservation(),
                 ],
                 collapsed=True,

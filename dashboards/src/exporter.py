@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dashboards.src.dashboard import EXPORTER, Dashboard, Row
+from dashboards.src.lines import WHOLE_SECONDS, ending_at
 from dashboards.src.panels import (
     BYTES,
+    CORES,
     COUNT,
     DEVICE_LEGEND,
     NODE_LEGEND,
-    ROUNDED,
     SECONDS,
     STATUS_NAMES,
     YES_OR_NO,
@@ -23,12 +24,17 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     DEVICE_LABELS,
     NODE_LABELS,
+    WATCHING,
     age,
     count_equal,
     increase,
     rate,
     selector,
     ten_largest,
+)
+from dashboards.src.reasons import (
+    NO_SOCKET,
+    Needs,
 )
 from dashboards.src.shared_panels import NODE_COLUMN, PROCESS_COLUMN, gaps, watched_nodes
 
@@ -45,16 +51,22 @@ def _ten_nodes(figure: str) -> str:
 
 
 def exporter_states() -> Panel:
-    recorded = f"max by ({NODE_LABELS}) ({selector('vramledger_node:watch_status:code')})"
+    status = selector("vramledger_node:watch_status:code")
+    recorded = f"max by ({NODE_LABELS}) ({status})"
+    lowest = f"min by ({NODE_LABELS}) (min_over_time({status}[$__range] @ end()))"
+    # The lowest within the range, so that the same nodes are shown at each point.
+    shown = f"{recorded}\nand on ({NODE_LABELS}) bottomk(50, {lowest})"
+    worse = f"({lowest} < {WATCHING})"
+    worse_now = f"(min by ({NODE_LABELS}) (last_over_time({status}[5m] @ end())) < {WATCHING})"
     return state_timeline(
         "Exporter status",
         "Down: it does not answer Prometheus. Driver does not answer: the exporter runs, but NVML does "
         "not answer. Samples have stopped: it answers with an old sample. Watching in part: a GPU does not "
-        "answer, an agent is silent, or the exporter does not see the host's processes. The 50 worst nodes.",
-        Query(
-            f"bottomk(50, {recorded})",
-            NODE_LEGEND,
-        ),
+        "answer, an agent is silent, or the exporter does not see the host's processes. The 50 worst nodes: "
+        "first those that are not watched now, then those that were not at some time, then the others.",
+        Query(f"{shown}\nand on ({NODE_LABELS}) {worse_now}", NODE_LEGEND),
+        Query(f"{shown}\nand on ({NODE_LABELS}) {worse}\nunless on ({NODE_LABELS}) {worse_now}", NODE_LEGEND),
+        Query(f"{shown}\nunless on ({NODE_LABELS}) {worse}", NODE_LEGEND),
         mappings=[STATUS_NAMES], width=24, height=10,
     )  # fmt: skip
 
@@ -121,18 +133,19 @@ def versions() -> Panel:
             Column("source", "Source"),
             Column("Value #C", "Age of its newest sample", SECONDS),
         ],
-        rows_of="Value #A", height=8,
+        sort="instance", ascending=True, rows_of="Value #A", height=8,
     )  # fmt: skip
 
 
 def failed_samples() -> Panel:
     failures = increase("vramledger_sample_failures_total")
+    ever = f"(sum(increase({selector('vramledger_sample_failures_total')}[$__range] @ end())) > 0)"
     return time_series(
         "Failed samples",
         "Samples that could not read the driver at all, by reason.",
         Query(f"sum by (reason) ({failures}) > 0", "{{reason}}"),
-        Query(f"sum({failures}) == 0", NOTHING_HAPPENED),
-        unit=COUNT, stacked=True,
+        Query(f"sum({failures}) == 0 unless on () {ever}", NOTHING_HAPPENED),
+        unit=COUNT, stacked=True, lines=(NOTHING_HAPPENED,),
     )  # fmt: skip
 
 
@@ -149,7 +162,7 @@ def sample_durations() -> Panel:
 
 
 def clock_skew() -> Panel:
-    return time_series(
+    graph = time_series(
         "Clock difference to Prometheus",
         "How much older the newest sample is than the scrape. If it stays above the "
         "interval, samples have stopped or the clocks disagree.",
@@ -159,15 +172,21 @@ def clock_skew() -> Panel:
             ),
             NODE_LEGEND,
         ),
-        unit=SECONDS, width=8,
+        unit=WHOLE_SECONDS, width=8,
     )  # fmt: skip
+    return ending_at(graph, 1)
 
 
 def collector_success() -> Panel:
+    recorded = selector("vramledger_node:collector_success:min4m")
+    success = f"min by (collector) ({recorded})"
+    failed = f"(min by (collector) (min_over_time({recorded}[$__range] @ end())) == 0)"
     return state_timeline(
         "Collector success",
-        "No means that the collector failed on a chosen node within 4 minutes.",
-        Query(f"min by (collector) ({selector('vramledger_node:collector_success:min4m')})", "{{collector}}"),
+        "No means that the collector failed on a chosen node within 4 minutes. Those that failed within the "
+        "time range come first.",
+        Query(f"{success}\nand on (collector) {failed}", "{{collector}}"),
+        Query(f"{success}\nunless on (collector) {failed}", "{{collector}}"),
         mappings=[YES_OR_NO], width=8,
     )  # fmt: skip
 
@@ -207,14 +226,18 @@ def exporter_cpu() -> Panel:
         "The exporter's own CPU time",
         "Cores that the serving process keeps busy; the sampler is a separate process.",
         Query(_ten_nodes(f"max by ({NODE_LABELS}) ({rate('process_cpu_seconds_total')})"), NODE_LEGEND),
-        unit=ROUNDED, absent="not available: collector exporter is off, or no data", width=8,
+        unit=CORES, absent="not available: collector exporter is off, or no data", width=8,
     )  # fmt: skip
 
 
 def incomplete_data() -> list[Panel]:
-    dropped_by = f"sum by ({DEVICE_LABELS}) ({{}} > 0)"
+    unaccounted_by = f"sum by ({DEVICE_LABELS}) ({{}} > 0)"
     uncounted = increase("vramledger_owner_uncounted_seconds_total")
-    holders, owners = map(selector, ("vramledger_processes_dropped", "vramledger_owners_dropped"))
+    holders, owners = (
+        f"max by ({DEVICE_LABELS}) ({selector(f'vramledger_device:{what}_dropped:max4m')})"
+        for what in ("processes", "owners")
+    )
+    watched = f"0 * count({selector('vramledger_node:exporter_status:code')} == {WATCHING})"
     return [
         time_series(
             "Unreadable /proc files",
@@ -229,16 +252,16 @@ def incomplete_data() -> list[Panel]:
                 "Seconds without samples since the exporter started, by device: they are "
                 "missing in the owners' GiB-hours."
             ),
-            Query(ten_largest(dropped_by.format(uncounted), DEVICE_LABELS), DEVICE_LEGEND),
+            Query(ten_largest(unaccounted_by.format(uncounted), DEVICE_LABELS), DEVICE_LEGEND),
             Query(f"sum({uncounted}) == 0", NOTHING_HAPPENED),
             unit=SECONDS, width=8,
         ),
         time_series(
             "Series dropped, by device",
-            "Holders and owners beyond the limits.",
-            Query(ten_largest(dropped_by.format(holders), DEVICE_LABELS), f"{DEVICE_LEGEND} holders"),
-            Query(ten_largest(dropped_by.format(owners), DEVICE_LABELS), f"{DEVICE_LEGEND} owners"),
-            Query(f"sum({holders}) + sum({owners}) == 0", NOTHING_HAPPENED),
+            "Holders and owners beyond the limits; the most within 4 minutes.",
+            Query(ten_largest(holders, DEVICE_LABELS), f"{DEVICE_LEGEND} holders"),
+            Query(ten_largest(owners, DEVICE_LABELS), f"{DEVICE_LEGEND} owners"),
+            Query(f"{watched}\nunless on () (count({holders}) or count({owners}))", NOTHING_HAPPENED),
             unit=COUNT, width=8,
         ),
     ]  # fmt: skip
@@ -275,7 +298,7 @@ def agents() -> list[Panel]:
             "Nodes on which the exporter listens for agents (up), and on which it cannot (down).",
             Query(count_equal("vramledger_agent_socket_up", 1), "up"),
             Query(count_equal("vramledger_agent_socket_up", 0), "down"),
-            unit=COUNT, absent=none, width=6, height=8,
+            unit=COUNT, needs=Needs([NO_SOCKET]), width=24, height=3,
         ),
         table(
             "Agents",
@@ -285,11 +308,11 @@ def agents() -> list[Panel]:
             columns=[
                 NODE_COLUMN,
                 PROCESS_COLUMN,
-                Column("Value #A", "Reports", COUNT, mappings=[YES_OR_NO], width=90),
+                Column("Value #A", "Reports", COUNT, mappings=[YES_OR_NO], width=102),
                 Column("reason", "Why not"),
                 Column("Value #B", "Age of its newest report", SECONDS),
             ],
-            rows_of="Value #A", width=18, height=8,
+            sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=8,
         ),
         time_series(
             "Connections",
@@ -333,7 +356,7 @@ def dashboard() -> Dashboard:
                     blind_nodes(),
                     failing_collectors(),
                     dropped_series(),
-                    gaps(width=24),
+                    gaps(),
                     exporter_states(),
                 ],
             ),

@@ -32,10 +32,9 @@ from dashboards.src.queries import (
     DEVICE_LABELS,
     HELD,
     HOLDING_LABELS,
+    MEAN_HELD,
     MEAN_WASTED,
-    NO_SENSOR,
     NODE_LABELS,
-    NOT_COMPARABLE,
     OWNER_NAME,
     UNOWNED,
     USUAL,
@@ -47,16 +46,24 @@ from dashboards.src.queries import (
     device_bytes,
     device_utilisation,
     filling_rate,
+    gibibyte_hours,
     holdings,
     mean_of_largest,
     mean_of_others,
     named_owner,
+    sampled,
     selector,
     state_matcher,
     uncharged,
     wasted_holdings,
     with_step,
     with_team,
+)
+from dashboards.src.reasons import (
+    NO_DEVICE,
+    NO_SENSOR,
+    NOT_COMPARABLE,
+    Needs,
 )
 from dashboards.src.shared_panels import (
     FOR,
@@ -78,6 +85,7 @@ from dashboards.src.shared_panels import (
 from vramledger.views.colours import GRAFANA
 
 NODE_MEMORY = "vramledger_node:memory_bytes:sum"
+UNOWNED_TOO = "unowned, partly in wasted"
 WHOLE_GPU = 'uuid!~"MIG-.*"'
 
 
@@ -88,30 +96,33 @@ def reachable_gpus() -> Panel:
     unseen = f"{had} unless on ({NODE_LABELS}) {up}"
     return stat(
         "GPUs",
-        "Whole GPUs, without MIG instances, of the watched nodes: all, those of them whose ledger could be "
-        "read in the newest sample, those that could not, and those that nobody holds. Not seen: what nodes "
-        "had within the last day that say nothing of their GPUs now; they are in no other figure.",
-        Query(f"count({up})", "total"),
+        "Whole GPUs, without MIG instances, of the watched nodes: all that are seen, those of them whose "
+        "ledger could be read in the newest sample, those that could not, and those that nobody holds. Not "
+        "seen: what nodes had within the last day that say nothing of their GPUs now; they are in none of "
+        "the others.",
+        Query(f"count({up})", "seen"),
         Query(f"sum({up})", "up"),
         Query(f"count({up} == 0) or 0 * count({up})", "down"),
         Query(f"count({held} == 0) or 0 * count({held})", "empty"),
         Query(f"sum({unseen}) or 0 * count({had})", "not seen"),
-        unit=COUNT, width=8, height=3, colours={"down": GRAFANA["dead"], "not seen": GRAFANA["unknown"]},
+        unit=COUNT, needs=Needs(nothing="no GPU"), width=8, height=3,
+        colours={"down": GRAFANA["dead"], "not seen": GRAFANA["unknown"]},
     )  # fmt: skip
 
 
 def memory() -> Panel:
-    held = f"sum({selector(NODE_MEMORY, HELD)})"
+    ledger = selector("vramledger_device_memory_bytes")
+    held = f"sum({sampled(selector('vramledger_device_memory_bytes', HELD))})"
     beyond = f"(sum({selector('vramledger_node:memory_beyond_need_bytes:sum')}) or vector(0))"
     return stat(
         "Memory",
         "All memory of the devices that answer; what processes hold of it; and what of that they need at "
         "most: without what they hold above their highest need. Where no agent reports a need, all that is "
         "held counts as needed, also what is wasted.",
-        Query(f"sum({selector(NODE_MEMORY)})", "total"),
+        Query(f"sum({sampled(ledger)})", "total"),
         Query(held, "held"),
         Query(f"{held} - {beyond}", "needed, at most"),
-        unit=BYTES, width=12, height=3,
+        unit=BYTES, needs=Needs([NO_DEVICE], rules=True), width=12, height=3,
     )  # fmt: skip
 
 
@@ -123,11 +134,11 @@ def wasted_memory() -> Panel:
         "cannot be seen (unknown). The first two overlap: an orphan that does not work, a zombie and a dead "
         "process are in both.",
         Query(f"sum({selector('vramledger_node:memory_wasted_bytes:sum')})", "wasted"),
-        Query(f"sum({selector(NODE_MEMORY, state_matcher(UNOWNED))}) or {none}", "unowned"),
+        Query(f"sum({selector(NODE_MEMORY, state_matcher(UNOWNED))}) or {none}", UNOWNED_TOO),
         Query(f"sum({selector(NODE_MEMORY, state_matcher('unknown'))}) or {none}", "unknown"),
-        unit=BYTES, width=12, height=3,
+        unit=BYTES, needs=Needs([NO_DEVICE], rules=True), width=12, height=3,
         colours={
-            "wasted": GRAFANA["idle"], "unowned": GRAFANA["orphaned"], "unknown": GRAFANA["unknown"],
+            "wasted": GRAFANA["idle"], UNOWNED_TOO: GRAFANA["orphaned"], "unknown": GRAFANA["unknown"],
         },
     )  # fmt: skip
 
@@ -149,13 +160,13 @@ def growing() -> Panel:
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             OWNER_COLUMN,
-            Column("Value #A", "Grows", "binBps", bar=True, width=150),
+            Column("Value #A", "Grows", "binBps", width=100),
             Column("Value #B", "Full in", SECONDS, width=95),
             Column("Value #C", "Holds", BYTES, width=90),
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", width=21, height=8,
+        sort="Value #A", rows_of="Value #A", width=24, height=8,
     )  # fmt: skip
 
 
@@ -202,7 +213,7 @@ def unowned_and_unknown() -> Panel:
         Query(f"topk(50, sum by ({by}) ({with_step(listed)} or {usual} or {more}))"),
         columns=[
             Column("state", "State", mappings=[PART_NAMES], width=110),
-            Column("Value", "Holds", BYTES, bar=True),
+            Column("Value", "Holds", BYTES, width=100),
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             OWNER_COLUMN,
@@ -210,7 +221,7 @@ def unowned_and_unknown() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value", rows_of="Value", width=21, height=9,
+        sort="Value", rows_of="Value", width=24, height=10,
     )  # fmt: skip
 
 
@@ -232,12 +243,12 @@ def largest_wasted_holdings() -> Panel:
             TEAM_COLUMN,
             STATE_COLUMN,
             Column("Value #B", FOR, SECONDS, width=AGE_WIDTH),
-            Column("Value #A", "Holds", BYTES, bar=True),
+            Column("Value #A", "Holds", BYTES, width=100),
             STEP_COLUMN,
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", width=21, height=9,
+        sort="Value #A", rows_of="Value #A", width=24, height=10,
     )  # fmt: skip
 
 
@@ -249,17 +260,19 @@ def changed() -> Panel:
         for at in ("", " offset $__range")
     )
     week = f"sum by (owner_type, owner) ({held} offset 1w)"
-    change = f"(({now} or 0 * {then}) - ({then} or 0 * {now}))"
+    began, ended = f"({then} or 0 * {now})", f"({now} or 0 * {then})"
+    change = f"({ended} - {began})"
+    watched = selector("vramledger_node:exporter_status:code")
+    none = f"0 * {ended} and on () count({watched} offset 1w)"
     return table(
         "Changed",
         "The ten owners whose memory has changed most between the beginning and the end of the time "
         "range, on the nodes that were watched with as many GPUs at both moments; and what they held at "
-        "this hour a week ago on all nodes. An empty cell: the owner held nothing then, or nobody watched. "
-        "Nobody watched, in Count: no node was watched whole at both moments; choose a later beginning.",
+        "this hour a week ago on all nodes that were watched then. A dash: none was.",
         Query(f"{change}\nand on (owner_type, owner) topk(10, abs({change}) > 2^20)"),
-        Query(then),
-        Query(now),
-        Query(week),
+        Query(began),
+        Query(ended),
+        Query(f"{week}\nor {none}"),
         columns=[
             OWNER_COLUMN,
             Column("Value #A", "Change", BYTES),
@@ -267,19 +280,19 @@ def changed() -> Panel:
             Column("Value #C", "At the end", BYTES),
             Column("Value #D", "A week ago", BYTES),
         ],
-        sort="Value #A", rows_of="Value #A", width=21, height=8,
+        sort="Value #A", rows_of="Value #A", width=24, height=10,
     )  # fmt: skip
 
 
-def full_but_unused() -> Panel:
+def held_but_unused() -> Panel:
     by = f"sum by ({DEVICE_LABELS})"
     full = f"{by} ({selector('vramledger_device:memory_used:ratio')})"
     busy = f"{by} ({device_utilisation()})"
     much, little = threshold("full_share"), threshold("unused_share")
     return table(
-        "Full but unused GPUs",
-        f"The ten fullest of the GPUs that are more than {much:.0%} full and on which, over 15 minutes, "
-        f"kernels ran for less than {little:.0%} of the time (both from alerts/thresholds.yml). "
+        "Held but unused GPUs",
+        f"The ten fullest of the GPUs of whose memory more than {much:.0%} is used and on which, over 15 "
+        f"minutes, kernels ran for less than {little:.0%} of the time (both from alerts/thresholds.yml). "
         "The table is empty if there is none, or if the GPUs do not "
         "report utilisation.",
         Query(f"topk(10, {full} > {much} and on ({UUID_LABELS}) ({busy} < {little}))"),
@@ -288,11 +301,11 @@ def full_but_unused() -> Panel:
         columns=[
             NODE_COLUMN,
             GPU_COLUMN,
-            Column("Value #A", "Memory used", SHARE, bar=True, width=111),
+            Column("Value #A", "Memory used", SHARE, width=100),
             Column("Value #B", "Utilisation, 15 min", SHARE, width=116),
             Column("Value #C", "Wasted", BYTES, width=84),
         ],
-        sort="Value #A", rows_of="Value #A", width=9, height=8,
+        sort="Value #A", rows_of="Value #A", width=24, height=8,
     )  # fmt: skip
 
 
@@ -306,6 +319,7 @@ def capacity_by_model() -> Panel:
     unnamed = f'label_replace({up} unless on ({NODE_LABELS}, uuid) {known}, "name", "not known", "", "")'
     of_gpus = f"({known} and on ({NODE_LABELS}, uuid) {up} or {unnamed})"
     free = f"{selector('vramledger_device:memory_free_bytes:last')} >= $size * 2^30"
+    none = f"0 * count by (name) ({name})"
     room = f"count by (name) ({name} and on ({NODE_LABELS}, uuid) ({free}))"
     used, needed = (
         f"quantile_over_time(0.95, (sum by (name) ({selector(recorded)}))[$__range:$__interval])"
@@ -317,11 +331,11 @@ def capacity_by_model() -> Panel:
         "was used at the 95th percentile of the time range, what of it was needed at most, and on how many "
         "of both a job of the chosen size would find its memory free now.",
         Query(f"sum by (name) ({memory})"),
-        Query(f"count by (name) ({of_gpus})"),
+        Query(f"count by (name) ({of_gpus}) or {none}"),
         Query(used),
         Query(needed),
-        Query(f"{room} or 0 * count by (name) ({name})"),
-        Query(f"count by (name) ({name} unless on ({NODE_LABELS}, uuid) {up})"),
+        Query(f"{room} or {none}"),
+        Query(f"count by (name) ({name} unless on ({NODE_LABELS}, uuid) {up}) or {none}"),
         columns=[
             Column("name", "Model", link=link_to_model(), least=190),
             Column("Value #B", "GPUs", COUNT, width=60),
@@ -340,17 +354,18 @@ def worst_nodes() -> Panel:
     total = f"{by} ({selector(NODE_MEMORY)})"
     unowned = f"{by} ({selector(NODE_MEMORY, state_matcher(UNOWNED))})"
     free = f"{by} ({selector(NODE_MEMORY, state_matcher('free'))})"
+    agents = f"{by} ({selector('vramledger_agent_up')} == 1)"
     return table(
         "Worst nodes",
         "The ten nodes with the most wasted memory, what of their memory has no owner, and how full they "
         "are.",
         Query(f"topk(10, {by} ({selector('vramledger_node:memory_wasted_bytes:sum')}))"),
-        Query(unowned),
+        Query(f"{unowned} or 0 * {total}"),
         Query(f"1 - {free} / {total}"),
-        Query(f"{by} ({selector('vramledger_node:memory_short:count')})"),
+        Query(f"{by} ({selector('vramledger_node:memory_short:count')}) or 0 * {agents}"),
         columns=[
             NODE_COLUMN,
-            Column("Value #A", "Wasted", BYTES, bar=True),
+            Column("Value #A", "Wasted", BYTES, width=100),
             Column("Value #B", "Unowned", BYTES, width=100),
             Column("Value #C", "Memory used", SHARE, width=90),
             Column("Value #D", "Holders that lack memory", COUNT, width=110),
@@ -375,9 +390,9 @@ def ledger_over_time() -> Panel:
 def waste_over_time() -> Panel:
     by = "owner_type, owner"
     return time_series(
-        "Wasted, by owner",
+        "Wasted, by owner, 4-minute means",
         "The ten owners that wasted most within the time range, and the sum of all others; means of 4 "
-        "minutes.",
+        "minutes. A colour stands for an owner here, not for a state.",
         Query(named_owner(mean_of_largest(MEAN_WASTED, by)), f"{{{{{OWNER_NAME}}}}}"),
         Query(mean_of_others(MEAN_WASTED, by), "all others"),
         unit=BYTES, stacked=True, named=True, width=24,
@@ -396,26 +411,30 @@ def dashboard() -> Dashboard:
             Row(
                 "Act now",
                 [
-                    *counted(firing_alert_table(width=21, height=12), "alerts", alerting=True),
-                    *counted(growing(), "growing holders"),
-                    *busy_without_work(),
+                    counted(firing_alert_table(width=24, height=12), "firing alerts", alerting=True),
+                    counted(growing(), "growing holders"),
+                    busy_without_work(),
                     gaps(),
-                    *counted(full_but_unused(), "GPUs", NO_SENSOR),
+                    counted(held_but_unused(), "held but unused GPUs", NO_SENSOR),
                 ],
             ),
             Row(
                 "Waste",
                 [
-                    waste_by_owner(),
-                    usage_by_team(),
-                    *counted(largest_wasted_holdings(), "wasted holdings"),
-                    *counted(unowned_and_unknown(), "parts"),
+                    counted(waste_by_owner(), "owners with waste"),
+                    counted(usage_by_team(), "teams", every=f"sum by (team) ({gibibyte_hours(MEAN_HELD)})"),
+                    counted(largest_wasted_holdings(), "wasted holdings"),
+                    counted(unowned_and_unknown(), "unowned and unknown parts"),
                     waste_over_time(),
                 ],
             ),
             Row(
                 "Capacity and change",
-                [capacity_by_model(), worst_nodes(), *counted(changed(), "owners", NOT_COMPARABLE)],
+                [
+                    capacity_by_model(),
+                    worst_nodes(),
+                    counted(changed(), "owners with a change", NOT_COMPARABLE),
+                ],
             ),
             Row("Over time", [ledger_over_time()]),
         ],

@@ -6,7 +6,8 @@ from dashboards.src.dashboard import FRAMEWORK, Dashboard, Row
 from dashboards.src.panels import (
     BYTES,
     COUNT,
-    NO_HOLDER,
+    PER_MINUTE,
+    PER_SECOND,
     ROUNDED,
     SHARE,
     Column,
@@ -21,8 +22,6 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     DEVICE_LABELS,
     HOLDING_LABELS,
-    NO_AGENT,
-    NO_NEED,
     NODE_LABELS,
     UUID_LABELS,
     count_equal,
@@ -31,6 +30,12 @@ from dashboards.src.queries import (
     process_utilisation,
     rate,
     selector,
+)
+from dashboards.src.reasons import (
+    NO_AGENT,
+    NO_HOLDER,
+    NO_NEED,
+    Needs,
 )
 from dashboards.src.shared_panels import (
     FRAMEWORK_COLUMNS,
@@ -86,7 +91,7 @@ def agents_reporting() -> Panel:
         "figures here.",
         Query(count_equal("vramledger_agent_up", 1), "report"),
         Query(count_equal("vramledger_agent_up", 0), "silent"),
-        unit=COUNT, absent=WITHOUT_AGENT,
+        unit=COUNT, needs=Needs(nothing="no agent"),
     )  # fmt: skip
 
 
@@ -96,7 +101,8 @@ def need_known() -> Panel:
         "Need is known for",
         "Share of the held memory whose program has an agent that reports its need. The rest is not judged "
         "here.",
-        Query(f"({known} or 0 * sum({holdings()})) / sum({holdings()})"), unit=SHARE, absent=NO_HOLDER,
+        Query(f"({known} or 0 * sum({holdings()})) / sum({holdings()})"), unit=SHARE,
+        needs=Needs([NO_HOLDER], rules=True),
     )  # fmt: skip
 
 
@@ -105,7 +111,8 @@ def held_beyond_need() -> Panel:
         "Held beyond peak need",
         "The memory that programs hold above the highest need that they ever had. What is reclaimable now "
         "may be more: they will need it again at their next peak.",
-        Query(f"sum({beyond_need()})"), unit=BYTES, absent=WITHOUT_AGENT, colour=GRAFANA["idle"],
+        Query(f"sum({beyond_need()})"), unit=BYTES,
+        needs=Needs([NO_AGENT, NO_NEED], rules=True), colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
@@ -114,7 +121,8 @@ def reclaimable() -> Panel:
         "Reclaimable now",
         "What torch.cuda.empty_cache() would free now, over all programs whose counters tell. They take "
         "what is below their peak need again at their next peak.",
-        Query(f"sum({selector('vramledger_torch_reclaimable_bytes')})"), unit=BYTES, absent=NO_TORCH,
+        Query(f"sum({selector('vramledger_torch_reclaimable_bytes')})"), unit=BYTES,
+        needs=Needs([NO_AGENT], nothing="not reported"),
     )  # fmt: skip
 
 
@@ -123,29 +131,34 @@ def more_jobs_fit() -> Panel:
         "More jobs would fit",
         "How many more jobs like the running ones would fit, by memory and by SMs, if each program held "
         "only what it needs. The free memory of a GPU counts once.",
-        Query(f"sum({selector('vramledger_device:more_jobs_fit:floor')})"), unit=COUNT, absent=WITHOUT_AGENT,
+        Query(f"sum({selector('vramledger_device:more_jobs_fit:floor')})"), unit=COUNT,
+        needs=Needs([NO_AGENT], rules=True, nothing="no need known"),
     )  # fmt: skip
 
 
 def by_policy() -> Panel:
     by = "framework, policy"
     known = f"{holdings()} and on ({HOLDING_LABELS}) {need()}"
+
+    def of_framework(figure: str) -> str:
+        return f'label_replace({figure}, "framework", "not known", "framework", "")'
+
     return table(
         "Held and needed, by policy",
         "What the programs of each framework hold by the way in which it takes memory, for how much of "
         "that the need is known, and what of that is above the need.",
-        Query(f"topk(20, sum by ({by}) ({holdings()}))"),
-        Query(f"count by ({by}) ({holdings()})"),
-        Query(f"sum by ({by}) ({known})"),
-        Query(f"sum by ({by}) ({beyond_need()})"),
+        Query(f"topk(20, {of_framework(f'sum by ({by}) ({holdings()})')})"),
+        Query(of_framework(f"count by ({by}) ({holdings()})")),
+        Query(of_framework(f"sum by ({by}) ({known})")),
+        Query(of_framework(f"sum by ({by}) ({beyond_need()})")),
         columns=[
             *FRAMEWORK_COLUMNS,
             Column("Value #B", "Holdings", COUNT, width=85),
-            Column("Value #A", "Held", BYTES, bar=True),
+            Column("Value #A", "Held", BYTES),
             Column("Value #C", "Need known for", BYTES, width=110),
-            Column("Value #D", "Beyond peak need", BYTES, bar=True),
+            Column("Value #D", "Beyond peak need", BYTES),
         ],
-        sort="Value #A", rows_of="Value #A", width=21, height=7,
+        sort="Value #A", rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
@@ -187,11 +200,11 @@ def room_for_more() -> Panel:
             Column("Value #C", "Room, if limited", BYTES, width=90),
             Column("Value #D", "SMs, 15 min", SHARE, width=100),
         ],
-        sort="Value #A", rows_of="Value #A", width=21, height=7,
+        sort="Value #A", rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
-def could_share() -> Panel:
+def could_move() -> Panel:
     by = f"{BY_PROCESS}, command, owner_type, owner"
     busy = process_utilisation()
     best = f"topk by ({NODE_LABELS}) (1, {room()})"
@@ -208,11 +221,13 @@ def could_share() -> Panel:
     there = f"topk by ({NODE_LABELS}) (1, {holdings()} and on ({UUID_LABELS}) {best})"
     beside = named_in_full(there, "beside")
     return table(
-        "Jobs that could share a GPU",
+        "Jobs that could move to another GPU",
         "The ten jobs that need least of those that would fit, by memory and by SMs, on another GPU of their "
         "node: the one with most room if each program there held only what it needs, and who is there. "
-        "Limit that program first: vramledger fit says to what. Needs is at most this: without a reported "
-        "peak a whole pool counts. The table is empty if there is none, or without agents.",
+        "*GPUs with room for more jobs* counts more jobs of the kind that is there already, so that one may "
+        "have rows while the other has none. Limit the program there first: vramledger fit says to what. "
+        "Needs is at most this: without a reported peak a whole pool counts. The table is empty if there is "
+        "none, or without agents.",
         Query(f"bottomk(10, {fitting})"),
         Query(f"0 * ({fitting}) + on ({NODE_LABELS}) group_left (to) {room_there}"),
         Query(f"0 * ({fitting}) + on ({NODE_LABELS}) group_left (beside) {beside}"),
@@ -230,7 +245,7 @@ def could_share() -> Panel:
             Column("beside", "Beside", least=204),
             Column("Value #C", "It holds", BYTES, width=90),
         ],
-        sort="Value #A", ascending=True, rows_of="Value #A", width=21, height=7,
+        sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
@@ -251,7 +266,7 @@ def hoarding_factors() -> Panel:
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             OWNER_COLUMN,
-            Column("Value #A", "Beyond peak need", BYTES, bar=True),
+            Column("Value #A", "Beyond peak need", BYTES, width=100),
             Column("Value #B", "Holds", BYTES, width=95),
             Column("Value #C", "Peak need", BYTES, width=95),
             Column("Value #D", "Holds, times need", ROUNDED, width=95),
@@ -260,7 +275,7 @@ def hoarding_factors() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", width=21, height=9,
+        sort="Value #A", rows_of="Value #A", width=24, height=9,
     )  # fmt: skip
 
 
@@ -296,7 +311,7 @@ def fragmentation() -> Panel:
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             OWNER_COLUMN,
-            Column("Value #A", "In free pieces", BYTES, bar=True, width=140),
+            Column("Value #A", "In free pieces", BYTES, width=100),
             Column("Value #B", "Of its pool", SHARE, width=85),
             Column("step", "What helps", mappings=[FRAGMENTATION_STEPS], width=185),
             Column("Value #C", "Retries", COUNT, width=102),
@@ -304,7 +319,7 @@ def fragmentation() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort=("-Value #C", "-Value #A"), ascending=True, rows_of="Value #A", width=21, height=8,
+        sort="Value #C", rows_of="Value #A", width=24, height=8,
     )  # fmt: skip
 
 
@@ -321,11 +336,11 @@ def unneeded_cache() -> Panel:
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
-            Column("Value", "Not needed", BYTES, bar=True),
+            Column("Value", "Not needed", BYTES, width=100),
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value", width=9, height=8,
+        sort="Value", width=12, height=8,
     )  # fmt: skip
 
 
@@ -364,7 +379,7 @@ def torch_retries() -> Panel:
         "lack of memory.",
         Query(per_minute("vramledger_torch_alloc_retries_total"), "retries"),
         Query(per_minute("vramledger_torch_ooms_total"), "out of memory"),
-        unit="cpm", absent=NO_TORCH, step="2m",
+        unit=PER_MINUTE, absent=NO_TORCH, step="2m",
     )  # fmt: skip
 
 
@@ -386,7 +401,7 @@ def collector_runs() -> Panel:
         "Runs in a second, of the ten programs with the most in the time range. Tensors in reference cycles "
         "stay until a run, so a long time without one looks like a leak.",
         Query(f"{runs}\nand on ({by}) topk(10, {total})", "{{instance}}: {{pid}}"),
-        unit="cps", absent=WITHOUT_AGENT, named=True, step="2m", width=24,
+        unit=PER_SECOND, absent=WITHOUT_AGENT, named=True, step="2m", width=24,
     )  # fmt: skip
 
 
@@ -414,17 +429,17 @@ def dashboard() -> Dashboard:
             Row(
                 "Programs that hold more than they need",
                 [
-                    *counted(by_policy(), "policies"),
-                    *counted(room_for_more(), "GPUs", NO_AGENT),
-                    *counted(could_share(), "jobs", NO_AGENT),
-                    *counted(hoarding_factors(), "programs", NO_NEED),
+                    counted(by_policy(), "policies"),
+                    counted(room_for_more(), "GPUs with room", NO_AGENT),
+                    counted(could_move(), "jobs that could move", NO_AGENT),
+                    counted(hoarding_factors(), "programs beyond need", NO_NEED),
                 ],
             ),
             Row(
                 "Fragmentation and caches",
                 [
-                    *counted(fragmentation(), "programs", NO_AGENT),
-                    *counted(unneeded_cache(), "caches", NO_AGENT),
+                    counted(fragmentation(), "programs with free pieces", NO_AGENT),
+                    counted(unneeded_cache(), "caches not needed", NO_AGENT),
                     torch_retries(),
                 ],
             ),

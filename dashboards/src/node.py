@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dashboards.src.dashboard import NODE, Dashboard, Row
+from dashboards.src.lines import MEAN_STEP, joined, mean
 from dashboards.src.panels import (
     AGE_WIDTH,
     BAD,
     BYTES,
     COUNT,
     GOOD,
-    NO_HOLDER,
     SECONDS,
     SHARE,
     YES_OR_NO,
@@ -28,10 +30,7 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     BLOCKER,
     DEVICE_LABELS,
-    HELD,
     HOLDING_LABELS,
-    NO_AGENT,
-    NO_SCHEDULER,
     NODE_LABELS,
     UUID_LABELS,
     age,
@@ -44,7 +43,13 @@ from dashboards.src.queries import (
     ten_largest,
     wasted_bytes,
 )
+from dashboards.src.reasons import (
+    NO_AGENT,
+    NO_SCHEDULER,
+    Needs,
+)
 from dashboards.src.shared_panels import (
+    ANY_DEVICE,
     BLOCKER_COLUMN,
     GPU_COLUMN,
     OWNER_COLUMN,
@@ -62,7 +67,7 @@ from dashboards.src.shared_panels import (
     with_verdict_step,
 )
 
-NOT_AVAILABLE = "not available on these devices, or no data"
+NOT_AVAILABLE = "if the exporter is watching: no such sensor"
 NOT_RESERVED = "not available: no scheduler reserves these GPUs"
 DEVICE = "GPU {{device}}"
 GHOST = value_mapping({0: ("no", GOOD), 1: ("yes: reset it", BAD)})
@@ -75,7 +80,7 @@ def reachable_gpus() -> Panel:
         "Whole GPUs whose ledger could be read in the newest sample, and those that could not.",
         Query(f"sum({up})", "up"),
         Query(f"count({up} == 0) or 0 * count({up})", "down"),
-        unit=COUNT,
+        unit=COUNT, needs=Needs(nothing="no GPU"),
     )  # fmt: skip
 
 
@@ -85,16 +90,18 @@ def memory_used() -> Panel:
         "Memory used",
         "Share of all device memory that is in use, with the driver's reserve.",
         Query(f"1 - sum({device_bytes('free')}) / sum({total})"), unit=SHARE,
+        needs=ANY_DEVICE,
     )  # fmt: skip
 
 
 def active_share() -> Panel:
-    held = f"sum({selector('vramledger_device_memory_bytes', HELD)})"
+    total = selector("vramledger_device_memory_total_bytes")
     return stat(
         "In active use now",
-        "Share of the held memory whose holders work, or may work.",
-        Query(f"sum({device_bytes('active')}) / ({held} > 0)"),
-        unit=SHARE, absent=NO_HOLDER, colour=GOOD,
+        "Share of all device memory whose holders work, or may work. *Memory used* has the rest besides: of "
+        "holders that do not work, of nobody, and the driver's.",
+        Query(f"sum({device_bytes('active')}) / sum({total})"), unit=SHARE,
+        needs=ANY_DEVICE, colour=GOOD,
     )  # fmt: skip
 
 
@@ -131,12 +138,12 @@ def devices() -> Panel:
         Query(f"{by} ({selector('vramledger_device_temperature_celsius')})"),
         Query(f"{by} ({selector('vramledger_device_ghost')})"),
         columns=[
-            GPU_COLUMN,
+            replace(GPU_COLUMN, width=72),
             Column("name", "Product", least=190),
             Column("gpu_instance", "MIG instance", width=92),
             Column("Value #A", "Answers", COUNT, mappings=[YES_OR_NO], width=85),
-            Column("Value #C", "Memory used", SHARE, bar=True, width=150),
-            Column("Value #D", "Wasted", BYTES, bar=True),
+            Column("Value #C", "Memory used", SHARE, width=100),
+            Column("Value #D", "Wasted", BYTES, width=100),
             Column("Value #E", "Unattributed", BYTES, width=118),
             Column("Value #F", "Holders", COUNT, width=80),
             Column("Value #G", "Hidden holders", COUNT, width=85),
@@ -144,7 +151,7 @@ def devices() -> Panel:
             Column("Value #I", "Temperature", "celsius", width=110),
             Column("Value #J", "Busy without a holder", COUNT, mappings=[GHOST], width=110),
         ],
-        sort="Value #D", width=24, height=8,
+        sort="gpu", ascending=True, width=24, height=8,
     )  # fmt: skip
 
 
@@ -208,7 +215,7 @@ def failed_allocations() -> Panel:
             Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
             Column("Value #B", "Failed", COUNT, width=70),
         ],
-        sort="Value #A", ascending=True, rows_of="Value #A", width=9, height=8,
+        sort="Value #A", ascending=True, rows_of="Value #A", width=12, height=8,
     )  # fmt: skip
 
 
@@ -247,7 +254,7 @@ def failures_by_program() -> Panel:
             BLOCKER_COLUMN,
             Column("Value #C", "It held", BYTES, width=80),
         ],
-        sort="Value #A", ascending=True, rows_of="Value #A", width=21, height=7,
+        sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
@@ -267,9 +274,9 @@ def reservations() -> Panel:
             GPU_COLUMN,
             OWNER_COLUMN,
             Column("Value #A", "Reservation", COUNT, mappings=[YES_OR_NO], width=110),
-            Column("Value #B", "Holds", BYTES, bar=True),
+            Column("Value #B", "Holds", BYTES, width=100),
         ],
-        sort="Value #B", rows_of="Value #A", width=9, height=8,
+        sort="Value #B", rows_of="Value #A", width=12, height=8,
     )  # fmt: skip
 
 
@@ -285,30 +292,41 @@ def held_without_reservation() -> Panel:
 
 
 def hardware() -> list[Panel]:
-    def ten(metric: str) -> str:
-        return named_devices(ten_largest(f"sum by ({DEVICE_LABELS}) ({selector(metric)})", DEVICE_LABELS))
+    def ten(figure: str) -> str:
+        return named_devices(ten_largest(f"sum by ({DEVICE_LABELS}) ({figure})", DEVICE_LABELS))
 
     return [
-        time_series(
-            title, about,
-            Query(ten(metric), DEVICE),
-            unit=unit, maximum=maximum, absent=NOT_AVAILABLE, width=8,
+        joined(
+            time_series(
+                title, about,
+                Query(ten(figure), DEVICE),
+                unit=unit, maximum=maximum, absent=NOT_AVAILABLE, step=step, width=8,
+            )
         )
-        for title, about, metric, unit, maximum in (
+        for title, about, figure, unit, maximum, step in (
             (
                 "Utilisation",
-                "Share of the last sampling period with a kernel running; it misses small kernels.",
-                "vramledger_device_utilization_ratio",
+                "Share of time with a kernel running, as a mean of 2 minutes or more, without small ones.",
+                mean("vramledger_device_utilization_ratio"),
                 SHARE,
                 1,
+                MEAN_STEP,
             ),
-            ("Power", "Power draw of each board.", "vramledger_device_power_watts", "watt", None),
+            (
+                "Power",
+                "Power draw of each board, as a mean of 2 minutes or more.",
+                mean("vramledger_device_power_watts"),
+                "watt",
+                None,
+                MEAN_STEP,
+            ),
             (
                 "Temperature",
                 "Temperature of each GPU chip.",
-                "vramledger_device_temperature_celsius",
+                selector("vramledger_device_temperature_celsius"),
                 "celsius",
                 None,
+                "",
             ),
         )
     ]  # fmt: skip
@@ -334,13 +352,13 @@ def dashboard() -> Dashboard:
                     devices(),
                 ],
             ),
-            Row("Holders", [*counted(holders(height=11), "holders"), *busy_without_work()]),
+            Row("Holders", [counted(holders(height=11), "holders"), busy_without_work()]),
             Row(
                 "What happened",
                 [
-                    *counted(firing_alert_table(width=21), "alerts", alerting=True),
-                    *counted(failures_by_program(), "programs", NO_AGENT),
-                    *counted(failed_allocations(), "owners", NO_AGENT),
+                    counted(firing_alert_table(width=24), "firing alerts", alerting=True),
+                    counted(failures_by_program(), "programs out of memory", NO_AGENT),
+                    counted(failed_allocations(), "owners out of memory", NO_AGENT),
                     device_reachability(),
                 ],
             ),
@@ -348,10 +366,11 @@ def dashboard() -> Dashboard:
             Row(
                 "Reservations and limits",
                 [
-                    *counted(reservations(), "owners", NO_SCHEDULER),
+                    counted(reservations(), "owners of reserved GPUs", NO_SCHEDULER),
                     held_without_reservation(),
-                    *memory_limits(),
+                    memory_limits(),
                 ],
+                collapsed=True,
             ),
             Row("Hardware", hardware(), collapsed=True),
         ],

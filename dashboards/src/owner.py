@@ -13,8 +13,8 @@ from dashboards.src.dashboard import (
 from dashboards.src.panels import (
     BYTES,
     GIB_HOURS,
+    HOURS,
     ROUNDED,
-    RULES_MISSING,
     SHARE,
     Column,
     Panel,
@@ -40,10 +40,16 @@ from dashboards.src.queries import (
     mean_of_others,
     mean_over_time,
     named_owner,
+    of_chosen_teams,
+    sampled,
     selector,
     state_matcher,
     wasted_holdings,
     weekly_gibibyte_hours,
+)
+from dashboards.src.reasons import (
+    NO_AGENT,
+    Needs,
 )
 from dashboards.src.shared_panels import (
     GPU_COLUMN,
@@ -62,10 +68,13 @@ from dashboards.src.shared_panels import (
 )
 from vramledger.views.colours import GRAFANA
 
-HOLDS_NOTHING = "holds nothing, or no data"
+HOLDS_NOTHING = Needs(rules=True, nothing="holds nothing")
+HELD_NOTHING = Needs(rules=True, nothing="held nothing")
+NOTHING_DRAWN = "nothing held, or no rules: see Memory"
 CHOSEN = (CHOSEN_OWNER, CHOSEN_TEAM)
-NO_WASTE = f"0 * sum({gibibyte_hours(MEAN_HELD, *CHOSEN)})"
-"""0 where the owners held memory: an owner has a figure of waste only after it has wasted some."""
+_COUNTED = of_chosen_teams("vramledger_owner_memory_byte_seconds_total", CHOSEN_OWNER)
+NONE = f"0 * (count({_COUNTED}) or count(count_over_time({selector(MEAN_HELD, *CHOSEN)}[$__range])))"
+"""0 where the owners are known: one has a figure of waste, or of a state, only after it had some."""
 
 
 def chosen_holdings() -> str:
@@ -79,21 +88,21 @@ def held_now() -> Panel:
     return stat(
         "Memory",
         "Bytes that the chosen owners hold now, on all devices; and what of them is held without work.",
-        Query(f"sum({chosen_holdings()})", "held"),
+        Query(f"sum({sampled(of_chosen_teams('vramledger_owner_memory_bytes', CHOSEN_OWNER))})", "held"),
         Query(f"sum({wasted}) or 0 * sum({chosen_holdings()})", "wasted"),
-        unit=BYTES, absent=HOLDS_NOTHING, colours={"wasted": GRAFANA["idle"]},
+        unit=BYTES, needs=HOLDS_NOTHING, colours={"wasted": GRAFANA["idle"]},
     )  # fmt: skip
 
 
 def active_share() -> Panel:
-    held = selector(MEAN_HELD, *CHOSEN)
-    active = selector(MEAN_HELD, state_matcher("active"), *CHOSEN)
-    share = f"sum(sum_over_time({active}[$__range])) / sum(sum_over_time({held}[$__range]))"
+    held = f"sum({gibibyte_hours(MEAN_HELD, *CHOSEN)})"
+    active = f"sum({gibibyte_hours(MEAN_HELD, state_matcher('active'), *CHOSEN)})"
+    share = f"({active} or {NONE}) / ({held} > 0)"
     return stat(
         "In active use in time range",
         "Share of the owners' GiB-hours within the time range that working processes held; one that may "
         "work counts as working.",
-        Query(share), unit=SHARE, absent=HOLDS_NOTHING, colour=GRAFANA["active"],
+        Query(share), unit=SHARE, needs=HELD_NOTHING, colour=GRAFANA["active"],
     )  # fmt: skip
 
 
@@ -101,8 +110,8 @@ def wasted_in_range() -> Panel:
     return stat(
         "Wasted in time range",
         "GiB-hours that the owners held without work within the time range.",
-        Query(f"sum({gibibyte_hours(MEAN_WASTED, *CHOSEN)}) or {NO_WASTE}"),
-        unit=GIB_HOURS, absent=RULES_MISSING, colour=GRAFANA["idle"],
+        Query(f"sum({gibibyte_hours(MEAN_WASTED, *CHOSEN)}) or {NONE}"),
+        unit=GIB_HOURS, needs=HELD_NOTHING, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
@@ -111,8 +120,8 @@ def cost() -> Panel:
         "Cost of the waste, $currency",
         "Hours of whole GPUs whose memory was wasted within the time range, times the chosen price of a "
         "GPU-hour, in the chosen currency. Another price or currency can be typed in.",
-        Query(f"$price * sum({gpu_hours_wasted(*CHOSEN)}) or {NO_WASTE}"),
-        unit=ROUNDED, absent=RULES_MISSING, colour=GRAFANA["idle"],
+        Query(f"$price * sum({gpu_hours_wasted(*CHOSEN)}) or {NONE}"),
+        unit=ROUNDED, needs=HELD_NOTHING, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
@@ -125,8 +134,8 @@ def by_state() -> Panel:
         rows=25,
         matchers=CHOSEN,
         more=[
-            ("GPU-hours wasted", gpu_hours_wasted(*CHOSEN)),
-            ("Cost, $currency", f"$price * {gpu_hours_wasted(*CHOSEN)}"),
+            ("GPU-hours wasted", gpu_hours_wasted(*CHOSEN), HOURS),
+            ("Cost, $currency", f"$price * {gpu_hours_wasted(*CHOSEN)}", ROUNDED),
         ],
     )  # fmt: skip
 
@@ -134,18 +143,19 @@ def by_state() -> Panel:
 def processes() -> Panel:
     return holdings_table(
         "Processes", HOLDERS_SAY, chosen_holdings(),
-        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, OWNER_COLUMN], height=10,
+        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, OWNER_COLUMN], height=12,
     )  # fmt: skip
 
 
 def owners_alerts() -> Panel:
-    other_teams = selector("vramledger_owner:team:last", 'team!~"$team"')
+    other_teams = selector("vramledger_owner:team:last", 'team!~"$team"', 'team!=""')
     return firing_alert_table(
-        CHOSEN_OWNER, 'owner!=""', but=f"unless on (cluster, instance, owner) {other_teams}", width=21
-    )
+        CHOSEN_OWNER, 'owner!=""', but=f"unless on (cluster, instance, owner) {other_teams}", width=24,
+        say="Alerts about a GPU, a node or an exporter have no owner, and are not here. ",
+    )  # fmt: skip
 
 
-def limits() -> list[Panel]:
+def limits() -> Panel:
     teams = selector("vramledger_owner:team:last", CHOSEN_TEAM)
     return memory_limits(
         CHOSEN_OWNER,
@@ -159,7 +169,7 @@ def held_by_state() -> Panel:
         "Held, by state, 4-minute means",
         "What all processes of the owners have held, by the state of the holders; means of 4 minutes.",
         Query(f"sum by (state) ({mean_over_time(MEAN_HELD, *CHOSEN)})", "{{state}}"),
-        absent=HOLDS_NOTHING,
+        absent=NOTHING_DRAWN,
         width=24,
     )
 
@@ -169,10 +179,10 @@ def held_by_owner() -> Panel:
     return time_series(
         "Held, by owner, 4-minute means",
         "The ten owners that held most within the time range, and the sum of all others; means of 4 "
-        "minutes.",
+        "minutes. A colour stands for an owner here, not for a state.",
         Query(named_owner(mean_of_largest(MEAN_HELD, by, *CHOSEN)), f"{{{{{OWNER_NAME}}}}}"),
         Query(mean_of_others(MEAN_HELD, by, *CHOSEN), "all others"),
-        unit=BYTES, stacked=True, named=True, absent=HOLDS_NOTHING, width=24,
+        unit=BYTES, stacked=True, named=True, absent=NOTHING_DRAWN, width=24,
     )  # fmt: skip
 
 
@@ -184,21 +194,25 @@ def could_be_freed() -> Panel:
         "What torch.cuda.empty_cache() would free now in the owners' programs, where torch's counters tell. "
         "'vramledger reclaim PID' frees it, if the program consents.",
         Query(f"sum({cached} {of_those})"),
-        unit=BYTES, absent="no agent",
+        unit=BYTES, needs=Needs([NO_AGENT], rules=True, nothing="not reported"),
     )  # fmt: skip
 
 
 def trend() -> Panel:
     by_owner = "sum by (owner_type, owner) ({})"
-    weeks = [weekly_gibibyte_hours(MEAN_WASTED, *CHOSEN, weeks=back) for back in range(4)]
+    weeks = [by_owner.format(weekly_gibibyte_hours(MEAN_WASTED, *CHOSEN, weeks=back)) for back in range(4)]
+    watched = selector("vramledger_node:devices:max1d")
+    some = f"sum by (owner_type, owner) (count_over_time({selector(MEAN_WASTED, *CHOSEN)}[7d]))"
+    none = [
+        f"0 * {some} and on () count(count_over_time({watched}[7d:1d] offset {7 * back}d))"
+        for back in range(4)
+    ]
     return table(
         "Wasted, week by week",
         "GiB-hours that the ten worst of the owners wasted within the last 7 days, and within each of the "
-        "three weeks before. An empty cell: nothing was wasted, or nobody watched.",
-        *(
-            Query(by_owner.format(week) if place else f"topk(10, {by_owner.format(week)})")
-            for place, week in enumerate(weeks)
-        ),
+        "three weeks before. A dash: no node was watched in that week.",
+        Query(f"topk(10, {weeks[0]})"),
+        *(Query(f"{weeks[back]}\nor {none[back]}") for back in range(1, 4)),
         columns=[
             OWNER_COLUMN,
             Column("Value #A", "These 7 days", GIB_HOURS),
@@ -206,7 +220,7 @@ def trend() -> Panel:
             Column("Value #C", "2 weeks ago", GIB_HOURS),
             Column("Value #D", "3 weeks ago", GIB_HOURS),
         ],
-        sort="Value #A", rows_of="Value #A", width=21, height=7,
+        sort="Value #A", rows_of="Value #A", width=24, height=9,
     )  # fmt: skip
 
 
@@ -233,14 +247,14 @@ def dashboard() -> Dashboard:
             ),
             Row(
                 "GiB-hours",
-                [by_state(), *counted(trend(), "owners")],
+                [counted(by_state(), "owners"), counted(trend(), "owners with waste")],
             ),
             Row(
                 "Its processes",
                 [
-                    *counted(processes(), "processes"),
-                    *counted(owners_alerts(), "alerts", alerting=True),
-                    *limits(),
+                    counted(processes(), "processes"),
+                    counted(owners_alerts(), "firing alerts", alerting=True),
+                    limits(),
                 ],
             ),
             Row("Over time", [held_by_state(), held_by_owner()]),

@@ -14,16 +14,6 @@ from typing import Any
 from dashboards.src.queries import (
     DOWN,
     DRIVER_LOST,
-    NO_AGENT,
-    NO_COUNTERS,
-    NO_DRIVER,
-    NO_LIMIT,
-    NO_NEED,
-    NO_RULES,
-    NO_SCHEDULER,
-    NO_SENSOR,
-    NOT_COMPARABLE,
-    NOTHING,
     OWNER_NAME,
     PARTLY_BLIND,
     RELEASED,
@@ -31,25 +21,25 @@ from dashboards.src.queries import (
     STATES,
     WATCHING,
     named_owner,
-    row_count,
 )
+from dashboards.src.reasons import WHY_SAID, Needs, or_why
 from vramledger.views.colours import GRAFANA, PARTS
 
 Json = dict[str, Any]
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 NO_DATA = "no data: see Exporters"
-RULES_MISSING = "no data: are the recording rules loaded?"
-NO_HOLDER = "no process holds memory, or no data"
+NO_EXPORTER = "no exporter"
+"""What a figure says that has a value wherever an exporter answers, or says itself why not."""
 GOOD, BAD, PLAIN = GRAFANA["active"], GRAFANA["orphaned"], "text"
 BYTES, SHARE, COUNT, SECONDS = "bytes", "percentunit", "none", "s"
-BAR_WIDTH = 110
-"""Pixels below which the figure beside a bar loses digits."""
 AGE_WIDTH = 85
 """Pixels of a duration such as 1.50 hours: Grafana's "a few seconds ago" needs more than columns have."""
-GIB_HOURS = "suffix: GiB·h"
+GIB_HOURS, HOURS = "suffix: GiB·h", "suffix: h"
+PER_MINUTE, PER_SECOND, CORES = "suffix:per minute", "suffix:per second", "suffix:cores"
+"""Grafana's own c/m and c/s are not known to everybody."""
 ROUNDED = "short"
-"""The unit of large figures in narrow columns: 10.5 K. Counts are never rounded."""
+"""The unit of money in narrow columns: 10.5 K. Counts are never rounded."""
 LEAST_WIDTHS = {None: 100, BYTES: 90, GIB_HOURS: 115, SECONDS: AGE_WIDTH}
 """Pixels that a column without a width has at least, by its unit: on a phone the table is scrolled, and no
 word or digit is cut off."""
@@ -58,12 +48,19 @@ SHORTEST_AXES = {COUNT: 1, BYTES: 2**20, "Bps": 1e6, SECONDS: 0.001}
 NOT_ZERO = 1e-9
 """The level from which a figure has its colour, unless it has another: 0 needs no colour."""
 EMPTY_CELL = "-"
-EMPTY_TABLE, UNCOUNTED = "no rows: Count says why", "no rows, or no data: see Exporters"
-"""What a table says without rows, where Grafana draws no headings; the second without a Count beside it."""
+"""What is not known. What is known to be nothing is 0, or blank: memory that nobody holds has no program."""
+RARE = "2m"
+"""The shortest step of a graph of rates. Grafana's $__rate_interval is a little longer than a step, and at
+least four times the scrape interval that the data source names. Where that is named as 15 s and is a minute,
+it would have one scrape, and the graph no point."""
+UNCOUNTED = "no rows: see Exporters"
+"""What a table says without rows, where Grafana draws no headings, if no figure above it counts them."""
 _SMALL = 5
 """Columns in which two figures of the usual size are broken into lines."""
-COUNT_TITLE = "Count"
-"""The title of the figure beside a table: a longer one is cut off."""
+COUNT_TITLE = "Count of "
+"""What the title of a figure begins with that counts the rows of a table."""
+COUNT_HEIGHT, COUNT_WIDTH = 2, 6
+"""Of a figure above its table. On a phone every panel is as wide as the page, and as high as here."""
 COLUMNS_OF_THE_PAGE = 24
 """The width of a page, in columns of the grid."""
 PIXELS_OF_A_COLUMN, PADDING = (1440 - 32) / COLUMNS_OF_THE_PAGE, 36
@@ -100,7 +97,7 @@ class Column:
         mappings: words and colours for its values.
         width: pixels; None lets Grafana choose.
         least: pixels that a column without a width has at least, also on a phone; by its unit if None.
-        bar: drawn as a bar behind the figure.
+        empty: what a cell without a value shows.
         hidden: not shown; only links need it.
     """
 
@@ -111,17 +108,21 @@ class Column:
     mappings: Sequence[Json] = ()
     width: int | None = None
     least: int | None = None
-    bar: bool = False
+    empty: str = EMPTY_CELL
     hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel and its size: ``width`` of 24 columns, ``height`` of 30 pixels each."""
+    """A panel and its size: ``width`` of 24 columns, ``height`` of 30 pixels each.
+
+    Of a table, ``count`` is the figure that says how many rows it has. It stands just above it.
+    """
 
     body: Json
     width: int
     height: int
+    count: Panel | None = None
 
 
 def value_mapping(texts: Mapping[object, tuple[str, str]]) -> Json:
@@ -146,20 +147,6 @@ STATUS_NAMES = value_mapping(
         RELEASED: ("released on purpose", GRAFANA["stopped"]),
     }
 )
-WHY_EMPTY = value_mapping(
-    {
-        NOTHING: ("none", PLAIN),
-        NO_RULES: ("no rules", BAD),
-        NO_AGENT: ("no agent", GRAFANA["unknown"]),
-        NO_NEED: ("no need known", GRAFANA["unknown"]),
-        NO_SENSOR: ("no sensor", GRAFANA["unknown"]),
-        NO_COUNTERS: ("no counters", GRAFANA["unknown"]),
-        NO_SCHEDULER: ("no scheduler", GRAFANA["unknown"]),
-        NO_DRIVER: ("no driver", BAD),
-        NOT_COMPARABLE: ("nobody watched", GRAFANA["unknown"]),
-        NO_LIMIT: ("no limit", GRAFANA["unknown"]),
-    }
-)
 YES_OR_NO = value_mapping({0: ("no", BAD), 1: ("yes", GOOD)})
 
 
@@ -168,7 +155,8 @@ def stat(
     description: str,
     *queries: Query,
     unit: str,
-    absent: str = NO_DATA,
+    absent: str = NO_EXPORTER,
+    needs: Needs | None = None,
     colour: str = PLAIN,
     level: float = NOT_ZERO,
     colours: Mapping[str, str] | None = None,
@@ -181,11 +169,17 @@ def stat(
     """Make a panel with one current figure, or one for each query, which has its colour unless it is 0.
 
     A single figure has its colour from ``level`` on. Of several figures, or if it is ``named``, each has its
-    legend beside it.
+    legend beside it. With ``needs``, the first figure says why it is not there; ``absent`` is then shown only
+    where no exporter answers.
     """
+    own = [*mappings]
+    if needs is not None:
+        first, *others = queries
+        queries = (replace(first, expr=or_why(first.expr, needs)), *others)
+        own.append(value_mapping(needs.words))
     body = _panel_body("stat", title, description, queries, instant=True)
     body["fieldConfig"]["defaults"] |= {
-        "unit": unit, "noValue": absent, "mappings": [*mappings], "links": [*links],
+        "unit": unit, "noValue": absent, "mappings": own, "links": [*links],
         "color": {"mode": "thresholds"},
         "thresholds": _plain_thresholds() if mappings or colour == PLAIN else _from(level, colour),
     }  # fmt: skip
@@ -195,35 +189,47 @@ def stat(
     ]
     body["options"] = {
         "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
-        "textMode": "value_and_name" if named or len(queries) > 1 else "auto", "wideLayout": True,
+        "textMode": "value_and_name" if named or len(queries) > 1 else "auto",
+        "wideLayout": False,  # else names stand above figures here and beside them there, by the room
         "text": {"titleSize": 13, "valueSize": 20 if len(queries) > 1 and width <= _SMALL else 24},
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     }  # fmt: skip
     return Panel(body, width, height)
 
 
-def counted(shown: Panel, rows: str, source: int | None = None, *, alerting: bool = False) -> list[Panel]:
-    """Return a table and the figure beside it: how many rows there are, or what no rows mean.
+def counted(
+    shown: Panel,
+    rows: str,
+    source: int | None = None,
+    *,
+    rules: bool = True,
+    alerting: bool = False,
+    every: str = "",
+) -> Panel:
+    """Return a table with the figure above it: how many rows there are, or what no rows mean.
 
     Args:
         shown: the table.
         rows: what a row is, in the plural.
-        source: what it needs, see :func:`row_count`.
+        source: what it needs, see :class:`~dashboards.src.queries.Needs`.
+        rules: it needs the recording rules.
         alerting: it needs the alerting rules.
+        every: has a series for each row, also for those that the table leaves out; by its first query.
     """
-    shown.body["fieldConfig"]["defaults"]["noValue"] = EMPTY_TABLE
-    every = re.sub(r"\b(?:topk|bottomk)\(\d+,", "(", shown.body["targets"][0]["expr"])
+    title = f"{COUNT_TITLE}{rows}"
+    shown.body["fieldConfig"]["defaults"]["noValue"] = f"no rows: {title} says why"
+    every = every or re.sub(r"\b(?:topk|bottomk)\(\d+,", "(", shown.body["targets"][0]["expr"])
+    needs = Needs(sources=() if source is None else (source,), rules=rules, alerting=alerting)
+    said = " ".join(WHY_SAID[reason] for reason in needs.reasons)
     count = stat(
-        COUNT_TITLE,
-        "How many rows the table beside it has, also those that it leaves out. If there are none, it says "
-        "why. None: there is nothing to report. No rules: they are not loaded. No agent, no need known, no "
-        "sensor, no counters, no scheduler: what the table shows is not known on the chosen nodes. No limit: "
-        "no limit of a cgroup is known there. Nobody watched: no node was watched with as many GPUs at both "
-        "moments. No driver: no chosen node's driver answers. No exporter: none is known.",
-        Query(row_count(every, source, alerting=alerting), rows),
-        unit=COUNT, absent="no exporter", mappings=[WHY_EMPTY], named=True, width=3, height=shown.height,
+        title,
+        f"How many rows *{shown.body['title']}* has, also those that it leaves out; without rows, why it has "
+        f"none. None: there is nothing to report. {said} No exporter: none is known that answers.",
+        Query(f"count({every})", rows),
+        unit=COUNT, needs=needs, width=COUNT_WIDTH, height=COUNT_HEIGHT,
     )  # fmt: skip
-    return [shown, count]
+    count.body["options"]["text"]["valueSize"] = 18  # a line of 24 needs three rows
+    return replace(shown, count=count)
 
 
 def time_series(
@@ -301,8 +307,8 @@ def time_series(
         if named
         else {"displayMode": "list", "placement": "bottom", "calcs": []}
     )  # fmt: skip
-    if step:
-        body["interval"] = step
+    if step or any("$__rate_interval" in query.expr for query in queries):
+        body["interval"] = step or RARE
     body["options"] = {
         "legend": {"showLegend": True, **legend},
         "tooltip": {"mode": "multi", "sort": "none" if order else "desc", "hideZeros": True},
@@ -409,10 +415,13 @@ def state_timeline(
     description: str,
     *queries: Query,
     mappings: Sequence[Json],
+    few: bool = False,
     width: int = 12,
     height: int = 8,
 ) -> Panel:
     """Make a panel with a row for each series, which shows its states over the time range as colours.
+
+    Only ``few`` rows have no pager: Grafana draws it even for one page.
 
     In Grafana, the colour mode ``thresholds`` ignores the mappings of numbers, and ``noValue`` is drawn as a
     state wherever a point is missing. So the timeline has neither.
@@ -423,7 +432,8 @@ def state_timeline(
         "custom": {"fillOpacity": 85, "lineWidth": 0, "spanNulls": False},
     }  # fmt: skip
     body["options"] = {
-        "mergeValues": True, "showValue": "never", "alignValue": "left", "rowHeight": 0.85, "perPage": 10,
+        "mergeValues": True, "showValue": "never", "alignValue": "left", "rowHeight": 0.85,
+        "perPage": 0 if few else 10,
         "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
         "tooltip": {"mode": "single", "sort": "none"},
     }  # fmt: skip
@@ -533,8 +543,7 @@ def _colour_overrides(colours: Mapping[str, str], *, areas: bool = False) -> lis
 
 def _least_width(column: Column) -> int:
     """Return the pixels that a column without a width has at least."""
-    least = column.least or LEAST_WIDTHS[column.unit]
-    return max(least, BAR_WIDTH) if column.bar else least
+    return column.least or LEAST_WIDTHS[column.unit]
 
 
 def _with_shares(columns: Sequence[Column], width: int) -> list[Column]:
@@ -569,7 +578,7 @@ def _looks(column: Column) -> Iterator[Json]:
 def _column_override(column: Column) -> Json:
     # Without a unit of its own, a label of digits such as a pid is drawn as a number: 1.41 K.
     # The table's own text for no value is what it shows without rows, so each column has another.
-    properties: Json = {"displayName": column.title, "unit": column.unit or TEXT, "noValue": EMPTY_CELL}
+    properties: Json = {"displayName": column.title, "unit": column.unit or TEXT, "noValue": column.empty}
     if not column.field.startswith("Value"):
         # Else Grafana draws filters over a label: a click on one, instead of the link, filters every query of
         # the page by a label that few have, and the page is empty.
@@ -592,11 +601,6 @@ def _column_override(column: Column) -> Json:
         properties["custom.width"] = column.width
     elif not column.hidden:
         properties["custom.minWidth"] = _least_width(column)
-    if column.bar:
-        properties["custom.cellOptions"] = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
-        properties["color"] = {"mode": "fixed", "fixedColor": GRAFANA["idle"]}
-        properties["min"] = 0
-        properties["fieldMinMax"] = True
     if column.hidden:
         properties["custom.hideFrom.viz"] = True
     return _override(column.field, **properties)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dashboards.src.dashboard import PROCESS, Dashboard, Row, process_variable
+from dashboards.src.lines import MEAN_STEP, SHADES, dashed, joined, mean
 from dashboards.src.panels import (
     AGE_WIDTH,
     BYTES,
@@ -24,7 +27,6 @@ from dashboards.src.queries import (
     CHOSEN_PROCESS,
     DEVICE_LABELS,
     GROWTH_SPANS,
-    NO_AGENT,
     UUID_LABELS,
     age,
     demand_rate,
@@ -38,6 +40,12 @@ from dashboards.src.queries import (
     steady_growth_of,
     uncharged,
     with_step,
+)
+from dashboards.src.reasons import (
+    NO_AGENT,
+    NO_HOLDER,
+    NOT_YET,
+    Needs,
 )
 from dashboards.src.shared_panels import (
     BLOCKER_COLUMN,
@@ -57,17 +65,10 @@ from dashboards.src.shared_panels import (
 )
 from vramledger.views.colours import GRAFANA
 
-WITHOUT_AGENT = "no agent"
-NOT_REPORTED, SILENT, DOES_NOT_GROW = -1, -2, -3
-"""The values of a figure that is not there, see :func:`from_agent` and :func:`of_growth`."""
-WHY_NOT = value_mapping(
-    {
-        NOT_REPORTED: ("not reported", GRAFANA["unknown"]),
-        SILENT: ("agent silent", GRAFANA["unknown"]),
-        DOES_NOT_GROW: ("no steady rise", "text"),
-    }
-)
-ENDED = "holds nothing, or no data"
+SILENT = -20
+"""The value of a figure whose agent is silent."""
+AGENT_SILENT = value_mapping({SILENT: ("agent silent", GRAFANA["unknown"])})
+ENDED = "holds nothing, or no data: see Holds"
 
 
 def of_process(metric: str, *matchers: str) -> str:
@@ -75,15 +76,20 @@ def of_process(metric: str, *matchers: str) -> str:
     return selector(metric, CHOSEN_PROCESS, *matchers)
 
 
+HOLDS = (NO_HOLDER, f"count({of_process('vramledger_process_memory_bytes')})")
+"""Where the process does not hold memory, no figure of it is there."""
+AGENT = Needs(
+    [HOLDS, (NO_AGENT, f"count({of_process('vramledger_agent_up')})")],
+    nothing="not reported",
+)
+GROWTH = Needs(
+    [HOLDS, (NOT_YET, f"count({minimum_demand_of(CHOSEN_PROCESS)})")], rules=True, nothing="no steady rise"
+)
+
+
 def from_agent(figure: str) -> str:
-    """Return a figure that an agent reports, or why it is not there; without an agent it has no value."""
-    up = of_process("vramledger_agent_up")
-    return f"{figure}\nor {NOT_REPORTED} + 0 * count({up} == 1)\nor {SILENT} + 0 * count({up} == 0)"
-
-
-def of_growth(figure: str) -> str:
-    """Return a figure of growth, or that there is none; without a minimum demand it has no value."""
-    return f"{figure}\nor {DOES_NOT_GROW} + 0 * count({minimum_demand_of(CHOSEN_PROCESS)})"
+    """Return a figure that an agent reports, or that it is silent."""
+    return f"{figure}\nor {SILENT} + 0 * count({of_process('vramledger_agent_up')} == 0)"
 
 
 def held() -> str:
@@ -102,7 +108,7 @@ def held_now() -> Panel:
         "or memory whose creator has ended.",
         Query(held(), "now"),
         Query(f"sum({uncharged(CHOSEN_PROCESS)}) or 0 * {held()}", "uncharged"),
-        unit=BYTES, absent=ENDED,
+        unit=BYTES, needs=Needs(nothing="holds nothing"),
     )  # fmt: skip
 
 
@@ -110,10 +116,11 @@ def need() -> Panel:
     return stat(
         "Peak need",
         "The most that the program has needed: the peaks of its frameworks' own use, plus what is outside "
-        "their pools. It could be limited to this and some reserve. Not reported: its agent knows no peak. "
+        "their pools. It could be limited to this and some reserve. Not known: its agent reports no peak, or "
+        "what is outside the pools is not known; *Policy and limits* then has the peaks within the pools. "
         "Agent silent: it has one that no longer reports.",
         Query(from_agent(f"sum({of_process('vramledger_process_needed_peak_bytes')})")),
-        unit=BYTES, absent=WITHOUT_AGENT, mappings=[WHY_NOT],
+        unit=BYTES, needs=replace(AGENT, nothing="not known"), mappings=[AGENT_SILENT],
     )  # fmt: skip
 
 
@@ -125,7 +132,7 @@ def could_be_freed() -> Panel:
         "next peak. Not reported: torch's counters do not tell, as with expandable segments or CUDA graphs, "
         "or it is another framework, whatever it has cached.",
         Query(from_agent(f"sum({of_process('vramledger_torch_reclaimable_bytes')})")),
-        unit=BYTES, absent=WITHOUT_AGENT, mappings=[WHY_NOT],
+        unit=BYTES, needs=AGENT, mappings=[AGENT_SILENT],
     )  # fmt: skip
 
 
@@ -133,8 +140,8 @@ def growth() -> Panel:
     return stat(
         "Grows",
         "The rise of the minimum of its demand within 15 minutes. A slower rise is in *Steady growth*.",
-        Query(of_growth(f"sum({demand_rate(CHOSEN_PROCESS)})")),
-        unit="binBps", absent="not known", mappings=[WHY_NOT],
+        Query(f"sum({demand_rate(CHOSEN_PROCESS)})"),
+        unit="binBps", needs=GROWTH,
     )  # fmt: skip
 
 
@@ -144,8 +151,8 @@ def time_until_full() -> Panel:
     return stat(
         "Its GPU is full in",
         "At the rate of this process alone.",
-        Query(of_growth(f"min(sum by ({UUID_LABELS}) ({free}) / on ({UUID_LABELS}) group_right () {rise})")),
-        unit=SECONDS, absent="not known", mappings=[WHY_NOT],
+        Query(f"min(sum by ({UUID_LABELS}) ({free}) / on ({UUID_LABELS}) group_right () {rise})"),
+        unit=SECONDS, needs=GROWTH,
     )  # fmt: skip
 
 
@@ -167,30 +174,30 @@ def where_memory_goes() -> Panel:
     # A pool of managed memory may be larger than what of it is on the device.
     room = f"clamp_min({held()} - ({outside} or 0 * {held()}), 0)"
     pooled = f"({pool} <= {room} or {room} and {pool} or {pool})"
-    return time_series(
+    graph = time_series(
         "Where its memory goes",
         "Over all its devices: memory outside the pools of its frameworks (context, libraries, native "
         "code), what live data uses, free pieces of used blocks (fragmentation, which only expandable "
         "segments or a restart helps), and the rest of the pools, which is cached; what of it could be "
-        "freed now is in *Reclaimable now*. The lines are what it holds, what NVML charges to it of that "
-        "(the rest is managed memory, or was left by a program that has ended), and the peak need. Without "
-        "an agent only the first two lines are known.",
+        "freed now is in *Reclaimable now*. The lines are what it holds; what NVML charges to it, where that "
+        "is less (the rest is managed memory, or was left by a program that has ended); and, dashed, the "
+        "peak need. Without an agent only the first two lines are known.",
         Query(outside, "outside the pools"),
         Query(in_use, "in use"),
         Query(split, "fragments"),
         Query(f"clamp_min({pooled} - {in_use} - ({split} or 0 * {pool}), 0)", "cached"),
         Query(held(), "held"),
-        Query(f"sum({of_process('vramledger_process_memory_bytes')})", "charged"),
+        Query(f"sum({of_process('vramledger_process_memory_bytes')}) < {held()}", "charged"),
         Query(f"sum({of_process('vramledger_process_needed_peak_bytes')})", "peak need"),
         unit=BYTES, absent=ENDED, stacked=True,
         order=("outside the pools", "in use", "fragments", "cached"), lines=("held", "charged", "peak need"),
         colours={
-            "outside the pools": GRAFANA["driver_reserved"], "in use": GRAFANA["active"],
-            "fragments": GRAFANA["unattributed"], "cached": GRAFANA["idle"],
-            "peak need": GRAFANA["stopped"], "charged": GRAFANA["unknown"],
+            "outside the pools": SHADES[0], "in use": SHADES[1], "fragments": SHADES[2],
+            "cached": SHADES[3],
         },
         width=24, height=10,
     )  # fmt: skip
+    return dashed(graph, "peak need", "charged")
 
 
 def minimum_demand() -> Panel:
@@ -205,16 +212,24 @@ def minimum_demand() -> Panel:
     )  # fmt: skip
 
 
+_SPANS = (("6 min", 360), ("30 min", 1800), ("3 h", 10_800), ("1 day", 86_400), ("6 days", 518_400))
+"""The spans of steady growth in words and in seconds, in the order of the records."""
+
+
 def steady_growth() -> Panel:
     return time_series(
         "Steady growth",
-        "How much the minimum has grown within 6 minutes, 30 minutes, 3 hours, a day and 6 days, where it "
-        "grew steadily over that time: the leak alerts use these figures.",
+        "How fast the minimum has grown, the mean of 6 minutes, 30 minutes, 3 hours, a day and 6 days, where "
+        "it grew steadily over all of that time: the leak alerts use these figures. The source is that of "
+        "*Minimum demand*. In a gap it did not grow steadily.",
         *(
-            Query(f"sum by (source) ({steady_growth_of(span, CHOSEN_PROCESS)})", f"{{{{source}}}} in {span}")
-            for span in GROWTH_SPANS
+            Query(
+                f"sum by (source) ({steady_growth_of(span, CHOSEN_PROCESS)}) / {seconds}",
+                f"over {said}, by {{{{source}}}}",
+            )
+            for span, (said, seconds) in zip(GROWTH_SPANS, _SPANS, strict=True)
         ),
-        unit=BYTES, absent="no steady growth in any of these times, or no data",
+        unit="binBps", absent="no steady growth over any of these times",
     )  # fmt: skip
 
 
@@ -223,18 +238,21 @@ def states() -> Panel:
         "State",
         "Which states the process had on each device, since it started.",
         Query(f"max by (gpu) ({state_codes(CHOSEN_PROCESS)})", "GPU {{gpu}}"),
-        mappings=[STATE_CODES], height=6,
+        mappings=[STATE_CODES], few=True, height=6,
     )  # fmt: skip
 
 
 def sm_utilisation() -> Panel:
-    return time_series(
+    busy = mean("vramledger_process_sm_utilization_ratio", CHOSEN_PROCESS)
+    graph = time_series(
         "SM utilisation",
-        "Share of time that the process kept each GPU's processors (SMs) busy. Small kernels do not show; a "
-        "gap means unknown, not idle. It is not the GPU's utilisation, to which all of its holders add.",
-        Query(f"max by (gpu) ({of_process('vramledger_process_sm_utilization_ratio')})", "GPU {{gpu}}"),
-        unit=SHARE, maximum=1, absent="not known, or no data", height=6,
+        "Share of time that the process kept each GPU's processors (SMs) busy, as a mean of 2 minutes or "
+        "more. Small kernels do not show; a gap means unknown, not idle. It is not the GPU's utilisation, to "
+        "which all of its holders add.",
+        Query(f"max by (gpu) ({busy})", "GPU {{gpu}}"),
+        unit=SHARE, maximum=1, absent="not known at any time", step=MEAN_STEP, height=6,
     )  # fmt: skip
+    return joined(graph)
 
 
 def failed_allocations() -> Panel:
@@ -261,7 +279,7 @@ def failed_allocations() -> Panel:
             BLOCKER_COLUMN,
             Column("Value #C", "It held", BYTES, width=90),
         ],
-        sort="Value #A", ascending=True, rows_of="Value #A", width=21, height=5,
+        sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=5,
     )  # fmt: skip
 
 
@@ -285,14 +303,14 @@ def neighbours() -> Panel:
             PROGRAM_COLUMN,
             OWNER_COLUMN,
             STATE_COLUMN,
-            Column("Value #A", "Holds", BYTES, bar=True),
+            Column("Value #A", "Holds", BYTES, width=100),
             Column("Value #B", "Peak", BYTES, width=90),
             Column("Value #C", "At the failure", BYTES, width=95),
             STEP_COLUMN,
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", width=21, height=7,
+        sort="Value #A", rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
@@ -315,7 +333,7 @@ def policies() -> Panel:
             Column("Value #C", "Peak use", BYTES, width=105),
             Column("Value #D", "Limit", BYTES, width=105),
         ],
-        rows_of="Value #A", height=8,
+        sort="Value #B", rows_of="Value #A", height=8,
     )  # fmt: skip
 
 
@@ -345,15 +363,15 @@ def dashboard() -> Dashboard:
                     could_be_freed(),
                     growth(),
                     time_until_full(),
-                    *counted(who(), "holdings"),
+                    counted(who(), "holdings of the process"),
                 ],
             ),
             Row("Where its memory goes", [where_memory_goes(), minimum_demand(), steady_growth()]),
             Row(
                 "Failures and neighbours",
                 [
-                    *counted(failed_allocations(), "failures", NO_AGENT),
-                    *counted(neighbours(), "neighbours"),
+                    counted(failed_allocations(), "failures", NO_AGENT),
+                    counted(neighbours(), "neighbours"),
                 ],
             ),
             Row("State and work", [states(), sm_utilisation()]),

@@ -15,6 +15,7 @@ NODE_LABELS = "cluster, job, instance"
 DEVICE_LABELS = f"{NODE_LABELS}, gpu, uuid"
 UUID_LABELS = f"{NODE_LABELS}, uuid"
 HOLDING_LABELS = f"{UUID_LABELS}, pid"
+OWNER_LABELS = f"{NODE_LABELS}, owner_type, owner"
 
 CHOSEN_DEVICE = 'uuid=~"$uuid"'
 CHOSEN_OWNER = 'owner=~"$owner"'
@@ -173,6 +174,22 @@ def uncharged(*matchers: str) -> str:
     return selector("vramledger_process_uncharged_memory_bytes", 'pid!="other"', *matchers)
 
 
+def of_chosen_teams(metric: str, *matchers: str) -> str:
+    """Return a metric of the owners of the chosen teams; All includes the owners whose team is not known.
+
+    The metric has no label of the team itself: a matcher of it matches everything, or nothing.
+    """
+    known = f"{selector(metric, *matchers)} and on ({OWNER_LABELS}) {selector(_TEAM, CHOSEN_TEAM)}"
+    others = f"{selector(metric, *matchers, CHOSEN_TEAM)} unless on ({OWNER_LABELS}) {selector(_TEAM)}"
+    return f"({known} or {others})"
+
+
+def sampled(figure: str) -> str:
+    """Return a figure of the newest scrape, without nodes whose exporter has stopped sampling."""
+    stalled = selector("vramledger_node:sampling_stalled:changes5m")
+    return f"({figure} unless on ({NODE_LABELS}) {stalled})"
+
+
 def held_now(*matchers: str) -> str:
     """Return what each holding has in the newest scrape, with what NVML charges to nobody."""
     charged = selector("vramledger_process_memory_bytes", 'pid!="other"', *matchers)
@@ -188,10 +205,12 @@ def state_codes(*matchers: str) -> str:
 
 
 MEAN_HELD, MEAN_WASTED = "vramledger_owner:memory_bytes:rate4m", "vramledger_owner:memory_wasted_bytes:rate4m"
-"""The recorded means of what owners held and wasted, of which all GiB-hours are sums."""
+MEAN_DEVICES_WASTED = "vramledger_owner:devices_wasted:rate4m"
+"""The recorded means of what owners held and wasted, and of how many whole GPUs that is."""
 _DAY = 86_400
 _USAGE_INTERVAL = 240
 """Seconds between two values of the recorded ``rate4m``, each a mean over that time."""
+_TEAM = "vramledger_owner:team:last"
 
 
 def mean_over_time(metric: str, *matchers: str) -> str:
@@ -199,10 +218,59 @@ def mean_over_time(metric: str, *matchers: str) -> str:
     return f"{selector(metric, *matchers)} offset -{_USAGE_INTERVAL}s"
 
 
-def byte_seconds(metric: str, *matchers: str, days: int = 0, back: int = 0) -> str:
+def byte_seconds(metric: str, *matchers: str) -> str:
     """Return what a recorded mean amounts to within the time range: the mean times seconds.
 
-    With ``days``, within so many days instead, which ended ``back`` days before the end of the time range.
+    Up to a day it is the rise of the exporter's own counter from the beginning to the end, owner by owner:
+    the newest mean is up to 4 minutes old, which was 13 % of half an hour. Of what has ended, of a node whose
+    exporter was started again, and beyond a day, it is the sum of the means: counters are slow over a week.
+    These are series of their own, to be summed.
+    """
+    key = f"{OWNER_LABELS}, state" if metric == MEAN_HELD else OWNER_LABELS
+    return f"({_counted(metric, key, *matchers)}\nor on ({key}) {_summed(metric, *matchers)})"
+
+
+def _counted(metric: str, key: str, *matchers: str) -> str:
+    """Return the rise of an exporter's counter within the time range, where it tells all, with its team.
+
+    A counter tells all if the exporter ran all the time. An owner that holds nothing any more may lose its
+    counter of a device, and get a new one later. So a rise that is less than nine tenths of the recorded
+    means, but for the first, of which a part is of the time before, does not count.
+
+    Args:
+        metric: the recorded means of it.
+        key: the labels of what is counted apart.
+        matchers: of labels of the owners.
+    """
+    held = metric == MEAN_HELD
+    counter = f"vramledger_owner_memory_{'' if held else 'wasted_'}byte_seconds_total"
+    own = [matcher for matcher in matchers if matcher != CHOSEN_TEAM]
+
+    def total(moment: str) -> str:
+        seconds = f"{selector(counter, *own)}{moment}"
+        if metric == MEAN_DEVICES_WASTED:
+            memory = selector("vramledger_device:memory_total_bytes:last")
+            seconds = f"{seconds} / on ({UUID_LABELS}) group_left () {memory}"
+        return f"sum by ({key}) ({seconds})"
+
+    now, then = total(""), total(" offset $__range")
+    began = selector("process_start_time_seconds")
+    ran = f"max by ({NODE_LABELS}) ({began}) == max by ({NODE_LABELS}) ({began} offset $__range)"
+    first = f"sum by ({key}) (last_over_time(({mean_over_time(metric, *own)})[1s:1s] offset $__range))"
+    sums = f"sum by ({key}) (sum_over_time({selector(metric, *own)}[$__range]))"
+    least = f"{0.9 * _USAGE_INTERVAL:.0f} * ({sums} - ({first} or 0 * {now}))"
+    rise = f"""({now} - ({then} or 0 * {now})
+  and on ({NODE_LABELS}) ({ran}) and on () (vector($__range_s) <= {_DAY}))
+  >= on ({key}) (clamp_min({least}, 0) or on ({key}) 0 * {now})"""
+    team = selector(_TEAM, *(matcher for matcher in matchers if matcher == CHOSEN_TEAM))
+    known = f"max by ({OWNER_LABELS}, team) ({team})"
+    every = f"sum by ({OWNER_LABELS}) ({selector(counter, *matchers)})"
+    teams = f"({known} or 1 + 0 * ({every} unless on ({OWNER_LABELS}) {selector(_TEAM)}))"
+    return f"({rise})\n* on ({OWNER_LABELS}) group_left (team) {teams}"
+
+
+def _summed(metric: str, *matchers: str, days: int = 0, back: int = 0) -> str:
+    """Return the sum of recorded means within the time range, or within some days that ended some days ago.
 
     Each recorded mean is of the minutes before it. So a span has all means that were recorded within it, less
     the part of the first one that is of the time before, and with the part of the next one that is of the
@@ -247,13 +315,13 @@ def gibibyte_hours(metric: str, *matchers: str) -> str:
 
 
 def weekly_gibibyte_hours(metric: str, *matchers: str, weeks: int = 0) -> str:
-    """Return GiB-hours within the 7 days that ended so many weeks ago, as :func:`gibibyte_hours` counts."""
-    return f"{byte_seconds(metric, *matchers, days=7, back=7 * weeks)} / 3600 / 2^30"
+    """Return GiB-hours within the 7 days that ended so many weeks ago, as the sum of means."""
+    return f"{_summed(metric, *matchers, days=7, back=7 * weeks)} / 3600 / 2^30"
 
 
 def gpu_hours_wasted(*matchers: str) -> str:
     """Return the hours of whole GPUs that each owner has wasted within the time range, to be summed."""
-    return f"{byte_seconds('vramledger_owner:devices_wasted:rate4m', *matchers)} / 3600"
+    return f"{byte_seconds(MEAN_DEVICES_WASTED, *matchers)} / 3600"
 
 
 def with_team(holdings: str) -> str:
@@ -310,7 +378,7 @@ def _ten_largest_sums(metric: str, by: str, *matchers: str) -> str:
     return f"topk(10, sum by ({by}) (sum_over_time({selector(metric, *matchers)}[$__range] @ end())))"
 
 
-GROWTH_SPANS = {"6m": "90s", "30m": "90s", "3h": "6m", "1d": "65m", "6d": "65m"}
+GROWTH_SPANS = {"6m": "90s", "30m": "150s", "3h": "6m", "1d": "65m", "6d": "65m"}
 """The spans over which the leak alerts look for steady growth, and how long a record of each holds."""
 
 
@@ -418,46 +486,6 @@ def compared_nodes() -> str:
 
 MAXIMUM = 'type="max"'
 """Chooses the limits beyond which allocations fail."""
-
-NOTHING, NO_RULES, NO_DRIVER = range(-1, -4, -1)
-NO_AGENT, NO_NEED, NO_SENSOR, NO_COUNTERS, NO_SCHEDULER, NOT_COMPARABLE, NO_LIMIT = range(-4, -11, -1)
-"""The values of :func:`row_count` without rows."""
-
-_SOURCES = {
-    NO_AGENT: f"count({selector('vramledger_agent_up')} == 1)",
-    NO_NEED: f"count({selector('vramledger_process_needed_peak_bytes')})",
-    NO_SENSOR: f"count({selector('vramledger_device_utilization_ratio')})",
-    NO_COUNTERS: f"count({selector('vramledger_device_sm_active_ratio')})",
-    NO_SCHEDULER: f"count({selector('vramledger_device_reservations')})",
-    NOT_COMPARABLE: f"count({compared_nodes()})",
-    NO_LIMIT: f"count({selector('vramledger_owner_memory_limit_bytes', MAXIMUM)})",
-}
-"""What must be there for a table to have rows, besides an exporter and the rules."""
-
-
-def row_count(rows: str, source: int | None = None, *, alerting: bool = False) -> str:
-    """Return how many rows a table has, or without rows :data:`NOTHING` to :data:`NO_LIMIT`.
-
-    Without an exporter there is no value.
-
-    Args:
-        rows: has a series for each row, also for those that the table leaves out.
-        source: what the table needs, by the value that is returned without it.
-        alerting: it needs the alerting rules, and not only the recording rules.
-    """
-    rules = rules_heartbeat() if alerting else f"0 * count({selector(_RECORDED)})"
-    answers = f"count({selector('vramledger_up')} == 1)"
-    known = f"{NOTHING} + {rules}"
-    if source is not None:
-        known = f"({known} and on () {_SOURCES[source]})\nor {source} + {rules}"
-    return f"""count({rows})
-or ({known}) and on () {answers}
-or {NO_RULES} + 0 * {answers}
-or {NO_DRIVER} + 0 * count({selector("vramledger_up")})"""
-
-
-_RECORDED = "vramledger_node:sample_timestamp_seconds:last"
-"""What the rules record of each node."""
 
 _OUR_ALERTS = (
     *('alertname=~"Gpu.*|VramLedger.*"', 'severity!="none"'),

@@ -17,11 +17,9 @@ from dashboards.src.dashboard import (
 )
 from dashboards.src.panels import (
     AGE_WIDTH,
-    BAR_WIDTH,
     BYTES,
     COUNT,
     GIB_HOURS,
-    ROUNDED,
     SECONDS,
     SHARE,
     STATE_NAMES,
@@ -40,8 +38,6 @@ from dashboards.src.queries import (
     MAXIMUM,
     MEAN_HELD,
     MEAN_WASTED,
-    NO_COUNTERS,
-    NO_LIMIT,
     NODE_LABELS,
     OWNER_NAME,
     PARTLY_BLIND,
@@ -69,6 +65,12 @@ from dashboards.src.queries import (
     watch_status,
     with_step,
 )
+from dashboards.src.reasons import (
+    NO_COUNTERS,
+    NO_DEVICE,
+    NO_LIMIT,
+    Needs,
+)
 from vramledger.views.colours import GRAFANA
 
 NODE_COLUMN = Column("instance", "Node", link=link_to_node(), least=130)
@@ -76,7 +78,7 @@ GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=50)
 OWNER_COLUMN = Column(OWNER_NAME, "Owner", link=link_to_owner(), least=102)
 TEAM_COLUMN = Column("team", "Team", link=link_to_team(), width=100)
 PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=72)
-PROGRAM_COLUMN = Column("command", "Program", least=112)
+PROGRAM_COLUMN = Column("command", "Program", least=140, empty="")
 FRAMEWORK_COLUMNS = (
     Column("framework", "Framework", width=92),
     Column("policy", "Policy", width=110),
@@ -85,10 +87,10 @@ FRAMEWORK_COLUMNS = (
 STEPS = value_mapping({step: (text, "text") for step, text in first_steps.OF_HOLDERS.items()})
 ALERT_STEPS = value_mapping({alert: (text, "text") for alert, text in first_steps.OF_ALERTS.items()})
 STATE_COLUMN = Column("state", "State", mappings=[STATE_NAMES], width=77)
-STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=164)
+STEP_COLUMN = Column("step", "First step", mappings=[STEPS], width=172)
 BLOCKER_COLUMN = Column("blocker", "Largest other holder then", least=180)
 FOR = "For"
-HIDDEN = value_mapping({1: ("hidden", GRAFANA["orphaned"])})
+HIDDEN = value_mapping({0: ("seen", GRAFANA["active"]), 1: ("hidden", GRAFANA["orphaned"])})
 VERDICTS = value_mapping(
     {
         "hoarded": ("held by others", GRAFANA["orphaned"]),
@@ -109,7 +111,7 @@ VERDICT_STEPS = value_mapping(
     }
 )
 VERDICT_COLUMN = Column("verdict", "Verdict", mappings=[VERDICTS], width=122)
-VERDICT_STEP_COLUMN = Column("step", "First step", mappings=[VERDICT_STEPS], width=162)
+VERDICT_STEP_COLUMN = Column("step", "First step", mappings=[VERDICT_STEPS], width=168)
 SEVERITIES = ("page", "warning", "info")
 SEVERITY_RANKS = value_mapping(
     {
@@ -141,8 +143,8 @@ def watched_nodes(width: int = 8, height: int = 3) -> Panel:
     )  # fmt: skip
 
 
-def gaps(width: int = 12) -> Panel:
-    """Make the table of nodes of which something is not seen, and what."""
+def gaps() -> Panel:
+    """Make the table of nodes of which something is not seen, and what; and what no rows mean."""
     status = watch_status(exporter_status())
     answers = f"and on ({NODE_LABELS}) {selector('vramledger_up')} == 1"
     newest = f"max by ({NODE_LABELS}) ({selector('vramledger_sample_timestamp_seconds')} {answers})"
@@ -150,21 +152,23 @@ def gaps(width: int = 12) -> Panel:
     earlier = f"max_over_time(timestamp({answered})[7d:10m])"
     without = f"and on ({NODE_LABELS}) ({status} < {PARTLY_BLIND} or {status} == {RELEASED})"
     unseen = unseen_parts()
-    return table(
+    seen = f"0 * max by ({NODE_LABELS}) ({status} == {PARTLY_BLIND})"
+    shown = table(
         "Nodes that are not fully watched",
         "A row for each node: its status, the age of its newest data where it is not watched (to a minute, "
         "after a day to 10 minutes), and what is not seen while it is watched: GPUs that do not answer, the "
-        "host's processes (without its PID namespace every holder is unknown), agents that are silent. The "
-        "table is empty if all nodes are watched; Exporters counts them.",
+        "host's processes (without its PID namespace every holder is unknown), agents that are silent. A "
+        "dash: not known, as the node is not watched. The table is empty if all nodes are watched.",
         Query(f"topk(50, count by ({NODE_LABELS}) ({status} != {WATCHING}))"),
         Query(f"max by ({NODE_LABELS}) ({status})"),
         Query(
             # Not over the time range: two dashboards with different ranges would say different ages.
-            age(f"max_over_time({newest}[1d:1m])\nor on ({NODE_LABELS}) {earlier}") + f"\n{without}"
+            age(f"max_over_time({newest}[1d:1m])\nor on ({NODE_LABELS}) {earlier}")
+            + f"\n{without}\nor on ({NODE_LABELS}) {seen}"
         ),
-        Query(unseen["GPUs"]),
-        Query(unseen["processes"]),
-        Query(unseen["agents"]),
+        Query(f"{unseen['GPUs']}\nor {seen}"),
+        Query(f"{unseen['processes']}\nor {seen}"),
+        Query(f"{unseen['agents']}\nor {seen}"),
         columns=[
             NODE_COLUMN,
             Column(
@@ -175,17 +179,17 @@ def gaps(width: int = 12) -> Panel:
             Column("Value #E", "Processes", COUNT, mappings=[HIDDEN], width=100),
             Column("Value #F", "Agents silent", COUNT, width=70),
         ],
-        sort="Value #B", ascending=True, rows_of="Value #A", width=width, height=8,
-        empty="all nodes are fully watched, or none is known: see Exporters",
+        sort="Value #B", ascending=True, rows_of="Value #A", width=24, height=8,
     )  # fmt: skip
+    return counted(shown, "not fully watched nodes", rules=False)
 
 
 def exporters() -> Panel:
-    """Make the indicator that is on every dashboard: it says how to read a missing figure."""
+    """Make the indicator of the dashboards of one node: it says how to read a missing figure."""
     return stat(
-        "Exporters",
-        "The worst of the chosen nodes. Unless it says watching, a missing figure below "
-        "says nothing about the GPUs.",
+        "Exporter",
+        "Whether the node is watched. Unless it says watching, a missing figure below says nothing about the "
+        "GPUs.",
         Query(f"min({watch_status(exporter_status())})"),
         unit=COUNT, absent="no exporter is known", mappings=[STATUS_NAMES], links=[link_to_exporter_health()],
     )  # fmt: skip
@@ -201,13 +205,17 @@ def in_thirds(*figures: Panel) -> list[Panel]:
     return [replace(figure, width=8, height=3) for figure in figures]
 
 
-def wasted(*matchers: str) -> Panel:
+ANY_DEVICE = Needs([NO_DEVICE])
+"""What a figure of the chosen devices needs."""
+
+
+def wasted(*matchers: str, needs: Needs = ANY_DEVICE) -> Panel:
     """Make the figure of wasted memory of the devices that the matchers choose."""
     return stat(
         "Wasted",
         "Memory that is held without work: by idle, stopped, stuck, zombie and dead holders, and by "
         "orphans that do not work. Everywhere in these dashboards wasted means this.",
-        Query(f"sum({wasted_bytes(*matchers)})"), unit=BYTES, colour=GRAFANA["idle"],
+        Query(f"sum({wasted_bytes(*matchers)})"), unit=BYTES, needs=needs, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
@@ -218,7 +226,7 @@ def unowned(*matchers: str) -> Panel:
         "Memory of orphaned, zombie and dead processes, and of no process at all (unattributed). Holders "
         "says what may be ended.",
         Query(f"sum({device_bytes(UNOWNED, *matchers)})"),
-        unit=BYTES, colour=GRAFANA["orphaned"], level=USUAL_UNATTRIBUTED,
+        unit=BYTES, needs=ANY_DEVICE, colour=GRAFANA["orphaned"], level=USUAL_UNATTRIBUTED,
     )  # fmt: skip
 
 
@@ -236,17 +244,20 @@ def alert_counts(width: int = 8) -> Panel:
             Query(f"count({_alert_ranks()} == {rank}) or {rules_heartbeat()}", severity)
             for rank, severity in enumerate(SEVERITIES, 1)
         ),
-        unit=COUNT, absent="the alerting rules are not loaded",
+        unit=COUNT, absent="no rules",
         colours={"page": GRAFANA["dead"], "warning": GRAFANA["idle"]}, width=width, height=3,
     )  # fmt: skip
 
 
-def firing_alert_table(*matchers: str, but: str = "", width: int = 24, height: int = 8) -> Panel:
+def firing_alert_table(
+    *matchers: str, but: str = "", say: str = "", width: int = 24, height: int = 10
+) -> Panel:
     """Make the table of firing alerts, pages first, the oldest of them first.
 
     Args:
         matchers: choose among them.
         but: an expression of those that are left out, begins with ``unless``.
+        say: which these are, for its description.
         width: in columns.
         height: in rows.
     """
@@ -255,14 +266,14 @@ def firing_alert_table(*matchers: str, but: str = "", width: int = 24, height: i
     return table(
         "Firing alerts",
         "Pages first, the oldest of them first. A click on the alert opens its runbook, which begins with "
-        "the first step. The table is empty if no alert fires, or if the rules are not loaded.",
+        f"the first step. {say}The table is empty if no alert fires, or if the rules are not loaded.",
         Query(f'bottomk(50, label_replace({ranks}, "step", "$1", "alertname", "(.*)"))'),
         Query(f"max by ({by}) ({alert_ages(*matchers)})"),
         columns=[
             Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=110),
             Column("alertname", "Alert", link=link_to_runbook(), width=235),
             Column("Value #B", FOR, SECONDS, width=AGE_WIDTH),
-            Column("step", "First step", mappings=[ALERT_STEPS], width=237),
+            Column("step", "First step", mappings=[ALERT_STEPS], width=244),
             NODE_COLUMN,
             GPU_COLUMN,
             OWNER_COLUMN,
@@ -282,7 +293,7 @@ def holdings_table(
     places: Sequence[Column] = (NODE_COLUMN, GPU_COLUMN),
     rows: int = 50,
     alone: bool = False,
-    width: int = 21,
+    width: int = 24,
     height: int,
 ) -> Panel:
     """Make a table of the largest of the chosen holdings, with what is known of each.
@@ -340,7 +351,7 @@ def holdings_table(
             STATE_COLUMN,
             Column("grade", "Evidence", width=84),
             Column("Value #B", FOR, SECONDS, width=AGE_WIDTH),
-            Column("Value #A", "Holds", BYTES, bar=True, width=BAR_WIDTH),
+            Column("Value #A", "Holds", BYTES, width=100),
             *middle,
             *([] if with_nodes else [Column("Value #C", "SMs, 15 min", SHARE, width=62)]),
             Column("Value #D", "No work for", SECONDS, width=AGE_WIDTH),
@@ -382,6 +393,10 @@ USAGE_STATES = {
 }
 """The columns of GiB-hours by state: all states of a holding, so that they add up to what was held."""
 
+NOT_PROVEN = "Of these not proven"
+USAGE_WIDTHS = {"Zombie, stuck, dead": 122, NOT_PROVEN: 110}
+"""Pixels of the columns whose headings would take three lines."""
+
 
 def usage_table(
     title: str,
@@ -392,7 +407,7 @@ def usage_table(
     matchers: Sequence[str] = (),
     worst: bool = False,
     total: str = "",
-    more: Sequence[tuple[str, str]] = (),
+    more: Sequence[tuple[str, str, str]] = (),
 ) -> Panel:
     """Make a table of GiB-hours within the time range, by owner or team and by state, from the counters.
 
@@ -401,11 +416,11 @@ def usage_table(
         description: of its rows.
         by: the labels of a row.
         first: the columns of these labels.
-        rows: at most so many, those that held most.
+        rows: at most so many, those that held most; sorted by what they wasted.
         matchers: of labels of the owners.
         worst: only those that wasted something, those that wasted most.
         total: the label that says All in a row with the sums of all.
-        more: titles and figures of further columns.
+        more: titles, figures and units of further columns.
     """
     held, wasted = (gibibyte_hours(metric, *matchers) for metric in (MEAN_HELD, MEAN_WASTED))
     quiet = gibibyte_hours(MEAN_HELD, state_matcher(WASTED), *matchers)
@@ -417,38 +432,47 @@ def usage_table(
     def column(figure: str) -> str:
         return "\nor ".join(grouped(figure))
 
-    wasted_too = f"({column(wasted)}) or 0 * ({column(quiet)})"
+    # Of every owner with a record in the range: rows that are not among the largest are left out.
+    nothing = f"0 * ({column(f'count_over_time({selector(MEAN_HELD, *matchers)}[$__range])')})"
+    wasted_too = f"({column(wasted)}) or {nothing}"
     figures = {
-        "Wasted": f"{column(wasted)}\nor 0 * ({column(held)})",
+        "Wasted": f"{column(wasted)}\nor {nothing}",
         "Held": column(held),
-        **{name: f"{column(figure)}\nor 0 * ({column(held)})" for name, figure in more},
+        **{name: f"{column(figure)}\nor {nothing}" for name, figure, _ in more},
         **{
             name: column(gibibyte_hours(MEAN_HELD, state_matcher(state), *matchers))
             for name, state in USAGE_STATES.items()
         },
-        "Not proven": f"clamp_min(({column(quiet)}) - ({wasted_too}), 0)",
+        NOT_PROVEN: f"clamp_min(({column(quiet)}) - ({wasted_too}), 0)",
     }
     key = "Wasted" if worst else "Held"
-    largest = f"topk({rows}, sum by ({by}) ({wasted if worst else held}){' > 0' if worst else ''})"
+    largest = f"topk({rows}, sum by ({by}) ({wasted if worst else held}) > 0)"
     figures[key] = "\nor ".join([largest, *grouped(wasted if worst else held)[1:]])
     names = [key, *(name for name in figures if name != key)]
+    states = [*USAGE_STATES, NOT_PROVEN]
     fields = {name: f"Value #{chr(ord('A') + place)}" for place, name in enumerate(names)}
     return table(
         title,
-        f"{description} The states add up to what was held. Wasted is without what is not proven: holders "
-        "that are idle only by inference, and orphans that still work; it is in the last column.",
+        f"{description} The states add up to what was held. The last column is the part of idle and orphaned "
+        "that is not proven and not in Wasted: holders that are idle only by inference, and orphans that "
+        "still work. Of holders that the exporter cannot see no owner is known: they are in no row.",
         *(Query(figures[name]) for name in names),
         columns=[
             *first,
-            Column(fields["Wasted"], "Wasted", GIB_HOURS, bar=worst, width=118),
-            Column(fields["Held"], "Held", GIB_HOURS, bar=not worst, width=118),
-            *(Column(fields[name], name, ROUNDED, width=92) for name in names[2:]),
+            Column(fields["Wasted"], "Wasted", GIB_HOURS, width=118),
+            Column(fields["Held"], "Held", GIB_HOURS, width=118),
+            *(Column(fields[name], name, unit, width=92) for name, _, unit in more),
+            # What an owner held in other states is known wherever it has a row.
+            *(
+                Column(fields[name], name, GIB_HOURS, width=USAGE_WIDTHS.get(name, 92), empty="0")
+                for name in states
+            ),
         ],
-        sort=fields[key], rows_of=fields[key], width=24, height=9,
+        sort=(fields["Wasted"], fields["Held"]), rows_of=fields[key], width=24, height=12,
     )  # fmt: skip
 
 
-def busy_without_work(*matchers: str) -> list[Panel]:
+def busy_without_work(*matchers: str) -> Panel:
     """Make the table of holders that keep their GPU busy and compute nothing, and what no rows mean."""
     by = f"{DEVICE_LABELS}, pid"
     since = selector("vramledger_process_busy_without_work_since_timestamp_seconds", *matchers)
@@ -472,9 +496,9 @@ def busy_without_work(*matchers: str) -> list[Panel]:
                 NODE_COLUMN,
                 GPU_COLUMN,
             ],
-            sort="Value #A", rows_of="Value #A", width=21, height=6,
+            sort="Value #A", rows_of="Value #A", width=24, height=6,
         )  # fmt: skip
-    return counted(shown, "holders", NO_COUNTERS)
+    return counted(shown, "busy holders without work", NO_COUNTERS)
 
 
 def perhaps_more(by: str) -> str:
@@ -492,7 +516,7 @@ def holders(*matchers: str, places: Sequence[Column] = (GPU_COLUMN,), height: in
     )  # fmt: skip
 
 
-def memory_limits(*matchers: str, but: str = "", places: Sequence[Column] = (GPU_COLUMN,)) -> list[Panel]:
+def memory_limits(*matchers: str, but: str = "", places: Sequence[Column] = (GPU_COLUMN,)) -> Panel:
     """Make the table of what owners may take by their cgroups, and its count.
 
     Args:
@@ -520,12 +544,12 @@ def memory_limits(*matchers: str, but: str = "", places: Sequence[Column] = (GPU
             columns=[
                 *places,
                 OWNER_COLUMN,
-                Column("Value #C", "Share", SHARE, bar=True, width=140),
+                Column("Value #C", "Share", SHARE, width=100),
                 Column("Value #B", "Taken", BYTES, width=100),
                 Column("Value #A", "Limit", BYTES, width=100),
                 Column("Value #D", "Charged", BYTES, width=100),
             ],
-            sort="Value #C", rows_of="Value #A", width=21, height=8,
+            sort="Value #C", rows_of="Value #A", width=24, height=7,
         ),
         "limits", NO_LIMIT,
     )  # fmt: skip

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
+from dashboards.src import first_steps
+from dashboards.src.queries import BLOCKS, FRAGMENTED, LACKS, LEAKS, SPINS, TOO_BIG
+from dashboards.src.shared_panels import VERDICT_STEPS
 from tests.integration.dashboards.test_files import links, properties, targets_of
 from tests.support.dashboards.files import HOME, Json, load_dashboards, panels
-from vramledger.views.colours import PARTS
+from vramledger.views.colours import GRAFANA, PARTS
 
 DASHBOARDS = load_dashboards()
 EACH = pytest.mark.parametrize("uid", list(DASHBOARDS))
@@ -72,6 +75,8 @@ def test_zero_is_drawn_on_a_short_axis(uid: str) -> None:
             assert ends >= 1e6, panel["title"]
         elif unit == "s":
             assert 0 < ends <= 0.001, f"{panel['title']}: a difference of 0 s is drawn up to 1.67 mins"
+        elif unit == "suffix:s":
+            assert 0 < ends <= 1, panel["title"]
 
 
 @EACH
@@ -100,12 +105,12 @@ def test_a_stack_is_in_the_order_of_the_ledger(uid: str) -> None:
 
 
 @EACH
-def test_bars_in_cells_have_a_range_of_their_own(uid: str) -> None:
-    """A gauge in a cell goes to the maximum of its own column; Grafana would take that of the whole table."""
+def test_no_cell_has_a_bar(uid: str) -> None:
+    """A figure in a table has no bar: Grafana gives each row another length, and draws one for no value."""
     for panel in of_type(uid, "table"):
         for field, column in properties(panel).items():
-            if column.get("custom.cellOptions", {}).get("type") == "gauge":
-                assert column.get("fieldMinMax") is True, f"{panel['title']}: {field}"
+            kind = column.get("custom.cellOptions", {}).get("type", "auto")
+            assert kind in ("auto", "color-background", "color-text"), f"{panel['title']}: {field}"
 
 
 @EACH
@@ -147,16 +152,6 @@ def test_a_graph_of_events_tells_none_from_no_data(uid: str) -> None:
 
 
 @EACH
-def test_a_bar_leaves_room_for_its_figure(uid: str) -> None:
-    """A column with a bar is at least 110 pixels wide, also on a phone, where others shrink to 60."""
-    for panel in of_type(uid, "table"):
-        for field, column in properties(panel).items():
-            if column.get("custom.cellOptions", {}).get("type") == "gauge":
-                width = column.get("custom.width", column.get("custom.minWidth", 0))
-                assert width >= 110, f"{panel['title']}: {field}"
-
-
-@EACH
 def test_an_empty_cell_has_no_sentence(uid: str) -> None:
     """Each column has a mark for no value, not the table's text, which is shown only if there is no row."""
     for panel in of_type(uid, "table"):
@@ -169,12 +164,7 @@ def test_an_empty_table_says_what_that_means(uid: str) -> None:
     """Without rows Grafana draws no headings but the table's text: it says where the reason is."""
     for panel in of_type(uid, "table"):
         said = panel["fieldConfig"]["defaults"]["noValue"]
-        place = panel["gridPos"]
-        beside = (place["x"] + place["w"], place["y"])
-        counts = [each for each in panels(DASHBOARDS[uid]) if each["title"] == "Count"]
-        counted = beside in [(each["gridPos"]["x"], each["gridPos"]["y"]) for each in counts]
-        assert ("Count" in said) is counted, panel["title"]
-        assert counted or "Exporters" in said, panel["title"]
+        assert re.fullmatch(r"no rows: (?:Count of .+ says why|see Exporters?)", said), panel["title"]
         # Without rows Grafana draws the headings of the figures alone; divided by time, nothing is left.
         order = [each["id"] for each in panel["transformations"]]
         (divided,) = [each for each in panel["transformations"] if each["id"] == "partitionByValues"]
@@ -258,6 +248,55 @@ def test_only_stacks_are_filled(uid: str) -> None:
             assert custom["lineWidth"] == 0, f"{panel['title']}: an empty part is drawn as a line"
 
 
+NOISY = re.compile(r"utilization_ratio|_active_ratio|_occupancy_ratio|bandwidth_used|throughput|power_watts")
+
+
+@EACH
+def test_work_is_drawn_as_means_and_without_steps(uid: str) -> None:
+    """What changes each second is a mean of the step, its points joined: steps of four GPUs are a fence."""
+    for panel in of_type(uid, "timeseries"):
+        noisy = [target["expr"] for target in targets_of(panel) if NOISY.search(target["expr"])]
+        if noisy:
+            joined = panel["fieldConfig"]["defaults"]["custom"]["lineInterpolation"]
+            assert (joined, panel["interval"]) == ("linear", "2m"), panel["title"]
+            assert all("avg_over_time(" in expr for expr in noisy), panel["title"]
+
+
+@EACH
+def test_the_colour_of_a_state_means_that_state(uid: str) -> None:
+    """An area outside the ledger has none of its colours: pink is unattributed everywhere."""
+    for panel in of_type(uid, "timeseries"):
+        for name, each in properties(panel).items():
+            if name not in GRAFANA and "color" in each:
+                assert each["color"]["fixedColor"] not in GRAFANA.values(), f"{panel['title']}: {name}"
+
+
+@EACH
+def test_a_table_is_sorted_by_a_column_that_it_shows(uid: str) -> None:
+    """The reader sees by what the rows are sorted: by a column with an arrow."""
+    for panel in of_type(uid, "table"):
+        titles = {column["displayName"] for _, column in columns_of(panel)}
+        by = [each["displayName"] for each in panel["options"]["sortBy"]]
+        assert by, panel["title"]
+        assert set(by) <= titles, panel["title"]
+
+
+def test_one_cause_has_one_first_step() -> None:
+    """A process in two tables has one first step, where both are about the same cause."""
+    holders, alerts = first_steps.OF_HOLDERS, first_steps.OF_ALERTS
+    verdicts = {verdict: look["text"] for verdict, look in VERDICT_STEPS["options"].items()}
+
+    assert holders[LEAKS] == alerts["GpuMemoryLeakSuspected"] == verdicts["leaking"]
+    assert holders[FRAGMENTED] == alerts["GpuMemoryFragmented"] == verdicts["fragmented"]
+    assert holders[LACKS] == verdicts["hoarded"]
+    assert holders[TOO_BIG] == verdicts["too_big"]
+    assert holders[BLOCKS] == alerts["GpuMemoryPreallocatedShared"]
+    assert holders[SPINS] == alerts["GpuBusyWithoutWork"]
+    for state in ("orphaned", "zombie", "stuck", "dead", "stopped", "unattributed"):
+        assert holders[state] == alerts[f"GpuMemory{state.capitalize()}"], state
+    assert holders["idle"] == alerts["GpuMemoryHoarded"]
+
+
 @EACH
 def test_links_carry_raw_values_to_variables_that_exist(uid: str) -> None:
     """A link sets variables that its target has, from columns that are drawn raw or hidden."""
@@ -321,48 +360,72 @@ def test_variables_filter_every_panel(uid: str) -> None:
         if any(name in other["definition"] and "allValue" not in other for other in later):
             continue  # All of the other one means all of its choices
         for panel in panels(DASHBOARDS[uid]):
-            if panel["title"] == "Exporters":
+            if panel["title"] in ("Exporters", "Exporter"):
                 continue  # an exporter has no owner
             assert any(name in target["expr"] for target in targets_of(panel)), f"{panel['title']}: {name}"
 
 
 NEVER_EMPTY = {
     *("Devices", "Capacity by GPU model", "Worst nodes", "Versions and sources", "Policy and limits"),
-    *("Nodes that are not fully watched", "Agents"),
+    "Agents",
 }
 """Tables that have rows wherever an exporter is known, or whose rows another figure counts."""
 
 
 @EACH
-def test_a_figure_beside_a_table_says_what_no_rows_mean(uid: str) -> None:
-    """In each row with tables that may be empty, a figure beside one of them says what that means."""
-    together: list[Json] = []
-    groups = [together]
-    for panel in DASHBOARDS[uid]["panels"]:
-        if panel["type"] == "row":
-            together = [*panel["panels"]]
-            groups.append(together)
-        else:
-            together.append(panel)
-    for group in groups:
-        tables = [each for each in group if each["type"] == "table" and each["title"] not in NEVER_EMPTY]
-        if not tables:
-            continue
-        ends = {(each["gridPos"]["x"] + each["gridPos"]["w"], each["gridPos"]["y"]) for each in tables}
-        figures = [each for each in group if each["title"] == "Count"]
-        assert figures, [each["title"] for each in tables]
-        for each in figures:
-            assert (each["gridPos"]["x"], each["gridPos"]["y"]) in ends, each["title"]
-            assert each["fieldConfig"]["defaults"]["noValue"] == "no exporter"
-            assert each["options"]["textMode"] == "value_and_name"
-            assert re.fullmatch(r"[A-Za-z ]*s", each["targets"][0]["legendFormat"]), "it says what it counts"
-            words = [
-                look["text"] for look in each["fieldConfig"]["defaults"]["mappings"][0]["options"].values()
-            ]
-            unexplained = [
-                word for word in (*words, "no exporter") if word not in each["description"].lower()
-            ]
-            assert unexplained == [], each["title"]
+def test_a_figure_above_a_table_says_what_no_rows_mean(uid: str) -> None:
+    """Each table that may be empty names a figure in its row, above it, which says what no rows mean."""
+    for group in grids(uid):
+        above = {each["title"]: each for each in group if each["type"] == "stat"}
+        named = set()
+        for panel in group:
+            if panel["type"] != "table" or panel["title"] in NEVER_EMPTY:
+                continue
+            said = panel["fieldConfig"]["defaults"]["noValue"]
+            figure = above[said.removeprefix("no rows: ").removesuffix(" says why")]
+            named.add(figure["title"])
+            assert figure["gridPos"]["y"] < panel["gridPos"]["y"], panel["title"]
+            assert f"*{panel['title']}*" in figure["description"], panel["title"]
+            words = [*reasons_of(figure), figure["fieldConfig"]["defaults"]["noValue"]]
+            said = figure["description"].lower()
+            assert [word for word in words if f"{word}:" not in said] == [], figure["title"]
+        assert {title for title in above if title.startswith("Count of ")} == named
+
+
+def reasons_of(figure: Json) -> list[str]:
+    """Return the words that a figure shows instead of a value."""
+    looks = [
+        look
+        for mapping in figure["fieldConfig"]["defaults"]["mappings"]
+        for value, look in mapping["options"].items()
+        if float(value) < 0
+    ]
+    return [look["text"] for look in looks]
+
+
+FIXED = {"Exporters", "Exporter", "Alerts", "Sample time", "Scrape time", "Blind nodes", "Failing collectors"}
+"""Figures that are there wherever an exporter answers, or the rules are loaded."""
+
+
+@EACH
+def test_a_figure_that_is_not_there_has_one_reason(uid: str) -> None:
+    """Without a value a figure says the one reason: it offers no second one and asks no question."""
+    for panel in of_type(uid, "stat"):
+        words = [*reasons_of(panel), panel["fieldConfig"]["defaults"]["noValue"]]
+        assert [each for each in words if re.search(r"\bor\b|[,?]|see ", each)] == [], panel["title"]
+        if panel["title"] not in FIXED | {"Series dropped"}:
+            assert {"no driver", "no exporter"} <= set(words), panel["title"]
+
+
+HIGHEST = 4
+"""Rows of a figure: on a phone it is as wide as the page, and as high as on a page of 1440 pixels."""
+
+
+@EACH
+def test_no_figure_fills_a_phone(uid: str) -> None:
+    """A panel of figures is at most 4 rows high: beside a table it would be as high as the table."""
+    for panel in of_type(uid, "stat"):
+        assert panel["gridPos"]["h"] <= HIGHEST, panel["title"]
 
 
 def grids(uid: str) -> Iterator[list[Json]]:
@@ -384,8 +447,56 @@ def test_a_line_of_panels_is_as_wide_as_the_page(uid: str) -> None:
         for y in {panel["gridPos"]["y"] for panel in group}:
             line = [panel for panel in group if panel["gridPos"]["y"] == y]
             titles = [panel["title"] for panel in line]
-            assert sum(panel["gridPos"]["w"] for panel in line) == 24, titles
+            if not (len(line) == 1 and is_count(line[0])):
+                assert sum(panel["gridPos"]["w"] for panel in line) == 24, titles
             assert len({panel["gridPos"]["h"] for panel in line}) == 1, titles
+
+
+def is_count(panel: Json) -> bool:
+    """Return whether a panel is the figure that counts the rows of a table."""
+    return str(panel["title"]).startswith("Count of ")
+
+
+@EACH
+def test_a_count_stands_just_above_its_table(uid: str) -> None:
+    """On a phone, where panels stand below one another, no other count or table is between the two."""
+    for group in grids(uid):
+        tables = [panel for panel in group if panel["type"] == "table" or is_count(panel)]
+        for place, panel in enumerate(tables):
+            if is_count(panel):
+                said = tables[place + 1]["fieldConfig"]["defaults"]["noValue"]
+                assert said == f"no rows: {panel['title']} says why", panel["title"]
+
+
+@EACH
+def test_a_rate_has_two_scrapes(uid: str) -> None:
+    """A panel of rates has no shorter step than 2 minutes, whatever scrape interval the data source names."""
+    for panel in panels(DASHBOARDS[uid]):
+        if any("$__rate_interval" in target["expr"] for target in targets_of(panel)):
+            assert panel.get("interval") == "2m", panel["title"]
+
+
+@EACH
+def test_no_unit_is_an_abbreviation_of_grafana(uid: str) -> None:
+    """Units are words, such as per minute for c/m; GiB-hours have their unit in each column."""
+    for panel in panels(DASHBOARDS[uid]):
+        columns = properties(panel).values()
+        units = {column.get("unit") for column in columns} | {panel["fieldConfig"]["defaults"].get("unit")}
+        assert not units & {"cpm", "cps", "opm", "ops"}, panel["title"]
+        for column in columns if "GiB-hours" in panel["title"] else ():
+            if column.get("unit") == "short":
+                assert "$currency" in column["displayName"], f"{panel['title']}: {column['displayName']}"
+
+
+def test_a_dashboard_of_one_node_has_one_exporter() -> None:
+    """Node, Device and Process say Exporter, the others Exporters, in titles and in every text."""
+    for uid, content in DASHBOARDS.items():
+        one_node = uid.removeprefix("vramledger-") in ("node", "device", "process")
+        other = "Exporters" if one_node else "Exporter"
+        for panel in panels(content):
+            said = f"{panel['title']}. {panel['fieldConfig']['defaults'].get('noValue', '')}"
+            assert panel["title"] != other, uid
+            assert not re.search(rf"see {other}\b", said), f"{uid}: {panel['title']}"
 
 
 CHARACTER = 6.4
@@ -397,7 +508,7 @@ LETTERS_OF_WORDS = {
 """Letters of a cell by their pixels, measured in Grafana 12.3; capitals have 10."""
 PIXELS_OF_LETTERS = {letter: width for width, letters in LETTERS_OF_WORDS.items() for letter in letters}
 BESIDE = 12
-"""Pixels of a cell beside its text."""
+"""Pixels of a cell beside its text. Text of two words, 163 wide in 164, was broken into lines."""
 
 
 def pixels(text: str) -> float:
@@ -414,7 +525,7 @@ def test_no_word_is_cut_off_in_its_column(uid: str) -> None:
                 look["text"] for mapping in column.get("mappings", ()) for look in mapping["options"].values()
             ]
             if words and column.get("custom.width"):
-                needed = max(map(pixels, words)) + BESIDE
+                needed = max(map(pixels, words)) + BESIDE + (6 if column.get("custom.wrapText") else 0)
                 assert column["custom.width"] >= needed, f"{panel['title']}: {field} needs {needed:.0f}"
 
 
@@ -497,6 +608,15 @@ def test_nothing_is_cut_off_on_a_phone(uid: str) -> None:
             if "mappings" not in column:
                 needed = CHARACTER * len(LONGEST.get(column["unit"], "")) + 12
                 assert width_of(column) >= needed, f"{panel['title']}: {field} needs {needed:.0f}"
+
+
+@EACH
+def test_the_program_of_a_notebook_is_read_whole(uid: str) -> None:
+    """The column of programs has room for ipykernel_launcher: Grafana breaks lines at spaces alone."""
+    for panel in of_type(uid, "table"):
+        for field, column in columns_of(panel):
+            if field == "command":
+                assert width_of(column) >= pixels("ipykernel_launcher") + BESIDE, panel["title"]
 
 
 LETTERS = {

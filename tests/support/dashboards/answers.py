@@ -11,18 +11,25 @@ from tests.support.dashboards.nodes import HOURS
 from tests.support.fleet.engines import Engine
 
 _NONE = "only what is above 0 is drawn"
-_YOUNG = "nothing is older than three hours"
 _UNSEEN = "of holders that cannot be seen, no owner is known"
+_YOUNG = "nothing is older than three hours"
 EMPTY: dict[tuple[str, str, str], str] = {
     ("vramledger-exporter", "Unaccounted time", "A"): _NONE,
+    ("vramledger-exporter", "Exporter status", "B"): "no node was watched less than it is now",
+    ("vramledger-exporter", "Collector success", "A"): "no collector fails",
+    ("vramledger-exporter", "Failed samples", "B"): "some samples fail",
     **{("vramledger-exporter", "Series dropped, by device", ref): _NONE for ref in "AB"},
     ("vramledger-fleet", "Changed", "D"): _YOUNG,
-    **{("vramledger-process", "Steady growth", ref): _YOUNG for ref in "CDE"},
     ("vramledger-fleet", "Waste by owner", "H"): _UNSEEN,
     ("vramledger-fleet", "GiB-hours by team and state", "H"): _UNSEEN,
     ("vramledger-owner", "GiB-hours by owner and state", "J"): _UNSEEN,
+    **{("vramledger-process", "Steady growth", ref): _YOUNG for ref in "CDE"},
     **{("vramledger-owner", "Wasted, week by week", ref): _YOUNG for ref in "BCD"},
-    ("vramledger-fleet", "Wasted, by owner", "B"): "no more than ten owners have wasted memory",
+    (
+        "vramledger-fleet",
+        "Wasted, by owner, 4-minute means",
+        "B",
+    ): "no more than ten owners have wasted memory",
 }
 """Queries without a result on these nodes, each with the reason: dashboard, panel, ref."""
 

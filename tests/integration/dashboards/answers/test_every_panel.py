@@ -1,0 +1,232 @@
+"""Each query of each panel is answered, with the columns and labels that the panel needs."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.integration.dashboards.test_contract import ALL_OR_NOTHING, TARGET
+from tests.integration.dashboards.test_files import properties, selectors
+from tests.support.dashboards import database
+from tests.support.dashboards.answers import EMPTY, SPAN, Answer, answers
+from tests.support.dashboards.database import Samples, ask
+from tests.support.dashboards.figures import AT_NOW, pid_of, query_of
+from tests.support.dashboards.files import load_dashboards, panels, substitute_variables
+from tests.support.dashboards.nodes import NEWEST, SCRAPE
+from tests.support.fleet.engines import Engine, running, until
+from tests.support.ports import free_port
+from tests.support.requirements import require_newer
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_every_query_is_answered(answered: list[Answer]) -> None:
+    """Each query has a result, or is in a list with the reason; the queries in the list have none."""
+    without = {
+        (each.asked.dashboard, each.asked.panel, each.asked.ref) for each in answered if not each.series
+    }
+
+    assert without == EMPTY.keys()
+
+
+def test_columns_exist_in_the_answers(engine: Engine) -> None:
+    """Every column of a table is a figure of one of its queries or a label of the answers."""
+    for content in load_dashboards().values():
+        for panel in panels(content):
+            if panel["type"] != "table":
+                continue
+            # A process has neighbours only where its own pid is chosen.
+            uuids = {"uuid": ".+"}
+            if panel["title"] in ("Neighbours", "Newest failed allocation"):
+                uuids |= {"instance": "hoarder", "pid": pid_of(engine, "hoarder", owner="18")}
+            labels = {"Value", *(f"Value #{target['refId']}" for target in panel["targets"])}
+            for target in panel["targets"]:
+                for each in ask(
+                    engine, substitute_variables(target["expr"], **uuids), instant=True, span=SPAN
+                ):
+                    labels |= each["metric"].keys()
+            assert set(properties(panel)) <= labels, panel["title"]
+
+
+KIND = re.compile(r"(?:job|user|pod|container|unit) \S+|unknown|other|")
+"""An owner as a table shows it; nothing for what nobody owns."""
+
+
+def test_every_owner_is_shown_with_its_kind(engine: Engine) -> None:
+    """Each owner that a table names has its kind before it: a user, a job, a pod, a container or a unit."""
+    shown = set()
+    for content in load_dashboards().values():
+        for panel in panels(content):
+            if "who" not in properties(panel):
+                continue
+            rows = [
+                row["metric"]
+                for target in panel["targets"]
+                for row in ask(engine, substitute_variables(target["expr"]), **AT_NOW)
+            ]
+            owned = {row["owner"]: row["who"] for row in rows if row.get("owner") and "who" in row}
+            assert all(KIND.fullmatch(row.get("who", "")) for row in rows), panel["title"]
+            assert all(who.endswith(owner) for owner, who in owned.items()), panel["title"]
+            assert owned or panel["title"] in ("Reserved for", "Neighbours"), panel["title"]
+            shown |= {who.partition(" ")[0] for who in owned.values()}
+
+    assert {"job", "user", "pod"} <= shown
+
+
+NEVER_RECORDED = {
+    *(f"vramledger_process:demand_growth_bytes:delta{span}" for span in ("3h", "1d", "6d")),
+    *(f"vramledger_device:{what}_dropped:max4m" for what in ("processes", "owners")),
+}
+"""What is recorded of no node: what takes longer than three hours, and series that are dropped."""
+
+
+def test_labels_exist_on_the_series(samples: Samples) -> None:
+    """Every label that a query matches on is one that the metric has on some node."""
+    had: dict[str, set[str]] = {}
+    for labels in samples.points:
+        names = {name for name, _ in labels}
+        had.setdefault(dict(labels)["__name__"], set()).update(names)
+    wrong = {
+        (panel["title"], metric, label)
+        for content in load_dashboards().values()
+        for panel in panels(content)
+        for target in panel["targets"]
+        for metric, matchers in selectors(target["expr"])
+        if metric not in NEVER_RECORDED
+        for label in re.findall(r"(\w+)\s*[=!]~?\s*\"", matchers)
+        if label not in TARGET | had[metric] and not re.fullmatch(ALL_OR_NOTHING.get(label, ""), metric)
+    }
+
+    assert wrong == set()
+
+
+def test_the_variable_of_devices_shows_names_and_gives_uuids(engine: Engine) -> None:
+    """Grafana's text is node, index and product, of an instance its id too; its value is the UUID."""
+    (variable,) = [
+        each
+        for each in load_dashboards()["vramledger-device"]["templating"]["list"]
+        if each["name"] == "uuid"
+    ]
+    query = re.fullmatch(r"query_result\((.*)\)", variable["query"]["query"])
+    assert query
+    found = ask(engine, substitute_variables(query[1]), instant=True, span=SPAN)
+    pattern = re.compile(variable["regex"].strip("/").replace("(?<", "(?P<"))
+    lines = ["{" + ", ".join(f'{k}="{v}"' for k, v in sorted(each["metric"].items())) + "}" for each in found]
+    matched = [pattern.search(line) for line in lines]
+
+    assert all(matched)
+    texts = {match["text"] for match in matched if match}
+    instances = {f"mig / 0 instance {number} / NVIDIA H200 MIG 1g.18gb" for number in (7, 8, 9)}
+    assert instances | {"mig / 0 / NVIDIA H200", "hoarder / 0 / NVIDIA A100-SXM4-40GB"} <= texts
+    assert len(texts) == len(found)
+    assert {match["value"] for match in matched if match} == {each["metric"]["uuid"] for each in found}
+
+
+def test_no_age_is_in_the_future(engine: Engine) -> None:
+    """A host's clock that is ahead of Prometheus' gives ages of 0, never less."""
+    for content in load_dashboards().values():
+        for panel in panels(content):
+            for target in panel["targets"]:
+                if not target["expr"].startswith("clamp_min(time()"):
+                    continue
+                past = substitute_variables(target["expr"].replace("time()", "(time() - 7200)"))
+                assert all(float(each["value"][1]) >= 0 for each in ask(engine, past, **AT_NOW)), panel[
+                    "title"
+                ]
+
+
+POOLS = "Pools and use, by framework"
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "panel", "ref", "live"),
+    [
+        *(
+            ("framework", POOLS, ref, f"sum by (framework) (vramledger_framework_{name}_bytes{{}})")
+            for ref, name in zip("AB", ("pool", "in_use"), strict=True)
+        ),
+        *(
+            ("framework", "torch: pools and tensors", ref, f"sum(vramledger_torch_{name}_bytes{{}})")
+            for ref, name in zip("ABCD", ("reserved", "allocated", "active", "requested"), strict=True)
+        ),
+        ("framework", "Private pools of torch", "A", "sum(vramledger_torch_private_pools_bytes{})"),
+        ("exporter", "Collector success", "B", "min by (collector) (vramledger_collector_success{})"),
+    ],
+)
+def test_what_is_recorded_for_graphs_is_what_the_exporters_said(
+    engine: Engine, dashboard: str, panel: str, ref: str, live: str
+) -> None:
+    """The newest point of a graph of recorded sums is what the exporters said, at most 5 minutes before."""
+
+    def figures(expr: str, ago: float) -> dict[str, float]:
+        found = ask(engine, expr, instant=True, span=0, ahead=-ago)
+        return {str(sorted(row["metric"].items())): float(row["value"][1]) for row in found}
+
+    drawn = figures(
+        substitute_variables(query_of(f"vramledger-{dashboard}", panel, ref), instance="leak|jax"), 0
+    )
+    before = [
+        figures(live.replace("{}", '{instance=~"leak|jax"}'), SCRAPE * scrapes) for scrapes in range(12)
+    ]
+    assert drawn
+    assert drawn in before
+
+
+LATER = 472_222 * 3600.0
+"""Seconds that are added for VictoriaMetrics, which misreads times soon after 1970: whole hours, so that the
+steps of subqueries fall on the same moments."""
+
+
+@pytest.mark.thorough
+def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:
+    """VictoriaMetrics also answers every query, with the same current series and figures."""
+    program = require_newer("victoria-metrics")
+    newest = sum(1 for values in samples.points.values() if values[-1][0] == NEWEST)
+    port = free_port()
+    command: list[str | Path] = [
+        program,
+        f"-storageDataPath={tmp_path / 'data'}",
+        f"-httpListenAddr=127.0.0.1:{port}",
+        "-retentionPeriod=100y",
+        "-search.latencyOffset=0s",
+        "-loggerLevel=ERROR",
+    ]
+    with running(command, tmp_path, f"http://127.0.0.1:{port}", "/health") as other:
+        database.send(samples, other, LATER)
+        urllib.request.urlopen(f"{other.url}/internal/force_flush", timeout=60).close()  # noqa: S310 loopback
+        until(lambda: _series(other) >= newest, "VictoriaMetrics finds all that it was given")
+        theirs = {each.asked: each for each in answers(other, LATER)}
+
+    for mine in answered:
+        if "< 120" in mine.asked.expr:
+            continue  # what happened within two minutes is long ago there
+        given = theirs[mine.asked]
+        # A graph has other points in time, and other processes may live then. Current values are the same; a
+        # sum over subqueries is almost the same.
+        assert bool(given.series) == bool(mine.series), mine.asked
+        if mine.asked.instant and mine.value is not None:
+            assert given.series == mine.series, mine.asked
+            # Times in figures are not later, but `time()` is; what `timestamp()` gives is later too.
+            told = not mine.asked.expr.startswith("count(") and "timestamp(" not in mine.asked.expr
+            told |= mine.asked.panel == "Nodes that are not fully watched"  # the largest is a figure there
+            later = LATER if "time()" in mine.asked.expr and told else 0.0
+            # Prometheus 2 also counts the sample where a span begins: a step is a sixth less steep there.
+            near = 0.2 if "deriv(" in mine.asked.expr else 0.05
+            assert given.value == pytest.approx(mine.value + later, rel=near), mine.asked
+
+
+def _series(engine: Engine) -> int:
+    found = ask(engine, 'count({__name__!=""})', instant=True, span=SPAN, ahead=LATER)
+    return int(found[0]["value"][1]) if found else 0
+
+
+@pytest.mark.thorough
+def test_a_newer_prometheus_answers_too(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:
+    """Prometheus 3 gives as many series for every query as Prometheus 2."""
+    with database.prometheus(require_newer("prometheus"), tmp_path, samples) as newer:
+        theirs = {each.asked: each.series for each in answers(newer)}
+
+    assert {each.asked: each.series for each in answered} == theirs

@@ -1,0 +1,68 @@
+"""What frameworks hold beyond their need, and what could share a GPU, is that of the simulation."""
+
+from __future__ import annotations
+
+import pytest
+
+from dashboards.src.framework import LITTLE, SEGMENTS
+from tests.support.dashboards.database import ask
+from tests.support.dashboards.figures import AT_NOW, total_of, value
+from tests.support.fleet.engines import Engine
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_more_jobs_add_up_and_have_a_known_need(engine: Engine) -> None:
+    """The GPUs with room add up to the figure of more jobs, and name the job that is meant and its need."""
+    (total,) = value(engine, "vramledger-framework", "More jobs would fit")
+    rooms, jobs = (value(engine, "vramledger-framework", "GPUs with room for more jobs", ref) for ref in "AB")
+
+    assert total_of(rooms) == total["value"]
+    assert {row["instance"] for row in jobs} == {row["instance"] for row in rooms} >= {"apart"}
+    assert all(float(str(row["value"])) > 0 for row in jobs)
+
+
+def test_jobs_that_could_move_are_named_with_the_gpu(engine: Engine) -> None:
+    """Of two small jobs on a GPU each, one is named with the other's GPU and the other itself."""
+    chosen = {"instance": "apart"}
+    panel = "Jobs that could move to another GPU"
+    (job,) = value(engine, "vramledger-framework", panel, **chosen)
+    (room,) = value(engine, "vramledger-framework", panel, "B", **chosen)
+    (beside,) = value(engine, "vramledger-framework", panel, "C", **chosen)
+
+    assert {job["gpu"], room["to"]} == {"0", "1"}
+    assert float(str(room["value"])) >= float(str(job["value"])) > 0
+    assert str(job["pid"]) not in str(beside["beside"])
+    assert value(engine, "vramledger-framework", panel, instance="waits") == []
+
+
+def test_retries_are_counted_in_whole_numbers(engine: Engine) -> None:
+    """A count of retries is not extrapolated to a part of one."""
+    rows = value(engine, "vramledger-framework", "torch: fragmentation", "C")
+
+    assert rows
+    assert all(float(str(row["value"])).is_integer() for row in rows)
+
+
+def test_what_helps_against_fragmentation_stands_beside_it(engine: Engine) -> None:
+    """Much in pieces has a setting that helps; little has none."""
+    (much,) = value(engine, "vramledger-framework", "torch: fragmentation", instance="fragmented")
+    (little,) = value(engine, "vramledger-framework", "torch: fragmentation", instance="leak")
+
+    assert (much["step"], little["step"]) == (SEGMENTS, LITTLE)
+
+
+def test_fragmentation_is_the_share_of_the_pool_in_free_pieces(engine: Engine) -> None:
+    """It is what is split and free over what is reserved: few pieces of a large pool are a small share."""
+    shares: dict[str, float] = {}
+    for node in ("fragmented", "leak"):
+        (row,) = value(engine, "vramledger-framework", "torch: fragmentation", "B", instance=node)
+        split, pool = (
+            float(each["value"][1])
+            for metric in ("inactive_split", "reserved")
+            for each in ask(engine, f'vramledger_torch_{metric}_bytes{{instance="{node}"}}', **AT_NOW)
+        )
+        shares[node] = split / pool
+        assert row["value"] == pytest.approx(shares[node])
+
+    assert shares["fragmented"] > 0.1 > shares["leak"]

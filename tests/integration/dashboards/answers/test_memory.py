@@ -1,0 +1,208 @@
+"""The figures of the memory of fleets, nodes and devices are those of the simulation."""
+
+from __future__ import annotations
+
+import pytest
+
+from dashboards.src.reasons import (
+    NOTHING,
+)
+from tests.support.dashboards import truth
+from tests.support.dashboards.answers import SPAN
+from tests.support.dashboards.database import Samples, ask
+from tests.support.dashboards.figures import AT_NOW, over_minutes, query_of, total_of, value
+from tests.support.dashboards.files import substitute_variables
+from tests.support.dashboards.nodes import NODES, NOW, RECORDED, SCRAPE
+from tests.support.fleet.engines import Engine
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_figures_of_a_node_are_those_of_its_newest_scrape(samples: Samples, engine: Engine) -> None:
+    """Memory used and In active use now are of its total, at the moment of the end of its ledger."""
+    for node in ("leak", "large-moment", "recorded-faults"):
+        ledger = truth.values(samples, "vramledger_device_memory_bytes", NOW, instance=node)
+        states = truth.by_label(ledger, "state")
+        (used,) = value(engine, "vramledger-node", "Memory used", instance=node)
+        (active,) = value(engine, "vramledger-node", "In active use now", instance=node)
+
+        assert used["value"] == pytest.approx(1 - states["free"] / sum(states.values()))
+        assert active["value"] == pytest.approx(states["active"] / sum(states.values()))
+
+
+def test_no_panel_counts_an_instance_as_a_gpu(engine: Engine) -> None:
+    """A GPU with three MIG instances is one GPU wherever GPUs are counted, and has three ledgers."""
+    fleet, node = "vramledger-fleet", "vramledger-node"
+    for dashboard, panel, ref in ((fleet, "GPUs", "A"), (fleet, "GPUs", "B"), (node, "GPUs reachable", "A")):
+        assert total_of(value(engine, dashboard, panel, ref, instance="mig")) == 1, (panel, ref)
+    for ref, model, count in (("B", "NVIDIA H200", 1), ("F", "NVIDIA H200 MIG 1g.18gb", 3)):
+        rows = value(engine, fleet, "Capacity by GPU model", ref, instance="mig")
+        assert {row["name"]: row["value"] for row in rows if row["value"]} == {model: count}
+        assert len(rows) == 2
+
+    parts = value(engine, node, "Devices as ledgers", instance="mig")
+    bars = {str(each["device"]) for each in parts}
+    assert bars == {"GPU 0 instance 7", "GPU 0 instance 8", "GPU 0 instance 9"}
+    for bar in bars:
+        shares = [each for each in parts if each["device"] == bar]
+        assert total_of(shares) == pytest.approx(1), bar
+
+
+def test_the_hoarder_is_found_in_three_clicks(engine: Engine) -> None:
+    """Fleet to owner to device: the first row names the owner, the next ones the process and the GPU."""
+    rows = value(engine, "vramledger-fleet", "Waste by owner", instance="hoarder|nobody|ranks|leak")
+    worst = max(rows, key=lambda row: float(str(row["value"])))
+    assert (worst["owner_type"], worst["owner"]) == ("slurm", "17")
+
+    (process,) = value(engine, "vramledger-owner", "Processes", owner=str(worst["owner"]))
+    assert (process["state"], process["instance"], process["gpu"]) == ("idle", "hoarder", "0")
+    (since,) = value(engine, "vramledger-owner", "Processes", "B", owner=str(worst["owner"]))
+    assert float(str(since["value"])) > 3600
+
+    holders = value(engine, "vramledger-device", "Holders", uuid=str(process["uuid"]))
+    assert {str(each["owner"]) for each in holders} == {"17", "18"}
+
+
+def test_what_is_wasted_of_a_recorded_incident(engine: Engine) -> None:
+    """Fleet names what real H200s certainly waste; who is idle by inference only is not among it."""
+    rows = value(engine, "vramledger-fleet", "Largest wasted holdings", instance="recorded-lively")
+    worst = max(rows, key=lambda row: float(str(row["value"])))
+    (wasted,) = value(engine, "vramledger-node", "Wasted", instance="recorded-lively")
+
+    assert (worst["command"], worst["state"]) == ("holder.py", "stopped")
+    assert total_of(rows) == wasted["value"]
+
+
+def test_the_parts_add_up_to_the_total(engine: Engine) -> None:
+    """On every device the ledger's parts add up to the line that is drawn as their total."""
+    devices = ask(engine, "vramledger_device_memory_total_bytes", instant=True, span=SPAN)
+    for device in devices:
+        uuid = device["metric"]["uuid"]
+        parts = value(engine, "vramledger-device", "Ledger", "A", uuid=uuid)
+        (total,) = value(engine, "vramledger-device", "Ledger", "B", uuid=uuid)
+        assert sum(float(str(part["value"])) for part in parts) == total["value"]
+    assert len(devices) > len(NODES)
+
+
+def test_the_peak_is_of_the_same_memory_as_now(engine: Engine) -> None:
+    """Where nothing changes, the peak is the share that is in use now: both have the driver's reserve."""
+    (device,) = ask(
+        engine, 'vramledger_device_memory_total_bytes{instance="notebook"}', instant=True, span=SPAN
+    )
+    chosen = {"instance": "notebook", "uuid": device["metric"]["uuid"]}
+    (now,) = value(engine, "vramledger-device", "Memory used", "A", **chosen)
+    (peak,) = value(engine, "vramledger-device", "Memory used", "B", **chosen)
+    assert peak["value"] == pytest.approx(now["value"], abs=1e-6)
+
+
+def test_capacity_is_that_of_the_simulation(samples: Samples, engine: Engine) -> None:
+    """Memory, devices, the 95th percentile of what was used, and room for a job are those of the ledgers."""
+    node = {"instance": "hoarder|leak|ranks|large-moment"}
+    ends = NOW - NOW % 300  # a subquery looks at whole multiples of its step
+    for minutes in (60, 120):
+        sums = []
+        for number in range(minutes // 5):
+            ledger = truth.values(
+                samples, "vramledger_device_memory_bytes", ends - 300 * number - SCRAPE, **node
+            )
+            states = truth.by_label(ledger, "state")
+            sums.append(sum(states.values()) - states["free"] - states["driver_reserved"])
+        ledger = truth.values(samples, "vramledger_device_memory_bytes", NOW, **node)
+        free = [value for labels, value in ledger.items() if dict(labels)["state"] == "free"]
+        used = sorted(sums)
+        place = 0.95 * (len(used) - 1)
+        low = used[int(place)]
+        true = {
+            "A": sum(ledger.values()),
+            "B": len(free),
+            "C": low + (used[min(int(place) + 1, len(used) - 1)] - low) * (place - int(place)),
+            "E": sum(value >= 40 * 2**30 for value in free),
+        }
+        for ref, figure in true.items():
+            expr = query_of("vramledger-fleet", "Capacity by GPU model", ref)
+            shown = ask(engine, over_minutes(expr, minutes, size="40", **node), **AT_NOW)
+            # The rules may have looked a minute earlier.
+            assert sum(float(each["value"][1]) for each in shown) == pytest.approx(figure, rel=0.01), (
+                minutes, ref,
+            )  # fmt: skip
+
+
+def test_the_parts_of_a_total_add_up(engine: Engine) -> None:
+    """GPUs up and down are all whole GPUs, on every panel; each node is counted once, by its status."""
+    every, *gpus, empty = [value(engine, "vramledger-fleet", "GPUs", ref)[0] for ref in "ABCD"]
+    by_model = value(engine, "vramledger-fleet", "Capacity by GPU model", "B")
+    instances = value(engine, "vramledger-fleet", "Capacity by GPU model", "F")
+    known = 'count(count by (instance, gpu) (vramledger_device_up{uuid!~"MIG-.*"}))'
+    (whole,) = ask(engine, known, instant=True, span=SPAN)
+    assert total_of(gpus) == every["value"] == total_of(by_model) == float(whole["value"][1])
+    assert total_of(instances) == 3
+    assert float(str(empty["value"])) <= float(str(every["value"]))
+    for dashboard in ("fleet", "exporter", "owner", "framework"):
+        nodes = [value(engine, f"vramledger-{dashboard}", "Exporters", ref)[0] for ref in "ABCD"]
+        assert total_of(nodes) == len(NODES) + len(RECORDED)
+        rows = value(engine, "vramledger-fleet", "Nodes that are not fully watched")
+        assert total_of(nodes[1:]) == len(rows)
+
+
+def test_the_share_of_a_limit_is_what_its_cgroup_has_taken(engine: Engine) -> None:
+    """An owner whose use is known has a share; one whose use is not known has a limit alone."""
+    limits = value(engine, "vramledger-node", "Limits", "A", instance="jax")
+    shares = value(engine, "vramledger-owner", "Limits", "C", instance="jax")
+
+    assert len(limits) == 2
+    taken = total_of(value(engine, "vramledger-node", "Limits", "B", instance="jax"))
+    held = {row["owner"]: row["value"] for row in value(engine, "vramledger-node", "Holders", instance="jax")}
+    assert [row["value"] for row in shares] == [taken / (80 * 2**30)]
+    (named,) = (row["owner"] for row in shares)
+    assert taken == held[named]
+    assert [
+        row["value"]
+        for row in value(engine, "vramledger-owner", "Limits: count", instance="jax", owner="nobody-else")
+    ] == [NOTHING]
+    assert value(engine, "vramledger-owner", "Limits", "C", instance="jax", owner=str(named))
+
+
+def test_managed_memory_is_in_its_holders_figures(engine: Engine) -> None:
+    """Uncharged bytes are part of what a process and its owner hold, and are shown apart beside it."""
+    held = total_of(value(engine, "vramledger-node", "Holders", instance="managed"))
+    apart = total_of(
+        value(engine, "vramledger-device", "Uncharged memory, by holder", "B", instance="managed")
+    )
+    charged = ask(engine, 'sum(vramledger_process_memory_bytes{instance="managed"})', instant=True, span=0)
+
+    assert apart > 0
+    assert held == float(charged[0]["value"][1]) + apart
+
+
+def test_fleet_and_owner_hold_the_same(engine: Engine) -> None:
+    """What all owners hold is what the fleet holds, at the same moment, also where holdings change."""
+    for node in ("leak", "small-jobs", "mig", "hoarder", "large-moment", "recorded-lively", "jax"):
+        (fleet,) = value(engine, "vramledger-fleet", "Memory", "B", instance=node)
+        (owners,) = value(engine, "vramledger-owner", "Memory", instance=node)
+        assert owners["value"] == fleet["value"], node
+    for team, owner in (("ada", ".*"), (".*", "17")):
+        (chosen,) = value(engine, "vramledger-owner", "Memory", team=team, owner=owner)
+        assert float(str(chosen["value"])) > 0
+
+
+def test_unowned_and_unknown_memory_is_listed(engine: Engine) -> None:
+    """The rows of Unowned and unknown memory are the figures above, which are a minute older."""
+    expr = query_of("vramledger-fleet", "Unowned and unknown memory").replace("topk(50, ", "(")
+    rows = ask(engine, substitute_variables(expr), **AT_NOW)
+    sums = truth.by_label({tuple(row["metric"].items()): float(row["value"][1]) for row in rows}, "state")
+    for ref, unknown in (("B", False), ("C", True)):
+        (figure,) = value(engine, "vramledger-fleet", "Wasted memory", ref)
+        listed = sum(size for state, size in sums.items() if (state == "unknown") is unknown)
+        assert listed == pytest.approx(figure["value"], rel=0.01)
+
+
+def test_what_healthy_devices_have_needs_no_step(engine: Engine) -> None:
+    """Some unattributed memory is usual; much of it is looked into."""
+    expr = query_of("vramledger-fleet", "Unowned and unknown memory").replace("topk(50, ", "(")
+    rows = [row for row in ask(engine, substitute_variables(expr), **AT_NOW) if "pid" not in row["metric"]]
+    assert all(float(row["value"][1]) > 0 for row in rows)
+    steps: dict[str, list[float]] = {}
+    for row in rows:
+        steps.setdefault(row["metric"]["step"], []).append(float(row["value"][1]))
+
+    assert max(steps["usual"]) < 128 * 2**20 <= min(steps["unattributed"])

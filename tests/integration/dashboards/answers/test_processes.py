@@ -1,0 +1,198 @@
+"""A process has the figures, the growth, the first step and the failures that the simulation gave it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dashboards.src.process import SILENT
+from dashboards.src.queries import (
+    FRAGMENTED,
+    LACKS,
+    LEAKS,
+    SPINS,
+    TOO_BIG,
+    UNPROVEN,
+    WORKING,
+)
+from dashboards.src.reasons import (
+    NO_AGENT,
+    NO_DRIVER,
+    NO_HOLDER,
+    NOTHING,
+)
+from tests.support.dashboards.answers import SPAN
+from tests.support.dashboards.database import ask
+from tests.support.dashboards.figures import AT_NOW, pid_of, query_of, total_of, value
+from tests.support.dashboards.files import substitute_variables
+from tests.support.fleet.engines import Engine
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_a_process_is_charged_no_more_than_it_holds(engine: Engine) -> None:
+    """What NVML charges to a process is drawn where it is less than it holds; else both are the same."""
+
+    def drawn(ref: str, instance: str) -> dict[float, str]:
+        query = query_of("vramledger-process", "Where its memory goes", ref)
+        found = ask(engine, substitute_variables(query, instance=instance), instant=False, span=SPAN)
+        return dict(found[0]["values"]) if found else {}
+
+    held, charged = (drawn(ref, "managed") for ref in "EF")
+    assert charged.keys() <= held.keys()
+    assert charged
+    assert all(float(charged[at]) < float(held[at]) for at in charged)
+    assert len(drawn("E", "leak")) > len(drawn("F", "leak")) == 0, "a growing one, at each point"
+
+
+def test_a_program_without_an_agent_has_no_framework_figures(engine: Engine) -> None:
+    """Figures that only an agent has are absent without one, never 0."""
+    assert value(engine, "vramledger-node", "Holders", "F", instance="notebook") == []
+    assert len(value(engine, "vramledger-owner", "Processes", "A", instance="notebook")) == 1
+    assert value(engine, "vramledger-process", "Where its memory goes", "B", instance="notebook") == []
+    for panel in ("Peak need", "Reclaimable now"):
+        (why,) = value(engine, "vramledger-process", panel, instance="notebook")
+        assert why["value"] == NO_AGENT
+
+
+def test_a_fast_leak_grows_and_has_a_time_until_full(engine: Engine) -> None:
+    """The holder that leaks is in Growing with its rate and the time until its GPU is full."""
+    rates = {
+        row["pid"]: row["value"] for row in value(engine, "vramledger-fleet", "Growing", instance="leak")
+    }
+    times = {
+        row["pid"]: row["value"] for row in value(engine, "vramledger-fleet", "Growing", "B", instance="leak")
+    }
+
+    assert len(rates) == 1
+    assert times.keys() == rates.keys()
+
+
+@pytest.mark.parametrize("node", ["managed", "jax", "fragmented"])
+def test_what_a_process_has_adds_up_to_what_it_holds(engine: Engine, node: str) -> None:
+    """The parts of its memory are no more than all of it, also if its pool is larger than what it holds."""
+    agents = ask(engine, f'vramledger_framework_pool_bytes{{instance="{node}"}}', **AT_NOW)
+    for pid in {each["metric"]["pid"] for each in agents}:
+        chosen = {"instance": node, "pid": pid}
+        panel = "Where its memory goes"
+        held = total_of(value(engine, "vramledger-process", panel, "E", **chosen))
+        parts = [value(engine, "vramledger-process", panel, ref, **chosen) for ref in "ABCD"]
+        assert parts[3], chosen
+        assert sum(total_of(part) for part in parts) <= 1.02 * held + 64 * 2**20, chosen
+
+
+@pytest.mark.parametrize("node", ["leak", "managed", "jax"])
+def test_the_figures_of_a_process_are_of_the_same_moment(engine: Engine, node: str) -> None:
+    """What it holds is the same in its table and above it, also while it grows."""
+    pids = {
+        each["metric"]["pid"]
+        for each in ask(engine, f'vramledger_process_memory_bytes{{instance="{node}"}}', **AT_NOW)
+    }
+    for pid in pids - {"other"}:
+        chosen = {"instance": node, "pid": pid}
+        above = value(engine, "vramledger-process", "Holds", **chosen)
+        assert total_of(value(engine, "vramledger-process", "The process", **chosen)) == total_of(above), (
+            chosen
+        )
+
+
+def test_who_made_a_job_fail_is_named(engine: Engine) -> None:
+    """Beside a failed allocation stands who else held most then: program, pid, owner and node."""
+    hoarder, failed = pid_of(engine, "hoarder", owner="17"), pid_of(engine, "hoarder", owner="18")
+    chosen = {"instance": "hoarder", "pid": failed}
+    blocker = f"train.py {hoarder} of job 17 on hoarder"
+    panel = "Newest failed allocation"
+    (failure,) = value(engine, "vramledger-process", panel, **chosen)
+    (named,) = value(engine, "vramledger-process", panel, "C", **chosen)
+    neighbours = value(engine, "vramledger-process", "Neighbours", "C", **chosen)
+    on_device = value(
+        engine, "vramledger-device", "Why allocations failed", "G", instance="hoarder", uuid=".+"
+    )
+    panel = "Programs that ran out of memory"
+    (on_node,) = value(engine, "vramledger-node", panel, instance="hoarder")
+    (beside,) = value(engine, "vramledger-node", panel, "C", instance="hoarder")
+    assert (on_node["pid"], on_node["owner"], on_node["step"]) == (failed, "18", "hoarded")
+    assert (beside["pid"], beside["blocker"]) == (failed, blocker)
+
+    assert (failure["verdict"], failure["step"]) == ("hoarded", "hoarded")
+    assert named["blocker"] == blocker
+    assert [row["pid"] for row in neighbours] == [hoarder]
+    assert [row["blocker"] for row in on_device] == [blocker]
+
+
+def test_a_job_that_fails_alone_has_no_blocker(engine: Engine) -> None:
+    """Where nobody else holds memory, the verdict is another one, and nobody is named."""
+    panel, chosen = "Newest failed allocation", {"instance": "out-of-memory"}
+    (failure,) = value(engine, "vramledger-process", panel, **chosen)
+
+    assert failure["verdict"] == "too_big"
+    assert value(engine, "vramledger-process", panel, "C", **chosen) == []
+
+
+def test_the_first_step_is_that_of_the_worst_that_is_known(engine: Engine) -> None:
+    """What is known of a holder beyond its state decides: no program in trouble has the step none."""
+    steps = {
+        node: {str(row["step"]) for row in value(engine, "vramledger-node", "Holders", instance=node)}
+        for node in (
+            "leak",
+            "hoarder",
+            "stopped",
+            "apart",
+            "waits",
+            "fragmented",
+            "recorded-faults",
+            "out-of-memory",
+        )
+    }
+
+    assert steps["leak"] == {LEAKS}
+    assert steps["hoarder"] == {"idle", LACKS}
+    assert steps["out-of-memory"] == {TOO_BIG}  # nobody else is there
+    assert steps["waits"] == {SPINS}
+    assert FRAGMENTED in steps["fragmented"]
+    inferred = 'vramledger_process_state_since_timestamp_seconds{state="idle", grade="inferred"}'
+    unproven = {each["metric"]["pid"] for each in ask(engine, inferred, **AT_NOW)}
+    rows = value(engine, "vramledger-node", "Holders", instance="recorded-faults")
+    assert {row["pid"] for row in rows if row["step"] == UNPROVEN} <= unproven
+    assert UNPROVEN in steps["recorded-faults"]
+    assert not unproven & {row["pid"] for row in rows if row["step"] == "idle"}
+    assert steps["stopped"] == {"stopped"}
+    assert steps["apart"] == {"active"}
+    working = ask(engine, "vramledger_process_orphan_working == 1", **AT_NOW)
+    assert working
+    for each in working:
+        place = {name: each["metric"][name] for name in ("instance", "pid", "uuid")}
+        rows = value(engine, "vramledger-device", "Holders", instance=place["instance"], uuid=place["uuid"])
+        assert [row["step"] for row in rows if row["pid"] == place["pid"]] == [WORKING]
+
+
+def test_a_figure_that_is_not_there_says_why(engine: Engine) -> None:
+    """An agent that reports no need is not no agent; growth that is not known is not no growth."""
+    hoarder = {"instance": "hoarder", "pid": pid_of(engine, "hoarder", owner="17")}
+    for panel, chosen, meaning in (
+        ("Peak need", hoarder, NOTHING),
+        ("Peak need", {"instance": "notebook"}, NO_AGENT),
+        ("Peak need", {"instance": "agent-silent"}, SILENT),
+        ("Peak need", {"instance": "leak", "pid": "1"}, NO_HOLDER),
+        ("Holds", {"instance": "leak", "pid": "1"}, NOTHING),
+        ("Grows", {"instance": "notebook"}, NOTHING),
+        ("Grows", {"instance": "leak", "pid": "1"}, NO_HOLDER),
+        ("Its GPU is full in", {"instance": "notebook"}, NOTHING),
+        ("Its GPU is full in", {"instance": "driver-lost"}, NO_DRIVER),
+    ):
+        (shown,) = value(engine, "vramledger-process", panel, **chosen)
+        assert shown["value"] == meaning, (panel, chosen)
+    assert value(engine, "vramledger-process", "Grows", instance="down") == []
+
+
+def test_steady_growth_is_shown_wherever_a_leak_is_alerted(engine: Engine) -> None:
+    """A process with a leak alert has a line in Steady growth, whatever the alert's span."""
+    leaks = ask(
+        engine,
+        'ALERTS{alertname=~"GpuMemoryLeak.*|GpuMemoryGrowing", alertstate="firing", pid!=""}',
+        **AT_NOW,
+    )
+    assert leaks
+    for each in leaks:
+        chosen = {name: each["metric"][name] for name in ("instance", "pid")}
+        drawn = [value(engine, "vramledger-process", "Steady growth", ref, **chosen) for ref in "ABCDE"]
+        assert any(drawn), chosen
