@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from tests.support import examples, requirements
-from tests.support.order import order_of_files
+from tests.support.exporter import NO_EXPORTER
+from tests.support.order import order_of_files, unit_of
 from tests.support.players.stage import Stage
+from vramledger.config import CONTROL_VARIABLE
 
 
 @pytest.fixture(scope="session")
@@ -38,10 +40,11 @@ def stage() -> Iterator[Stage]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set up hypothesis and jsonschema, and have interrupts heard where a script runs us in its background.
+    """Set up hypothesis and jsonschema, ask no exporter of this host, and hear interrupts from a script, too.
 
-    Every program of a test inherits that: one that is to end by ^C would run on for ever.
+    Every program of a test inherits the last two: one that is to end by ^C would run on for ever.
     """
+    os.environ[CONTROL_VARIABLE] = NO_EXPORTER
     if config.option.markexpr == BRIEF:
         os.environ[examples.FEWER] = "1"
     else:
@@ -64,13 +67,28 @@ LEFT_OUT = pytest.StashKey[Counter[str]]()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the repeats, and put the files into the order in which they begin."""
     _mark_repeats(items)
-    limits: dict[Path, float] = {}
+    limits: dict[str, float] = {}
     for item in items:
-        limit = item.get_closest_marker("timeout")
-        limits[item.path] = max(limits.get(item.path, 0.0), limit.args[0] if limit else 0.0)
-    waiting = {item.path for item in items if item.get_closest_marker("waits")}
-    place = {path: number for number, path in enumerate(order_of_files(limits, waiting))}
-    items.sort(key=lambda item: place[item.path])
+        limit, unit = item.get_closest_marker("timeout"), unit_of(item.nodeid)
+        limits[unit] = max(limits.get(unit, 0.0), limit.args[0] if limit else 0.0)
+    waiting = {unit_of(item.nodeid) for item in items if item.get_closest_marker("waits")}
+    place = {unit: number for number, unit in enumerate(order_of_files(limits, waiting))}
+    items.sort(key=lambda item: place[unit_of(item.nodeid)])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # noqa: ANN401 xdist has no types
+    """Give each worker whole files, and the files of a folder that shares servers to one worker."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    # It may not be installed, and has no types.
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped] # noqa: PLC0415
+
+    class Together(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    return Together(config, log)
 
 
 def _mark_repeats(items: list[pytest.Item]) -> None:

@@ -26,11 +26,15 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.waiting import PATIENCE, wait_until
+from vramledger.config import CONTROL_VARIABLE
 
 QUICK = ("--sample.interval=100ms", "--sample.timeout=300ms")
 SOURCES = Path(__file__).resolve().parents[2] / "exporter"
 STATES = frozenset("dead zombie stuck orphaned stopped idle active unknown".split())
 PARTS = STATES | {"free", "driver_reserved", "unattributed"}
+NO_EXPORTER = "/nowhere"
+"""A control socket that nobody listens on."""
+
 LOOPBACK = "--web.listen-address=127.0.0.1:0"
 
 Labels = tuple[tuple[str, str], ...]
@@ -150,7 +154,7 @@ def entries(log: str) -> list[dict[str, str]]:
 
 def environment(driver: Mapping[str, str]) -> dict[str, str]:
     """Return a command's environment: our sources, this driver, and no exporter, instead of the host's."""
-    ours = {"PYTHONPATH": str(SOURCES), "VRAMLEDGER_CONTROL_SOCKET": "/nowhere"}
+    ours = {"PYTHONPATH": str(SOURCES), CONTROL_VARIABLE: NO_EXPORTER}
     # Reading the host's authorities is a tenth of a start, and no test asks a server that they know.
     return {**os.environ, **ours, "SSL_CERT_FILE": os.devnull, **driver}
 
@@ -259,7 +263,7 @@ class Exporter:
     @property
     def found(self) -> dict[str, str]:
         """The environment in which a command finds this exporter."""
-        return {"VRAMLEDGER_CONTROL_SOCKET": str(self._log.with_name("control"))}
+        return {CONTROL_VARIABLE: str(self._log.with_name("control"))}
 
     def listen(self) -> None:
         """Wait until it listens, and read the port."""

@@ -1,4 +1,4 @@
-"""In which order the files of tests begin."""
+"""In which order the files of tests begin, and which of them stay together on one worker."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from itertools import zip_longest
 from typing import TypeVar
 
 File = TypeVar("File")
+
+SHARING = ("tests/integration/dashboards/answers",)
+"""Folders whose files share servers that take long to start."""
+
+
+def unit_of(nodeid: str) -> str:
+    """Return what stays together on one worker with a test: its file, or the folder that shares servers."""
+    file = nodeid.partition("::")[0]
+    return next((folder for folder in SHARING if file.startswith(f"{folder}/")), file)
 
 
 def order_of_files(limits: Mapping[File, float], waiting: Collection[File]) -> list[File]:
