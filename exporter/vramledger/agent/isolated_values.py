@@ -17,6 +17,8 @@ import sys
 import types
 from typing import Any
 
+from vramledger.agent.program_errors import belongs_to_program
+
 _HEADER = struct.Struct("<QQ")
 _ALIGNMENT_BYTES = 64
 """Arrays begin at multiples of this number of bytes, as their libraries prefer."""
@@ -121,7 +123,9 @@ def _lives_on_gpu(obj: object) -> bool:
         return False
     try:
         kind, _ = ask(obj)
-    except Exception:  # an array without memory, like PyTorch's on the device "meta"
+    except Exception as error:  # an array without memory, like PyTorch's on the device "meta"
+        if belongs_to_program(error):
+            raise
         return False
     return int(kind) in _GPU_KINDS
 

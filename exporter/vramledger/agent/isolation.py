@@ -26,6 +26,7 @@ from multiprocessing import connection, reduction
 from typing import Any, NoReturn, TypeVar
 
 from vramledger.agent.isolated_values import pack_value, unpack_value
+from vramledger.agent.program_errors import belongs_to_program
 
 _T = TypeVar("_T")
 _STARTED = b"started"
@@ -261,7 +262,9 @@ class _Child:
         kind = self._receive(deadline, timeout)
         try:
             descriptor = reduction.recv_handle(self._pipe) if kind else -1
-        except (EOFError, OSError, RuntimeError):  # the child died while sending its result
+        except (EOFError, OSError, RuntimeError) as error:  # the child died while sending its result
+            if belongs_to_program(error):
+                raise
             kind = b""
         if not kind:
             self._process.join(_EXIT_TIMEOUT_SECONDS)
@@ -294,7 +297,9 @@ class _Child:
         try:
             # The child sends the result before it ends, so a child that has ended may have left one.
             return self._pipe.recv_bytes() if self._pipe.poll() else b""
-        except (EOFError, OSError):
+        except (EOFError, OSError) as error:
+            if belongs_to_program(error):
+                raise
             return b""
 
     def is_usable(self) -> bool:

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Mapping
 
 from vramledger.agent import transport
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent.threads import start_thread
 from vramledger.agent_protocol.messages import make_failure, make_success
 
@@ -79,7 +80,9 @@ def load_handlers(consents: frozenset[str]) -> dict[str, Handler]:
         if name in consents:
             try:
                 found[name] = getattr(__import__(module, fromlist=[function]), function)
-            except Exception:
+            except Exception as error:
+                if belongs_to_program(error):
+                    raise
                 continue
     return found
 

@@ -11,6 +11,7 @@ import time
 
 from vramledger.agent.distributed_rank import rank_entry
 from vramledger.agent.message import PYTHON_VERSION, agent_version, drop_unknown, encode_report
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent.requests import Handler, RequestHandler
 from vramledger.agent.transport import AgentTransport
 from vramledger.agent_protocol.messages import FORMAT_VERSION
@@ -52,7 +53,7 @@ class ExporterSession:
         self._errors = errors
         self._request_handler = RequestHandler(handlers)
         self._sent_oom: dict[str, object] | None = None
-        self._lock = _thread.allocate_lock()
+        self._lock = _thread.RLock()
 
     def exchange(self, now: float) -> None:
         """Send a report, and handle the requests that have arrived, if there is a connection."""
@@ -67,12 +68,17 @@ class ExporterSession:
         Return False without a connection, or if another send blocks it. For reports that cannot wait for
         the agent's thread, because the program may have ended by then.
         """
-        if not self._lock.acquire(timeout=timeout):
-            return False
         try:
+            # A signal handler may raise directly after this call, so only the lock knows who has it.
+            if not self._lock.acquire(timeout=timeout):
+                return False
             return self.transport.open(time.monotonic()) and self._send_report()
         finally:
-            self._lock.release()
+            try:
+                self._lock.release()
+            except RuntimeError as error:  # it is another thread's
+                if belongs_to_program(error):
+                    raise
 
     def has_unsent_oom(self) -> bool:
         """Return whether a failed allocation is not yet in a report that was sent."""
@@ -112,7 +118,9 @@ class ExporterSession:
     def _read_rank(self) -> dict[str, object] | None:
         try:
             return rank_entry()
-        except Exception:  # another version of the framework, or the program changes its group just now
+        except Exception as error:  # another version, or the program changes its group just now
+            if belongs_to_program(error):
+                raise
             self._errors["agent"] = self._errors.get("agent", 0) + 1
             return None
 

@@ -16,6 +16,7 @@ import socket
 import struct
 import time
 
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 
 LOWEST_DESCRIPTOR = 3
@@ -62,7 +63,9 @@ class AgentTransport:
         try:
             self._socket = connect(self.path)
             self._identity = file_identity(self._socket.fileno())
-        except OSError:  # no exporter, a full queue, no permission, no descriptor left: all the same here
+        except OSError as error:  # no exporter, a full queue, no permission, no descriptor left: all the same here
+            if belongs_to_program(error):
+                raise
             self.close()
             return False
         self._retry_seconds = FIRST_RETRY_SECONDS
@@ -76,6 +79,8 @@ class AgentTransport:
             except BlockingIOError:  # the exporter does not read: it gets the next state
                 pass
             except OSError as error:
+                if belongs_to_program(error):
+                    raise
                 if error.errno not in (errno.ENOBUFS, errno.EMSGSIZE):
                     self.close()
             else:
@@ -91,7 +96,9 @@ class AgentTransport:
             return receive(self._socket)
         except BlockingIOError:
             return None
-        except OSError:
+        except OSError as error:
+            if belongs_to_program(error):
+                raise
             self.close()
             return None
 
@@ -102,7 +109,9 @@ class AgentTransport:
             return
         try:
             ours = self._identity == file_identity(dropped.fileno())
-        except OSError:
+        except OSError as error:
+            if belongs_to_program(error):
+                raise
             ours = False
         if ours:
             dropped.close()
@@ -116,7 +125,9 @@ class AgentTransport:
         try:
             if file_identity(self._socket.fileno()) == self._identity:
                 return True
-        except OSError:
+        except OSError as error:
+            if belongs_to_program(error):
+                raise
             pass
         self._socket.detach()
         self._socket = None
@@ -193,6 +204,8 @@ def request(path: str, message: dict[str, object], timeout: float) -> dict[str, 
             connection.send(json.dumps(message).encode(), socket.MSG_NOSIGNAL)
             connection.settimeout(max(0.001, deadline - time.monotonic()))
             answer = json.loads(connection.recv(MAX_MESSAGE_BYTES))
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if belongs_to_program(error):
+            raise
         return None
     return answer if isinstance(answer, dict) and answer.get("ok") is True else None

@@ -11,6 +11,8 @@ import functools
 import os
 import re
 
+from vramledger.agent.program_errors import belongs_to_program
+
 _DEVICE_FILE = re.compile(r"nvidia\d+")
 
 _OTHER_GPU_FILES = frozenset(("dxg", "kfd", "nvhost-gpu"))
@@ -24,12 +26,16 @@ def has_open_device(descriptors: str = "/proc/self/fd") -> bool:
     """Return whether this process has a GPU open, which is true from its first call of CUDA on."""
     try:
         names = os.listdir(descriptors)
-    except OSError:
+    except OSError as error:
+        if belongs_to_program(error):
+            raise
         return False
     for name in names:
         try:
             target = os.readlink(f"{descriptors}/{name}")
-        except OSError:  # closed meanwhile
+        except OSError as error:  # closed meanwhile
+            if belongs_to_program(error):
+                raise
             continue
         directory, _, file = target.rpartition("/")
         if directory == "/dev" and _DEVICE_FILE.fullmatch(file):
@@ -44,7 +50,9 @@ def at_most_one(devices: str = "/dev") -> bool:
         return "," not in visible
     try:
         names = os.listdir(devices)
-    except OSError:
+    except OSError as error:
+        if belongs_to_program(error):
+            raise
         return False
     return sum(1 for name in names if _DEVICE_FILE.fullmatch(name)) == 1
 
@@ -60,6 +68,8 @@ def has_device_files(devices: str = "/dev") -> bool:
     """Return whether the host has a GPU of any make; it is asked at every import."""
     try:
         names = os.listdir(devices)
-    except OSError:
+    except OSError as error:
+        if belongs_to_program(error):
+            raise
         return True
     return any(_DEVICE_FILE.fullmatch(name) or name in _OTHER_GPU_FILES for name in names)

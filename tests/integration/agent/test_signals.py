@@ -373,3 +373,49 @@ def test_no_thread_of_the_system_without_a_gpu(place: Path, framework: str) -> N
     out, _ = process.communicate()
 
     assert out == "True False\n"
+
+
+def test_a_report_interrupted_anywhere_is_passed_on(place: Path, exporter: FakeExporter) -> None:
+    """Wherever a signal comes in a report of a failed allocation, it arrives, and later reports are written."""
+    code = textwrap.dedent("""
+        import inspect, os, signal, sys
+        class Alarm(TimeoutError, ValueError, RuntimeError, TypeError, LookupError):
+            "What any narrow clause for errors of ours would catch, too."
+        def handler(number, frame):
+            raise Alarm
+        signal.signal(signal.SIGALRM, handler)
+        AGENT = os.sep + os.path.join("vramledger", "agent") + os.sep
+        def profile(frame, event, argument):
+            "Send a signal where Python looks for one: at the beginning of a function, and behind a built-in one."
+            global left, here
+            begins = event == "call" and not frame.f_code.co_flags & inspect.CO_GENERATOR  # or it is closed
+            if AGENT in frame.f_code.co_filename and (begins or event == "c_return"):
+                left -= 1
+                if left == 0:
+                    here = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+                    sys.setprofile(None)
+                    signal.raise_signal(signal.SIGALRM)
+        lost, step = [], 0
+        while True:
+            step += 1
+            left, arrived = step, False
+            try:
+                sys.setprofile(profile)
+                fail_again()
+            except Alarm:
+                arrived = True
+            sys.setprofile(None)
+            if left > 0:
+                break
+            if not arrived:
+                lost.append((step, here))
+            for lock in (worker.session._lock, oom_handler.observer._busy):
+                assert not lock._is_owned(), f"a lock is left after step {step}: {here}"
+            fail_again()
+            assert oom_handler.observer._reports == 1, f"no report is written after step {step}"
+        print(step > 100, lost)
+    """)
+    beginning = f"{WAIT_FOR_REPORT}{SETUP}"
+
+    assert finish(start(beginning + code, environment(place, FAKE))) == "True []\n"
+    assert exporter.reports

@@ -239,6 +239,6 @@ async def _hung(scratch: Path, version: str) -> None:
     (alert,) = page["alerts"]
     assert alert["labels"]["pid"] == str(culprit.pid)
     said = alert["annotations"]["description"]
-    assert f"pid {culprit.pid} (train.py) of slurm 4711, user barbara, is stopped" in said
+    assert f"pid {culprit.pid} (train.py) of job 4711, user barbara, is stopped" in said
     assert f"rank 0 on {address} (GPU 0)" in said
     assert said.endswith(f"Continue it with kill -CONT {culprit.pid}.")

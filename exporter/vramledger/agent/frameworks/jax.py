@@ -18,6 +18,7 @@ from vramledger.agent.frameworks.provider import (
     module_version,
     read_environment,
 )
+from vramledger.agent.program_errors import belongs_to_program
 
 BRIDGE_MODULE = "jax._src.xla_bridge"
 _RUNTIME_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
@@ -96,7 +97,9 @@ class Jax(Provider):
         for client in clients:
             try:
                 devices.extend(_device_entry(device) for device in client.local_devices())  # type: ignore[attr-defined]
-            except Exception:
+            except Exception as error:
+                if belongs_to_program(error):
+                    raise
                 supported = False
         figures = any(len(device) > 1 for device in devices)
         return {

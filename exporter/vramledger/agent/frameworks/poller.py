@@ -147,7 +147,9 @@ class ProviderPoller:
                     state.started = True
                     state.provider.start()
                     continue
-            except Exception:
+            except Exception as error:
+                if belongs_to_program(error):
+                    raise
                 self._count_error(state.provider.name)
             if state.hooked and state.provider.has_given_up():
                 state.announced = False
@@ -195,7 +197,9 @@ class ProviderPoller:
         for state in self._started():
             try:
                 call(state.provider)
-            except Exception:
+            except Exception as error:
+                if belongs_to_program(error):
+                    raise
                 self._count_error(state.provider.name)
 
     def _keep_visibility(self) -> None:
@@ -212,7 +216,9 @@ class ProviderPoller:
         failed = False
         try:
             entry = state.provider.read()
-        except Exception:
+        except Exception as error:
+            if belongs_to_program(error):
+                raise
             failed = True
             self._count_error(state.provider.name)
         slow = time.thread_time() - used > SLOW_READ_SECONDS or time.monotonic() - begun > MAX_READ_SECONDS

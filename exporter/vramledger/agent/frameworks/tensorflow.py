@@ -29,6 +29,7 @@ from vramledger.agent.frameworks.provider import (
     module_version,
     read_environment,
 )
+from vramledger.agent.program_errors import belongs_to_program
 
 CONTEXT_MODULE = "tensorflow.python.eager.context"
 SESSION_MODULE = "tensorflow.python.client.session"
@@ -152,7 +153,9 @@ class Sessions:
                     {"ordinal": _session_ordinal(each.name, ordinals), "limit": int(each.memory_limit_bytes)}
                     for each in found
                 ]
-            except Exception:  # closed meanwhile, or another version
+            except Exception as error:  # closed meanwhile, or another version
+                if belongs_to_program(error):
+                    raise
                 continue
             if self._devices:
                 self.gpu_options = gpu_options
@@ -199,7 +202,9 @@ def classify_policy(context: object, environ: Mapping[str, str]) -> str | None:
         if _uses_cuda_malloc_async(context, environ):
             return "cuda_malloc_async"
         return max((_device_policy(context, gpu, environ) for gpu in visible), key=_POLICIES_BY_SIZE.index)
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError) as error:
+        if belongs_to_program(error):
+            raise
         return None
 
 
@@ -285,6 +290,8 @@ def _device_entries(context: object) -> list[dict[str, object]] | None:
             # The peaks of several logical devices may be of different times.
             entry["in_use_peak"] = peak if len(limits) == 1 else None
             entries.append(entry)
-    except Exception:
+    except Exception as error:
+        if belongs_to_program(error):
+            raise
         return None
     return entries

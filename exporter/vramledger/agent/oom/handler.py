@@ -45,7 +45,7 @@ class OomObserver:
         self._pid = 0
         self._reports = 0
         self._next_report = 0.0
-        self._busy = _thread.allocate_lock()
+        self._busy = _thread.RLock()
 
     def attach(self, allocator: TorchAllocator) -> None:
         """Report failures from now on; CUDA must be initialised, because attaching would initialise it."""
@@ -66,14 +66,21 @@ class OomObserver:
         try:
             if self.allocator is None or self._pid != os.getpid() or not self.allocator.may_read():
                 return
-            if not self._busy.acquire(blocking=False):
-                return  # another thread's failure is being written down
+            if self._busy._is_owned():  # type: ignore[attr-defined, unused-ignore]
+                return  # a signal handler of the program failed, while this thread's failure is written down
             try:
+                # A signal handler may raise directly after this call, so only the lock knows who has it.
+                if not self._busy.acquire(blocking=False):
+                    return  # another thread's failure is being written down
                 # Only strings of the stack are kept: a frame would keep its tensors.
                 stack = failing_stack(sys._getframe().f_back)
                 self._handle(self.allocator, (ordinal, requested, capacity, free), stack)
             finally:
-                self._busy.release()
+                try:
+                    self._busy.release()
+                except RuntimeError as error:  # it is another thread's
+                    if belongs_to_program(error):
+                        raise
         except BaseException as error:
             if belongs_to_program(error):
                 raise

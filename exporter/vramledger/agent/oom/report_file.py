@@ -12,6 +12,7 @@ from typing import Any
 from vramledger.agent.oom import flight_text
 from vramledger.agent.oom.flight_text import format_bytes
 from vramledger.agent.oom.verdict import TOO_BIG, UNKNOWN
+from vramledger.agent.program_errors import belongs_to_program
 
 MAX_KEPT = 20
 """The number of reports that the directory keeps, the newest ones."""
@@ -73,7 +74,9 @@ def write_report(
             write_private_file(path, json.dumps(facts, indent=1, default=str) + "\n")
             write_private_file(os.path.join(directory, name + ".txt"), format_report(facts))
             remove_old_reports(directory)
-        except OSError:
+        except OSError as error:
+            if belongs_to_program(error):
+                raise
             continue
         return path
     return None
@@ -84,10 +87,14 @@ def write_snapshot(stem: str, snapshot: dict[str, object]) -> str | None:
     path = stem + ".pickle"
     try:
         write_private_file(path, pickle.dumps(snapshot, protocol=4))
-    except (OSError, MemoryError):
+    except (OSError, MemoryError) as error:
+        if belongs_to_program(error):
+            raise
         try:
             os.unlink(path)  # a part of a pickle is of no use
-        except OSError:
+        except OSError as error:
+            if belongs_to_program(error):
+                raise
             pass
         return None
     return path
@@ -148,15 +155,16 @@ def write_private_file(path: str, content: str | bytes) -> None:
 def remove_old_reports(directory: str) -> None:
     """Remove the oldest reports and snapshots beyond those that are kept; their names sort by time."""
     names = sorted(name for name in os.listdir(directory) if OWN_NAME.fullmatch(name))
-    reports = [name for name in names if name.endswith(".json")]
-    old = [
-        name.removesuffix(".json") + ending for name in reports[:-MAX_KEPT] for ending in (".json", ".txt")
-    ]
+    # By their stems, because a signal handler of the program may leave one of a report's two files.
+    stems = sorted({name.partition(".")[0] for name in names if not name.endswith(".pickle")})
+    old = [stem + ending for stem in stems[:-MAX_KEPT] for ending in (".json", ".txt")]
     old += [name for name in names if name.endswith(".pickle")][:-MAX_KEPT_SNAPSHOTS]
     for name in old:
         try:
             os.unlink(os.path.join(directory, name))
-        except OSError:  # another process removes them too
+        except OSError as error:  # another process removes them too
+            if belongs_to_program(error):
+                raise
             continue
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from types import ModuleType
 
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent.torch.allocator_settings import read_pinned, read_settings
 from vramledger.agent.torch.block_survey import BlockSurvey, DeviceBlocks, count_blocks
 from vramledger.agent.torch.counters import (
@@ -89,7 +90,9 @@ class TorchAllocator:
             return
         try:
             self.read_stats(self._due_devices())
-        except RuntimeError:  # an allocator without counters that calls itself native
+        except RuntimeError as error:  # an allocator without counters that calls itself native
+            if belongs_to_program(error):
+                raise
             self.supported = False
 
     def read_stats(self, ordinals: set[int]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent.torch.recording import recording
 from vramledger.agent.torch.snapshots import WouldImportError, take_without_import
 
@@ -85,7 +86,9 @@ class BlockSurvey:
         """Return each device's blocks now; empty, from now on, where they cannot be read cheaply."""
         try:
             segments = take_snapshot(self._torch)
-        except (RuntimeError, TypeError, AttributeError):  # a version that we do not know
+        except (RuntimeError, TypeError, AttributeError) as error:  # a version that we do not know
+            if belongs_to_program(error):
+                raise
             self._unsupported = True
             return {}
         if segments is None:

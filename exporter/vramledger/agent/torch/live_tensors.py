@@ -129,17 +129,12 @@ def _add(facts: TensorFacts, category: str, tensor: Any) -> None:  # noqa: ANN40
         device, address = int(tensor.device.index), int(tensor.data_ptr())
         size, dtype = int(tensor.nbytes), type_name(tensor.dtype)
     except (AttributeError, RuntimeError, TypeError, NotImplementedError) as error:
-        _raise_of_program(error)
+        if belongs_to_program(error):
+            raise
         return
     facts.addresses.setdefault(device, {})[address] = category
     types = facts.types.setdefault(device, {}).setdefault(category, {})
     types[dtype] = types.get(dtype, 0) + size
-
-
-def _raise_of_program(error: BaseException) -> None:
-    """Raise again what a signal handler of the program has raised here."""
-    if belongs_to_program(error):
-        raise error
 
 
 def type_name(dtype: object) -> str:
@@ -158,7 +153,8 @@ def _nodes(tensors: Iterable[Any], most: int) -> Iterator[Any]:
         try:
             node = tensor.grad_fn if tensor.device.type == "cuda" else None
         except RuntimeError as error:
-            _raise_of_program(error)
+            if belongs_to_program(error):
+                raise
             continue
         if node is not None:
             waiting.append(node)
@@ -180,7 +176,8 @@ def _shapes(node: Any) -> Iterator[tuple[str, int, tuple[int, ...]]]:  # noqa: A
             shape = tuple(int(length) for length in metadata.shape)
             yield type_name(metadata.dtype), int(metadata.dtype.itemsize), shape
         except (AttributeError, RuntimeError, TypeError) as error:
-            _raise_of_program(error)
+            if belongs_to_program(error):
+                raise
             continue  # a size that is not a number yet, an old version
 
 

@@ -224,7 +224,9 @@ class OptimizerSteps:
         key = id(optimizer)
         try:
             count = _Count(optimizer, now + MIN_PAUSE_SECONDS)
-        except TypeError:  # it has no weak references, so we could not know when it has gone
+        except TypeError as error:  # it has no weak references, so we could not know when it has gone
+            if belongs_to_program(error):
+                raise
             self.uncounted = True
             return
         self.counts[key] = count

@@ -261,7 +261,9 @@ def start_history(torch: ModuleType, events: int) -> None:
         }
         try:
             torch.cuda.memory._record_memory_history("all", **arguments)
-        except TypeError:  # an older version has no such argument
+        except TypeError as error:  # an older version has no such argument
+            if belongs_to_program(error):
+                raise
             continue
         return
     message = f"PyTorch {torch.__version__} records in a way that this agent does not know"
