@@ -21,8 +21,8 @@ ELSEWHERE = {
     "isolation.py:_pack_error",
     "sitecustomize.py:<module>",
 }
-"""What runs on a thread of ours or in a child of ours, where Python calls no handler of the program, or before
-the program has any."""
+"""What runs on a thread or in a child of ours, where Python calls no handler of the program, or before it has
+one."""
 
 
 def swallowing(path: Path) -> Iterator[str]:

@@ -63,9 +63,10 @@ class AgentTransport:
         try:
             self._socket = connect(self.path)
             self._identity = file_identity(self._socket.fileno())
-        except OSError as error:  # no exporter, a full queue, no permission, no descriptor left: all the same here
+        except OSError as error:
             if belongs_to_program(error):
                 raise
+            # No exporter, a full queue, no permission, no descriptor left: all the same here.
             self.close()
             return False
         self._retry_seconds = FIRST_RETRY_SECONDS
@@ -128,7 +129,6 @@ class AgentTransport:
         except OSError as error:
             if belongs_to_program(error):
                 raise
-            pass
         self._socket.detach()
         self._socket = None
         return False

@@ -376,7 +376,7 @@ def test_no_thread_of_the_system_without_a_gpu(place: Path, framework: str) -> N
 
 
 def test_a_report_interrupted_anywhere_is_passed_on(place: Path, exporter: FakeExporter) -> None:
-    """Wherever a signal comes in a report of a failed allocation, it arrives, and later reports are written."""
+    """Wherever a signal comes while a failure is reported, it arrives, and later reports are written."""
     code = textwrap.dedent("""
         import inspect, os, signal, sys
         class Alarm(TimeoutError, ValueError, RuntimeError, TypeError, LookupError):
@@ -386,7 +386,7 @@ def test_a_report_interrupted_anywhere_is_passed_on(place: Path, exporter: FakeE
         signal.signal(signal.SIGALRM, handler)
         AGENT = os.sep + os.path.join("vramledger", "agent") + os.sep
         def profile(frame, event, argument):
-            "Send a signal where Python looks for one: at the beginning of a function, and behind a built-in one."
+            "Send a signal where Python looks for one: as a function begins, and behind a built-in one."
             global left, here
             begins = event == "call" and not frame.f_code.co_flags & inspect.CO_GENERATOR  # or it is closed
             if AGENT in frame.f_code.co_filename and (begins or event == "c_return"):

@@ -168,7 +168,7 @@ def test_huge_and_deep_messages_are_borne(town: Town, data: bytes) -> None:
 
 
 def has_said(program: Player, path: Path, reports: list[dict[str, Any]]) -> bool:
-    """Tell whether a program could report; otherwise its user had too many new connections, and it makes another."""
+    """Tell whether a program could report; if its user had too many new connections, make another."""
     try:
         program.order("say", *reports)
     except PlayerError:

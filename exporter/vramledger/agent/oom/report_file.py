@@ -95,7 +95,6 @@ def write_snapshot(stem: str, snapshot: dict[str, object]) -> str | None:
         except OSError as error:
             if belongs_to_program(error):
                 raise
-            pass
         return None
     return path
 
