@@ -64,7 +64,13 @@ class Running:
 
     @property
     def agents(self) -> tuple[Agent, ...]:
-        """Return the agents of all users."""
+        """Return the agents of all users after one more sample, which reads what they have sent."""
+        self.reading()
+        return self.agents_without_sample
+
+    @property
+    def agents_without_sample(self) -> tuple[Agent, ...]:
+        """Return the agents of all users as they are known now."""
         return self.inside(self._listener.agents)
 
     def reading(self) -> Reading:
