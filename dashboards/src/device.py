@@ -561,7 +561,7 @@ def dashboard() -> Dashboard:
             Row(
                 "What happened",
                 [
-                    counted(failed_allocations(), "failures by program", NO_AGENT),
+                    counted(failed_allocations(), "programs with failures", NO_AGENT),
                     counted(ended_holders(), "ended holders"),
                     freed_on_exit(),
                     xid_errors(),

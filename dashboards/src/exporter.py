@@ -120,18 +120,22 @@ def dropped_series() -> Panel:
 
 def versions() -> Panel:
     versions = selector("vramledger_build_info")
+    # A sample that failed has a time, too, and nothing else.
+    up = f"and on ({NODE_LABELS}) {selector('vramledger_up')} == 1"
+    answered = f"{selector('vramledger_sample_timestamp_seconds')} {up}"
     return table(
         "Versions and sources",
-        "Which version runs on which node, and whether it reads the driver or plays a recording.",
+        "Which version runs on which node, whether it reads the driver or plays a recording, and how old its "
+        "newest data is. A dash: its driver does not answer.",
         Query(f"topk(100, count by (instance, version, python_version) ({versions}))"),
         Query(f"count by (instance, source) ({selector('vramledger_source_info')})"),
-        Query(age(f"max by (instance) ({selector('vramledger_sample_timestamp_seconds')})")),
+        Query(age(f"max by (instance) ({answered})")),
         columns=[
             NODE_COLUMN,
             Column("version", "Version"),
             Column("python_version", "Python"),
             Column("source", "Source"),
-            Column("Value #C", "Age of its newest sample", SECONDS),
+            Column("Value #C", "Age of its newest data", SECONDS),
         ],
         sort="instance", ascending=True, rows_of="Value #A", height=8,
     )  # fmt: skip

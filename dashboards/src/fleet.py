@@ -221,7 +221,7 @@ def unowned_and_unknown() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value", rows_of="Value", width=24, height=10,
+        sort="Value", rows_of="Value", width=24, height=13,
     )  # fmt: skip
 
 
@@ -248,7 +248,7 @@ def largest_wasted_holdings() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", width=24, height=10,
+        sort="Value #A", rows_of="Value #A", width=24, height=12,
     )  # fmt: skip
 
 
@@ -276,8 +276,8 @@ def changed() -> Panel:
         columns=[
             OWNER_COLUMN,
             Column("Value #A", "Change", BYTES),
-            Column("Value #B", "At the beginning", BYTES),
-            Column("Value #C", "At the end", BYTES),
+            Column("Value #B", "At the beginning, same nodes", BYTES),
+            Column("Value #C", "At the end, same nodes", BYTES),
             Column("Value #D", "A week ago", BYTES),
         ],
         sort="Value #A", rows_of="Value #A", width=24, height=10,
@@ -305,7 +305,7 @@ def held_but_unused() -> Panel:
             Column("Value #B", "Utilisation, 15 min", SHARE, width=116),
             Column("Value #C", "Wasted", BYTES, width=84),
         ],
-        sort="Value #A", rows_of="Value #A", width=24, height=8,
+        sort="Value #A", rows_of="Value #A", width=24, height=10,
     )  # fmt: skip
 
 
@@ -345,7 +345,32 @@ def capacity_by_model() -> Panel:
             Column("Value #D", "Needed, 95th percentile", BYTES, width=100),
             Column("Value #E", "Room for $size GiB", COUNT, width=70),
         ],
-        sort="Value #A", width=13, height=8,
+        sort="Value #A", width=13, height=10,
+    )  # fmt: skip
+
+
+def most_free_gpus() -> Panel:
+    by = f"sum by ({DEVICE_LABELS})"
+    free = f"topk(10, {by} ({selector('vramledger_device:memory_free_bytes:last')}))"
+    name = f"max by ({DEVICE_LABELS}, name) ({selector('vramledger_device_info')})"
+    return table(
+        "GPUs with most free memory",
+        "The ten GPUs and MIG instances on which the largest job would find its memory free now, the empty "
+        "ones too. A scheduler may have given them to somebody: see *Reservations and holdings* of Node.",
+        Query(f"{name} * 0 + on ({DEVICE_LABELS}) group_left () {free}"),
+        Query(f"{by} ({selector('vramledger_device:memory_used:ratio')})"),
+        Query(f"{by} ({selector('vramledger_device_holders')})"),
+        Query(f"{by} ({device_utilisation()})"),
+        columns=[
+            NODE_COLUMN,
+            GPU_COLUMN,
+            Column("name", "Model", link=link_to_model(), least=190),
+            Column("Value #A", "Free", BYTES, width=100),
+            Column("Value #B", "Memory used", SHARE, width=100),
+            Column("Value #C", "Holders", COUNT, width=80),
+            Column("Value #D", "Utilisation, 15 min", SHARE, width=116),
+        ],
+        sort="Value #A", rows_of="Value #A", width=24, height=12,
     )  # fmt: skip
 
 
@@ -370,7 +395,7 @@ def worst_nodes() -> Panel:
             Column("Value #C", "Memory used", SHARE, width=90),
             Column("Value #D", "Holders that lack memory", COUNT, width=110),
         ],
-        sort="Value #A", rows_of="Value #A", width=11, height=8,
+        sort="Value #A", rows_of="Value #A", width=11, height=10,
     )  # fmt: skip
 
 
@@ -433,6 +458,7 @@ def dashboard() -> Dashboard:
                 [
                     capacity_by_model(),
                     worst_nodes(),
+                    most_free_gpus(),
                     counted(changed(), "owners with a change", NOT_COMPARABLE),
                 ],
             ),

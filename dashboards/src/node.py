@@ -252,7 +252,7 @@ def failures_by_program() -> Panel:
             VERDICT_COLUMN,
             VERDICT_STEP_COLUMN,
             BLOCKER_COLUMN,
-            Column("Value #C", "It held", BYTES, width=80),
+            Column("Value #C", "Other held", BYTES, width=84),
         ],
         sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=7,
     )  # fmt: skip

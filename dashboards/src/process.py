@@ -9,6 +9,7 @@ from dashboards.src.lines import MEAN_STEP, SHADES, dashed, joined, mean
 from dashboards.src.panels import (
     AGE_WIDTH,
     BYTES,
+    COUNT,
     SECONDS,
     SHARE,
     STATE_CODES,
@@ -258,26 +259,30 @@ def sm_utilisation() -> Panel:
 def failed_allocations() -> Panel:
     when = of_process("vramledger_framework_last_oom_timestamp_seconds")
     asked = of_process("vramledger_framework_last_oom_requested_bytes")
+    failures = of_process("vramledger_torch_ooms_total")
     mine = holdings(CHOSEN_PROCESS)
     others = f"{holdings()} and on ({UUID_LABELS}) {mine} unless on ({UUID_LABELS}, pid) {mine}"
     just_after = named_in_full(just_after_failure(others, when), BLOCKER)
     at_failure = f"max by ({BLOCKER}) (max_over_time(({just_after})[$__range:1m]))"
     return table(
         "Newest failed allocation",
-        "When an allocation last failed, how much it requested, the agent's verdict on the cause, and what "
-        "helps first; and who else held most on its GPUs just after that, if it was within the time range. "
+        "When an allocation last failed, how many have failed since the program started (torch counts "
+        "them), how much the newest requested, the agent's verdict on the cause, and what helps first; and "
+        "who else held most on its GPUs just after that, if it was within the time range. "
         "The table is empty if none failed, or without an agent.",
         Query(with_verdict_step(f"bottomk(10, {age(f'max by (framework, verdict) ({when})')})")),
         Query(f"max by (framework) ({asked})"),
         Query(f"0 * max by (framework) ({when}) + on () group_left ({BLOCKER}) topk(1, {at_failure})"),
+        Query(f'label_replace(sum({failures}), "framework", "torch", "", "")'),
         columns=[
             Column("framework", "Framework", width=110),
             Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
+            Column("Value #D", "Failures", COUNT, width=88),
             Column("Value #B", "Asked", BYTES, width=90),
             VERDICT_COLUMN,
             VERDICT_STEP_COLUMN,
             BLOCKER_COLUMN,
-            Column("Value #C", "It held", BYTES, width=90),
+            Column("Value #C", "Other held", BYTES, width=90),
         ],
         sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=5,
     )  # fmt: skip
@@ -370,7 +375,7 @@ def dashboard() -> Dashboard:
             Row(
                 "Failures and neighbours",
                 [
-                    counted(failed_allocations(), "failures", NO_AGENT),
+                    counted(failed_allocations(), "frameworks with failures", NO_AGENT),
                     counted(neighbours(), "neighbours"),
                 ],
             ),

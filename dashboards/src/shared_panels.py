@@ -179,7 +179,7 @@ def gaps() -> Panel:
             Column("Value #E", "Processes", COUNT, mappings=[HIDDEN], width=100),
             Column("Value #F", "Agents silent", COUNT, width=70),
         ],
-        sort="Value #B", ascending=True, rows_of="Value #A", width=24, height=8,
+        sort="Value #B", ascending=True, rows_of="Value #A", width=24, height=10,
     )  # fmt: skip
     return counted(shown, "not fully watched nodes", rules=False)
 
@@ -354,7 +354,7 @@ def holdings_table(
             Column("Value #A", "Holds", BYTES, width=100),
             *middle,
             *([] if with_nodes else [Column("Value #C", "SMs, 15 min", SHARE, width=62)]),
-            Column("Value #D", "No work for", SECONDS, width=AGE_WIDTH),
+            Column("Value #D", "No sign of work for", SECONDS, width=AGE_WIDTH),
             STEP_COLUMN,
             *places,
         ],
@@ -393,7 +393,7 @@ USAGE_STATES = {
 }
 """The columns of GiB-hours by state: all states of a holding, so that they add up to what was held."""
 
-NOT_PROVEN = "Of these not proven"
+NOT_PROVEN = "Idle, orphaned, not wasted"
 USAGE_WIDTHS = {"Zombie, stuck, dead": 122, NOT_PROVEN: 110}
 """Pixels of the columns whose headings would take three lines."""
 
@@ -481,8 +481,9 @@ def busy_without_work(*matchers: str) -> Panel:
     shown = table(
             "Busy without work",
             "Holders that keep their GPU busy while it computes and moves nothing, as a collective does that "
-            "waits for a lost rank; the ten that have waited longest. Their GPU says 100 % and draws little "
-            "power. The table is empty if there is none; GPUs before Hopper do not report it.",
+            "waits for a lost rank; the ten that have waited longest. Their kernels run, so they are active, "
+            "and other tables show a sign of work. Their GPU says 100 % and draws little power. The table is "
+            "empty if there is none; GPUs before Hopper do not report it.",
             Query(f"topk(10, {age(f'sum by ({by}, command, owner_type, owner) ({named})')})"),
             Query(f"sum by ({by}) ({holdings(*matchers)} and on ({HOLDING_LABELS}) {since})"),
             Query(f"sum by ({by}) (({since} * 0) + on ({DEVICE_LABELS}) group_left () {power})"),

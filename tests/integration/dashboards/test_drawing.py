@@ -367,7 +367,7 @@ def test_variables_filter_every_panel(uid: str) -> None:
 
 NEVER_EMPTY = {
     *("Devices", "Capacity by GPU model", "Worst nodes", "Versions and sources", "Policy and limits"),
-    "Agents",
+    *("Agents", "GPUs with most free memory"),
 }
 """Tables that have rows wherever an exporter is known, or whose rows another figure counts."""
 

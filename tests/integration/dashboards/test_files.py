@@ -36,6 +36,7 @@ ALLOWED = {
     # A rule of dashboard-linter that one query does not follow: the query's metric, and why.
     "vramledger_device_xid_errors_total": "a number's series begins with its first error",
     "vramledger_owner_ooms_total": "an owner's series begins with its first failure",
+    "vramledger_torch_ooms_total": "all since the program started",
     "vramledger_owner_memory_byte_seconds_total": "its rise between both ends of a range, exactly",
     "vramledger_owner_memory_wasted_byte_seconds_total": "its rise between both ends of a range, exactly",
 }

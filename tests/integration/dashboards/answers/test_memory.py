@@ -127,6 +127,27 @@ def test_capacity_is_that_of_the_simulation(samples: Samples, engine: Engine) ->
             )  # fmt: skip
 
 
+def test_the_gpus_with_most_room_are_named(samples: Samples, engine: Engine) -> None:
+    """The ten GPUs with the most free memory are those of the ledgers, with their holders; empty ones too."""
+    ledger = truth.values(samples, "vramledger_device_memory_bytes", NOW)
+    free = {
+        (own["instance"], own["uuid"]): bytes_free
+        for own, bytes_free in ((dict(labels), each) for labels, each in ledger.items())
+        if own["state"] == "free"
+    }
+    shown, used, holders = (
+        {(str(row["instance"]), str(row["uuid"])): float(str(row["value"])) for row in rows}
+        for rows in (value(engine, "vramledger-fleet", "GPUs with most free memory", ref) for ref in "ABC")
+    )
+
+    assert len(shown) == 10
+    assert min(shown.values()) >= 0.99 * sorted(free.values())[-10]
+    for device, most in shown.items():
+        assert most == pytest.approx(free[device], rel=0.01)
+        assert used[device] <= 1
+    assert 0.0 in {holders[device] for device in shown}
+
+
 def test_the_parts_of_a_total_add_up(engine: Engine) -> None:
     """GPUs up and down are all whole GPUs, on every panel; each node is counted once, by its status."""
     every, *gpus, empty = [value(engine, "vramledger-fleet", "GPUs", ref)[0] for ref in "ABCD"]
