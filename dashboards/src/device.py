@@ -92,11 +92,12 @@ ANSWERS_WITH_RULES = replace(ANSWERS, rules=True)
 def memory_used() -> Panel:
     return stat(
         "Memory used",
-        "Share of the device that is in use, with the driver's reserve; and the highest share of the last "
-        "minute. Where the operating system manages the memory, its page cache is in the peak only.",
+        "Share of the device that is in use, with the driver's reserve; and the highest share within the "
+        "time range, with peaks between two scrapes. Where the operating system manages the memory, its page "
+        "cache is in the peak only.",
         Query(f"max({device_selector('vramledger_device:memory_used:ratio')})", "now"),
         Query(
-            f"(max({device_selector('vramledger_device_memory_used_peak_bytes')})\n"
+            f"(max(max_over_time({device_selector('vramledger_device_memory_used_peak_bytes')}[$__range]))\n"
             f"+ (max({device_bytes('driver_reserved', CHOSEN_DEVICE)}) or vector(0)))\n"
             f"/ max({device_selector('vramledger_device_memory_total_bytes')})",
             "peak",

@@ -95,6 +95,23 @@ def test_the_peak_is_of_the_same_memory_as_now(engine: Engine) -> None:
     assert peak["value"] == pytest.approx(now["value"], abs=1e-6)
 
 
+def test_the_peak_is_the_highest_of_the_time_range(samples: Samples, engine: Engine) -> None:
+    """A GPU that is less full than it was has the peak of its fullest moment within the range."""
+    name = "vramledger_device_memory_used_peak_bytes"
+    falls = 0
+    for labels, last in truth.values(samples, name, NOW).items():
+        node = {"instance": dict(labels)["instance"], "uuid": dict(labels)["uuid"]}
+        moments = [truth.values(samples, name, NOW - SCRAPE * back, **node) for back in range(90)]
+        highest = max(each[labels] for each in moments if labels in each)
+        (total,) = truth.values(samples, "vramledger_device_memory_total_bytes", NOW, **node).values()
+        ledger = truth.values(samples, "vramledger_device_memory_bytes", NOW, state="driver_reserved", **node)
+        expr = query_of("vramledger-device", "Memory used", "B")
+        (shown,) = ask(engine, over_minutes(expr, 90, **node), **AT_NOW)
+        assert float(shown["value"][1]) == pytest.approx((highest + sum(ledger.values())) / total), node
+        falls += highest > 1.01 * last
+    assert falls > 0
+
+
 def test_capacity_is_that_of_the_simulation(samples: Samples, engine: Engine) -> None:
     """Memory, devices, the 95th percentile of what was used, and room for a job are those of the ledgers."""
     node = {"instance": "hoarder|leak|ranks|large-moment"}
