@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.waits]
 def test_counters_keep_their_meaning(tmp_path: Path) -> None:
     """A real Prometheus that sees every host restart computes the owners' usage from their true bytes."""
     with simulated(HOSTS, GPUS, HOLDERS) as port:
-        config = {**scrape(port, HOSTS, "1s", "2s"), "rule_files": [hurried(tmp_path)]}
+        config = {**scrape(port, HOSTS, "500ms", "1s"), "rule_files": [hurried(tmp_path)]}
         with prometheus(require_tool("prometheus"), tmp_path / "data", config) as engine:
 
             def tell(host: int, what: str) -> None:
@@ -36,7 +36,7 @@ def test_counters_keep_their_meaning(tmp_path: Path) -> None:
                 urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30).close()
 
             def samples(host: int, state: int) -> float:
-                return engine.value(f'count_over_time((up{{instance="gpu{host:04}"}} == {state})[2m:1s])')
+                return engine.value(f'count_over_time((up{{instance="gpu{host:04}"}} == {state})[2m:500ms])')
 
             until(lambda: engine.value("count(up == 1)") == HOSTS, "all hosts up")
             for host in range(HOSTS):
@@ -49,10 +49,10 @@ def test_counters_keep_their_meaning(tmp_path: Path) -> None:
 
             resets = engine.query(f"max by (instance) (resets({BYTE_SECONDS}[2m]))")
             # A host's holders over time, in two ways: by the counter, and by the bytes themselves.
-            counted = engine.query(f"sum by (instance) (increase({BYTE_SECONDS}[30s]))")
+            counted = engine.query(f"sum by (instance) (increase({BYTE_SECONDS}[15s]))")
             held = engine.query(
                 "sum by (instance) (sum_over_time((sum by (instance)"
-                " (vramledger_process_memory_bytes))[30s:1s]))"
+                " (vramledger_process_memory_bytes))[15s:500ms])) / 2"
             )
             firing = engine.query('ALERTS{alertstate="firing", severity!="none"}')
 
