@@ -49,13 +49,13 @@ def test_jobs_need_processors_too(tmp_path: Path) -> None:
 
 def test_who_has_ended_grows_no_more(tmp_path: Path) -> None:
     """A program that grew is in *Growing* while it is there, and not while its rise is still recorded."""
-    leak = Holder(7, lambda minute: 10 + 0.2 * minute if minute < 120 else None, start=0)
-    series = Node([leak]).series(125)
-    growing = substitute_variables(query_of("vramledger-fleet", "Growing", "A"), __range="60m")
+    leak = Holder(7, lambda minute: 10 + 0.5 * minute if minute < 40 else None, start=0)
+    series = Node([leak]).series(45)
+    growing = substitute_variables(query_of("vramledger-fleet", "Growing", "A"), __range="30m")
     rises = "count(vramledger_process:demand_rise_bytes:delta15m)"
 
-    assert expect(tmp_path, series, 118, {f"count({growing})": 1, rises: 1}) == ""
-    assert expect(tmp_path, series, 122, {f"count({growing}) or vector(0)": 0, rises: 1}) == ""
+    assert expect(tmp_path, series, 38, {f"count({growing})": 1, rises: 1}) == ""
+    assert expect(tmp_path, series, 42, {f"count({growing}) or vector(0)": 0, rises: 1}) == ""
 
 
 def test_a_need_that_is_not_known_is_no_room(tmp_path: Path) -> None:
