@@ -10,9 +10,11 @@ from dashboards.src.panels import (
     AGE_WIDTH,
     BYTES,
     COUNT,
+    EMPTY,
+    EMPTY_CODE,
+    HOLDER_CODES,
     SECONDS,
     SHARE,
-    STATE_CODES,
     Column,
     Json,
     Panel,
@@ -223,13 +225,15 @@ def uncharged_holders() -> Panel:
 
 def holder_states() -> Panel:
     largest = f"topk(30, max_over_time({holdings(CHOSEN_DEVICE)}[$__range] @ end()))"
-    codes = state_codes(CHOSEN_DEVICE)
+    codes, answers = state_codes(CHOSEN_DEVICE), device_selector("vramledger_device_up")
     return state_timeline(
         "States of the holders",
         "When each of the 30 largest processes of the time range started, which states it had, and when "
-        "it ended.",
+        "it ended; and when nobody held memory there.",
         Query(f"max by ({_BY_HOLDER}) ({codes})\nand on ({HOLDING_LABELS}) {largest}", "{{command}} {{pid}}"),
-        mappings=[STATE_CODES], width=24, height=9,
+        # Without any row Grafana says that a time field is missing.
+        Query(f"max({EMPTY_CODE} + 0 * {answers} unless on () {holdings(CHOSEN_DEVICE)})", EMPTY),
+        mappings=[HOLDER_CODES], width=24, height=9,
     )  # fmt: skip
 
 

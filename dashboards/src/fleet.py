@@ -144,8 +144,7 @@ def wasted_memory() -> Panel:
 
 
 def growing() -> Panel:
-    # What has ended has a rise for 3 minutes more: the minimum of them.
-    rate = f"({demand_rate()} and on ({HOLDING_LABELS}) {holdings()})"
+    rate = demand_rate()
     by = f"{DEVICE_LABELS}, pid"
     free = f"sum by ({UUID_LABELS}) ({selector('vramledger_device:memory_free_bytes:last')})"
     named = with_team(holdings())

@@ -137,6 +137,13 @@ def value_mapping(texts: Mapping[object, tuple[str, str]]) -> Json:
 STATE_NAMES = value_mapping({state: (state, GRAFANA[state]) for state in STATES})
 PART_NAMES = value_mapping({part: (part, GRAFANA[part]) for part in (*STATES, "unattributed")})
 STATE_CODES = value_mapping({code: (state, GRAFANA[state]) for code, state in enumerate(STATES, 1)})
+EMPTY, EMPTY_CODE = "no holder", len(STATES) + 1
+HOLDER_CODES = value_mapping(
+    {
+        **{code: (state, GRAFANA[state]) for code, state in enumerate(STATES, 1)},
+        EMPTY_CODE: (EMPTY, GRAFANA["free"]),
+    }
+)
 STATUS_NAMES = value_mapping(
     {
         DOWN: ("exporter down", GRAFANA["dead"]),
@@ -148,6 +155,8 @@ STATUS_NAMES = value_mapping(
     }
 )
 YES_OR_NO = value_mapping({0: ("no", BAD), 1: ("yes", GOOD)})
+NO_FILE = 2
+WEB_CONFIG = value_mapping({0: ("no", BAD), 1: ("yes", GOOD), NO_FILE: ("no file", GRAFANA["free"])})
 
 
 def stat(

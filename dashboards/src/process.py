@@ -258,8 +258,16 @@ def sm_utilisation() -> Panel:
 
 def failed_allocations() -> Panel:
     when = of_process("vramledger_framework_last_oom_timestamp_seconds")
-    asked = of_process("vramledger_framework_last_oom_requested_bytes")
-    failures = of_process("vramledger_torch_ooms_total")
+    # Also of a process that has ended within the time range.
+    newest, asked, failures = (
+        f"last_over_time({of_process(metric)}[$__range])"
+        for metric in (
+            "vramledger_framework_last_oom_timestamp_seconds",
+            "vramledger_framework_last_oom_requested_bytes",
+            "vramledger_torch_ooms_total",
+        )
+    )
+    newest_one = f"topk by (framework) (1, max by (framework, verdict) ({newest}))"
     mine = holdings(CHOSEN_PROCESS)
     others = f"{holdings()} and on ({UUID_LABELS}) {mine} unless on ({UUID_LABELS}, pid) {mine}"
     just_after = named_in_full(just_after_failure(others, when), BLOCKER)
@@ -270,9 +278,9 @@ def failed_allocations() -> Panel:
         "them), how much the newest requested, the agent's verdict on the cause, and what helps first; and "
         "who else held most on its GPUs just after that, if it was within the time range. "
         "The table is empty if none failed, or without an agent.",
-        Query(with_verdict_step(f"bottomk(10, {age(f'max by (framework, verdict) ({when})')})")),
+        Query(with_verdict_step(f"bottomk(10, {age(newest_one)})")),
         Query(f"max by (framework) ({asked})"),
-        Query(f"0 * max by (framework) ({when}) + on () group_left ({BLOCKER}) topk(1, {at_failure})"),
+        Query(f"0 * max by (framework) ({newest}) + on () group_left ({BLOCKER}) topk(1, {at_failure})"),
         Query(f'label_replace(sum({failures}), "framework", "torch", "", "")'),
         columns=[
             Column("framework", "Framework", width=110),

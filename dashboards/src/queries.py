@@ -461,16 +461,20 @@ def named_in_full(held: str, label: str) -> str:
 def demand_rate(*matchers: str) -> str:
     """Return the rise of the minimum demand of each holding within 15 minutes, in bytes a second.
 
-    Only above every minimum of the hour before: else a sawtooth would rise.
+    Only above every minimum of the hour before: else a sawtooth would rise. What has ended has a rise for 3
+    minutes more, in which its minimum is looked for: it is left out.
     """
-    rise = selector("vramledger_process:demand_rise_bytes:delta15m", *matchers)
-    return f"sum by ({DEVICE_LABELS}, pid) ({rise}) / 900"
+    return _rates_of(holdings(*matchers), *matchers)
 
 
 def filling_rate(*matchers: str) -> str:
     """Return :func:`demand_rate` of holdings that fill their device with it: no preallocated pools."""
-    filling = holdings('policy!~"preallocate|fraction"')
-    return f"({demand_rate(*matchers)}\nand on ({HOLDING_LABELS}) {filling})"
+    return _rates_of(holdings('policy!~"preallocate|fraction"', *matchers), *matchers)
+
+
+def _rates_of(held: str, *matchers: str) -> str:
+    rise = selector("vramledger_process:demand_rise_bytes:delta15m", *matchers)
+    return f"(sum by ({DEVICE_LABELS}, pid) ({rise}) / 900\nand on ({HOLDING_LABELS}) {held})"
 
 
 def compared_nodes() -> str:

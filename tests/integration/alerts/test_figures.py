@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from dashboards.src.panels import EMPTY_CODE
 from tests.support.alerts.nodes import Holder, Node, uuid
 from tests.support.alerts.promtool import expect
 from tests.support.dashboards.figures import query_of
@@ -56,6 +57,27 @@ def test_who_has_ended_grows_no_more(tmp_path: Path) -> None:
 
     assert expect(tmp_path, series, 38, {f"count({growing})": 1, rises: 1}) == ""
     assert expect(tmp_path, series, 42, {f"count({growing}) or vector(0)": 0, rises: 1}) == ""
+
+
+def test_a_timeline_is_never_without_a_row(tmp_path: Path) -> None:
+    """A GPU that nobody holds says so in its timeline of states, as exporters without a web file do."""
+    held = Node([Holder(7, lambda minute: 10 if minute < 10 else None)]).series(20)
+    states = substitute_variables(query_of("vramledger-device", "States of the holders", "B"), __range="20m")
+    file = substitute_variables(query_of("vramledger-exporter", "Web configuration in use", "B"))
+
+    assert expect(tmp_path, held, 8, {f"({states}) or vector(99)": 99, file: 2}) == ""
+    assert expect(tmp_path, held, 18, {states: EMPTY_CODE}) == ""
+
+
+def test_a_process_that_has_ended_shows_why_it_failed(tmp_path: Path) -> None:
+    """What the agent said of the newest failed allocation stays on its page for the time range."""
+    name = 'vramledger_framework_last_oom_requested_bytes{NODE,pid="7",framework="torch"}'
+    there = {name: lambda minute: 7.0 * GIB if 10 <= minute < 20 else None}
+    ended = Node([Holder(7, lambda minute: 10 if minute < 20 else None)], extra=there).series(30)
+    query = query_of("vramledger-process", "Newest failed allocation", "B")
+
+    asked = substitute_variables(query, __range="30m")
+    assert expect(tmp_path, ended, 28, {asked: 7 * GIB}) == ""
 
 
 def test_a_need_that_is_not_known_is_no_room(tmp_path: Path) -> None:

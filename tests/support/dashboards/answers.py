@@ -18,6 +18,7 @@ EMPTY: dict[tuple[str, str, str], str] = {
     ("vramledger-exporter", "Exporter status", "B"): "no node was watched less than it is now",
     ("vramledger-exporter", "Collector success", "A"): "no collector fails",
     ("vramledger-exporter", "Failed samples", "B"): "some samples fail",
+    ("vramledger-exporter", "Web configuration in use", "B"): "an exporter has a file",
     **{("vramledger-exporter", "Series dropped, by device", ref): _NONE for ref in "AB"},
     ("vramledger-fleet", "Changed", "D"): _YOUNG,
     ("vramledger-fleet", "Waste by owner", "H"): _UNSEEN,
