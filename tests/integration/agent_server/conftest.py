@@ -82,6 +82,12 @@ class Running:
         """Return the socket's state."""
         return self.inside(lambda: self._listener.health)
 
+    @property
+    def next_health(self) -> AgentSocket:
+        """Return the socket's state after one more sample."""
+        self.reading()
+        return self.health
+
     def rejected(self, reason: str) -> int:
         """Return how often something was refused for a reason."""
         return self.health.rejected[reason]

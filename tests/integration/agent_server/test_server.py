@@ -130,10 +130,11 @@ def test_an_agent_is_heard_also_without_samples(running: Running, stack: ExitSta
     connection = connected(running, stack)
     for number in (1, 2):
         send(connection, report(number))
-        wait_until(
-            lambda number=number: sequence(running, running.agents_without_sample) == number,
-            "the report",  # type: ignore[misc]
-        )
+
+        def heard(newest: int = number) -> bool:
+            return sequence(running, running.agents_without_sample) == newest
+
+        wait_until(heard, "the report")
 
 
 @pytest.mark.parametrize(
@@ -442,7 +443,7 @@ def test_many_agents_come_and_go(running: Running) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    wait_until(lambda: running.reading() and running.health.connections == 0, "everybody to have left")
+    wait_until(lambda: running.next_health.connections == 0, "everybody to have left")
     assert running.agents == ()
     # There are fewer when one of an earlier test was closed too.
     wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "every descriptor to be closed")
@@ -470,7 +471,7 @@ def test_a_report_dies_with_its_process_though_a_child_holds_the_connection(
     wait_until(lambda: sequence(running) == 1, "the report")
     child = program.fork()
     child.order("say", report(2))
-    wait_until(lambda: running.reading() and running.rejected("sender") == 1, "the child's message")
+    wait_until(lambda: running.next_health.rejected["sender"] == 1, "the child's message")
     assert sequence(running) == 1
     program.end()
     wait_until(lambda: running.agents == () and running.health.connections == 0, "the end")
