@@ -225,14 +225,14 @@ def uncharged_holders() -> Panel:
 
 def holder_states() -> Panel:
     largest = f"topk(30, max_over_time({holdings(CHOSEN_DEVICE)}[$__range] @ end()))"
-    codes, answers = state_codes(CHOSEN_DEVICE), device_selector("vramledger_device_up")
+    codes, listed = state_codes(CHOSEN_DEVICE), device_selector("vramledger_device_holders")
     return state_timeline(
         "States of the holders",
         "When each of the 30 largest processes of the time range started, which states it had, and when "
         "it ended; and when nobody held memory there.",
         Query(f"max by ({_BY_HOLDER}) ({codes})\nand on ({HOLDING_LABELS}) {largest}", "{{command}} {{pid}}"),
-        # Without any row Grafana says that a time field is missing.
-        Query(f"max({EMPTY_CODE} + 0 * {answers} unless on () {holdings(CHOSEN_DEVICE)})", EMPTY),
+        # Without any row Grafana says that a time field is missing. A GPU that does not answer is not empty.
+        Query(f"{EMPTY_CODE} + (sum({listed}) == 0)", EMPTY),
         mappings=[HOLDER_CODES], width=24, height=9,
     )  # fmt: skip
 

@@ -286,14 +286,15 @@ def rejected_requests() -> Panel:
 
 
 def web_config_in_use() -> Panel:
-    used, up = selector("vramledger_web_config_last_reload_successful"), selector("vramledger_up")
+    used = selector("vramledger_web_config_last_reload_successful")
+    told = selector("vramledger_collector_success", 'collector="exporter"')  # it would say it
     return state_timeline(
         "Web configuration in use",
         "Whether the newest version of the file and of its certificates is in use; no: it is wrong, and an "
         "older one is in use. No file: none of the exporters has a --web.config.file.",
         Query(f"bottomk(20, {used})", NODE_LEGEND),
         # Without any row Grafana says that a time field is missing.
-        Query(f"max({NO_FILE} + 0 * {up}) unless on () {used}", "every node"),
+        Query(f"max({NO_FILE} + 0 * {told}) unless on () {used}", "every node"),
         mappings=[WEB_CONFIG],
     )  # fmt: skip
 

@@ -136,11 +136,14 @@ def value_mapping(texts: Mapping[object, tuple[str, str]]) -> Json:
 
 STATE_NAMES = value_mapping({state: (state, GRAFANA[state]) for state in STATES})
 PART_NAMES = value_mapping({part: (part, GRAFANA[part]) for part in (*STATES, "unattributed")})
-STATE_CODES = value_mapping({code: (state, GRAFANA[state]) for code, state in enumerate(STATES, 1)})
+_STATE_CODES: dict[object, tuple[str, str]] = {
+    code: (state, GRAFANA[state]) for code, state in enumerate(STATES, 1)
+}
+STATE_CODES = value_mapping(_STATE_CODES)
 EMPTY, EMPTY_CODE = "no holder", len(STATES) + 1
 HOLDER_CODES = value_mapping(
     {
-        **{code: (state, GRAFANA[state]) for code, state in enumerate(STATES, 1)},
+        **_STATE_CODES,
         EMPTY_CODE: (EMPTY, GRAFANA["free"]),
     }
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dashboards.src.panels import EMPTY_CODE
-from tests.support.alerts.nodes import Holder, Node, uuid
+from tests.support.alerts.nodes import Holder, Node, Values, uuid
 from tests.support.alerts.promtool import expect
 from tests.support.dashboards.figures import query_of
 from tests.support.dashboards.files import substitute_variables
@@ -61,12 +61,21 @@ def test_who_has_ended_grows_no_more(tmp_path: Path) -> None:
 
 def test_a_timeline_is_never_without_a_row(tmp_path: Path) -> None:
     """A GPU that nobody holds says so in its timeline of states, as exporters without a web file do."""
-    held = Node([Holder(7, lambda minute: 10 if minute < 10 else None)]).series(20)
+
+    def listed(minute: float) -> float | None:
+        return (1 if minute < 10 else 0) if minute <= 22 else None  # then the GPU does not answer
+
+    extra: dict[str, Values] = {
+        f'vramledger_device_holders{{NODE,gpu="0",uuid="{uuid(0)}",state="active"}}': listed,
+        'vramledger_collector_success{NODE,collector="exporter"}': 1,
+    }
+    held = Node([Holder(7, lambda minute: 10 if minute < 10 else None)], extra=extra).series(30)
     states = substitute_variables(query_of("vramledger-device", "States of the holders", "B"), __range="20m")
     file = substitute_variables(query_of("vramledger-exporter", "Web configuration in use", "B"))
 
     assert expect(tmp_path, held, 8, {f"({states}) or vector(99)": 99, file: 2}) == ""
     assert expect(tmp_path, held, 18, {states: EMPTY_CODE}) == ""
+    assert expect(tmp_path, held, 29, {f"({states}) or vector(99)": 99}) == ""
 
 
 def test_a_process_that_has_ended_shows_why_it_failed(tmp_path: Path) -> None:
