@@ -1,3 +1,5 @@
 """vramledger: a ledger for GPU memory."""
 
-__version__ = "0.1.0"
+from vramledger_agent import __version__
+
+__all__ = ["__version__"]

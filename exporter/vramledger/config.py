@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vramledger.agent_protocol.messages import DEFAULT_SOCKET
 from vramledger.errors import UsageError
+from vramledger.model.holder_facts import HOLDER_FACTS
+from vramledger_agent.protocol.messages import DEFAULT_SOCKET
 
 DEFAULT_PORT = 10839
 
@@ -47,14 +48,27 @@ COLLECTORS: Mapping[str, tuple[bool, str]] = {
     ),
     "pods": (False, "chosen labels of pods that hold GPU memory or have a GPU reserved (see --pods.labels)"),
     "pcie": (False, "PCIe throughput (before Hopper 20 ms a device and direction, read every 10 s)"),
+    "threads": (
+        True,
+        "which threads of the holders run: who did not run has launched nothing (at a slow pace)",
+    ),
     "launches": (
         False,
         "launches, copies and memsets of quiet holders, counted by uprobes (needs root or CAP_SYS_ADMIN)",
     ),
-    "vllm": (False, "how full the KV cache of a holder is, as its vLLM server on this host says over HTTP"),
+    **{fact.collector: (fact.on, fact.help) for fact in HOLDER_FACTS},
     "exporter": (True, "the exporter's own process and sampler"),
 }
-"""For each collector: whether it is on by default, and what it gives."""
+"""For each collector that can be turned off: whether it is on by default, and what it gives."""
+
+ALWAYS_COLLECTED: Mapping[str, str] = {
+    "facts": "what is read once of a holder: user, program, environment, libraries, parent",
+    "managed": "how much managed memory holders map",
+    "cpu": "CPU time of holders that share a device",
+    "limits": "what the cgroups of holders may take of a device",
+    "waits": "threads of holders that sleep in the driver",
+}
+"""The collectors without a flag: verdicts need what they give. Their health is shown all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +150,7 @@ class Config:
         systemd_socket: listen on the sockets that systemd passes on, instead of ``listen``.
         control_socket: of ``vramledger release``; None for the usual path, if we may use it.
         page: whether the live page is served.
+        hide_names: whether only root and the exporter's user see names of users and programs, and paths.
         web_user: the user that root's exporter becomes; None for the usual one.
         source: ``nvml``, ``auto``, or ``replay:FILE``.
         replay_speed: how many recorded seconds pass in a second.
@@ -155,6 +170,7 @@ class Config:
     systemd_socket: bool = False
     control_socket: Path | None = None
     page: bool = True
+    hide_names: bool = False
     web_user: str | None = None
     source: str = "nvml"
     replay_speed: float = 1.0
@@ -167,29 +183,6 @@ class Config:
 
 
 _HIGHEST_PORT = 65535
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_LONGEST_DURATION = 3660 * 86400.0
-"""Ten years. Beyond some longer time clocks, timers and calendars overflow, each at its own limit."""
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-
-
-def parse_duration(text: str) -> float:
-    """Read a duration as Prometheus writes it (``250ms``, ``1m30s``), in seconds.
-
-    Raises:
-        UsageError: it is not a positive duration, or longer than ten years.
-    """
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
-    if _DURATION.sub("", text) or seconds <= 0:
-        message = f"{text!r} is not a duration; write for example 500ms, 1s, 10m or 1h30m"
-        raise UsageError(message)
-    if seconds > _LONGEST_DURATION:
-        message = f"{text[:40]!r} is too long for a duration; write at most {_LONGEST_DURATION / 86400:.0f}d"
-        raise UsageError(message)
-    return seconds
-
-
 _POD_LABEL = re.compile(
     r"(?:(?=[^/]{1,253}/)[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?", re.ASCII
 )

@@ -1,45 +1,27 @@
-"""The errors that a user may see, each with its exit code.
+"""The errors that a user may see, each with its exit code: those of the agent's commands, and two more.
 
-VramledgerError             1   anything that stops a command
-├── UsageError              2   a flag or argument is wrong
-├── StartupError            1   a port is taken, a file cannot be opened
+VramledgerError
 ├── RecordingError          1   a recording is corrupt or of another version
-├── SnapshotError           1   an allocation snapshot is broken, hostile or of another kind
-├── AgentError              1   an agent does not exist, refuses, or does not answer
 └── DriverError             1   NVML cannot be used at all (carries a reason)
-
-Every message is one line and says what to do next; the command line prints it without a traceback.
 """
 
 from __future__ import annotations
 
+from vramledger_agent.errors import AgentError, SnapshotError, StartupError, UsageError, VramledgerError
 
-class VramledgerError(Exception):
-    """Stop a command with a one-line message."""
-
-    exit_code = 1
-
-
-class UsageError(VramledgerError):
-    """Say that a flag or an argument is wrong."""
-
-    exit_code = 2
-
-
-class StartupError(VramledgerError):
-    """Say that the program could not start."""
+__all__ = [
+    "AgentError",
+    "DriverError",
+    "RecordingError",
+    "SnapshotError",
+    "StartupError",
+    "UsageError",
+    "VramledgerError",
+]
 
 
 class RecordingError(VramledgerError):
     """Say that a recording cannot be replayed."""
-
-
-class SnapshotError(VramledgerError):
-    """Say that an allocation snapshot cannot be read."""
-
-
-class AgentError(VramledgerError):
-    """Say that the agent in a process did not do what was requested."""
 
 
 class DriverError(VramledgerError):

@@ -50,7 +50,7 @@ class _Formatter(logging.Formatter):
 
 
 def _quote(text: str) -> str:
-    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+    return text if _PLAIN.fullmatch(text) and text.isprintable() else json.dumps(text)
 
 
 def configure(level: str = "info", style: str = "logfmt") -> None:
@@ -70,6 +70,33 @@ def settings() -> tuple[str, str]:
     formatter = log.handlers[0].formatter if log.handlers else None
     style = formatter.style_name if isinstance(formatter, _Formatter) else "logfmt"
     return _NAMES.get(log.level, "info"), style
+
+
+class FailureStreaks:
+    """Log a failure of each of several parts once, until the part has succeeded again."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+        self._failing: set[tuple[str, int]] = set()
+
+    def __bool__(self) -> bool:
+        """Whether a part fails now."""
+        return bool(self._failing)
+
+    def failed(self, name: str, error: BaseException, place: int = 0) -> None:
+        """Record a failure of a part; ``place`` is where, if there are several."""
+        if (name, place) not in self._failing:
+            self._failing.add((name, place))
+            what = f"{type(error).__name__}: {error}"
+            log.error(self._message, exc_info=error, extra=fields(collector=name, err=what), stacklevel=2)
+
+    def succeeded(self, name: str, place: int = 0) -> None:
+        """Record that a part works."""
+        self._failing.discard((name, place))
+
+
+COLLECTOR_FAILED: Final = "Collector failed"
+"""What a log line says of a collector that fails, whoever runs it."""
 
 
 def fields(**values: object) -> dict[str, dict[str, object]]:

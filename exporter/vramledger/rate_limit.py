@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
+_LINE_INTERVAL = 60.0
+"""Seconds between two lines of the log about what others can cause."""
+
 
 class TokenBucket:
     """A bucket of tokens that fills at a rate, in tokens a second, up to a burst."""
 
     def __init__(self, now: float, rate: float, burst: float) -> None:
-        """Start full."""
         self._rate = rate
         self._burst = burst
         self._tokens = burst
@@ -40,3 +45,22 @@ class TokenBucket:
 
     def _tokens_at(self, now: float) -> float:
         return min(self._burst, self._tokens + max(0.0, now - self._updated) * self._rate)
+
+
+class LineLimit:
+    """Allow one line of the log in an interval, and count what is left out between two."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._silent_until = float("-inf")
+        self._dropped = 0
+
+    def admit(self) -> int | None:
+        """Return how many lines were left out before this one; None if this one is left out as well."""
+        now = self._clock()
+        if now < self._silent_until:
+            self._dropped += 1
+            return None
+        dropped, self._dropped = self._dropped, 0
+        self._silent_until = now + _LINE_INTERVAL
+        return dropped

@@ -1,10 +1,10 @@
-"""Write exporter/docs/METRICS.md and exporter/docs/metrics/ from the families' declarations.
+"""Write into METRICS.md and the pages of exporter/docs/metrics/ what follows from the declarations.
 
-Each page has one subject: a module of ``vramledger/metrics``. Its facts come from the declarations. The
-title, introduction and further notes on each family are in metrics/SUBJECT.md in this folder: a section for
-each family, in the order of the page, with one example query in a block of PromQL. index.md in this folder
-begins METRICS.md. The families that prometheus_client gives of the exporter's own processes have no
-declaration of ours: their facts come from the page that a scrape gets.
+Each page has one subject: a module of ``vramledger/metrics``, and a section for each family. The facts at the
+beginning of a section come from the declaration, all else is written in the page itself: notes, with one
+example query in a block of PromQL. The lists of METRICS.md, below its mark, are written from the pages. The
+families that prometheus_client gives of the exporter's own processes have no declaration of ours: their facts
+come from the page that a scrape gets.
 
     python exporter/docs/src/generate.py [--check]
 """
@@ -22,21 +22,26 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from vramledger.agent_protocol.frameworks import FRAMEWORKS
 from vramledger.metrics.contract import FAMILIES, SUBJECTS
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.metrics.families import Family
 from vramledger.model.snapshot import Snapshot
+from vramledger_agent.protocol.frameworks import FRAMEWORKS
 
-SOURCES = Path(__file__).parent
-DOCS = SOURCES.parent
+DOCS = Path(__file__).parents[1]
 EXPORTER = "exporter"
 """The subject of the metrics of the exporter itself, and their collector's name; its page comes last."""
 
-HEADER = (
-    "<!-- Written by `make docs` from {source} and the declarations: change those, not this file. -->\n\n"
-)
+HEADER = "<!-- `make docs` writes the facts below each heading. -->\n\n"
+UP = "[All metrics](../METRICS.md)"
+"""Below the title of each page; the collector of most families follows."""
+MARK = "<!-- `make docs` writes what follows. -->\n\n"
+"""Where the lists of METRICS.md begin."""
+
 _SECTION = re.compile(r"^## `(\w+)`\n+", re.MULTILINE)
+_HEAD = re.compile(rf"^{re.escape(UP)}[^\n]*\n", re.MULTILINE)
+_FACTS = re.compile(r"\A> [^\n]*\n+(?:Gauge|Counter|Info)\b[^\n]*\n+")
+_FRAMEWORKS = re.compile(r"(?<=<!-- frameworks -->).*?(?=<!-- end -->)", re.DOTALL)
 _QUERY = re.compile(r"^```promql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -97,9 +102,9 @@ def _exporter_facts(name: str) -> tuple[str, str]:
 
 
 def _with_frameworks(text: str) -> str:
-    """Put the names of the frameworks, in their order of precedence, in the place of ``@FRAMEWORKS@``."""
+    """Put the names of the frameworks, in their order of precedence, between their marks."""
     names = [f"`{framework.name}`" for framework in FRAMEWORKS]
-    return text.replace("@FRAMEWORKS@", f"{', '.join(names[:-1])} or {names[-1]}")
+    return _FRAMEWORKS.sub(f"{', '.join(names[:-1])} or {names[-1]}", text)
 
 
 def parse_text(text: str, families: tuple[Family, ...]) -> Text:
@@ -109,7 +114,7 @@ def parse_text(text: str, families: tuple[Family, ...]) -> Text:
         ValueError: its sections do not match the families, each once; or one has no notes, or not exactly
             one query.
     """
-    start, *rest = _SECTION.split(text)
+    start, *rest = _SECTION.split(text.removeprefix(HEADER))
     title, _, introduction = start.partition("\n")
     names = rest[::2]
     missing = sorted({family.name for family in families} - set(names))
@@ -117,11 +122,12 @@ def parse_text(text: str, families: tuple[Family, ...]) -> Text:
     if missing or extra:
         message = f"families without a section: {missing}; sections without a family, or twice: {extra}"
         raise ValueError(message)
-    if not title.startswith("# ") or not introduction.strip():
+    introduction = _HEAD.sub("", introduction).strip()
+    if not title.startswith("# ") or not introduction:
         message = "it begins with a title and an introduction"
         raise ValueError(message)
     sections = dict(zip(names, map(parse_section, names, rest[1::2]), strict=True))
-    return Text(title.removeprefix("# "), introduction.strip(), sections)
+    return Text(title.removeprefix("# "), introduction, sections)
 
 
 def parse_section(name: str, text: str) -> Section:
@@ -130,6 +136,7 @@ def parse_section(name: str, text: str) -> Section:
     Raises:
         ValueError: it has no notes, or not exactly one query.
     """
+    text = _FACTS.sub("", text)
     queries = _QUERY.findall(text)
     if len(queries) != 1 or not re.search(rf"\b{name}\b", queries[0]):
         message = f"{name} needs exactly one block of promql, with the family in it"
@@ -147,13 +154,13 @@ def subjects() -> Iterator[Subject]:
         ValueError: a text cannot be used; the message begins with its file.
     """
     for subject, families in {**SUBJECTS, EXPORTER: exporter_families()}.items():
-        path = SOURCES / "metrics" / f"{subject}.md"
+        path = DOCS / "metrics" / f"{subject}.md"
         try:
             yield Subject(
                 subject, families, parse_text(_with_frameworks(path.read_text(encoding="utf-8")), families)
             )
         except ValueError as error:
-            message = f"src/metrics/{path.name}: {error}"
+            message = f"metrics/{path.name}: {error}"
             raise ValueError(message) from error
 
 
@@ -166,19 +173,19 @@ def queries() -> Mapping[str, str]:
     return {name: query for subject in subjects() for name, (_, query) in subject.text.sections.items()}
 
 
-def render_family(family: Family, section: Section) -> str:
-    """Return the part of a page about one family."""
-    kind = f"{family.kind}, in {family.unit.replace('_', ' ')}" if family.unit else family.kind
-    labels = ", ".join(f"`{label}`" for label in family.labels) or "none"
+def render_family(family: Family, section: Section, usual: str) -> str:
+    """Return the part of a page about one family, with its collector if that is not the ``usual`` one."""
+    unit = f" in {family.unit.replace('_', ' ')}" if family.unit else ""
+    unit = unit.replace("in ratio", "as a ratio").replace("in celsius", "in °C")
+    labels = f", by {', '.join(f'`{label}`' for label in family.labels)}" if family.labels else ""
+    by = "" if family.collector == usual else f"; collector `{family.collector}`"
+    source = "" if family.source.replace("`", "") in family.help else f" Source: {family.source}."
+    absent = f"Absent {family.absent}.".replace("Absent never", "Never absent")
     return f"""## `{family.name}`
 
 > {family.help}
 
-- **Type:** {kind}
-- **Labels:** {labels}
-- **Collector:** `{family.collector}`
-- **Source:** {family.source}
-- **Absent:** {family.absent}
+{family.kind.capitalize()}{unit}{labels}{by}.{source} {absent}
 
 {section.notes}
 """
@@ -187,27 +194,26 @@ def render_family(family: Family, section: Section) -> str:
 def render_page(subject: Subject) -> str:
     """Return the page of one subject."""
     text = subject.text
-    head = f"# {text.title}\n\n[All metrics](../METRICS.md)\n\n{text.introduction}\n"
-    parts = [render_family(family, text.sections[family.name]) for family in subject.in_order()]
-    return HEADER.format(source=f"../src/metrics/{subject.name}.md") + "\n".join([head, *parts])
+    [(usual, count)] = Counter(family.collector for family in subject.families).most_common(1)
+    others = " unless a family names another" if count < len(subject.families) else ""
+    head = f"# {text.title}\n\n{UP}. Collector{others}: `{usual}`.\n\n{text.introduction}\n"
+    parts = [render_family(family, text.sections[family.name], usual) for family in subject.in_order()]
+    return HEADER + "\n".join([head, *parts])
 
 
 def render_index() -> str:
-    """Return METRICS.md: how to read the families, and a table of them for each subject.
+    """Return METRICS.md: how to read the families, and their names for each subject.
 
     Raises:
         ValueError: see :func:`subjects`.
     """
-    parts = [(SOURCES / "index.md").read_text(encoding="utf-8")]
+    introduction, mark, _ = (DOCS / "METRICS.md").read_text(encoding="utf-8").partition(MARK)
+    parts = []
     for subject in subjects():
         page = f"metrics/{subject.name}.md"
-        rows = "".join(
-            f"| [`{family.name}`]({page}#{family.name}) | {family.kind} | {family.help} |\n"
-            for family in subject.in_order()
-        )
-        head = f"## {subject.text.title}\n\n[{page}]({page})\n\n| family | type | meaning |\n|---|---|---|\n"
-        parts.append(head + rows)
-    return HEADER.format(source="src/index.md") + "\n".join(parts)
+        names = "".join(f"- [`{family.name}`]({page}#{family.name})\n" for family in subject.in_order())
+        parts.append(f"## [{subject.text.title}]({page})\n\n{names}")
+    return introduction + mark + "\n".join(parts)
 
 
 def rendered_files() -> dict[Path, str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vramledger.model.reading import UNIFIED, DeviceReading, HiddenHolder, Reading, XidEvent
+import msgspec
+
+from vramledger.model.reading import ASLEEP, UNIFIED, DeviceReading, HiddenHolder, Reading, XidEvent
 
 PEAK_WINDOW = 60.0
 """The length of the window of ``used_peak``, in seconds."""
@@ -26,43 +26,41 @@ class DeviceMatch(NamedTuple):
     destroyed: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class SlidingMaximum:
-    """Keep the highest value of the last seconds.
+class DevicesState(msgspec.Struct):
+    """What is remembered of devices, by UUID.
 
-    The deque holds falling values, so that the first is the highest.
+    Attributes:
+        known: the identity of each device that has answered and was not destroyed, as it is while missing.
+        peaks: monotonic times of the last minute with used bytes that fall from one to the next, so that the
+            first are the highest.
+        xids: how many XID errors of each number it has had since the exporter started.
     """
 
-    values: deque[tuple[float, int]] = field(default_factory=deque)
+    known: dict[str, DeviceReading] = {}
+    peaks: dict[str, list[tuple[float, int]]] = {}
+    xids: dict[str, dict[int, int]] = {}
 
-    def add(self, now: float, value: int) -> int:
-        """Add a value at a monotonic time, and return the highest value of the window."""
-        while self.values and self.values[-1][1] <= value:
-            self.values.pop()
-        self.values.append((now, value))
-        while self.values[0][0] < now - PEAK_WINDOW:
-            self.values.popleft()
-        return self.values[0][1]
+
+def record_peak(values: list[tuple[float, int]], now: float, value: int) -> int:
+    """Add a value at a monotonic time, and return the highest value of the window."""
+    while values and values[-1][1] <= value:
+        values.pop()
+    values.append((now, value))
+    while values[0][0] < now - PEAK_WINDOW:
+        del values[0]
+    return values[0][1]
 
 
 class DeviceTracker:
-    """Remember devices, by UUID."""
+    """Match the devices of a reading with the known ones."""
 
-    def __init__(self) -> None:
-        """Start without devices."""
-        self._known: dict[str, DeviceReading] = {}
-        self._peaks: dict[str, SlidingMaximum] = {}
-        self._xids: dict[str, Counter[int]] = {}
+    def __init__(self, state: DevicesState) -> None:
+        self.state = state
 
     @property
     def uuids(self) -> Iterable[str]:
         """The devices that have answered so far and were not destroyed."""
-        return self._known.keys()
-
-    def reset(self) -> None:
-        """Forget everything but the XID errors, which are counted since the exporter started."""
-        self._known.clear()
-        self._peaks.clear()
+        return self.state.known.keys()
 
     def match(self, reading: Reading) -> DeviceMatch:
         """Return the devices of this reading, then the earlier ones that are missing from it.
@@ -72,44 +70,44 @@ class DeviceTracker:
         devices = [self._recognise(device, reading) for device in reading.devices]
         present = {device.uuid: device for device in devices}
         destroyed = []
-        for uuid, device in list(self._known.items()):
+        for uuid, device in list(self.state.known.items()):
             parent = present.get(device.parent) if device.parent else None
             if uuid not in present and parent is not None and parent.error is None:
                 destroyed.append(uuid)
                 self._drop(uuid)
-        self._known.update({uuid: device for uuid, device in present.items() if device.error is None})
-        missing = [
-            device.without_data("missing") for uuid, device in self._known.items() if uuid not in present
-        ]
+        answered = {uuid: device for uuid, device in present.items() if device.error is None}
+        self.state.known.update({uuid: each.without_data("missing") for uuid, each in answered.items()})
+        missing = [device for uuid, device in self.state.known.items() if uuid not in present]
         return DeviceMatch((*devices, *missing), tuple(destroyed))
 
     def record_used(self, uuid: str, now: float, used: int) -> int:
         """Record a device's used bytes at a monotonic time; return the peak of the last minute."""
-        return self._peaks.setdefault(uuid, SlidingMaximum()).add(now, used)
+        return record_peak(self.state.peaks.setdefault(uuid, []), now, used)
 
     def count_xids(self, events: Iterable[XidEvent]) -> None:
         """Count XID errors."""
         for event in events:
-            self._xids.setdefault(event.uuid, Counter())[event.xid] += 1
+            counts = self.state.xids.setdefault(event.uuid, {})
+            counts[event.xid] = counts.get(event.xid, 0) + 1
 
     def xids(self, uuid: str) -> Mapping[int, int]:
         """Return how many XID errors of each number a device has had."""
-        return dict(self._xids.get(uuid, {}))
+        return dict(self.state.xids.get(uuid, {}))
 
     def _recognise(self, device: DeviceReading, reading: Reading) -> DeviceReading:
         """Return a GPU without a UUID (lost before we could read it) with the UUID that its index had."""
         if not device.uuid.startswith(UNNAMED):
             return device
         present = {each.uuid for each in reading.devices}
-        for known in self._known.values():
+        for known in self.state.known.values():
             if known.index == device.index and known.parent is None and known.uuid not in present:
                 return known.without_data(device.error or "lost")
         return device
 
     def _drop(self, uuid: str) -> None:
-        del self._known[uuid]
-        self._peaks.pop(uuid, None)
-        self._xids.pop(uuid, None)
+        del self.state.known[uuid]
+        self.state.peaks.pop(uuid, None)
+        self.state.xids.pop(uuid, None)
 
 
 def memory_sharers(devices: Iterable[DeviceReading]) -> dict[str, tuple[str, ...]]:
@@ -143,7 +141,7 @@ def without_partial_ledger(device: DeviceReading) -> DeviceReading:
 def failure_of_all(reading: Reading) -> tuple[str, str] | None:
     """Return (reason, message) when no device answered, which leaves nothing to publish; else None."""
     errors = {device.error for device in reading.devices}
-    if None in errors:
+    if errors & {None, ASLEEP}:
         return None
     if not errors:
         return "no-devices", "the driver shows no GPU"

@@ -8,11 +8,11 @@ This is integer arithmetic only; it reads nothing and remembers nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from vramledger.model.reading import COHERENT, DeviceReading, MemoryReading
-from vramledger.model.snapshot import Ledger, State
+from vramledger.model.snapshot import Holding, Ledger, State, UndividedBytes
 
 
 class SystemBytes(NamedTuple):
@@ -39,6 +39,24 @@ def system_bytes(device: DeviceReading) -> SystemBytes | None:
         return SystemBytes(None, total)
     # What is not in the node was never given to the operating system: the driver keeps it.
     return SystemBytes(node.file + node.anonymous + node.kernel, max(0, total - node.free))
+
+
+def balance_device(
+    device: DeviceReading,
+    holdings: Sequence[Holding],
+    *,
+    blind: bool,
+    undivided: UndividedBytes | None = None,
+) -> Ledger | None:
+    """Balance a device over its holdings, with what is known of bytes that NVML charges to nobody."""
+    if device.memory is None:
+        return None
+    uncharged = [(each.state, each.uncharged.least) for each in holdings if each.uncharged is not None]
+    if undivided is not None:
+        uncharged.append((undivided.state, undivided.bytes))
+    charged = ((each.state, each.memory or 0) for each in holdings)
+    system = system_bytes(device)
+    return balance(device.memory, charged, blind=blind, uncharged=uncharged, system=system)
 
 
 def balance(

@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vramledger.accounting.states import StateVerdict
+from vramledger.accounting.holders.states import StateVerdict
+from vramledger.accounting.work.thread_times import DeviceSigns, ThreadQuiet
 from vramledger.model.reading import DeviceReading, LaunchCount, ProcessRow, ProcessUtilization, Reading
+from vramledger.model.snapshot import UnixTime
 
-Clock = tuple[float, float]
+Clock = tuple[float, UnixTime]
 """A moment: monotonic and Unix time, seconds."""
 
 
@@ -26,6 +28,7 @@ class Sample:
             everything that was remembered is known again.
         watched: seconds from the sample before until the newest look at the GPUs, which found them
             unchanged; 0 without one.
+        threads: since when the threads of each process have been quiet, by pid and start time.
         launches: what was counted of quiet holders, by pid and start time.
         cpu: the CPU seconds of each process since the sample before, by pid.
         mps_servers: the pids of the MPS servers, which launch nothing themselves while their clients work.
@@ -44,6 +47,7 @@ class Sample:
     watched: float = 0.0
     verdicts: Mapping[int, StateVerdict | None] = field(default_factory=dict)
     mps_servers: set[int] = field(default_factory=set)
+    threads: Mapping[tuple[int, int], ThreadQuiet] = field(default_factory=dict)
     launches: Mapping[tuple[int, int], LaunchCount] = field(init=False)
     cpu: Mapping[int, float] = field(init=False)
     time: float = field(init=False)
@@ -77,6 +81,9 @@ class WorkEvidence(NamedTuple):
         clients_unknown: the same for a client of MPS.
         clients: the clients of MPS: the driver names their server in place of them.
         busy: whether the device worked since the sample before.
+        named_since: since when every sample had rows, and all work was somebody's whom they named.
+        free_at: monotonic time of the newest sample in which the device was not fully busy.
+        rated: whether the device has a rate of utilisation.
     """
 
     workers: frozenset[int] = frozenset()
@@ -87,6 +94,13 @@ class WorkEvidence(NamedTuple):
     clients_unknown: bool = True
     clients: frozenset[int] = frozenset()
     busy: bool = False
+    named_since: Clock | None = None
+    free_at: float | None = None
+    rated: bool = False
+
+    def signs_for(self, pid: int) -> DeviceSigns:
+        """Return what the device says of work of this holder that was launched earlier."""
+        return DeviceSigns(self.named_since, self.free_at, self.rated, client=pid in self.clients)
 
     def shows_quiet(self, pid: int) -> bool:
         """Tell whether the sample would show work of this holder."""

@@ -6,11 +6,11 @@ import socket
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 from vramledger.agent_server.credentials import Peer, read_sender
 from vramledger.agent_server.disposal import holds_descriptors, receive_plain
 from vramledger.model.agent_report import Agent, AgentReport, refuse
 from vramledger.rate_limit import TokenBucket
+from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
 MESSAGE_RATE = 4.0
 MESSAGE_BURST = 16.0
@@ -48,7 +48,6 @@ class AgentConnection:
         report_time: when its newest report came.
         received: the time of the newest report in Unix time.
         report: the newest report.
-        frameworks: a digest of that part of the newest report's message, which mostly comes again unchanged.
         overfull: whether more messages waited at the last reading than are read at once.
         passed_on: whether an agent has got this connection, to answer a request.
     """
@@ -59,7 +58,6 @@ class AgentConnection:
     report_time: float | None = None
     received: float | None = None
     report: AgentReport | None = None
-    frameworks: int | None = None
     overfull: bool = False
     passed_on: bool = False
     bucket: TokenBucket = field(init=False)

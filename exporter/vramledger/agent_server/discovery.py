@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import json
 import os
 import socket
 import stat
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES, make_request
+from msgspec.structs import replace
+
 from vramledger.model.agent_report import Agent, RefusedError, parse
 from vramledger.model.reading import (
     Reading,
 )
-from vramledger.model.reading_json import agent_from
+from vramledger.model.records import RecordError, read_record
+from vramledger_agent.listener import UntrustedListenerError, check_listener
+from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES, make_request
 
 TIMEOUT = 0.5
 """Seconds for an answer."""
@@ -54,6 +57,10 @@ def request_agents(path: Path) -> tuple[Agent, ...]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(TIMEOUT)
         connection.connect(str(path))
+        try:
+            check_listener(connection, path)
+        except UntrustedListenerError as error:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
         connection.send(json.dumps(make_request("agents")).encode())
         data, ancillary, _, _ = connection.recvmsg(
             MAX_MESSAGE_BYTES + 1, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC
@@ -69,8 +76,8 @@ def request_agents(path: Path) -> tuple[Agent, ...]:
         # for ever.
         if not files or not stat.S_ISREG(os.fstat(files[0].fileno()).st_mode):
             return ()
-        return tuple(agent_from(json.loads(line)) for line in files[0].read(_MAX_BYTES).splitlines())
-    except (TypeError, ValueError) as error:
+        return tuple(read_record(line, Agent) for line in files[0].read(_MAX_BYTES).splitlines())
+    except RecordError as error:
         reason = "format"
         raise RefusedError(reason, str(error)) from error
     finally:

@@ -13,7 +13,7 @@ import array
 import os
 import socket
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 _CREDENTIALS_SPACE = socket.CMSG_SPACE(12)
 """Room for the credentials of a message and for nothing else: a descriptor does not fit, and MSG_CTRUNC says
@@ -55,6 +55,21 @@ def receive_plain(connection: socket.socket, size: int) -> tuple[bytes, list[tup
     """
     data, ancillary, flags, _ = connection.recvmsg(size, _CREDENTIALS_SPACE, _DO_NOT_WAIT)
     return data, ancillary, flags
+
+
+def receive_bytes(connection: socket.socket, size: int) -> bytes | None:
+    """Receive from a stream what waits; None if a descriptor is among it, which stays there.
+
+    A read may go on into the next message, so just what a look has shown is read.
+
+    Raises:
+        BlockingIOError: nothing waits.
+        OSError: the connection broke.
+    """
+    seen, _, flags, _ = connection.recvmsg(size, _CREDENTIALS_SPACE, _PEEK)
+    if flags & _TRUNCATED_CONTROL:
+        return None
+    return connection.recv(len(seen), _DO_NOT_WAIT) if seen else seen
 
 
 class Disposal:
@@ -104,24 +119,34 @@ class Disposal:
             return
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         here.setblocking(False)  # noqa: FBT003 the standard library's
-        with here, there:
-            # The sockets wait in the queue of ``there``, the process's standard input, which it never reads.
-            sent = [each for each in self._waiting if _send_off(here, each)]
-            try:
-                self._processes.append(_start_ending(there.fileno()))
-            except OSError:
-                # There is no process or memory left. We still have our descriptors, and try again.
-                return
-        for each in sent:
-            each.close()
+        with ExitStack() as until_ours_are_closed:
+            with here, there:
+                # They wait in the queue of ``there``, the process's standard input, which it never reads.
+                sent = [each for each in self._waiting if _send_off(here, each)]
+                try:
+                    self._processes.append(_start_ending(there.fileno(), until_ours_are_closed))
+                except OSError:
+                    # There is no process or memory left. We still have our descriptors, and try again.
+                    return
+            for each in sent:
+                each.close()
         self._waiting = [each for each in self._waiting if each.fileno() >= 0]
 
 
-def _start_ending(held: int) -> int:
-    """Start a process that ends immediately, which closes its descriptor ``held``."""
-    null = [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_WRONLY, 0) for each in (1, 2)]
-    actions = [(os.POSIX_SPAWN_DUP2, held, 0), *null]
-    return os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", "-c", ""], {}, file_actions=actions)
+def _start_ending(held: int, block: ExitStack) -> int:
+    """Start a process that ends, and thereby closes its descriptor ``held``, as soon as a block has ended."""
+    end, ours = os.pipe2(os.O_CLOEXEC)
+    block.callback(os.close, ours)
+    actions = [
+        (os.POSIX_SPAWN_DUP2, held, 0),
+        (os.POSIX_SPAWN_DUP2, end, 1),
+        (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+    ]
+    program = [sys.executable, "-I", "-S", "-c", "import posix; posix.read(1, 1)"]
+    try:
+        return os.posix_spawn(sys.executable, program, {}, file_actions=actions)
+    finally:
+        os.close(end)
 
 
 def _drain(connection: socket.socket) -> bool:
@@ -135,7 +160,8 @@ def _drain(connection: socket.socket) -> bool:
             continue
         except OSError:
             return False
-        if not data and not ancillary:
+        # The end: no bytes in a stream, otherwise a message without bytes that nobody has sent.
+        if not data and (connection.type is socket.SOCK_STREAM or not ancillary):
             return True
     return False
 

@@ -15,9 +15,10 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from vramledger.agent_server.connection import MESSAGE_BURST, MESSAGE_RATE, AgentConnection, Message
 from vramledger.agent_server.credentials import Peer, identify_peer, read_credentials, require_pidfd
@@ -33,7 +34,6 @@ from vramledger.model.agent_report import (
     Agent,
     AgentSocket,
     RefusedError,
-    frameworks_digest,
     locate_rank,
     parse,
     read_report,
@@ -121,6 +121,7 @@ class AgentServer:
         snapshot: Callable[[], Snapshot],
         *,
         clock: Callable[[], float] = boot_clock,
+        owner: int | None = None,
     ) -> None:
         """Prepare the server.
 
@@ -129,8 +130,10 @@ class AgentServer:
             procfs: root of the proc file system.
             snapshot: returns the newest, for a client that requests the devices.
             clock: seconds that only grow.
+            owner: who may own the socket's directory, besides root and us.
         """
         self._path = path
+        self._owner = owner
         self._procfs = str(procfs)
         self._node = os.uname().nodename
         self._snapshot = snapshot
@@ -202,7 +205,7 @@ class AgentServer:
         """Listen; if that fails, log why and try again later."""
         try:
             require_pidfd()
-            self._socket_file = SocketFile(self._path, SOCKET)
+            self._socket_file = SocketFile(self._path, SOCKET, self._owner)
         except StartupError as error:
             if str(error) != self._logged_problem:
                 self._logged_problem = str(error)
@@ -425,11 +428,10 @@ class AgentServer:
         if "ask" in content:
             self._answer_request(connection, content, now)
             return
-        frameworks = frameworks_digest(content)
-        same = frameworks is not None and frameworks == connection.frameworks
-        report = read_report(content, connection.report if same else None)
-        connection.report = locate_rank(report, self._node)
-        connection.frameworks = frameworks
+        if "sequence" not in content:  # of a newer version: it costs itself, and no report
+            log.debug("Unknown message of an agent", extra=fields(pid=connection.peer.pid))
+            return
+        connection.report = locate_rank(read_report(content, connection.report), self._node)
         connection.report_time, connection.received = now, time.time()
         self._report_bytes[connection] = len(message.data)
         earlier = self._agent_connections.get(connection.peer.pid)
@@ -468,10 +470,10 @@ def _descriptor_limit() -> int:
 
 @asynccontextmanager
 async def run_agent_server(
-    path: Path, procfs: Path, snapshot: Callable[[], Snapshot]
+    path: Path, procfs: Path, snapshot: Callable[[], Snapshot], owner: int | None = None
 ) -> AsyncIterator[AgentServer]:
-    """Listen for agents until the block ends."""
-    server = AgentServer(path, procfs, snapshot)
+    """Listen for agents until the block ends; ``owner`` as in :class:`AgentServer`."""
+    server = AgentServer(path, procfs, snapshot, owner=owner)
     server.start()
     try:
         yield server

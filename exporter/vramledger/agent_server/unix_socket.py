@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from vramledger.errors import StartupError
 
+_ROOT = 0
 _DIRECTORY_MODE = 0o755
 _MAX_PATH_BYTES = 107
 """The longest path that the kernel takes (sun_path, less the zero byte); the name that is bound first is
@@ -44,8 +46,10 @@ class SocketSettings(NamedTuple):
 class SocketFile:
     """A listening socket at a path; the file is removed at the end if it is still ours."""
 
-    def __init__(self, path: Path, settings: SocketSettings) -> None:
+    def __init__(self, path: Path, settings: SocketSettings, owner: int | None = None) -> None:
         """Listen; make the directory if it is missing, replace a socket that nobody listens on.
+
+        Besides root and us, only ``owner`` may own the directory: the user that we become.
 
         Raises:
             StartupError: that is not possible here; the message says what to do.
@@ -53,6 +57,7 @@ class SocketFile:
         self.path = path
         try:
             _make_directory(path.parent, parents=settings.parents)
+            _check_directory(path.parent, {_ROOT, os.geteuid(), owner})
             _check_free(path, settings)
             self.socket = _listen(path, settings)
         except (OSError, ValueError) as error:
@@ -96,8 +101,12 @@ def _listen(path: Path, settings: SocketSettings) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, settings.pass_credentials)
         with suppress(FileNotFoundError):
             new.unlink()
-        listening.bind(str(new))
-        new.chmod(settings.mode)
+        # Not changed afterwards: the name could be another file's by then.
+        before = os.umask(0o777 & ~settings.mode)
+        try:
+            listening.bind(str(new))
+        finally:
+            os.umask(before)
         listening.listen(settings.backlog)
         new.replace(path)
     except BaseException:
@@ -111,8 +120,30 @@ def _listen(path: Path, settings: SocketSettings) -> socket.socket:
 def _make_directory(directory: Path, *, parents: bool) -> None:
     """Make a directory that everybody may read, whatever our umask is."""
     if not directory.exists():
-        directory.mkdir(parents=parents, exist_ok=True)
-        directory.chmod(_DIRECTORY_MODE)
+        before = os.umask(0o777 & ~_DIRECTORY_MODE)  # also of those above it, and before anybody can use them
+        try:
+            directory.mkdir(parents=parents, exist_ok=True)
+        finally:
+            os.umask(before)
+
+
+def _check_directory(directory: Path, owners: Collection[int | None]) -> None:
+    """Check that nobody else may put another file in the place of ours.
+
+    Raises:
+        ValueError: others may.
+    """
+    place = directory.stat()
+    private = place.st_gid in {_ROOT, place.st_uid}  # root's group, or a user's own
+    others = stat.S_IWOTH if private else stat.S_IWOTH | stat.S_IWGRP
+    if place.st_uid not in owners or place.st_mode & others:
+        message = f"others may write in {directory}; use a directory of root or of the exporter's user alone"
+        raise ValueError(message)
+    for each in directory.resolve().parents:
+        mode = each.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            message = f"others may rename what is in {each}"
+            raise ValueError(message)
 
 
 def _check_free(path: Path, settings: SocketSettings) -> None:

@@ -7,9 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from vramledger.commands.parser import argparse_type, duration
 from vramledger.config import (
-    AGENT_SOCKET,
     CALM_INTERVAL_MAX,
     CALM_INTERVALS,
     COLLECTORS,
@@ -23,6 +21,7 @@ from vramledger.config import (
     parse_pod_labels,
 )
 from vramledger.errors import UsageError
+from vramledger_agent.commands.parser import argparse_type, duration
 
 _PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 """Braces and some other characters have a meaning in aiohttp's router, so they are not accepted."""
@@ -31,14 +30,6 @@ _PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 address = argparse_type(parse_listen_address, "address")
 pod_labels = argparse_type(parse_pod_labels, "labels")
 kubelet = argparse_type(parse_kubelet_address, "address")
-
-
-def count(text: str) -> int:
-    """Read a whole number of 0 or more."""
-    if not text.isascii() or not text.isdigit():
-        message = f"{text!r} is not a whole number of 0 or more"
-        raise argparse.ArgumentTypeError(message)
-    return int(text)
 
 
 def speed(text: str) -> float:
@@ -175,14 +166,6 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replay.speed", dest="replay_speed", type=speed, default=1.0, metavar="FACTOR",
         help="how many recorded seconds are played in one second (default 1)",
-    )  # fmt: skip
-
-
-def add_agent_socket(parser: argparse.ArgumentParser) -> None:
-    """Declare the flag of the agents' socket."""
-    parser.add_argument(
-        "--agent.socket", dest="agent_socket", type=Path, default=AGENT_SOCKET, metavar="PATH",
-        help="where agents in users' programs connect to the exporter (default %(default)s)",
     )  # fmt: skip
 
 

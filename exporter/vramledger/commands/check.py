@@ -3,12 +3,56 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+import msgspec
+
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config, size
-from vramledger.commands.interruption import run_until_interrupted
-from vramledger.commands.parser import Commands, add_log, duration
-from vramledger.commands.sampling_loop import CheckOptions, run_check
-from vramledger.views.cleanliness import MAX_LEFTOVER, CheckTolerance
+from vramledger.commands.exporter_ledger import exporter_snapshots
+from vramledger.commands.interrupts import run_until_interrupted
+from vramledger.commands.own_samples import (
+    SAMPLES_MIN,
+    hidden_on_gpu,
+    log_own_look,
+    own_readings,
+    sample_fast,
+    search_hidden,
+)
+from vramledger.config import IDLE_AFTER, SamplingConfig
+from vramledger.errors import StartupError
+from vramledger.model.reading import HiddenHolder
+from vramledger.model.snapshot import DeviceSnapshot, Snapshot
+from vramledger.readers.hosts.host import Host
+from vramledger.sampling.supervisor import Supervisor
+from vramledger.verdicts.cleanliness import (
+    CLEAN,
+    MAX_LEFTOVER,
+    NOT_CLEAN,
+    CheckResult,
+    CheckTolerance,
+    check_devices,
+    leftovers,
+    overall_status,
+)
+from vramledger_agent.commands.parser import Commands, add_log, duration
+from vramledger_agent.printable import write_plain
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """The options of ``check``: ``wait`` is how long a device may take to become clean, seconds."""
+
+    gpus: frozenset[str]
+    tolerance: CheckTolerance
+    wait: float
+    as_json: bool
+    control_socket: Path
 
 
 def add_command(commands: Commands) -> None:
@@ -54,4 +98,83 @@ def run(args: argparse.Namespace) -> int:
         as_json=args.json,
         control_socket=control_socket(args),
     )
-    return run_until_interrupted(run_check(sampling_config(args), options))
+    return run_until_interrupted(_run_check(sampling_config(args), options))
+
+
+async def _run_check(config: SamplingConfig, options: CheckOptions) -> int:
+    """Print a result for each device and return the exit status.
+
+    A device that is not clean is checked again until ``wait`` is over: a process that has just ended needs a
+    moment to free its memory.
+    """
+    try:
+        async with aclosing(exporter_snapshots(options.control_socket)) as snapshots:  # type: ignore[type-var]
+            results, since = await _check(snapshots, config, options, lambda: None)
+    except StartupError as error:
+        log_own_look(error)
+        config = sample_fast(config)
+        supervisor = Supervisor(config)
+        async with aclosing(_own_snapshots(supervisor, config.interval)) as snapshots:  # type: ignore[type-var]
+            results, since = await _check(snapshots, config, options, lambda: supervisor.pid)
+    if options.as_json:
+        write_plain(msgspec.json.encode(leftovers(results, since)).decode() + "\n")
+    else:
+        write_plain("".join(f"{result.line}\n" for result in results))
+    return overall_status(results)
+
+
+async def _own_snapshots(supervisor: Supervisor, interval: float) -> AsyncIterator[Snapshot]:
+    tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=interval)
+    async with aclosing(own_readings(supervisor)) as readings:  # type: ignore[type-var]
+        async for reading in readings:
+            yield tracker.update(reading)
+
+
+async def _check(
+    snapshots: AsyncIterator[Snapshot],
+    config: SamplingConfig,
+    options: CheckOptions,
+    sampler_pid: Callable[[], int | None],
+) -> tuple[list[CheckResult], float | None]:
+    """Return the results, and since when the holders were watched (Unix time)."""
+    results: list[CheckResult] = []
+    since: float | None = None
+    count = clean = 0
+    deadline = time.monotonic() + options.wait
+    async for snapshot in snapshots:
+        results, since = check_devices(snapshot, options.gpus, options.tolerance), snapshot.watched_since
+        count += 1
+        clean = clean + 1 if overall_status(results) == CLEAN else 0
+        over = time.monotonic() >= deadline
+        # A driver that is slow once may answer the next time; one that is not there does not come.
+        slow = snapshot.failure is not None and snapshot.failure[0] == "timeout"
+        late = (not snapshot.up and (over or not slow)) or (count >= SAMPLES_MIN and over)
+        if clean >= SAMPLES_MIN or (late and any(each.status == CLEAN for each in results)):
+            results = await asyncio.to_thread(_recheck_with_hidden, config, options, sampler_pid(), snapshot)
+            # A process that the search cannot read will not be readable a moment later either.
+            late = late or overall_status(results) != NOT_CLEAN
+        if late:
+            break
+    return results, since
+
+
+def _recheck_with_hidden(
+    config: SamplingConfig, options: CheckOptions, sampler: int | None, snapshot: Snapshot
+) -> list[CheckResult]:
+    """Check once more, after a search for hidden holders."""
+    read = [device.reading for device in snapshot.devices]
+    holders, search = search_hidden(Host(config.procfs, config.rootfs), read, sampler)
+    devices = tuple(_with_hidden(each, holders) for each in snapshot.devices)
+    return check_devices(replace(snapshot, devices=devices), options.gpus, options.tolerance, search=search)
+
+
+def _with_hidden(device: DeviceSnapshot, holders: tuple[HiddenHolder, ...] | None) -> DeviceSnapshot:
+    """Return a device with its hidden holders: those found now, and others that the exporter has found.
+
+    Not every user may look into every process, and the exporter may.
+    """
+    found = hidden_on_gpu(device.reading, holders)
+    if found is None:
+        return replace(device, hidden=None)
+    pids = {each.pid for each in found}
+    return replace(device, hidden=(*found, *(each for each in device.hidden or () if each.pid not in pids)))

@@ -1,29 +1,373 @@
-"""Run ``vramledger doctor``: say what this host cannot see, and how to fix it."""
+"""Run ``vramledger doctor``: say what this host does not let us see, and how to fix it.
+
+Findings are pure conclusions from one reading and a few facts about our own process.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+import socket
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from vramledger.agent_server.discovery import find_exporter
+from vramledger.agent_server.discovery import NO_SOCKET, ExporterStatus, find_exporter
 from vramledger.commands.arguments import (
-    add_agent_socket,
     add_control,
     add_sampling,
     control_socket,
     sampling_config,
 )
-from vramledger.commands.diagnosis import ExporterContact, diagnose, findings_text
 from vramledger.commands.exporter_ledger import follow_exporter
-from vramledger.commands.interruption import run_until_interrupted
-from vramledger.commands.output import write_output
-from vramledger.commands.parser import Commands, add_log
+from vramledger.commands.interrupts import run_until_interrupted
+from vramledger.config import CONTROL_VARIABLE
 from vramledger.errors import StartupError
-from vramledger.readers.hosts.exporters import find_exporters
-from vramledger.readers.launches.availability import find_obstacle
-from vramledger.readers.own_rights import read_own_rights
+from vramledger.model.reading import ASLEEP, DeviceReading, Reading
+from vramledger.model.snapshot import Snapshot
+from vramledger.readers.hosts.exporters import RunningExporter, find_exporters
+from vramledger.readers.launches.uprobes import find_obstacle
+from vramledger.readers.own_rights import OwnRights, read_own_rights
 from vramledger.sampling.supervisor import read_once
+from vramledger.verdicts.usability import why_unusable, words_of_error
+from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, write_output
+from vramledger_agent.listener import is_trusted
+from vramledger_agent.printable import printable
+
+FINE, LACK = True, False
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was checked.
+
+    With ``limit`` it is something that will never be told here, and not a fault. ``remedy`` is empty if
+    nothing helps, or if nothing is wrong.
+    """
+
+    good: bool
+    subject: str
+    text: str
+    remedy: str = ""
+    limit: bool = False
+
+
+class ExporterContact(NamedTuple):
+    """Whether commands and agents reach an exporter.
+
+    Attributes:
+        path: where commands look for it.
+        problem: why it gives no answer there, None if it does.
+        snapshot: its newest one, None if it does not answer.
+        agents: the state of the agents' socket.
+        running: the exporters that run, wherever their sockets are.
+    """
+
+    path: Path
+    problem: str | None
+    snapshot: Snapshot | None
+    agents: ExporterStatus
+    running: tuple[RunningExporter, ...]
+
+
+def diagnose(
+    reading: Reading,
+    own_rights: OwnRights,
+    contact: ExporterContact | None = None,
+    launch_obstacle: str | None = None,
+) -> Iterator[Finding]:
+    """Yield what was found, the most important first.
+
+    Args:
+        reading: one sample.
+        own_rights: our own rights.
+        contact: how commands and agents reach an exporter.
+        launch_obstacle: why launches cannot be counted, empty if they can; None where nobody has tried.
+    """
+    yield from _driver(reading)
+    yield _namespace(reading, own_rights)
+    yield from _rights(reading, own_rights)
+    snapshot = contact.snapshot if contact is not None else None
+    if launch_obstacle is not None:
+        yield _launches(launch_obstacle, snapshot)
+    if contact is not None:
+        yield from _exporter(contact)
+    if reading.failure is None:
+        yield from _limits(reading, contact)
+
+
+def _launches(obstacle: str, snapshot: Snapshot | None) -> Finding:
+    """Say whether launches are counted, or could be; few hosts need them."""
+    able = f"this command cannot ({obstacle})" if obstacle else "with the rights of this command it could"
+    if snapshot is None:
+        return Finding(FINE, "launches", f"nothing counts them; {able}")
+    if snapshot.launches is not None:
+        return Finding(FINE, "launches", "the exporter counts them")
+    return Finding(FINE, "launches", f"the exporter does not count them; {able}")
+
+
+_IDLE = ("GpuMemoryHoarded", "GpuMemoryHoardedWhileShort", "GpuNotebookIdle", "GpuStrayContext")
+_HOLDERS = (
+    *("GpuMemoryDead", "GpuMemoryOrphaned", "GpuMemoryZombie", "GpuMemoryStuck", "GpuMemoryStopped"),
+    *_IDLE,
+)
+_WAITS = ("GpuBusyWithoutWork", "GpuJobHung")
+_AGENT = (
+    *("GpuMemoryLeakSuspected", "GpuFrameworkCacheHigh", "GpuMemoryFragmented", "GpuAllocatorRetries"),
+    *("GpuOutOfMemory", "VramLedgerAgentSilent"),
+)
+_LAUNCHES_REMEDY = "'vramledger serve --collector.launches'; LAUNCHES.md says which rights the service needs"
+
+
+class _Limit(NamedTuple):
+    """What is never known here: why, the alerts that never fire, what to do, what they do not fire for."""
+
+    why: str
+    alerts: tuple[str, ...]
+    remedy: str = ""
+    about: str = ""
+
+
+def _limits(reading: Reading, contact: ExporterContact | None) -> Iterator[Finding]:
+    """Say what the exporter, as it runs, will never tell; without one, what one with our rights would not."""
+    snapshot = contact.snapshot if contact is not None else None
+    if snapshot is not None and snapshot.up:
+        devices = tuple(each.reading for each in snapshot.devices)
+        namespace, collectors = snapshot.host_pid_namespace, snapshot.collectors
+        counted = snapshot.launches is not None
+        scheduled = any(each.reservation_status is not None for each in snapshot.devices)
+    else:
+        devices, namespace, collectors = reading.devices, reading.host_pid_namespace, reading.collectors
+        counted, scheduled = False, bool(reading.schedulers)
+    found = _limits_of_devices([each for each in devices if each.error is None and not each.divided])
+    found += _limits_of_holders(collectors, known=namespace is True, counted=counted)
+    if contact is not None and os.geteuid() == 0 and not contact.agents.agents:
+        remedy = "start programs with 'vramledger run -- COMMAND'"
+        found.append(_Limit("no agent reports from a program", _AGENT, remedy))
+    if not scheduled:
+        found.append(
+            _Limit("no scheduler assigns GPUs here", ("GpuReservedUnused", "GpuMemoryOutsideReservation"))
+        )
+    for each in found:
+        text = f"{each.why}; never fires{each.about}: {', '.join(each.alerts)}"
+        yield Finding(FINE, "alerts", text, each.remedy, limit=True)
+
+
+def _limits_of_devices(devices: Sequence[DeviceReading]) -> list[_Limit]:
+    """Return what the GPUs themselves do not tell."""
+
+    def named(lacking: Sequence[DeviceReading]) -> str:
+        every = len(lacking) == len(devices)
+        return "" if every else f" on GPU {', '.join(str(each.index) for each in lacking)}"
+
+    found = []
+    if silent := [each for each in devices if each.activity is None]:
+        why = f"no counters of GPM{named(silent)} (Hopper and newer have them): whether a busy GPU computes"
+        found.append(_Limit(f"{why} or waits is not known", _WAITS))
+    if silent := [each for each in devices if (each.utilization or {}).get("gpu") is None]:
+        found.append(_Limit(f"no utilisation{named(silent)}", ("GpuHeldHardlyUsed",)))
+    return found
+
+
+def _limits_of_holders(
+    collectors: Mapping[str, tuple[bool, float]], *, known: bool, counted: bool
+) -> list[_Limit]:
+    """Return what is not known of who holds memory."""
+    found = []
+    threads = collectors.get("threads", (False, 0.0))[0]
+    if not known:
+        found.append(_Limit("holders cannot be seen from here", _HOLDERS, "the remedy above"))
+    elif not threads and not counted:
+        why = "threads are not looked at, so idleness is only inferred where there are no counters of GPM"
+        found.append(_Limit(why, _IDLE, "leave out --no-collector.threads, or see the log"))
+    elif not counted:
+        why = "idleness of a program that a clock wakes (uvicorn, gunicorn, a loop) is only inferred"
+        found.append(_Limit(why, _IDLE, _LAUNCHES_REMEDY, " for it"))
+    for name, alerts in (("hidden", ("GpuHiddenHolder",)), ("xid", ("GpuXidError",))):
+        if not collectors.get(name, (False, 0.0))[0]:
+            remedy = f"leave out --no-collector.{name}, or see the log"
+            found.append(_Limit(f"the collector {name} gives nothing", alerts, remedy))
+    return found
+
+
+def _exporter(contact: ExporterContact) -> Iterator[Finding]:
+    """Say whether commands and agents reach an exporter."""
+    subject = f"exporter {contact.path}"
+    others = [each for each in contact.running if each.control_socket not in (None, str(contact.path))]
+    if contact.problem is None:
+        since = ""
+        if contact.snapshot is not None and contact.snapshot.watched_since is not None:
+            clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(contact.snapshot.watched_since))
+            since = f", and has watched since {clock}"
+        yield Finding(FINE, subject, f"commands ask it{since}")
+    elif others:
+        where = ", ".join(f"pid {each.pid} at {each.control_socket}" for each in others)
+        remedy = f"add --control.socket={others[0].control_socket} to commands, or set {CONTROL_VARIABLE}"
+        yield Finding(LACK, subject, printable(f"an exporter listens elsewhere: {where}"), printable(remedy))
+    elif contact.running:
+        pids = ", ".join(str(each.pid) for each in contact.running)
+        text, _, remedy = contact.problem.rpartition("; ")
+        text, remedy = (text, remedy) if text else (remedy, "see its log")
+        yield Finding(LACK, subject, f"an exporter runs (pid {pids}), but {text}", remedy)
+    else:
+        text = "no exporter runs: commands know nothing of before, such as who was idle or orphaned"
+        yield Finding(LACK, subject, text, "start 'vramledger serve', for example as a service")
+    if contact.agents.problem != NO_SOCKET or contact.running:
+        yield _agents(contact.agents, contact.running)
+
+
+def _agents(status: ExporterStatus, running: Collection[RunningExporter]) -> Finding:
+    """Say whether agents can reach an exporter."""
+    subject = f"agents {status.path}"
+    elsewhere = [each.agent_socket for each in running if each.agent_socket not in (None, str(status.path))]
+    if status.problem == NO_SOCKET and elsewhere:
+        remedy = f"start programs with VRAMLEDGER_AGENT_SOCKET={elsewhere[0]}"
+        return Finding(
+            LACK, subject, printable(f"the exporter listens for agents at {elsewhere[0]}"), printable(remedy)
+        )
+    if status.problem is not None:
+        remedy = "start the exporter again, and see its log for 'No agents'"
+        return Finding(LACK, subject, status.problem, remedy)
+    if not status.open_to_all:
+        remedy = "chmod a+rw the socket, a+x the directories above it (RuntimeDirectoryMode=0755 in systemd)"
+        return Finding(LACK, subject, "programs of other users cannot reach the exporter", remedy)
+    whose = "" if os.geteuid() == 0 else " of your own"
+    return Finding(
+        FINE, subject, f"an exporter listens, every user can reach it; {status.agents} agent(s){whose}"
+    )
+
+
+def _driver(reading: Reading) -> Iterator[Finding]:
+    if reading.failure is not None:
+        text, _, remedy = reading.failure[1].rpartition("; ")  # every such message says once what to do
+        yield Finding(LACK, "driver", text or remedy, remedy if text else "see the log at --log.level=debug")
+        return
+    cuda = f", CUDA up to {reading.cuda_version}" if reading.cuda_version else ""
+    yield Finding(FINE, "driver", f"{reading.driver_version or 'unknown version'}{cuda}")
+    for device in reading.devices:
+        subject = f"GPU {device.index} {device.uuid}"
+        if (unusable := why_unusable(device)) is not None:
+            yield Finding(LACK, subject, *unusable)
+            continue
+        if device.error == ASLEEP:
+            yield Finding(FINE, subject, words_of_error(device))
+            continue
+        if device.error is not None:
+            remedy = "see 'dmesg | grep -i xid'; a lost GPU needs a reset or a reboot"
+            yield Finding(LACK, subject, f"gives {words_of_error(device)}", remedy)
+            continue
+        if device.divided:
+            yield Finding(FINE, subject, "is divided into MIG instances")
+            continue
+        if device.partition is not None:
+            text = (
+                f"NVML shows us only a part of it: our own cgroup may take {device.partition / 2**30:.2f} GiB"
+            )
+            yield Finding(LACK, subject, text, "run the exporter outside of any memory partition (dmem.max)")
+        lacking = [
+            name
+            for name, value in (
+                ("memory", device.memory),
+                ("process list", device.processes),
+                *_signs_of_work(device),
+            )
+            if value is None
+        ]
+        if device.memory is not None and device.memory.reserved is None and device.memory_kind is None:
+            lacking.append("the driver's reserve (old driver: it counts as unattributed)")
+        text = f"{device.name or 'a GPU'}; " + (
+            f"not reported: {', '.join(lacking)}" if lacking else "tells everything"
+        )
+        yield Finding(
+            not device.failed, subject, text, "" if not device.failed else "see the log at --log.level=debug"
+        )
+
+
+def _signs_of_work(device: DeviceReading) -> tuple[tuple[str, object], ...]:
+    """Return what tells who works; the driver has no utilisation of a MIG instance."""
+    counters = ("GPM's counters", device.activity)
+    return (
+        (counters,)
+        if device.parent is not None
+        else (("process utilisation", device.process_utilization), counters)
+    )
+
+
+def _namespace(reading: Reading, own_rights: OwnRights) -> Finding:
+    if own_rights.wsl:
+        text = "this is WSL2: programs of Windows use the same GPU, and the driver lists none of them here"
+        return Finding(LACK, "processes", text, "run vramledger on a Linux host to see every holder")
+    if reading.host_pid_namespace:
+        return Finding(FINE, "PID namespace", "the host's: every process on a GPU can be seen")
+    if reading.host_pid_namespace is None:
+        return Finding(LACK, "PID namespace", "not known", "fix what is above, and run this again")
+    return Finding(
+        LACK,
+        "PID namespace",
+        "not the host's: NVML lists no processes to us, and dead holders cannot be found",
+        "run on the host, or with 'docker run --pid=host', or 'hostPID: true' in the pod's spec",
+    )
+
+
+def _rights(reading: Reading, own_rights: OwnRights) -> Iterator[Finding]:
+    lacking = sorted({"sys_ptrace", "dac_read_search"} - own_rights.capabilities)
+    if lacking:
+        names = " and ".join(f"CAP_{name.upper()}" for name in lacking)
+        yield Finding(
+            LACK,
+            "privileges",
+            f"without {names}, environments and open files of other users' processes cannot be read:"
+            " late-seen orphans and hidden holders may be missed",
+            f"run as root, or give {names} (AmbientCapabilities= in systemd, capabilities.add in Kubernetes)",
+        )
+    else:
+        yield Finding(FINE, "privileges", "environments and open files of every process can be read")
+    if own_rights.hidepid and "sys_ptrace" in lacking:
+        yield Finding(
+            LACK,
+            "/proc",
+            "mounted with hidepid: processes of other users are invisible and show as unknown",
+            "run as root or with CAP_SYS_PTRACE, or in the group that the mount option gid= names",
+        )
+    yield from _schedulers(reading)
+    denied = sorted({name for facts in reading.facts for name in facts.denied})
+    if denied:
+        count = sum(1 for facts in reading.facts if facts.denied)
+        what = f"{count} holder(s) whose {', '.join(denied)} we cannot read"
+        if lacking:
+            yield Finding(LACK, "holders", what, "the remedy for privileges, above")
+        else:  # no right brings it back
+            yield Finding(FINE, "holders", f"{what}: a title overwrites an environment, and reads may hang")
+    unseen = sum(1 for why in reading.unseen.values() if why == "denied")
+    if unseen:
+        yield Finding(
+            LACK,
+            "holders",
+            f"{unseen} process(es) that NVML lists and /proc hides from us: their state is unknown",
+            "the remedy for /proc or privileges, above",
+        )
+
+
+def _schedulers(reading: Reading) -> Iterator[Finding]:
+    for each in reading.schedulers:
+        text = f"assigns GPUs here; {len(each.grants)} reservation(s) at the moment"
+        remedy = "" if each.complete else "the remedy for privileges, above"
+        lack = "" if each.complete else ", but we may not read the environment of some of its jobs"
+        yield Finding(each.complete, each.name, text + lack, remedy)
+
+
+def findings_text(findings: list[Finding]) -> str:
+    """Return the findings as text: one line for each, and its remedy below it."""
+    lines: list[str] = []
+    for finding in findings:
+        mark = "LIMIT" if finding.limit else "ok" if finding.good else "LACK"
+        lines.append(f"{mark:<6}{finding.subject}: {finding.text}")
+        if finding.remedy:
+            lines.append(f"      remedy: {finding.remedy}")
+    return "\n".join(lines) + "\n"
 
 
 def add_command(commands: Commands) -> None:
@@ -41,7 +385,7 @@ def add_command(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Take one sample and print what it could not see; the exit status is 1 if there is anything."""
+    """Take one sample, and print what it and the exporter do not see; the exit status is 1 for any lack."""
     config = sampling_config(args)
     (reading,) = run_until_interrupted(read_once(config))
     contact = run_until_interrupted(_contact_exporter(args, config.procfs))
@@ -55,10 +399,17 @@ async def _contact_exporter(args: argparse.Namespace, procfs: Path) -> ExporterC
     """Find out whether commands and agents reach an exporter."""
     path = control_socket(args)
     problem: str | None = None
-    since: float | None = None
+    snapshot: Snapshot | None = None
     try:
         async with aclosing(follow_exporter(path)) as ledgers:  # type: ignore[type-var]
-            since = (await ledgers.__anext__()).snapshot.watched_since
+            snapshot = (await ledgers.__anext__()).snapshot
     except StartupError as error:
         problem = str(error)
-    return ExporterContact(path, problem, since, find_exporter(args.agent_socket), find_exporters(procfs))
+    running = tuple(filter(_is_exporter, find_exporters(procfs)))
+    return ExporterContact(path, problem, snapshot, find_exporter(args.agent_socket), running)
+
+
+def _is_exporter(found: RunningExporter) -> bool:
+    """Tell whether what looks like an exporter may be named: anybody can make a program look so."""
+    sockets = ((found.control_socket, socket.SOCK_STREAM), (found.agent_socket, socket.SOCK_SEQPACKET))
+    return all(path is None or is_trusted(Path(path), kind) for path, kind in sockets)

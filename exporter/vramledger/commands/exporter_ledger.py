@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +13,8 @@ from vramledger import __version__
 from vramledger.errors import StartupError
 from vramledger.model.records import RecordError
 from vramledger.model.snapshot import Snapshot
-from vramledger.serving.control_client import NoExporterError, request_ledger
-from vramledger.views.ledger_answer import read_answer
+from vramledger.serving.control_client import NoExporterError, request_snapshot
+from vramledger.views.ledger_json import read_answer
 from vramledger.views.timeline import HoldingGrowth, Key
 
 _RESTART_SECONDS = 5.0
@@ -52,19 +53,19 @@ async def follow_exporter(path: Path) -> AsyncIterator[ExporterLedger]:
     answered: float | None = None
     while True:
         try:
-            header, text = await request_ledger(path, token, wait)
+            head, text = await request_snapshot(path, token, wait)
         except NoExporterError:
             if answered is None or time.monotonic() - answered > _RESTART_SECONDS:
                 raise
             await asyncio.sleep(_RETRY_INTERVAL)
             continue
-        if header.program != __version__:
-            message = f"the exporter is vramledger {header.program}, this is {__version__}"
+        if head.program != __version__:
+            message = f"the exporter is vramledger {head.program}, this is {__version__}"
             raise StartupError(message)
-        if header.token == token:
+        if head.token == token:
             answered = answered and time.monotonic()
             continue  # no newer sample yet
-        token, wait = header.token, header.wait
+        token, wait = head.token, head.wait
         try:
             answer = read_answer(text)
         except RecordError as error:
@@ -74,4 +75,11 @@ async def follow_exporter(path: Path) -> AsyncIterator[ExporterLedger]:
             # It has just started. One that ends before its first sample, again and again, is not waited for.
             continue
         answered = time.monotonic()
-        yield ExporterLedger(answer.snapshot, dict(answer.growth), header.idle_after)
+        yield ExporterLedger(answer.snapshot, dict(answer.growth), head.idle_after)
+
+
+async def exporter_snapshots(path: Path) -> AsyncIterator[Snapshot]:
+    """Yield only the snapshots of :func:`follow_exporter`."""
+    async with aclosing(follow_exporter(path)) as ledgers:  # type: ignore[type-var]
+        async for ledger in ledgers:
+            yield ledger.snapshot

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from vramledger.commands.arguments import add_agent_socket, add_control, add_sampling
+from vramledger.commands.arguments import add_control, add_sampling
 from vramledger.commands.fit_devices import (
     AFTER,
     NO,
@@ -22,7 +22,7 @@ from vramledger.commands.fit_devices import (
 )
 from vramledger.commands.fit_input import CgroupRoom, LedgerSample, OfferedDevice
 from vramledger.commands.fit_sources import Seen, choose_program, past_sample, read_file, watch_host
-from vramledger.commands.interruption import run_until_interrupted
+from vramledger.commands.interrupts import run_until_interrupted
 from vramledger.commands.memory_need import (
     HEADROOM,
     HEADROOM_LEAST,
@@ -33,13 +33,11 @@ from vramledger.commands.memory_need import (
     copies_by_compute,
     limit_advice,
 )
-from vramledger.commands.output import write_output
-from vramledger.commands.parser import Commands, add_log, duration, pid
 from vramledger.commands.past import add_storage, past_time
 from vramledger.errors import UsageError
-from vramledger.model.json_values import JSON_VERSION, Json
-from vramledger.printable import printable
-from vramledger.views.table import gib
+from vramledger.model.records import JSON_VERSION, Json
+from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, duration, pid, write_output
+from vramledger_agent.printable import gib, printable
 
 FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 3
 
@@ -243,7 +241,10 @@ def _need_lines(need: MemoryNeed, headroom: float) -> Iterator[str]:
 def _compute_lines(need: MemoryNeed) -> Iterator[str]:
     time_busy, sm_busy = need.time_busy, need.sm_busy
     if time_busy is None:
-        yield "    compute      not known: the driver does not say how busy it keeps the GPU"
+        yield (
+            "    compute      not known: the driver does not say how busy it keeps the GPU, and beside other "
+            "holders never"
+        )
         return
     text = f"busy {_busy_text(time_busy)}"
     copies = copies_by_compute(time_busy)

@@ -7,101 +7,149 @@ exporter give the same. The files may come from anybody, so each value is checke
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME, REPORTING_FRAMEWORKS
-from vramledger.agent_protocol.messages import ALLOCATOR_SETTINGS
+from msgspec import Meta, Struct, ValidationError, convert
+
 from vramledger.errors import RecordingError
-from vramledger.model.json_values import JSON_VERSION
-from vramledger.printable import printable
-from vramledger.views.remedies import allocator_advice
+from vramledger.model.agent_report import Count
+from vramledger.model.records import JSON_VERSION
+from vramledger.verdicts.remedies import allocator_advice
+from vramledger_agent.printable import printable
+from vramledger_agent.protocol.frameworks import FRAMEWORKS_BY_NAME, REPORTING_FRAMEWORKS
+from vramledger_agent.protocol.messages import ALLOCATOR_SETTINGS, MAX_INTEGER
 
 EVICTABLE_STATES = ("idle", "orphaned", "stopped", "zombie")
 """The states of a wasted holding that ``vramledger end`` ends; a dead or stuck one needs a reset."""
 
 _MAX_TEXT = 300
+_T = TypeVar("_T")
 
 
-class Fields:
-    """An object of a JSON document, whose values are checked when they are read; absent means not known.
+Number = Annotated[float, Meta(ge=0, le=MAX_INTEGER)]
 
-    Every method raises RecordingError if the value has another type.
+
+class _FrameworkSeen(Struct, frozen=True):
+    framework: str = ""
+    ordinal: Count | None = None
+    in_use_peak: Count | None = None
+    pool: Count | None = None
+    reserved: Count | None = None
+    inactive_split: Count | None = None
+    reclaimable: Count = 0
+    settings: Mapping[str, str] = {}
+
+
+class _OutOfMemorySeen(Struct, frozen=True):
+    requested: Count | None = None
+    on_this_device: bool | None = None
+
+
+class _AgentSeen(Struct, frozen=True):
+    overhead: Count | None = None
+    frameworks: tuple[_FrameworkSeen, ...] = ()
+    consents: tuple[str, ...] = ()
+    last_oom: _OutOfMemorySeen | None = None
+
+
+class _UnchargedSeen(Struct, frozen=True):
+    least: Count = 0
+
+
+class _HoldingSeen(Struct, frozen=True):
+    pid: Count = 0
+    user: str = ""
+    owner: Mapping[str, str] = {}
+    command: str = ""
+    started: Number | None = None
+    limited_by: tuple[str, ...] | None = None
+    held: Count | None = None
+    peak: Count | None = None
+    uncharged: _UnchargedSeen = _UnchargedSeen()
+    state: str = ""
+    grade: str = ""
+    wasted: bool | None = False
+    framework: str = ""
+    policy: str = ""
+    sm_utilization: Number | None = None
+    agent: _AgentSeen = _AgentSeen()
+
+
+class _MemorySeen(Struct, frozen=True):
+    total: Count | None = None
+    free: Count | None = None
+    driver_reserved: Count = 0
+
+
+class _LimitSeen(Struct, frozen=True):
+    cgroup: str = ""
+    maximum: Count | None = None
+    used: Count | None = None
+
+
+class _DeviceSeen(Struct, frozen=True):
+    uuid: str = ""
+    gpu: Count | None = None
+    name: str = ""
+    mig_profile: str = ""
+    memory_counted_under: str = ""
+    divided: bool = False
+    up: bool = False
+    error: str = ""
+    blind: bool = False
+    memory: _MemorySeen | None = None
+    utilization: Number | None = None
+    activity: Mapping[str, Number] = {}
+    holdings: tuple[_HoldingSeen, ...] = ()
+    schedulers: tuple[str, ...] = ()
+    reservations: tuple[Mapping[str, Any], ...] = ()
+    cgroup_limits: tuple[_LimitSeen, ...] | None = None
+    cgroup_limits_failed: bool = False
+
+
+class _LedgerSeen(Struct, frozen=True):
+    version: int
+    devices: tuple[_DeviceSeen, ...]
+    up: bool = False
+    watched_since: Number | None = None
+    failure: Mapping[str, str] = {}
+
+
+class _HolderSeen(Struct, frozen=True, rename={"its_own": "self"}):
+    bytes: Count | None = None
+    its_own: bool = False
+
+
+class _FailedDeviceSeen(Struct, frozen=True):
+    uuid: str = ""
+    gpu: Count | None = None
+    name: str = ""
+    holders: tuple[_HolderSeen, ...] = ()
+
+
+class _ReportSeen(Struct, frozen=True):
+    framework: str
+    pool: Mapping[str, Any]
+    pid: Count = 0
+    ordinal: Count | None = None
+    requested: Count | None = None
+    capacity: Count | None = None
+    limited: bool = False
+    device: _FailedDeviceSeen = _FailedDeviceSeen()
+
+
+def _read(raw: object, shape: type[_T], where: str, what: str) -> _T:
+    """Return a document as far as we use it.
+
+    Raises:
+        RecordingError: it is not such a document.
     """
-
-    def __init__(self, raw: object, where: str) -> None:
-        if not isinstance(raw, Mapping):
-            message = f"{where} is not a JSON object"
-            raise RecordingError(message)
-        self._raw = raw
-        self._where = where
-
-    def __contains__(self, name: str) -> bool:
-        return self._raw.get(name) is not None
-
-    def _wrong(self, name: str, kind: str) -> RecordingError:
-        shown = printable(f"{self._raw[name]!r:.40}")
-        return RecordingError(f"{self._where}: {name} is {shown}, and not {kind}")
-
-    def count(self, name: str) -> int | None:
-        """Return a whole number of 0 or more."""
-        value = self._raw.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-            raise self._wrong(name, "a whole number of 0 or more")
-        return value
-
-    def number(self, name: str) -> float | None:
-        """Return a finite number of 0 or more."""
-        value = self._raw.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self._wrong(name, "a number")
-        if not isfinite(value) or value < 0:
-            raise self._wrong(name, "a finite number of 0 or more")
-        return float(value)
-
-    def text(self, name: str) -> str:
-        """Return a text that is safe to print; empty if it is not known."""
-        value = self._raw.get(name)
-        if value is None:
-            return ""
-        if not isinstance(value, str):
-            raise self._wrong(name, "a text")
-        return printable(value[:_MAX_TEXT])
-
-    def flag(self, name: str) -> bool | None:
-        """Return a boolean."""
-        value = self._raw.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise self._wrong(name, "true or false")
-        return value
-
-    def child(self, name: str) -> Fields:
-        """Return an object; an empty one if it is not known."""
-        value = self._raw.get(name)
-        return Fields({} if value is None else value, f"{self._where}.{name}")
-
-    def children(self, name: str) -> list[Fields]:
-        """Return a list of objects; an empty one if it is not known."""
-        value = self._raw.get(name)
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise self._wrong(name, "a list")
-        return [Fields(each, f"{self._where}.{name}[{number}]") for number, each in enumerate(value)]
-
-    def texts(self, name: str) -> list[str]:
-        """Return a list of texts that are safe to print; an empty one if it is not known."""
-        value = self._raw.get(name)
-        if value is None:
-            return []
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise self._wrong(name, "a list of texts")
-        return [printable(each[:_MAX_TEXT]) for each in value]
+    try:
+        return convert(_told(raw), shape)
+    except (ValidationError, RecursionError, UnicodeEncodeError) as error:
+        message = f"{where} is not {what} ({printable(str(error))})"
+        raise RecordingError(message) from error
 
 
 class FrameworkUse(NamedTuple):
@@ -284,164 +332,144 @@ class LedgerSample(NamedTuple):
     failure: str
 
 
+def _told(value: Any) -> Any:  # noqa: ANN401 JSON
+    """Return JSON with short texts that are safe to print, and without null, which is as good as absent."""
+    if isinstance(value, str) and not (len(value) <= _MAX_TEXT and value.isprintable()):
+        return printable(value[:_MAX_TEXT])
+    if isinstance(value, Mapping):
+        return {name: _told(each) for name, each in value.items() if each is not None}
+    return list(map(_told, value)) if isinstance(value, list) else value
+
+
 def read_ledger(raw: object, where: str) -> LedgerSample:
     """Read a ledger.
 
     Raises:
         RecordingError: it is not one.
     """
-    fields = Fields(raw, where)
-    if "devices" not in fields or fields.count("version") != JSON_VERSION:
-        message = f"{where} is not what 'vramledger show --json' of this version prints"
+    what = "what 'vramledger show --json' of this version prints"
+    ledger = _read(raw, _LedgerSeen, where, what)
+    if ledger.version != JSON_VERSION:
+        message = f"{where} is not {what}"
         raise RecordingError(message)
-    watched_since = fields.number("watched_since")
     devices: list[OfferedDevice] = []
     programs: dict[int, Program] = {}
     uses: dict[int, list[DeviceUse]] = {}
-    listed = [each for each in fields.children("devices") if not each.flag("divided")]
+    listed = [each for each in ledger.devices if not each.divided]
     for device in listed:
-        uuid = device.text("uuid")
-        if device.text("memory_counted_under") in ("", uuid):
+        if device.memory_counted_under in ("", device.uuid):
             # Compute instances of one GPU instance share its memory, which counts once.
-            sharing = [each for each in listed if each.text("memory_counted_under") == uuid]
-            devices.append(
-                _device(device, [device, *(each for each in sharing if each.text("uuid") != uuid)])
+            sharing = [each for each in listed if each.memory_counted_under == device.uuid != each.uuid]
+            devices.append(_device(device, [device, *sharing]))
+        for holding in device.holdings:
+            owner = holding.owner.get("type", ""), holding.owner.get("name", "")
+            owner = owner if owner[0] else ("user", holding.user)
+            programs[holding.pid] = Program(
+                holding.pid,
+                holding.command,
+                owner if owner[1] else ("", ""),
+                holding.started,
+                holding.limited_by,
             )
-        for holding in device.children("holdings"):
-            pid = holding.count("pid") or 0
-            owner = holding.child("owner")
-            whom = (owner.text("type"), owner.text("name"))
-            whom = whom if whom[0] else ("user", holding.text("user"))
-            whom = whom if whom[1] else ("", "")
-            programs[pid] = Program(
-                pid,
-                holding.text("command"),
-                whom,
-                holding.number("started"),
-                tuple(holding.texts("limited_by")) if "limited_by" in holding else None,
-            )
-            uses.setdefault(pid, []).append(_use(device, holding, watched_since))
-    failure = fields.child("failure")
+            uses.setdefault(holding.pid, []).append(_use(device, holding, ledger.watched_since))
     return LedgerSample(
         tuple(devices),
         programs,
         {pid: tuple(found) for pid, found in uses.items()},
-        "" if fields.flag("up") else failure.text("message") or "there is no sample yet",
+        "" if ledger.up else ledger.failure.get("message") or "there is no sample yet",
     )
 
 
-def _name(device: Fields) -> str:
-    profile = device.text("mig_profile")
-    name = device.text("name") or "a GPU of unknown name"
+def _name(device: _DeviceSeen) -> str:
+    profile, name = device.mig_profile, device.name or "a GPU of unknown name"
     if not profile:
         return name
     full = name if profile in name else f"{name} MIG {profile}"
-    return f"{full} {device.text('uuid')}"
+    return f"{full} {device.uuid}"
 
 
-def _capacity(device: Fields) -> int | None:
-    memory = device.child("memory")
-    total = memory.count("total")
-    return None if total is None else total - (memory.count("driver_reserved") or 0)
+def _capacity(device: _DeviceSeen) -> int | None:
+    memory = device.memory
+    return None if memory is None or memory.total is None else memory.total - memory.driver_reserved
 
 
-def _limits(sharing: Iterable[Fields]) -> tuple[CgroupRoom, ...] | None:
-    """Return the limits on devices that share their memory: all of them count."""
-    known = [device for device in sharing if "cgroup_limits" in device]
-    if not known:
-        return None
-    return tuple(
-        CgroupRoom(raw.text("cgroup"), raw.count("maximum"), raw.count("used"))
-        for device in known
-        for raw in device.children("cgroup_limits")
-    )
-
-
-def _device(device: Fields, sharing: Sequence[Fields]) -> OfferedDevice:
-    """Return a device with the holdings of all that share its memory."""
+def _device(device: _DeviceSeen, sharing: Sequence[_DeviceSeen]) -> OfferedDevice:
+    """Return a device with the holdings and the limits of all that share its memory."""
     problem = ""
-    if not device.flag("up"):
-        problem = f"it does not answer ({device.text('error') or 'no reason given'})"
-    elif "memory" not in device:
+    if not device.up:
+        problem = f"it does not answer ({device.error or 'no reason given'})"
+    elif device.memory is None:
         problem = "it reports no memory of its own"
     holdings: dict[int, int] = {}
     evictable: dict[int, Evictable] = {}
-    for holding in (held for each in sharing for held in each.children("holdings")):
-        pid = holding.count("pid") or 0
-        holdings[pid] = holdings.get(pid, 0) + (holding.count("held") or 0)
-        found = _evictable(pid, holding)
+    for holding in (held for each in sharing for held in each.holdings):
+        holdings[holding.pid] = holdings.get(holding.pid, 0) + (holding.held or 0)
+        found = _evictable(holding)
         if found is not None:
-            evictable[pid] = found
+            evictable[holding.pid] = found
+    limits = [each.cgroup_limits for each in sharing if each.cgroup_limits is not None]
     return OfferedDevice(
-        device.text("uuid"),
-        device.count("gpu"),
+        device.uuid,
+        device.gpu,
         _name(device),
         None if problem else _capacity(device),
-        None if problem else device.child("memory").count("free"),
+        None if problem or device.memory is None else device.memory.free,
         problem,
         holdings,
         evictable,
-        tuple(device.texts("schedulers")),
-        tuple((each.text("owner_type"), each.text("owner")) for each in device.children("reservations")),
-        _limits(sharing),
-        limits_failed=any(bool(each.flag("cgroup_limits_failed")) for each in sharing),
+        device.schedulers,
+        tuple((str(each.get("owner_type", "")), str(each.get("owner", ""))) for each in device.reservations),
+        tuple(CgroupRoom(each.cgroup, each.maximum, each.used) for known in limits for each in known)
+        if limits
+        else None,
+        limits_failed=any(each.cgroup_limits_failed for each in sharing),
     )
 
 
-def _evictable(pid: int, holding: Fields) -> Evictable | None:
+def _evictable(holding: _HoldingSeen) -> Evictable | None:
     """Return what a holder could give: all if it does not work, otherwise the cache of its framework."""
-    held, state = holding.count("held"), holding.text("state")
-    if held and holding.flag("wasted") and state in EVICTABLE_STATES:
-        what = f"{state} pid {pid} ({holding.text('grade')})"
-        return Evictable(held, what, f"vramledger end --pid {pid}")
-    agent = holding.child("agent")
-    cached = sum(each.count("reclaimable") or 0 for each in agent.children("frameworks"))
-    if cached and "reclaim" in agent.texts("consents"):
+    pid, state = holding.pid, holding.state
+    if holding.held and holding.wasted and state in EVICTABLE_STATES:
+        what = f"{state} pid {pid} ({holding.grade})"
+        return Evictable(holding.held, what, f"vramledger end --pid {pid}")
+    cached = sum(each.reclaimable for each in holding.agent.frameworks)
+    if cached and "reclaim" in holding.agent.consents:
         return Evictable(cached, f"the cache of pid {pid}", f"vramledger reclaim {pid}")
     return None
 
 
-def _use(device: Fields, holding: Fields, watched_since: float | None) -> DeviceUse:
-    agent = holding.child("agent")
-    uncharged = holding.child("uncharged").count("least") or 0
-    peak, held = holding.count("peak"), holding.count("held")
-    started = holding.number("started")
-    alone = len(device.children("holdings")) == 1 and not device.flag("blind")
-    oom = agent.child("last_oom")
-    failed = "last_oom" in agent and oom.flag("on_this_device") is not False
+def _use(device: _DeviceSeen, holding: _HoldingSeen, watched_since: float | None) -> DeviceUse:
+    agent, started = holding.agent, holding.started
+    peak, held = holding.peak, holding.held
+    alone = len(device.holdings) == 1 and not device.blind
+    oom = agent.last_oom if agent.last_oom and agent.last_oom.on_this_device is not False else None
     return DeviceUse(
-        uuid=device.text("uuid"),
-        gpu=device.count("gpu"),
+        uuid=device.uuid,
+        gpu=device.gpu,
         name=_name(device),
         capacity=_capacity(device),
         held=held,
-        peak=held if peak is None else max(peak + uncharged, held or 0),
-        overhead=agent.count("overhead"),
-        framework=holding.text("framework"),
-        policy=holding.text("policy"),
-        frameworks=tuple(_framework(each) for each in agent.children("frameworks")),
+        peak=held if peak is None else max(peak + holding.uncharged.least, held or 0),
+        overhead=agent.overhead,
+        framework=holding.framework,
+        policy=holding.policy,
+        frameworks=tuple(_framework(each) for each in agent.frameworks),
         whole_life=started is not None and watched_since is not None and started >= watched_since,
-        time_busy=device.number("utilization") if alone else holding.number("sm_utilization"),
-        sm_busy=device.child("activity").number("sm") if alone else None,
-        failed=failed,
-        failed_request=oom.count("requested") if failed else None,
+        time_busy=device.utilization if alone else None,  # a row beside others is the device's figure
+        sm_busy=device.activity.get("sm") if alone else None,
+        failed=oom is not None,
+        failed_request=None if oom is None else oom.requested,
     )
 
 
-def _framework(raw: Fields) -> FrameworkUse:
-    return FrameworkUse(
-        raw.text("framework"),
-        raw.count("ordinal"),
-        raw.count("in_use_peak"),
-        raw.count("pool"),
-        allocator_advice(raw.count("reserved"), raw.count("inactive_split"), _settings(raw)) or "",
-    )
-
-
-def _settings(raw: Fields) -> dict[str, str]:
-    """Return the settings of an allocator that have a form which we know."""
-    found = {name: raw.child("settings").text(name) for name in ALLOCATOR_SETTINGS}
-    return {name: text for name, text in found.items() if re.fullmatch(ALLOCATOR_SETTINGS[name], text)}
+def _framework(seen: _FrameworkSeen) -> FrameworkUse:
+    settings = {  # those that have a form which we know
+        name: text
+        for name, form in ALLOCATOR_SETTINGS.items()
+        if re.fullmatch(form, text := seen.settings.get(name, ""))
+    }
+    advice = allocator_advice(seen.reserved, seen.inactive_split, settings) or ""
+    return FrameworkUse(seen.framework, seen.ordinal, seen.in_use_peak, seen.pool, advice)
 
 
 def read_oom_report(raw: object, where: str) -> tuple[Program, tuple[DeviceUse, ...]]:
@@ -450,40 +478,32 @@ def read_oom_report(raw: object, where: str) -> tuple[Program, tuple[DeviceUse, 
     Raises:
         RecordingError: it is not one.
     """
-    fields = Fields(raw, where)
-    pool = fields.child("pool")
-    name = fields.text("framework")
+    what = "an out-of-memory report"
+    report = _read(raw, _ReportSeen, where, what)
+    name = report.framework
     declared = REPORTING_FRAMEWORKS.get(name)
-    if declared is None or "pool" not in fields:
-        message = f"{where} is not an out-of-memory report"
+    if declared is None:
+        message = f"{where} is not {what}"
         raise RecordingError(message)
-    figures = {each: value for each in declared.figures if (value := pool.count(each)) is not None}
-    general = declared.general_figures(figures)
-    device = fields.child("device")
+    told = {each: report.pool[each] for each in declared.figures if each in report.pool}
+    general = declared.general_figures(_read(told, dict[str, Count], f"{where}: pool", "bytes by figure"))
     reserved = general.get("pool")
-    held = next((each.count("bytes") for each in device.children("holders") if each.flag("self")), None)
-    return Program(fields.count("pid") or 0), (
+    held = next((each.bytes for each in report.device.holders if each.its_own), None)
+    return Program(report.pid), (
         DeviceUse(
-            uuid=device.text("uuid"),
-            gpu=device.count("gpu"),
-            name=device.text("name") or "the device where it failed",
-            capacity=None if fields.flag("limited") else fields.count("capacity"),
+            uuid=report.device.uuid,
+            gpu=report.device.gpu,
+            name=report.device.name or "the device where it failed",
+            capacity=None if report.limited else report.capacity,
             held=held,
             peak=held,
             overhead=None if held is None or reserved is None or reserved > held else held - reserved,
             framework=name,
             policy="",
-            frameworks=(
-                FrameworkUse(
-                    name,
-                    fields.count("ordinal"),
-                    general.get("in_use_peak"),
-                    reserved,
-                ),
-            ),
+            frameworks=(FrameworkUse(name, report.ordinal, general.get("in_use_peak"), reserved),),
             whole_life=False,
             failed=True,
-            failed_request=fields.count("requested"),
+            failed_request=report.requested,
             used_at_failure=general.get("in_use"),
         ),
     )

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.discovery import agent_joiner
 from vramledger.commands.arguments import control_socket, sampling_config
-from vramledger.commands.exporter_ledger import follow_exporter
+from vramledger.commands.exporter_ledger import exporter_snapshots
 from vramledger.commands.fit_input import DeviceUse, LedgerSample, Program, read_ledger, read_oom_report
+from vramledger.commands.own_samples import SAMPLES_MIN
 from vramledger.commands.past import ask_past
-from vramledger.commands.sampling_loop import SAMPLES_MIN
 from vramledger.config import IDLE_AFTER
 from vramledger.errors import RecordingError, StartupError, UsageError
 from vramledger.model.records import RecordError
@@ -27,8 +27,7 @@ from vramledger.sampling.replay import FORMAT, read_recording
 from vramledger.sampling.supervisor import Supervisor
 from vramledger.serving.source import snapshots
 from vramledger.storage.protocol import AT
-from vramledger.views.ledger_answer import read_answer
-from vramledger.views.ledger_json import snapshot_json
+from vramledger.views.ledger_json import read_answer, snapshot_json
 
 _MAX_FILE_BYTES = 256 * 2**20
 _PIDS_SHOWN = 8
@@ -53,7 +52,9 @@ class Seen(NamedTuple):
 async def watch_host(args: argparse.Namespace, seconds: float) -> tuple[list[LedgerSample], str]:
     """Return the samples of this host over a time, and who took them."""
     try:
-        return await _collect(_exporter_snapshots(args), seconds), "by the exporter of this host"
+        return await _collect(
+            exporter_snapshots(control_socket(args)), seconds
+        ), "by the exporter of this host"
     except StartupError as error:
         return await _collect(_own_snapshots(args), seconds), f"by this command alone ({error})"
 
@@ -67,12 +68,6 @@ async def _collect(samples: AsyncIterator[Snapshot], seconds: float) -> list[Led
             if not snapshot.up or time.monotonic() >= end:
                 break
     return found
-
-
-async def _exporter_snapshots(args: argparse.Namespace) -> AsyncIterator[Snapshot]:
-    async with aclosing(follow_exporter(control_socket(args))) as ledgers:  # type: ignore[type-var]
-        async for ledger in ledgers:
-            yield ledger.snapshot
 
 
 async def _own_snapshots(args: argparse.Namespace) -> AsyncIterator[Snapshot]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from vramledger.accounting.policies import CONTEXT_BYTES
-from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME
+from vramledger.accounting.holders.policies import CONTEXT_BYTES
 from vramledger.commands.fit_input import DeviceUse, FrameworkUse
 from vramledger.model.snapshot import Grade
-from vramledger.views.table import gib
+from vramledger_agent.printable import gib
+from vramledger_agent.protocol.frameworks import FRAMEWORKS_BY_NAME
 
 MIB = 2**20
 

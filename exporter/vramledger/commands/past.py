@@ -13,12 +13,10 @@ from typing import Any
 
 from vramledger import __version__
 from vramledger.commands.arguments import control_socket
-from vramledger.commands.parser import argparse_type
-from vramledger.config import parse_duration
 from vramledger.errors import RecordingError, StartupError, UsageError
 from vramledger.serving.control_client import NoExporterError, request_past
-from vramledger.storage.archive import Archive
-from vramledger.storage.questions import answer
+from vramledger.storage.answers import answer
+from vramledger_agent.commands.parser import argparse_type, parse_duration
 
 STORAGE = Path("/var/lib/vramledger")
 """Where the systemd unit has the storage."""
@@ -91,16 +89,14 @@ async def ask_past(args: argparse.Namespace, question: dict[str, Any]) -> tuple[
 
 def _read_directory(path: Path, question: dict[str, Any], why: str) -> tuple[dict[str, Any], bytes]:
     try:
-        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     except OSError as error:
         message = f"{path} cannot be read ({error.strerror}); name the storage with --storage.path; and {why}"
         raise StartupError(message) from error
     try:
-        first, _, content = answer(Archive(directory, read_only=True), question).partition(b"\n")
+        first, _, content = answer(path, question).partition(b"\n")
     except (RecordingError, OSError) as error:
         message = f"{path}: {error}"
         raise StartupError(message) from error
-    finally:
-        os.close(directory)
     head: dict[str, Any] = json.loads(first)
     return head, content

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vramledger.agent_server.client import request_agent
-from vramledger.commands.arguments import add_agent_socket
-from vramledger.commands.output import write_output
-from vramledger.commands.parser import Commands, add_log, duration, pid
-from vramledger.torch_snapshots.text import size_text
+from vramledger_agent.client import request_agent
+from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, duration, pid, write_output
+from vramledger_agent.torch_snapshots.text import size_text
 
 
 def add_command(commands: Commands) -> None:
@@ -18,7 +16,7 @@ def add_command(commands: Commands) -> None:
         "reclaim",
         help="make a consenting program free cached memory",
         description="Make a program free cached GPU memory. At its next training step, or where it calls "
-        "vramledger.agent.safe_point(), it runs Python's collector, then empties PyTorch's cache. It "
+        "vramledger_agent.safe_point(), it runs Python's collector, then empties PyTorch's cache. It "
         "must run with 'vramledger run --allow-reclaim'. You must be its user, or root.",
     )
     reclaim.add_argument("pid", type=pid, metavar="PID")

@@ -6,12 +6,11 @@ import argparse
 import time
 
 from vramledger.commands.arguments import add_control, control_socket
-from vramledger.commands.interruption import run_until_interrupted
-from vramledger.commands.output import write_output
-from vramledger.commands.parser import Commands, add_log, duration
+from vramledger.commands.interrupts import run_until_interrupted
 from vramledger.errors import UsageError
-from vramledger.serving.control_client import request_exporter
-from vramledger.serving.control_messages import MAX_RELEASE_SECONDS, RELEASE, RESUME, ControlRequest
+from vramledger.serving.control_client import request_release
+from vramledger.serving.control_messages import MAX_RELEASE_SECONDS
+from vramledger_agent.commands.parser import Commands, add_log, duration, write_output
 
 _DEFAULT_SECONDS = 600.0
 
@@ -41,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     if args.seconds > MAX_RELEASE_SECONDS:
         message = f"--for is at most {MAX_RELEASE_SECONDS / 86400:.0f}d; a longer release would be forgotten"
         raise UsageError(message)
-    request = ControlRequest(RESUME) if args.resume else ControlRequest(RELEASE, args.seconds)
-    until = run_until_interrupted(request_exporter(control_socket(args), request)).released_until
+    seconds = None if args.resume else args.seconds
+    until = run_until_interrupted(request_release(control_socket(args), seconds))
     if until is not None:
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(until))
         back = "'vramledger release --resume' reopens them"

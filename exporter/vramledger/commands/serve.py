@@ -7,20 +7,18 @@ import asyncio
 from pathlib import Path
 
 from vramledger.commands.arguments import (
-    add_agent_socket,
     add_control,
     add_pods,
     add_sampling,
     add_source,
     address,
-    count,
     path,
     sampling_config,
     storage_size,
 )
-from vramledger.commands.parser import Commands, add_log, duration
 from vramledger.config import DEFAULT_PORT, Config, ListenAddress, StorageConfig
 from vramledger.serving.exporter import serve_until_signalled
+from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, count, duration
 
 
 def add_command(commands: Commands) -> None:
@@ -50,6 +48,10 @@ def add_command(commands: Commands) -> None:
     web.add_argument(
         "--web.page", dest="page", default=True, action=argparse.BooleanOptionalAction,
         help="the live page at / (default on)",
+    )  # fmt: skip
+    web.add_argument(
+        "--web.hide-names", dest="hide_names", action="store_true",
+        help="show nobody but root and this exporter's user the names of users and programs, and paths",
     )  # fmt: skip
     web.add_argument(
         "--web.user", dest="web_user", default=None, metavar="USER",
@@ -95,6 +97,7 @@ def _config(args: argparse.Namespace) -> Config:
         systemd_socket=args.systemd_socket,
         control_socket=args.control_socket,
         page=args.page,
+        hide_names=args.hide_names,
         web_user=args.web_user,
         source=args.source,
         replay_speed=args.replay_speed,

@@ -8,14 +8,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.discovery import agent_joiner
 from vramledger.commands.arguments import (
-    add_agent_socket,
     add_control,
     add_sampling,
     add_source,
@@ -23,11 +23,9 @@ from vramledger.commands.arguments import (
     sampling_config,
 )
 from vramledger.commands.exporter_ledger import follow_exporter
-from vramledger.commands.interruption import run_until_interrupted
-from vramledger.commands.output import write_output
-from vramledger.commands.parser import Commands, add_log, pid
+from vramledger.commands.interrupts import run_until_interrupted
+from vramledger.commands.own_samples import SAMPLES_MIN
 from vramledger.commands.past import add_storage, ask_past, past_time
-from vramledger.commands.sampling_loop import SAMPLES_MIN
 from vramledger.errors import StartupError, UsageError
 from vramledger.model.records import RecordError
 from vramledger.model.snapshot import Snapshot
@@ -35,18 +33,20 @@ from vramledger.sampling.replay import Replay, read_recording
 from vramledger.serving.source import (
     DEMO_SKIP,
     NO_DRIVER,
-    attach_nothing,
+    attach_each,
     idle_threshold,
     open_source,
     snapshots,
 )
 from vramledger.storage.protocol import AT, SINCE
 from vramledger.views.evidence import evidence_json, evidence_lines
-from vramledger.views.ledger_answer import read_answer
-from vramledger.views.ledger_json import snapshot_json
-from vramledger.views.report_table import render_report
-from vramledger.views.table import render_table, span
+from vramledger.views.ledger_json import ledger_text, read_answer
+from vramledger.views.table import COLOUR_CONTROLS, render_table
 from vramledger.views.timeline import HoldingGrowth, Key
+from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, pid, write_output
+from vramledger_agent.printable import printable, span, write_plain
+
+_CLEAR = "\x1b[H\x1b[2J"
 
 
 def add_command(commands: Commands) -> None:
@@ -126,7 +126,7 @@ async def _show_past(args: argparse.Namespace) -> int:
         until = f"until {_clock(head['gap_until'])}" if head["gap_until"] else "since then"
         note = f"NOT KNOWN at {_clock(args.at)}: nothing was stored {until}. {note}"
         if args.json:
-            print(f"vramledger: {note}", file=sys.stderr)
+            write_plain(f"vramledger: {note}\n", error=True)
     return 0 if _print_sample(args, answer.snapshot, dict(answer.growth), note) else 1
 
 
@@ -176,7 +176,7 @@ async def _show_own(args: argparse.Namespace, why: str) -> int:
         source=kind,
         recording=recording,
     )
-    attach = agent_joiner(args.agent_socket) if kind == "nvml" else attach_nothing
+    attach = attach_each({"agent": agent_joiner(args.agent_socket)} if kind == "nvml" else {})
     up = False
     async with aclosing(snapshots(source, tracker, attach)) as published:  # type: ignore[type-var]
         async for snapshot in published:
@@ -206,16 +206,17 @@ def _print_sample(
     if args.why is not None and snapshot.up:
         evidence = _evidence_text(snapshot, args.why, as_json=args.json)
         if not evidence:
-            print(f"vramledger: pid {args.why} holds no GPU memory that we can see here", file=sys.stderr)
+            write_plain(f"vramledger: pid {args.why} holds no GPU memory that we can see here\n", error=True)
             return False
         write_output(evidence if args.json or not note else f"{evidence}{note}\n")
     elif args.json:
-        write_output(json.dumps(snapshot_json(snapshot, growth)) + "\n")
+        write_output(ledger_text(snapshot, growth).decode())
     else:
         terminal = sys.stdout.isatty()
-        clear = "\x1b[H\x1b[2J" if args.watch and terminal else ""
+        clear = _CLEAR if args.watch and terminal else ""
         table = render_table(snapshot, colour=terminal and "NO_COLOR" not in os.environ)
-        write_output(f"{clear}{table}{note}\n" if note else f"{clear}{table}")
+        controls = (_CLEAR, *COLOUR_CONTROLS) if terminal else ()
+        write_output(f"{clear}{table}{note}\n" if note else f"{clear}{table}", controls)
     return True
 
 
@@ -225,3 +226,72 @@ def _evidence_text(snapshot: Snapshot, pid: int, *, as_json: bool) -> str:
         evidence = evidence_json(snapshot, pid)
         return "" if evidence is None else json.dumps(evidence) + "\n"
     return "".join(f"{line}\n" for line in evidence_lines(snapshot, pid))
+
+
+_GIB_HOUR = 2**30 * 3600.0
+_COLUMNS = ("OWNER", "USER", "GPUS", "HELD FOR", "HIGHEST", "GIB-HOURS", "IDLE", "WASTED", "PERHAPS")
+_NO_SECONDS = 60.0
+
+
+def render_report(report: Mapping[str, Any]) -> str:
+    """Return the lines of a report."""
+    return "".join(f"{line}\n" for line in _lines(report))
+
+
+def _lines(report: Mapping[str, Any]) -> Iterator[str]:
+    yield f"From {_clock(report['from'])} to {_clock(report['to'])}"
+    whole = report["to"] - report["from"]
+    if report["first"] is None:
+        yield "Nothing is stored of that time."
+        return
+    missing = whole - report["covered_seconds"]
+    if missing > max(_NO_SECONDS, 0.01 * whole):
+        yield f"Nothing is known of {span(missing)} of it; the figures are of the rest."
+    rows = [_COLUMNS, *(_row(each) for each in report["owners"])]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
+    yield ""
+    for row in rows:
+        texts = [
+            text.ljust(width) if place < 2 else text.rjust(width)  # noqa: PLR2004 words left, figures right
+            for place, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(texts).rstrip()
+    for title, name in (
+        ("Leftovers", "leftovers"),
+        ("Out of memory", "ooms"),
+        ("Interruptions", "interruptions"),
+    ):
+        if report[name]:
+            yield ""
+            yield f"{title}:"
+            yield from (f"  {_mark(each)}" for each in report[name])
+
+
+def _row(owner: Mapping[str, Any]) -> tuple[str, ...]:
+    name = f"{owner['owner_type']} {owner['owner']}".strip()
+    return (
+        printable(name)[:60],
+        printable(", ".join(owner["users"]))[:30] or "-",
+        str(len(owner["gpus"])),
+        span(owner["seconds"]),
+        f"{owner['highest'] / 2**30:.2f} GiB",
+        f"{owner['byte_seconds'] / _GIB_HOUR:.2f}",
+        f"{owner['idle_byte_seconds'] / _GIB_HOUR:.2f}",
+        f"{owner['wasted_byte_seconds'] / _GIB_HOUR:.2f}",
+        f"{owner['perhaps_wasted_byte_seconds'] / _GIB_HOUR:.2f}",
+    )
+
+
+def _mark(mark: Mapping[str, Any]) -> str:
+    words = {
+        "lost": "the GPUs gave no data any more",
+        "back": "the GPUs gave data again",
+        "exporter-ended": "the exporter ended, or stored nothing any more",
+        "exporter-began": "the exporter began",
+        "oom": f"{printable(mark['owner'])} ran out of memory",
+    }
+    text = words.get(mark["kind"])
+    if text is None:
+        who = f"pid {mark['pid']} {printable(mark['command'])} of {printable(mark['owner'])}"
+        text = f"{who} became {mark['kind']}" + (f" (it was {mark['before']})" if mark["before"] else "")
+    return f"{_clock(mark['time'])}  {text}"

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
+from vramledger.accounting.owners.owner_usage import UNKNOWN, Key, owner_of
 from vramledger.errors import VramledgerError
-from vramledger.model.reading import ProcessRow
+from vramledger.model.reading import HiddenHolder, ProcessRow
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Snapshot, State
-from vramledger.printable import printable
-from vramledger.views.cleanliness import amount, describe_process, device_matches, owner_matches
-from vramledger.views.remedies import able_hidden
+from vramledger.verdicts.cleanliness import amount, describe_process, device_matches, owner_matches
+from vramledger.verdicts.remedies import able_hidden
+from vramledger_agent.printable import printable
 
 LAST_WAIT = 10.0
 """Seconds after SIGKILL until we give up on a process: a call that is stuck in the driver keeps it alive."""
@@ -78,7 +78,7 @@ class EndTarget:
         """What would be ended, how much it holds, and why it is ended or not."""
         verb = "would not end" if self.refusal else "would end"
         where = ", ".join(f"{amount(held)} on GPU {gpu}" for (gpu, _), held in sorted(self.memory.items()))
-        states = "/".join(sorted(state.value for state in self.states))
+        states = "/".join(sorted(state.value for state in self.states)) or "hidden"
         tail = self.refusal or f"{self.why} ({self.grade.value})"
         return printable(f"{verb} pid {self.pid} {self.about}: {states}, {where}: {tail}")
 
@@ -95,11 +95,38 @@ def select_targets(snapshot: Snapshot, selection: Selection, own: Collection[int
     for device in snapshot.devices:
         for holding in device.holdings:
             held.setdefault(holding.pid, []).append((device, holding))
-    return [
-        _target(snapshot, pid, holdings, selection, own)
-        for pid, holdings in sorted(held.items())
+    targets = {
+        pid: _target(snapshot, pid, holdings, selection, own)
+        for pid, holdings in held.items()
         if _selected(snapshot, pid, holdings, selection)
-    ]
+    }
+    for device in snapshot.devices:
+        for each in device.hidden or ():
+            if each.pid in selection.pids and each.pid not in held:
+                targets[each.pid] = _heir(each, device, targets.get(each.pid), own)
+    return [targets[pid] for pid in sorted(targets)]
+
+
+def _heir(
+    holder: HiddenHolder, device: DeviceSnapshot, known: EndTarget | None, own: Collection[int]
+) -> EndTarget:
+    """Return a process that NVML does not list, and that may keep the bytes of one that has ended."""
+    return EndTarget(
+        pid=holder.pid,
+        start=holder.start,
+        about=f"{holder.command} of user {holder.user or '?'}",
+        memory={**({} if known is None else known.memory), device.key: None},
+        states=frozenset(),
+        why="NVML does not list it; it has the GPU open, and may keep what an ended process held",
+        grade=Grade.INFERRED,
+        refusal=_protected(holder.pid, own),
+    )
+
+
+def _protected(pid: int, own: Collection[int]) -> str | None:
+    if pid == 1:
+        return "it is init"
+    return "it is this program, or what started it" if pid in own else None
 
 
 def _selected(
@@ -123,8 +150,7 @@ def _target(
 ) -> EndTarget:
     row = snapshot.rows.get(pid)
     states = frozenset(each.state for _, each in holdings)
-    refusal = "it is init" if pid == 1 else "it is this program, or what started it" if pid in own else None
-    refusal = refusal or _cannot_end(row, states, [device for device, _ in holdings])
+    refusal = _protected(pid, own) or _cannot_end(row, states, [device for device, _ in holdings])
     if refusal is None and pid not in selection.pids:
         refusal = _may_not_end(states, [each for _, each in holdings], working=selection.working)
     return EndTarget(
@@ -143,15 +169,17 @@ def _cannot_end(
     row: ProcessRow | None, states: Collection[State], devices: Iterable[DeviceSnapshot]
 ) -> str | None:
     """Return why no signal would end a holder, or reach it; None if one would."""
+    ended = State.DEAD in states or (State.ZOMBIE in states and row is not None and row.threads <= 1)
+    kept = [str(pid) for device in devices for pid in able_hidden(device)] if ended else []
+    if kept:
+        heirs = " and ".join(dict.fromkeys(kept))
+        return f"its process has ended; hidden pid {heirs} has the GPU open and may keep it: end it by --pid"
     if State.DEAD in states:
-        kept = [pid for device in devices for pid in able_hidden(device)]
-        if kept:
-            return f"its process has ended; hidden pid {kept[0]} has the GPU open and may keep it: end that"
         return "its process has ended; only a reset of the GPU frees the memory"
     if State.UNKNOWN in states or row is None:
         return "we may not see which process it is"
-    if State.ZOMBIE in states and row.threads <= 1:
-        return f"it has exited already, and its parent (pid {row.ppid}) has not reaped it: end the parent"
+    if ended:
+        return f"it has exited already; that its parent (pid {row.ppid}) has not reaped it keeps no memory"
     if State.STUCK in states:
         return "no signal ends it: a thread waits in the driver; reset the GPU or restart the node"
     return None
@@ -163,6 +191,8 @@ def _may_not_end(states: Collection[State], holdings: Sequence[Holding], *, work
         works = any(each.working for each in holdings)
         known = "it still works on the GPU" if works else "whether it works on the GPU is not known"
         return f"{known}; to end it anyway, name it with --pid or add --working"
+    if any(each.state is State.ORPHANED and not each.left_over for each in holdings):
+        return "that it was left behind is only inferred, somebody may want it; to end it, name it with --pid"
     if State.IDLE in states and any(map(_may_work, holdings)):
         return (
             "that it is idle is only inferred, small work may have been missed; to end it, name it with --pid"

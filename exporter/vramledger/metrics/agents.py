@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from vramledger.accounting.agent_figures import needed, overhead
-from vramledger.agent_protocol.frameworks import COUNTER_FIGURES, POOL_FIGURES, REPORTING_FRAMEWORKS
-from vramledger.agent_protocol.messages import ALLOCATOR_SETTINGS, CATEGORIES
+from vramledger.accounting.agents.agent_figures import needed, overhead
 from vramledger.metrics.families import (
     HOLDING,
     PREFIX,
@@ -23,6 +21,8 @@ from vramledger.metrics.families import (
 )
 from vramledger.model.agent_report import REASONS, AgentReport
 from vramledger.model.snapshot import AgentSnapshot, Holding, Snapshot
+from vramledger_agent.protocol.frameworks import COUNTER_FIGURES, POOL_FIGURES, REPORTING_FRAMEWORKS
+from vramledger_agent.protocol.messages import ALLOCATOR_SETTINGS, CATEGORIES
 
 COLLECTOR = "agent"
 
@@ -104,14 +104,14 @@ PINNED = _family(
     "torch_pinned_bytes",
     ("pid",),
     "Host memory that PyTorch's allocator has pinned for the GPUs, in use or cached.",
-    source="the agent's report: `torch.cuda.host_memory_stats()`",
+    source="`torch.cuda.host_memory_stats()`",
     absent="before PyTorch 2.7, and when PyTorch does not use its own allocator",
 )
 PINNED_IN_USE = _family(
     "torch_pinned_in_use_bytes",
     ("pid",),
     "Host memory that PyTorch's allocator has pinned for the GPUs and that the program uses.",
-    source="the agent's report: `torch.cuda.host_memory_stats()`",
+    source="`torch.cuda.host_memory_stats()`",
     absent="before PyTorch 2.7, and when PyTorch does not use its own allocator",
 )
 
@@ -191,7 +191,7 @@ _GENERAL: Mapping[str, Family] = {
         f"framework_{name}_bytes",
         (*HOLDING, "framework"),
         f"{meaning}, as the framework in the label reports it.",
-        source="the agent's report: the framework's own statistics",
+        source="the framework's own statistics",
         absent=_absent(name),
     )
     for name, meaning in POOL_FIGURES.items()
@@ -201,8 +201,7 @@ _GENERAL: Mapping[str, Family] = {
 _OWN_ABSENT = {
     ("torch", "reclaimable"): "when the counters do not show it",
     ("torch", "largest_free_block"): "before the agent has taken a snapshot of the heap",
-    ("torch", "private_pools"): "when PyTorch is older than 2.13 and the agent has not taken a snapshot of "
-    "the heap",
+    ("torch", "private_pools"): "before PyTorch 2.13, until the agent has taken a snapshot of the heap",
 }
 
 _OWN: Mapping[tuple[str, str], Family] = {
@@ -210,7 +209,7 @@ _OWN: Mapping[tuple[str, str], Family] = {
         f"{framework.name}_{name}_{'total' if name in COUNTER_FIGURES else 'bytes'}",
         HOLDING,
         f"{meaning}, as {framework.title} reports it ({framework.source}).",
-        source=f"the agent's report: `{framework.source}`",
+        source=f"`{framework.source}`",
         absent=_OWN_ABSENT.get((framework.name, name), "when it does not use its own allocator"),
     )
     for framework in REPORTING_FRAMEWORKS.values()
@@ -223,7 +222,7 @@ CATEGORY = _family(
     "torch_category_bytes",
     (*HOLDING, "category"),
     "Memory of live tensors by their purpose, counted from the optimizer at most every 10 seconds.",
-    source="the agent's report: the tensors of the optimizer, and PyTorch's `memory_stats`",
+    source="the tensors of the optimizer, and PyTorch's `memory_stats`",
     absent="when the program has no optimizer",
 )
 OVERHEAD = _family(

@@ -1,7 +1,7 @@
 """Hold the whole contract: every family by name, and the collectors that give their samples.
 
 To add or change a metric, edit its declaration in the module of its subject and its section in
-``exporter/docs/src/metrics/``, and run ``make generate``. A family's type and unit follow from its name, so
+``exporter/docs/metrics/``, and run ``make generate``. A family's type and unit follow from its name, so
 they cannot contradict it. A sample with the value None is left out.
 """
 
@@ -23,7 +23,8 @@ from vramledger.metrics import (
     sampling,
     storage,
 )
-from vramledger.metrics.families import Collected, Family
+from vramledger.metrics.families import Collected, Family, HolderFactFamily, collect_holder_facts
+from vramledger.model.holder_facts import HOLDER_FACTS
 from vramledger.model.snapshot import Snapshot
 
 SUBJECTS: Mapping[str, tuple[Family, ...]] = {
@@ -49,7 +50,10 @@ FAMILIES: Mapping[str, Family] = {
 def collectors(most: int) -> dict[str, Callable[[Snapshot], Collected]]:
     """Return the collectors that read the snapshot; ``exporter`` reads none, and belongs to exposition."""
     return {
-        "ledger": partial(devices.collect, collector="ledger"),
+        "ledger": lambda snapshot: [
+            *devices.collect(snapshot, "ledger"),
+            *hardware.collect(snapshot, "ledger"),
+        ],
         "process": partial(processes.collect, most=most),
         "owner": owners.collect,
         "pods": pods.collect,
@@ -59,7 +63,17 @@ def collectors(most: int) -> dict[str, Callable[[Snapshot], Collected]]:
         "energy": partial(hardware.collect, collector="energy"),
         "xid": partial(devices.collect, collector="xid"),
         "hidden": partial(devices.collect, collector="hidden"),
-        "vllm": inference.collect,
         "launches": processes.collect_launches,
+        "threads": lambda _: [],  # what it finds is in the states
         "pcie": partial(hardware.collect, collector="pcie"),
+        **{fact.collector: _about_holders(fact.collector) for fact in HOLDER_FACTS},
     }
+
+
+def _about_holders(collector: str) -> Callable[[Snapshot], Collected]:
+    families = [
+        family
+        for family in FAMILIES.values()
+        if isinstance(family, HolderFactFamily) and family.collector == collector
+    ]
+    return partial(collect_holder_facts, families=families)

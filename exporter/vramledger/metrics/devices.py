@@ -14,7 +14,7 @@ from vramledger.metrics.families import (
     Sample,
     devices_shown,
 )
-from vramledger.model.reading import NodeMemory
+from vramledger.model.reading import ASLEEP, NodeMemory
 from vramledger.model.snapshot import DeviceSnapshot, Ledger, Snapshot, State
 
 Value = float | Mapping[str, float] | None
@@ -28,6 +28,8 @@ class DeviceFamily(Family):
     """
 
     read: Callable[[DeviceSnapshot], Value]
+    down: bool = False
+    """Whether it also has samples of a device that is down."""
 
 
 def _device(  # noqa: PLR0913 - one argument a fact
@@ -39,16 +41,14 @@ def _device(  # noqa: PLR0913 - one argument a fact
     *,
     source: str,
     absent: str,
+    down: bool = False,
 ) -> DeviceFamily:
     labels = (*DEVICE, by) if by else DEVICE
-    return DeviceFamily(PREFIX + name, labels, help_, collector, source, absent, read)
+    return DeviceFamily(PREFIX + name, labels, help_, collector, source, absent, read, down)
 
 
-_WITHOUT_LEDGER = "when MIG divides the GPU, or when NVML does not give the memory or the process list"
-_NOT_COUNTED_TWICE = (
-    f"{_WITHOUT_LEDGER}; and for a compute instance that shares the memory of its GPU instance with one of a "
-    "lower number, under which it is counted"
-)
+_WITHOUT_LEDGER = "when MIG divides the GPU, or NVML does not give its memory and holders"
+_NOT_COUNTED_TWICE = f"{_WITHOUT_LEDGER}; and for a compute instance whose memory is counted under another"
 
 
 def _counted(device: DeviceSnapshot) -> Ledger | None:
@@ -81,6 +81,12 @@ def _holders(device: DeviceSnapshot) -> Mapping[str, float] | None:
     for holding in device.holdings:
         counts[holding.state.value] += 1
     return counts
+
+
+def _reset_required(device: DeviceSnapshot) -> float | None:
+    """Return whether the driver refuses queries; of a device that is down only if that is why."""
+    refused = device.reading.reset_required
+    return None if refused is None or not (device.up or refused) else float(refused)
 
 
 FAMILIES = (
@@ -139,7 +145,7 @@ FAMILIES = (
         "Uncharged memory that belongs to one or more of several holders, and it is not known to which; the "
         "ledger counts it under the mildest state of these holders.",
         source="the sources of `vramledger_process_uncharged_memory_bytes`",
-        absent=f"when there are none; {_NOT_COUNTED_TWICE}",
+        absent=f"when there is none; {_NOT_COUNTED_TWICE}",
     ),
     _device(
         "ledger",
@@ -148,8 +154,16 @@ FAMILIES = (
         "Memory that is held without any work: by holders that are stopped, stuck, zombie or dead, and by "
         "idle and orphaned ones if it is proven or seen that they do not work (NVML's process lists and the "
         "states).",
-        source=f"{PROCESS_LISTS}, `/proc`, nvmlGpmMetricsGet, nvmlDeviceGetProcessUtilization, the agent's "
-        "report",
+        source="the evidence of `vramledger_process_state_since_timestamp_seconds`",
+        absent=_WITHOUT_LEDGER,
+    ),
+    _device(
+        "ledger",
+        "device_memory_perhaps_wasted_bytes",
+        lambda device: device.perhaps_wasted,
+        "Memory of idle and orphaned holders of whom it is not known whether they work: it is in no figure "
+        "of wasted memory (NVML's process lists and the states).",
+        source="the evidence of `vramledger_process_state_since_timestamp_seconds`",
         absent=_WITHOUT_LEDGER,
     ),
     _device(
@@ -168,8 +182,7 @@ FAMILIES = (
         "Processes that NVML lists with memory on the device, by state.",
         "state",
         source=f"{PROCESS_LISTS}, `/proc`",
-        absent="when NVML did not give the process list, when MIG divides the GPU, or when we do not see the "
-        "host's processes",
+        absent="when MIG divides the GPU, NVML gives no list, or the host's processes are not seen",
     ),
     _device(
         "hidden",
@@ -185,8 +198,8 @@ FAMILIES = (
         "hidden",
         "device_ghost",
         lambda device: None if device.ghost is None else float(device.ghost),
-        "1 if the device has been busy for 3 minutes at idle power without a listed or hidden holder, which "
-        "only a reset ends; otherwise 0.",
+        "1 if the device has been busy for 3 minutes at idle power without a listed or hidden holder; "
+        "otherwise 0.",
         source="nvmlDeviceGetUtilizationRates, nvmlDeviceGetPowerUsage, nvmlDeviceGetEnforcedPowerLimit, "
         "NVML's process lists, and the search of `vramledger_device_hidden_holders`",
         absent="when one of its sources is not known",
@@ -199,24 +212,39 @@ FAMILIES = (
         "xid",
         source="nvmlEventSetWait",
         absent="before the first error with the number",
+        down=True,
+    ),
+    _device(
+        "ledger",
+        "device_asleep",
+        lambda device: 1.0 if device.reading.error == ASLEEP else None,
+        "1 while the device is not asked because it sleeps, or is to fall asleep (runtime power management).",
+        source="`/sys/bus/pci/devices/ADDRESS/power`, `/proc/driver/nvidia/gpus/ADDRESS/power`",
+        absent="when the device is asked",
+        down=True,
+    ),
+    _device(
+        "ledger",
+        "device_reset_required",
+        _reset_required,
+        "1 while the driver refuses a query of the device until it is reset (NVML_ERROR_RESET_REQUIRED).",
+        source="every query of the device",
+        absent="when the device was not asked: it is lost, or a MIG instance",
+        down=True,
     ),
 )
 
 
 def collect(snapshot: Snapshot, collector: str, families: Iterable[DeviceFamily] = FAMILIES) -> Collected:
-    """Return the collector's samples; for a device that is down only its XID errors.
-
-    XID errors come from the driver's events. XID 79, for example, says that the GPU has fallen off the bus,
-    which is why the device is down.
-    """
-    shown = devices_shown(snapshot, down=collector == "xid")
+    """Return the collector's samples; for a device that is down only what says why."""
+    shown = devices_shown(snapshot, down=True)
     collected: Collected = []
     for family in families:
         if family.collector != collector:
             continue
         samples: list[Sample] = []
         for key, device in shown:
-            value = family.read(device)
+            value = family.read(device) if device.up or family.down else None
             if value is None or isinstance(value, Mapping) != (family.labels != DEVICE):
                 continue
             if isinstance(value, Mapping):

@@ -1,29 +1,27 @@
 """Turn families into the page that a scrape gets: text 0.0.4 or OpenMetrics 1.0.0, filtered, compressed.
 
-prometheus_client's encoder takes 8 µs a sample. So our encoder stores the lines of every family, and rewrites
-those whose value has changed. A test checks that both encoders write the same bytes. What a snapshot gives is
-written once. For a scrape that finds the same snapshot only the exporter's own figures are written again.
-This module knows two HTTP headers and nothing else of HTTP.
+prometheus_client's encoder takes 8 µs a sample, most of it for the labels. So ours keeps the text before the
+value of each series, and writes the same bytes, which a test checks. This module knows two HTTP headers and
+nothing else of HTTP.
 """
 
 from __future__ import annotations
 
+import gzip
 import re
-import struct
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, partial
 from math import isfinite
 from typing import NamedTuple, TypeVar
 
 from prometheus_client import PlatformCollector, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from vramledger.config import Config
+from vramledger.config import ALWAYS_COLLECTED, Config
 from vramledger.errors import UsageError
-from vramledger.logs import fields, log
+from vramledger.logs import COLLECTOR_FAILED, FailureStreaks
 from vramledger.metrics import sampling
 from vramledger.metrics.contract import collectors
 from vramledger.metrics.families import Collected, Family, Labels, Sample
@@ -33,16 +31,6 @@ from vramledger.model.snapshot import Snapshot
 
 _COMPRESSION = 1
 """8 GPUs with 64 holders each: level 1 makes 458 kB into 30 kB in 0.6 ms, level 6 into 27 kB in 1.8 ms."""
-
-_END_WINDOW, _END_MEMORY = 12, 4
-"""Bits of the window, and memory level, for what follows a snapshot: 4 kB. zlib's own need 256 KiB, new in
-each scrape, which takes 60 µs more."""
-
-_GZIP_HEADER = bytes((0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 4, 0xFF))
-"""A deflated stream, packed fast, without a name and a time (RFC 1952)."""
-
-_GZIP_END = struct.Struct("<LL")
-"""The checksum of the text, and its size modulo 2**32."""
 
 _Result = TypeVar("_Result")
 
@@ -63,28 +51,8 @@ class ScrapeRequest(NamedTuple):
     compressed: bool = False
 
 
-class _SnapshotPart(NamedTuple):
-    """The beginning of a page, which follows from a snapshot.
-
-    Attributes:
-        snapshot: which one.
-        request: for which request.
-        own_succeeded: whether the exporter's own families could be collected: the page says that as well.
-        content: the text, or the beginning of its gzip stream.
-        checksum: CRC-32 of the text, 0 if it is not packed.
-        size: bytes of the text.
-    """
-
-    snapshot: Snapshot
-    request: ScrapeRequest
-    own_succeeded: bool
-    content: bytes
-    checksum: int
-    size: int
-
-
 class Exposition:
-    """Render snapshots, and remember the lines of the newest one.
+    """Render snapshots, and remember the series of the newest one.
 
     Args:
         most: holdings of a device shown one by one (``--processes.max``).
@@ -104,12 +72,11 @@ class Exposition:
     ) -> None:
         self._collect = collectors(most) if collect is None else collect
         self._clock = clock
-        self._texts: dict[str, _FamilyText] = {}  # by name: a family's hash takes longer
+        self._series: dict[str, dict[Labels, str]] = {}  # by name: a family's hash takes longer
         self._headers: dict[tuple[str, bool], bytes] = {}
         self._collect_own = collect_own
         self._own = OwnProcesses(sampler_pid)
-        self._failing: set[str] = set()
-        self._written: _SnapshotPart | None = None
+        self._failing = FailureStreaks(COLLECTOR_FAILED)
         self._lock = threading.Lock()
 
     def render(self, snapshot: Snapshot, request: ScrapeRequest) -> bytes:
@@ -119,17 +86,11 @@ class Exposition:
             own = b""
             if _EXPORTER in request.collectors:
                 own = self._run(_EXPORTER, lambda: self._render_own(request), health) or b""
-            own_succeeded = not health or health[_EXPORTER][0]
-            part = self._written
-            if (
-                part is None
-                or part.snapshot is not snapshot
-                or (part.request, part.own_succeeded) != (request, own_succeeded)
-            ):
-                text = self._render_snapshot(snapshot, request, health)
-                part = _SnapshotPart(snapshot, request, own_succeeded, *_begin_page(text, request))
-                self._written = part if not self._failing else None
-        return _end_page(part, own + _EOF if request.openmetrics else own)
+            page = [*self._render_snapshot(snapshot, request, health), own]
+        if request.openmetrics:
+            page.append(_EOF)
+        whole = b"".join(page)
+        return gzip.compress(whole, _COMPRESSION, mtime=0) if request.compressed else whole
 
     def _render_snapshot(
         self, snapshot: Snapshot, request: ScrapeRequest, health: dict[str, tuple[bool, float]]
@@ -144,6 +105,8 @@ class Exposition:
                 health[name] = read and health[name][0], seconds
             if not snapshot.up:
                 del health[name]  # it had nothing to do, and only vramledger_up reports that
+        always = snapshot.collectors.keys() & ALWAYS_COLLECTED.keys() if snapshot.up else ()
+        health |= {name: snapshot.collectors[name] for name in sorted(always)}
         blocks += self._encode(sampling.collect(snapshot, health), request)
         return [text for _, text in sorted(blocks)]
 
@@ -167,18 +130,12 @@ class Exposition:
         try:
             result = collect()
         except Exception as error:  # noqa: BLE001 - whatever it is, the other collectors are served
-            self._record_failure(name, error)
+            self._failing.failed(name, error)
             health[name] = False, self._clock() - started
             return None
-        self._failing.discard(name)
+        self._failing.succeeded(name)
         health[name] = True, self._clock() - started
         return result
-
-    def _record_failure(self, name: str, error: Exception) -> None:
-        if name not in self._failing:
-            self._failing.add(name)
-            what = f"{type(error).__name__}: {error}"
-            log.error("Collector failed", exc_info=error, extra=fields(collector=name, err=what))
 
     def _header(self, family: Family, *, openmetrics: bool) -> bytes:
         """Return the lines before a family's samples, made once: they took a fifth of a small page."""
@@ -194,92 +151,25 @@ class Exposition:
         for family, samples in collected:
             if request.names is not None and request.names.isdisjoint((family.name, family.base)):
                 continue
-            known = self._texts.get(family.name)
-            written = _write_lines(family, samples, known)
-            if written is not known:
-                self._texts[family.name] = written
-            if written.text:
+            lines, self._series[family.name] = _write(family, samples, self._series.get(family.name, {}))
+            if lines:
                 header = self._header(family, openmetrics=request.openmetrics)
-                blocks.append((family.name, header + written.text))
+                blocks.append((family.name, header + lines.encode()))
         return blocks
 
 
-def _begin_page(text: list[bytes], request: ScrapeRequest) -> tuple[bytes, int, int]:
-    """Return the beginning of a page, packed if that is requested, with its text's checksum and size."""
-    size = sum(map(len, text))
-    if not request.compressed:
-        return b"".join(text), 0, size
-    deflate = zlib.compressobj(_COMPRESSION, zlib.DEFLATED, -zlib.MAX_WBITS)
-    # A full flush: what is packed after it does not refer to it.
-    packed = [_GZIP_HEADER, *map(deflate.compress, text), deflate.flush(zlib.Z_FULL_FLUSH)]
-    return b"".join(packed), reduce(lambda crc, each: zlib.crc32(each, crc), text, 0), size
-
-
-def _end_page(part: _SnapshotPart, text: bytes) -> bytes:
-    """Return the page that ends with this text."""
-    if not part.request.compressed:
-        return part.content + text
-    deflate = zlib.compressobj(_COMPRESSION, zlib.DEFLATED, -_END_WINDOW, _END_MEMORY)
-    end = _GZIP_END.pack(zlib.crc32(text, part.checksum), (part.size + len(text)) % 2**32)
-    return b"".join((part.content, deflate.compress(text), deflate.flush(), end))
-
-
-class _FamilyText(NamedTuple):
-    """The lines of a family, and the samples that they show.
-
-    Attributes:
-        samples: in the order of the lines.
-        text: the lines; the headers are not among them.
-        complete: whether each sample has a line, so that the places of both are the same.
-    """
-
-    samples: list[Sample]
-    text: bytes
-    complete: bool
-
-
-def _write_lines(family: Family, samples: list[Sample], known: _FamilyText | None) -> _FamilyText:
-    """Write the lines of a family in the order of its samples; take unchanged lines from ``known``.
+def _write(family: Family, samples: list[Sample], known: dict[Labels, str]) -> tuple[str, dict[Labels, str]]:
+    """Return the lines of a family in the order of its samples, and its series: the text before each value.
 
     A duplicate series would make Prometheus reject the whole scrape: its last sample counts. A value that is
     not a finite number is left out.
     """
-    if known is not None:
-        if samples == known.samples:
-            return known
-        text = _replace_values(samples, known)
-        if text is not None:
-            return _FamilyText(samples, text, complete=True)
-    series = {} if known is None else _known_series(known)
-    lines: dict[Labels, bytes] = {}
+    series, lines = {}, {}
     for labels, value in samples:
         if isfinite(value):
-            start = series.get(labels) or _series(family, labels).encode()
-            lines[labels] = b"%b %b\n" % (start, format_number(value).encode())
-    return _FamilyText(samples, b"".join(lines.values()), complete=len(lines) == len(samples))
-
-
-def _replace_values(samples: list[Sample], known: _FamilyText) -> bytes | None:
-    """Return the lines with new values; None if the series are not the same, which is rare."""
-    if not known.complete or len(samples) != len(known.samples):
-        return None
-    lines = known.text.split(b"\n")
-    for place, (sample, before) in enumerate(zip(samples, known.samples, strict=True)):
-        if sample != before:
-            labels, value = sample
-            if labels != before[0] or not isfinite(value):
-                return None
-            start = lines[place].rpartition(b" ")[0]
-            lines[place] = b"%b %b" % (start, format_number(value).encode())
-    return b"\n".join(lines)
-
-
-def _known_series(known: _FamilyText) -> dict[Labels, bytes]:
-    """Return the beginning of each line, up to its value, by its labels."""
-    if not known.complete:
-        return {}
-    lines = known.text.split(b"\n")[:-1]  # splitlines() would split at \r too, which a label may have
-    return {labels: line.rpartition(b" ")[0] for (labels, _), line in zip(known.samples, lines, strict=True)}
+            start = series[labels] = known.get(labels) or _series(family, labels)
+            lines[labels] = f"{start} {format_number(value)}\n"
+    return "".join(lines.values()), series
 
 
 def _series(family: Family, labels: Labels) -> str:

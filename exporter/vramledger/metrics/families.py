@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot
 
@@ -16,11 +17,8 @@ Sample = tuple[Labels, float]
 
 DEVICE = ("gpu", "uuid")
 HOLDING = (*DEVICE, "pid")
-PROCESS_LISTS = (
-    "nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses, "
-    "nvmlDeviceGetMPSComputeRunningProcesses"
-)
-"""The calls that list the holders of a device, as a :attr:`Family.source`."""
+PROCESS_LISTS = "NVML's process lists"
+"""The calls that list the holders of a device, as a :attr:`Family.source`; METRICS.md names them."""
 _UNITS = ("bytes_per_second", "bytes", "seconds", "ratio", "celsius", "watts", "joules", "hertz")
 
 
@@ -63,6 +61,19 @@ class Family:
         return next((unit for unit in _UNITS if self.base.endswith(f"_{unit}")), "")
 
 
+@dataclass(frozen=True, slots=True)
+class HolderFactFamily(Family):
+    """A family with a series for each holder of which a fact of ``model/holder_facts`` is known.
+
+    Attributes:
+        fact: the field of the snapshot.
+        read: returns the value; None for no series.
+    """
+
+    fact: str
+    read: Callable[[Any], float | None]
+
+
 Collected = list[tuple[Family, list[Sample]]]
 
 
@@ -76,6 +87,16 @@ def devices_shown(snapshot: Snapshot, *, down: bool = False) -> list[tuple[tuple
     if not snapshot.up:
         return []
     return [(device.key, device) for device in ordered_devices(snapshot) if device.up or down]
+
+
+def collect_holder_facts(snapshot: Snapshot, families: Iterable[HolderFactFamily]) -> Collected:
+    """Return the series of the holders of which something is known."""
+    collected: Collected = []
+    for family in families:
+        known = sorted(getattr(snapshot, family.fact).items()) if snapshot.up else []
+        values = ((pid, family.read(each)) for pid, each in known)
+        collected.append((family, [((str(pid),), value) for pid, value in values if value is not None]))
+    return collected
 
 
 def split_largest(

@@ -10,7 +10,7 @@ from vramledger.metrics.devices import DeviceFamily
 from vramledger.metrics.families import DEVICE, PREFIX, Collected, devices_shown
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 
-_UNSUPPORTED = "when the device or the driver does not support it"
+_UNSUPPORTED = "when device or driver do not support it"
 
 
 def _hardware(  # noqa: PLR0913 - one argument a fact
@@ -137,6 +137,15 @@ HARDWARE_FAMILIES = (
         source="nvmlDeviceGetRemappedRows",
     ),
     _hardware(
+        "ledger",
+        "device_recovery_action",
+        "1, with what the driver says that the device needs after an error, from "
+        "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, read every 10 seconds.",
+        "action",
+        source="nvmlDeviceGetFieldValues",
+        absent="before driver 570, and when the device does not support it",
+    ),
+    _hardware(
         "hardware",
         "device_encoder_utilization_ratio",
         "Share of time that the video encoder was busy, from nvmlDeviceGetEncoderUtilization.",
@@ -156,7 +165,7 @@ HARDWARE_FAMILIES = (
         "PCIe generation of the link, current and maximum, from nvmlDeviceGetCurrPcieLinkGeneration and "
         "nvmlDeviceGetMaxPcieLinkGeneration, read every 10 seconds.",
         "kind",
-        source="nvmlDeviceGetCurrPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration",
+        source="nvmlDeviceGetCurrPcieLinkGeneration and nvmlDeviceGetMaxPcieLinkGeneration",
     ),
     _hardware(
         "hardware",
@@ -164,7 +173,7 @@ HARDWARE_FAMILIES = (
         "PCIe lanes of the link, current and maximum, from nvmlDeviceGetCurrPcieLinkWidth and "
         "nvmlDeviceGetMaxPcieLinkWidth, read every 10 seconds.",
         "kind",
-        source="nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth",
+        source="nvmlDeviceGetCurrPcieLinkWidth and nvmlDeviceGetMaxPcieLinkWidth",
     ),
     _hardware(
         "hardware",

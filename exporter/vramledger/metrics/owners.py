@@ -6,11 +6,8 @@ from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, Sampl
 from vramledger.model.snapshot import Snapshot
 
 _OWNER = (*DEVICE, "owner_type", "owner")
-_HOLDINGS = (
-    "NVML's process lists and the sources of `vramledger_process_uncharged_memory_bytes` in every sample, "
-    "joined to the owners of `vramledger_process_info`"
-)
-_NO_HOLDERS = "when NVML did not give the process list, or when MIG divides the GPU"
+_HOLDINGS = "the holdings in every sample, joined to the owners of `vramledger_process_info`"
+_NO_HOLDERS = "when MIG divides the GPU, or NVML does not give its holders"
 
 OWNER_MEMORY = Family(
     PREFIX + "owner_memory_bytes",
@@ -45,7 +42,7 @@ OWNER_FREED = Family(
     "Memory of the owner's holdings that have ended, minus what stayed in use, from "
     "NVML's used memory and process lists some seconds later.",
     "owner",
-    source="NVML's process lists, and the used memory of nvmlDeviceGetMemoryInfo before and after",
+    source="NVML's process lists, and nvmlDeviceGetMemoryInfo before and after",
     absent="before the owner has held memory on the device; and where the operating system manages the "
     "memory and keeps pages after a program's end",
 )
@@ -56,7 +53,7 @@ OWNER_NOT_FREED = Family(
     "a rise of unattributed when the holding ended; holdings that end together share "
     "this rise.",
     "owner",
-    source="NVML's process lists, and the used memory of nvmlDeviceGetMemoryInfo before and after",
+    source="NVML's process lists, and nvmlDeviceGetMemoryInfo before and after",
     absent="before the owner has held memory on the device",
 )
 OWNERS_DROPPED = Family(

@@ -68,31 +68,31 @@ HOLDING_FAMILIES = (
         "memory, memory whose creator has ended), from its mappings and from what ended holders left; the "
         "grade says how good the evidence is.",
         "grade",
-        source="used memory beyond NVML's process lists, and `/proc/PID/maps`",
-        absent="when the process can have none, or when nothing is known of it",
+        source="used memory beyond NVML's process lists, `/proc/PID/maps`",
+        absent="when the process can have none, or nothing is known of it",
     ),
     _holding(
         "process_uncharged_memory_max_bytes",
         lambda holding: None if holding.uncharged is None else holding.uncharged.most,
         "Device memory that NVML charges to no process and that the process can have at most; more than "
         "process_uncharged_memory_bytes where another process can have it too.",
-        source="the sources of `vramledger_process_uncharged_memory_bytes`",
-        absent="when the process can have none, or when nothing is known of it",
+        source="those of `vramledger_process_uncharged_memory_bytes`",
+        absent="when the process can have none, or nothing is known of it",
     ),
     _holding(
         "process_managed_memory_bytes",
         lambda holding: None if holding.uncharged is None else holding.uncharged.managed,
         "Part of process_uncharged_memory_bytes that is managed memory, which the driver moves to the host "
         "when another program allocates; it is not free, but no allocation fails because of it.",
-        source="used memory beyond NVML's process lists, and `/proc/PID/maps`",
-        absent="when the process can have none, or when nothing is known of it",
+        source="used memory beyond NVML's process lists, `/proc/PID/maps`",
+        absent="when the process can have none, or nothing is known of it",
     ),
     _holding(
         "process_sm_utilization_ratio",
         lambda holding: holding.sm,
         "Share of time in which the process kept the SMs busy, from "
-        "nvmlDeviceGetProcessUtilization, which misses small kernels; absent when "
-        "unknown, never 0.",
+        "nvmlDeviceGetProcessUtilization, which misses small kernels; beside other holders it is the "
+        "whole device's figure, and no share of this process; absent when unknown, never 0.",
         source="nvmlDeviceGetProcessUtilization",
         absent="when NVML has no row for the process, which is not a sign of idleness",
     ),
@@ -164,8 +164,7 @@ RANK_INFO = Family(
     "Rank of the holder in a distributed job, how many ranks there are, and the identity that they have in "
     "common, from its agent or its environment.",
     "process",
-    source="the agent's report (`torch.distributed`, `jax.distributed` or `os.environ`), or "
-    "`/proc/PID/environ`: the rendezvous of torchrun, the namespace of PMIx, or the step of Slurm",
+    source="the agent's report (`torch.distributed`, `jax.distributed`, `os.environ`), `/proc/PID/environ`",
     absent="when neither names all three, for a job of a single rank, and when the agent of one process has "
     "reported more than 8 ranks",
 )

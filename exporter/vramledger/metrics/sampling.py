@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+import vramledger
 from vramledger import __version__
 from vramledger.metrics.families import (
     DEVICE,
@@ -17,7 +21,6 @@ from vramledger.metrics.families import (
     devices_shown,
     ordered_devices,
 )
-from vramledger.metrics.revision import revision
 from vramledger.model.reading import FAILURE_REASONS
 from vramledger.model.snapshot import Snapshot
 
@@ -29,6 +32,20 @@ class SnapshotFamily(Family):
     """A family of the sample as a whole."""
 
     read: Callable[[Snapshot], Iterable[Sample]]
+
+
+@functools.cache
+def revision() -> str:
+    """Return the commit of PEP 610's record beside the package; empty if there is no record.
+
+    ``importlib.metadata`` finds the record as well, but loads modules that keep 0.7 MiB of memory.
+    """
+    packages = Path(vramledger.__file__).parents[1]
+    record = packages / f"vramledger-{vramledger.__version__}.dist-info" / "direct_url.json"
+    try:
+        return str(json.loads(record.read_bytes())["vcs_info"]["commit_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _snapshot(

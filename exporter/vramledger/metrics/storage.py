@@ -49,17 +49,17 @@ UP = _family(
     "storage_up",
     "1 while readings reach the disk of --storage.path, 0 while they do not.",
     source="what the process that stores has confirmed",
-    absent=f"{_WITHOUT_STORAGE}, and before the first reading was stored or failed to be",
+    absent="before the first reading was stored or failed to be",
 )
 SIZE = _family(
     "storage_size_bytes",
     "Bytes on the disk that the storage takes, with the files that were put aside.",
     source="`stat`, every 30 s",
-    absent=f"{_WITHOUT_STORAGE}, and while the directory was not or cannot be read",
+    absent="when the directory cannot be read",
 )
 SIZE_LIMIT = _family(
     "storage_retention_limit_bytes",
-    "Bytes that the storage may take; the oldest files are removed first.",
+    "Bytes that the storage may take; the oldest is removed first.",
     source="`--storage.size`",
 )
 AGE_LIMIT = _family(
@@ -70,17 +70,17 @@ AGE_LIMIT = _family(
 OLDEST = _family(
     "storage_oldest_timestamp_seconds",
     "Unix time of the oldest moment that the storage can show.",
-    source="the names of the files, every 30 s",
-    absent=f"{_WITHOUT_STORAGE}, while nothing is stored, and while the directory was not or cannot be read",
+    source="the file of the past, every 30 s",
+    absent="when nothing is stored, and when the directory cannot be read",
 )
 NEWEST = _family(
     "storage_newest_timestamp_seconds",
     "Unix time of the newest reading that this exporter has on the disk, synchronised.",
-    absent=f"{_WITHOUT_STORAGE}, and before the first reading is stored",
+    absent="before the first reading is stored",
 )
 WRITTEN = _family(
     "storage_written_bytes_total",
-    "Bytes written to the storage since the exporter started, with those of thinning.",
+    "Bytes written to the log of the storage since the exporter started, with those of thinning.",
 )
 DROPPED = _family(
     "storage_dropped_samples_total",
@@ -98,7 +98,7 @@ LAST_ERROR = _family(
     "Unix time of the newest error of the storage, with its text.",
     "error",
     source="the exporter's clock",
-    absent=f"{_WITHOUT_STORAGE}, and when there was no error since the exporter started",
+    absent="before the first error",
 )
 
 FAMILIES = (

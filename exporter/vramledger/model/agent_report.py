@@ -1,4 +1,4 @@
-"""Define an agent's report about its own process, and read its message strictly (wire format 1).
+"""Declare an agent's report about its own process, and read its message strictly (wire format 1).
 
 The sender is any program of any user, so only the form of a message can be checked: if a value has a wrong
 type or size, the whole message is refused. A name that this version does not know is ignored, so that a newer
@@ -8,16 +8,17 @@ agent can report more. What is absent or null is not known.
 from __future__ import annotations
 
 import json
-import marshal
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from math import isfinite
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
-from vramledger.agent_protocol.distributed_ranks import LONGEST_JOB, add_node, is_rank
-from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
-from vramledger.agent_protocol.messages import (
+from msgspec import Meta, Struct, ValidationError, convert, defstruct, to_builtins
+from msgspec.structs import force_setattr, replace
+
+from vramledger_agent.printable import printable
+from vramledger_agent.protocol.distributed_ranks import LONGEST_JOB, add_node, is_rank
+from vramledger_agent.protocol.frameworks import REPORTING_FRAMEWORKS
+from vramledger_agent.protocol.messages import (
     ALLOCATOR_SETTINGS,
     CATEGORIES,
     CONSENTS,
@@ -35,24 +36,80 @@ from vramledger.agent_protocol.messages import (
     POLICIES,
     VISIBILITY_VARIABLES,
 )
-from vramledger.printable import printable
+
+Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+Seconds = Annotated[float, Meta(ge=0, le=MAX_INTEGER)]
+Interval = Annotated[float, Meta(ge=MIN_INTERVAL_SECONDS, le=MAX_INTERVAL_SECONDS)]
+
+FIGURES = tuple(dict.fromkeys(name for each in REPORTING_FRAMEWORKS.values() for name in each.figures))
+"""The names of all figures that a framework may report of a device."""
+
+_FIGURES_OF_OTHERS = {
+    each.name: tuple(name for name in FIGURES if name not in each.figures)
+    for each in REPORTING_FRAMEWORKS.values()
+}
 
 
-class DeviceReport(NamedTuple):
+def _tidy(report: Struct, *names: str, longest: int = MAX_TEXT_CHARS) -> None:
+    """Cut these texts to the maximum length; they cannot control a terminal or break an encoding then."""
+    for name in names:
+        text = getattr(report, name)
+        if text is not None and not (len(text) <= longest and text.isprintable()):
+            force_setattr(report, name, printable(text[:longest]))
+
+
+class _DeviceFigures(Struct, frozen=True, omit_defaults=True):
     """What a framework reports of one device, which it names by ``ordinal`` (its own number) or ``uuid``.
 
-    ``managed`` are the bytes of its pool that are certainly managed memory, None where it does not know.
+    ``managed`` are the bytes of its pool that are certainly managed memory. None is not known.
     """
 
-    ordinal: int | None
-    uuid: str | None
-    figures: Mapping[str, int]
-    categories: Mapping[str, int]
-    managed: int | None = None
+    ordinal: Count | None = None
+    uuid: str | None = None
+    categories: Mapping[str, Count] = {}
+    managed: Count | None = None
+
+    def __post_init__(self) -> None:
+        if self.ordinal is None and self.uuid is None:
+            message = "a device must have an ordinal or a uuid"
+            raise ValueError(message)
+        _tidy(self, "uuid")
+        if self.categories:
+            known = {name: self.categories[name] for name in CATEGORIES if name in self.categories}
+            force_setattr(self, "categories", known)
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """The figures that it reports, by name."""
+        return {name: value for name in FIGURES if (value := getattr(self, name)) is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class FrameworkReport:
+if TYPE_CHECKING:
+
+    class DeviceReport(_DeviceFigures, frozen=True):
+        """A report of a device, with a field for each of :data:`FIGURES`."""
+
+        def __init__(
+            self,
+            ordinal: int | None = None,
+            uuid: str | None = None,
+            categories: Mapping[str, int] = ...,
+            managed: int | None = None,
+            **figures: int | None,
+        ) -> None: ...
+
+else:
+    DeviceReport = defstruct(
+        "DeviceReport",
+        [(name, Count | None, None) for name in FIGURES],
+        bases=(_DeviceFigures,),
+        module=__name__,
+        frozen=True,
+        omit_defaults=True,
+    )
+
+
+class FrameworkReport(Struct, frozen=True, omit_defaults=True):
     """One framework in the process.
 
     Attributes:
@@ -73,39 +130,79 @@ class FrameworkReport:
     allocator: str | None = None
     policy: str | None = None
     devices: tuple[DeviceReport, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-    pinned: int | None = None
-    pinned_in_use: int | None = None
+    settings: Mapping[str, str] = {}
+    pinned: Count | None = None
+    pinned_in_use: Count | None = None
+
+    def __post_init__(self) -> None:
+        _tidy(self, "version", "allocator")
+        for key in ("ordinal", "uuid"):
+            named = [value for each in self.devices if (value := getattr(each, key)) is not None]
+            if len(set(named)) < len(named):
+                message = "a device is listed twice"
+                raise ValueError(message)
+        if self.policy is not None and self.policy not in POLICIES:
+            force_setattr(self, "policy", None)
+        if self.settings:
+            force_setattr(self, "settings", _known_settings(self.settings))
+        devices = tuple(map(self._declared, self.devices)) if self.supported else ()
+        force_setattr(self, "devices", devices)
+
+    def _declared(self, device: DeviceReport) -> DeviceReport:
+        """Return what is declared that this framework reports of a device."""
+        framework = REPORTING_FRAMEWORKS.get(self.framework)
+        if framework is None:
+            return device
+        if device.categories and not framework.has_categories:
+            device = replace(device, categories={})
+        others = _FIGURES_OF_OTHERS[self.framework]
+        foreign = [name for name in others if getattr(device, name) is not None]
+        return replace(device, **dict.fromkeys(foreign)) if foreign else device
 
 
-class GarbageReport(NamedTuple):
+def _known_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: settings[name]
+        for name, form in ALLOCATOR_SETTINGS.items()
+        if name in settings and re.fullmatch(form, settings[name])
+    }
+
+
+class GarbageReport(Struct, frozen=True):
     """Python's cyclic collector: whether it is on, and how often it ran."""
 
-    enabled: bool | None
-    collections: int | None
+    enabled: bool | None = None
+    collections: Count | None = None
 
 
-class ReportedRank(NamedTuple):
+class ReportedRank(Struct, frozen=True):
     """Which of ``size`` ranks of a distributed job the process is; ``job`` is empty where it is not known."""
 
-    number: int
-    size: int
-    job: str
+    number: Count = -1  # not said, and no rank is this one
+    size: Count = 0
+    job: str = ""
+
+    def __post_init__(self) -> None:
+        _tidy(self, "job", longest=LONGEST_JOB)
 
 
-class OutOfMemory(NamedTuple):
+class OutOfMemory(Struct, frozen=True):
     """The newest failed allocation: Unix time, framework, device, bytes, reason; ``report`` is a path."""
 
-    time: float
+    time: Seconds
     framework: str
-    ordinal: int | None
-    requested: int | None
-    verdict: str
-    report: str | None
+    ordinal: Count | None = None
+    requested: Count | None = None
+    verdict: str = "unknown"
+    report: str | None = None
+
+    def __post_init__(self) -> None:
+        _tidy(self, "report", longest=MAX_PATH_CHARS)
+        if self.verdict not in OOM_VERDICTS:
+            force_setattr(self, "verdict", "unknown")
 
 
-@dataclass(frozen=True, slots=True)
-class AgentReport:
+class AgentReport(Struct, frozen=True, omit_defaults=True):
     """One message: the full state of a process as its agent sees it.
 
     Attributes:
@@ -125,19 +222,52 @@ class AgentReport:
         rank: see :class:`ReportedRank`; None where the program does not know it.
     """
 
-    sequence: int
-    interval: float
-    dropped: int | None = None
+    sequence: Count
+    interval: Interval
+    dropped: Count | None = None
     agent: str | None = None
-    monotonic: float | None = None
+    monotonic: Seconds | None = None
     python: str | None = None
     visible: Mapping[str, str | None] | None = None
     consents: tuple[str, ...] = ()
-    errors: Mapping[str, int] = field(default_factory=dict)
+    errors: Mapping[str, Count] = {}
     collector: GarbageReport | None = None
     frameworks: tuple[FrameworkReport, ...] = ()
     last_oom: OutOfMemory | None = None
     rank: ReportedRank | None = None
+
+    def __post_init__(self) -> None:
+        _tidy(self, "agent", "python")
+        if len(self.errors) > MAX_PROVIDERS:
+            refuse("limits", f"more than {MAX_PROVIDERS} providers")
+        if len({each.framework for each in self.frameworks}) < len(self.frameworks):
+            _bad("a framework is listed twice")
+        if sum(len(each.devices) for each in self.frameworks) > MAX_DEVICES:
+            refuse("limits", f"more than {MAX_DEVICES} devices")
+        if self.errors:
+            errors = {name: count for name, count in self.errors.items() if _PROVIDER.fullmatch(name)}
+            force_setattr(self, "errors", errors)
+        if self.consents:
+            force_setattr(self, "consents", tuple(name for name in CONSENTS if name in self.consents))
+        if self.visible is not None:
+            force_setattr(self, "visible", _known_visible(self.visible))
+        if self.last_oom is not None and self.last_oom.framework not in REPORTING_FRAMEWORKS:
+            force_setattr(self, "last_oom", None)
+        if self.rank is not None and not is_rank(self.rank.number, self.rank.size):
+            force_setattr(self, "rank", None)  # also that of a job of a single rank
+
+
+_PROVIDER = re.compile(r"[a-z][a-z0-9_]{0,31}")
+
+
+def _known_visible(told: Mapping[str, str | None]) -> dict[str, str | None] | None:
+    """Return the variables; None where a text is too long: a list that is cut would name other devices."""
+    texts = {name: told.get(name) for name in VISIBILITY_VARIABLES}
+    if VISIBILITY_VARIABLES[0] not in told or any(
+        len(text) > MAX_VISIBLE_CHARS for text in texts.values() if text is not None
+    ):
+        return None
+    return {name: None if text is None else printable(text) for name, text in texts.items()}
 
 
 class Agent(NamedTuple):
@@ -197,6 +327,7 @@ def parse(data: bytes) -> dict[str, Any]:
     if len(data) > MAX_MESSAGE_BYTES:
         refuse("size", f"longer than {MAX_MESSAGE_BYTES} bytes")
     try:
+        # Not msgspec: a path with other bytes than UTF-8 is half a surrogate pair here, which that refuses.
         message = json.loads(data.decode(), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         _bad(f"not JSON: {error}")
@@ -208,64 +339,73 @@ def parse(data: bytes) -> dict[str, Any]:
     return message
 
 
-def read_report(message: Mapping[str, Any], same_frameworks: AgentReport | None = None) -> AgentReport:
+def read_report(message: Mapping[str, Any], before: AgentReport | None = None) -> AgentReport:
     """Read a report out of a message.
 
     Args:
         message: the message.
-        same_frameworks: a report that was read from a message with the same frameworks; they are not read
-            again.
+        before: the report before this one; if its frameworks are equal, they are the same objects.
 
     Raises:
         RefusedError: something in it is not what it must be.
     """
-    sequence = _count(message, "sequence")
-    interval = _number(message, "interval")
-    if sequence is None or interval is None or not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
-        _bad("sequence and interval are missing")
-    frameworks = _frameworks(message) if same_frameworks is None else same_frameworks.frameworks
-    return AgentReport(
-        sequence=sequence,
-        interval=interval,
-        dropped=_count(message, "dropped"),
-        agent=_text(message, "agent"),
-        monotonic=_number(message, "monotonic"),
-        python=_text(message, "python"),
-        visible=_visible(message),
-        consents=tuple(name for name in CONSENTS if name in _list(message, "consents")),
-        errors=_errors(message),
-        collector=_collector(message),
-        frameworks=frameworks,
-        last_oom=_last_oom(message),
-        rank=_rank(message),
-    )
-
-
-def frameworks_digest(message: Mapping[str, Any]) -> int | None:
-    """Return a number for what a message says of frameworks; None where it is nested too deep.
-
-    It is kept instead of that part of the message, which can take twenty times as much memory as its text.
-    """
+    told = dict(message)
+    if isinstance(listed := told.get("frameworks"), list):
+        told["frameworks"] = [each for each in listed if _is_known(each)]
     try:
-        # Version 2: later ones write equal values differently.
-        return hash(marshal.dumps(message.get("frameworks"), 2))
-    except ValueError:
-        return None
+        try:
+            report = convert(told, AgentReport)
+        except (ValidationError, UnicodeEncodeError):  # perhaps only for what we need not understand
+            report = convert(_known_part(told), AgentReport)
+    except (ValidationError, RecursionError, UnicodeEncodeError) as error:
+        _bad(str(error))
+    if before is not None and before.frameworks == report.frameworks:
+        force_setattr(report, "frameworks", before.frameworks)
+    return report
 
 
-def _frameworks(message: Mapping[str, Any]) -> tuple[FrameworkReport, ...]:
-    frameworks = tuple(
-        _framework(each)
-        for each in _list(message, "frameworks")
-        if isinstance(each, dict)
-        and isinstance(each.get("framework"), str)
-        and each["framework"] in REPORTING_FRAMEWORKS
-    )
-    if len({each.framework for each in frameworks}) < len(frameworks):
-        _bad("a framework is listed twice")
-    if sum(len(each.devices) for each in frameworks) > MAX_DEVICES:
-        refuse("limits", f"more than {MAX_DEVICES} devices")
-    return frameworks
+def _is_known(framework: object) -> bool:
+    name = framework.get("framework") if isinstance(framework, dict) else None
+    return isinstance(name, str) and name in REPORTING_FRAMEWORKS
+
+
+def _known_part(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without null, and without the names, texts and settings that are of another version.
+
+    What is of the wrong kind otherwise stays, so that the message is refused.
+    """
+    told: dict[str, Any] = _without_null(_only(message, AgentReport.__struct_fields__))
+    told["visible"] = _only(message.get("visible"), VISIBILITY_VARIABLES)  # null: the variable is not set
+    if isinstance(errors := told.get("errors"), dict):
+        told["errors"] = _only(errors, filter(_PROVIDER.fullmatch, errors))
+    if isinstance(consents := told.get("consents"), list):
+        told["consents"] = [each for each in consents if isinstance(each, str)]
+    if isinstance(oom := told.get("last_oom"), dict) and not {"time", "framework"} <= oom.keys():
+        del told["last_oom"]
+    frameworks = told.get("frameworks")
+    for framework in frameworks if isinstance(frameworks, list) else ():
+        if isinstance(settings := framework.get("settings"), dict):
+            texts = [name for name in ALLOCATOR_SETTINGS if isinstance(settings.get(name), str)]
+            framework["settings"] = _only(settings, texts)
+        if isinstance(devices := framework.get("devices"), list):
+            figures = REPORTING_FRAMEWORKS[framework["framework"]].figures
+            known = [_only(each, (*_DeviceFigures.__struct_fields__, *figures)) for each in devices]
+            framework["devices"] = known
+            for each in known:
+                if isinstance(each, dict) and "categories" in each:
+                    each["categories"] = _only(each["categories"], CATEGORIES)
+    return told
+
+
+def _only(value: Any, names: Iterable[str]) -> Any:  # noqa: ANN401 JSON
+    return {name: value[name] for name in names if name in value} if isinstance(value, Mapping) else value
+
+
+def _without_null(value: Any) -> Any:  # noqa: ANN401 JSON
+    """Return JSON values without what is null: it is not known, as if it was absent."""
+    if isinstance(value, Mapping):
+        return {name: _without_null(each) for name, each in value.items() if each is not None}
+    return [_without_null(each) for each in value] if isinstance(value, list) else value
 
 
 def locate_rank(report: AgentReport, node: str) -> AgentReport:
@@ -273,206 +413,12 @@ def locate_rank(report: AgentReport, node: str) -> AgentReport:
     rank = report.rank
     if rank is None or (job := add_node(rank.job, node)) == rank.job:
         return report
-    return replace(report, rank=rank._replace(job=job))
+    return replace(report, rank=replace(rank, job=job))
 
 
 def plain(report: AgentReport) -> dict[str, Any]:
     """Write a report as the message that :func:`read_report` reads."""
-    return {
-        "version": FORMAT_VERSION,
-        "sequence": report.sequence,
-        "interval": report.interval,
-        "dropped": report.dropped,
-        "agent": report.agent,
-        "monotonic": report.monotonic,
-        "python": report.python,
-        "visible": None if report.visible is None else dict(report.visible),
-        "consents": list(report.consents),
-        "errors": dict(report.errors),
-        "collector": None if report.collector is None else report.collector._asdict(),
-        "frameworks": [
-            {
-                "framework": each.framework,
-                "version": each.version,
-                "supported": each.supported,
-                "allocator": each.allocator,
-                "policy": each.policy,
-                "settings": dict(each.settings),
-                "pinned": each.pinned,
-                "pinned_in_use": each.pinned_in_use,
-                "devices": [
-                    {
-                        "ordinal": device.ordinal,
-                        "uuid": device.uuid,
-                        **device.figures,
-                        "categories": dict(device.categories),
-                        "managed": device.managed,
-                    }
-                    for device in each.devices
-                ],
-            }
-            for each in report.frameworks
-        ],
-        "last_oom": None if report.last_oom is None else report.last_oom._asdict(),
-        "rank": None if report.rank is None else report.rank._asdict(),
-    }
-
-
-def _framework(raw: dict[str, Any]) -> FrameworkReport:
-    name = raw["framework"]
-    supported = raw.get("supported", True)
-    if not isinstance(supported, bool):
-        _bad("supported must be true or false")
-    policy = _text(raw, "policy")
-    devices = tuple(_device(name, each) for each in _list(raw, "devices"))
-    for key in ("ordinal", "uuid"):
-        named = [value for each in devices if (value := getattr(each, key)) is not None]
-        if len(set(named)) < len(named):
-            _bad("a device is listed twice")
-    return FrameworkReport(
-        framework=name,
-        version=_text(raw, "version"),
-        supported=supported,
-        allocator=_text(raw, "allocator"),
-        policy=policy if policy in POLICIES else None,
-        devices=devices if supported else (),
-        settings=_settings(raw),
-        pinned=_count(raw, "pinned"),
-        pinned_in_use=_count(raw, "pinned_in_use"),
-    )
-
-
-def _settings(raw: dict[str, Any]) -> dict[str, str]:
-    found = _object(raw, "settings")
-    return {
-        name: value
-        for name, form in ALLOCATOR_SETTINGS.items()
-        if isinstance(value := found.get(name), str) and re.fullmatch(form, value)
-    }
-
-
-def _device(framework: str, raw: object) -> DeviceReport:
-    if not isinstance(raw, dict):
-        _bad("a device must be an object")
-    declared = REPORTING_FRAMEWORKS[framework]
-    ordinal, uuid = _count(raw, "ordinal"), _text(raw, "uuid")
-    if ordinal is None and uuid is None:
-        _bad("a device must have an ordinal or a uuid")
-    figures = {name: value for name in declared.figures if (value := _count(raw, name)) is not None}
-    parts = _object(raw, "categories")
-    categories = {name: value for name in CATEGORIES if (value := _count(parts, name)) is not None}
-    managed = _count(raw, "managed")
-    return DeviceReport(ordinal, uuid, figures, categories if declared.has_categories else {}, managed)
-
-
-def _visible(message: Mapping[str, Any]) -> dict[str, str | None] | None:
-    raw = message.get("visible")
-    if raw is None:
-        return None
-    found = _object(message, "visible")
-    if VISIBILITY_VARIABLES[0] not in found:
-        return None
-    texts = [value for name in VISIBILITY_VARIABLES if isinstance(value := found.get(name), str)]
-    if any(len(text) > MAX_VISIBLE_CHARS for text in texts):
-        return None  # a list that is cut would name other devices
-    return {name: _text(found, name, longest=MAX_VISIBLE_CHARS) for name in VISIBILITY_VARIABLES}
-
-
-def _errors(message: Mapping[str, Any]) -> dict[str, int]:
-    raw = _object(message, "errors")
-    if len(raw) > MAX_PROVIDERS:
-        refuse("limits", f"more than {MAX_PROVIDERS} providers")
-    return {
-        name: value
-        for name in raw
-        if re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name) and (value := _count(raw, name)) is not None
-    }
-
-
-def _collector(message: Mapping[str, Any]) -> GarbageReport | None:
-    if message.get("collector") is None:
-        return None
-    raw = _object(message, "collector")
-    enabled = raw.get("enabled")
-    if not isinstance(enabled, (bool, type(None))):
-        _bad("enabled must be true or false")
-    return GarbageReport(enabled, _count(raw, "collections"))
-
-
-def _rank(message: Mapping[str, Any]) -> ReportedRank | None:
-    """Return the rank; None for a job of a single rank, and where a part is missing or absurd."""
-    if message.get("rank") is None:
-        return None
-    raw = _object(message, "rank")
-    number, size, job = _count(raw, "number"), _count(raw, "size"), _text(raw, "job", longest=LONGEST_JOB)
-    if number is None or size is None or not is_rank(number, size):
-        return None
-    return ReportedRank(number, size, job or "")
-
-
-def _last_oom(message: Mapping[str, Any]) -> OutOfMemory | None:
-    if message.get("last_oom") is None:
-        return None
-    raw = _object(message, "last_oom")
-    time, framework, verdict = _number(raw, "time"), _text(raw, "framework"), _text(raw, "verdict")
-    if time is None or framework is None or framework not in REPORTING_FRAMEWORKS:
-        return None
-    return OutOfMemory(
-        time,
-        framework,
-        _count(raw, "ordinal"),
-        _count(raw, "requested"),
-        verdict if verdict is not None and verdict in OOM_VERDICTS else "unknown",
-        _text(raw, "report", longest=MAX_PATH_CHARS),
-    )
-
-
-def _count(raw: Mapping[str, Any], name: str) -> int | None:
-    value = raw.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_INTEGER:
-        _bad(f"{name} must be a whole number of 0 or more")
-    return value
-
-
-def _number(raw: Mapping[str, Any], name: str) -> float | None:
-    value = raw.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_INTEGER:
-        _bad(f"{name} must be a number of 0 or more")
-    if not isfinite(value):
-        _bad(f"{name} must be a finite number")
-    return float(value)
-
-
-def _text(raw: Mapping[str, Any], name: str, *, longest: int = MAX_TEXT_CHARS) -> str | None:
-    """Return a text that is cut to the maximum length and cannot control a terminal or break an encoding."""
-    value = raw.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        _bad(f"{name} must be a text")
-    return printable(value[:longest])
-
-
-def _list(raw: Mapping[str, Any], name: str) -> list[Any]:
-    value = raw.get(name)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        _bad(f"{name} must be a list")
-    return value
-
-
-def _object(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = raw.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        _bad(f"{name} must be an object")
-    return value
+    return {"version": FORMAT_VERSION, **to_builtins(report)}
 
 
 def refuse(reason: str, about: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Define what one sample read, exactly as the driver and /proc reported it: no judgement, base units.
+"""Declare what one sample read, exactly as the driver and /proc reported it: no judgement, base units.
 
 The sampler sends readings to the exporter, and a recording is a file of readings, one JSON object in each
 line. Everything that follows (holdings, states, ledger) is computed from these values alone, so a recording
@@ -8,10 +8,14 @@ replays exactly. ``None`` means that the source did not report the value.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
 from vramledger.model.agent_report import Agent, AgentSocket
+from vramledger.model.holder_facts import ReadHolderFacts
 
 FAILURE_REASONS = (
     "no-library",  # libnvidia-ml.so.1 is not on this host
@@ -120,7 +124,8 @@ class ProcessRow(NamedTuple):
     """What ``/proc/PID/stat`` says in every sample.
 
     ``start`` is in clock ticks since boot and, with the pid, is the identity of a process. ``state`` is the
-    kernel's letter for the thread-group leader.
+    kernel's letter for the thread-group leader. ``program`` is another number once the process has executed
+    another program; 0 where that is not readable.
     """
 
     pid: int
@@ -131,6 +136,7 @@ class ProcessRow(NamedTuple):
     session: int
     tty: int
     threads: int
+    program: int = 0
 
 
 class DriverWait(NamedTuple):
@@ -171,22 +177,44 @@ class LaunchCount(NamedTuple):
     problem: str = ""
 
 
-class KvCache(NamedTuple):
-    """What the vLLM server of a holder says of its KV cache; a value that it does not say is None.
+class ThreadTimes(NamedTuple):
+    """Which threads of a holder ran between two looks at all of them; CPU times in seconds.
 
     Attributes:
-        pid: the holder.
+        pid: the process.
         start: its start time in clock ticks since boot.
-        usage: the share of the cache's blocks that running requests have.
-        memory: the bytes of the cache on each GPU.
-        tokens: how many tokens fit into the cache.
+        since: monotonic time of the first look, seconds; it is the second one of the span before.
+        until: the same of the second look: nothing is known of what ran after it.
+        complete: whether every thread could be read at both looks; otherwise nothing is known.
+        main_runs: how often the main thread ran.
+        main_cpu: its CPU time, None when not known.
+        other_runs: how often the others ran, without the driver's own, which goes on in an idle program.
+        other_cpu: their CPU time, None when not known.
+        longest: the longest mean CPU time of one run among them.
+        beyond: the most CPU time a second that one of them took beyond what a helper that does nothing takes:
+            0.1 ms for each of its runs, or 0.2 ms a second if that is less.
+        changed: how many threads began or ended.
+        python: whether the file that the process runs is a Python interpreter; None when not known.
     """
 
     pid: int
     start: int
-    usage: float | None
-    memory: int | None
-    tokens: int | None
+    since: float
+    until: float
+    complete: bool
+    main_runs: int = 0
+    main_cpu: float | None = None
+    other_runs: int = 0
+    other_cpu: float | None = None
+    longest: float | None = None
+    beyond: float | None = None
+    changed: int = 0
+    python: bool | None = None
+
+    @property
+    def still(self) -> bool:
+        """Whether it is certain that no thread but the driver's ran."""
+        return self.complete and not (self.main_runs or self.other_runs or self.changed)
 
 
 class ManagedMappings(NamedTuple):
@@ -251,8 +279,7 @@ class Rank(NamedTuple):
     job: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFacts:
+class ProcessFacts(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What is read once for a process, and again when its parent changes.
 
     Attributes:
@@ -274,7 +301,8 @@ class ProcessFacts:
         parent: its parent at that moment, None when it had no visible parent.
         uses_gpu: whether it has a GPU's device file open or maps the driver's libraries; None if not known.
         leader_alive: whether the leader of its process group lives, None when not known.
-        denied: the files that we were not allowed to read (``environ``, ``cmdline``, …).
+        denied: the files that we could not read (``environ``, ``cmdline``, …): we were not allowed to, the
+            read hung, or the program has overwritten its environment with its title.
         rank: which rank of a distributed job it is, by its environment; None if that does not say it.
     """
 
@@ -299,10 +327,22 @@ class ProcessFacts:
     denied: tuple[str, ...] = ()
     rank: Rank | None = None
 
+    def __post_init__(self) -> None:
+        """Share what is equal: the processes of a container have equal lines and libraries, 0.8 KiB each."""
+        for name in ("cgroup", "libraries"):
+            if (lines := getattr(self, name)) is not None:
+                force_setattr(self, name, _one_for_all(lines))
+
     @property
     def owner_or_user(self) -> Owner | None:
         """Its resolved owner, otherwise its user as the owner, None when neither is known."""
         return self.owner or (Owner("user", self.user) if self.user else None)
+
+
+@lru_cache(maxsize=256)
+def _one_for_all(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the first of equal tuples."""
+    return lines
 
 
 class HiddenHolder(NamedTuple):
@@ -382,9 +422,11 @@ class XidEvent(NamedTuple):
 
 HardwareValue = float | dict[str, float]
 
+ASLEEP = "asleep"
+"""The ``error`` of a device that was not asked: it sleeps, or is to fall asleep."""
 
-@dataclass(frozen=True, slots=True)
-class DeviceReading:
+
+class DeviceReading(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One device in one sample: a GPU, a MIG instance, or the GPU that MIG instances divide.
 
     Attributes:
@@ -400,7 +442,8 @@ class DeviceReading:
         mig_placement: the place of its GPU instance among the GPU's memory slices: the first one and how
             many, as ``nvidia-smi mig -lgi`` writes it (``4:4``). None where the driver does not tell us.
         divided: True for a GPU in MIG mode: its instances hold the memory, it has no ledger itself.
-        error: None when the device answered; otherwise why not (``lost``, ``timeout``, ``failed``).
+        error: None when the device answered; otherwise why not (``lost``, ``timeout``, ``failed``,
+            ``asleep``).
         duration: seconds spent in NVML for this device.
         memory: None when NVML does not report it (a divided GPU). Of unified memory it is the host's: free is
             what a program could take (``MemAvailable``).
@@ -427,6 +470,8 @@ class DeviceReading:
         hardware: further readings by the key that :data:`vramledger.metrics.hardware.HARDWARE` declares; a
             value, or values by label.
         failed: the queries that failed for another reason than "not supported".
+        words: the driver's words for the first of them, or for the refusal until a reset; None without any.
+        reset_required: whether the driver has refused a query until the GPU is reset; None where not asked.
     """
 
     index: int
@@ -451,11 +496,13 @@ class DeviceReading:
     limits: tuple[CgroupLimit, ...] | None = None
     partition: int | None = None
     processes: tuple[ProcessEntry, ...] | None = None
-    utilization: Mapping[str, float] | None = None
+    utilization: Mapping[str, int | float] | None = None  # a whole number stays one
     process_utilization: tuple[ProcessUtilization, ...] | None = None
     activity: Mapping[str, float] | None = None
-    hardware: Mapping[str, HardwareValue] = field(default_factory=dict)
+    hardware: Mapping[str, HardwareValue] = {}
     failed: tuple[str, ...] = ()
+    words: str | None = None
+    reset_required: bool | None = None
 
     def without_data(self, error: str) -> DeviceReading:
         """Return a reading with this device's identity alone: what the device reported before is old."""
@@ -475,12 +522,13 @@ class DeviceReading:
             addressing_mode=self.addressing_mode,
             virtualization=self.virtualization,
             error=error,
+            words=self.words if error == "failed" else None,
+            reset_required=self.reset_required if error == "failed" else None,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Everything that one sample read.
+class Reading(ReadHolderFacts, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Everything that one sample read; also the facts of :mod:`vramledger.model.holder_facts`.
 
     Attributes:
         time: Unix time at the start of the sample, seconds.
@@ -499,17 +547,17 @@ class Reading:
         cuda_version: highest CUDA version that the driver supports, e.g. ``13.0``.
         devices: one per device, GPUs in NVML's order, the instances of a GPU after it.
         rows: one row for each process that NVML lists and /proc shows.
-        unseen: pids that NVML lists without a /proc entry: ``gone`` (no such process) or ``denied``
-            (it exists, we may not see it).
+        unseen: pids that NVML lists without a /proc entry: ``gone`` (no such process), ``denied`` (it exists,
+            we may not see it) or ``unread`` (reading /proc failed).
         ended: pids whose owner (container, pod, job) has ended, with the evidence as a sentence.
         facts: for processes seen for the first time or with a new parent.
         device_files: whether a user of the driver can be recognised by open device files: we have some.
         waits: the holders' threads that sleep in the driver, as the newest search found them.
         launches: what was counted of quiet holders; the exporter adds it to what the sampler read.
-        kv_caches: what the vLLM servers of holders say of their KV caches, with ``--collector.vllm``.
         managed: the mappings of holders on devices with bytes that NVML charges to nobody, as last read.
         cpu_taken: pid and CPU seconds since the sample before, in 0.1 ms, of each holder that is not alone on
             its devices; without those that were not there then.
+        threads: which threads of holders ran, of the looks that ended since the sample before.
         hidden: result of the last complete search for hidden holders, None before the first.
         hidden_unreadable: processes that this search may not look into, None before the first.
         schedulers: the schedulers of this host and what they assigned when last read; empty without any.
@@ -536,21 +584,21 @@ class Reading:
     cuda_version: str | None = None
     devices: tuple[DeviceReading, ...] = ()
     rows: tuple[ProcessRow, ...] = ()
-    unseen: Mapping[int, str] = field(default_factory=dict)
-    ended: Mapping[int, str] = field(default_factory=dict)
+    unseen: Mapping[int, str] = {}
+    ended: Mapping[int, str] = {}
     facts: tuple[ProcessFacts, ...] = ()
     device_files: bool = False
     waits: tuple[DriverWait, ...] = ()
     launches: tuple[LaunchCount, ...] = ()
-    kv_caches: tuple[KvCache, ...] = ()
     managed: tuple[ManagedMappings, ...] = ()
     cpu_taken: tuple[tuple[int, float], ...] = ()
+    threads: tuple[ThreadTimes, ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
     hidden_unreadable: int | None = None
     schedulers: tuple[Scheduler, ...] = ()
     schedulers_read: float | None = None
     pods: tuple[PodLabels, ...] = ()
     events: tuple[XidEvent, ...] = ()
-    collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
+    collectors: Mapping[str, tuple[bool, float]] = {}
     agents: tuple[Agent, ...] = ()
     agent_socket: AgentSocket | None = None

@@ -9,15 +9,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
+import msgspec
+
 from vramledger.model.agent_report import AgentReport, AgentSocket, ReportedRank
-from vramledger.model.policy import NO_POLICY, Policy
+from vramledger.model.holder_facts import KnownHolderFacts
 from vramledger.model.reading import (
     DeviceReading,
     HiddenHolder,
-    KvCache,
     LaunchCount,
     Owner,
     PodLabels,
@@ -25,6 +25,29 @@ from vramledger.model.reading import (
     ProcessRow,
     Rank,
 )
+from vramledger_agent.protocol.frameworks import REPORTING_FRAMEWORKS
+
+UNKNOWN = "unknown"
+
+
+class Policy(NamedTuple):
+    """A verdict.
+
+    ``source`` is ``agent``, ``environ``, ``pattern``, ``default`` or ``none``, ``why`` a sentence.
+    """
+
+    framework: str = UNKNOWN
+    policy: str = UNKNOWN
+    source: str = "none"
+    why: str = "nothing is known of what it has loaded"
+
+
+NO_POLICY = Policy()
+"""The policy before anything was judged."""
+
+
+UnixTime = Annotated[float, msgspec.Meta(extra={"clock": "unix"})]
+"""Seconds since 1970. What the accounting remembers as one is moved when the host's clock is set."""
 
 
 class State(str, enum.Enum):
@@ -54,6 +77,10 @@ class Grade(str, enum.Enum):
 WASTED_STATES = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.STOPPED})
 """The states in which memory is always wasted. Idle and orphaned memory is if it is proven or seen that
 its holder does not work."""
+
+
+LEFTOVERS = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.ORPHANED})
+"""The states of what is left over from work that has ended."""
 
 
 class UnchargedBytes(NamedTuple):
@@ -167,10 +194,20 @@ class Holding:
         )
 
     @property
-    def wasted(self) -> bool:
-        """Whether the memory is held without any work, which for a live process must be proven or seen."""
-        may_work = self.state in (State.IDLE, State.ORPHANED)
-        return self.state in WASTED_STATES or (may_work and self.working is False)
+    def left_over(self) -> bool:
+        """Whether it is left over from work that has ended: nothing acts on what is only inferred."""
+        unsure = self.state is State.ORPHANED and self.grade is Grade.INFERRED
+        return self.state in LEFTOVERS and not unsure
+
+    @property
+    def wasted(self) -> bool | None:
+        """Whether the memory is held without any work, which for a live process must be proven or seen.
+
+        None where that is not known of an idle or orphaned one.
+        """
+        if self.state in (State.IDLE, State.ORPHANED):
+            return None if self.working is None else not self.working
+        return self.state in WASTED_STATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +404,17 @@ class DeviceSnapshot:
         return min(held, self.ledger.used)
 
     @property
+    def perhaps_wasted(self) -> int | None:
+        """Bytes of idle and orphaned holders that perhaps work, perhaps not; None without a ledger."""
+        if self.ledger is None or self.wasted is None:
+            return None
+        held = sum(each.held or 0 for each in self.holdings if each.wasted is None)
+        undivided = self.undivided
+        if undivided is not None and undivided.state in (State.IDLE, State.ORPHANED) and not undivided.wasted:
+            held += undivided.bytes
+        return min(held, self.ledger.used - self.wasted)
+
+    @property
     def key(self) -> tuple[str, str]:
         """The two labels of every device series: index and UUID."""
         return str(self.reading.index), self.reading.uuid
@@ -388,7 +436,7 @@ class ProcessSnapshot:
     """
 
     pid: int
-    start_time: float
+    start_time: UnixTime
     facts: ProcessFacts | None
     first: ProcessFacts | None = None
     policy: Policy = NO_POLICY
@@ -404,16 +452,16 @@ class ProcessSnapshot:
         """
         named = None if self.facts is None else self.facts.rank
         reported = self.reported_rank
-        if reported is None or (named is not None and named[:2] == reported[:2]):
+        if reported is None or (named is not None and named[:2] == (reported.number, reported.size)):
             return named
-        return Rank(*reported) if reported.job else None
+        return Rank(reported.number, reported.size, reported.job) if reported.job else None
 
 
 class Pool(NamedTuple):
     """What a framework in a process reports of its memory on one device, through its agent.
 
     Attributes:
-        framework: a key of :data:`vramledger.agent_protocol.frameworks.REPORTING_FRAMEWORKS`.
+        framework: a key of :data:`vramledger_agent.protocol.frameworks.REPORTING_FRAMEWORKS`.
         ordinal: the framework's own number of the device, where it gave one.
         figures: by the names there; counters among them never fall.
         categories: bytes by category, where it reports them.
@@ -495,8 +543,8 @@ def _sum(parts: Iterable[int | None]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The newest finished sample, and the state of sampling.
+class Snapshot(KnownHolderFacts):
+    """The newest finished sample, and the state of sampling; also what :mod:`holder_facts` declares.
 
     Attributes:
         serial: grows by one with each published snapshot, so a render can be shared.
@@ -524,7 +572,6 @@ class Snapshot:
         watched_since: Unix time of the first sample; nothing is known of what was before. None before it.
         unowned: pids of the holders whose owner (container, pod, job) has certainly ended.
         pods: see :class:`vramledger.model.reading.Reading`.
-        kv_caches: what the vLLM servers of holders say of their KV caches, by pid.
     """
 
     serial: int = 0
@@ -552,7 +599,6 @@ class Snapshot:
     watched_since: float | None = None
     unowned: tuple[int, ...] = ()
     pods: tuple[PodLabels, ...] = ()
-    kv_caches: Mapping[int, KvCache] = field(default_factory=dict)
 
     def pod_labels_of(self, owner: Owner | None) -> dict[str, str] | None:
         """Return the allowed labels that the pod of an owner has; None when they are not known."""

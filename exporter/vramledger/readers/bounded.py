@@ -60,6 +60,7 @@ class BoundedReader(Generic[T]):
         self._changed = threading.Condition()
         self._queue: deque[_Task[T]] = deque(maxlen=MAX_WAITING)
         self._results: list[T] = []
+        self._errors: dict[Hashable, Exception] = {}
         self._worker: _ReadThread[T] | None = None
         self._stuck: set[_ReadThread[T]] = set()
 
@@ -101,6 +102,14 @@ class BoundedReader(Generic[T]):
             results, self._results = self._results, []
             return results
 
+    def take_errors(self) -> dict[Hashable, Exception]:
+        """Return what the tasks without a result have raised since the last call, by their keys."""
+        if not self._errors:
+            return {}
+        with self._changed:
+            errors, self._errors = self._errors, {}
+            return errors
+
     def _start_worker(self) -> None:
         if self._worker is None and self._queue and len(self._stuck) <= self._max_stuck:
             self._worker = _ReadThread()
@@ -138,7 +147,8 @@ class BoundedReader(Generic[T]):
             try:
                 results.append(task.fallback() if worker.uses_fallback else task.work())
             except Exception as error:  # noqa: BLE001 after a bug only one process lacks its facts
-                log.error("reading /proc failed", extra=fields(task=task.key, err=repr(error)))
+                with self._changed:
+                    self._errors[task.key] = error
             with self._changed:
                 self._results += results
                 worker.task = None

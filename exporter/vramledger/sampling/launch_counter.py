@@ -16,16 +16,16 @@ import signal
 import sys
 import time
 
-from vramledger.logs import configure, fields, log
+from vramledger.logs import COLLECTOR_FAILED, FailureStreaks, configure, fields, log
 from vramledger.model.reading import LaunchCount
+from vramledger.model.records import read_record, write_record
 from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.launches.availability import find_obstacle
 from vramledger.readers.launches.counter_pool import CounterPool
 from vramledger.readers.launches.holder import HolderCounter
+from vramledger.readers.launches.uprobes import find_obstacle
 from vramledger.sampling.capabilities import COUNT_CAPABILITIES, READ_CAPABILITIES
-from vramledger.sampling.ending import end_with_parent
-from vramledger.sampling.launch_protocol import INTERVAL, OBSTACLE, decode_holders, encode_counts
-from vramledger.sampling.privileges import drop_privileges
+from vramledger.sampling.privileges import drop_privileges, end_with_parent
+from vramledger.sampling.protocol import COUNT_INTERVAL, COUNT_OBSTACLE
 
 RETRY_AFTER = 300.0
 """Seconds after which a holder that could not be counted is tried again."""
@@ -55,6 +55,7 @@ class LaunchCounter:
         self._looks: BoundedReader[LaunchCount | None] = BoundedReader(stuck_after=hangs_after)
         self._holders: dict[tuple[int, int], HolderCounter] = {}
         self._failed: dict[tuple[int, int], float] = {}
+        self._failing = FailureStreaks(COLLECTOR_FAILED)
 
     def set_holders(self, wanted: set[tuple[int, int]]) -> None:
         """Count the launches of these holders only; detach from all others."""
@@ -68,7 +69,17 @@ class LaunchCounter:
         """Look at every holder, and return what is known of those that answered in time."""
         for holder, counter in self._holders.items():
             self._looks.submit(holder, counter.update, lambda holder=holder: _hanging(holder))  # type: ignore[misc]
-        looked = [each for each in self._looks.collect(INTERVAL) if each is not None]
+        looked = [each for each in self._looks.collect(COUNT_INTERVAL) if each is not None]
+        failed = self._looks.take_errors()
+        for error in failed.values():
+            self._failing.failed("launches", error)
+        if not failed:
+            self._failing.succeeded("launches")
+        looked += [
+            LaunchCount(*holder, None, 0, "looking at it failed")
+            for holder in self._holders
+            if holder in failed
+        ]
         # A look that came late is followed by the next one; the newest knows all that those before it knew.
         found = {(each.pid, each.start): each for each in looked}
         now = time.monotonic()
@@ -93,8 +104,8 @@ def _count_forever(root: str) -> None:
     unread = b""
     while True:
         begun = time.monotonic()
-        _write(encode_counts(counter.counts()))
-        while (left := begun + INTERVAL - time.monotonic()) > 0:
+        _write(write_record(list(counter.counts())) + b"\n")
+        while (left := begun + COUNT_INTERVAL - time.monotonic()) > 0:
             if not select.select([0], [], [], left)[0]:
                 continue
             data = os.read(0, 65536)
@@ -102,7 +113,7 @@ def _count_forever(root: str) -> None:
                 return
             *lines, unread = (unread + data).split(b"\n")
             if lines:
-                counter.set_holders(decode_holders(lines[-1]))
+                counter.set_holders(read_record(lines[-1], set[tuple[int, int]]))
 
 
 def _write(line: bytes) -> None:
@@ -122,7 +133,7 @@ def main() -> int:
     status = 0
     if obstacle := find_obstacle(sys.argv[1]):
         log.error("No launches are counted", extra=fields(err=obstacle))
-        status = OBSTACLE
+        status = COUNT_OBSTACLE
     else:
         with contextlib.suppress(BrokenPipeError):
             _count_forever(sys.argv[1])

@@ -9,10 +9,9 @@ when we know that it reveals nothing. Pids, times and bytes stay.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
-from vramledger.accounting import states
-from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
+from msgspec.structs import replace
+
 from vramledger.model.agent_report import Agent
 from vramledger.model.reading import (
     DeviceReading,
@@ -24,25 +23,23 @@ from vramledger.model.reading import (
     Reading,
     Scheduler,
 )
+from vramledger_agent.protocol.frameworks import REPORTING_FRAMEWORKS
 
-COMMON_PROGRAMS = (
-    states.SHELLS
-    | states.TERMINALS
-    | states.LOGINS
-    | states.SERVICE_MANAGERS
-    | states.WRAPPERS
-    | states.OBSERVERS
-    | states.SERVICE_STARTERS
-    | states.CONTAINER_STARTERS
-    | states.MINIMAL_INITS
-    | states.IDLE_INITS
-    | frozenset(
-        "torchrun torch.distributed.run accelerate deepspeed ray raylet jupyter-lab jupyter-notebook"
-        " ipykernel_launcher gunicorn uvicorn tritonserver vllm nvidia-cuda-mps nvidia-cuda-mps-server"
-        " nvidia-cuda-mps-control Xorg nvidia-persistenced nvidia-smi dcgm-exporter vramledger"
-        " multiprocessing.spawn multiprocessing.forkserver multiprocessing.resource_tracker"
-        " java node systemd python".split()
-    )
+COMMON_PROGRAMS = frozenset(
+    "sh ash bash dash zsh fish ksh ksh93 mksh csh tcsh busybox nu xonsh pwsh tmux screen zellij byobu"
+    " gnome-terminal konsole xterm kitty alacritty foot wezterm-gui xfce4-terminal mosh-server ttyd script"
+    " expect dtach abduco sshd sshd-session login su sudo doas runuser getty agetty gdm-session-wor"
+    " systemd init upstart openrc-run supervise-daemo supervisord runsv runsvdir s6-supervise s6-svscan"
+    " circusd monit cron crond atd anacron containerd-shim conmon runc crun docker-init podman kubelet"
+    " slurmstepd slurmd pbs_mom sge_execd sge_shepherd condor_starter nomad start-stop-daem env nohup"
+    " setsid nice ionice chrt taskset numactl timeout time stdbuf unbuffer flock chroot unshare nsenter"
+    " bwrap xargs parallel watch nsys nsys-launcher nsys-ui ncu ncu-ui nv-nsight-cu-cl nvprof compute-"
+    " sanitize cuda-memcheck cuda-gdb gdb gdbserver lldb lldb-server rr strace ltrace perf py-spy memray"
+    " scalene austin valgrind tini tini-static dumb-init catatonit podman-init sleep tail pause torchrun"
+    " torch.distributed.run accelerate deepspeed ray raylet jupyter-lab jupyter-notebook"
+    " ipykernel_launcher gunicorn uvicorn tritonserver vllm nvidia-cuda-mps nvidia-cuda-mps-server nvidia-"
+    " cuda-mps-control Xorg nvidia-persistenced nvidia-smi dcgm-exporter vramledger multiprocessing.spawn"
+    " multiprocessing.forkserver multiprocessing.resource_tracker java node python".split()
 )
 """Program names that say nothing about the user and are needed to understand the situation."""
 
@@ -107,7 +104,6 @@ class Mask:
     """Replace what could identify a person, a customer or a card, consistently."""
 
     def __init__(self) -> None:
-        """Start without any replacements."""
         self._numbers: dict[tuple[str, str], int] = {}
 
     def mask_reading(self, reading: Reading) -> Reading:
@@ -157,7 +153,7 @@ class Mask:
                     replace(
                         each,
                         devices=tuple(
-                            device._replace(uuid=device.uuid and self._mask_uuid(device.uuid))
+                            replace(device, uuid=device.uuid and self._mask_uuid(device.uuid))
                             for device in each.devices
                         ),
                         allocator=each.allocator and self._mask_word(each.allocator),
@@ -168,8 +164,8 @@ class Mask:
                 agent=report.agent and self._mask_version(report.agent),
                 python=report.python and self._mask_version(report.python),
                 errors={name: count for name, count in report.errors.items() if name in _PROVIDERS},
-                last_oom=None if oom is None else oom._replace(report=None),
-                rank=rank and rank._replace(job=rank.job and self._stand_in("distributed", rank.job)),
+                last_oom=None if oom is None else replace(oom, report=None),
+                rank=rank and replace(rank, job=rank.job and self._stand_in("distributed", rank.job)),
             )
         )
 
@@ -250,11 +246,13 @@ class Mask:
         return self._mask_uuid(device) + replica + (number if number.isdigit() else "")
 
     def _mask_program(self, name: str) -> str:
-        base = states.base_name(name)
+        # What programs add to their names may be anything: "sshd: ada@pts/0", "tmux: server", "-bash".
+        base = re.split("[: ]", name, maxsplit=1)[0].strip("()-")
+        base = "containerd-shim" if base.startswith("containerd-shim") else base
         if name in COMMON_PROGRAMS or _INTERPRETER.fullmatch(name):
             return name
         if base in COMMON_PROGRAMS:
-            return base  # what follows may be anything: "sshd: ada@pts/0", "tmux: server"
+            return base
         stem, dot, suffix = name.rpartition(".")
         masked = self._stand_in("program", stem or name)
         return f"{masked}.{suffix}" if dot and suffix in ("py", "sh", "jar", "R", "jl") else masked

@@ -1,4 +1,4 @@
-"""Define how the exporter starts its sampler: command line, configuration, exit statuses.
+"""Define how the exporter starts its children that read: command line, configuration, exit statuses.
 
 This is a separate module, so that the exporter need not load what only the sampler uses: the driver's
 bindings alone take 3.5 MiB and 11 ms.
@@ -6,15 +6,14 @@ bindings alone take 3.5 MiB and 11 ms.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 import vramledger
-from vramledger.config import ListenAddress, PodConfig, SamplingConfig
+import vramledger_agent
+from vramledger.config import SamplingConfig
 
 DEVICES_CHANGED = 4
 """The exit status that requests an immediate restart: NVML lists only the devices that existed at its
@@ -23,9 +22,17 @@ initialisation."""
 DRIVER_FAILED = 3
 """The exit status after a failure of the driver as a whole, which the last line has reported."""
 
-_PACKAGE_ROOT = str(Path(vramledger.__file__).parents[1])
+COUNT_INTERVAL = 2.0
+"""Seconds between two looks at a holder whose launches are counted: so late is its first launch seen."""
+
+COUNT_OBSTACLE = 5
+"""The exit status that says that no launches can be counted on this host; the log says why."""
+
+_ROOTS = list({str(Path(str(each.__file__)).parents[1]): None for each in (vramledger, vramledger_agent)})
+"""Where our two packages are: in one folder, or each in its own."""
+
 _PROGRAM = (
-    "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
+    f"import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path += {_ROOTS}; "
     "from vramledger.{} import main; main()"
 )
 """This is not ``-m``, which puts the current directory first on the path: root's sampler would import a
@@ -38,7 +45,7 @@ def child_command(module: str, *arguments: str, flags: tuple[str, ...] = ()) -> 
 
     ``flags`` are the interpreter's.
     """
-    return [sys.executable, *flags, "-c", _PROGRAM.format(module), _PACKAGE_ROOT, *arguments]
+    return [sys.executable, *flags, "-c", _PROGRAM.replace("{}", module), *arguments]
 
 
 def sampler_command(*arguments: str) -> list[str]:
@@ -61,34 +68,9 @@ def launch_counter_command(*arguments: str) -> list[str]:
 
 def encode_config(config: SamplingConfig) -> str:
     """Write the sampler's only argument."""
-    return json.dumps(
-        {
-            "interval": config.interval,
-            "calm_interval": config.calm_interval,
-            "timeout": config.timeout,
-            "procfs": str(config.procfs),
-            "rootfs": str(config.rootfs),
-            "collectors": " ".join(sorted(config.collectors)),
-            "pods": None if config.pods is None else asdict(config.pods),
-        },
-        default=str,
-    )
+    return msgspec.json.encode(config, enc_hook=str).decode()
 
 
 def decode_config(text: str) -> SamplingConfig:
     """Read what :func:`encode_config` wrote."""
-    raw: Mapping[str, Any] = json.loads(text)
-    return SamplingConfig(
-        interval=float(str(raw["interval"])),
-        calm_interval=float(str(raw["calm_interval"])),
-        timeout=float(str(raw["timeout"])),
-        procfs=Path(str(raw["procfs"])),
-        rootfs=Path(str(raw["rootfs"])),
-        collectors=frozenset(str(raw["collectors"]).split()),
-        pods=None if raw["pods"] is None else _pods(**raw["pods"]),
-    )
-
-
-def _pods(labels: list[str], node: str, kubelet: Mapping[str, Any] | None, credentials: str) -> PodConfig:
-    address = None if kubelet is None else ListenAddress(**kubelet)
-    return PodConfig(tuple(labels), node, address, Path(credentials))
+    return msgspec.json.decode(text, type=SamplingConfig, dec_hook=lambda kind, raw: kind(raw))

@@ -9,45 +9,23 @@ import os
 import signal
 import socket
 import subprocess
-from typing import Protocol
+from typing import TypeAlias
 
 from vramledger.config import SamplingConfig
 from vramledger.errors import StartupError
 from vramledger.logs import settings
 from vramledger.sampling.protocol import encode_config, sampler_command, starter_command
 from vramledger.sampling.starter import (
+    SAMPLER,
     STARTER_ENDED,
     STARTER_FAILED,
     STARTER_KILL,
-    STARTER_START,
     STARTER_STARTED,
 )
 
 LINE_LIMIT = 64 * 1024 * 1024
 _END_SECONDS = 2.0
 _MESSAGE_BYTES = 64
-
-
-class SamplerProcess(Protocol):
-    """A sampler that runs, or has ended."""
-
-    @property
-    def pid(self) -> int:
-        """Its pid."""
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit status, None while it runs."""
-
-    @property
-    def stdout(self) -> asyncio.StreamReader | None:
-        """What it writes."""
-
-    async def wait(self) -> int:
-        """Wait for its end, and return its exit status."""
-
-    def kill_now(self) -> None:
-        """Kill it; its end may take longer."""
 
 
 class ChildProcess:
@@ -116,6 +94,10 @@ class _StartedProcess:
             self._starter.request_kill()
 
 
+SamplerProcess: TypeAlias = ChildProcess | _StartedProcess
+"""A sampler that runs, or has ended."""
+
+
 class Starter:
     """The process that starts samplers, as the exporter sees it; used from the event loop only."""
 
@@ -150,16 +132,16 @@ class Starter:
             OSError: it could not be started.
             StartupError: the process that starts samplers has ended, and only a new exporter has its rights.
         """
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        try:
-            self._starting = self._loop.create_future()
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [writer]))]
-            self._socket.sendmsg([STARTER_START.encode()], rights)
-        except OSError as error:
-            os.close(reader)
-            raise _gone() from error
-        finally:
-            os.close(writer)
+        with open(os.devnull, "rb") as nothing:  # noqa: ASYNC230, PTH123 a device
+            reader, writer = os.pipe2(os.O_CLOEXEC)
+            try:
+                self._starting = self._loop.create_future()
+                request_start(self._socket, SAMPLER, nothing.fileno(), writer)
+            except OSError as error:
+                os.close(reader)
+                raise _gone() from error
+            finally:
+                os.close(writer)
         stdout = asyncio.StreamReader(limit=LINE_LIMIT)
         pipe = os.fdopen(reader, "rb", buffering=0)
         reading, _ = await self._loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdout), pipe)
@@ -202,6 +184,16 @@ class Starter:
             self._loop.remove_reader(self._socket)
             if sampler is not None:  # one that has just begun may outlive the starter until its next write
                 sampler.pipe.close()
+
+
+def request_start(starter: socket.socket, child: str, source: int, target: int) -> None:
+    """Have a starter start a child of this name, with these descriptors as its input and output.
+
+    Raises:
+        OSError: it cannot be requested now.
+    """
+    descriptors = array.array("i", [source, target])
+    starter.sendmsg([child.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
 
 
 def _gone() -> StartupError:

@@ -1,8 +1,9 @@
-"""Run the child process that starts samplers for the exporter, and end them.
+"""Run a child process that starts others for the exporter, each by its own rules.
 
-The exporter listens on the network and has no right at all, so it cannot give a sampler one. This process has
-the rights to read /proc, listens to nobody but the exporter, and does only two things: it starts the sampler
-that its own command line describes, and it kills that. It ends with the exporter, and so does the sampler.
+The exporter listens on the network and has no right at all, so it cannot give a child one. Such a process
+listens to nobody but the exporter, starts nothing but the children that it has declared, and ends with the
+exporter. There are two, because their rights differ: the one below may read /proc, and starts the sampler
+that its command line describes; that of the storage (``storage/keeper.py``) may change one directory.
 
 It is there all the time, so it imports little: its memory counts. The modules ``signal``, ``socket`` and
 ``contextlib`` would take 1 MiB.
@@ -14,29 +15,53 @@ import os
 import select
 import sys
 from _signal import SIG_IGN, SIGCHLD, SIGINT, SIGKILL, SIGTERM, set_wakeup_fd, signal  # type: ignore[import-not-found]
-from _socket import CMSG_SPACE, MSG_DONTWAIT, SCM_RIGHTS, SOL_SOCKET, socket
+from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, MSG_DONTWAIT, SCM_RIGHTS, SOL_SOCKET, socket
+from errno import EBUSY, EMFILE
 
 from vramledger.sampling.capabilities import READ_CAPABILITIES, keep_only
 
-STARTER_START, STARTER_KILL = "start", "kill"
-"""The requests of the exporter; a descriptor for the sampler's output comes with the first."""
+STARTER_KILL = "kill"
+"""The request to kill the children that are supervised; any other is a child's name, and starts it with the
+two descriptors that come with it, as its input and output."""
 
 STARTER_STARTED, STARTER_FAILED, STARTER_ENDED = "started", "failed", "ended"
-"""The answers, each with a number: the sampler's pid, an error of the system, the sampler's exit status."""
+"""The answers about one that is supervised, each with a number: its pid, an error of the system, its exit
+status."""
+
+SAMPLER = "sampler"
 
 _MESSAGE_BYTES = 64
-_DESCRIPTOR_BYTES = 4
+_DESCRIPTORS_BYTES = 8
 _IGNORED = (SIGINT, SIGTERM)
 """The exporter handles these signals, and we end with it."""
 
 
-class _RequestLoop:
-    """The connection to the exporter, and the sampler that runs."""
+class DeclaredChild:
+    """A program that the exporter may have started, and the rules for it."""
 
-    def __init__(self, exporter: socket, command: list[str]) -> None:
+    def __init__(self, command: list[str], *, supervised: bool = False, single: bool = False) -> None:
+        """Start nothing.
+
+        Args:
+            command: its command line.
+            supervised: the exporter is told of its start and end, can have it killed, and takes it along when
+                it ends. It begins with the usual effects of signals.
+            single: the next one waits for its end, or is refused if this one is supervised. We wait, too, for
+                one that is not.
+        """
+        self.command = command
+        self.supervised = supervised
+        self.single = single
+        self.pids: list[int] = []
+
+
+class StartLoop:
+    """The connection to the exporter, and the children that run."""
+
+    def __init__(self, exporter: socket, children: dict[str, DeclaredChild]) -> None:
+        """Start nothing; ``children`` are all that can be started, by their names."""
         self._exporter = exporter
-        self._command = command
-        self._sampler: int | None = None
+        self._children = children
 
     def run(self) -> None:
         """Serve the exporter until it ends."""
@@ -52,69 +77,85 @@ class _RequestLoop:
                 os.read(ended, 4096)
             except BlockingIOError:
                 pass
-            self._reap()
+            for child in self._children.values():
+                self._reap(child, os.WNOHANG)
             if not self._serve_request():
-                self._kill()
-                return
+                break
+        self._kill()
+        for child in self._children.values():
+            if child.single and not child.supervised:
+                self._reap(child)
 
-    def _reap(self) -> None:
-        while self._sampler is not None:
-            pid, status = os.waitpid(self._sampler, os.WNOHANG)
-            if pid == 0:
-                return
-            self._sampler = None
-            self._answer(f"{STARTER_ENDED} {os.waitstatus_to_exitcode(status)}")
+    def _reap(self, child: DeclaredChild, options: int = 0) -> None:
+        """Take note of those that have ended; without an option, wait for all."""
+        for each in [*child.pids]:
+            pid, status = os.waitpid(each, options)
+            if pid:
+                child.pids.remove(pid)
+                self._answer(child, STARTER_ENDED, os.waitstatus_to_exitcode(status))
 
     def _serve_request(self) -> bool:
         """Do what the exporter requests, if it requests anything; tell whether it is still there."""
-        space = CMSG_SPACE(_DESCRIPTOR_BYTES)
+        space = CMSG_SPACE(_DESCRIPTORS_BYTES)
         try:
-            message, ancillary, _, _ = self._exporter.recvmsg(_MESSAGE_BYTES, space, MSG_DONTWAIT)
+            message, ancillary, _, _ = self._exporter.recvmsg(
+                _MESSAGE_BYTES, space, MSG_DONTWAIT | MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return True
         except OSError:
             return False
-        output = _descriptor(ancillary)
+        descriptors = _descriptors(ancillary)
         try:
-            if message == STARTER_START.encode() and output is not None and self._sampler is None:
-                self._start(output)
-            elif message == STARTER_KILL.encode():
+            if message == STARTER_KILL.encode():
                 self._kill()
+            elif (child := self._children.get(message.decode(errors="replace"))) is not None:
+                if child.single and not child.supervised:
+                    self._reap(child)
+                if len(descriptors) != 2:  # noqa: PLR2004 we had no room for them
+                    self._answer(child, STARTER_FAILED, EMFILE)
+                elif child.single and child.pids:
+                    self._answer(child, STARTER_FAILED, EBUSY)
+                else:
+                    self._start(child, *descriptors)
         finally:
-            if output is not None:
-                os.close(output)
+            for each in descriptors:
+                os.close(each)
         return bool(message)
 
-    def _start(self, output: int) -> None:
-        actions = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_DUP2, output, 1),
-        ]
+    def _start(self, child: DeclaredChild, source: int, target: int) -> None:
+        actions = [(os.POSIX_SPAWN_DUP2, source, 0), (os.POSIX_SPAWN_DUP2, target, 1)]
+        default = _IGNORED if child.supervised else ()
         try:
-            self._sampler = os.posix_spawn(
-                self._command[0], self._command, os.environ, file_actions=actions, setsigdef=_IGNORED
+            pid = os.posix_spawn(
+                child.command[0], child.command, os.environ, file_actions=actions, setsigdef=default
             )
-        except OSError as error:
-            self._answer(f"{STARTER_FAILED} {error.errno}")
+        except OSError as error:  # without an answer, the exporter sees that its pipes are closed
+            self._answer(child, STARTER_FAILED, error.errno or 0)
         else:
-            self._answer(f"{STARTER_STARTED} {self._sampler}")
+            child.pids.append(pid)
+            self._answer(child, STARTER_STARTED, pid)
 
     def _kill(self) -> None:
-        if self._sampler is not None:
-            os.kill(self._sampler, SIGKILL)  # it has not been waited for: its pid is still its own
+        for child in self._children.values():
+            for pid in child.pids if child.supervised else ():
+                os.kill(pid, SIGKILL)  # it has not been waited for: its pid is still its own
 
-    def _answer(self, message: str) -> None:
-        try:  # noqa: SIM105 see above
-            self._exporter.send(message.encode())
-        except OSError:  # the exporter has ended, which the next request says
-            pass
+    def _answer(self, child: DeclaredChild, word: str, number: int) -> None:
+        if child.supervised:
+            try:  # noqa: SIM105 see above
+                self._exporter.send(f"{word} {number}".encode())
+            except OSError:  # the exporter has ended, which the next request says
+                pass
 
 
-def _descriptor(ancillary: list[tuple[int, int, bytes]]) -> int | None:
-    for level, kind, content in ancillary:
-        if level == SOL_SOCKET and kind == SCM_RIGHTS:
-            return int.from_bytes(content[:_DESCRIPTOR_BYTES], sys.byteorder)
-    return None
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    return [
+        int.from_bytes(content[at : at + 4], sys.byteorder)
+        for level, kind, content in ancillary
+        if level == SOL_SOCKET and kind == SCM_RIGHTS
+        for at in range(0, len(content) - 3, 4)
+    ]
 
 
 def _log(failed: list[OSError]) -> None:
@@ -132,4 +173,5 @@ def main() -> None:
         signal(number, SIG_IGN)
     if failed := keep_only(inherit=READ_CAPABILITIES):
         _log(failed)
-    _RequestLoop(socket(fileno=os.dup(0)), sys.argv[1:]).run()
+    sampler = DeclaredChild(sys.argv[1:], supervised=True, single=True)
+    StartLoop(socket(fileno=os.dup(0)), {SAMPLER: sampler}).run()

@@ -12,13 +12,15 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, RecordingError
 from vramledger.logs import fields, log
 from vramledger.model.reading import (
+    ASLEEP,
     RELEASED,
     Reading,
 )
@@ -265,7 +267,7 @@ class Supervisor:
             if time.monotonic() - begun > STABLE_AFTER:
                 self._failures, self._retried_at_once = 0, False
             self._failures = min(self._failures, 1)
-            if not reading.devices or any(device.error is None for device in reading.devices):
+            if not reading.devices or any(device.error in (None, ASLEEP) for device in reading.devices):
                 hung_since = None
             elif hung_since is None:
                 hung_since = reading.monotonic

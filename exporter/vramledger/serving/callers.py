@@ -14,8 +14,8 @@ import socket
 from typing import NamedTuple
 
 from vramledger.agent_server.credentials import Peer, has_ended, identify_peer
-from vramledger.readers.hosts.containment import PROC, is_outside_containers
 from vramledger.serving.control_messages import ControlError
+from vramledger_agent.containment import PROC, is_outside_containers
 
 _ROOT = 0
 

@@ -1,34 +1,39 @@
-"""Send requests to the control socket, from a command that does not load the exporter."""
+"""Ask the exporter over its control socket, from a command that does not load the exporter."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import http.client
 import socket
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager, suppress
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 from vramledger.errors import StartupError
 from vramledger.serving.control_messages import (
-    LEDGER,
     LEDGER_SECONDS,
-    MAX_MESSAGE_BYTES,
+    MAX_ANSWER_BYTES,
     PAST,
     PAST_SECONDS,
-    RESPONSE_SECONDS,
-    SNAPSHOT_PACKET_BYTES,
+    RELEASE,
+    RELEASE_SECONDS,
+    RESUME,
+    SNAPSHOT,
     ControlError,
-    ControlRequest,
-    ControlResponse,
-    LedgerHeader,
-    PastHeader,
-    read_ledger_header,
-    read_past_header,
-    read_response,
-    write_request,
+    PastHead,
+    Refused,
+    Released,
+    ReleaseRequest,
+    SnapshotHead,
+    read,
+    write,
 )
+from vramledger_agent.listener import UntrustedListenerError, check_listener
 
 _T = TypeVar("_T")
 
@@ -40,29 +45,22 @@ class NoExporterError(StartupError):
     """No exporter listens there, or it gave no answer; a later request may reach one."""
 
 
-async def request_exporter(path: Path, request: ControlRequest) -> ControlResponse:
-    """Send a request to the exporter that listens there.
+async def request_release(path: Path, seconds: float | None) -> float | None:
+    """Have the GPUs released for so many seconds, or reopened (None); return until when they are released.
 
     Raises:
         NoExporterError: no exporter answers.
         StartupError: it refuses this request.
     """
-
-    async def exchange() -> bytes:
-        async with _connect(path) as connection:
-            await _send(connection, request)
-            return await _receive(connection, MAX_MESSAGE_BYTES)
-
-    try:
-        return read_response(await _within(path, RESPONSE_SECONDS, exchange()))
-    except ControlError as error:
-        raise _refusal(error) from error
+    target, body = (RESUME, b"") if seconds is None else (RELEASE, write(ReleaseRequest(seconds)))
+    answer = await _exchange(path, RELEASE_SECONDS, "POST", target, body)
+    return _read(lambda: read(answer, Released)).released_until
 
 
-async def request_ledger(
+async def request_snapshot(
     path: Path, after: str | None = None, wait: float = 0.0
-) -> tuple[LedgerHeader, bytes]:
-    """Return the exporter's newest snapshot as it sent it, and what precedes it.
+) -> tuple[SnapshotHead, bytes]:
+    """Return the exporter's newest snapshot as it sent it, and its head.
 
     Args:
         path: of the control socket.
@@ -73,88 +71,102 @@ async def request_ledger(
         NoExporterError: no exporter answers.
         StartupError: it refuses, or is of another version.
     """
-
-    async def exchange() -> tuple[LedgerHeader, bytes]:
-        async with _connect(path) as connection:
-            await _send(connection, ControlRequest(LEDGER, after=after))
-            header = read_ledger_header(await _receive(connection, MAX_MESSAGE_BYTES))
-            return header, await _receive_content(connection, header.size)
-
-    try:
-        return await _within(path, LEDGER_SECONDS + wait, exchange())
-    except ControlError as error:
-        raise _refusal(error) from error
+    query = "" if after is None else f"?{urlencode({'after': after})}"
+    answer = await _exchange(path, LEDGER_SECONDS + wait, "GET", SNAPSHOT + query)
+    head, _, text = answer.partition(b"\n")
+    return _read(lambda: read(head, SnapshotHead)), text
 
 
-async def request_past(path: Path, question: Mapping[str, Any]) -> tuple[str, dict[str, Any], bytes]:
+async def request_past(path: Path, question: dict[str, Any]) -> tuple[str, dict[str, Any], bytes]:
     """Return the exporter's version, and head and content of its answer to a question about the past.
 
     Raises:
         NoExporterError: no exporter answers.
         StartupError: it refuses, or keeps no past.
     """
-
-    async def exchange() -> tuple[PastHeader, bytes]:
-        async with _connect(path) as connection:
-            await _send(connection, ControlRequest(PAST, question=question))
-            header = read_past_header(await _receive(connection, MAX_MESSAGE_BYTES))
-            return header, await _receive_content(connection, header.size)
-
-    try:
-        header, content = await _within(path, PAST_SECONDS, exchange())
-    except ControlError as error:
-        raise _refusal(error) from error
-    return header.program, dict(header.head), content
+    answer = await _exchange(path, PAST_SECONDS, "GET", f"{PAST}?{urlencode(question)}")
+    line, _, content = answer.partition(b"\n")
+    head = _read(lambda: read(line, PastHead))
+    return head.program, head.head, content
 
 
-async def _within(path: Path, seconds: float, exchange: Coroutine[Any, Any, _T]) -> _T:
-    """Return what an exchange with the exporter gives, within a time."""
-    try:
-        return await asyncio.wait_for(exchange, seconds)
-    except (OSError, EOFError, asyncio.TimeoutError) as error:
-        raise NoExporterError(_describe(path, error)) from error
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket of an exporter that we may trust."""
 
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__("localhost", timeout=seconds)
+        self._path = path
+        self._deadline = time.monotonic() + seconds
 
-def _refusal(error: ControlError) -> StartupError:
-    return StartupError(f"the exporter says: {error}")
-
-
-@asynccontextmanager
-async def _connect(path: Path) -> AsyncIterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
-        connection.setblocking(False)  # noqa: FBT003 the standard library's
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self.sock.settimeout(self.timeout)
         while True:
             try:
-                connection.connect(str(path))
+                self.sock.connect(str(self._path))
                 break
             except BlockingIOError:  # its queue is full
-                await asyncio.sleep(_BUSY_PAUSE)
-        yield connection
+                if time.monotonic() > self._deadline:
+                    raise TimeoutError from None
+                time.sleep(_BUSY_PAUSE)
+        check_listener(self.sock, self._path)
+
+    def interrupt(self) -> None:
+        """End what another thread waits for."""
+        self._deadline = 0.0
+        if self.sock is not None:
+            with suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
 
 
-async def _send(connection: socket.socket, request: ControlRequest) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # it has refused us, and its answer says why
-        await asyncio.get_running_loop().sock_sendall(connection, write_request(request))
-
-
-async def _receive_content(connection: socket.socket, size: int) -> bytes:
-    """Receive what follows a header, packet by packet."""
-    content = bytearray()
-    while len(content) < size:
-        content += await _receive(connection, SNAPSHOT_PACKET_BYTES)
-    return bytes(content)
-
-
-async def _receive(connection: socket.socket, size: int) -> bytes:
-    """Return the next packet, which is never empty.
+async def _exchange(path: Path, seconds: float, method: str, target: str, body: bytes = b"") -> bytes:
+    """Return the body of the answer to a request.
 
     Raises:
-        EOFError: the exporter has closed.
+        NoExporterError: no exporter answers in time.
+        StartupError: it refuses.
     """
-    packet = await asyncio.get_running_loop().sock_recv(connection, size)
-    if not packet:
-        raise EOFError
-    return packet
+    connection = _UnixConnection(path, seconds)
+    exchange = asyncio.to_thread(_request, connection, method, target, body)
+    try:
+        status, answer = await asyncio.wait_for(exchange, seconds)
+    except UntrustedListenerError as error:
+        raise NoExporterError(str(error)) from error
+    except (OSError, http.client.HTTPException, asyncio.TimeoutError) as error:
+        raise NoExporterError(_describe(path, error)) from error
+    finally:
+        connection.interrupt()
+    if status != HTTPStatus.OK:
+        refused = _read(lambda: read(answer, Refused))
+        message = f"the exporter says: {refused.error}"
+        raise StartupError(message)
+    return answer
+
+
+def _request(connection: _UnixConnection, method: str, target: str, body: bytes) -> tuple[int, bytes]:
+    try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has refused us, and its answer says why
+            connection.request(method, target, body or None)
+        response = connection.getresponse()
+        answer = response.read(MAX_ANSWER_BYTES)
+        if not response.isclosed() and response.length:
+            raise http.client.IncompleteRead(answer, response.length)
+        return response.status, answer
+    finally:
+        connection.close()
+
+
+def _read(reading: Callable[[], _T]) -> _T:
+    """Return what an exporter of this version has said.
+
+    Raises:
+        StartupError: it is something else.
+    """
+    try:
+        return reading()
+    except ControlError as error:
+        message = f"what answers is of another version; use the vramledger that runs the exporter ({error})"
+        raise StartupError(message) from error
 
 
 def _describe(path: Path, error: Exception) -> str:

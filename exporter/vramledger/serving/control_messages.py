@@ -1,73 +1,78 @@
-"""Define the messages on the control socket: their format, their limits and the words in them.
+"""Define what the control socket speaks: HTTP over a Unix socket, its paths, its bodies and its limits.
 
-A message is one JSON object in one packet of a Unix SEQPACKET socket, with the words of the agents' socket: a
-request has ``ask``, a response ``ok``, and both have ``version``. Behind the response to :data:`LEDGER` comes
-the snapshot, in as many packets as its size needs. The commands write requests and read responses; the
-exporter reads requests and writes responses. Neither side uses a word that is not here.
+| request | answer |
+|---|---|
+| ``GET /api/v1/ledger`` | the JSON document of the page's address, for people and programs |
+| ``GET /snapshot?after=TOKEN`` | a :class:`SnapshotHead` and the newest snapshot, for our own commands |
+| ``GET /past?ask=...`` | a :class:`PastHead` and what the storage answers |
+| ``POST /release`` with :class:`ReleaseRequest`, ``POST /resume`` | :class:`Released` |
+
+A head is one line of JSON; what follows it is the rest of the body. What is refused has another status than
+200, and :class:`Refused` as its body.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, Any, TypeVar
 
-from vramledger.agent_protocol.messages import FORMAT_VERSION, make_failure, make_request, make_success
+import msgspec
+
 from vramledger.errors import VramledgerError
 
-MAX_MESSAGE_BYTES = 4096
-"""The longest request, and the longest response without its snapshot."""
+LEDGER, SNAPSHOT, PAST = "/api/v1/ledger", "/snapshot", "/past"
+RELEASE, RESUME = "/release", "/resume"
 
-MAX_SNAPSHOT_BYTES = 256 * 2**20
-"""The longest snapshot that a command reads; 512 holders take 0.6 MiB."""
+MAX_REQUEST_BYTES = 8192
+"""The longest request, its body included; curl sends 100 bytes."""
 
-SNAPSHOT_PACKET_BYTES = 32 * 1024
-"""The size of a packet of the snapshot; the kernel's default buffer has room for six."""
+MAX_ANSWER_BYTES = 256 * 2**20
+"""The longest answer that a command reads; 512 holders take 0.6 MiB."""
 
 REQUEST_SECONDS = 5.0
-"""A client must send its request, and read a packet of its response, within this time."""
+"""A client must send its request, and read 64 KiB of its answer, within this time."""
 
-RESPONSE_SECONDS = 90.0
+RELEASE_SECONDS = 90.0
 """The exporter must answer a release within this time: it waits for the sampler's end."""
 
 LEDGER_SECONDS = 5.0
 """The exporter must answer with its newest snapshot within this time; it needs some milliseconds."""
 
-MAX_RELEASE_SECONDS = 30 * 86400.0
-"""The longest release. A longer one is a mistake, and a forgotten one ends."""
-
-_MAX_TOKEN_CHARS = 64
-
-RELEASE = "release"
-RESUME = "resume"
-LEDGER = "ledger"
-PAST = "past"
-
 PAST_SECONDS = 60.0
 """The exporter must answer a question about the past within this time: an hour of readings has many MiB."""
 
+MAX_RELEASE_SECONDS = 30 * 86400.0
+"""The longest release. A longer one is a mistake, and a forgotten one ends."""
 
-class ControlRequest(NamedTuple):
-    """A request to the exporter.
-
-    ``ask`` is :data:`RELEASE`, with ``seconds``; :data:`RESUME`; or :data:`LEDGER`, with the token of the
-    snapshot that the client has already, if the exporter is to wait for a newer one; or :data:`PAST`, with a
-    question to the storage.
-    """
-
-    ask: str
-    seconds: float = 0.0
-    after: str | None = None
-    question: Mapping[str, str | float] = {}
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+UnixTime = Annotated[float, msgspec.Meta(gt=0, le=1e11)]
+Token = Annotated[str, msgspec.Meta(max_length=64)]
 
 
-class ControlResponse(NamedTuple):
-    """A response: until when the GPUs are released (Unix time), None when they are not."""
+class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Release the GPUs for so many seconds."""
+
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=MAX_RELEASE_SECONDS)]
+
+
+class Released(msgspec.Struct, frozen=True):
+    """Until when the GPUs are released (Unix time), None when they are not."""
 
     released_until: float | None
 
 
-class LedgerHeader(NamedTuple):
+class Refused(msgspec.Struct, frozen=True):
+    """Why the exporter did not do it."""
+
+    error: str
+
+
+class SnapshotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Send the newest snapshot; wait for a newer one than ``after``, the token of one that the client has."""
+
+    after: Token | None = None
+
+
+class SnapshotHead(msgspec.Struct, frozen=True):
     """What precedes a snapshot.
 
     Attributes:
@@ -75,168 +80,74 @@ class LedgerHeader(NamedTuple):
         token: names this snapshot.
         wait: seconds within which the exporter answers when there is no newer snapshot.
         idle_after: the exporter's idle threshold, seconds.
-        size: bytes of the snapshot.
     """
 
     program: str
-    token: str
-    wait: float
-    idle_after: float
-    size: int
+    token: Token
+    wait: Seconds
+    idle_after: Seconds
 
 
-class PastHeader(NamedTuple):
-    """What precedes an answer about the past.
+class At(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="ask", tag="at"):
+    """What the ledger was at a moment."""
 
-    Attributes:
-        program: the exporter's version.
-        head: what the storage says of the answer.
-        size: bytes of the answer.
-    """
+    at: UnixTime
+
+
+class Since(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="ask", tag="since"):
+    """What has changed between two moments."""
+
+    begin: UnixTime = msgspec.field(name="from")
+    end: UnixTime = msgspec.field(name="to")
+
+
+class Readings(Since, frozen=True, forbid_unknown_fields=True, tag_field="ask", tag="readings"):
+    """The stored readings between two moments."""
+
+
+PastQuestion = At | Since | Readings
+
+
+class PastHead(msgspec.Struct, frozen=True):
+    """What precedes an answer about the past: the exporter's version, and the storage's own head."""
 
     program: str
-    head: Mapping[str, object]
-    size: int
+    head: dict[str, Any]
 
 
 class ControlError(VramledgerError):
-    """The message is not one of this version, or the response says why the exporter did not do it."""
+    """The message is not one of this version, or the answer says why the exporter did not do it."""
 
 
-def write_request(request: ControlRequest) -> bytes:
-    """Return the message of a request."""
-    arguments: dict[str, object] = {}
-    if request.ask == RELEASE:
-        arguments["seconds"] = request.seconds
-    if request.ask == PAST:
-        arguments["question"] = dict(request.question)
-    if request.after is not None:
-        arguments["after"] = request.after
-    return _message(make_request(request.ask, **arguments))
+Message = TypeVar("Message")
 
 
-def read_request(message: bytes) -> ControlRequest:
-    """Read a request.
+def read_question(parameters: dict[str, str]) -> PastQuestion:
+    """Read a question about the past from the parameters of its path.
 
     Raises:
-        ControlError: it is not a request.
+        ControlError: it is none.
     """
-    content = _parse(message)
-    ask = content.get("ask")
-    if ask == RESUME:
-        return ControlRequest(RESUME)
-    after = content.get("after")
-    if ask == LEDGER and (after is None or (isinstance(after, str) and len(after) <= _MAX_TOKEN_CHARS)):
-        return ControlRequest(LEDGER, after=after)
-    if ask == PAST and (question := _read_question(content.get("question"))) is not None:
-        return ControlRequest(PAST, question=question)
-    seconds = _read_seconds(content.get("seconds"), MAX_RELEASE_SECONDS)
-    if ask == RELEASE and seconds is not None:
-        return ControlRequest(RELEASE, seconds)
-    error = "the exporter does not know this request"
-    raise ControlError(error)
+    kinds: Any = PastQuestion  # to mypy, a union is not a type
+    question: PastQuestion = read(parameters, kinds)
+    return question
 
 
-_QUESTIONS = {"at": ("at",), "since": ("from", "to"), "readings": ("from", "to")}
-"""What a command may ask of the past, and the times that each question has."""
-
-
-def _read_question(raw: object) -> Mapping[str, str | float] | None:
-    """Return a question to the storage, None if it is not one."""
-    if not isinstance(raw, dict) or not isinstance(raw.get("ask"), str) or raw["ask"] not in _QUESTIONS:
-        return None
-    times = {name: _read_seconds(raw.get(name), _LATEST) for name in _QUESTIONS[raw["ask"]]}
-    if None in times.values():
-        return None
-    return {"ask": raw["ask"], **{name: value for name, value in times.items() if value is not None}}
-
-
-_LATEST = 1e11
-
-
-def read_past_header(message: bytes) -> PastHeader:
-    """Read what precedes an answer about the past.
+def read(raw: bytes | dict[str, str], kind: type[Message]) -> Message:
+    """Read a message: a line of JSON, or the parameters of a path.
 
     Raises:
-        ControlError: it is something else, or says why there is none.
+        ControlError: it is something else.
     """
-    content = _read_success(message)
-    program, head, size = content.get("program"), content.get("head"), content.get("size")
-    sized = isinstance(size, int) and 0 <= size <= MAX_SNAPSHOT_BYTES
-    if not isinstance(program, str) or not isinstance(head, dict) or not isinstance(size, int) or not sized:
-        error = "that is not an answer of this version"
-        raise ControlError(error)
-    return PastHeader(program, head, size)
-
-
-def write_response(response: ControlResponse | LedgerHeader | PastHeader) -> bytes:
-    """Return the message of a response."""
-    return _message(make_success(**response._asdict()))
-
-
-def write_failure(error: object) -> bytes:
-    """Return the message of a response that says why the exporter did not do it."""
-    return _message(make_failure(str(error)))
-
-
-def read_response(message: bytes) -> ControlResponse:
-    """Read a response.
-
-    Raises:
-        ControlError: it is not a response, or it says why the exporter did not do it.
-    """
-    until = _read_success(message).get("released_until")
-    return ControlResponse(float(until) if isinstance(until, int | float) else None)
-
-
-def read_ledger_header(message: bytes) -> LedgerHeader:
-    """Read what precedes a snapshot.
-
-    Raises:
-        ControlError: it is something else, or says why the exporter sends no snapshot.
-    """
-    content = _read_success(message)
-    program, token, size = content.get("program"), content.get("token"), content.get("size")
-    wait, idle_after = _read_seconds(content.get("wait")), _read_seconds(content.get("idle_after"))
-    if (
-        not isinstance(program, str)
-        or not isinstance(token, str)
-        or wait is None
-        or idle_after is None
-        or not isinstance(size, int)
-        or not 0 < size <= MAX_SNAPSHOT_BYTES
-    ):
-        error = "that is not a snapshot of this version"
-        raise ControlError(error)
-    return LedgerHeader(program, token, wait, idle_after, size)
-
-
-def _read_success(message: bytes) -> dict[str, object]:
-    content = _parse(message)
-    if content.get("ok") is not True:
-        raise ControlError(str(content.get("error", "it refused, and gave no reason")))
-    return content
-
-
-def _read_seconds(value: object, longest: float = 1e9) -> float | None:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= longest:
-        return float(value)
-    return None
-
-
-def _message(content: Mapping[str, object]) -> bytes:
-    return json.dumps(content).encode()
-
-
-def _parse(message: bytes) -> dict[str, object]:
     try:
-        content = json.loads(message)
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        error = "that is not a message of the control socket"
-        raise ControlError(error)
-    if content.get("version") != FORMAT_VERSION:
-        error = "that is a message of another version; use the vramledger that runs the exporter"
-        raise ControlError(error)
-    return content
+        if isinstance(raw, dict):
+            return msgspec.convert(raw, kind, strict=False)
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
+        message = f"that is not a message of this version of vramledger: {error}"
+        raise ControlError(message) from error
+
+
+def write(message: msgspec.Struct) -> bytes:
+    """Return the line of a message."""
+    return msgspec.json.encode(message) + b"\n"

@@ -1,47 +1,62 @@
-"""Run the control socket, through which commands ask the exporter of this host and make it release the GPUs.
+"""Run the control socket, through which commands and people ask the exporter, and make it release the GPUs.
 
-Every user may connect to it; :mod:`vramledger.serving.callers` decides who may request what, and
-:mod:`vramledger.serving.control_messages` defines the messages. A connection has one request. It costs little
-and has a deadline, and a user has only few at the same time. As on the agents' socket, the exporter never
-receives or closes a file that a client has sent.
+It speaks HTTP by aiohttp; :mod:`vramledger.serving.control_messages` has the paths. Every user may connect
+to it, and :mod:`vramledger.serving.callers` decides who may request what. A connection has one request. It
+costs little and has a deadline, and a user has only few at the same time.
+
+aiohttp never reads a stranger's socket. Any read of a Unix socket, also one that asks for no descriptors,
+closes those that come with the bytes, and waits for that as long as their owner likes: 5 s with a TCP socket
+that lingers for 5. So we look at what waits before we take it, refuse what has a descriptor, and pass only
+bytes on to aiohttp.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from vramledger.agent_server.disposal import Disposal, holds_descriptors, receive_plain
+from aiohttp import web
+
+from vramledger.agent_server.disposal import Disposal, receive_bytes
 from vramledger.agent_server.sweeping import call_next_second
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError, VramledgerError
 from vramledger.logs import fields, log
 from vramledger.model.agent_report import RefusedError
-from vramledger.rate_limit import TokenBucket
+from vramledger.rate_limit import LineLimit, TokenBucket
 from vramledger.serving.callers import Caller, identify_caller
 from vramledger.serving.control_messages import (
     LEDGER,
-    MAX_MESSAGE_BYTES,
+    MAX_REQUEST_BYTES,
     PAST,
+    RELEASE,
     REQUEST_SECONDS,
-    SNAPSHOT_PACKET_BYTES,
+    RESUME,
+    SNAPSHOT,
     ControlError,
-    ControlRequest,
-    ControlResponse,
-    LedgerHeader,
-    PastHeader,
-    read_request,
-    write_failure,
-    write_response,
+    PastHead,
+    PastQuestion,
+    Refused,
+    Released,
+    ReleaseRequest,
+    SnapshotHead,
+    SnapshotRequest,
+    read,
+    read_question,
+    write,
 )
 from vramledger.web.cancellation import cancel_and_wait
+from vramledger.web.error_log import RequestErrorFilter
 
 MAX_CONNECTIONS = 64
 """The maximum number of open connections of those who may not request everything."""
@@ -56,8 +71,14 @@ _ACCEPT_RATE, _ACCEPT_BURST = 200.0, 128.0
 
 _PAUSE = 1.0
 
+_END_SECONDS = 0.1
+"""Seconds between two attempts to end all connections: one may just have begun."""
+
+_PIECE_BYTES = 1 << 16
+"""Bytes of an answer that are passed on at once."""
+
 _SOCKET = SocketSettings(
-    kind=socket.SOCK_SEQPACKET,
+    kind=socket.SOCK_STREAM,
     mode=0o666,
     backlog=128,
     failure="cannot make the control socket",
@@ -71,29 +92,34 @@ class ControlHandlers(NamedTuple):
     """What the exporter does on request.
 
     Attributes:
-        control: release the GPUs, or reopen them; only the trusted get here.
-        ledger: return a snapshot, as this caller may see it, and what precedes it.
+        release: release the GPUs for so many seconds, or reopen them (None); only the trusted get here.
+        document: return the JSON document of the ledger, as the page's address gives it.
+        snapshot: return a snapshot, as this caller may see it, and its head.
         past: answer a question about the past, as this caller may know it.
         page_open: whether everybody may read the page.
     """
 
-    control: Callable[[ControlRequest], Awaitable[ControlResponse]]
-    ledger: Callable[[ControlRequest, Caller], Awaitable[tuple[LedgerHeader, bytes]]]
-    past: Callable[[ControlRequest, Caller], Awaitable[tuple[PastHeader, bytes]]]
+    release: Callable[[float | None], Awaitable[Released]]
+    document: Callable[[], Awaitable[bytes]]
+    snapshot: Callable[[SnapshotRequest, Caller], Awaitable[tuple[SnapshotHead, bytes]]]
+    past: Callable[[PastQuestion, Caller], Awaitable[tuple[PastHead, bytes]]]
     page_open: Callable[[], bool]
 
 
 @asynccontextmanager
-async def serve_control(path: Path, handlers: ControlHandlers, *, required: bool) -> AsyncIterator[None]:
+async def serve_control(
+    path: Path, handlers: ControlHandlers, *, required: bool, owner: int | None = None
+) -> AsyncIterator[None]:
     """Answer on the socket until the block ends.
 
+    Besides root and us, only ``owner`` may own its directory: the user that we become.
     If that is not possible the exporter goes on without the socket, unless it is ``required``.
 
     Raises:
         StartupError: it is required, and cannot be made.
     """
     try:
-        file = SocketFile(path, _SOCKET)
+        file = SocketFile(path, _SOCKET, owner)
     except StartupError as error:
         if required:
             message = f"{error}; choose another path with --control.socket"
@@ -116,9 +142,14 @@ class _ControlServer:
         self._handlers = handlers
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[asyncio.Task[None], Caller] = {}
+        self._pairs: set[socket.socket] = set()
         self._accept_bucket = TokenBucket(time.monotonic(), _ACCEPT_RATE, _ACCEPT_BURST)
         self._user_buckets: dict[int, TokenBucket] = {}
         self._disposal = Disposal()
+        self._logger = logging.getLogger(f"{log.name}.control")
+        self._filter = RequestErrorFilter()
+        self._refused, self._failed = LineLimit(), LineLimit()
+        self._logger.addFilter(self._filter)
         self._resuming: asyncio.TimerHandle | None = None
         self._loop.add_reader(file.socket, self._accept)
         self._sweeping = call_next_second(self._sweep)
@@ -129,10 +160,15 @@ class _ControlServer:
         if self._resuming is not None:
             self._resuming.cancel()
         self._loop.remove_reader(self._file.socket)
-        await cancel_and_wait(*self._tasks)
+        while self._tasks:  # not cancelled, which could interrupt their cleaning up
+            for each in self._pairs:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+            await asyncio.wait(self._tasks, timeout=_END_SECONDS)
         self._disposal.close_listening(self._file.socket)
         self._file.remove()
         self._disposal.run()
+        self._logger.removeFilter(self._filter)
 
     def _sweep(self) -> None:
         now = time.monotonic()
@@ -157,6 +193,8 @@ class _ControlServer:
             self._pause_accepting(_PAUSE)
             return
         accepted.setblocking(False)  # noqa: FBT003 the standard library's
+        # Out of line, an urgent byte is not seen by a look, and a read drops it with its descriptor.
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
         try:
             caller = identify_caller(accepted)
         except (RefusedError, OSError) as error:
@@ -190,77 +228,151 @@ class _ControlServer:
 
     def _dismiss(self, accepted: socket.socket, why: object) -> None:
         log.debug("Refused a command", extra=fields(err=str(why)))
-        with suppress(OSError):
-            accepted.send(write_failure(why))
+        _send_refusal(accepted, why)
         self._disposal.close(accepted)
 
     def _end(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("A request of a command failed", extra=fields(err=repr(error)), exc_info=error)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and (dropped := self._failed.admit()) is not None:
+            extra = fields(err=repr(error), not_logged_before=dropped)
+            log.error("A request of a command failed", extra=extra, exc_info=error)
 
     async def _serve(self, accepted: socket.socket, caller: Caller) -> None:
+        """Let aiohttp answer the request of a connection, over a pair of sockets of ours."""
+        ours, theirs = socket.socketpair()
+        self._pairs.add(ours)
+        transport: asyncio.Transport | None = None
+        tasks: list[asyncio.Task[Any]] = []
         try:
-            for message in await self._respond(accepted, caller):
-                sending = self._loop.sock_sendall(accepted, message)
-                await asyncio.wait_for(sending, REQUEST_SECONDS)
-        except (OSError, EOFError, asyncio.TimeoutError):
-            pass  # no client left to answer, or one that does not read
+            ours.setblocking(False)  # noqa: FBT003 the standard library's
+            asked = asyncio.Event()
+            server = web.Server(
+                partial(self._answer, caller, asked),
+                access_log=None,
+                logger=self._logger,
+                auto_decompress=False,
+                handler_cancellation=True,  # an answer that nobody waits for is not computed
+                lingering_time=0,
+            )
+            transport, _ = await self._loop.connect_accepted_socket(server, theirs)
+            tasks = [
+                self._loop.create_task(_pass_request(self._loop, accepted, ours)),
+                self._loop.create_task(_pass_answer(self._loop, ours, accepted)),
+            ]
+            tasks.append(asking := self._loop.create_task(asked.wait()))
+            await asyncio.wait(tasks, timeout=REQUEST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if asked.is_set():
+                tasks.remove(asking)
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            if transport is None:
+                theirs.close()
+            elif not transport.is_closing():
+                transport.abort()
+            await cancel_and_wait(*tasks)
+            self._pairs.discard(ours)
+            ours.close()
             os.close(caller.peer.pidfd)
             self._disposal.close(accepted)
 
-    async def _respond(self, accepted: socket.socket, caller: Caller) -> list[bytes | memoryview]:
-        """Return the packets of the response."""
+    async def _answer(
+        self, caller: Caller, asked: asyncio.Event, request: web.BaseRequest
+    ) -> web.StreamResponse:
+        """Answer a request, in pieces that wait for the client, and end its connection."""
         try:
-            request = read_request(await asyncio.wait_for(_receive(self._loop, accepted), REQUEST_SECONDS))
-            if request.ask == LEDGER:
-                caller.check_read(page_open=self._handlers.page_open())
-                return _packets(*await self._handlers.ledger(request, caller))
-            if request.ask == PAST:
-                caller.check_read(page_open=self._handlers.page_open())
-                return _packets(*await self._handlers.past(request, caller))
-            who = fields(pid=caller.peer.pid, uid=caller.peer.uid, ask=request.ask)
+            content = await request.read()
+            asked.set()
+            parts, status = await self._respond(request, content, caller), HTTPStatus.OK
+        except _ForbiddenError as error:
+            parts, status = (write(Refused(str(error))),), error.status
+        except VramledgerError as error:
+            parts, status = (write(Refused(str(error))),), HTTPStatus.CONFLICT
+        response = web.StreamResponse(status=status, headers={"Content-Type": "application/json"})
+        response.content_length = sum(map(len, parts))
+        response.force_close()
+        await response.prepare(request)
+        for part in parts:
+            view = memoryview(part)
+            for start in range(0, len(view), _PIECE_BYTES):
+                await response.write(view[start : start + _PIECE_BYTES])
+        await response.write_eof()
+        return response
+
+    async def _respond(self, request: web.BaseRequest, content: bytes, caller: Caller) -> tuple[bytes, ...]:
+        """Return the parts of the answer's body."""
+        what = request.method, request.path
+        if what in {("POST", RELEASE), ("POST", RESUME)}:
+            who = {"pid": caller.peer.pid, "uid": caller.peer.uid, "ask": request.path}
             try:
                 caller.check_control()
-            except ControlError:
-                log.warning("Refused a request on the control socket", extra=who)
-                raise
-            log.info("Got a request on the control socket", extra=who)
-            return [write_response(await self._handlers.control(request))]
-        except VramledgerError as error:
-            return [write_failure(error)]
-
-
-def _packets(header: LedgerHeader | PastHeader, content: bytes) -> list[bytes | memoryview]:
-    view = memoryview(content)
-    starts = range(0, len(view), SNAPSHOT_PACKET_BYTES)
-    return [write_response(header), *(view[at : at + SNAPSHOT_PACKET_BYTES] for at in starts)]
-
-
-async def _receive(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> bytes:
-    """Return the one message of a client.
-
-    Raises:
-        ControlError: it is too long, or came with descriptors.
-        EOFError: the client has closed.
-        OSError: the connection broke.
-    """
-    while True:
+            except ControlError as error:
+                if (dropped := self._refused.admit()) is not None:
+                    extra = fields(**who, not_logged_before=dropped)
+                    log.warning("Refused a request on the control socket", extra=extra)
+                raise _ForbiddenError(HTTPStatus.FORBIDDEN, error) from error
+            seconds = read(content, ReleaseRequest).seconds if request.path == RELEASE else None
+            log.info("Got a request on the control socket", extra=fields(**who))
+            # What has begun is finished, also if nobody waits for its answer.
+            return (write(await asyncio.shield(self._handlers.release(seconds))),)
+        if request.method != "GET" or request.path not in {LEDGER, SNAPSHOT, PAST}:
+            raise _ForbiddenError(HTTPStatus.NOT_FOUND, "the exporter does not know this request")
         try:
-            if holds_descriptors(connection):
-                message = "a request has no descriptors"
-                raise ControlError(message)
-            data, _, flags = receive_plain(connection, MAX_MESSAGE_BYTES)
-        except BlockingIOError:
-            await _wait_until_readable(loop, connection)
-            continue
-        if flags & socket.MSG_TRUNC:
-            message = "that is not a message of the control socket"
-            raise ControlError(message)
-        if not data:
-            raise EOFError
-        return data
+            caller.check_read(page_open=self._handlers.page_open())
+        except ControlError as error:
+            raise _ForbiddenError(HTTPStatus.FORBIDDEN, error) from error
+        if request.path == LEDGER:
+            return (await self._handlers.document(),)
+        parameters = dict(request.rel_url.query)
+        head: SnapshotHead | PastHead
+        if request.path == SNAPSHOT:
+            head, text = await self._handlers.snapshot(read(parameters, SnapshotRequest), caller)
+        else:
+            head, text = await self._handlers.past(read_question(parameters), caller)
+        return write(head), text
+
+
+class _ForbiddenError(ControlError):
+    """A request is refused, with this status."""
+
+    def __init__(self, status: HTTPStatus, why: object) -> None:
+        super().__init__(str(why))
+        self.status = status
+
+
+def _send_refusal(accepted: socket.socket, why: object) -> None:
+    """Refuse a connection that aiohttp does not get."""
+    body = write(Refused(str(why)))
+    head = (
+        "HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    with suppress(OSError):
+        accepted.send(head.encode() + body)
+
+
+async def _pass_request(loop: asyncio.AbstractEventLoop, client: socket.socket, to: socket.socket) -> None:
+    """Pass a request on; return when the client has gone, or has sent too much or a descriptor."""
+    left = MAX_REQUEST_BYTES
+    with suppress(OSError):
+        while left > 0:
+            await _wait_until_readable(loop, client)
+            with suppress(BlockingIOError):
+                data = receive_bytes(client, left)
+                if data is None:
+                    _send_refusal(client, "a request has no descriptors")
+                if not data:
+                    return
+                left -= len(data)
+                await loop.sock_sendall(to, data)
+        _send_refusal(client, f"a request has at most {MAX_REQUEST_BYTES} bytes")
+
+
+async def _pass_answer(loop: asyncio.AbstractEventLoop, answer: socket.socket, client: socket.socket) -> None:
+    """Pass an answer on; return at its end, or when the client has gone or does not read."""
+    with suppress(OSError, asyncio.TimeoutError):
+        while data := await loop.sock_recv(answer, _PIECE_BYTES):
+            await asyncio.wait_for(loop.sock_sendall(client, data), REQUEST_SECONDS)
 
 
 async def _wait_until_readable(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import vramledger
 from vramledger import __version__
-from vramledger.accounting.tracker import HoldingTracker
+from vramledger.accounting.tracker import TOLD_AFTER, HoldingTracker
 from vramledger.agent_server.server import run_agent_server
 from vramledger.config import CONTROL_SOCKET, Config, SamplingConfig, StorageConfig
 from vramledger.logs import fields, log
@@ -24,22 +24,15 @@ from vramledger.model.snapshot import Snapshot
 from vramledger.readers.hosts.driver_watch import has_device_class, open_control_device
 from vramledger.readers.hosts.open_device_files import read_open_device_files
 from vramledger.sampling import malloc
-from vramledger.sampling.landlock import forbid_changes
-from vramledger.sampling.privileges import User, can_run_as, drop_privileges, find_user
+from vramledger.sampling.privileges import User, can_run_as, drop_privileges, find_user, forbid_changes
 from vramledger.sampling.sampler_process import Starter
 from vramledger.sampling.supervisor import Supervisor, reading_timeout
 from vramledger.serving.callers import Caller
-from vramledger.serving.control_messages import (
-    RESUME,
-    ControlError,
-    ControlRequest,
-    ControlResponse,
-    LedgerHeader,
-)
-from vramledger.serving.control_socket import ControlHandlers, serve_control
+from vramledger.serving.control_messages import ControlError, Released, SnapshotHead, SnapshotRequest
+from vramledger.serving.launch_counting import COLLECTOR as LAUNCHES
 from vramledger.serving.launch_counting import LaunchCounting, count_launches
 from vramledger.serving.past_desk import PastDesk
-from vramledger.serving.publisher import SnapshotPublisher
+from vramledger.serving.publisher import HidingPublisher, SnapshotPublisher
 from vramledger.serving.service_manager import (
     is_managed,
     notify_service_manager,
@@ -48,13 +41,13 @@ from vramledger.serving.service_manager import (
 from vramledger.serving.source import (
     Attach,
     SnapshotSource,
-    attach_nothing,
+    attach_each,
     idle_threshold,
     open_source,
     snapshots,
 )
-from vramledger.views.ledger_answer import write_answer
-from vramledger.views.public_view import public_view
+from vramledger.views.hidden_names import HiddenNames, host_key, public_view
+from vramledger.views.ledger_json import ledger_text, write_answer
 from vramledger.web.cancellation import cancel_and_wait
 from vramledger.web.server_part import import_server_only
 
@@ -101,12 +94,20 @@ async def _serve_source(
         source=kind,
         recording=recording,
         owners_max=config.owners_max,
+        told_after=TOLD_AFTER,
     )
     lifetime = reading_timeout(config.sampling) if kind == "nvml" else None
     publisher = SnapshotPublisher(tracker.blank, lifetime=lifetime)
+    # A recording is opened again at each pass, and may be root's alone.
+    user = _choose_user(config) if isinstance(source, Supervisor) else None
     # The pids of a recording belong to another machine.
     agents = (
-        run_agent_server(config.agent_socket, config.sampling.procfs, lambda: publisher.snapshot)
+        run_agent_server(
+            config.agent_socket,
+            config.sampling.procfs,
+            lambda: publisher.snapshot,
+            None if user is None else user.uid,
+        )
         if kind == "nvml" and "agent" in config.sampling.collectors
         else nullcontext()
     )
@@ -116,14 +117,15 @@ async def _serve_source(
         else nullcontext()
     )
     page = PageState()
+    hidden = HiddenNames(host_key(config.sampling.rootfs)) if config.hide_names else None
+    shown = publisher if hidden is None else HidingPublisher(publisher, hidden)
     managed = is_managed() and kind == "nvml"
     if kind != "nvml" and config.storage is not None:
         log.info("A recording is not stored", extra=fields(path=config.storage.path))
         config = replace(config, storage=None)
-    # A recording is opened again at each pass, and may be root's alone.
-    user = _choose_user(config) if isinstance(source, Supervisor) else None
     # What needs a right comes first: the sockets, then the processes that count and that start samplers.
-    past, wait = PastDesk(expected=config.storage is not None), reading_timeout(config.sampling)
+    past = PastDesk(expected=config.storage is not None, hidden=hidden)
+    wait = reading_timeout(config.sampling)
     page.past = None if config.storage is None else past.answer_page
     storing = (
         nullcontext()
@@ -132,19 +134,23 @@ async def _serve_source(
     )
     async with (
         agents as agent_server,
-        _control_socket(config, source, _LedgerDesk(publisher, page, idle_after, wait), page, past),
+        _control_socket(
+            config, source, user, _LedgerDesk(publisher, page, idle_after, wait, hidden), page, past
+        ),
         counts as launch_counting,
         storing as stored,
         _starter(config, source) as start_starter,
-        serve(config, publisher, lambda: _give_up_rights(config, start_starter, user), page),
+        serve(config, shown, lambda: _give_up_rights(config, start_starter, user), page),
         notify_service_manager(),
     ):
         malloc.freeze_objects()
         past.storage = None if stored is None else stored[0]
-        attach: Attach = attach_nothing if agent_server is None else agent_server.add_agents
+        steps: dict[str, Attach] = {}
+        if agent_server is not None:
+            steps["agent"] = agent_server.add_agents
         if launch_counting is not None:
-            attach = launch_counting.attached(attach)
-        produced = snapshots(source, tracker if stored is None else stored[1], attach)
+            steps[LAUNCHES] = launch_counting.add_counts
+        produced = snapshots(source, tracker if stored is None else stored[1], attach_each(steps))
         publishing = asyncio.create_task(_publish(source, produced, publisher, launch_counting))
         forbidden = asyncio.create_task(
             wait_for_forbidden_driver(partial(has_device_class, config.sampling.procfs), open_control_device)
@@ -261,49 +267,65 @@ def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
 
 
 @asynccontextmanager
-async def _control_socket(
-    config: Config, source: SnapshotSource, desk: _LedgerDesk, page: PageState, past: PastDesk
+async def _control_socket(  # noqa: PLR0913, PLR0917 what it joins
+    config: Config,
+    source: SnapshotSource,
+    user: User | None,
+    desk: _LedgerDesk,
+    page: PageState,
+    past: PastDesk,
 ) -> AsyncIterator[None]:
     """Listen for commands, if this is the exporter of a host and not of a recording."""
     if not isinstance(source, Supervisor):
         yield
         return
+    from vramledger.serving.control_socket import ControlHandlers, serve_control  # noqa: PLC0415 it is aiohttp
+
     handlers = ControlHandlers(
-        control=lambda request: _control(source, request),
-        ledger=desk.answer,
+        release=lambda seconds: _release(source, seconds),
+        document=desk.document,
+        snapshot=desk.answer,
         past=past.answer,
         page_open=page.open_to_all,
     )
-    path = config.control_socket
-    async with serve_control(path or CONTROL_SOCKET, handlers, required=path is not None):
+    path, owner = config.control_socket, None if user is None else user.uid
+    async with serve_control(path or CONTROL_SOCKET, handlers, required=path is not None, owner=owner):
         yield
 
 
-async def _control(source: Supervisor, request: ControlRequest) -> ControlResponse:
-    """Release the GPUs, or reopen them."""
-    if request.ask == RESUME:
+async def _release(source: Supervisor, seconds: float | None) -> Released:
+    """Release the GPUs for so long, or reopen them."""
+    if seconds is None:
         source.resume()
-        return ControlResponse(released_until=None)
-    until = await source.release(request.seconds)
+        return Released(released_until=None)
+    until = await source.release(seconds)
     if held := await asyncio.to_thread(read_open_device_files):
         message = f"the GPUs are not released: still open by pid: {held}; please report this"
         raise ControlError(message)
-    return ControlResponse(until)
+    return Released(until)
 
 
 class _LedgerDesk:
     """Answer commands that ask for the ledger; an answer is written once for all who may see the same."""
 
-    def __init__(self, publisher: SnapshotPublisher, page: PageState, idle_after: float, wait: float) -> None:
+    def __init__(
+        self,
+        publisher: SnapshotPublisher,
+        page: PageState,
+        idle_after: float,
+        wait: float,
+        hidden: HiddenNames | None,
+    ) -> None:
         self._publisher = publisher
         self._page = page
         self._idle_after = idle_after
         self._wait = wait
+        self._hidden = hidden
         self._run = secrets.token_hex(4)
         self._token = ""
-        self._answers: dict[int | None, asyncio.Future[bytes]] = {}
+        self._answers: dict[object, asyncio.Future[bytes]] = {}
 
-    async def answer(self, request: ControlRequest, caller: Caller) -> tuple[LedgerHeader, bytes]:
+    async def answer(self, request: SnapshotRequest, caller: Caller) -> tuple[SnapshotHead, bytes]:
         """Return the newest snapshot; wait for one if the client has the newest already."""
         snapshot = self._publisher.snapshot
         if request.after == self._token_of(snapshot):
@@ -311,19 +333,34 @@ class _LedgerDesk:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(newer, self._wait)
             snapshot = self._publisher.snapshot
+        viewer = None if caller.trusted else caller.peer.uid
+        text = await self._share(snapshot, viewer, lambda: self._write(snapshot, viewer))
+        return SnapshotHead(__version__, self._token_of(snapshot), self._wait, self._idle_after), text
+
+    async def document(self) -> bytes:
+        """Return the JSON document of the newest snapshot, as the page's address gives it."""
+        snapshot = self._publisher.snapshot
+        return await self._share(snapshot, "document", lambda: self._write_document(snapshot))
+
+    async def _share(self, snapshot: Snapshot, key: object, make: Callable[[], bytes]) -> bytes:
+        """Return what is made once for a snapshot, whoever asks for it."""
         token = self._token_of(snapshot)
         if token != self._token:
             self._token, self._answers = token, {}
-        viewer = None if caller.trusted else caller.peer.uid
-        if viewer not in self._answers:
-            writing = asyncio.to_thread(self._write, snapshot, viewer)
-            self._answers[viewer] = asyncio.ensure_future(writing)
-        text = await asyncio.shield(self._answers[viewer])
-        return LedgerHeader(__version__, token, self._wait, self._idle_after, len(text)), text
+        if key not in self._answers:
+            self._answers[key] = asyncio.ensure_future(asyncio.to_thread(make))
+        return await asyncio.shield(self._answers[key])
 
     def _token_of(self, snapshot: Snapshot) -> str:
         return f"{self._run}-{snapshot.serial}-{int(snapshot.up)}"
 
     def _write(self, snapshot: Snapshot, viewer: int | None) -> bytes:
-        shown = snapshot if viewer is None else public_view(snapshot, viewer)
+        shown = snapshot
+        if viewer is not None:
+            hidden = self._hidden
+            shown = public_view(snapshot if hidden is None else hidden.snapshot(snapshot, viewer), viewer)
         return write_answer(shown, self._page.timeline.growth(shown))
+
+    def _write_document(self, snapshot: Snapshot) -> bytes:
+        shown = snapshot if self._hidden is None else self._hidden.snapshot(snapshot)
+        return ledger_text(shown, self._page.timeline.growth(shown))

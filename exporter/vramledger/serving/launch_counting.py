@@ -11,21 +11,21 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from vramledger.config import SamplingConfig
-from vramledger.logs import fields, log, settings
+from vramledger.logs import COLLECTOR_FAILED, FailureStreaks, fields, log, settings
 from vramledger.model.reading import LaunchCount, Reading
-from vramledger.sampling.launch_protocol import INTERVAL, OBSTACLE, decode_counts, encode_holders
-from vramledger.sampling.protocol import launch_counter_command
+from vramledger.model.records import read_record, write_record
+from vramledger.sampling.protocol import COUNT_INTERVAL, COUNT_OBSTACLE, launch_counter_command
 from vramledger.sampling.sampler_process import LINE_LIMIT
-from vramledger.serving.source import Attach
 from vramledger.web.cancellation import background_task
 
 COLLECTOR = "launches"
 
-LIFETIME = 3 * INTERVAL
-"""Seconds for which an answer is shown: the process answers every :data:`INTERVAL` seconds, and takes as long
+LIFETIME = 3 * COUNT_INTERVAL
+"""Seconds for which an answer is shown: one comes every :data:`COUNT_INTERVAL` seconds, and takes as long
 again where a program's files hang."""
 
 END_TIMEOUT = 10.0
@@ -37,13 +37,13 @@ class LaunchCounting:
     """What is known of the launches of quiet holders."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
-        """Use a running process that counts."""
         self._process = process
         self._counts: tuple[LaunchCount, ...] = ()
         self._received = float("-inf")
         self._wanted: frozenset[tuple[int, int]] = frozenset()
+        self._failing = FailureStreaks(COLLECTOR_FAILED)
 
-    def add_counts(self, reading: Reading) -> Reading:
+    async def add_counts(self, reading: Reading) -> Reading:
         """Add to a reading what is known of the holders; old answers are left out."""
         if reading.failure is not None:
             return reading
@@ -51,14 +51,6 @@ class LaunchCounting:
         counts = tuple(each for each in self._counts if (each.pid, each.start) in self._wanted)
         collectors = {**reading.collectors, COLLECTOR: (alive, 0.0)}
         return replace(reading, launches=counts if alive else (), collectors=collectors)
-
-    def attached(self, attach: Attach) -> Attach:
-        """Return what adds our counts to what another step adds."""
-
-        async def attach_both(reading: Reading) -> Reading:
-            return self.add_counts(await attach(reading))
-
-        return attach_both
 
     def set_holders(self, holders: Iterable[tuple[int, int]]) -> None:
         """Count these holders and no others, by pid and start time."""
@@ -68,16 +60,21 @@ class LaunchCounting:
         self._wanted = wanted
         stdin = self._process.stdin
         assert stdin is not None  # noqa: S101 PIPE was requested
-        stdin.write(encode_holders(wanted))
+        stdin.write(write_record(sorted(wanted)) + b"\n")
 
     async def read_counts(self) -> None:
         """Read the answers until the process ends."""
         out = self._process.stdout
         assert out is not None  # noqa: S101 PIPE was requested
         while line := await out.readline():
-            self._counts, self._received = decode_counts(line), time.monotonic()
+            try:
+                self._counts, self._received = read_record(line, tuple[LaunchCount, ...]), time.monotonic()
+            except Exception as error:  # noqa: BLE001 the counts become old, and the collector fails
+                self._failing.failed(COLLECTOR, error)
+            else:
+                self._failing.succeeded(COLLECTOR)
         status = await self._process.wait()
-        if status != OBSTACLE:  # it has said why
+        if status != COUNT_OBSTACLE:  # it has said why
             log.error("No launches are counted any more", extra=fields(status=status))
 
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import asyncio
+import select
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from vramledger import __version__
 from vramledger.errors import VramledgerError
 from vramledger.serving.callers import Caller
-from vramledger.serving.control_messages import ControlError, ControlRequest, PastHeader
-from vramledger.storage.protocol import AT, READINGS
+from vramledger.serving.control_messages import At, ControlError, PastHead, PastQuestion, Readings
+from vramledger.storage.protocol import HIDE
+from vramledger.views.hidden_names import HiddenNames
+
+VISITORS = "visitors of the page"
+"""They ask as one: who they are is not known."""
+
+
+_Answer = TypeVar("_Answer")
 
 
 class StorageError(VramledgerError):
@@ -18,17 +30,42 @@ class StorageError(VramledgerError):
 class Answering(Protocol):
     """The storage, which loads much and is loaded only where something is stored."""
 
-    async def request(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """Return the answer to a question."""
+    async def request(
+        self, question: dict[str, Any], timeout: float = ..., asker: str | None = None
+    ) -> tuple[dict[str, Any], bytes]:
+        """Return the answer to a question of somebody, within seconds."""
+
+
+async def while_alive(pidfd: int, answering: Coroutine[Any, Any, _Answer]) -> _Answer:
+    """Return an answer; it is not computed any further when the process that asked has ended.
+
+    Raises:
+        ControlError: that process has ended.
+    """
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(answering)
+    if pidfd >= 0:
+        loop.add_reader(pidfd, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        task.cancel()
+        if pidfd < 0 or not select.select([pidfd], [], [], 0)[0]:
+            raise
+        message = "who asked has ended"
+        raise ControlError(message) from None
+    finally:
+        loop.remove_reader(pidfd)
 
 
 class PastDesk:
     """Answer commands that ask for the past."""
 
-    def __init__(self, *, expected: bool) -> None:
+    def __init__(self, *, expected: bool, hidden: HiddenNames | None = None) -> None:
         """Start without a storage. If one is ``expected``, the exporter sets it when it is open."""
         self.storage: Answering | None = None
         self._expected = expected
+        self._hiding = {} if hidden is None else {HIDE: hidden.key.hex()}
 
     async def answer_page(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         """Return the answer to a question of the page.
@@ -38,9 +75,9 @@ class PastDesk:
         """
         if self.storage is None:
             raise StorageError(self._without())
-        return await self.storage.request(question)
+        return await self.storage.request({**question, **self._hiding}, asker=VISITORS)
 
-    async def answer(self, request: ControlRequest, caller: Caller) -> tuple[PastHeader, bytes]:
+    async def answer(self, asked: PastQuestion, caller: Caller) -> tuple[PastHead, bytes]:
         """Return the answer to a command's question.
 
         Raises:
@@ -48,13 +85,16 @@ class PastDesk:
         """
         if self.storage is None:
             raise ControlError(self._without())
-        question = dict(request.question)
-        if question["ask"] == READINGS:
+        if isinstance(asked, Readings):
             caller.check_control()
-        if question["ask"] == AT and not caller.trusted:
+        question = msgspec.to_builtins(asked)
+        if isinstance(asked, At) and not caller.trusted:
             question["uid"] = caller.peer.uid
-        head, content = await self.storage.request(question)
-        return PastHeader(__version__, head, len(content)), content
+        if not caller.trusted:
+            question |= self._hiding
+        asker = None if caller.trusted else f"uid {caller.peer.uid}"
+        head, content = await while_alive(caller.peer.pidfd, self.storage.request(question, asker=asker))
+        return PastHead(__version__, head), content
 
     def _without(self) -> str:
         """Return why there is no storage."""

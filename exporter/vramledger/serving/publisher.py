@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from vramledger.model.snapshot import Snapshot
+from vramledger.views.hidden_names import HiddenNames
 
 
 def _running_time() -> float:
@@ -70,3 +71,37 @@ class SnapshotPublisher:
         async with self._changed:
             await self._changed.wait_for(lambda: self._newest.serial > serial)
             return self._newest
+
+
+class HidingPublisher:
+    """Give the web pages what a publisher has, without the names that they do not show."""
+
+    def __init__(self, publisher: SnapshotPublisher, hidden: HiddenNames) -> None:
+        """Hide names in what ``publisher`` publishes."""
+        self._publisher = publisher
+        self._hidden = hidden
+        self._made: tuple[Snapshot, Snapshot] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the first attempt at a sample has finished, with success or not."""
+        return self._publisher.ready
+
+    @property
+    def sampler_pid(self) -> int | None:
+        """The sampler's process id, None while there is none."""
+        return self._publisher.sampler_pid
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest snapshot; made once."""
+        return self._hide(self._publisher.snapshot)
+
+    async def wait_for_newer(self, serial: int) -> Snapshot:
+        """Wait until a snapshot newer than ``serial`` is published, and return it."""
+        return self._hide(await self._publisher.wait_for_newer(serial))
+
+    def _hide(self, snapshot: Snapshot) -> Snapshot:
+        if self._made is None or self._made[0] is not snapshot:
+            self._made = snapshot, self._hidden.snapshot(snapshot)
+        return self._made[1]

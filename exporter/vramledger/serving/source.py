@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from vramledger.config import IDLE_AFTER, SamplingConfig
-from vramledger.logs import fields, log
+from vramledger.logs import COLLECTOR_FAILED, FailureStreaks, fields, log
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.replay import Replay, demo_recording
@@ -75,9 +77,24 @@ Attach = Callable[[Reading], Awaitable[Reading]]
 """Add to a reading what the sampler cannot know."""
 
 
-async def attach_nothing(reading: Reading) -> Reading:
-    """Return the reading unchanged."""
-    return reading
+def attach_each(steps: Mapping[str, Attach]) -> Attach:
+    """Return what does all steps, by their collectors; one that fails costs a reading its own part alone."""
+    failing = FailureStreaks(COLLECTOR_FAILED)
+
+    async def attach(reading: Reading) -> Reading:
+        for collector, step in steps.items():
+            begun = time.perf_counter()
+            try:
+                reading = await step(reading)
+            except Exception as error:  # noqa: BLE001 whatever it is, only its own part is missing
+                failing.failed(collector, error)
+                failed = {collector: (False, time.perf_counter() - begun)}
+                reading = replace(reading, collectors={**reading.collectors, **failed})
+            else:
+                failing.succeeded(collector)
+        return reading
+
+    return attach
 
 
 class Accounting(Protocol):
@@ -97,7 +114,7 @@ def _account(tracker: Accounting, reading: Reading) -> tuple[Snapshot, float]:
 
 
 async def snapshots(
-    source: SnapshotSource, tracker: Accounting, attach: Attach = attach_nothing
+    source: SnapshotSource, tracker: Accounting, attach: Attach | None = None
 ) -> AsyncIterator[Snapshot]:
     """Yield the snapshot of every reading of a source, also of an invalid one."""
     took = _QUICK
@@ -107,7 +124,7 @@ async def snapshots(
                 tracker.reset()
                 continue
             try:
-                attached = await attach(reading)
+                attached = reading if attach is None else await attach(reading)
                 if took < _QUICK:
                     snapshot, took = _account(tracker, attached)
                 else:

@@ -1,24 +1,25 @@
 """The exporter's end of the storage: send what to store, ask what was, go on from it after a restart.
 
 The process that writes is started by one that we start before we give up our rights, and again when it is
-killed. While it is away, or its disk hangs, nothing is stored or answered, and nothing else changes.
+killed. While it is away, or its disk hangs, nothing is stored, and nothing else changes. Questions go to
+another process, which is started when somebody asks. It is ended when its answer takes too long, when nobody
+waits for it any more, and when nobody has asked for a minute; so no question delays what is stored.
 """
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import json
 import os
 import socket
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import SamplingConfig, StorageConfig
@@ -26,26 +27,31 @@ from vramledger.errors import StartupError
 from vramledger.logs import fields, log, settings
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
+from vramledger.rate_limit import TokenBucket
 from vramledger.sampling.privileges import User
+from vramledger.sampling.sampler_process import request_start
 from vramledger.serving.past_desk import StorageError
 from vramledger.serving.storage_health import SLOW_DISK, StorageHealth
-from vramledger.storage.moments import advance, recall
 from vramledger.storage.protocol import (
     ADD,
     AGAIN,
-    ANSWER,
     ASK,
+    CHECK,
     HEADER,
     PACKET_BYTES,
+    READ,
+    READING,
     READY,
     RESTORE,
-    START,
     STATUS,
+    WRITE,
+    Entry,
     keeper_command,
     pack,
+    read_head,
 )
 from vramledger.storage.recorder import Recorder
-from vramledger.storage.segments import READING, Entry, read_head
+from vramledger.storage.state import advance, recall
 from vramledger.views.timeline import Timeline
 from vramledger.web.cancellation import background_task
 
@@ -62,15 +68,26 @@ RESTART_SECONDS, RESTART_SECONDS_MAX = 1.0, 300.0
 ENDED = "the process that stores has ended"
 NOT_OPENED = "the disk did not answer at the start"
 NOT_STARTED = "the process that stores cannot be started"
+NOT_ANSWERED = "the process that answers has ended"
 
 GIVEN_UP = "a bug of the exporter"
 """The beginning of the error after which nothing is stored until the exporter is started again."""
 
-ANSWER_SECONDS = 20.0
 END_SECONDS = 5.0
 
-WAITING_MAX = 8
-"""The maximum number of requests that wait: the process answers one after the other."""
+ANSWER_SECONDS = 20.0
+"""Seconds for which somebody waits for an answer, with the time until it is his turn."""
+
+READER_IDLE_SECONDS = 60.0
+"""Seconds without a question after which the process that reads is ended."""
+
+SHARE, SHARE_BURST = 0.25, 20.0
+"""The part of the time that each who asks may have answers computed, and how many seconds at once."""
+
+WAITING_MAX = 64
+"""The questions that may wait: that many answers may be kept in memory."""
+
+ASKERS_MAX = 1024
 
 BUFFER_MAX = 4 * 2**20
 """Bytes that may wait for the process; with more, samples are left out until it has read them."""
@@ -78,20 +95,78 @@ BUFFER_MAX = 4 * 2**20
 LIMIT = 2**26
 
 
+class _Pipes:
+    """A process that writes or reads, and the pipes to and from it."""
+
+    def __init__(
+        self, to_it: asyncio.WriteTransport, from_it: asyncio.ReadTransport, output: asyncio.StreamReader
+    ) -> None:
+        self._to_it = to_it
+        self._from_it = from_it
+        self._output = output
+
+    @classmethod
+    async def start(cls, requests: socket.socket, kind: str) -> _Pipes:
+        """Have a process of a kind started.
+
+        Raises:
+            ConnectionError: nobody is there who starts it.
+            OSError: it cannot be requested now.
+        """
+        loop = asyncio.get_running_loop()
+        with ExitStack() as opened:
+            source, to_it = map(opened.enter_context, _open_pipe())
+            from_it, target = map(opened.enter_context, _open_pipe())
+            request_start(requests, kind, source.fileno(), target.fileno())
+            source.close()
+            target.close()
+            output = asyncio.StreamReader(limit=LIMIT)
+            writing, _ = await loop.connect_write_pipe(asyncio.Protocol, to_it)
+            opened.callback(writing.close)
+            reading, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), from_it)
+            opened.pop_all()  # close() closes them
+        return cls(writing, reading, output)
+
+    @property
+    def unsent(self) -> int:
+        """The bytes that wait for the process."""
+        return self._to_it.get_write_buffer_size()
+
+    def send(self, kind: bytes, content: bytes) -> None:
+        self._to_it.write(pack(kind, content))
+
+    async def receive(self) -> tuple[bytes, bytes]:
+        """Return the kind and content of the next message.
+
+        Raises:
+            asyncio.IncompleteReadError: the process has ended.
+            OSError: the same.
+        """
+        kind, size = HEADER.unpack(await self._output.readexactly(HEADER.size))
+        return kind, await self._output.readexactly(size)
+
+    def close(self) -> None:
+        """Close both pipes: a process that reads ends at once, one that writes when it has written all."""
+        self._to_it.close()
+        self._from_it.close()
+
+
 class Storage:
-    """The process that stores, as the exporter sees it; used from the event loop only."""
+    """The processes that store and answer, as the exporter sees them; used from the event loop only."""
 
     def __init__(
         self, keeper: asyncio.subprocess.Process, requests: socket.socket, health: StorageHealth
     ) -> None:
-        """Use a process that starts the one that stores, and our end of the socket to it."""
         self._keeper = keeper
         self._requests = requests
-        self._waiting: deque[asyncio.Future[bytes]] = deque()
         self._loop = asyncio.get_running_loop()
-        self._input: asyncio.WriteTransport | None = None
-        self._output: asyncio.StreamReader | None = None
-        self._output_pipe: asyncio.ReadTransport | None = None
+        self._writer: _Pipes | None = None
+        self._reader: _Pipes | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._answering = asyncio.Lock()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._spent: dict[str, TokenBucket] = {}
+        self._waiting = 0
         self._ready = False
         self._error = NOT_OPENED
         self.health = health
@@ -124,30 +199,16 @@ class Storage:
             ConnectionError: nobody is there who starts it.
             OSError: it cannot be requested now.
         """
-        with ExitStack() as opened:
-            source, to_it = map(opened.enter_context, _open_pipe())
-            from_it, target = map(opened.enter_context, _open_pipe())
-            descriptors = array.array("i", [source.fileno(), target.fileno()])
-            self._requests.sendmsg([START], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-            source.close()
-            target.close()
-            output = asyncio.StreamReader(limit=LIMIT)
-            writing, _ = await self._loop.connect_write_pipe(asyncio.Protocol, to_it)
-            opened.callback(writing.close)
-            reading, _ = await self._loop.connect_read_pipe(
-                lambda: asyncio.StreamReaderProtocol(output), from_it
-            )
-            opened.pop_all()  # _disconnect() closes them
-        self._input, self._output_pipe, self._output = writing, reading, output
+        self._writer = await _Pipes.start(self._requests, WRITE)
 
     def send(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
         """Send what is to be stored; leave it out if the process does not keep up."""
         messages = list(messages)
         readings = sum(kind == ADD and read_head(content)[0] == READING for kind, content in messages)
-        if self._input is None:
+        if self._writer is None:
             self.health.record_dropped(readings, self._error)  # it was logged
             return
-        if self._input.get_write_buffer_size() > BUFFER_MAX:
+        if self._writer.unsent > BUFFER_MAX:
             self.again.set()
             self.health.record_dropped(readings, SLOW_DISK)
             if not self.failed:
@@ -158,35 +219,104 @@ class Storage:
             self.failed = False
             log.info("Samples are stored again")
         for kind, content in messages:
-            self._input.write(pack(kind, content))
+            self._writer.send(kind, content)
         self.health.record_sent(readings)
 
     async def request(
-        self, question: dict[str, Any], timeout: float = ANSWER_SECONDS
+        self, question: dict[str, Any], timeout: float = ANSWER_SECONDS, asker: str | None = None
     ) -> tuple[dict[str, Any], bytes]:
-        """Return the answer to a request: its head and its content.
+        """Return the answer to a question: its head and its content.
+
+        Args:
+            question: what is asked.
+            timeout: seconds to wait.
+            asker: who asks. Each of them has one question in the queue of all, and a share of the time; None
+                for those who may have all of it.
 
         Raises:
             StorageError: there is none, or it says why not.
         """
-        if self._input is None:
+        if not self._ready:
             raise StorageError(self._error)
-        if len(self._waiting) >= WAITING_MAX:
+        if self._waiting >= WAITING_MAX:
             message = "too many ask for the past at the same time; try again"
             raise StorageError(message)
-        future = self._loop.create_future()
-        self._waiting.append(future)
-        self._input.write(pack(ASK, json.dumps(question).encode()))
+        self._waiting += 1
         try:
-            answer = await asyncio.wait_for(asyncio.shield(future), timeout)
+            answer = await asyncio.wait_for(self._answer_in_turn(question, asker), timeout)
         except asyncio.TimeoutError as error:
-            message = "the storage does not answer in time; see the exporter's log"
+            message = "the storage does not answer in time; ask for a shorter span, or see the exporter's log"
             raise StorageError(message) from error
+        except (asyncio.IncompleteReadError, OSError) as error:
+            message = f"{NOT_ANSWERED}: {error}"
+            raise StorageError(message) from error
+        finally:
+            self._waiting -= 1
         first, _, content = answer.partition(b"\n")
         head: dict[str, Any] = json.loads(first)
+        if head.pop("damaged", False) and self._writer is not None:
+            self._writer.send(CHECK, b"")
         if "error" in head:
             raise StorageError(str(head["error"]))
         return head, content
+
+    async def _answer_in_turn(self, question: dict[str, Any], asker: str | None) -> bytes:
+        """Wait for the asker's turn, and have the answer computed."""
+        turn = asyncio.Lock()
+        if asker is not None:
+            turn = self._turns.setdefault(asker, turn)
+        async with turn, self._answering:
+            begun = self._loop.time()
+            bucket = self._share_of(asker, begun)
+            if bucket is not None and bucket.is_empty(begun):
+                message = "the past was asked for too much lately; try again in some seconds"
+                raise StorageError(message)
+            try:
+                return await self._answer(question)
+            finally:
+                if bucket is not None:
+                    now = self._loop.time()
+                    bucket.charge(now, now - begun)
+
+    def _share_of(self, asker: str | None, now: float) -> TokenBucket | None:
+        if asker is None:
+            return None
+        if asker not in self._spent and len(self._spent) >= ASKERS_MAX:
+            self._spent = {who: each for who, each in self._spent.items() if not each.is_full(now)}
+        return self._spent.setdefault(asker, TokenBucket(now, SHARE, SHARE_BURST))
+
+    async def _answer(self, question: dict[str, Any]) -> bytes:
+        """Have an answer computed by the process that reads; if nobody waits for it any more, end that.
+
+        Raises:
+            asyncio.IncompleteReadError: the process has ended.
+            OSError: it cannot be started.
+        """
+        if self._idle is not None:
+            self._idle.cancel()
+        reader, self._reader = self._reader, None
+        kept = reader is not None
+        if reader is None:
+            reader = await _Pipes.start(self._requests, READ)
+        try:
+            reader.send(ASK, json.dumps(question).encode())
+            _, content = await reader.receive()
+        except (asyncio.IncompleteReadError, OSError):
+            reader.close()
+            if not kept:
+                raise
+            return await self._answer(question)  # it was killed since it answered last
+        except BaseException:
+            reader.close()
+            raise
+        self._reader = reader
+        self._idle = self._loop.call_later(READER_IDLE_SECONDS, self._end_reader)
+        return content
+
+    def _end_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
     async def run(self) -> None:
         """Receive what the process says, and have it started whenever there is none."""
@@ -243,43 +373,34 @@ class Storage:
                 return wait
 
     async def _receive(self) -> None:
-        """Receive messages until the process has ended."""
-        pipe = self._output
-        assert pipe is not None  # noqa: S101 it was started
+        """Receive messages until the process that stores has ended."""
+        pipes = self._writer
+        assert pipes is not None  # noqa: S101 it was started
         while True:
-            kind, size = HEADER.unpack(await pipe.readexactly(HEADER.size))
-            content = await pipe.readexactly(size)
-            if kind == ANSWER and self._waiting:
-                future = self._waiting.popleft()
-                if not future.done():
-                    future.set_result(content)
-            elif kind == AGAIN:
+            kind, content = await pipes.receive()
+            if kind == AGAIN:
                 self.again.set()
             elif kind == STATUS:
                 self.health.record_status(json.loads(content))
 
     def _disconnect(self) -> None:
-        """Close the pipes of a process that has ended, and answer who waits for it."""
-        for pipe in (self._input, self._output_pipe):
-            if pipe is not None:
-                pipe.close()
-        self._input = self._output_pipe = None
-        while self._waiting:
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_result(json.dumps({"error": ENDED}).encode())
+        """Close the pipes of a process that has ended."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
 
     async def end(self) -> None:
         """Let the process write what it has received, and end; if it hangs, it ends when its disk answers."""
-        if self._input is not None:
-            self._input.close()
+        if self._idle is not None:
+            self._idle.cancel()
+        self._end_reader()
+        self._disconnect()
         self._requests.close()
         if not self._ready:  # it still opens the directory
             with contextlib.suppress(ProcessLookupError):
                 self._keeper.kill()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._keeper.wait(), END_SECONDS)
-        self._disconnect()
 
 
 def _open_pipe() -> tuple[FileIO, FileIO]:
@@ -297,7 +418,6 @@ class StoredTracker:
     def __init__(
         self, tracker: HoldingTracker, timeline: Timeline, recorder: Recorder, storage: Storage
     ) -> None:
-        """Wrap the accounting."""
         self._tracker = tracker
         self._timeline = timeline
         self._recorder = recorder
@@ -368,19 +488,17 @@ class StoredTracker:
             return
         tracker, timeline = self._tracker.fresh(), Timeline()
         try:
-            recall(tracker, timeline, content["state"], self._tracker.settings)
+            recall(tracker, timeline, content["state"])
             for time, value in content["readings"]:
                 advance(tracker, timeline, Entry(READING, time, value))
-            known, seen = tracker.remembered(), timeline.remembered()
-            last = known["_last"]
         except Exception as error:  # noqa: BLE001 whatever a file holds, we sample
             log.warning("Cannot go on from what is stored: starting without it", extra=fields(err=str(error)))
             return
-        if isinstance(last, float) and last > reading.monotonic:
+        if tracker.state.last is not None and tracker.state.last > reading.monotonic:
             log.warning("What is stored is newer than the clock: starting without it")
             return
-        self._tracker.recall(known)
-        self._timeline.recall(seen)
+        self._tracker.recall(tracker.state)
+        self._timeline.recall(timeline.state)
         log.info("Continuing from the stored state", extra=fields(readings=len(content["readings"])))
 
 

@@ -26,7 +26,6 @@ class StorageHealth:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start with nothing stored."""
         self._limits = size_limit, age_limit
         self._clock = clock
         self._monotonic = monotonic

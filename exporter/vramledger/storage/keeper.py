@@ -1,4 +1,4 @@
-"""Run the process that opens the directory of the storage, and starts the one that stores whenever it ended.
+"""Run the process that opens the directory of the storage, and starts those that write and read there.
 
 The exporter gives up its rights when it starts, and may not write to the directory: it listens on the
 network. So this process opens the directory first, becomes the same user, and keeps the right to change files
@@ -8,30 +8,100 @@ imports little, because it is there all the time.
 
 from __future__ import annotations
 
-import array
+import fcntl
 import json
 import os
 import signal
+import stat
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOL_SOCKET, socket
-from typing import Any
+from socket import socket
+from typing import Any, NoReturn
 
 from vramledger.errors import StartupError
 from vramledger.logs import configure
-from vramledger.sampling.landlock import forbid_changes
-from vramledger.sampling.privileges import User, drop_privileges
-from vramledger.storage.archive import lock_directory, open_directory
-from vramledger.storage.protocol import PACKET_BYTES, READY, START, storage_command
+from vramledger.sampling.privileges import User, drop_privileges, forbid_changes
+from vramledger.sampling.starter import DeclaredChild, StartLoop
+from vramledger.storage.protocol import OURS, PACKET_BYTES, READ, READY, WRITE, process_command
 
 LOCK_SECONDS = 5.0
 """For how long we wait for the processes of an exporter that has just ended, which still write."""
 
 _NICENESS = 10
+_DIRECTORY_MODE = 0o700
+_OTHERS_WRITE = 0o022
+_ROOT = 0
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The exporter handles these signals, and we end with it."""
+
+
+def open_directory(path: Path, owner: tuple[int, int] | None = None) -> int:
+    """Open the directory of a storage, and make it if it is not there; return its descriptor.
+
+    Args:
+        path: where.
+        owner: user and group that it must belong to; None for our own. Root gives them a directory that is
+            new, empty, or was made by us.
+
+    Raises:
+        StartupError: it is another user's, is not a directory, or cannot be opened.
+    """
+    ours = owner or (os.geteuid(), os.getegid())
+    try:
+        if not path.exists() and not path.is_symlink():
+            path.mkdir(mode=_DIRECTORY_MODE, parents=True)
+            if owner is not None:
+                os.chown(path, *owner)
+        link = os.lstat(path)
+        if stat.S_ISLNK(link.st_mode) and link.st_uid not in (_ROOT, ours[0]):
+            _refuse(path, "it is a link of another user")
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        _refuse(path, error.strerror or str(error), error)
+    try:
+        found = os.fstat(directory)
+        if found.st_uid == _ROOT == os.geteuid() and ours[0] != _ROOT and _is_ours(directory):
+            _give(directory, ours)
+            found = os.fstat(directory)
+        if found.st_uid != ours[0]:
+            _refuse(path, f"it belongs to user {found.st_uid}, and the exporter runs as user {ours[0]}")
+        if found.st_mode & _OTHERS_WRITE:
+            _refuse(path, "other users may write to it; make it mode 0700")
+    except OSError as error:
+        os.close(directory)
+        _refuse(path, error.strerror or str(error), error)
+    except StartupError:
+        os.close(directory)
+        raise
+    return directory
+
+
+def _refuse(path: Path, why: str, cause: OSError | None = None) -> NoReturn:
+    message = f"--storage.path={path} cannot be used: {why}"
+    raise StartupError(message) from cause
+
+
+def _is_ours(directory: int) -> bool:
+    """Tell whether a directory is empty, or has nothing but files of a storage."""
+    return all(OURS.fullmatch(name) for name in os.listdir(directory))
+
+
+def _give(directory: int, owner: tuple[int, int]) -> None:
+    for name in os.listdir(directory):
+        os.chown(name, *owner, dir_fd=directory, follow_symlinks=False)
+    os.fchmod(directory, _DIRECTORY_MODE)
+    os.fchown(directory, *owner)
+
+
+def lock_directory(directory: int) -> bool:
+    """Make us the only one who writes there; tell whether nobody else does."""
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _open(config: dict[str, Any]) -> int:
@@ -49,43 +119,6 @@ def _open(config: dict[str, Any]) -> int:
             raise StartupError(message)
         time.sleep(0.05)
     return directory
-
-
-def _serve(exporter: socket, command: list[str]) -> None:
-    """Start a process for each request, after the one before has ended, until the exporter ends."""
-    running: int | None = None
-    while True:
-        try:
-            pipes = _receive_pipes(exporter)
-        except OSError:
-            pipes = None
-        if running is not None:
-            os.waitpid(running, 0)
-            running = None
-        if pipes is None:
-            return
-        with suppress(OSError):  # the exporter sees that the pipes are closed, and requests a start later
-            running = _start(command, *pipes)
-        for each in pipes:
-            os.close(each)
-
-
-def _receive_pipes(exporter: socket) -> tuple[int, int] | None:
-    """Return the pipes of the next process that stores, None when the exporter has ended."""
-    descriptors = array.array("i")
-    space = CMSG_SPACE(2 * descriptors.itemsize)
-    message, ancillary, _, _ = exporter.recvmsg(PACKET_BYTES, space, MSG_CMSG_CLOEXEC)
-    for level, kind, content in ancillary:
-        if level == SOL_SOCKET and kind == SCM_RIGHTS:
-            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
-    if message != START or len(descriptors) != 2:  # noqa: PLR2004 a pipe for each direction
-        return None
-    return descriptors[0], descriptors[1]
-
-
-def _start(command: list[str], source: int, target: int) -> int:
-    actions = [(os.POSIX_SPAWN_DUP2, source, 0), (os.POSIX_SPAWN_DUP2, target, 1)]
-    return os.posix_spawn(command[0], command, os.environ, file_actions=actions)
 
 
 def main() -> None:
@@ -106,8 +139,10 @@ def main() -> None:
     with suppress(OSError):  # a filter of system calls may forbid it
         os.nice(_NICENESS)
     os.set_inheritable(directory, True)  # noqa: FBT003 the standard library's
-    try:
+    children = {
+        kind: DeclaredChild(process_command(kind, *sys.argv[1:]), single=kind == WRITE)
+        for kind in (WRITE, READ)
+    }
+    with suppress(OSError):  # the exporter has ended
         exporter.send(READY)
-        _serve(exporter, storage_command(str(directory), *sys.argv[1:]))
-    except OSError:
-        pass  # the exporter has ended
+        StartLoop(exporter, children).run()

@@ -1,13 +1,13 @@
-"""Run the child process that stores, and answers what the past was.
+"""Run the child process that stores.
 
-It is a process of its own because a disk may hang, and then neither a sample nor a scrape waits for it; and
-because those who look at the past must not slow down those who look at the present. It may change no file
-outside its directory, and ends when the exporter does: what it has got by then is written. If it is killed,
-``keeper`` starts it again.
+It is a process of its own because a disk may hang, and then neither a sample nor a scrape waits for it. It
+may change no file outside its directory, and ends when the exporter does: what it has got by then is written.
+If it is killed, ``keeper`` starts it again. Who looks at the past asks another process, and delays nothing.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -16,14 +16,24 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
-from vramledger.errors import VramledgerError
 from vramledger.logs import configure, fields, log
 from vramledger.sampling.privileges import drop_privileges
-from vramledger.storage.archive import Archive
-from vramledger.storage.protocol import ADD, AGAIN, ANSWER, ASK, BEGIN, HEADER, MAX_CONTENT, STATUS, pack
-from vramledger.storage.questions import answer
-from vramledger.storage.segments import READING, read_head
+from vramledger.storage.protocol import (
+    ADD,
+    AGAIN,
+    BEGIN,
+    CHECK,
+    HEADER,
+    MAX_CONTENT,
+    READING,
+    STATUS,
+    SUMMARY,
+    pack,
+    read_head,
+)
+from vramledger.storage.writing import PastWriter
 
 FLUSH_INTERVAL = 4.0
 """Seconds after which what was added is written: what a kill or a power cut may cost."""
@@ -40,13 +50,12 @@ _READ_BYTES = 1 << 20
 
 
 class StorageProcess:
-    """Write what the exporter sends, and answer what it asks."""
+    """Write what the exporter sends, and say what was written."""
 
     def __init__(
-        self, archive: Archive, send: Callable[[bytes], None], monotonic: Callable[[], float] = time.monotonic
+        self, past: PastWriter, send: Callable[[bytes], None], monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """Start without a segment."""
-        self._archive = archive
+        self._past = past
         self._send = send
         self._monotonic = monotonic
         self._writing = False
@@ -63,12 +72,13 @@ class StorageProcess:
     def receive(self, kind: bytes, content: bytes) -> None:
         """Do what a message says."""
         if kind == BEGIN:
-            self._writing = self._try(lambda: self._archive.begin(json.loads(content)), proves=False)
+            self._writing = self._try(lambda: self._past.begin(json.loads(content)), proves=False)
         elif kind == ADD:
             self._add(content)
-        elif kind == ASK:
-            self._flush()
-            self._send(pack(ANSWER, self._answer(content)))
+        elif kind == SUMMARY:
+            self._past.summarise(json.loads(content))
+        elif kind == CHECK:
+            self._writing = self._try(self._past.check, proves=False) and self._writing
 
     def _add(self, line: bytes) -> None:
         entry, time_of = read_head(line)
@@ -76,7 +86,7 @@ class StorageProcess:
         if not self._writing:
             self._dropped += reading
             return
-        self._archive.add(line)
+        self._past.add(line)
         if reading:
             self._pending += 1
             self._newest = time_of
@@ -86,27 +96,21 @@ class StorageProcess:
         status = {
             "stored": self._stored,
             "dropped": self._dropped,
-            "written": self._archive.written,
+            "written": self._past.written,
             "newest": self._newest_stored,
             "size": self._size,
             "oldest": self._oldest,
             "error": self._failed,
-            "house_error": self._house_failed,
+            "house_error": self._house_failed or self._past.aside,
         }
         with suppress(BrokenPipeError):  # the exporter has ended, and what it sent is still to be read
             self._send(pack(STATUS, json.dumps(status).encode()))
-
-    def _answer(self, content: bytes) -> bytes:
-        try:
-            return answer(self._archive, json.loads(content))
-        except (VramledgerError, OSError, ValueError, LookupError, TypeError) as error:
-            return json.dumps({"error": str(error)}).encode() + b"\n"
 
     def idle(self) -> float:
         """Do what is due, and return the seconds until the next thing is."""
         now = self._monotonic()
         if now - self._flushed >= FLUSH_INTERVAL:
-            self._flush()
+            self.flush()
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
             self._send(pack(AGAIN, b""))
@@ -120,10 +124,14 @@ class StorageProcess:
         failed: str | None = None
         try:
             try:
-                self._archive.keep_house()
+                self._past.keep_house()
             finally:
                 self._measure()
         except OSError as error:
+            if error.errno == errno.EUCLEAN:
+                self._writing = False
+                self._fail(error)
+                return
             failed = f"{HOUSE_FAILED}: {error.strerror or error}"
             if failed != self._house_failed:
                 log.error(
@@ -140,20 +148,21 @@ class StorageProcess:
 
     def _measure(self) -> None:
         self._size = self._oldest = None
-        self._size, self._oldest = self._archive.usage()
+        self._size, self._oldest = self._past.usage()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what was added, and report it."""
         self._flushed = self._monotonic()
         if self._writing:
-            self._writing = self._try(self._archive.flush)
-        if not self._size:  # what was stored first is not to count as nothing until the next look
+            self._writing = self._try(self._past.flush)
+        if not self._size or self._oldest is None:  # what was stored first counts before the next look
             self.measure()
         self.report()
 
     def end(self) -> None:
         """Write the rest, and the end of the segment."""
         if self._writing:
-            self._writing = self._try(self._archive.end)
+            self._writing = self._try(self._past.end)
 
     def _try(self, write: Callable[[], None], *, proves: bool = True) -> bool:
         """Write; after a failure, begin again some time later.
@@ -163,15 +172,20 @@ class StorageProcess:
         try:
             write()
         except OSError as error:
-            self._complain(error)
-            self._retry_at = self._monotonic() + RETRY_INTERVAL
-            self._dropped, self._pending, self._newest = self._dropped + self._pending, 0, self._newest_stored
+            self._fail(error)
             return False
         self._stored, self._pending, self._newest_stored = self._stored + self._pending, 0, self._newest
         if proves and self._failed is not None:
             log.info("The storage is written again")
             self._failed = None
         return True
+
+    def _fail(self, error: OSError) -> None:
+        """Begin again some time later, or now if the file was put aside: what waited is lost."""
+        self._complain(error)
+        put_aside = error.errno == errno.EUCLEAN
+        self._retry_at = self._monotonic() + (0.0 if put_aside else RETRY_INTERVAL)
+        self._dropped, self._pending, self._newest = self._dropped + self._pending, 0, self._newest_stored
 
     def _complain(self, error: OSError) -> None:
         if self._failed is None:
@@ -211,11 +225,13 @@ def main() -> None:
     """Store until the exporter ends, or this process is killed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the exporter's end is ours
-    directory, config = int(sys.argv[1]), json.loads(sys.argv[2])
-    configure(*sys.argv[3:5])
+    config = json.loads(sys.argv[1])
+    configure(*sys.argv[2:4])
     drop_privileges()
-    archive = Archive(directory, config["host"], retention=config["retention"], size=config["size"])
-    process = StorageProcess(archive, _send)
+    past = PastWriter(
+        Path(config["path"]), config["host"], retention=config["retention"], size=config["size"]
+    )
+    process = StorageProcess(past, _send)
     try:
         process.measure()
         serve_pipe(process, 0)

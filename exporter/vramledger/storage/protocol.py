@@ -1,39 +1,114 @@
-"""Define what the exporter and the process that stores say to each other, over a pair of pipes.
+"""Define what the exporter and the processes of its storage say to each other, over pairs of pipes.
 
-A message has a kind of one byte, its length in four, and its content. The exporter sends :data:`BEGIN`,
-:data:`ADD` and :data:`ASK`; it gets :data:`STATUS`, :data:`AGAIN` and, for each :data:`ASK`, an
-:data:`ANSWER` in the same order.
+A message has a kind of one byte, its length in four, and its content. The process that writes gets
+:data:`BEGIN`, :data:`ADD`, :data:`SUMMARY` and :data:`CHECK`, and sends :data:`STATUS` and :data:`AGAIN`. The
+one that reads gets :data:`ASK`, and sends an :data:`ANSWER` for each.
 
-A third process starts the one that stores. The exporter sends it a packet with the two pipes for each start.
+A third process starts both. The exporter sends it a packet with two pipes for each start.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import struct
+from typing import Any, NamedTuple
 
 from vramledger.sampling.protocol import child_command
 
-BEGIN, ADD, ASK = b"B", b"A", b"Q"
-"""Begin a segment with this header; add this line; answer this request."""
+BEGIN, ADD, SUMMARY, CHECK = b"B", b"A", b"M", b"C"
+"""Begin a segment with this header; add this line; add this summary; look whether the file is damaged."""
 
-AGAIN, ANSWER, STATUS = b"G", b"N", b"S"
-"""Begin a new segment; an answer; what was stored."""
+AGAIN, STATUS = b"G", b"S"
+"""Begin a new segment; what was stored."""
 
-READY, START = b"ready", b"start"
-"""The directory is open (another text says why not); start a process that stores, with the descriptors from
-which it reads and to which it writes."""
+ASK, ANSWER = b"Q", b"N"
+"""Answer this question; an answer."""
+
+READY = b"ready"
+WRITE, READ = "write", "read"
+"""The directory is open (another text says why not); start a process that writes, or one that reads."""
 
 RESTORE, AT, SINCE, SLIDER, READINGS = "restore", "at", "since", "slider", "readings"
 """The questions."""
 
+HIDE = "hide"
+"""In a question: the key of the stand-ins for names that who asks may not see."""
+
 PAGE, LEDGER = "page", "ledger"
 """How a moment is wanted: as rows of the page, or as a command reads it."""
+
+NAME = "past.sqlite"
+OURS = re.compile(rf"{re.escape(NAME)}(\.(damaged|other-host|newer)-\d+)?(-wal|-shm|-journal)?")
+"""The file of the past, and what its directory has besides: files that were put aside, and SQLite's."""
+
+SEGMENT_SECONDS = 1800.0
+"""How long a segment is: its first state takes as much as the changes of some minutes, and to find a moment
+the segment is read from its beginning."""
+
+LONGEST_GAP = 10.0
+"""Seconds without a reading after which a new segment begins: within a segment nothing is missing."""
 
 PACKET_BYTES = 4096
 
 HEADER = struct.Struct(">cI")
 
 MAX_CONTENT = 512 * 2**20
+
+STATE, READING = "s", "r"
+"""The kinds of entries."""
+
+
+class Entry(NamedTuple):
+    """A state or a reading of a segment.
+
+    Attributes:
+        kind: :data:`STATE` or :data:`READING`.
+        time: Unix time of the reading; of a state, that of the reading before it.
+        value: its JSON values.
+    """
+
+    kind: str
+    time: float
+    value: Any
+
+
+class Moment(NamedTuple):
+    """What is stored for a moment.
+
+    Attributes:
+        state: what the accounting knew before the first of the readings.
+        readings: those from there to the moment, with their times; the last one is what was seen then.
+        until: Unix time of the last thing that was stored without a gap; None where more follows it.
+        next_time: Unix time of what is stored next after a gap; None where there is nothing.
+        step: seconds from one stored reading to the next, there.
+        header: of the segment.
+    """
+
+    state: Any
+    readings: list[Entry]
+    until: float | None
+    next_time: float | None
+    step: float
+    header: dict[str, Any]
+
+
+def write_entry(kind: str, time: float, patch: Any) -> bytes:  # noqa: ANN401 JSON values
+    """Return the line of an entry: how its value differs from that of the entry of its kind before it."""
+    return json.dumps({"k": kind, "t": round(time, 3), "p": patch}, separators=(",", ":")).encode()
+
+
+_KIND_AT = len('{"k":"')
+_TIME_AT = len('{"k":"r","t":')
+
+
+def read_head(line: bytes) -> tuple[str, float]:
+    """Return kind and time of a line that :func:`write_entry` wrote, without reading the rest.
+
+    Raises:
+        ValueError: it is another line.
+    """
+    return line[_KIND_AT : _KIND_AT + 1].decode("latin-1"), float(line[_TIME_AT : line.index(b",", _TIME_AT)])
 
 
 def pack(kind: bytes, content: bytes) -> bytes:
@@ -42,10 +117,10 @@ def pack(kind: bytes, content: bytes) -> bytes:
 
 
 def keeper_command(*arguments: str) -> list[str]:
-    """Return the command line of the process that starts the one that stores."""
+    """Return the command line of the process that starts the others."""
     return child_command("storage.keeper", *arguments)
 
 
-def storage_command(*arguments: str) -> list[str]:
-    """Return the command line of the process that stores."""
-    return child_command("storage.process", *arguments)
+def process_command(kind: str, *arguments: str) -> list[str]:
+    """Return the command line of the process that writes, or of the one that reads."""
+    return child_command("storage.process" if kind == WRITE else "storage.answers", *arguments)

@@ -14,10 +14,13 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields
 from typing import Any
 
+from msgspec import NODEFAULT
+from msgspec.structs import fields
+
 from vramledger.model.agent_report import Agent
+from vramledger.model.holder_facts import HOLDER_FACTS
 from vramledger.model.reading import (
     DeviceReading,
     ProcessFacts,
@@ -28,6 +31,7 @@ from vramledger.model.reading_json import agent_plain
 _HARDWARE = (
     "device_power_watts",
     "device_power_limit_watts",
+    "device_recovery_action",
     "device_encoder_utilization_ratio",
     "device_decoder_utilization_ratio",
 )
@@ -43,12 +47,14 @@ _DEVICE_FIELDS = (
     *("index", "uuid", "name", "pci_bus_id", "minor", "parent", "mig_profile", "gpu_instance"),
     *("compute_instance", "mig_placement", "divided", "error", "memory", "memory_kind", "node"),
     *("addressing_mode", "virtualization", "confidential", "limits", "partition", "processes", "failed"),
+    *("words", "reset_required"),
 )
 
 _READING_FIELDS = (
     *("boot_id", "boot_time", "ticks", "host_pid_namespace", "failure", "released_until", "driver_version"),
     *("cuda_version", "rows", "unseen", "ended", "device_files", "launches", "managed", "hidden"),
-    *("kv_caches", "hidden_unreadable", "schedulers", "pods", "agent_socket"),
+    *("threads", "hidden_unreadable", "schedulers", "pods", "agent_socket"),
+    *(fact.field for fact in HOLDER_FACTS),
 )
 """These are stored as they are."""
 
@@ -95,7 +101,7 @@ def _set_fields(value: Reading | DeviceReading | ProcessFacts, names: Iterable[s
 
 _DEFAULTS = {
     kind: {
-        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        each.name: each.default if each.default_factory is NODEFAULT else each.default_factory()
         for each in fields(kind)
     }
     for kind in (Reading, DeviceReading, ProcessFacts)
@@ -148,7 +154,7 @@ def _counting(agents: Iterable[list[Any]]) -> Iterator[tuple[str, dict[str, Any]
     """Yield the places and figures of all devices of agents' reports."""
     for number, agent in enumerate(agents):
         for name, framework in enumerate((agent[-1] or {}).get("frameworks", ())):
-            for ordinal, device in enumerate(framework["devices"]):
+            for ordinal, device in enumerate(framework.get("devices", ())):
                 yield f"{number}.{name}.{ordinal}", device
 
 
@@ -181,7 +187,7 @@ def _rounded(value: float | Mapping[str, float]) -> object:
 
 def facts_plain(facts: ProcessFacts) -> dict[str, Any]:
     """Return the facts of a process as JSON values, without values of its environment that may say more."""
-    plain = _set_fields(facts, ProcessFacts.__slots__)
+    plain = _set_fields(facts, ProcessFacts.__struct_fields__)
     if facts.settings:
         plain["settings"] = safe_settings(facts.settings)
     return plain

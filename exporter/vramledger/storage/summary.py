@@ -1,44 +1,54 @@
-"""Sum up a sample in what a timeline, its marks and a report need: the bytes of each holder, and its state.
+"""Sum up a sample in what tables, a timeline's marks and a report need: each holder's bytes and state.
 
-A summary is stored whenever a holder came, went, changed its state or ran out of memory, and otherwise once a
-minute. It is kept when a segment is thinned, so a report over days is exact to the second in who and why, and
-to the minute in bytes.
+A summary is sent whenever a holder came, went, changed its state or ran out of memory, and otherwise once a
+minute. So a report over days is exact to the second in who and why, and to the minute in bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from vramledger.model.snapshot import Holding, Snapshot
+from vramledger.model.snapshot import Grade, Holding, Snapshot, State
 
-BYTES_INTERVAL = 60.0
-"""Seconds from one summary to the next when only bytes have changed."""
+MINUTE = 60
 
 UNKNOWN = "unknown"
 
 
 class HolderSummary(NamedTuple):
-    """One holding in a summary: who it is, its state, its bytes, and whether they are held without work."""
+    """One holding in a summary: who it is, its state, its bytes, and whether they are held without work.
+
+    ``held`` and ``wasted`` are None where they are not known.
+    """
 
     owner_type: str
     owner: str
     user: str
     command: str
     state: str
-    held: int
-    wasted: bool
+    grade: str
+    held: int | None
+    wasted: bool | None
+
+    @property
+    def marked_state(self) -> str:
+        """Its state as an event: that it was left behind is none while it is only inferred."""
+        unsure = self.state == State.ORPHANED.value and self.grade == Grade.INFERRED.value
+        return State.ACTIVE.value if unsure else self.state
 
 
-def summarise(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the summary of a sample as JSON values."""
+def summarise(snapshot: Snapshot, peaks: Mapping[str, int]) -> dict[str, Any]:
+    """Return the summary of a sample as JSON values, with the most of each device since the one before."""
     return {
+        "time": snapshot.time,
         "up": snapshot.up,
         "devices": {
             device.reading.uuid: {
                 "gpu": device.reading.index,
                 "total": device.ledger.total,
                 "used": device.ledger.used,
+                "peak": peaks.get(device.reading.uuid),
                 "wasted": device.wasted,
                 "unattributed": device.ledger.unattributed,
                 "holders": {
@@ -62,7 +72,8 @@ def _holder(snapshot: Snapshot, pid: int, holding: Holding) -> HolderSummary:
         "" if facts is None or facts.user is None else facts.user,
         "" if facts is None else facts.command,
         holding.state.value,
-        holding.held or 0,
+        holding.grade.value,
+        holding.held,
         holding.wasted,
     )
 
@@ -70,10 +81,14 @@ def _holder(snapshot: Snapshot, pid: int, holding: Holding) -> HolderSummary:
 def outline_of(snapshot: Snapshot) -> object:
     """Return what changes whenever more than bytes changes: who holds, in which state, and who ran out."""
     holders = [
-        (device.reading.uuid, [(each.pid, each.start, each.state) for each in sorted_by_pid(device.holdings)])
+        (device.reading.uuid, [_outline(each) for each in sorted_by_pid(device.holdings)])
         for device in snapshot.devices
     ]
     return snapshot.up, holders, snapshot.ooms
+
+
+def _outline(holding: Holding) -> object:
+    return holding.pid, holding.start, holding.state, holding.left_over
 
 
 def sorted_by_pid(holdings: Iterable[Holding]) -> list[Holding]:
@@ -85,62 +100,37 @@ class TimelineMark(NamedTuple):
     """Something that happened on a device, or on the host where ``uuid`` is empty.
 
     ``kind`` is ``came``, ``went``, the name of the state that a holder got, ``oom``, ``lost`` (the GPUs gave
-    no data any more), ``back``, or ``stopped`` and ``started`` of the exporter.
+    no data any more), or ``back``. ``key`` and ``holder`` are those of the summary; of ``oom``, ``owner``.
     """
 
     time: float
     kind: str
     uuid: str = ""
-    pid: int = 0
-    owner: str = ""
-    command: str = ""
+    key: str = ""
+    holder: HolderSummary | None = None
     before: str = ""
+    owner: str = ""
 
 
 def marks_between(time: float, before: dict[str, Any], after: dict[str, Any]) -> Iterator[TimelineMark]:
     """Yield what happened from one summary to the next."""
-    if before.get("up", True) != after["up"]:
+    if before["up"] != after["up"]:
         yield TimelineMark(time, "back" if after["up"] else "lost")
-    if not after["up"] or not before.get("up", True):
+    if not after["up"] or not before["up"]:
         return
     for uuid, device in after["devices"].items():
-        old = before.get("devices", {}).get(uuid, {}).get("holders", {})
+        old = before["devices"].get(uuid, {}).get("holders", {})
         for key, raw in device["holders"].items():
             holder = HolderSummary(*raw)
             known = HolderSummary(*old[key]) if key in old else None
-            if known is None or known.state != holder.state:
-                kind = "came" if known is None and holder.state in ("active", UNKNOWN) else holder.state
-                yield _mark(time, kind, uuid, key, holder)._replace(
-                    before="" if known is None else known.state
-                )
+            state = holder.marked_state
+            if known is None or known.marked_state != state:
+                kind = "came" if known is None and state in ("active", UNKNOWN) else state
+                yield TimelineMark(time, kind, uuid, key, holder, "" if known is None else known.marked_state)
         for key in old.keys() - device["holders"].keys():
             holder = HolderSummary(*old[key])
-            yield _mark(time, "went", uuid, key, holder)._replace(before=holder.state)
+            yield TimelineMark(time, "went", uuid, key, holder, holder.marked_state)
     for key, count in after["ooms"].items():
-        if count > before.get("ooms", {}).get(key, 0):
+        if count > before["ooms"].get(key, 0):
             kind, name, _ = key.split("\n")
             yield TimelineMark(time, "oom", owner=f"{kind} {name}")
-
-
-def _mark(time: float, kind: str, uuid: str, key: str, holder: HolderSummary) -> TimelineMark:
-    owner = f"{holder.owner_type} {holder.owner}".strip()
-    return TimelineMark(time, kind, uuid, int(key.partition("/")[0]), owner, holder.command)
-
-
-class Period(NamedTuple):
-    """A span in which a summary was true; before a gap it ends with the last reading."""
-
-    begin: float
-    end: float
-    summary: dict[str, Any]
-
-
-def periods(summaries: Iterable[tuple[float, float, dict[str, Any]]]) -> Iterator[Period]:
-    """Yield the spans of summaries, given their time and until when readings followed without a gap."""
-    before: tuple[float, float, dict[str, Any]] | None = None
-    for each in summaries:
-        if before is not None:
-            yield Period(before[0], min(before[1], each[0]), before[2])
-        before = each
-    if before is not None:
-        yield Period(before[0], before[1], before[2])

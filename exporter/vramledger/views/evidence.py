@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 
-from vramledger.accounting.agent_figures import needed, overhead
-from vramledger.accounting.owner_usage import UNKNOWN, owner_of
-from vramledger.agent_protocol.frameworks import COUNTER_FIGURES
-from vramledger.model.json_values import JSON_VERSION, Json
+import msgspec
+from msgspec import structs
+
+from vramledger.accounting.agents.agent_figures import needed, overhead
+from vramledger.accounting.owners.owner_usage import UNKNOWN, owner_of
 from vramledger.model.label import label_text
 from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
+from vramledger.model.records import JSON_VERSION, Json
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, ProcessSnapshot, Snapshot
-from vramledger.printable import printable
-from vramledger.views.ledger_json import holding_json
-from vramledger.views.remedies import allocator_advice, remedy
-from vramledger.views.table import gib, span
+from vramledger.verdicts.remedies import allocator_advice, remedy
+from vramledger.views.ledger_json import public_holding
+from vramledger_agent.printable import gib, printable, span
+from vramledger_agent.protocol.frameworks import COUNTER_FIGURES
 
 _LETTERS = {
     "R": "running",
@@ -57,7 +58,7 @@ def evidence_json(snapshot: Snapshot, pid: int) -> dict[str, Json] | None:
             {
                 "gpu": device.reading.index,
                 "uuid": device.reading.uuid,
-                **holding_json(each, device, snapshot),
+                **msgspec.to_builtins(public_holding(each, device, snapshot)),
                 "lists": each.kinds,
                 "quiet_since": each.quiet_since,
                 "evidence": each.evidence,
@@ -83,9 +84,8 @@ def _held_by(snapshot: Snapshot, pid: int) -> list[tuple[DeviceSnapshot, Holding
 
 
 def _facts_json(facts: ProcessFacts) -> dict[str, Json]:
-    values: dict[str, Json] = {each.name: getattr(facts, each.name) for each in fields(facts)}
     return {
-        **values,
+        **structs.asdict(facts),
         "owner": None if facts.owner is None else dict(facts.owner._asdict()),
         "settings": dict(facts.settings),
         "parent": _parent_json(facts.parent),

@@ -4,36 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vramledger.model.policy import UNKNOWN, Policy
 from vramledger.model.reading import UNIFIED, DeviceReading, ProcessFacts
-from vramledger.model.snapshot import DeviceSnapshot, Holding, LeftBytes, Snapshot, State, UndividedBytes
-from vramledger.printable import printable
-from vramledger.views.remedies import about_operating_system, remedy
-
-_GIB = 1024.0**3
-_SHOWN = 128 * 2**20
-"""The smallest difference between the ends of a range that the table shows."""
+from vramledger.model.snapshot import (
+    UNKNOWN,
+    DeviceSnapshot,
+    Holding,
+    Policy,
+    Snapshot,
+    State,
+    UndividedBytes,
+)
+from vramledger.verdicts.remedies import PIDS_SHOWN, SHOWN_MIN, about_operating_system, left_text, remedy
+from vramledger.verdicts.usability import why_unusable, words_of_error
+from vramledger_agent.printable import gib, printable, span
 
 _LONGEST_OWNER = 60
-_PIDS_SHOWN = 5
 _REMEDIES_MAX = 3
 """The maximum number of holders of a device for which the table says what to do."""
+_RED, _GREEN, _YELLOW, _PURPLE, _PLAIN = COLOUR_CONTROLS = tuple(
+    f"\x1b[{each}m" for each in (31, 32, 33, 35, 0)
+)
 _COLOURS = {
-    State.DEAD: "31",
-    State.ZOMBIE: "31",
-    State.STUCK: "31",
-    State.ORPHANED: "31",
-    State.STOPPED: "33",
-    State.IDLE: "33",
-    State.ACTIVE: "32",
-    State.UNKNOWN: "35",
+    State.DEAD: _RED,
+    State.ZOMBIE: _RED,
+    State.STUCK: _RED,
+    State.ORPHANED: _RED,
+    State.STOPPED: _YELLOW,
+    State.IDLE: _YELLOW,
+    State.ACTIVE: _GREEN,
+    State.UNKNOWN: _PURPLE,
 }
 _COLUMNS = ("PID", "OWNER", "COMMAND", "FRAMEWORK", "MEMORY", "SM", "STATE", "FOR", "WHY")
-
-
-def gib(value: int | None) -> str:
-    """Write bytes as GiB, or a dash when not known."""
-    return "-" if value is None else f"{value / _GIB:.2f} GiB"
 
 
 def memory_text(holding: Holding) -> str:
@@ -41,20 +42,9 @@ def memory_text(holding: Holding) -> str:
     uncharged = holding.uncharged
     if uncharged is None:
         return gib(holding.memory)
-    if uncharged.least and uncharged.most - uncharged.least < _SHOWN:
+    if uncharged.least and uncharged.most - uncharged.least < SHOWN_MIN:
         return f"{gib(holding.held)} ({gib(uncharged.least)} uncharged)"
     return f"{gib(holding.held)} (up to {gib(uncharged.most - uncharged.least)} more)"
-
-
-def span(seconds: float) -> str:
-    """Write a span as its two largest units: ``3d 4h``, ``12m 5s``."""
-    left = max(0, int(seconds))
-    parts: list[str] = []
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        count, left = divmod(left, size)
-        if count or (unit == "s" and not parts):
-            parts.append(f"{count}{unit}")
-    return " ".join(parts[:2])
 
 
 def framework_text(policy: Policy) -> str:
@@ -86,8 +76,10 @@ def _lines(snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
 def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
     reading = device.reading
     yield f"GPU {reading.index}  {_title(reading)}  {reading.uuid}"
+    if (unusable := why_unusable(reading)) is not None:
+        yield f"  UNUSABLE: {unusable}"
     if not device.up:
-        yield f"  no data: {reading.error}"
+        yield f"  {words_of_error(reading)}"
         return
     if reading.divided:
         yield "  divided into MIG instances, which follow"
@@ -103,7 +95,8 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
     yield from _reservation_lines(device)
     if device.ghost:
         busy = (reading.utilization or {}).get("gpu", 0.0)
-        yield f"  GHOST: {busy:.0%} busy for minutes at idle power; no process uses it, only a reset helps"
+        yield f"  GHOST: {busy:.0%} busy for minutes at idle power, and no process uses it"
+        yield "    On some GPUs the counter sticks until the next CUDA program; if not on this, reset it"
     for hidden in device.hidden or ():
         what = "has initialised CUDA" if hidden.kind == "cuda" else "has the device open"
         who = f"pid {hidden.pid} {printable(hidden.command)} ({printable(hidden.user or '?')})"
@@ -149,19 +142,9 @@ def _ledger_lines(device: DeviceSnapshot) -> Iterator[str]:
 
 def undivided_text(undivided: UndividedBytes) -> str:
     """Say who can have the bytes that one of several holders has."""
-    pids = ", ".join(map(str, undivided.pids[:_PIDS_SHOWN]))
-    more = f" and {len(undivided.pids) - _PIDS_SHOWN} more" if len(undivided.pids) > _PIDS_SHOWN else ""
+    pids = ", ".join(map(str, undivided.pids[:PIDS_SHOWN]))
+    more = f" and {len(undivided.pids) - PIDS_SHOWN} more" if len(undivided.pids) > PIDS_SHOWN else ""
     return f"{gib(undivided.bytes)} that NVML charges to nobody are in one or several of pid {pids}{more}"
-
-
-def left_text(left: LeftBytes) -> str:
-    """Say what an ended holder has left behind, and who can have it."""
-    amount = gib(left.most) if left.most - left.least < _SHOWN else f"up to {gib(left.most)}"
-    pids = ", ".join(map(str, left.pids[:_PIDS_SHOWN])) + (", …" if len(left.pids) > _PIDS_SHOWN else "")
-    heirs = f"held by pid {pids}" if left.pids else "and no process that NVML lists can have them"
-    if len(left.pids) > 1:
-        heirs = f"held by one or several of pid {pids}"
-    return f"{amount} {left.why}; {heirs}"
 
 
 def _remedies(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
@@ -247,5 +230,5 @@ def _aligned(rows: list[tuple[str, ...]], states: list[State], *, colour: bool) 
         }
         if colour and state is not None:
             column = _COLUMNS.index("STATE")
-            cells[column] = f"\x1b[{_COLOURS[state]}m{cells[column]}\x1b[0m"
+            cells[column] = f"{_COLOURS[state]}{cells[column]}{_PLAIN}"
         yield "  " + "  ".join(cells.values()).rstrip()

@@ -1,9 +1,8 @@
 """Keep the last 15 minutes: each device's ledger in steps of five seconds, and each holding's growth.
 
-The memory is bounded: 181 steps of at most twelve integers for each device, 16 sizes for each holding, all
-in packed arrays. As Python objects they took 0.9 MiB more with 8 GPUs and 64 holders on each. Of the samples
-in one step we keep the whole sample with the most memory in use, so that every step balances and shows short
-peaks. A step without a successful sample is empty.
+The memory is bounded: 181 packed steps of at most twelve integers for each device, 16 sizes for each holding.
+Of the samples in one step we keep the whole sample with the most memory in use, so that every step balances
+and shows short peaks. A step without a successful sample is empty.
 """
 
 from __future__ import annotations
@@ -11,10 +10,12 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vramledger.model.json_values import JSON_VERSION, Json
+import msgspec
+
+from vramledger.model.public_ledger import HISTORY_PARTS, DeviceHistory, History, HistoryMemory
+from vramledger.model.records import JSON_VERSION
 from vramledger.model.snapshot import Ledger, Snapshot, State
 
 SPAN = 900.0
@@ -29,9 +30,6 @@ _SIZE_INTERVAL = 60.0
 Key = tuple[str, int, int | None]
 """A holding: UUID, pid, start ticks."""
 
-_PARTS = ("free", "unattributed", *(state.value for state in State), "driver_reserved", "operating_system")
-"""The parts that not every device has are last: a step ends before those that it lacks, or has -1."""
-
 
 class HoldingGrowth(NamedTuple):
     """The change of a holding's size: bytes (negative when it shrank) over at most 900 seconds."""
@@ -40,13 +38,31 @@ class HoldingGrowth(NamedTuple):
     seconds: float
 
 
-@dataclass(slots=True)
-class _SizeHistory:
-    """Sizes of one holding, a minute apart: ``times`` in Unix seconds, ``sizes`` in bytes."""
+class SizeHistory(msgspec.Struct):
+    """Sizes of one holding, a minute apart: ``times`` in Unix seconds, ``sizes`` in bytes.
+
+    ``seen`` is the Unix time of the newest sample.
+    """
 
     seen: float
-    times: array[float] = field(default_factory=lambda: array("d"))
-    sizes: array[int] = field(default_factory=lambda: array("q"))
+    times: list[float] = []
+    sizes: list[int] = []
+
+
+class TimelineState(msgspec.Struct):
+    """What is remembered of the last 15 minutes.
+
+    Attributes:
+        newest: the number of the newest step, since 1970; None before the first.
+        devices: the packed parts of each step, by UUID and number of the step.
+        index: the NVML index of each device.
+        holdings: the sizes of each holding, by :func:`_key_text`.
+    """
+
+    newest: int | None = None
+    devices: dict[str, dict[int, bytes]] = {}
+    index: dict[str, int] = {}
+    holdings: dict[str, SizeHistory] = {}
 
 
 class Timeline:
@@ -54,33 +70,17 @@ class Timeline:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._clear()
+        self.state = TimelineState()
 
-    def _clear(self) -> None:
-        self._newest: int | None = None
-        self._devices: dict[str, dict[int, bytes]] = {}
-        self._index: dict[str, int] = {}
-        self._holdings: dict[Key, _SizeHistory] = {}
-
-    def remembered(self) -> dict[str, object]:
-        """Return all that is remembered, for a storage."""
+    def remembered(self) -> object:
+        """Return all that is remembered as JSON values, which go on as they are."""
         with self._lock:
-            return {
-                "_newest": self._newest,
-                "_devices": {uuid: dict(steps) for uuid, steps in self._devices.items()},
-                "_index": dict(self._index),
-                "_holdings": {
-                    key: _SizeHistory(each.seen, each.times[:], each.sizes[:])
-                    for key, each in self._holdings.items()
-                },
-            }
+            return msgspec.to_builtins(self.state, str_keys=True)
 
-    def recall(self, remembered: Mapping[str, object]) -> None:
+    def recall(self, state: TimelineState) -> None:
         """Go on from what a timeline has remembered."""
         with self._lock:
-            for name in ("_newest", "_devices", "_index", "_holdings"):
-                if name in remembered:
-                    setattr(self, name, remembered[name])
+            self.state = state
 
     def record(self, snapshot: Snapshot) -> None:
         """Record one sample; a failed one leaves a gap, and a clock that was set back removes everything."""
@@ -88,34 +88,36 @@ class Timeline:
             return
         step = int(snapshot.time // STEP)
         with self._lock:
-            if self._newest is not None and step < self._newest:
-                self._clear()
-            new_step, self._newest = step != self._newest, step
+            if self.state.newest is not None and step < self.state.newest:
+                self.state = TimelineState()
+            new_step, self.state.newest = step != self.state.newest, step
             for device in snapshot.devices:
                 uuid = device.reading.uuid
                 if device.ledger is not None:
-                    self._index[uuid] = device.reading.index
-                    _keep_fullest(self._devices.setdefault(uuid, {}), step, device.ledger)
+                    self.state.index[uuid] = device.reading.index
+                    _keep_fullest(self.state.devices.setdefault(uuid, {}), step, device.ledger)
                 for holding in device.holdings:
                     if holding.held is not None:
-                        self._record_size((uuid, holding.pid, holding.start), snapshot.time, holding.held)
+                        key = _key_text(uuid, holding.pid, holding.start)
+                        self._record_size(key, snapshot.time, holding.held)
             if new_step:
                 self._drop_older(step - int(SPAN / STEP), snapshot.time)
 
     def _drop_older(self, oldest: int, now: float) -> None:
-        for uuid, steps in list(self._devices.items()):
+        state = self.state
+        for uuid, steps in list(state.devices.items()):
             for step in [each for each in steps if each < oldest]:
                 del steps[step]
             if not steps:
-                del self._devices[uuid], self._index[uuid]
-        for key, history in list(self._holdings.items()):
+                del state.devices[uuid], state.index[uuid]
+        for key, history in list(state.holdings.items()):
             if now - history.seen > _SIZE_INTERVAL:
-                del self._holdings[key]
+                del state.holdings[key]
 
-    def _record_size(self, key: Key, now: float, size: int) -> None:
-        history = self._holdings.get(key)
+    def _record_size(self, key: str, now: float, size: int) -> None:
+        history = self.state.holdings.get(key)
         if history is None:
-            history = self._holdings[key] = _SizeHistory(now)
+            history = self.state.holdings[key] = SizeHistory(now)
         history.seen = now
         times, sizes = history.times, history.sizes
         if not times or now - times[-1] >= _SIZE_INTERVAL:
@@ -135,31 +137,32 @@ class Timeline:
             for device in snapshot.devices:
                 for holding in device.holdings:
                     key = (device.reading.uuid, holding.pid, holding.start)
-                    history = self._holdings.get(key)
+                    history = self.state.holdings.get(_key_text(*key))
                     if history is not None and holding.held is not None and now > history.times[0]:
                         found[key] = HoldingGrowth(holding.held - history.sizes[0], now - history.times[0])
         return found
 
-    def as_json(self) -> dict[str, Json]:
-        """Return the timeline as JSON values, one column for each part.
-
-        Null where all samples of a step failed.
-        """
+    def history(self) -> History:
+        """Return the timeline in columns, one for each part; None where all samples of a step failed."""
         with self._lock:
-            newest = self._newest
-            devices = {uuid: dict(steps) for uuid, steps in self._devices.items()}
-            index = dict(self._index)
+            newest = self.state.newest
+            devices = {uuid: dict(steps) for uuid, steps in self.state.devices.items()}
+            index = dict(self.state.index)
         first = min((step for steps in devices.values() for step in steps), default=newest)
         steps = [] if newest is None or first is None else list(range(first, newest + 1))
-        return {
-            "version": JSON_VERSION,
-            "step": STEP,
-            "times": [step * STEP for step in steps],
-            "devices": [
-                {"gpu": index[uuid], "uuid": uuid, "memory": _columns(kept, steps)}
+        return History(
+            JSON_VERSION,
+            STEP,
+            [step * STEP for step in steps],
+            [
+                DeviceHistory(index[uuid], uuid, _columns(kept, steps))
                 for uuid, kept in sorted(devices.items(), key=lambda item: index[item[0]])
             ],
-        }
+        )
+
+
+def _key_text(uuid: str, pid: int, start: int | None) -> str:
+    return f"{uuid} {pid} {start}"
 
 
 def _keep_fullest(steps: dict[int, bytes], step: int, ledger: Ledger) -> None:
@@ -178,13 +181,11 @@ def _unpacked(values: bytes) -> memoryview[int]:
     return memoryview(values).cast("q")
 
 
-def _columns(kept: Mapping[int, bytes], steps: list[int]) -> dict[str, Json]:
+def _columns(kept: Mapping[int, bytes], steps: list[int]) -> object:
     rows = [_unpacked(kept[step]) if step in kept else None for step in steps]
-    columns: dict[str, Json] = {
-        "total": [None if row is None else sum(each for each in row if each > 0) for row in rows]
-    }
-    for place, part in enumerate(_PARTS):
+    columns = {"total": [None if row is None else sum(each for each in row if each > 0) for row in rows]}
+    for place, part in enumerate(HISTORY_PARTS[1:]):
         columns[part] = [
             None if row is None or place >= len(row) or row[place] < 0 else row[place] for row in rows
         ]
-    return columns
+    return HistoryMemory(**columns)

@@ -7,7 +7,6 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 
 from aiohttp import hdrs, web
 
@@ -23,10 +22,9 @@ from vramledger.web.listening import bound_address, listen, systemd_sockets
 from vramledger.web.render_cache import RenderCache
 from vramledger.web.response_headers import NO_SNIFFING
 from vramledger.web.routes import add_routes, plain_errors
-from vramledger.web.scrape import Scrape, ScrapePage
+from vramledger.web.scrape import Scrape
 from vramledger.web.services import CONFIG, SERVICES, AppServices, PageState
 
-SCRAPE = web.AppKey("scrape", Scrape)
 RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 _SHUTDOWN = 3.0
@@ -75,7 +73,6 @@ def make_app(
     app.cleanup_ctx.append(close_threads)
     app.on_response_prepare.append(complete_headers)
     scrape = Scrape(config, services, exposition, render_cache)
-    app[SCRAPE] = scrape
     page_stream = add_routes(app, scrape, render_cache, state)
     access.on_permissions_changed(page_stream.disconnect_viewers)
     return app
@@ -138,14 +135,11 @@ async def _run_application(
         connections = Connections(
             runner.server,
             lambda: access.context,
-            access.allows_host,
             access_log=None,
             logger=logger,
             keepalive_timeout=_KEEP_ALIVE,
         )
-        runner.server.request_handler = _guarded(
-            runner.server.request_handler, access, connections, app[SCRAPE]
-        )
+        runner.server.request_handler = _guarded(runner.server.request_handler, access, connections)
         access.on_clients_changed(connections.close_all)
         async with AsyncExitStack() as stack:
             stack.callback(connections.close)
@@ -158,9 +152,7 @@ async def _run_application(
         logger.removeFilter(error_filter)
 
 
-def _guarded(
-    answer: RequestHandler, access: AccessControl, connections: Connections, scrape: Scrape
-) -> RequestHandler:
+def _guarded(answer: RequestHandler, access: AccessControl, connections: Connections) -> RequestHandler:
     """Return a handler that lets only allowed requests through to the application.
 
     In front of the application, and not one of its middlewares: those run after the path is resolved and an
@@ -173,10 +165,7 @@ def _guarded(
         if refusal is not None:
             return refusal
         with connections.allowed(request):
-            response = await answer(request)
-        if isinstance(response, ScrapePage) and request.method == hdrs.METH_GET:
-            connections.answered(request, partial(scrape.answer_again, response.repeated))
-        return response
+            return await answer(request)
 
     return handle
 

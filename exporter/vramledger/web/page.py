@@ -1,4 +1,4 @@
-"""Serve the files of the live page: read once, named by their content, compressed, and never changed.
+"""Serve the runbooks, and the files of the live page: read once, compressed, and never changed.
 
 All files but the first are in a folder that is named by the content of them all. So a browser can keep them
 for ever and still never mixes two versions. Paths in them are relative: a proxy may serve the page under any
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from vramledger import __version__
 from vramledger.views.colours import PARTS
-from vramledger.web.response_headers import takes_gzip
+from vramledger.web.response_headers import read_list, takes_gzip
 
 _FOLDER = Path(__file__).parent / "page"
 _TYPES = {
@@ -121,9 +121,7 @@ def respond(request: web.Request, file: PageFile, cache: str) -> web.Response:
     packed = takes_gzip(request)
     tag = f'"{file.etag}{"-gz" if packed else ""}"'
     headers = {**_SECURITY_HEADERS, "ETag": tag, "Cache-Control": cache, "Vary": "Accept-Encoding"}
-    if tag in [
-        each.strip().removeprefix("W/") for each in request.headers.get("If-None-Match", "").split(",")
-    ]:
+    if tag in [each.strip().removeprefix("W/") for each in read_list(request, hdrs.IF_NONE_MATCH).split(",")]:
         return web.Response(status=304, headers=headers)
     headers["Content-Type"] = file.content_type
     if packed:
@@ -140,3 +138,31 @@ def _colour_rules() -> Iterator[str]:
     yield f":root[data-theme=dark] {{ {dark} }}"
     for part, style in PARTS.items():
         yield f".part-{part} {{ --part: var(--{part}); --texture: var(--texture-{style.texture}); }}"
+
+
+_RUNBOOKS = Path(__file__).parent / "runbooks"
+"""Their texts, written there from the Markdown beside the alerts' rules; links in them are relative, too."""
+
+_INDEX = "index"
+
+
+class Runbooks:
+    """The runbooks and their index; a page is built on request, because requests are rare."""
+
+    def __init__(self, page: Page) -> None:
+        """Read the texts; ``page`` gives them their frame."""
+        self._page = page
+        self._bodies = {path.stem: path.read_text(encoding="utf-8") for path in _RUNBOOKS.glob("*.html")}
+
+    async def redirect(self, _: web.Request) -> web.Response:
+        """Redirect a browser to the index, whose links are relative to its folder."""
+        return web.Response(status=308, headers={"Location": "runbooks/"})
+
+    async def serve(self, request: web.Request) -> web.Response:
+        """Serve the runbook that the path names, or the index."""
+        name = request.match_info.get("name", _INDEX)
+        body = self._bodies.get(name)
+        if body is None:
+            raise web.HTTPNotFound
+        title = "Runbooks" if name == _INDEX else name
+        return respond(request, self._page.runbook(title, body), "no-cache")

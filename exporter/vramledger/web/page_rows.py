@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vramledger.model.json_values import Json
+from vramledger.model.records import Json
 from vramledger.model.snapshot import Snapshot, State
 from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.timeline import HoldingGrowth, Key
@@ -36,16 +36,13 @@ def page_rows(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth], *, ready:
     host = snapshot_json(snapshot, growth)
     devices = host.pop("devices")
     found: Rows = {"": {**host, "ready": ready}}
-    for device in devices if isinstance(devices, list) else ():
-        if not isinstance(device, dict):  # pragma: no cover - the type of Json cannot say more
-            continue
-        uuid = str(device["uuid"])
+    for device in devices:
+        uuid = device["uuid"]
         holdings = device.pop("holdings")
         del device["cgroup_limits"], device["cgroup_limits_failed"]  # the page shows those of owners
         found[uuid] = device
-        for holding in holdings if isinstance(holdings, list) else ():
-            if isinstance(holding, dict):
-                found[f"{uuid}/{holding['pid']}"] = _holding_row(holding, uuid, device["gpu"], snapshot.time)
+        for holding in holdings:
+            found[f"{uuid}/{holding['pid']}"] = _holding_row(holding, uuid, device["gpu"], snapshot.time)
     return found
 
 

@@ -58,14 +58,6 @@ class RenderCache:
             result.add_done_callback(forget_failure)
         return result.result() if result.done() else await asyncio.shield(result)
 
-    def at_once(self, snapshot: Snapshot, key: Hashable, render: Callable[[], bytes]) -> bytes | None:
-        """Return the same as :meth:`share`; None if it has to be waited for."""
-        kept = self._renders_of(snapshot)
-        result = kept.get(key)
-        if result is not None:
-            return result.result() if result.done() and result.exception() is None else None
-        return self._render_at_once(kept, key, render) if self._took.get(key, _QUICK) < _QUICK else None
-
     def _renders_of(self, snapshot: Snapshot) -> dict[Hashable, asyncio.Future[bytes]]:
         """Return what is kept of this snapshot and second."""
         version = (snapshot.serial, snapshot.up, snapshot.failure, int(self._clock()))

@@ -1,19 +1,25 @@
-"""Route each path to its answer, and write errors: one line of plain text."""
+"""Route each path to its answer, make those of JSON, and write errors: one line of plain text."""
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Awaitable, Callable
+from functools import partial
 
+import msgspec
 from aiohttp import web
 
 from vramledger.logs import fields, log
-from vramledger.web.json_api import add_json_routes
-from vramledger.web.page import Page, read_host_name
+from vramledger.model.public_ledger import DOCUMENTS, schema
+from vramledger.verdicts.cleanliness import find_leftovers, leftovers
+from vramledger.views.ledger_json import public_ledger
+from vramledger.views.timeline import Timeline
+from vramledger.web.page import Page, Runbooks, read_host_name
 from vramledger.web.page_stream import PageStream
 from vramledger.web.past_api import PastApi
 from vramledger.web.render_cache import RenderCache
-from vramledger.web.runbooks import Runbooks
-from vramledger.web.scrape import Scrape
+from vramledger.web.response_headers import takes_gzip
+from vramledger.web.scrape import RequestLimiter, Scrape
 from vramledger.web.services import CONFIG, SERVICES, PageState
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -77,3 +83,46 @@ async def plain_errors(request: web.Request, handler: Handler) -> web.StreamResp
         what = f"{type(error).__name__}: {error}"
         log.exception("Request failed", extra=fields(path=request.path, err=what))
         return web.Response(status=500, text="An internal error; the log of vramledger has the reason.\n")
+
+
+def add_json_routes(app: web.Application, timeline: Timeline, render_cache: RenderCache) -> None:
+    """Route the JSON documents and their schemas."""
+    services = app[SERVICES]
+    # These documents have a separate limiter, so that their readers cannot block Prometheus' scrapes.
+    limiter = RequestLimiter(app[CONFIG].max_requests)
+
+    async def respond(request: web.Request, name: str, make: Callable[[], object]) -> web.Response:
+        packed = takes_gzip(request)
+
+        def render() -> bytes:
+            text = msgspec.json.encode(make())
+            return gzip.compress(text, 1, mtime=0) if packed else text
+
+        headers = {"Content-Type": "application/json", "Vary": "Accept-Encoding", "Cache-Control": "no-store"}
+        if packed:
+            headers["Content-Encoding"] = "gzip"
+        body = await render_cache.share(services.snapshot, (name, packed), render)
+        return web.Response(body=body, headers=headers)
+
+    def make_ledger() -> object:
+        snapshot = services.snapshot
+        return public_ledger(snapshot, timeline.growth(snapshot))
+
+    def make_leftovers() -> object:
+        snapshot = services.snapshot
+        return leftovers(find_leftovers(snapshot), snapshot.watched_since, snapshot.time)
+
+    documents = {"ledger": make_ledger, "history": timeline.history, "leftovers": make_leftovers}
+    for name, make in documents.items():
+        app.router.add_get(
+            f"/api/v1/{name}",
+            partial(limiter.serve, respond=partial(respond, name=name, make=make)),
+        )
+    app.router.add_get("/api/v1/schema/{name}", _schema)
+
+
+async def _schema(request: web.Request) -> web.Response:
+    name = request.match_info["name"]
+    if name not in DOCUMENTS:
+        raise web.HTTPNotFound
+    return web.Response(body=schema(name), content_type="application/schema+json")

@@ -2,21 +2,74 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
 
-from aiohttp import web
-from aiohttp.helpers import rfc822_formatted_time
+from aiohttp import hdrs, web
 
 from vramledger.config import Config
 from vramledger.errors import UsageError
-from vramledger.logs import log
 from vramledger.metrics.exposition import Exposition, ScrapeRequest, negotiate_format, select_collectors
 from vramledger.web.render_cache import RenderCache
-from vramledger.web.request_limiter import RequestLimiter
-from vramledger.web.response_headers import NO_SNIFFING, takes_gzip
+from vramledger.web.response_headers import read_list, takes_gzip
 from vramledger.web.services import AppServices
 
-_NO_SNIFFING = b"%b: %b\r\n" % tuple(each.encode() for each in NO_SNIFFING)
+_WRITE_TIMEOUT = 30.0
+"""Seconds within which a client must read its answer. Without this limit, forty clients that never read
+would hold all of --web.max-requests for ever."""
+
+_SLOW = 2.0
+"""Seconds within which a client should have read its answer. If another client could not be served, the
+slower ones are disconnected, the slowest first: Prometheus takes milliseconds."""
+
+
+class RequestLimiter:
+    """Answer a limited number of requests together: what a client does not read stays in our memory."""
+
+    def __init__(self, most: int) -> None:
+        """Allow ``most`` requests together; 0 means no limit."""
+        self._most = most
+        self._running = 0
+        self._writing: dict[asyncio.Transport, float] = {}  # start times, the oldest first
+
+    async def serve(
+        self, request: web.Request, respond: Callable[[web.Request], Awaitable[web.Response]]
+    ) -> web.StreamResponse:
+        """Make a response and write it to the last byte; 503 immediately when too many are under way."""
+        if self._most and self._running >= self._most and not self._abort_slowest():
+            text = f"--web.max-requests={self._most} is reached; try again later.\n"
+            return web.Response(status=503, text=text)
+        self._running += 1
+        try:
+            response = await respond(request)
+            await response.prepare(request)
+            await self._write(request, response)
+            return response
+        finally:
+            self._running -= 1
+
+    def _abort_slowest(self) -> bool:
+        """End the answer that has been under way for the longest time, if that is too long."""
+        transport, since = next(iter(self._writing.items()), (None, 0.0))
+        if transport is None or time.monotonic() - since < _SLOW:
+            return False
+        del self._writing[transport]
+        transport.abort()
+        return True
+
+    async def _write(self, request: web.Request, response: web.Response) -> None:
+        transport = request.transport
+        if not isinstance(transport, asyncio.Transport):
+            return  # the client has gone
+        self._writing[transport] = time.monotonic()
+        # A timer, as asyncio.wait_for makes a task for each answer.
+        timer = asyncio.get_running_loop().call_later(_WRITE_TIMEOUT, transport.abort)
+        try:
+            await response.write_eof()
+        finally:
+            timer.cancel()
+            self._writing.pop(transport, None)
 
 
 class Scrape:
@@ -35,31 +88,6 @@ class Scrape:
         """Serve one scrape; 503 above ``--web.max-requests`` at the same time, 400 for wrong filters."""
         return await self._limiter.serve(request, self._respond)
 
-    def answer_again(self, scrape: RepeatedScrape) -> bytes | None:
-        """Return the whole answer to a GET that comes again; None if it cannot be made at once.
-
-        What may fail is left to :meth:`serve`, which reports it.
-        """
-        if self._limiter.full:
-            return None
-        wanted, snapshot = scrape.wanted, self._services.snapshot
-        try:
-            body = self._render_cache.at_once(
-                snapshot, wanted, lambda: self._exposition.render(snapshot, wanted)
-            )
-        except Exception as error:  # noqa: BLE001 see above
-            log.debug("Cannot answer at once", exc_info=error)
-            return None
-        if body is None:
-            return None
-        head = b"%bContent-Length: %d\r\nDate: %b\r\n%b\r\n" % (
-            scrape.head,
-            len(body),
-            rfc822_formatted_time().encode(),
-            _NO_SNIFFING,
-        )
-        return head + body
-
     async def _respond(self, request: web.Request) -> web.Response:
         query = request.query
         try:
@@ -68,7 +96,7 @@ class Scrape:
             )
         except UsageError as error:
             return web.Response(status=400, text=f"{error}\n")
-        exposition_format = negotiate_format(",".join(request.headers.getall("Accept", [])))
+        exposition_format = negotiate_format(read_list(request, hdrs.ACCEPT))
         wanted = ScrapeRequest(
             collectors=selected,
             names=frozenset(query.getall("name[]")) if "name[]" in query else None,
@@ -79,28 +107,7 @@ class Scrape:
         page = await self._render_cache.share(
             snapshot, wanted, lambda: self._exposition.render(snapshot, wanted)
         )
-        return ScrapePage(page, wanted, exposition_format.content_type)
-
-
-class RepeatedScrape(NamedTuple):
-    """A scrape that may come again.
-
-    Attributes:
-        wanted: what was requested.
-        head: the beginning of the answer to a GET of HTTP/1.1, up to the headers that every answer has.
-    """
-
-    wanted: ScrapeRequest
-    head: bytes
-
-
-class ScrapePage(web.Response):
-    """The answer to a scrape, and what is needed to answer it again."""
-
-    def __init__(self, page: bytes, wanted: ScrapeRequest, content_type: str) -> None:
-        headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
+        headers = {"Content-Type": exposition_format.content_type, "Vary": "Accept, Accept-Encoding"}
         if wanted.compressed:
             headers["Content-Encoding"] = "gzip"
-        super().__init__(body=page, headers=headers)
-        lines = ("HTTP/1.1 200 OK", *map(": ".join, headers.items()), "")
-        self.repeated = RepeatedScrape(wanted, "\r\n".join(lines).encode())
+        return web.Response(body=page, headers=headers)

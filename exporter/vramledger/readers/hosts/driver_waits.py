@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from vramledger.model.reading import DriverWait, ProcessRow
 from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.hosts.stat import READ_ONLY, parse_stat
+from vramledger.readers.collector import Collector, Context, Part
+from vramledger.readers.hosts.stat import READ_ONLY, parse_stat, read_small
 
 ROUND_INTERVAL = 10.0
 """The minimum time from the start of one round to the start of the next, in seconds."""
@@ -33,14 +34,13 @@ _Sleep = tuple[int, int, int, str, int]
 
 _THREADS_AT_ONCE = 8
 _CHUNK = 1024 * 1024
-_SMALL_FILE = 16384
 _SYMBOL = re.compile(rb"\w{1,256}(?:\.\w{1,64})*", re.ASCII)
 _SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _DRIVER_MODULES = rb"\[nvidia(?:_\w+)?\]"
 """nvidia, nvidia_uvm, nvidia_modeset, nvidia_drm, nvidia_peermem, nvidia_fs."""
 
 
-class DriverWaitSearch:
+class DriverWaitSearch(Collector):
     """Search the threads of the holders in rounds, one step in each sample."""
 
     def __init__(
@@ -64,13 +64,31 @@ class DriverWaitSearch:
         self._round_interval = round_interval
         self._clock = clock
         self._round: Iterator[_Sleep | None] | None = None
-        self._next_round = clock()
+        self._next_round = self.work_at = clock()
         self._finding: list[DriverWait] = []
         self._first_looks: dict[_Sleep, float] = {}
         self._sleeping: dict[_Sleep, float] = {}
         self._found: tuple[DriverWait, ...] = ()
         self._in_driver: dict[str, bool] = {}
         self._symbols: BoundedReader[tuple[str, bool]] = BoundedReader(clock=clock)
+
+    def read(self, context: Context) -> Part:  # noqa: ARG002 as all are called
+        """Return what the last complete round found; ``context`` does not matter."""
+        return {"waits": self.result}
+
+    def errors(self) -> Iterator[Exception]:
+        """Yield what reading the kernel's list of symbols has raised; it is read again when it is needed."""
+        yield from self._symbols.take_errors().values()
+
+    def work_between(self, context: Context) -> None:
+        """Continue the search among the holders of this sample."""
+        try:
+            self.search(context.rows)
+        except Exception:
+            self._round, self._found, self._next_round = None, (), self._clock()
+            raise
+        finally:
+            self.work_at = self._next_round if self._round is None else 0.0
 
     @property
     def result(self) -> tuple[DriverWait, ...]:
@@ -123,13 +141,13 @@ class DriverWaitSearch:
         """
         directory = f"{self._root}/{row.pid}/task/{thread}"
         try:
-            if parse_stat(int(thread), _read(f"{directory}/stat")).state != "D":
+            if parse_stat(int(thread), read_small(f"{directory}/stat")).state != "D":
                 return None
-            switches = _switches(_read(f"{directory}/status"))
-            channel = _read(f"{directory}/wchan").strip()
-            if switches != _switches(_read(f"{directory}/status")):
+            switches = _switches(read_small(f"{directory}/status"))
+            channel = read_small(f"{directory}/wchan").strip()
+            if switches != _switches(read_small(f"{directory}/status")):
                 return None
-            leader = parse_stat(row.pid, _read(f"{self._root}/{row.pid}/stat"))
+            leader = parse_stat(row.pid, read_small(f"{self._root}/{row.pid}/stat"))
         except (OSError, ValueError):
             return None  # it has ended, or we may not look into it
         if leader.start != row.start or channel == b"0" or not _SYMBOL.fullmatch(channel):
@@ -145,14 +163,6 @@ class DriverWaitSearch:
                 symbol, lambda: (symbol, _is_driver_symbol(path, symbol)), lambda: (symbol, False)
             )
         return known is True
-
-
-def _read(path: str) -> bytes:
-    descriptor = os.open(path, READ_ONLY)
-    try:
-        return os.read(descriptor, _SMALL_FILE)
-    finally:
-        os.close(descriptor)
 
 
 def _switches(status: bytes) -> int:

@@ -4,7 +4,8 @@
 driver may hold for ever; ``status``, ``stat`` and ``cgroup`` do not. So there are two readers:
 :func:`read_basic_facts` reads only the files that do not need this lock, :func:`read_full_facts` reads all of
 them. From another user's environment we keep only the values that
-:data:`vramledger.readers.hosts.libraries.SETTINGS` names, and its rank in a distributed job.
+:data:`vramledger.readers.hosts.libraries.SETTINGS` names, and its rank in a distributed job. Nobody attests
+such a rank: who joins ranks of one job also compares what the kernel attests (the user, the namespace).
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import os
 import pwd
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from vramledger.model.reading import Owner, ParentFacts, ProcessFacts, ProcessRow
-from vramledger.readers.hosts.distributed_rank import find_rank
+from msgspec.structs import replace
+
+from vramledger.model.reading import Owner, ParentFacts, ProcessFacts, ProcessRow, Rank
 from vramledger.readers.hosts.libraries import MAPS_CAP, find_libraries, find_settings
 from vramledger.readers.hosts.notebooks import find_kernel_name, find_notebook
-from vramledger.readers.hosts.program_names import clean, program_name, worker_evidence
+from vramledger.readers.hosts.program_names import REPLACEMENT, clean, program_name, worker_evidence
 from vramledger.readers.hosts.stat import READ_ONLY, parse_comm, parse_stat, read_row, read_stat
-from vramledger.readers.owners.cgroups import hierarchy_paths
-from vramledger.readers.owners.systemd import UNIT, is_personal
+from vramledger.readers.owners.cgroups import is_in_service
+from vramledger_agent.printable import printable
+from vramledger_agent.protocol import distributed_ranks
+from vramledger_agent.protocol.distributed_ranks import LONGEST_VALUE, add_node
 
 FILE_CAP = 64 * 1024
 ENVIRON_CAP = 1024 * 1024
@@ -53,7 +56,6 @@ _ANCESTORS_MAX = 8
 _SERVICE_MARK = b"\0SYSTEMD_EXEC_PID="
 """systemd 248 and later sets this variable to the pid of the service's main process."""
 
-_SYSTEMD = ("systemd", "init")
 _SIGNALS = (("HUP", 1), ("INT", 2), ("QUIT", 3))
 _PASSWD_LINE = re.compile(rb"^([^:\n]+):[^:\n]*:(\d+):", re.MULTILINE)
 _ATTEMPTS = 3
@@ -65,6 +67,8 @@ _GPU_MAPPING = re.compile(
     rb"/dev/(?:nvidia|nvhost|nvmap|dri/|dxg)|/libcuda\.so|/libnvidia-|/lib(?:GLX|EGL|GLESv\w+)_nvidia"
 )
 _LINKS_MAX = 65536
+
+_ASSIGNMENT = re.compile(rb"(?:\A|\0)[A-Za-z_][^\0= ]*=")
 
 _SIGNAL_MASK = re.compile(rb"[0-9a-f]{1,16}")
 
@@ -122,8 +126,8 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
     denied = list(facts.denied)
     directory = find_memory_directory(root, row)
     argv = split_arguments(read_file(f"{directory}/cmdline", FILE_CAP, denied))
-    environment = b"\0" + read_file(f"{directory}/environ", ENVIRON_CAP, denied)
-    signs = _worker_variables(environment)
+    environment = b"\0" + read_environment(directory, denied)
+    signs = worker_variables(environment)
     service_main = _is_service_main(environment, {facts.pid, *facts.nspid})
     may_be_service_main = _SERVICE_MARK not in environment and _may_lead_service(row, facts)
     settings = find_settings(environment)
@@ -140,12 +144,12 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
     if parent is not None:
         words = split_arguments(read_file(f"{root}/{parent.pid}/cmdline", FILE_CAP, []))
         refused: list[str] = []
-        its_environment = b"\0" + read_file(f"{root}/{parent.pid}/environ", ENVIRON_CAP, refused)
+        its_environment = b"\0" + read_environment(f"{root}/{parent.pid}", refused)
         # A sign that the parent has in the part that was not read would seem to be the child's own.
         whole = not refused and 1 < len(its_environment) <= ENVIRON_CAP
         parent = parent._replace(
             command=program_name(words, parent.comm),
-            signs=_worker_variables(its_environment) if whole else None,
+            signs=worker_variables(its_environment) if whole else None,
         )
     again = read_row(root, row.pid)
     if again is None or again.start != row.start:
@@ -192,7 +196,7 @@ def has_gpu_file(directory: str) -> bool | None:
     return None if len(numbers) > _LINKS_MAX else False
 
 
-def _worker_variables(environment: bytes) -> tuple[str, ...]:
+def worker_variables(environment: bytes) -> tuple[str, ...]:
     """Return the variables of an environment that say that a process is a worker."""
     return tuple(name.decode() for name in WORKER_VARIABLES if b"\0" + name + b"=" in environment)
 
@@ -217,7 +221,7 @@ def _find_notebook_above(root: str, row: ProcessRow, uid: int | None) -> str:
         if next(iter(_parse_numbers(status.get(b"Uid", b""))), None) != uid:
             return ""
         argv = split_arguments(read_file(f"{directory}/cmdline", FILE_CAP, []))
-        environment = b"\0" + read_file(f"{directory}/environ", ENVIRON_CAP, [])
+        environment = b"\0" + read_environment(directory, [])
         if notebook := find_notebook(argv, environment):
             return notebook
         row = above
@@ -254,6 +258,19 @@ def read_file(path: str, cap: int, denied: list[str]) -> bytes:
     except OSError:
         pass  # the process ended while we read; what was read before belongs to it
     return bytes(data)
+
+
+def read_environment(directory: str, denied: list[str]) -> bytes:
+    """Return the environment with which a program was started; empty, and in ``denied``, if it is not known.
+
+    A program that sets its title (setproctitle) writes it over arguments and environment, and fills the rest
+    with zeros. An environment that is really empty has no bytes at all.
+    """
+    data = read_file(f"{directory}/environ", ENVIRON_CAP, denied)
+    if data and (data.endswith(b"\0\0") or _ASSIGNMENT.search(data) is None):
+        denied.append("environ")
+        return b""
+    return data
 
 
 def _read_basic(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> ProcessFacts:
@@ -385,16 +402,10 @@ def _is_service_main(environment: bytes, pids: set[int]) -> bool:
 def _may_lead_service(row: ProcessRow, facts: ProcessFacts) -> bool:
     """Tell whether a process may be what systemd itself started for a service, as far as it can be seen.
 
-    That is a child of systemd that leads its session in the cgroup of a service. A service of a person's
-    session, or one that starts other people's programs (sshd, cron), does not count.
+    It leads its session in the cgroup of a service. A service of a person's session, or one that starts other
+    people's programs (sshd, cron), does not count.
     """
-    parent = facts.parent
-    if parent is None or parent.comm not in _SYSTEMD or row.session != row.pid:
-        return False
-    parts = (part for _, path in hierarchy_paths(facts.cgroup or ()) for part in path.split("/"))
-    return facts.cgroup is None or any(
-        part.endswith(".service") and UNIT.fullmatch(part) and not is_personal(part) for part in parts
-    )
+    return row.session == row.pid and (facts.cgroup is None or is_in_service(facts.cgroup))
 
 
 def _parse_numbers(text: bytes) -> tuple[int, ...]:
@@ -403,3 +414,25 @@ def _parse_numbers(text: bytes) -> tuple[int, ...]:
 
 def _decode_comm(comm: bytes) -> str:
     return clean(comm.decode(errors="replace"))
+
+
+def find_rank(environment: bytes, node: str) -> Rank | None:
+    """Return the rank that an environment names; None where it names none, or a job of a single rank.
+
+    Args:
+        environment: begins with a zero byte.
+        node: the name of this host, which tells a rendezvous on localhost from that of another host.
+    """
+
+    def value(name: str) -> str:
+        mark = b"\0" + name.encode() + b"="
+        begin = environment.find(mark)
+        if begin < 0:
+            return ""
+        begin += len(mark)
+        # Cut before searching for the end, and at four bytes a character at most.
+        found = environment[begin : begin + 4 * LONGEST_VALUE].partition(b"\0")[0]
+        return printable(found.decode(errors="replace"), REPLACEMENT)[:LONGEST_VALUE]
+
+    found = distributed_ranks.find_rank(value)
+    return None if found is None else Rank(*found[:2], add_node(found[2], node))

@@ -4,7 +4,8 @@ NVML lists a process from its first context on. Before that, only its open ``/de
 the same holds for a program that only reads NVML (measured: cuInit alone opens it four times). The search
 reads ``/proc/*/fd`` for a few milliseconds in each sample. So its cost for each second is fixed: 4 ms, which
 is 0.4 % of a core. More processes only make a round longer: 5,000 processes with 10 files each need 250 to
-310 ms, so a round takes up to 77 s.
+310 ms, so a round takes up to 77 s. Of a process with many files only its mappings are read, and a round that
+is not over after some minutes counts as none: what it had not reached is not known.
 """
 
 from __future__ import annotations
@@ -12,21 +13,32 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from typing import NamedTuple
 
 from vramledger.model.reading import HiddenHolder, ProcessFacts, ProcessRow
 from vramledger.readers.bounded import BoundedReader
+from vramledger.readers.collector import Collector, Context, Health, Part
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import READ_ONLY
 
 ROUND_INTERVAL = 30.0
 """The minimum time from the start of one round to the start of the next, in seconds."""
 
+BUDGET = 0.004
+"""Seconds of a sample that are spent on the search: 0.4 % of a core at one sample a second."""
+
 INIT_PID = 1
 """An init has no GPU open, and some sandboxes do not even let root read its files."""
 
+ROUND_MAX = 300.0
+"""Seconds after which a round is given up, and nothing is known."""
+
 _LINKS_AT_ONCE = 64
+_LINKS_MAX = 1024
+"""The open files of a process that are looked at; it may have a million. One with more has a context only if
+it maps a device, which is looked for instead."""
+
 _MAPS_CAP = 16 * 1024 * 1024
 """Enough bytes for 170,000 mappings; vm.max_map_count is 65,530 unless raised."""
 _CHUNK = 64 * 1024
@@ -39,14 +51,16 @@ PERSISTENCED = "nvidia-persistenced"
 
 
 class _Classified(NamedTuple):
-    """A process with a device open; ``looked``: all of its mappings were read."""
+    """A process with a device open, None for one that has none; ``looked``: all of its mappings were read."""
 
-    holder: HiddenHolder
+    holder: HiddenHolder | None
     looked: bool
 
 
-class HiddenSearch:
+class HiddenSearch(Collector):
     """Search in rounds, one step in each sample."""
+
+    needs = ()
 
     def __init__(
         self,
@@ -70,21 +84,56 @@ class HiddenSearch:
         self._own = frozenset(own_pids)
         self._prefix = devices
         self._device = re.compile(re.escape(devices) + r"(\d+)(?: \(deleted\))?")
-        self._mapped = re.compile(re.escape(devices.encode()) + rb"\d")
+        self._mapped = re.compile(re.escape(devices.encode()) + rb"(\d+)(?: \(deleted\))?\n")
         self._round_interval = round_interval
         self._clock = clock
         self._classifications: BoundedReader[_Classified | None] = BoundedReader(clock=clock)
         self._round: Iterator[bool] | None = None
-        self._next_round = clock()
+        self._next_round = self.work_at = self._begun = clock()
+        self._overdue = False
         self._listed: frozenset[int] = frozenset()
         self._found: tuple[HiddenHolder, ...] | None = None
         self._unreadable = 0
+        self._seconds = 0.0
+        self._errors: list[Exception] = []
+
+    def read(self, context: Context) -> Part:  # noqa: ARG002 as all are called
+        """Return what the last complete round found; ``context`` does not matter."""
+        return {"hidden": self.result, "hidden_unreadable": self.unreadable if self.complete else None}
+
+    @property
+    def health(self) -> Health:
+        """Whether it could look into all processes in time, and the seconds of its last step."""
+        return not self.unreadable and not self._overdue, self._seconds
+
+    def errors(self) -> Iterator[Exception]:
+        """Yield what looking at a process has raised."""
+        errors, self._errors = self._errors, []
+        yield from errors
+
+    def work_between(self, context: Context) -> None:
+        """Continue the search, among what NVML does not list in this sample."""
+        begun = self._clock()
+        try:
+            self.search(context.listed_pids, BUDGET)
+        except Exception:
+            self._give_up_round()
+            raise
+        finally:
+            self._seconds = self._clock() - begun
+            self.work_at = 0.0 if self._round is not None or self._found else self._next_round
+
+    def _give_up_round(self) -> None:
+        """Begin a new round; until its end nothing is known."""
+        self._round, self._found, self._unreadable = None, None, 0
+        self._next_round = self._clock()
 
     @property
     def result(self) -> tuple[HiddenHolder, ...] | None:
         """The hidden holders that the last complete round found and that still run; None when not known.
 
-        It is not known before the end of the first round. It is not known either when nothing was found and
+        It is not known before the end of the first round, or after one that has taken too long. It is not
+        known either when nothing was found and
         there are processes that we may not look into: each of them may be a hidden holder.
         """
         return self._found or (None if self._unreadable else self._found)
@@ -114,8 +163,12 @@ class HiddenSearch:
         if self._round is None:
             if begun < self._next_round:
                 return
-            self._next_round = begun + self._round_interval
+            self._begun, self._next_round = begun, begun + self._round_interval
             self._round = self._search_round()
+        elif begun - self._begun > ROUND_MAX:
+            self._give_up_round()
+            self._overdue = True
+            return
         for more in self._round:
             if not more or self._clock() - begun >= budget_seconds:
                 return
@@ -130,27 +183,38 @@ class HiddenSearch:
             if pid in self._own or pid in self._listed:
                 continue
             minors: set[int] = set()
+            more = False
             try:
-                yield from self._read_open_devices(pid, minors)
+                more = yield from self._read_open_devices(pid, minors)
             except PermissionError:
                 unreadable += pid != INIT_PID
             except OSError:
                 continue  # the process has ended
-            if minors and (row := self._host.row(pid)) is not None:
-                self._submit_classification(row, tuple(sorted(minors)))
+            if (minors or more) and (row := self._host.row(pid)) is not None:
+                self._submit_classification(row, minors, more=more)
             yield True
-        found: dict[int, _Classified] = {}
+        found: list[_Classified] = []
         while True:
-            answers = self._classifications.collect(0)
-            found.update({each.holder.pid: each for each in answers if each is not None})
+            found += filter(None, self._classifications.collect(0))
+            if errors := self._classifications.take_errors():
+                self._errors += errors.values()
+                self._give_up_round()
+                return
             if not self._classifications.busy:
                 break
             yield False
-        self._found = tuple(filter(self._is_still_hidden, (found[pid].holder for pid in sorted(found))))
-        self._unreadable = unreadable + sum(1 for each in self._found if not found[each.pid].looked)
+        hidden = [
+            (each.holder, each.looked)
+            for each in found
+            if each.holder is not None and self._is_still_hidden(each.holder)
+        ]
+        self._found = tuple(holder for holder, _ in sorted(hidden, key=lambda each: each[0].pid))
+        unseen = [each for each in found if each.holder is None]
+        self._unreadable = unreadable + len(unseen) + sum(not looked for _, looked in hidden)
+        self._overdue = False
 
-    def _read_open_devices(self, pid: int, minors: set[int]) -> Iterator[bool]:
-        """Add the device numbers that a process has open.
+    def _read_open_devices(self, pid: int, minors: set[int]) -> Generator[bool, None, bool]:
+        """Add the device numbers that a process has open; return whether not all of its files were looked at.
 
         It calls readlink and not stat: readlink does not touch the file, while stat asks the file system,
         which may be on a network and hang. It lists the files piece by piece: there may be millions.
@@ -164,21 +228,34 @@ class HiddenSearch:
                     continue  # closed meanwhile
                 if target.startswith(self._prefix) and (match := self._device.fullmatch(target)):
                     minors.add(int(match[1]))
+                if count >= _LINKS_MAX:
+                    return True
                 if count % _LINKS_AT_ONCE == 0:
                     yield True
+        return False
 
-    def _submit_classification(self, row: ProcessRow, minors: tuple[int, ...]) -> None:
-        """Queue a found process for the thread of ``readers.bounded``: reading ``maps`` may hang."""
+    def _submit_classification(self, row: ProcessRow, minors: set[int], *, more: bool) -> None:
+        """Queue a process for the thread of ``readers.bounded``: reading ``maps`` may hang.
 
-        def classified(facts: ProcessFacts | None, kind: str | None) -> _Classified | None:
-            if facts is None:
+        It has these devices open, or perhaps others if it has ``more`` files.
+        """
+
+        def classified(
+            facts: ProcessFacts | None, kind: str | None, mapped: Collection[int] = ()
+        ) -> _Classified | None:
+            found = tuple(sorted({*minors, *mapped}))
+            if facts is None or (not found and kind is not None):
                 return None
-            holder = HiddenHolder(row.pid, row.start, kind or "unknown", facts.command, facts.user, minors)
+            if not found:
+                return _Classified(None, looked=False)
+            holder = HiddenHolder(row.pid, row.start, kind or "unknown", facts.command, facts.user, found)
             return _Classified(holder, kind is not None)
 
         def classify() -> _Classified | None:
             facts = self._host.facts(row)
-            return classified(facts, None if facts is None else self._classify(row, facts))
+            mapped: set[int] = set()
+            kind = None if facts is None else self._classify(row, facts, mapped, more=more)
+            return classified(facts, kind, mapped if more else ())
 
         def skip_classification() -> _Classified | None:
             return classified(self._host.basic_facts(row), None)
@@ -201,19 +278,21 @@ class HiddenSearch:
         row = self._host.row(holder.pid)
         return row is not None and row.start == holder.start and row.state not in "ZX"
 
-    def _classify(self, row: ProcessRow, facts: ProcessFacts) -> str | None:
+    def _classify(self, row: ProcessRow, facts: ProcessFacts, mapped: set[int], *, more: bool) -> str | None:
         """Say what a process with a device open is; None when not all of its mappings can be read.
 
         Measured on an H200 with driver 580: nvmlInit maps libcuda as well, so the library proves nothing. But
         cuInit maps the device file itself (/dev/nvidia0, twice), and a program that only reads NVML never
         does. A forked child of a CUDA program, such as a DataLoader's worker, inherits the files and the
         mappings; while its parent is listed, the bytes belong to the parent.
+
+        The numbers of the devices that it maps are added to ``mapped``, all of them if it has ``more`` files.
         """
         if row.ppid in self._listed:
             return "inherited"
         if self._is_persistenced(row, facts):
             return "monitor"
-        return _classify_by_mappings(f"{self._host.root}/{row.pid}/maps", self._mapped)
+        return _classify_by_mappings(f"{self._host.root}/{row.pid}/maps", self._mapped, mapped, whole=more)
 
 
 def find_hidden_holders(
@@ -238,7 +317,9 @@ def find_hidden_holders(
     return (search.result or (), search.unreadable) if search.complete else None
 
 
-def _classify_by_mappings(maps: str, device: re.Pattern[bytes]) -> str | None:
+def _classify_by_mappings(
+    maps: str, device: re.Pattern[bytes], mapped: set[int], *, whole: bool
+) -> str | None:
     seen, tail = "unknown", b""
     try:
         descriptor = os.open(maps, READ_ONLY)
@@ -249,10 +330,13 @@ def _classify_by_mappings(maps: str, device: re.Pattern[bytes]) -> str | None:
             chunk = os.read(descriptor, _CHUNK)
             if not chunk:
                 return seen
-            if device.search(tail + chunk):
-                return "cuda"
-            if _NVML in tail + chunk:
+            mapped.update(int(each[1]) for each in device.finditer(tail + chunk))
+            if mapped:
+                seen = "cuda"
+            elif _NVML in tail + chunk:
                 seen = "monitor"
+            if mapped and not whole:
+                return seen
             tail = chunk[-_LONGEST:]
     except OSError:
         return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from vramledger.errors import StartupError
 from vramledger.model.reading import ProcessFacts, ProcessRow
@@ -144,7 +145,7 @@ class Host:
         All others are dropped while reading. It may hang: see ``bounded``.
         """
         denied: list[str] = []
-        data = facts.read_file(f"{self.root}/{pid}/environ", facts.ENVIRON_CAP, denied)
+        data = facts.read_environment(f"{self.root}/{pid}", denied)
         if len(data) >= facts.ENVIRON_CAP:
             return None
         pairs = (each.partition(b"=") for each in data.split(b"\0"))
@@ -185,6 +186,11 @@ class Host:
         status = facts.status_fields(facts.read_file(f"{self.root}/{pid}/status", facts.FILE_CAP, []))
         numbers = status.get(b"Uid", b"").split()
         return int(numbers[1]) if len(numbers) > 1 else None
+
+    def is_roots(self, pid: int) -> bool:
+        """Tell whether root is every user of a process: real, effective, saved and for files."""
+        status = facts.status_fields(facts.read_file(f"{self.root}/{pid}/status", facts.FILE_CAP, []))
+        return set(status.get(b"Uid", b"").split()) == {b"0"}
 
     def title(self, pid: int) -> bytes:
         """Return what a process has written as its own title; empty when it is gone, hidden or a zombie.

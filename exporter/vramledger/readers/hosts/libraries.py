@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 
-from vramledger.agent_protocol.frameworks import FRAMEWORKS
-from vramledger.agent_protocol.messages import ENABLE_VARIABLE
-from vramledger.printable import printable
 from vramledger.readers.hosts.program_names import REPLACEMENT
+from vramledger_agent.printable import printable
+from vramledger_agent.protocol.frameworks import FRAMEWORKS
+from vramledger_agent.protocol.messages import ENABLE_VARIABLE
 
 MAPS_CAP = 8 * 1024 * 1024
 """A mapping takes about 120 bytes, and the kernel allows a process 65,530 of them by default."""

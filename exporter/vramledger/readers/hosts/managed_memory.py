@@ -14,17 +14,22 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
+from vramledger.model.device_signs import LEAST_BYTES, MIB, beyond_contexts, uncharged_bytes
 from vramledger.model.reading import DeviceReading, ManagedMappings, ProcessRow
-from vramledger.model.uncharged_memory import LEAST_BYTES, MIB, beyond_contexts, uncharged_bytes
 from vramledger.readers.bounded import BoundedReader
+from vramledger.readers.collector import PATIENCE, Collector, Context, Part
 from vramledger.readers.hosts.facts import find_memory_directory, read_file
 from vramledger.readers.hosts.libraries import MAPS_CAP
 from vramledger.readers.hosts.stat import read_row
 
 BASE_BYTES = 2 * MIB
 """What every CUDA program maps of ``/dev/nvidia-uvm``, with and without managed memory."""
+
+TIMEOUT = 0.05
+"""Seconds for which a sample waits for mappings; a read takes below a millisecond, and a late one comes with
+the next sample."""
 
 READ_INTERVAL = 10.0
 """The minimum time between two reads of one process while its devices do not change, in seconds."""
@@ -59,8 +64,10 @@ def read_managed_bound(root: str, row: ProcessRow) -> int | None:
     return managed_bound(maps)
 
 
-class ManagedMemoryReader:
+class ManagedMemoryReader(Collector):
     """Read the bounds of the holders of devices with uncharged bytes, at a slow pace, and remember them."""
+
+    patience = PATIENCE + TIMEOUT
 
     def __init__(self, root: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Start with nothing known; ``root`` is where the proc file system is mounted."""
@@ -69,6 +76,15 @@ class ManagedMemoryReader:
         self._reads: BoundedReader[tuple[tuple[int, int], int | None]] = BoundedReader(clock=clock)
         self._known: dict[tuple[int, int], ManagedMappings] = {}
         self._requested: dict[tuple[int, int], tuple[float, int]] = {}
+        self._failed: Mapping[Hashable, Exception] = {}
+
+    def read(self, context: Context) -> Part:
+        """Return what is known of the holders of this sample."""
+        return {"managed": self.update(context.devices, context.rows, TIMEOUT)}
+
+    def errors(self) -> Iterator[Exception]:
+        """Yield what reading mappings has raised; the next update reads these again."""
+        yield from self._failed.values()
 
     def update(
         self, devices: Iterable[DeviceReading], rows: Iterable[ProcessRow], timeout: float
@@ -89,6 +105,10 @@ class ManagedMemoryReader:
             self._request(present[identity])
         for identity, bound in self._reads.collect(timeout if due else 0.0):
             self._known[identity] = ManagedMappings(*identity, bound)
+        self._failed = self._reads.take_errors()
+        for identity in self._requested.keys() & self._failed.keys():
+            del self._requested[identity]
+            self._known.pop(identity, None)
         for remembered in (self._known, self._requested):
             for identity in [each for each in remembered if each not in present]:
                 del remembered[identity]

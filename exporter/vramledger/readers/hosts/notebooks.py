@@ -17,8 +17,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from vramledger.printable import printable
 from vramledger.readers.hosts.program_names import REPLACEMENT
+from vramledger_agent.printable import printable
 
 MAX_PATH_BYTES = 1024
 """Bytes of a notebook's path that are kept."""

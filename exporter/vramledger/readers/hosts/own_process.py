@@ -16,6 +16,14 @@ _TICKS = float(os.sysconf("SC_CLK_TCK"))
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
+def own_cgroup() -> tuple[str, ...]:
+    """Return the lines of our own cgroups; none where they cannot be read."""
+    try:
+        return tuple(Path("/proc/self/cgroup").read_text(errors="replace").splitlines())
+    except OSError:
+        return ()
+
+
 class OwnProcess:
     """A process of ours.
 

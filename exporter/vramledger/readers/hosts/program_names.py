@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from vramledger.printable import printable
+from vramledger_agent.printable import printable
 
 MAX_NAME_LENGTH = 64
 
@@ -100,6 +100,7 @@ _INTERPRETERS: tuple[tuple[re.Pattern[str], _Interpreter], ...] = (
 parent must see that. The script's own name is in comm if its "#!" line started it."""
 
 _MULTIPROCESSING = re.compile(
+    r"(?:import sys; )?"  # since Python 3.14
     r"from ((?:billiard|multiprocess|multiprocessing)"
     r"\.(?:spawn|forkserver|resource_tracker|semaphore_tracker)) import \w*main"
 )

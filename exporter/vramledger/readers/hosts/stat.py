@@ -13,21 +13,32 @@ import os
 from vramledger.model.reading import ProcessRow
 
 READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
+_STACK = 25
+"""Where the address of the stack is, which ``execve`` chooses; 0 for those who may not trace the process."""
+
+_PROGRAMS = 65521
+"""So much of it leaves this module, and no address."""
+
 _LONGEST = 4096
 """More bytes than 52 numbers of at most 20 digits and a name of at most 64 bytes."""
 
 
-def read_stat(root: str, pid: int) -> bytes:
-    """Read the ``stat`` of a process.
+def read_small(path: str, most: int = 16384) -> bytes:
+    """Read a file of a process that the kernel writes in one piece.
 
     Raises:
         OSError: it is gone (ENOENT, or ESRCH when it ended after the open), or hidden (EACCES, EPERM).
     """
-    descriptor = os.open(f"{root}/{pid}/stat", READ_ONLY)
+    descriptor = os.open(path, READ_ONLY)
     try:
-        return os.read(descriptor, _LONGEST)
+        return os.read(descriptor, most)
     finally:
         os.close(descriptor)
+
+
+def read_stat(root: str, pid: int) -> bytes:
+    """Read the ``stat`` of a process; raises what :func:`read_small` does."""
+    return read_small(f"{root}/{pid}/stat", _LONGEST)
 
 
 def parse_stat(pid: int, data: bytes) -> ProcessRow:
@@ -37,7 +48,7 @@ def parse_stat(pid: int, data: bytes) -> ProcessRow:
         ValueError: this is not a ``stat``.
     """
     try:
-        fields = data[data.rindex(b")") + 2 :].split(None, 20)
+        fields = data[data.rindex(b")") + 2 :].split(None, 26)
         return ProcessRow(
             pid=pid,
             start=int(fields[19]),
@@ -47,6 +58,7 @@ def parse_stat(pid: int, data: bytes) -> ProcessRow:
             session=int(fields[3]),
             tty=int(fields[4]),
             threads=int(fields[17]),
+            program=int(fields[_STACK]) % _PROGRAMS if len(fields) > _STACK else 0,
         )
     except IndexError:
         message = f"the stat of process {pid} is cut short"

@@ -16,23 +16,29 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vramledger.model.reading import LaunchCount
-from vramledger.printable import printable
 from vramledger.readers.hosts.facts import read_file
 from vramledger.readers.hosts.libraries import MAPS_CAP
 from vramledger.readers.hosts.stat import READ_ONLY, read_row
 from vramledger.readers.launches.counter_pool import CounterPool
-from vramledger.readers.launches.elf import ElfError, find_functions
-from vramledger.readers.launches.entry_points import bypasses_library, is_library, submits_work
-from vramledger.readers.launches.mappings import Mapping, find_mappings
+from vramledger.readers.launches.elf import (
+    ElfError,
+    bypasses_library,
+    find_functions,
+    is_library,
+    submits_work,
+)
 from vramledger.readers.launches.threads import cpu_time, list_threads, sleep_mark
 from vramledger.readers.launches.uprobes import (
+    Mapping,
     ThreadStarts,
     disable_counter,
     explain,
+    find_mappings,
     open_counter,
     read_counter,
     uprobe_type,
 )
+from vramledger_agent.printable import printable
 
 MAX_THREADS = 4096
 """The maximum number of threads of a program that is counted: one look at 1,000 takes 15 ms."""

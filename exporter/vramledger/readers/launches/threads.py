@@ -9,9 +9,8 @@ import os
 import re
 import time
 
-from vramledger.readers.hosts.stat import READ_ONLY
+from vramledger.readers.hosts.stat import read_small
 
-_FILE_CAP = 16384
 _STATE = re.compile(rb"^State:\s*(\S)", re.MULTILINE)
 _SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _SLEEPS = b"SDTtIK"
@@ -41,11 +40,7 @@ def sleep_mark(root: str, pid: int, thread: int) -> int | None:
     Raises:
         OSError: it has ended.
     """
-    descriptor = os.open(f"{root}/{pid}/task/{thread}/status", READ_ONLY)
-    try:
-        status = os.read(descriptor, _FILE_CAP)
-    finally:
-        os.close(descriptor)
+    status = read_small(f"{root}/{pid}/task/{thread}/status")
     if _DRIVER_THREAD.search(status):
         return 0
     state = _STATE.search(status)

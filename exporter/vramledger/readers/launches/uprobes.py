@@ -24,8 +24,34 @@ import fcntl
 import mmap
 import os
 import platform
+import re
 import struct
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+_MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) (\S+) ([0-9a-f]+) \S+ \d+ +(/.*)$", re.MULTILINE)
+
+
+class Mapping(NamedTuple):
+    """A part of a file that a program has mapped as code."""
+
+    start: int
+    end: int
+    offset: int
+    path: str
+
+    def holds(self, offset: int) -> bool:
+        """Tell whether it contains an offset of the file."""
+        return self.offset <= offset < self.offset + self.end - self.start
+
+
+def find_mappings(maps: bytes) -> Iterator[Mapping]:
+    """Yield the code of files that a ``maps`` shows."""
+    for start, end, rights, offset, path in _MAPPING.findall(maps):
+        if b"x" in rights:
+            yield Mapping(int(start, 16), int(end, 16), int(offset, 16), os.fsdecode(path))
+
 
 _PMU = Path("/sys/bus/event_source/devices/uprobe/type")
 _SYSTEM_CALLS = {"x86_64": 298, "aarch64": 241}
@@ -149,3 +175,35 @@ class ThreadStarts:
 
     def _byte(self, at: int) -> int:
         return self._ring[_PAGE + at % _PAGE]
+
+
+def find_obstacle(root: str) -> str:
+    """Say why the calls of programs cannot be counted here; empty if they can.
+
+    Args:
+        root: where the proc file system is mounted.
+    """
+    try:
+        pmu = uprobe_type()
+    except (OSError, ValueError):
+        return "the kernel has no uprobes for perf_event_open (it needs Linux 5.8 or newer)"
+    function = ctypes.CDLL(None).ether_ntoa  # every C library has it, and we call it nowhere else
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0
+    try:
+        library = _mapping_of(root, address)
+        if library is None:
+            return "our own C library was not found in our memory"
+        offset = address - library.start + library.offset
+        counter = open_counter(pmu, library.path, offset, os.getpid())
+    except OSError as error:
+        return explain(error)
+    try:
+        function(ctypes.create_string_buffer(6))
+        return "" if read_counter(counter) == 1 else "the kernel does not count a call that we made"
+    finally:
+        os.close(counter)
+
+
+def _mapping_of(root: str, address: int) -> Mapping | None:
+    mappings = find_mappings(Path(f"{root}/self/maps").read_bytes())
+    return next((each for each in mappings if each.start <= address < each.end), None)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from vramledger.readers.nvml.return_codes import (
+from vramledger.readers.nvml.calls import (
     INVALID_ARGUMENT,
     NOT_SUPPORTED,
     SUCCESS,
@@ -76,7 +76,6 @@ class ActivityReader:
     """
 
     def __init__(self, nvml: Nvml, gpu_instance: int | None = None) -> None:
-        """Read a GPU, or the instance with this number on it."""
         self._nvml = nvml
         self._gpu_instance = gpu_instance
         self._unsupported: int | None = None

@@ -10,8 +10,9 @@ import time
 from functools import partial, reduce
 from typing import Any, Final, NamedTuple
 
-from vramledger.model.counted_activity import mean_activity, read_counters
+from vramledger.model.device_signs import mean_activity, read_counters
 from vramledger.model.reading import (
+    ASLEEP,
     DeviceReading,
     HardwareValue,
     MemoryReading,
@@ -19,9 +20,25 @@ from vramledger.model.reading import (
     ProcessUtilization,
 )
 from vramledger.readers.hosts.dmem import DeviceMemoryCgroups
+from vramledger.readers.hosts.gpu_sleep import SleepWatch
 from vramledger.readers.hosts.system_memory import SystemMemory
 from vramledger.readers.nvml.activity import ActivityReader, pcie_throughput
-from vramledger.readers.nvml.calls import DeviceLostError, query, raise_if_gone, read_uuid
+from vramledger.readers.nvml.calls import (
+    GARBAGE,
+    GPU_IS_LOST,
+    LOST,
+    NOT_SUPPORTED,
+    REFUSED,
+    RESET_REQUIRED,
+    UNKNOWN,
+    DeviceLostError,
+    Failures,
+    Handle,
+    Nvml,
+    query,
+    raise_if_gone,
+    read_uuid,
+)
 from vramledger.readers.nvml.hardware import (
     HARDWARE_METRICS,
     PCIE_THROUGHPUT,
@@ -30,24 +47,17 @@ from vramledger.readers.nvml.hardware import (
     HardwareMetric,
 )
 from vramledger.readers.nvml.memory import (
+    LimitReader,
+    Limits,
     MemoryReader,
     NamedDevice,
     is_integrated,
     read_confidential,
     read_virtualization,
 )
-from vramledger.readers.nvml.memory_limits import LimitReader, Limits
 from vramledger.readers.nvml.mig import MigInstance, read_instances
 from vramledger.readers.nvml.process_lists import ProcessList, Unchanged, merge_lists
 from vramledger.readers.nvml.query_pace import ListPace, RowPace
-from vramledger.readers.nvml.return_codes import (
-    GPU_IS_LOST,
-    LOST,
-    NOT_SUPPORTED,
-    UNKNOWN,
-    Handle,
-    Nvml,
-)
 from vramledger.readers.nvml.utilization import DeviceUtilizationLog, UtilizationLog, read_utilization
 
 _DATA: Final = ("memory", "processes", "utilization", "process_utilization")
@@ -74,6 +84,7 @@ class DeviceReader:
     Attributes:
         index: NVML's index of the GPU.
         cgroups: the cgroups whose limits are read from the next slow sample on.
+        sleep: tells when the GPU is not asked because it sleeps; None for never.
         open_error: NVML's code if the GPU gave no handle at the last attempt, otherwise None.
     """
 
@@ -87,6 +98,7 @@ class DeviceReader:
     ) -> None:
         self._nvml = nvml
         self.index = index
+        self.sleep: SleepWatch | None = None
         enabled = [each for each in HARDWARE_METRICS if each.collector in collectors]
         self._fast_metrics = [each for each in enabled if each.pace != SLOW]
         self._slow_metrics = [each for each in enabled if each.pace == SLOW]
@@ -114,10 +126,10 @@ class DeviceReader:
         self._last_activity: tuple[float, dict[str, float]] | None = None
         self._answered = False
         self.cgroups: tuple[str, ...] = ()
-        self._limited: tuple[str, ...] = ()
+        self._limited: tuple[str, ...] | None = ()  # None: reading them has failed
         self._slow_due = float("-inf")
         self._slow_values: dict[str, HardwareValue] = {}
-        self._slow_failed: list[str] = []
+        self._slow_failed: Failures = {}
         self._instances: list[MigInstance] | None = None  # None: MIG does not divide the GPU
         self._layout_known = False
         self._handle: Handle = None
@@ -139,14 +151,21 @@ class DeviceReader:
     def open(self) -> None:
         """Get handle and identity; while they are missing, :meth:`read` tries it again from time to time.
 
+        A GPU that sleeps is not woken for it.
+
         Raises:
             DriverError: ``driver-lost``, the driver is gone for all devices.
         """
+        if self.sleep is not None and self.sleep.is_asleep():
+            known = self.sleep.known()
+            uuid = known.uuid or self._identity_fields.uuid
+            self._identity_fields = _DeviceIdentity(uuid, known.name, self.sleep.address, known.minor)
+            return
         self.open_error = self._open_device()
 
     def _open_device(self) -> int | None:
         """Return NVML's error if the GPU gives no handle or identity."""
-        nvml, failed = self._nvml, list[str]()
+        nvml, failed = self._nvml, Failures()
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(self.index)
             self._identity_fields = _DeviceIdentity(
@@ -157,6 +176,8 @@ class DeviceReader:
             )
             self._handle = handle
             self._incomplete = bool(failed)
+            if self.sleep is not None:
+                self.sleep.address = self._identity_fields.pci_bus_id or self.sleep.address
         except DeviceLostError:
             return GPU_IS_LOST
         except nvml.NVMLError as error:
@@ -189,7 +210,7 @@ class DeviceReader:
             DriverError: ``driver-lost``, the driver is gone for all devices.
             DeviceLostError: the GPU is gone.
         """
-        failed: list[str] = []
+        failed: Failures = {}
         memory = self._memory.read(self._named, self._named, failed)
         activity = self._activity_since_look(monotonic, failed)
         return (
@@ -208,6 +229,15 @@ class DeviceReader:
         """
         started = time.perf_counter()
         self._answered = False
+        if self.sleep is not None and self.sleep.leaves_alone(monotonic):
+            self._forget_activity()
+            return self._readings_without_data(started, ASLEEP)
+        readings = self._read_awake(wall, monotonic, started)
+        if self.sleep is not None:
+            self.sleep.plan_rest(readings[0], monotonic)
+        return readings
+
+    def _read_awake(self, wall: float, monotonic: float, started: float) -> tuple[DeviceReading, ...]:
         slow = monotonic >= self._slow_due
         if slow:
             self._slow_due = monotonic + SLOW_INTERVAL
@@ -217,22 +247,20 @@ class DeviceReader:
             self.open()
         if self._handle is None:
             if self.open_error in LOST:
-                return self._lost_readings(started)
+                return self._readings_without_data(started, "lost")
             self._slow_due = float("-inf")  # read everything again once it opens
-            return (DeviceReading(self.index, *self._identity_fields, error="failed", failed=("handle",)),)
-        failed: list[str] = []
+            return (self._unopened(),)
+        failed: Failures = {}
         try:
-            limits_failed: list[str] = []
+            limits_failed: Failures = {}
             if slow:
                 self._memory.look_again()
                 read_mode = partial(read_virtualization, self._nvml)
-                self._virtualization = query(self._nvml, read_mode, self._handle, "", [])
+                self._virtualization = query(self._nvml, read_mode, self._handle, "", {})
                 self._read_confidential()
             if slow or self.cgroups != self._limited:
-                self._limited = self.cgroups
-                bus = self._identity_fields.pci_bus_id
-                self._limits = self._limit_reader.read(self._handle, bus, self._limited, limits_failed)
-            failed += limits_failed
+                self._read_limits(limits_failed)
+            failed |= limits_failed
             if slow or not self._layout_known:
                 self._read_mig_layout(failed)
             reading = self._read_gpu(wall, monotonic, failed, started, slow=slow)
@@ -243,7 +271,16 @@ class DeviceReader:
             self._forget_activity()
             for reader in self._instance_activity.values():
                 reader.forget()
-            return self._lost_readings(started)
+            return self._readings_without_data(started, "lost")
+
+    def _read_limits(self, failed: Failures) -> None:
+        cgroups, bus = self.cgroups, self._identity_fields.pci_bus_id
+
+        def read(handle: Handle) -> Limits:
+            return self._limit_reader.read(handle, bus, cgroups, failed)
+
+        limits = query(self._nvml, read, self._handle, "limits", failed)
+        self._limits, self._limited = limits or Limits(), None if limits is None else cgroups
 
     @property
     def _integrated(self) -> bool:
@@ -253,9 +290,21 @@ class DeviceReader:
     def _named(self) -> NamedDevice:
         return NamedDevice(self._handle, self.uuid, self._identity_fields.name)
 
-    def _lost_readings(self, started: float) -> tuple[DeviceReading, ...]:
-        reading = self._gpu_reading(started, error="lost", divided=self._instances is not None)
-        return reading, *(self._instance_reading(each, error="lost") for each in self._instances or ())
+    def _unopened(self) -> DeviceReading:
+        words = None if self.open_error is None else str(self._nvml.NVMLError(self.open_error))
+        refused = self.open_error == RESET_REQUIRED
+        return DeviceReading(
+            self.index,
+            *self._identity_fields,
+            error="failed",
+            failed=("handle",),
+            words=words,
+            reset_required=refused,
+        )
+
+    def _readings_without_data(self, started: float, error: str) -> tuple[DeviceReading, ...]:
+        reading = self._gpu_reading(started, error=error, divided=self._instances is not None)
+        return reading, *(self._instance_reading(each, error=error) for each in self._instances or ())
 
     def _gpu_reading(self, started: float, **read: Any) -> DeviceReading:  # noqa: ANN401  # DeviceReading's fields
         return DeviceReading(
@@ -263,7 +312,7 @@ class DeviceReader:
         )
 
     def _read_gpu(
-        self, wall: float, monotonic: float, failed: list[str], started: float, *, slow: bool
+        self, wall: float, monotonic: float, failed: Failures, started: float, *, slow: bool
     ) -> DeviceReading:
         divided = self._instances is not None
         ledger: dict[str, Any] = (
@@ -272,6 +321,7 @@ class DeviceReader:
         traffic = pcie_throughput(ledger.get("activity")) if self._reads_pcie else None
         hardware = {} if self._integrated else self._read_hardware(failed, traffic, slow=slow)
         has_data = hardware or any(ledger.get(name) is not None for name in _DATA)
+        refused = failed.pop(REFUSED, None)
         self._answered = bool(has_data) and not (failed or divided or self._integrated)
         return self._gpu_reading(
             started,
@@ -281,12 +331,14 @@ class DeviceReader:
             error="failed" if failed and not has_data else None,
             hardware=hardware,
             failed=tuple(failed),
+            words=refused or next(iter(failed.values()), None),
+            reset_required=None if self._integrated else refused is not None,
             **({} if divided else self._limits._asdict()),
             **ledger,
         )
 
     def _read_memory_and_holders(
-        self, wall: float, monotonic: float, failed: list[str], *, slow: bool
+        self, wall: float, monotonic: float, failed: Failures, *, slow: bool
     ) -> dict[str, Any]:
         handle = self._handle
         # Memory and holders come first and together, so that the ledger is of one moment.
@@ -307,7 +359,7 @@ class DeviceReader:
         }
 
     def _read_all_lists(
-        self, memory: MemoryReading | None, monotonic: float, failed: list[str], *, slow: bool
+        self, memory: MemoryReading | None, monotonic: float, failed: Failures, *, slow: bool
     ) -> tuple[ProcessEntry, ...] | None:
         """Read the lists of the GPU, those of graphics and of MPS only where they can have changed."""
         self._unchanged.used = None if memory is None else memory.used
@@ -323,20 +375,20 @@ class DeviceReader:
         monotonic: float,
         processes: tuple[ProcessEntry, ...] | None,
         activity: dict[str, float] | None,
-        failed: list[str],
+        failed: Failures,
     ) -> tuple[ProcessUtilization, ...] | None:
         """Return the new rows of utilisation; none where they cannot say anything new yet."""
         if not self._row_pace.are_due(read_counters(activity), monotonic):
             return self._row_pace.between
         listed = None if processes is None else {entry.pid for entry in processes}
-        errors: list[str] = []
+        errors: Failures = {}
         read = partial(self._utilization_log.read, wall=wall, monotonic=monotonic, listed_pids=listed)
         rows: tuple[ProcessUtilization, ...] | None
         rows = query(self._nvml, read, self._handle, "process_utilization", errors)
         self._row_pace.remember(rows, listed or (), monotonic, failed=bool(errors))
         if listed is not None and any(row.pid not in listed for row in rows or ()):
             self._list_pace.expect_changes()  # it may have come since the list was read
-        failed += errors
+        failed |= errors
         return rows
 
     def _read_confidential(self) -> None:
@@ -345,7 +397,7 @@ class DeviceReader:
         A driver without the query has no confidential computing. One that fails says nothing, and what was
         known stays.
         """
-        errors: list[str] = []
+        errors: Failures = {}
         mode = query(self._nvml, partial(read_confidential, self._nvml), self._handle, "", errors)
         if not errors:
             self._confidential, self._counters_hidden = mode, mode == "on"
@@ -356,7 +408,7 @@ class DeviceReader:
             raise self._nvml.NVMLError(NOT_SUPPORTED)
         return self._activity.read(handle, monotonic)
 
-    def _activity_since_look(self, monotonic: float, failed: list[str]) -> dict[str, float] | None:
+    def _activity_since_look(self, monotonic: float, failed: Failures) -> dict[str, float] | None:
         """Return what the counters say of the time since they were last read, and keep it for the reading."""
         read = partial(self._read_activity, monotonic=monotonic)
         activity: dict[str, float] | None = query(self._nvml, read, self._handle, "activity", failed)
@@ -364,7 +416,7 @@ class DeviceReader:
             self._looks[monotonic] = activity
         return activity
 
-    def _activity_since_reading(self, monotonic: float, failed: list[str]) -> dict[str, float] | None:
+    def _activity_since_reading(self, monotonic: float, failed: Failures) -> dict[str, float] | None:
         """Return what the counters say of the time since the last reading, over all looks since then."""
         if self._last_activity is not None and self._last_activity[0] == monotonic:
             return self._last_activity[1]
@@ -383,13 +435,13 @@ class DeviceReader:
         """Return the GPU's rates; without GPM also the highest one since the previous reading."""
         rates = read_utilization(self._nvml, handle)
         if rates is not None and (self._counters_hidden or self._activity.unsupported):
-            peak = query(self._nvml, self._device_log.highest, handle, "utilization", [])
+            peak = query(self._nvml, self._device_log.highest, handle, "utilization", {})
             if peak is not None:
                 rates["gpu_peak"] = peak
         return rates
 
     def _read_hardware(
-        self, failed: list[str], traffic: dict[str, float] | None, *, slow: bool
+        self, failed: Failures, traffic: dict[str, float] | None, *, slow: bool
     ) -> dict[str, HardwareValue]:
         values: dict[str, HardwareValue] = {}
         for metric in self._fast_metrics:
@@ -401,7 +453,7 @@ class DeviceReader:
         )
         if slow:
             self._slow_values = {}
-        self._slow_failed = []
+        self._slow_failed = {}
         if traffic is not None:
             queried = [each for each in queried if each.key != PCIE_THROUGHPUT]  # 20 ms for what GPM says too
             self._slow_values.pop(PCIE_THROUGHPUT, None)
@@ -411,11 +463,11 @@ class DeviceReader:
         for metric in queried:  # a failed query is repeated in the next sample, not in ten seconds
             _query_hardware_metric(self._nvml, metric, self._handle, self._slow_values, self._slow_failed)
         values.update(self._slow_values)
-        failed += self._slow_failed
+        failed |= self._slow_failed
         return values
 
     def _read_processes(
-        self, handle: Handle, failed: list[str], unchanged: Unchanged | None = None
+        self, handle: Handle, failed: Failures, unchanged: Unchanged | None = None
     ) -> tuple[ProcessEntry, ...] | None:
         """Read the lists of a device.
 
@@ -425,7 +477,7 @@ class DeviceReader:
             unchanged: what tells that only the list of compute processes can have changed; None to read all.
         """
         lists: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
-        errors: list[str] = []
+        errors: Failures = {}
         for kind, process_list in self._lists:
             if kind != "C" and unchanged is not None and unchanged.only_compute(lists[0][1]):
                 break
@@ -434,23 +486,23 @@ class DeviceReader:
                 lists.append((kind, tuple(rows)))
             elif errors or kind == "C":
                 # Graphics and MPS may be unsupported; without compute we know nothing.
-                failed += errors
+                failed |= errors
                 return None
         try:
-            merged = merge_lists(lists)
+            merged = merge_lists(lists, failed)
         except ValueError:
-            failed.append("processes")
+            failed["processes"] = GARBAGE
             return None
         if unchanged is not None:
             unchanged.remember(lists)
         return merged
 
-    def _read_mig_layout(self, failed: list[str]) -> None:
+    def _read_mig_layout(self, failed: Failures) -> None:
         """Find out whether MIG divides the GPU, and into what; keep the old layout if that fails."""
-        errors: list[str] = []
+        errors: Failures = {}
         instances = read_instances(self._nvml, self._handle, errors)
         self._layout_known = not errors
-        failed += errors[:1]
+        failed |= errors
         if not errors:
             self._instances = instances
             if instances is not None:
@@ -461,7 +513,7 @@ class DeviceReader:
                 self._instance_activity.pop(number).close()
 
     def _read_instance_activity(
-        self, instance: MigInstance, monotonic: float, failed: list[str]
+        self, instance: MigInstance, monotonic: float, failed: Failures
     ) -> dict[str, float] | None:
         """Read the counters of the GPU instance, which compute instances on it share."""
         number = instance.gpu_instance
@@ -476,13 +528,14 @@ class DeviceReader:
 
     def _read_instance(self, instance: MigInstance, monotonic: float) -> DeviceReading:
         started = time.perf_counter()
-        failed: list[str] = []
+        failed: Failures = {}
         named = NamedDevice(instance.handle, instance.uuid, self._identity_fields.name)
         memory = self._memory.read(named, self._named, failed)
         processes = self._read_processes(instance.handle, failed)
         if failed:
             self._layout_known = False  # the instance may have been destroyed: look again at the next sample
         activity = self._read_instance_activity(instance, monotonic, failed)
+        refused = failed.pop(REFUSED, None)
         return self._instance_reading(
             instance,
             error="failed" if failed and memory.memory is None and processes is None else None,
@@ -491,6 +544,7 @@ class DeviceReader:
             processes=processes,
             activity=activity,
             failed=tuple(failed),
+            words=refused or next(iter(failed.values()), None),
         )
 
     def _instance_reading(self, instance: MigInstance, **read: Any) -> DeviceReading:  # noqa: ANN401  # DeviceReading's fields
@@ -510,7 +564,7 @@ class DeviceReader:
 
 
 def _query_hardware_metric(
-    nvml: Nvml, metric: HardwareMetric, handle: Handle, values: dict[str, HardwareValue], failed: list[str]
+    nvml: Nvml, metric: HardwareMetric, handle: Handle, values: dict[str, HardwareValue], failed: Failures
 ) -> None:
     value = query(nvml, partial(metric.read, nvml), handle, metric.key, failed)
     if value is not None:

@@ -10,17 +10,20 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from vramledger.model.reading import HardwareValue
-from vramledger.readers.nvml.calls import call_function
-from vramledger.readers.nvml.return_codes import (
+from vramledger.readers.nvml.calls import (
+    FUNCTION_NOT_FOUND,
+    INVALID_ARGUMENT,
     MAX_BYTES,
     NO_SUCH_FUNCTION,
     NONE_32,
     NONE_64,
+    NOT_SUPPORTED,
     SUCCESS,
     UNKNOWN,
     UNSUPPORTED,
     Handle,
     Nvml,
+    call_function,
 )
 
 SLOW_INTERVAL: Final = 10.0
@@ -94,6 +97,18 @@ _THROTTLE_REASONS: Final = (
 _MAX_REASON_BITS: Final = 48
 """The number of bits that may ever be reasons."""
 
+RECOVERY_ACTIONS: Final = (
+    "none",
+    "gpu_reset",
+    "node_reboot",
+    "drain_p2p",
+    "drain_and_reset",
+    "recover_imex_domain",
+    "bus_reset",
+    "system_reboot",
+)
+"""What the driver says that a GPU needs after an error, by NVML's number. From documentation, not seen."""
+
 
 def _read_throttle_reasons(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
     try:
@@ -147,18 +162,35 @@ _FIELD_TYPES: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "u
 """The names of the members of a field's union; ``valueType`` is the index of the one that is set."""
 
 
-def _read_memory_temperature(nvml: Nvml, handle: Handle) -> float | None:
-    answer = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_MEMORY_TEMP])[0]
-    if answer.nvmlReturn != SUCCESS:
-        raise nvml.NVMLError(answer.nvmlReturn)
+def _read_field(nvml: Nvml, handle: Handle, name: str) -> float | None:
+    """Return the value of a field by the name of pynvml's constant; None where it is not known."""
+    if (field := getattr(nvml, name, None)) is None:
+        raise nvml.NVMLError(FUNCTION_NOT_FOUND)
+    answer = nvml.nvmlDeviceGetFieldValues(handle, [field])[0]
+    if answer.nvmlReturn != SUCCESS:  # a driver that does not know the field calls it an invalid argument
+        known = answer.nvmlReturn != INVALID_ARGUMENT
+        raise nvml.NVMLError(answer.nvmlReturn if known else NOT_SUPPORTED)
     if answer.valueType >= len(_FIELD_TYPES):
         raise nvml.NVMLError(UNKNOWN)
     value = getattr(answer.value, _FIELD_TYPES[answer.valueType], None)
-    if value in {None, NONE_32, NONE_64}:
-        return None
-    if not -_CELSIUS <= value <= _CELSIUS:
+    return None if value in {None, NONE_32, NONE_64} else float(value)
+
+
+def _read_memory_temperature(nvml: Nvml, handle: Handle) -> float | None:
+    value = _read_field(nvml, handle, "NVML_FI_DEV_MEMORY_TEMP")
+    if value is not None and not -_CELSIUS <= value <= _CELSIUS:
         raise nvml.NVMLError(UNKNOWN)
-    return float(value)
+    return value
+
+
+def _read_recovery_action(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
+    value = _read_field(nvml, handle, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")
+    if value is None:
+        return None
+    if not 0 <= value < _MAX_REASON_BITS:
+        raise nvml.NVMLError(UNKNOWN)
+    # A newer driver may want what this list does not have yet.
+    return {RECOVERY_ACTIONS[int(value)] if value < len(RECOVERY_ACTIONS) else "other": 1.0}
 
 
 def _clock_reader(domain: int) -> HardwareQuery:
@@ -279,6 +311,7 @@ HARDWARE_METRICS: Final = (
     ),
     HardwareMetric("device_row_remap_pending", "hardware", SLOW, _remapped_rows_reader(2)),
     HardwareMetric("device_row_remap_failed", "hardware", SLOW, _remapped_rows_reader(3)),
+    HardwareMetric("device_recovery_action", "ledger", SLOW, _read_recovery_action),
     HardwareMetric("device_bar1_memory_bytes", "hardware", SLOW, _read_bar1),  # 114 µs
     HardwareMetric(
         "device_energy_joules_total",  # 3,050 µs

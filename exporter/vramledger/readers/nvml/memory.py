@@ -10,21 +10,100 @@ answers NOT_SUPPORTED, on some drivers a total of 0, and the GPU uses the host's
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from vramledger.model.reading import COHERENT, UNIFIED, MemoryReading, NodeMemory
+from vramledger.model.reading import COHERENT, UNIFIED, CgroupLimit, MemoryReading, NodeMemory
+from vramledger.readers.hosts.dmem import DeviceMemoryCgroups
 from vramledger.readers.hosts.system_memory import HostMemory, SystemMemory
-from vramledger.readers.nvml.calls import call_function, query, raise_if_gone
-from vramledger.readers.nvml.return_codes import (
+from vramledger.readers.nvml.calls import (
+    GARBAGE,
+    IMPOSSIBLE_MEMORY,
     MAX_BYTES,
     NO_SUCH_FUNCTION,
     NONE_64,
     NOT_SUPPORTED,
     UNKNOWN,
     UNSUPPORTED,
+    Failures,
     Handle,
     Nvml,
+    call_function,
+    query,
+    raise_if_gone,
 )
+
+MOST_CGROUPS: Final = 512
+"""The maximum number of cgroups that are read for a GPU; 64 holders in pods have about 100."""
+
+
+class Limits(NamedTuple):
+    """The limits of cgroups on a GPU, None when not known; and our own, None without one."""
+
+    limits: tuple[CgroupLimit, ...] | None = None
+    partition: int | None = None
+
+
+class LimitReader:
+    """Read the limits of the cgroups that hold memory, and our own."""
+
+    def __init__(self, nvml: Nvml, cgroups: DeviceMemoryCgroups) -> None:
+        self._nvml = nvml
+        self._cgroups = cgroups
+        self._unsupported = False
+
+    def read(self, gpu: Handle, pci_bus_id: str | None, paths: Iterable[str], failed: Failures) -> Limits:
+        """Return the limits of these cgroups on a GPU; ``failed`` gets ``limits`` if the query fails.
+
+        Raises:
+            DriverError: the driver is gone for all devices.
+            DeviceLostError: this GPU is gone.
+        """
+        own = self._cgroups.own_chain()
+        wanted = tuple(dict.fromkeys((*own, *paths)))
+        if len(wanted) > MOST_CGROUPS:
+            failed["limits"] = GARBAGE
+            wanted = wanted[:MOST_CGROUPS]
+        region = self._cgroups.region(pci_bus_id)
+        if region is not None:
+            limits = self._cgroups.read(region, wanted)
+            if limits is None:
+                failed["limits"] = GARBAGE
+        else:
+            limits = self._ask_driver(gpu, wanted, failed)
+        if limits is None:
+            return Limits()
+        ours = [each.maximum for each in limits if each.cgroup in own and each.maximum is not None]
+        return Limits(limits, min(ours, default=None))
+
+    def _ask_driver(
+        self, gpu: Handle, paths: Iterable[str], failed: Failures
+    ) -> tuple[CgroupLimit, ...] | None:
+        if self._unsupported or not hasattr(self._nvml, "c_nvmlGetMemoryLimits_v1_t"):
+            return None
+        limits = []
+        for path in paths:
+            request = self._nvml.c_nvmlGetMemoryLimits_v1_t()
+            request.nameSpace = f"{self._cgroups.mount}{path}".encode(errors="replace")
+            try:
+                call_function(self._nvml, "nvmlDeviceGetMemoryLimits_v1", gpu, request)
+            except self._nvml.NVMLError as error:
+                raise_if_gone(error)
+                self._unsupported = error.value in UNSUPPORTED
+                if not self._unsupported:
+                    failed["limits"] = GARBAGE
+                return None
+            soft, hard, used = request.softLimit, request.hardLimit, request.currentUsed
+            # The driver may write "all" as the largest number, and a guarantee of all is not a figure here.
+            minimum = None if soft == NONE_64 else soft
+            if max(minimum or 0, used) > MAX_BYTES:
+                failed["limits"] = GARBAGE
+                return None
+            maximum = hard if hard <= MAX_BYTES else None
+            if minimum or used or maximum is not None:
+                limits.append(CgroupLimit(path, minimum, maximum, used))
+        return tuple(limits)
+
 
 _INTEGRATED: Final = "(nvgpu)"
 """The end of the name of a Tegra's GPU with the nvgpu driver, as in "Orin (nvgpu)". Jetson Thor has the
@@ -127,7 +206,7 @@ class MemoryReader:
         self._due = set(self._placements)
         self._has_bar1 = None
 
-    def read(self, device: NamedDevice, gpu: NamedDevice, failed: list[str]) -> DeviceMemory:
+    def read(self, device: NamedDevice, gpu: NamedDevice, failed: Failures) -> DeviceMemory:
         """Return the memory of a device; without figures if they failed or the driver does not report them.
 
         Args:
@@ -139,28 +218,30 @@ class MemoryReader:
         if is_integrated(gpu.name):
             host = self._system.host()
             if host is None:
-                failed.append("memory")
+                failed["memory"] = GARBAGE
                 return DeviceMemory(None)
             return DeviceMemory(_of_host(host), UNIFIED)
         placement = self._placement(device, gpu, failed)
-        errors: list[str] = []
+        errors: Failures = {}
         memory = query(self._nvml, self._query, handle, "memory", errors)
-        failed += errors
+        if errors.get("memory") == GARBAGE:  # the GPU answers, and only its figures cannot be
+            errors = {IMPOSSIBLE_MEMORY: GARBAGE}
+        failed |= errors
         host = self._system.host() if not errors and self._may_be_unified(gpu, failed) else None
         if self._unified and self._system.host() is None:
-            failed.append("memory")
+            failed["memory"] = GARBAGE
             return DeviceMemory(None, addressing_mode=placement.addressing_mode)
         if host is not None and (memory is None or memory.total in (0, host.total)):
             self._unified = True
             return DeviceMemory(_of_host(host), UNIFIED, addressing_mode=placement.addressing_mode)
         if memory is not None and memory.total == 0:
             memory = None
-            failed.append("memory")  # garbage
+            failed["memory"] = GARBAGE
         if not placement.coherent or memory is None:
             return DeviceMemory(memory, addressing_mode=placement.addressing_mode)
         node = None if placement.node is None else self._system.node(placement.node)
         if node is None and placement.node is not None:
-            failed.append("node")
+            failed["node"] = GARBAGE
         return DeviceMemory(memory, COHERENT, node, placement.addressing_mode)
 
     def _query(self, handle: Handle) -> MemoryReading | None:
@@ -183,13 +264,13 @@ class MemoryReader:
         if reading.total == 0 and not self._worked:
             return reading  # the driver of some Jetsons; its other figures say nothing
         if not 0 < memory.total <= MAX_BYTES or memory.total < max(memory.free, memory.used, reserved or 0):
-            raise self._nvml.NVMLError(UNKNOWN)
+            raise ValueError(GARBAGE)
         host = None if self._worked else self._system.host()
         if host is not None and reading.total != host.total:
             self._worked = True
         return reading
 
-    def _may_be_unified(self, gpu: NamedDevice, failed: list[str]) -> bool:
+    def _may_be_unified(self, gpu: NamedDevice, failed: Failures) -> bool:
         """Tell whether a GPU may have no memory of its own.
 
         One that has its own has a window to it on the bus (BAR1). Without this, one call that fails would
@@ -198,15 +279,15 @@ class MemoryReader:
         if self._worked:
             return False
         if self._has_bar1 is None:
-            errors: list[str] = []
+            errors: Failures = {}
             bar1 = query(self._nvml, self._nvml.nvmlDeviceGetBAR1MemoryInfo, gpu.handle, "memory", errors)
-            failed += errors
+            failed |= errors
             if errors:
                 return False
             self._has_bar1 = bar1 is not None and bar1.bar1Total != 0
         return not self._has_bar1
 
-    def _placement(self, device: NamedDevice, gpu: NamedDevice, failed: list[str]) -> _Placement:
+    def _placement(self, device: NamedDevice, gpu: NamedDevice, failed: Failures) -> _Placement:
         """Return where a device's memory is, or was when the driver last answered."""
         known = self._placements.get(device.uuid)
         if known is not None and device.uuid not in self._due:
@@ -218,14 +299,14 @@ class MemoryReader:
             raise_if_gone(error)
             told = known is not None and known.node is not None  # then it is supported
             if told or error.value not in UNSUPPORTED:
-                failed.append("node")
+                failed["node"] = GARBAGE
                 return known or _Placement(coherent=possible)
             # A driver without the query may have nodes too: to see less never makes a harsher verdict.
             found = _Placement(coherent=possible and error.value != NOT_SUPPORTED)
         if not found.coherent and device.uuid != gpu.uuid:
             # Whether an instance is asked for its own node or has its GPU's is not documented.
             found = found._replace(coherent=self._placement(gpu, gpu, failed).coherent)
-        mode = query(self._nvml, self._addressing_mode, gpu.handle, "", [])
+        mode = query(self._nvml, self._addressing_mode, gpu.handle, "", {})
         self._placements[device.uuid] = found = found._replace(addressing_mode=mode)
         self._due.discard(device.uuid)
         return found

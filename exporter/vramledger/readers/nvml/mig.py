@@ -6,14 +6,18 @@ import re
 from functools import partial
 from typing import NamedTuple
 
-from vramledger.readers.nvml.calls import query, raise_if_gone, read_uuid
-from vramledger.readers.nvml.return_codes import (
+from vramledger.readers.nvml.calls import (
+    GARBAGE,
     INVALID_ARGUMENT,
     MAX_DEVICES,
     NOT_FOUND,
     UNKNOWN,
+    Failures,
     Handle,
     Nvml,
+    query,
+    raise_if_gone,
+    read_uuid,
 )
 
 
@@ -29,7 +33,7 @@ class MigInstance(NamedTuple):
     mig_placement: str | None
 
 
-def read_instances(nvml: Nvml, gpu: Handle, failed: list[str]) -> list[MigInstance] | None:
+def read_instances(nvml: Nvml, gpu: Handle, failed: Failures) -> list[MigInstance] | None:
     """Return the instances of a GPU, None when MIG does not divide it.
 
     If ``mig`` is in ``failed``, neither answer counts.
@@ -43,7 +47,7 @@ def read_instances(nvml: Nvml, gpu: Handle, failed: list[str]) -> list[MigInstan
         return None
     count = query(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, gpu, "mig", failed) or 0
     if count > MAX_DEVICES:
-        failed.append("mig")
+        failed["mig"] = GARBAGE
         count = 0
     found = [_read_instance(nvml, gpu, position, failed) for position in range(count)]
     return [each for each in found if each is not None]
@@ -57,14 +61,14 @@ def _read_mode(nvml: Nvml, handle: Handle) -> list[int]:
     return mode
 
 
-def _read_instance(nvml: Nvml, gpu: Handle, position: int, failed: list[str]) -> MigInstance | None:
+def _read_instance(nvml: Nvml, gpu: Handle, position: int, failed: Failures) -> MigInstance | None:
     """Return the instance at a position, None if the position is empty: positions have gaps."""
     try:
         handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, position)
     except nvml.NVMLError as error:
         raise_if_gone(error)
         if error.value not in {NOT_FOUND, INVALID_ARGUMENT}:
-            failed.append("mig")
+            failed["mig"] = GARBAGE
         return None
     uuid = query(nvml, partial(read_uuid, nvml), handle, "mig", failed)
     if uuid is None:
@@ -92,11 +96,11 @@ def _read_placement(nvml: Nvml, gpu: Handle, gpu_instance: int) -> str | None:
             raise nvml.NVMLError(UNKNOWN)
         return f"{place.start}:{place.size}"
 
-    placement: str | None = query(nvml, read, gpu, "", [])
+    placement: str | None = query(nvml, read, gpu, "", {})
     return placement
 
 
-def _read_profile(nvml: Nvml, handle: Handle, name: str | None, failed: list[str]) -> str | None:
+def _read_profile(nvml: Nvml, handle: Handle, name: str | None, failed: Failures) -> str | None:
     """Return ``1g.18gb`` from the name (``NVIDIA H200 MIG 1g.18gb``), otherwise from the attributes."""
     found = re.search(r"\bMIG (\S+)$", name or "")
     if found:

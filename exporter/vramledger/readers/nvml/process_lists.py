@@ -14,8 +14,9 @@ from functools import partial
 from typing import Final
 
 from vramledger.model.reading import ProcessEntry
-from vramledger.readers.nvml.return_codes import (
+from vramledger.readers.nvml.calls import (
     FUNCTION_NOT_FOUND,
+    IMPOSSIBLE_ROW,
     INSUFFICIENT_SIZE,
     MAX_BYTES,
     NO_SUCH_FUNCTION,
@@ -23,6 +24,7 @@ from vramledger.readers.nvml.return_codes import (
     SUCCESS,
     UNKNOWN,
     UNSUPPORTED,
+    Failures,
     Handle,
     Nvml,
 )
@@ -164,19 +166,24 @@ class Unchanged:
         return frozenset(sizes), self.used - sum(sizes.values())
 
 
-def merge_lists(lists: Iterable[tuple[str, Rows]]) -> tuple[ProcessEntry, ...]:
+def merge_lists(lists: Iterable[tuple[str, Rows]], failed: Failures) -> tuple[ProcessEntry, ...]:
     """Merge (kind, rows) by pid: an MPS client is in two lists with the same bytes, so maximum, not sum.
 
+    Bytes that cannot be are not known, and a pid that cannot be has no entry; both are named in ``failed``.
+
     Raises:
-        ValueError: a row is garbage; then none of the lists is reliable.
+        ValueError: most rows cannot be; then none is reliable.
     """
     merged: dict[int, ProcessEntry] = {}
+    impossible = 0
     for kind, rows in lists:
         for pid, size in rows:
-            memory = None if size == NONE_64 else size
-            if pid > _LAST_PID or (memory or 0) > MAX_BYTES:
-                message = f"pid {pid} with {size} bytes"
-                raise ValueError(message)
+            memory = None if size == NONE_64 or size > MAX_BYTES else size
+            if pid > _LAST_PID or MAX_BYTES < size != NONE_64:
+                failed[IMPOSSIBLE_ROW] = f"pid {pid} with {size} bytes"
+                impossible += 1
+            if pid > _LAST_PID:
+                continue
             before = merged.get(pid)
             if before is None:
                 merged[pid] = ProcessEntry(pid, memory, kind)
@@ -184,5 +191,7 @@ def merge_lists(lists: Iterable[tuple[str, Rows]]) -> tuple[ProcessEntry, ...]:
                 known = [each for each in (before.memory, memory) if each is not None]
                 kinds = before.kinds if kind in before.kinds else before.kinds + kind
                 merged[pid] = ProcessEntry(pid, max(known, default=None), kinds)
+    if impossible > len(merged) // 2:
+        raise ValueError(failed[IMPOSSIBLE_ROW])
     merged.pop(0, None)  # an unused row: no process has this pid
     return tuple(merged.values())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from vramledger.model.counted_activity import CountedActivity
+from vramledger.model.device_signs import CountedActivity
 from vramledger.model.reading import MemoryReading, ProcessEntry, ProcessUtilization
 
 LIST_INTERVAL = 5.0
@@ -34,7 +34,6 @@ class ListPace:
     """
 
     def __init__(self) -> None:
-        """Have the first samples read it."""
         self._used: MemoryReading | None = None
         self._read_at = self._changed_at = float("-inf")
         self._list: tuple[ProcessEntry, ...] | None = None
@@ -83,7 +82,6 @@ class RowPace:
     """
 
     def __init__(self) -> None:
-        """Have the first samples read them."""
         self._doing: CountedActivity | None = None
         self._since = self._read_at = float("-inf")
         self._none_known = False

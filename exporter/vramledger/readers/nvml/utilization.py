@@ -8,8 +8,7 @@ from collections.abc import Collection
 from typing import Final
 
 from vramledger.model.reading import ProcessUtilization
-from vramledger.readers.nvml.process_lists import RowBuffer, Rows, find_function
-from vramledger.readers.nvml.return_codes import (
+from vramledger.readers.nvml.calls import (
     FUNCTION_NOT_FOUND,
     NONE_32,
     NOT_FOUND,
@@ -17,6 +16,7 @@ from vramledger.readers.nvml.return_codes import (
     Handle,
     Nvml,
 )
+from vramledger.readers.nvml.process_lists import RowBuffer, Rows, find_function
 
 _SAMPLE: Final = struct.Struct("@I4xQIIII")
 """pid, µs since 1970, then SM, memory, encoder and decoder in percent."""

@@ -1,17 +1,40 @@
 """Find out where a process belongs from the lines of ``/proc/PID/cgroup``. Pure: no file is opened.
 
-The kernel wrote the lines, but a user who may make directories below a cgroup chose the names in them. Every
-user may make directories below ``user@UID.service``, so a name of a pod or a Slurm job there is ignored.
+The kernel wrote the lines, but a user who may make directories below a cgroup chose the names in them. So
+only names above the first such cgroup are facts. Every user may make directories below ``user@UID.service``,
+whoever is root in a container may below that, and a unit may be delegated to its user: names of pods, jobs
+and containers there are ignored.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from vramledger.readers.owners.slurm import SlurmMark, begins_slurm, parse_slurm
-from vramledger.readers.owners.systemd import UNIT, USER_MANAGER
+from vramledger.slurm.names import SlurmMark, begins_slurm, parse_slurm
+
+UNIT = re.compile(r"[A-Za-z0-9:_.@\\-]{1,240}\.(?:service|scope)")
+USER_MANAGER = re.compile(r"user@(?P<uid>[0-9]{1,10})\.service")
+
+_PERSONAL = re.compile(
+    r"session-.*\.scope|init\.scope|user@.*\.service|user-runtime-dir@.*\.service"
+    r"|(?:vte|tmux|kitty|ghostty)-spawn-.*\.scope|app-.*\.scope|gnome-terminal-server\.service"
+    r"|gnome-session.*|plasma-.*|dbus(?:-broker)?\.service|.*getty@.*\.service"
+    r"|(?:ssh|sshd|cron|crond|atd|gdm|sddm|lightdm|display-manager)(?:@.*)?\.service"
+)
+
+
+def is_personal(unit: str) -> bool:
+    """Tell whether a unit belongs to a person's session, rather than being a service."""
+    return _PERSONAL.fullmatch(unit) is not None
+
+
+def is_in_service(lines: Iterable[str]) -> bool:
+    """Tell whether a process is in the cgroup of a service; one of a person's session does not count."""
+    parts = (part for _, path in hierarchy_paths(lines) for part in path.split("/"))
+    return any(part.endswith(".service") and UNIT.fullmatch(part) and not is_personal(part) for part in parts)
+
 
 MAX_SEGMENTS = 64
 """The maximum number of parts of a path that are read; Docker in a pod on a nested kubelet has a dozen."""
@@ -36,11 +59,11 @@ class CgroupPlace(NamedTuple):
 
     Attributes:
         pod_uid: of the outermost Kubernetes pod, with dashes; empty without one.
-        containers: the containers around it, outermost first.
+        containers: the containers around it that are attested, outermost first: the host's, or in our own
+            container also those that it has started.
         slurm: the Slurm job around it.
         unit: the systemd unit that it runs in, of the user's manager where there is one.
         user_manager: the uid whose systemd manager it runs below (rootless containers, user services).
-        nested: whether the pod itself is in a container (kind, minikube), whose kubelet is not the host's.
         path: the path that named the most owners.
     """
 
@@ -49,7 +72,6 @@ class CgroupPlace(NamedTuple):
     slurm: SlurmMark | None = None
     unit: str = ""
     user_manager: int | None = None
-    nested: bool = False
     path: str = ""
 
 
@@ -76,13 +98,22 @@ _RUNTIMES = {
 }
 
 
-def parse_cgroup(lines: Iterable[str]) -> CgroupPlace:
+def parse_cgroup(
+    lines: Iterable[str],
+    ours: Collection[ContainerMark] = (),
+    users_own: Callable[[str], bool] = lambda _path: False,
+) -> CgroupPlace:
     """Find the pod, container, job and unit of a process in its ``cgroup`` file (version 1, 2 or both).
 
     The path that names the most owners counts: with version 1 a job may be in some hierarchies only
     (Slurm leaves systemd's alone), and a runtime may leave out one that it does not manage.
+
+    Args:
+        lines: the file's lines.
+        ours: the containers that we are in ourselves: what is below them is our own root's.
+        users_own: tells whether the cgroup at a path belongs to another user than root, as far as is known.
     """
-    places = [(order, _parse_path(path)) for order, path in sorted(_ordered_paths(lines))]
+    places = [(order, _parse_path(path, ours, users_own)) for order, path in sorted(_ordered_paths(lines))]
     if not places:
         return CgroupPlace()
     best = max((place for _, place in places), key=_owner_count)
@@ -90,6 +121,24 @@ def parse_cgroup(lines: Iterable[str]) -> CgroupPlace:
     unit = places[0][1].unit if places[0][0] < _OTHERS else ""
     manager = next((place.user_manager for _, place in places if place.user_manager is not None), None)
     return best._replace(unit=unit, user_manager=manager)
+
+
+def own_containers(lines: tuple[str, ...]) -> tuple[ContainerMark, ...]:
+    """Return the containers that we are in ourselves, outermost first, by the lines of our own cgroups."""
+    ours: tuple[ContainerMark, ...] = ()
+    while len(found := parse_cgroup(lines, ours).containers) > len(ours):
+        ours = found
+    return ours
+
+
+def attested_names(path: str) -> Iterator[str]:
+    """Yield the parts of a path down to the first one below which a user or a container's root names them."""
+    before = ""
+    for segment in path.removesuffix(DELETED).split("/"):
+        yield segment
+        if _parse_container(segment, before) or USER_MANAGER.fullmatch(segment):
+            return
+        before = segment
 
 
 def hierarchy_paths(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
@@ -119,34 +168,59 @@ def _owner_count(place: CgroupPlace) -> int:
     return 2 * bool(place.pod_uid) + len(place.containers) + 2 * (place.slurm is not None)
 
 
-def _parse_path(path: str) -> CgroupPlace:
+def _parse_path(path: str, ours: Collection[ContainerMark], users_own: Callable[[str], bool]) -> CgroupPlace:
     parts = path.removesuffix(DELETED).split("/")[:MAX_SEGMENTS]
     # A ".." stands for what is outside our own cgroup namespace: the rest of the path is read as usual.
     segments = [part for part in parts if part not in ("", "..")]
-    pod, nested, unit = "", False, ""
+    managed = next((at for at, each in enumerate(segments) if USER_MANAGER.fullmatch(each)), len(segments))
+    pod, unit, before = "", "", ""
     manager: int | None = None
     slurm: SlurmMark | None = None
     containers: list[ContainerMark] = []
-    before = ""
-    for position, segment in enumerate(segments):
+    for position, segment in enumerate(segments[:managed]):
         # This is cgroup v1 under a containerd that was not configured for systemd: "SLICE:cri-containerd:ID".
         head, _, tail = segment.partition(":")
         found = _parse_container(tail.replace(":", "-"), before) or _parse_container(head, before)
-        pod_match = None if manager is not None else _POD.fullmatch(head)
-        if pod_match is not None and not pod:
-            pod, nested = _dashed(pod_match["uid"]), bool(containers)
-        if manager is None and slurm is None and begins_slurm(segment, position, segments):
-            slurm = parse_slurm(segments[position + 1 :])
+        pod_match = _POD.fullmatch(head)
+        begins = begins_slurm(segment, position, segments)
+        if (begins or found or pod_match) and any(map(users_own, _above(parts, position))):
+            break
+        if pod_match is not None:
+            pod = pod or _dashed(pod_match["uid"])
+        if begins:
+            slurm = slurm or parse_slurm(segments[position + 1 :])
         elif found is not None:
-            if found not in containers:
-                containers.append(found)
-        elif manager_match := USER_MANAGER.fullmatch(segment):
-            if not containers and manager is None:
-                manager, unit = int(manager_match["uid"]), segment
-        elif UNIT.fullmatch(segment) and not containers and (not unit or USER_MANAGER.fullmatch(unit)):
-            unit = segment.removeprefix("_")
+            containers += [found] if found not in containers else []
+            if found not in ours:
+                break
+        elif UNIT.fullmatch(segment) and not containers:
+            unit = unit or segment.removeprefix("_")
         before = segment
-    return CgroupPlace(pod, tuple(containers), slurm, unit, manager, nested, path)
+    else:
+        named = managed < len(segments) and not any(map(users_own, _above(parts, managed)))
+        if named and not containers:
+            manager = int(segments[managed].partition("@")[2].partition(".")[0])
+            unit = _users_unit(segments[managed + 1 :]) or segments[managed]
+    return CgroupPlace(pod, tuple(containers), slurm, unit, manager, path)
+
+
+def _above(parts: list[str], position: int) -> Iterator[str]:
+    """Yield the cgroups above a part of a path; none for a path whose beginning we do not know."""
+    if ".." not in parts:
+        segments = [part for part in parts if part]
+        yield from ("/" + "/".join(segments[:end]) for end in range(1, position + 1))
+
+
+def _users_unit(segments: list[str]) -> str:
+    """Return the unit of a user's own manager, by the segments below it; empty for what is in none."""
+    before = ""
+    for segment in segments:
+        if _parse_container(segment, before):
+            break
+        if UNIT.fullmatch(segment):
+            return segment.removeprefix("_")
+        before = segment
+    return ""
 
 
 def _parse_container(segment: str, before: str) -> ContainerMark | None:

@@ -131,10 +131,8 @@ _POD, _CONTAINER, _STEP = "pod", "container", "step"
 
 def _possible_marks(place: CgroupPlace) -> list[_Mark]:
     """Return the directories of the host that may list the owner, each as a mark to look for."""
-    if place.user_manager is not None:
-        return []
     marks = []
-    if place.pod_uid and not place.nested:
+    if place.pod_uid:
         marks.append(_Mark(KUBELET, place.pod_uid, _POD))
     if place.containers:
         # The outermost container is the host's own; containers inside it are not in the host's directories.
@@ -178,7 +176,7 @@ def _removed_mark(each: WatchedProcess, listings: _Listings, kubelets: Collectio
 def _recorded_end(files: HostFiles, each: WatchedProcess, listings: _Listings) -> str | None:
     """Say that Docker has recorded the end of a container that has no mark."""
     place = each.place
-    if place.user_manager is not None or not place.containers:
+    if not place.containers:
         return None
     outermost = place.containers[0]
     running = any(
@@ -219,7 +217,7 @@ def _step_by_daemon(place: CgroupPlace) -> tuple[str, str] | None:
     mark = place.slurm
     if mark is None or not mark.step or not mark.job.isdigit() or _step_directory(place):
         return None
-    return (mark.job, mark.step) if place.user_manager is None and not place.containers else None
+    return (mark.job, mark.step) if not place.containers else None
 
 
 def _left_cgroup(files: HostFiles, each: WatchedProcess, now: tuple[str, ...] | None) -> str | None:

@@ -17,6 +17,9 @@ MAX_NAMES = 20_000
 """The maximum number of entries of a directory; a kubelet runs a few hundred pods. We do not read a part of a
 larger directory, because it would not show which entries are missing."""
 
+_HIERARCHIES = ("sys/fs/cgroup", "sys/fs/cgroup/unified", "sys/fs/cgroup/systemd")
+"""Where systemd delegates cgroups: version 2, or the named hierarchy of version 1."""
+
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -76,6 +79,14 @@ class HostFiles:
             return False
         except (OSError, ValueError):
             return None
+
+    def users_own(self, cgroup: str) -> bool:
+        """Tell whether a cgroup certainly belongs to another user than root, who names what is below it."""
+        for root in _HIERARCHIES:
+            with suppress(OSError, ValueError), self._open_directory(f"{root}{cgroup}") as descriptor:
+                if os.fstat(descriptor).st_uid != 0:
+                    return True
+        return False
 
     def read(self, path: str, cap: int) -> bytes | None:
         """Return a plain file's content, None if it is not a plain file or longer than ``cap`` bytes."""

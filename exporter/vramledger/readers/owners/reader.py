@@ -1,24 +1,36 @@
-"""Find owners of processes on request, without waiting long; if a file system hangs, names are missing."""
+"""Find owners of processes on request, without waiting long; if a file system hangs, names are missing.
+
+A systemd service whose processes belong to several users has no owner but these: JupyterHub, RStudio and the
+daemons of batch systems without cgroups start the programs of many people in their own service.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
 from vramledger.readers.bounded import BoundedReader
+from vramledger.readers.collector import PATIENCE, Collector, Context, Part
 from vramledger.readers.hosts.host import Host
+from vramledger.readers.hosts.own_process import own_cgroup
 from vramledger.readers.owners import ended
+from vramledger.readers.owners.cgroups import hierarchy_paths, own_containers
 from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.owners.resolver import ResolvedOwner, resolve_from_facts, resolve_owner
-from vramledger.readers.owners.slurm_steps import JobNumbers, running_steps
+from vramledger.slurm.jobs import JobNumbers, running_steps
 
 CHECK_INTERVAL = 10.0
 """Seconds between two checks of whether owners have ended, and of missing names."""
+
+NAMES_TIMEOUT = 0.25
+"""Seconds for which a sample waits for the owners of new processes; late ones come with the next sample."""
 
 NAME_ATTEMPTS = 6
 """The maximum number of searches for a missing name: a kubelet that has not made its directory after a minute
@@ -46,24 +58,53 @@ class _OwnerCheck(NamedTuple):
     resolutions: list[_ResolvedFacts]
 
 
-class OwnerReader:
+class OwnerReader(Collector):
     """Find the owners of processes, and notice when an owner ends.
 
     Files are read in threads of their own. If an answer is late, it is first given without names, and again
     with them.
     """
 
+    patience = PATIENCE + NAMES_TIMEOUT
+
     def __init__(self, host: Host, rootfs: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Take names from the host's files below ``rootfs``."""
         self._host = host
         self._files = HostFiles(rootfs)
         self._numbers = JobNumbers(host, self._files)
+        self._units = UnitUsers(host, clock=clock)
+        self._ours = own_containers(own_cgroup())
         self._clock = clock
         self._last_check = clock()
         self._resolutions: BoundedReader[_ResolvedFacts] = BoundedReader()
         self._checks: BoundedReader[_OwnerCheck] = BoundedReader()
         self._holders: dict[_Identity, _Holder] = {}
         self._ended: dict[_Identity, str] = {}
+        self._again: dict[_Identity, ProcessFacts] = {}
+        self._unsent: list[ProcessFacts] = []
+        self._errors: list[Exception] = []
+
+    def read(self, context: Context) -> Part:
+        """Return which owners have ended, and the facts of this sample with their owners."""
+        present = {(row.pid, row.start) for row in context.rows}
+        ended, renamed = self.check_owners(context.rows)
+        wanted = {**self._again, **{(facts.pid, facts.start): facts for facts in context.facts}}
+        self._again = {}
+        unresolved = [facts for identity, facts in wanted.items() if identity in present]
+        self._unsent += [*renamed, *self.add_owners(unresolved, NAMES_TIMEOUT)]
+        return {
+            "ended": ended,
+            "facts": tuple(facts for facts in self._unsent if (facts.pid, facts.start) in present),
+        }
+
+    def accept(self) -> None:
+        """Forget the facts that a sample has."""
+        self._unsent.clear()
+
+    def errors(self) -> Iterator[Exception]:
+        """Yield what looking for owners has raised."""
+        errors, self._errors = self._errors, []
+        yield from errors
 
     def add_owners(self, facts: Iterable[ProcessFacts], timeout: float) -> list[ProcessFacts]:
         """Return facts with their owners, after waiting at most ``timeout`` seconds for the names.
@@ -74,12 +115,16 @@ class OwnerReader:
         for each in facts:
             requested[each.pid, each.start] = each
             key = (each.pid, each.start, each.parent)
-            self._resolutions.submit(key, partial(self._resolve, each), partial(_resolved_from_facts, each))
+            self._resolutions.submit(key, partial(self._resolve, each), partial(self._from_facts, each))
         answered: dict[_Identity, ProcessFacts] = {}
         for resolution in self._resolutions.collect(timeout):
             answered.update([self._remember(resolution, requested)])
+        failed = self._resolutions.take_errors()
+        self._errors += failed.values()
         for late in requested.keys() - answered.keys():
-            answered.update([self._remember(_resolved_from_facts(requested[late]), requested)])
+            if (*late, requested[late].parent) in failed:
+                self._again[late] = requested[late]
+            answered.update([self._remember(self._from_facts(requested[late]), requested)])
         return list(answered.values())
 
     def check_owners(self, rows: Iterable[ProcessRow]) -> tuple[dict[int, str], list[ProcessFacts]]:
@@ -97,6 +142,9 @@ class OwnerReader:
                 identity = (each.facts.pid, each.facts.start)
                 if identity in self._holders and each.resolved.owner != self._holders[identity].facts.owner:
                     resolved.append(self._remember(each, {})[1])
+        if failed := self._checks.take_errors():
+            self._errors += failed.values()
+            self._ended, self._last_check = {}, float("-inf")
         if self._clock() - self._last_check >= CHECK_INTERVAL:
             self._last_check = self._clock()
             holders = dict(self._holders)
@@ -129,7 +177,11 @@ class OwnerReader:
         return identity, facts
 
     def _resolve(self, facts: ProcessFacts) -> _ResolvedFacts:
-        return _ResolvedFacts(facts, resolve_owner(self._files, facts, self._numbers.number))
+        owner = resolve_owner(self._files, facts, self._numbers.number, self._units.is_shared, self._ours)
+        return _ResolvedFacts(facts, owner)
+
+    def _from_facts(self, facts: ProcessFacts) -> _ResolvedFacts:
+        return _ResolvedFacts(facts, resolve_from_facts(facts, self._ours))
 
     def _check(self, holders: dict[_Identity, _Holder]) -> _OwnerCheck:
         resolutions = []
@@ -158,5 +210,53 @@ def _can_end(resolved: ResolvedOwner) -> bool:
     return bool(resolved.place.pod_uid or resolved.place.containers or resolved.place.slurm)
 
 
-def _resolved_from_facts(facts: ProcessFacts) -> _ResolvedFacts:
-    return _ResolvedFacts(facts, resolve_from_facts(facts))
+LOOK_AGAIN = 60.0
+"""Seconds after which a service of one user is looked at again. One of several users stays so."""
+
+_FIRST_PERSON = 1000
+_DYNAMIC = range(61184, 65536)
+"""Users that systemd makes for a service (DynamicUser), and nobody."""
+
+
+class UnitUsers:
+    """Look at the users of a service's processes; with hidepid we may not see them, and it stays one owner.
+
+    A daemon that gives up root for a user of its own (nginx, MPS) has two users as well, and is one owner:
+    only a person can be the owner within a service.
+    """
+
+    def __init__(self, host: Host, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._host = host
+        self._clock = clock
+        self._shared: set[str] = set()
+        self._looked: dict[str, float] = {}
+
+    def is_shared(self, facts: ProcessFacts, unit: str) -> bool:
+        """Tell whether a process is a person's in a service that has processes of other users too."""
+        place = _unit_path(facts.cgroup or (), unit)
+        if not unit.endswith(".service") or not place or facts.uid is None or not _is_person(facts.uid):
+            return False
+        now = self._clock()
+        if place not in self._shared and now - self._looked.get(place, float("-inf")) >= LOOK_AGAIN:
+            self._looked = {each: at for each, at in self._looked.items() if now - at < LOOK_AGAIN}
+            self._looked[place] = now
+            if any(uid != facts.uid for uid in self._users(place, unit)):
+                self._shared.add(place)
+        return place in self._shared
+
+    def _users(self, place: str, unit: str) -> set[int]:
+        inside = (pid for pid in self._host.pids() if _unit_path(self._host.cgroup(pid) or (), unit) == place)
+        return {uid for pid in inside if (uid := self._host.uid(pid)) is not None}
+
+
+def _is_person(uid: int) -> bool:
+    return uid >= _FIRST_PERSON and uid not in _DYNAMIC
+
+
+def _unit_path(cgroup: tuple[str, ...], unit: str) -> str:
+    """Return the path of a unit in the hierarchy that systemd manages, empty where a process is not in it."""
+    for controllers, path in hierarchy_paths(cgroup):
+        before, found, _ = f"{path}/".partition(f"/{unit}/")
+        if found and controllers in ("", "name=systemd"):
+            return before + found
+    return ""

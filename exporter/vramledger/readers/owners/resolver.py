@@ -3,11 +3,13 @@
 Only what the kernel attests decides: the user, and a cgroup that only root can make. The order is: Slurm job,
 pod, container, unit, user:
 
-- a **Slurm job** wins over the pod or container around it, which is only the node that slurmd runs on,
-  and over a container inside it, which the job's user started: people identify with jobs;
-- a **pod** wins over what runs inside it, Docker in a pod too: the cluster knows the pod;
+- a **Slurm job** wins over a container inside it, which the job's user started: people identify with jobs.
+  Where slurmd itself runs in a container, only an exporter in this container knows its jobs: others see
+  names that the container's root has chosen;
+- a **pod** or **container** wins over what runs inside it, Docker in a pod too: its root chooses those names;
 - a **unit** counts only where it says more than the user. A login session, a terminal or the user's
-  manager does not, nor do the services that start other people's programs (sshd, cron);
+  manager does not, nor do the services that start other people's programs (sshd, cron), nor one whose
+  processes belong to several users (JupyterHub): a person's process there is the person's;
 - below a **user's own manager** (``user@UID.service``) the user chooses every name, of units and of rootless
   containers, so the user is the owner;
 - a **notebook** is never the owner: the program itself names it, in its environment.
@@ -17,15 +19,14 @@ Whatever else is known still fills its own field.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from vramledger.kubernetes.pod_names import PodNames, parse_runtime_name, read_pod_names
 from vramledger.model.reading import Owner, ProcessFacts
-from vramledger.readers.owners.cgroups import CgroupPlace, parse_cgroup
+from vramledger.readers.owners.cgroups import CgroupPlace, ContainerMark, is_personal, parse_cgroup
 from vramledger.readers.owners.containers import read_container_name
 from vramledger.readers.owners.host_files import HostFiles
-from vramledger.readers.owners.kubernetes import PodNames, parse_runtime_name, read_pod_names
-from vramledger.readers.owners.systemd import is_personal
 
 SHORT_ID = 12
 """How many digits of a container's id are its short id, as in ``docker ps``."""
@@ -39,9 +40,9 @@ class ResolvedOwner(NamedTuple):
     complete: bool
 
 
-def resolve_from_facts(facts: ProcessFacts) -> ResolvedOwner:
+def resolve_from_facts(facts: ProcessFacts, ours: Collection[ContainerMark] = ()) -> ResolvedOwner:
     """Return the owner as far as the facts of the process show it; no file is read."""
-    place = parse_cgroup(facts.cgroup or ())
+    place = parse_cgroup(facts.cgroup or (), ours)
     return ResolvedOwner(
         place,
         _build_owner(facts, place, None, ""),
@@ -50,35 +51,37 @@ def resolve_from_facts(facts: ProcessFacts) -> ResolvedOwner:
 
 
 def resolve_owner(
-    files: HostFiles, facts: ProcessFacts, number_of: Callable[[str], str] = str
+    files: HostFiles,
+    facts: ProcessFacts,
+    number_of: Callable[[str], str] = str,
+    is_shared: Callable[[ProcessFacts, str], bool] = lambda _facts, _unit: False,
+    ours: Collection[ContainerMark] = (),
 ) -> ResolvedOwner:
     """Return the owner of a process, with the names that the host's files give. It may hang.
 
-    ``number_of`` gives the number of a Slurm job for the name that its cgroup has.
+    ``number_of`` gives the number of a Slurm job for the name that its cgroup has; ``is_shared`` tells
+    whether the process is a person's in a unit of several users; ``ours`` are the containers that we are in.
     """
-    place = parse_cgroup(facts.cgroup or ())
+    place = parse_cgroup(facts.cgroup or (), ours, files.users_own)
     if place.slurm is not None:
         place = place._replace(slurm=place.slurm._replace(job=number_of(place.slurm.job)))
     names: PodNames | None = None
     container = ""
-    # Below a user's own systemd manager the user names the cgroups: if such a name claims a container, we do
-    # not look for it among root's containers.
-    if place.user_manager is None:
-        ids = tuple(each.id for each in place.containers)
-        if place.pod_uid:
-            names = read_pod_names(files, place.pod_uid, ids)
-        if names is None or not names.container:
-            # Take the innermost container that this host knows; the names that Docker in a container has
-            # given are not in this host's files.
-            container = next(
-                (name for each in reversed(place.containers) if (name := read_container_name(files, each))),
-                "",
-            )
-            if place.pod_uid and (parsed := parse_runtime_name(container, place.pod_uid)):
-                names = parsed
+    if place.pod_uid:
+        names = read_pod_names(files, place.pod_uid, tuple(each.id for each in place.containers))
+    if names is None or not names.container:
+        # In our own container there may be several; the host may not know the innermost.
+        container = next(
+            (name for each in reversed(place.containers) if (name := read_container_name(files, each))), ""
+        )
+        if place.pod_uid and (parsed := parse_runtime_name(container, place.pod_uid)):
+            names = parsed
     named = bool(names and names.container) if place.pod_uid else bool(container or not place.containers)
-    complete = (named and _has_number(place)) or place.user_manager is not None
-    return ResolvedOwner(place, _build_owner(facts, place, names, container), complete)
+    complete = named and _has_number(place)
+    owner = _build_owner(facts, place, names, container)
+    if owner is not None and owner.type == "unit" and facts.user and is_shared(facts, place.unit):
+        owner = owner._replace(type="user", name=facts.user)
+    return ResolvedOwner(place, owner, complete)
 
 
 def _has_number(place: CgroupPlace) -> bool:

@@ -3,7 +3,7 @@
 Where the scripts of deploy/slurm run, each Slurm job has a record of what slurmd gave to it, also a job
 without a process. Other jobs are found by their cgroups, which the kernel attests, so jobs that hold nothing
 are found as well. A job's first process says which devices it has. ``SLURM_JOB_GPUS`` or ``SLURM_STEP_GPUS``
-are positions in gres.conf, which :mod:`slurm_gres` maps to device files, and Nomad's device plugin puts
+are positions in gres.conf, which :mod:`vramledger.slurm.names` maps to device files. Nomad's plugin puts
 UUIDs into ``NVIDIA_VISIBLE_DEVICES``. This needs no access to the controller or API of either, only the
 right to read the environment. A job that forges its environment misstates only its own devices.
 ``CUDA_VISIBLE_DEVICES`` and ``GPU_DEVICE_ORDINAL`` are not
@@ -20,9 +20,8 @@ from typing import TypeVar
 from vramledger.model.reading import Grant, Scheduler
 from vramledger.readers.owners.cgroups import parse_cgroup
 from vramledger.readers.owners.host_files import HostFiles
-from vramledger.readers.owners.slurm import SCOPE
-from vramledger.readers.owners.slurm_records import RECORDS, JobRecord, read_records
-from vramledger.readers.schedulers.slurm_gres import devices_of, parse_capabilities, parse_gres
+from vramledger.slurm.jobs import RECORDS, JobRecord, read_records
+from vramledger.slurm.names import SCOPE, devices_of, parse_capabilities, parse_gres
 
 SLURM, NOMAD = "slurm", "nomad"
 

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from vramledger.kubernetes import kubelet
 from vramledger.model.reading import Scheduler
 from vramledger.readers.bounded import BoundedReader
+from vramledger.readers.collector import PATIENCE, Collector, Context, Part
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.host_files import HostFiles
-from vramledger.readers.owners.slurm_steps import JobNumbers
-from vramledger.readers.schedulers import batch_jobs, kubelet
+from vramledger.readers.schedulers import batch_jobs
+from vramledger.slurm.jobs import JobNumbers
 
 READ_INTERVAL = 20.0
 """Seconds between two reads: a reservation lasts minutes to days, and 64 steps of Slurm cost 17 ms of CPU."""
@@ -42,8 +44,11 @@ class _FinishedRead(NamedTuple):
     begun: float
 
 
-class SchedulerReader:
+class SchedulerReader(Collector):
     """Read every :data:`READ_INTERVAL` seconds in a thread, and return what the last finished read found."""
+
+    needs = ()
+    patience = PATIENCE + FIRST_WAIT
 
     def __init__(self, host: Host, rootfs: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Prepare to read the schedulers below ``rootfs``; the first :meth:`read_schedulers` starts it."""
@@ -60,6 +65,16 @@ class SchedulerReader:
         """The monotonic time at which the read began that :meth:`read_schedulers` returned last."""
         self._managed: dict[str, tuple[str, ...]] = {}
         self._variables: dict[tuple[str, int], _Variables] = {}
+        self._error: Exception | None = None
+
+    def read(self, context: Context) -> Part:  # noqa: ARG002 as all are called
+        """Return the schedulers and when they were read; ``context`` does not matter."""
+        return {"schedulers": self.read_schedulers(), "schedulers_read": self.read_at}
+
+    def errors(self) -> Iterator[Exception]:
+        """Yield what the last read raised; the next sample begins another one."""
+        if self._error is not None:
+            yield self._error
 
     def read_schedulers(self) -> Schedulers:
         """Return the reservations, as the last finished read found them.
@@ -69,14 +84,18 @@ class SchedulerReader:
         timeout, self._timeout = self._timeout, 0.0
         if self._clock() >= self._next_read:
             self._next_read = self._clock() + READ_INTERVAL
-            self._reads.submit("schedulers", self._read, lambda: None)
-        for read in self._reads.collect(timeout):
+            self._reads.submit("schedulers", self._read_all, lambda: None)
+        reads = self._reads.collect(timeout)
+        self._error = next(iter(self._reads.take_errors().values()), None)
+        if self._error is not None:
+            self._found, self.read_at, self._next_read = (), None, self._clock()
+        for read in reads:
             # A read that hangs gives nothing: an old reservation is not shown as current.
             self._found = () if read is None else tuple(self._with_earlier_devices(read.found))
             self.read_at = None if read is None else read.begun
         return self._found
 
-    def _read(self) -> _FinishedRead:
+    def _read_all(self) -> _FinishedRead:
         begun = self._clock()
         read_now: dict[tuple[str, int], _Variables] = {}
 

@@ -9,6 +9,8 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +27,36 @@ from vramledger.metrics.access import (
 from vramledger.metrics.families import Collected
 from vramledger.rate_limit import TokenBucket
 from vramledger.web.access.host_names import is_name_of_this_host
-from vramledger.web.access.passwords import PasswordResult, Passwords
-from vramledger.web.access.refusals import refusal_response
+from vramledger.web.access.passwords import PasswordResult, Passwords, connection_source
 from vramledger.web.access.settings import REQUIRED, AccessSettings
 from vramledger.web.access.tls import alternative_names, make_context
+from vramledger.web.response_headers import BareResponse
+
+STATUS = {
+    reason: HTTPStatus(status)
+    for reason, status in (
+        ("password", 401),
+        ("certificate", 403),
+        ("failures", 429),
+        ("busy", 503),
+        ("rate", 429),
+        ("host", 421),
+    )
+}
+"""The status for each reason of ``vramledger_web_refused_requests_total``."""
+
+_HOST_TEXT = (
+    "This server listens on loopback alone and has no passwords: request it as localhost or by its address; "
+    "a proxy must send such a Host header."
+)
+
+
+def refusal_response(reason: str, headers: Iterable[tuple[str, str]]) -> BareResponse:
+    """Return the answer to a request that is refused, with the headers that every answer carries."""
+    status = STATUS[reason]
+    realm = [(hdrs.WWW_AUTHENTICATE, 'Basic realm="restricted"')] if status == HTTPStatus.UNAUTHORIZED else []
+    return BareResponse(status, [*realm, *headers], _HOST_TEXT if reason == "host" else "")
+
 
 Digest = bytes | int | None
 
@@ -87,14 +115,6 @@ class AccessControl:
         settings = self._settings
         return not settings.users and (settings.tls is None or settings.tls.client_auth != REQUIRED)
 
-    def allows_host(self, host: str) -> bool:
-        """Tell whether every request with this Host header is allowed, and no answer has :attr:`headers`."""
-        settings = self._settings
-        named = settings.tls is not None and settings.tls.allowed_sans is not None
-        if named or settings.users or settings.headers or self._bucket is not None:
-            return False
-        return self._may_have_name(host)
-
     def collect(self) -> Collected:
         """Return the families of access; return those of the web config file only if there is such a file."""
         found: Collected = [(WEB_REFUSED, [((reason,), self._refused[reason]) for reason in WEB_REFUSALS])]
@@ -142,7 +162,7 @@ class AccessControl:
         login = _parse_login(request.headers.get(hdrs.AUTHORIZATION, ""))
         if login is None:
             return "password"
-        result = await self._passwords.check(settings.users, *login, request.remote or "")
+        result = await self._passwords.check(settings.users, *login, partial(_source, request))
         # changed meanwhile: a login that was right may be wrong now
         if self._settings.users != settings.users:
             return await self._reason(request)
@@ -321,6 +341,10 @@ def _readable_by_all(path: Path) -> bool:
         return bool(path.stat().st_mode & 0o004)
     except OSError:
         return False
+
+
+def _source(request: web.BaseRequest) -> str:
+    return connection_source(request.get_extra_info("peername"), request.get_extra_info("sockname"))
 
 
 def _parse_login(authorization: str) -> tuple[str, str] | None:

@@ -7,11 +7,12 @@ would let everybody in. It is a module of its own, so that a YAML parser is load
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from msgspec import Meta, Struct, ValidationError, convert
 
 from vramledger.errors import StartupError
 from vramledger.web.access.settings import (
@@ -28,10 +29,15 @@ from vramledger.web.access.settings import (
 )
 
 _UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert", "RequireClientCert")
+MAX_COST = 14
+"""The largest cost of a hash: one thread computes them all, for 0.8 s at this cost and twice as long at each
+one above it."""
+
 _HASH = re.compile(r"\$2[aby]?\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}", re.ASCII)
 _HTTP2 = ("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_NOT_YAML = "not YAML: it holds what YAML does not allow"
 _TEXT, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
 
 
@@ -85,103 +91,111 @@ def _parse(path: Path) -> object:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         message = f"{line}not YAML: {error.problem or 'it cannot be read'}"
     except (yaml.YAMLError, ValueError, RecursionError):
-        message = "not YAML: it holds what YAML does not allow"
+        message = _NOT_YAML
     raise _ConfigFileError(message)
 
 
-class _Section:
-    """A mapping of the file; its keys are taken out one by one, and the remaining ones are unknown."""
+class _Tls(Struct, forbid_unknown_fields=True):
+    cert: str | None = None
+    cert_file: str | None = None
+    key: str | None = None
+    key_file: str | None = None
+    client_ca: str | None = None
+    client_ca_file: str | None = None
+    client_auth_type: str | None = None
+    client_allowed_sans: list[str] | None = None
+    min_version: str | None = None
+    max_version: str | None = None
+    cipher_suites: list[str] | None = None
+    prefer_server_cipher_suites: bool = True
+    curve_preferences: list[str] | None = None
 
-    def __init__(self, value: object, name: str) -> None:
-        if value is not None and not isinstance(value, dict):
-            message = f"{name or 'the file'} must be a mapping of keys to values"
-            raise _ConfigFileError(message)
-        self.empty = not value
-        self._left: dict[object, object] = dict(value or {})
-        self._name = name
 
-    def _key_path(self, key: str) -> str:
-        return f"{self._name}.{key}" if self._name else key
+class _Http(Struct, forbid_unknown_fields=True):
+    http2: bool = True
+    headers: dict[str, Any] | None = None
 
-    def section(self, key: str) -> _Section:
-        return _Section(self._left.pop(key, None), self._key_path(key))
 
-    def text(self, key: str, default: str = "") -> str:
-        value = self._left.pop(key, None)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            message = f"{self._key_path(key)} must be a text; put it in quotes"
-            raise _ConfigFileError(message)
-        return value or default
+class _RateLimit(Struct, forbid_unknown_fields=True):
+    interval: Any = 0
+    burst: Annotated[int, Meta(ge=0)] = 0
 
-    def flag(self, key: str, *, default: bool) -> bool:
-        value = self._left.pop(key, default)
-        if not isinstance(value, bool):
-            message = f"{self._key_path(key)} must be true or false"
-            raise _ConfigFileError(message)
-        return value
 
-    def number(self, key: str) -> int:
-        value = self._left.pop(key, 0)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            message = f"{self._key_path(key)} must be a whole number of 0 or more"
-            raise _ConfigFileError(message)
-        return value
+class _File(Struct, forbid_unknown_fields=True):
+    tls_server_config: _Tls | None = None
+    http_server_config: _Http | None = None
+    basic_auth_users: dict[str, Any] | None = None
+    rate_limit: _RateLimit | None = None
 
-    def duration(self, key: str) -> float:
-        """Take out a duration as Go writes it, in seconds; a bare number is nanoseconds, as Go reads it."""
-        value = self._left.pop(key, 0)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value * 1e-9
-        text = str(value)
-        if text == "0" or (text and not _DURATION.sub("", text)):
-            return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
-        message = f"{self._key_path(key)} is not a duration; write for example 1s or 500ms"
-        raise _ConfigFileError(message)
 
-    def texts(self, key: str) -> tuple[str, ...] | None:
-        value = self._left.pop(key, None)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            message = f"{self._key_path(key)} must be a list of texts"
-            raise _ConfigFileError(message)
-        return tuple(value)
+_KINDS = {
+    "bool": "true or false",
+    "int": "a whole number of 0 or more",
+    "str": "a text; put it in quotes",
+    "array": "a list of texts",
+    "object": "a mapping of keys to values",
+}
+"""What a value must be, by msgspec's name of it."""
 
-    def pairs(self) -> dict[str, str]:
-        """Take out all remaining values, as texts by their names."""
-        return {str(key): self.text(key) for key in tuple(self._left) if isinstance(key, str)}
-
-    def close(self) -> None:
-        for key in self._left:
-            message = (
-                f"{self._key_path(str(key))} is not a key of a web configuration file; correct or remove it"
-            )
-            raise _ConfigFileError(message)
+_FAULT = re.compile(
+    r"(?s)(?:Expected `(\w+).*?|Object contains unknown field `(.*?)`)(?: - at `\$\.([\w.]+)(\[.*)?`)?"
+)
 
 
 def _settings(raw: object, directory: Path) -> AccessSettings:
-    top = _Section(raw, "")
-    http = top.section("http_server_config")
-    http2 = http.flag("http2", default=True)
-    rate = top.section("rate_limit")
-    settings = AccessSettings(
-        tls=_tls(top.section("tls_server_config"), directory, http2=http2),
-        users=_users(top.section("basic_auth_users")),
-        headers=_headers(http.section("headers")),
-        http2=http2,
-        interval=rate.duration("interval"),
-        burst=rate.number("burst"),
+    raw = {} if raw is None else raw
+    try:
+        file = convert(raw, _File)
+    except ValidationError as error:
+        raise _ConfigFileError(_fault(str(error))) from error
+    except UnicodeEncodeError as error:  # half a surrogate pair
+        raise _ConfigFileError(_NOT_YAML) from error
+    http, rate = file.http_server_config or _Http(), file.rate_limit or _RateLimit()
+    given = isinstance(raw, dict) and raw.get("tls_server_config")  # any key asks for TLS
+    return AccessSettings(
+        tls=_tls(file.tls_server_config, directory, http2=http.http2)
+        if given and file.tls_server_config
+        else None,
+        users=_users(_texts(file.basic_auth_users, "basic_auth_users")),
+        headers=_headers(_texts(http.headers, "http_server_config.headers")),
+        http2=http.http2,
+        interval=_duration(rate.interval),
+        burst=rate.burst,
     )
-    for section in (http, rate, top):
-        section.close()
-    return settings
 
 
-def _users(section: _Section) -> dict[str, str]:
-    users = section.pairs()
-    section.close()
+def _fault(said: str) -> str:
+    """Return what msgspec says of a wrong value in the words of the file; it never names the value."""
+    found = _FAULT.fullmatch(said)
+    if found is None:
+        return said
+    kind, unknown, path, item = found.groups()
+    if unknown is not None:
+        key = f"{path}.{unknown}" if path else unknown
+        return f"{key} is not a key of a web configuration file; correct or remove it"
+    return f"{path or 'the file'} must be {_KINDS['array' if item else kind]}"
+
+
+def _texts(values: Mapping[str, Any] | None, section: str) -> dict[str, str]:
+    for name, value in (values or {}).items():
+        if not isinstance(value, str | None):
+            message = f"{section}.{name} must be {_KINDS['str']}"
+            raise _ConfigFileError(message)
+    return {name: value or "" for name, value in (values or {}).items()}
+
+
+def _duration(value: object) -> float:
+    """Return a duration as Go writes it, in seconds; a bare number is nanoseconds, as Go reads it."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value * 1e-9
+    text = str(value)
+    if text == "0" or (text and not _DURATION.sub("", text)):
+        return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
+    message = "rate_limit.interval is not a duration; write for example 1s or 500ms"
+    raise _ConfigFileError(message)
+
+
+def _users(users: dict[str, str]) -> dict[str, str]:
     for name, hashed in users.items():
         if ":" in name:
             message = f"basic_auth_users: {name!r} has a colon, which no browser can send in a name"
@@ -189,12 +203,16 @@ def _users(section: _Section) -> dict[str, str]:
         if not _HASH.fullmatch(hashed):
             message = f"basic_auth_users: {name!r} has no bcrypt hash; make one with htpasswd -nBC 10 ''"
             raise _ConfigFileError(message)
+        if int(hashed.split("$")[2]) > MAX_COST:
+            message = (
+                f"basic_auth_users: the hash of {name!r} has a cost above {MAX_COST}, and others would wait; "
+                "make one with htpasswd -nBC 10 ''"
+            )
+            raise _ConfigFileError(message)
     return users
 
 
-def _headers(section: _Section) -> dict[str, str]:
-    headers = section.pairs()
-    section.close()
+def _headers(headers: dict[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if name not in HEADERS:
             message = (
@@ -210,28 +228,24 @@ def _headers(section: _Section) -> dict[str, str]:
     return {name: value for name, value in headers.items() if value}
 
 
-def _pem(section: _Section, key: str, directory: Path) -> Pem:
-    text, name = section.text(key), section.text(f"{key}_file")
-    return Pem(path=directory / name) if name else Pem(text)
+def _pem(text: str | None, name: str | None, directory: Path) -> Pem:
+    return Pem(path=directory / name) if name else Pem(text or "")
 
 
-def _tls(section: _Section, directory: Path, *, http2: bool) -> TlsSettings | None:
-    if section.empty:
-        return None
-    sans = section.texts("client_allowed_sans")
+def _tls(given: _Tls, directory: Path, *, http2: bool) -> TlsSettings:
+    sans = given.client_allowed_sans
     tls = TlsSettings(
-        certificate=_pem(section, "cert", directory),
-        key=_pem(section, "key", directory),
-        client_ca=_pem(section, "client_ca", directory),
-        client_auth=section.text("client_auth_type", NO_CLIENT),
+        certificate=_pem(given.cert, given.cert_file, directory),
+        key=_pem(given.key, given.key_file, directory),
+        client_ca=_pem(given.client_ca, given.client_ca_file, directory),
+        client_auth=given.client_auth_type or NO_CLIENT,
         allowed_sans=None if sans is None else frozenset(sans),
-        oldest=section.text("min_version", "TLS12"),
-        newest=section.text("max_version", "TLS13"),
-        ciphers=section.texts("cipher_suites") or (),
-        own_order=section.flag("prefer_server_cipher_suites", default=True),
-        curves=section.texts("curve_preferences") or (),
+        oldest=given.min_version or "TLS12",
+        newest=given.max_version or "TLS13",
+        ciphers=tuple(given.cipher_suites or ()),
+        own_order=given.prefer_server_cipher_suites,
+        curves=tuple(given.curve_preferences or ()),
     )
-    section.close()
     for wrong in _tls_problems(tls, http2=http2):
         message = f"tls_server_config: {wrong}"
         raise _ConfigFileError(message)

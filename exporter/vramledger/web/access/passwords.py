@@ -20,6 +20,8 @@ from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
 
+from vramledger.web.access.local_users import find_local_user, parse_address
+
 _REMEMBERED_MAX = 100
 """The maximum number of correct logins that are remembered; each takes 32 bytes, and an exporter has few
 users."""
@@ -36,6 +38,8 @@ _WAITING_MAX, _WAITING_PER_ADDRESS = 16, 4
 waits for a second."""
 
 _NICE = 10
+
+_LOOPBACK = "loopback"
 
 _NO_HASH = "." * 60
 """Replaces the hash of a name that does not exist. It is as long as a hash, so that it takes as long to be
@@ -98,17 +102,29 @@ class Passwords:
         """Let the thread end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def check(self, users: Mapping[str, str], user: str, password: str, address: str) -> PasswordResult:
-        """Check whether a user has this password.
+    async def check(
+        self, users: Mapping[str, str], user: str, password: str, source: Callable[[], str]
+    ) -> PasswordResult:
+        """Check whether a user has this password; failures count for its ``source``, asked for if need be.
 
         A name that does not exist takes as long as one that does.
         """
         hashed = users.get(user)
         digest = self._digest(user, hashed or _NO_HASH, password)
-        source = failure_source(address)
-        result = self._immediate_result(digest, source)
-        if result is not None:
-            return result
+        if digest in self._right:  # only digests of real users' hashes are ever added
+            self._right.move_to_end(digest)
+            return PasswordResult.RIGHT
+        return await self._check_unknown(users, user, password, digest, source())
+
+    async def _check_unknown(
+        self, users: Mapping[str, str], user: str, password: str, digest: bytes, source: str
+    ) -> PasswordResult:
+        hashed = users.get(user)
+        if self._budget.is_spent(source):
+            return PasswordResult.THROTTLED
+        full = self._waiting.total() >= _WAITING_MAX or self._waiting.get(source, 0) >= _WAITING_PER_ADDRESS
+        if full and digest not in self._running:
+            return PasswordResult.BUSY
         running = self._running.get(digest)
         if running is None:
             running = self._start_check(digest, hashed or self._decoy(users, user), password, source)
@@ -120,15 +136,6 @@ class Passwords:
             return PasswordResult.RIGHT
         self._budget.record_failure(source)
         return PasswordResult.WRONG
-
-    def _immediate_result(self, digest: bytes, source: str) -> PasswordResult | None:
-        if digest in self._right:  # only digests of real users' hashes are ever added
-            self._right.move_to_end(digest)
-            return PasswordResult.RIGHT
-        if self._budget.is_spent(source):
-            return PasswordResult.THROTTLED
-        full = self._waiting.total() >= _WAITING_MAX or self._waiting.get(source, 0) >= _WAITING_PER_ADDRESS
-        return PasswordResult.BUSY if full and digest not in self._running else None
 
     def _start_check(self, digest: bytes, hashed: str, password: str, source: str) -> asyncio.Future[bool]:
         running = asyncio.get_running_loop().run_in_executor(self._pool, _matches, password, hashed)
@@ -168,17 +175,29 @@ class Passwords:
         return f"$2b${costs[self._digest(user)[0] % len(costs)]}${'.' * 53}"
 
 
+def connection_source(peer: object, ours: object) -> str:
+    """Return the key under which the failures of a connection count, from its addresses and ports.
+
+    It is an IPv4 address, the /64 of an IPv6 one, or over loopback, where each user has 2^24 addresses, the
+    user.
+    """
+    if not isinstance(peer, tuple) or not isinstance(ours, tuple):
+        return ""
+    source = failure_source(str(peer[0]))
+    return f"{source}, user {find_local_user(peer, ours)}" if source == _LOOPBACK else source
+
+
 @lru_cache(_CACHED_ADDRESSES)
 def failure_source(address: str) -> str:
-    """Return the key under which failures count: an IPv4 address, or the /64 of an IPv6 one."""
+    """Return an IPv4 address, the /64 of an IPv6 one, or that it is loopback."""
     try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
+        parsed = parse_address(address)
     except ValueError:
         return address
+    if parsed.is_loopback:
+        return _LOOPBACK
     if isinstance(parsed, ipaddress.IPv4Address):
         return str(parsed)
-    if parsed.ipv4_mapped is not None:  # the form of IPv4 on a socket for both kinds
-        return str(parsed.ipv4_mapped)
     return str(ipaddress.ip_network((parsed, 64), strict=False))
 
 

@@ -10,14 +10,16 @@ export class Chart {
     this.areas = new Map();
     this.title = drawing("title", {}, label);
     this.node = drawing("svg", { class: "chart", viewBox: "0 0 180 100", preserveAspectRatio: "none", role: "img" }, this.title);
-    this.version = -1;
+    this.version = "";
   }
 
   /** Draw the past of a device, the newest step at the right edge. */
-  draw(past, uuid, total) {
-    if (this.version === past.version) return;
-    this.version = past.version;
-    const steps = past.devices.get(uuid) ?? new Map();
+  draw(past, uuid, total, holders) {
+    const idle = holders.filter((row) => row.state === "idle" && row.held);
+    const token = `${past.version} ${idle.map((row) => `${row.pid} ${row.since}`).join()}`;
+    if (this.version === token) return;
+    this.version = token;
+    const steps = since(idle, past.devices.get(uuid) ?? new Map(), past.step);
     const first = past.newest - past.length + 1;
     const base = new Map(); // step to the height so far
     for (let number = first; number <= past.newest; number += 1) if (steps.has(number)) base.set(number, 0);
@@ -42,6 +44,18 @@ export class Chart {
     }
     return this.areas.get(name);
   }
+}
+
+/** The steps, with what is idle now as idle since its last sign of work: for minutes that was not known yet. */
+function since(idle, steps, step) {
+  if (!idle.length) return steps;
+  const told = new Map();
+  for (const [number, parts] of steps) {
+    const quiet = idle.reduce((sum, row) => sum + (row.since <= number * step ? row.held : 0), 0);
+    const late = Math.max(0, Math.min(quiet - parts.idle, parts.active));
+    told.set(number, late ? { ...parts, active: parts.active - late, idle: parts.idle + late } : parts);
+  }
+  return told;
 }
 
 /** The outline of one part over all steps, empty when the part has no bytes; a gap stays a gap. */

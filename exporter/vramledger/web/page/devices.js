@@ -1,9 +1,10 @@
 // A card for each device: its ledger as a bar, the last 15 minutes, and the bytes that no holder in the table has.
+// The cards of devices without holders come after the table.
 
 import { arrange, attribute, byId, element, prose, Text } from "./elements.js";
 import { bytes, moment, percent } from "./format.js";
 import { Chart } from "./chart.js";
-import { part, PARTS } from "./model.js";
+import { part, PARTS, slight } from "./model.js";
 import { Bar } from "./summary.js";
 
 export class Devices {
@@ -12,18 +13,22 @@ export class Devices {
   }
 
   show(model) {
-    byId("devices-section").hidden = !model.devices.length;
-    const shown = [];
+    const held = new Map();
+    for (const [, row] of model.holders) held.set(row.uuid, [...(held.get(row.uuid) ?? []), row]);
+    const [shown, free] = [[], []];
     for (const device of model.devices) {
       let card = this.cards.get(device.uuid);
       if (!card) this.cards.set(device.uuid, (card = new Card(device)));
       if (model.changed.has(device.uuid)) card.show(device);
-      if (device.memory) card.chart.draw(model.past, device.uuid, device.memory.total);
-      shown.push(card.node);
+      if (device.memory) card.chart.draw(model.past, device.uuid, device.memory.total, held.get(device.uuid) ?? []);
+      (held.size && !held.has(device.uuid) && plain(device) ? free : shown).push(card.node);
     }
     for (const uuid of this.cards.keys()) if (!model.rows.has(uuid)) this.cards.delete(uuid);
-    attribute(byId("devices"), "data-many", shown.length > 2 ? "" : null);
-    arrange(byId("devices"), shown);
+    for (const [place, section, cards] of [["devices", "devices-section", shown], ["free", "free-section", free]]) {
+      byId(section).hidden = !cards.length;
+      attribute(byId(place), "data-many", shown.length + free.length > 2 ? "" : null);
+      arrange(byId(place), cards);
+    }
   }
 }
 
@@ -33,7 +38,7 @@ class Card {
     this.busy = new Text();
     this.why = new Text();
     this.note = element("p", { class: "note faint", hidden: true }, this.why.node);
-    this.ghost = element("p", { class: "ghost", hidden: true }, "Busy for minutes, but no process uses it. Only a reset of the GPU helps.");
+    this.ghost = element("p", { class: "ghost", hidden: true }, "Busy for minutes at idle power, and no process uses it. On some GPUs the next CUDA program clears this; if it stays, reset the GPU.");
     this.bar = new Bar();
     this.chart = new Chart(`GPU ${device.gpu}: its ledger over the last 15 minutes, stacked to the total`);
     this.legend = element("dl", { class: "legend" });
@@ -97,6 +102,7 @@ class Card {
         this.parts.set(name, { text, made });
       }
       this.parts.get(name).text.set(bytes(size));
+      attribute(this.parts.get(name).made, "data-slight", slight(name, size, memory.total) ? "" : null);
       shown.push(this.parts.get(name).made);
     }
     arrange(this.legend, shown);
@@ -159,7 +165,14 @@ function limits(device) {
   return words.join(" ");
 }
 
+/** Whether the card says nothing but the ledger. */
+function plain(device) {
+  const { memory } = device;
+  return Boolean(device.up && memory && slight("unattributed", memory.unattributed, memory.total)) && !device.ghost && !device.undivided && !device.hidden?.length && !device.left_behind?.length;
+}
+
 function reason(device) {
+  if (device.error === "asleep") return "Asleep: it was not asked, as this would wake it. What it holds is not known.";
   if (!device.up) return `This device does not answer (${device.error ?? "failed"}). Its present state is not known.`;
   if (device.divided) return "Divided into MIG instances, which hold the memory.";
   return "The driver reports no memory figures for it.";

@@ -178,6 +178,10 @@ class Line {
       this.todo,
       element("td", { class: "more" }, this.press),
     );
+    // The whole row opens, except where a person chooses text or presses the button itself.
+    this.node.addEventListener("click", (event) => {
+      if (!event.target.closest("button, a") && !String(getSelection())) this.toggle();
+    });
   }
 
   show(row, total) {

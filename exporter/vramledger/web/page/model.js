@@ -8,6 +8,9 @@ export function part(memory, name) {
   return name in memory.states ? memory.states[name] : memory[name];
 }
 
+/** Whether unattributed bytes are so few that the driver's own work explains them: they have no loud colour. */
+export const slight = (name, size, total) => name === "unattributed" && size < total / 200;
+
 export class Model {
   constructor() {
     this.rows = new Map();

@@ -182,7 +182,7 @@ export class Travel {
 
 function about(mark) {
   const who = mark.pid ? `pid ${mark.pid} ${mark.command} (${mark.owner})` : mark.owner;
-  const words = { came: "came", went: "went", oom: "ran out of memory", lost: "no GPU data", back: "GPU data is back", stopped: "the exporter ended", started: "the exporter began" };
+  const words = { came: "came", went: "went", oom: "ran out of memory", lost: "no GPU data", back: "GPU data is back", "exporter-ended": "the exporter ended", "exporter-began": "the exporter began" };
   return `${who} ${words[mark.kind] ?? `became ${mark.kind}`}`.trim();
 }
 

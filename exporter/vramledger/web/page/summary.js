@@ -2,7 +2,7 @@
 
 import { arrange, attribute, byId, element, Text } from "./elements.js";
 import { bytes, percent } from "./format.js";
-import { part, PARTS, STATES } from "./model.js";
+import { part, PARTS, slight, STATES } from "./model.js";
 
 const MEANINGS = {
   active: "works, or may work", idle: "no GPU work for a long time", stopped: "stopped by a signal or debugger",
@@ -25,6 +25,7 @@ export class Bar {
       const width = `${((size / total) * 100).toFixed(3)}%`;
       if (made.style.width !== width) made.style.width = width;
       made.hidden = !size;
+      attribute(made, "data-slight", slight(name, size, total) ? "" : null);
       if (size) words.push(`${name} ${bytes(size)}`);
     }
     attribute(this.node, "aria-label", `Of ${bytes(total)}: ${words.join(", ")}`);
@@ -49,9 +50,12 @@ export class Summary {
     if (!ledgers.length) return;
     const sum = (name) => ledgers.reduce((whole, memory) => whole + (part(memory, name) ?? 0), 0);
     const total = sum("total");
-    const wasted = sum("wasted");
+    const waste = [["wasted", "held without work"], ["perhaps_wasted", "idle or orphaned, not proven"]].map(([name, words]) => {
+      const size = sum(name);
+      return size ? `${bytes(size)} (${percent(size / total)}) ${words}` : "";
+    }).filter(Boolean);
     this.line.set(`${bytes(sum("used"))} of ${bytes(total)} used on ${count(ledgers.length, "device")}`);
-    this.waste.set(wasted ? `${bytes(wasted)} (${percent(wasted / total)}) held without work` : "nothing held without work");
+    this.waste.set(waste.join(", ") || "nothing held without work");
     this.bar.show(sum, total);
     const holders = new Map(STATES.map((state) => [state, 0]));
     for (const [, row] of model.holders) holders.set(row.state, holders.get(row.state) + 1);

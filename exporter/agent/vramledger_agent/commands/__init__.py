@@ -1,0 +1,1 @@
+"""The commands that start an agent, and read what it recorded."""

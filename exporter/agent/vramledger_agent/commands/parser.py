@@ -1,0 +1,164 @@
+"""Build a command's parser and write its output, with nothing that takes long to import.
+
+``vramledger-agent run`` stands before each start of a program, so the modules that it imports count: there is
+:mod:`argparse`, and neither ``typing`` nor ``pathlib`` nor ``logging``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+
+from vramledger_agent.errors import StartupError, UsageError
+from vramledger_agent.printable import write_plain
+from vramledger_agent.protocol.messages import CONSENT_VARIABLE, CONSENTS, DEFAULT_SOCKET, ENABLE_VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # see above
+    from collections.abc import Callable, Collection, Sequence
+    from typing import Any, NoReturn, TypeAlias, TypeVar
+
+    _T = TypeVar("_T")
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+"""The object to which a command adds itself."""
+
+LOG_LEVELS = ("debug", "info", "warn", "error")
+
+
+_NEGATIVE = re.compile(r"-\d+(\.\d+)?((ms|[smhd])(\d+(\.\d+)?(ms|[smhd]))*)?")
+"""What is a value although it begins like a flag: a number, and a span before now such as ``-6h``."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports an error in one line and accepts no abbreviated flags."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 argparse's own
+        # a new flag must not change what an old command line means
+        super().__init__(allow_abbrev=False, **settings)
+        self._negative_number_matcher = _NEGATIVE
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse here what is not known: argparse would leave it to the program, whose help has no flags."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with a line that says what is wrong and where to read more."""
+        self.exit(UsageError.exit_code, f"{self.prog}: {message}; see '{self.prog} --help'\n")
+
+
+def argparse_type(parse: Callable[[str], _T], name: str) -> Callable[[str], _T]:
+    """Let argparse report our usage errors like its own."""
+
+    def convert(text: str) -> _T:
+        try:
+            return parse(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    convert.__name__ = name
+    return convert
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_DURATION = 3660 * 86400.0
+"""Ten years. Beyond some longer time clocks, timers and calendars overflow, each at its own limit."""
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+
+def parse_duration(text: str) -> float:
+    """Read a duration as Prometheus writes it (``250ms``, ``1m30s``), in seconds.
+
+    Raises:
+        UsageError: it is not a positive duration, or longer than ten years.
+    """
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
+    if _DURATION.sub("", text) or seconds <= 0:
+        message = f"{text!r} is not a duration; write for example 500ms, 1s, 10m or 1h30m"
+        raise UsageError(message)
+    if seconds > _LONGEST_DURATION:
+        message = f"{text[:40]!r} is too long for a duration; write at most {_LONGEST_DURATION / 86400:.0f}d"
+        raise UsageError(message)
+    return seconds
+
+
+duration = argparse_type(parse_duration, "duration")
+
+
+def pid(text: str) -> int:
+    """Read a process id."""
+    if not text.isascii() or not text.isdigit() or int(text) <= 0:
+        message = f"{text!r} is not a process id"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)
+
+
+def add_consents(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags that say which requests the program's agent accepts."""
+    parser.add_argument(
+        "--allow-reclaim", action="store_true", help="let root and your user make it free cached memory"
+    )
+    parser.add_argument(
+        "--allow-snapshot", action="store_true", help="let root and your user take snapshots of it"
+    )
+
+
+def agent_settings(args: argparse.Namespace) -> dict[str, str]:
+    """Return the environment variables that start an agent with the consents that were given.
+
+    Without any, the program's own variable decides.
+    """
+    consents = [name for name in CONSENTS if getattr(args, f"allow_{name}")]
+    return {ENABLE_VARIABLE: "1", **({CONSENT_VARIABLE: ",".join(consents)} if consents else {})}
+
+
+def count(text: str) -> int:
+    """Read a whole number of 0 or more."""
+    if not text.isascii() or not text.isdigit():
+        message = f"{text!r} is not a whole number of 0 or more"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)
+
+
+def add_agent_socket(parser: argparse.ArgumentParser) -> None:
+    """Declare the flag of the agents' socket."""
+    from pathlib import Path
+
+    parser.add_argument(
+        "--agent.socket", dest="agent_socket", type=Path, default=Path(DEFAULT_SOCKET), metavar="PATH",
+        help="where agents in users' programs connect to the exporter (default %(default)s)",
+    )  # fmt: skip
+
+
+def add_log(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the log."""
+    group = parser.add_argument_group("log")
+    group.add_argument("--log.level", dest="log_level", choices=LOG_LEVELS, default="info")
+    group.add_argument("--log.format", dest="log_format", choices=["logfmt", "json"], default="logfmt")
+
+
+def write_output(text: str, controls: Collection[str] = ()) -> None:
+    """Write text to stdout now, so that a full disk is noticed here and not at exit.
+
+    Of what is not printable, only line feeds and these ``controls`` are written.
+
+    Raises:
+        BrokenPipeError: the reader has gone.
+        StartupError: it cannot be written.
+    """
+    try:
+        write_plain(text, controls=controls, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is left in the buffer would fail again at exit, with status 120 and a second message.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        message = f"cannot write to standard output: {error.strerror}; free some space or write elsewhere"
+        raise StartupError(message) from error

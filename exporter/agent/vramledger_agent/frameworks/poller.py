@@ -1,0 +1,255 @@
+"""Find the frameworks that have an allocator by now, and read what they hold, when it is due.
+
+If a provider fails, its framework has no figures, and an error is counted. A provider that is slow or fails
+repeatedly is paused for a while.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+import time
+from functools import partial
+
+from vramledger_agent.frameworks.provider import SLOW_READ_SECONDS, Provider
+from vramledger_agent.program_errors import belongs_to_program
+from vramledger_agent.protocol.messages import VISIBILITY_VARIABLES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+POLL_SECONDS = 2.0
+"""The pause between two polls of a framework that does not announce its allocator."""
+
+ANNOUNCED_POLL_SECONDS = 0.005
+"""The pause between two polls of a framework that has announced its allocator."""
+
+QUICK_POLLS = 100
+"""After this number of polls the framework counts as slow to start, and is polled less often."""
+
+SLOW_START_POLL_SECONDS = 0.2
+
+MAX_ANNOUNCED_POLLS = 400
+"""When this number of polls has found no allocator, although the framework announced it, the framework's
+start has failed."""
+
+MAX_BAD_READS = 3
+"""A provider may be slow or fail this number of times in a row before it is paused."""
+
+RETRY_SECONDS = 60.0
+"""How long a provider is paused."""
+
+MAX_READ_SECONDS = 0.05
+"""The longest time that a reading may take by the clock; :data:`SLOW_READ_SECONDS` limits its CPU time.
+"""
+
+
+class ProviderState:
+    """A provider, and the state of its readings.
+
+    Attributes:
+        hooked: its framework announces when it is about to have an allocator.
+        announced: the framework has announced its allocator.
+        started: the allocator exists, and :meth:`Provider.start` was called.
+        polls: since its framework was added or announced its allocator.
+        bad_reads: the number of consecutive readings that were slow or failed.
+        retry_at: it is paused until then.
+        imported: the framework's module whose import was noticed.
+    """
+
+    __slots__ = ("announced", "bad_reads", "hooked", "imported", "polls", "provider", "retry_at", "started")
+
+    def __init__(self, provider: Provider, imported: str) -> None:
+        self.provider = provider
+        self.imported = imported
+        self.hooked = False
+        self.announced = False
+        self.started = False
+        self.polls = 0
+        self.bad_reads = 0
+        self.retry_at = 0.0
+
+
+class ProviderPoller:
+    """The frameworks that this process has imported.
+
+    Attributes:
+        states: by the name of the provider's module.
+        visibility: the variables that choose the program's devices, as they were when its first framework
+            started.
+    """
+
+    def __init__(self, count_error: Callable[[str], None]) -> None:
+        self.states: dict[str, ProviderState] = {}
+        self.visibility: dict[str, str | None] = {}
+        self._count_error = count_error
+        self._starting = _thread.allocate_lock()
+
+    def add(self, module: str, imported: str, announced: Callable[[], None]) -> None:
+        """Add a framework that the program imports, given its provider's module.
+
+        Args:
+            module: by its full name.
+            imported: the framework's module that was noticed.
+            announced: called when the framework announces its allocator, on any thread.
+        """
+        __import__(module)
+        state = ProviderState(sys.modules[module].make_provider(), imported)
+        count_error = partial(self._count_error, state.provider.name)
+
+        def announce(*_: object, **__: object) -> None:
+            try:
+                state.announced = True
+                announced()
+            except BaseException as error:
+                if belongs_to_program(error):
+                    raise
+                count_error()
+
+        name = module.rpartition(".")[2]
+        self.states[name] = state
+        try:
+            state.hooked = state.provider.hook_initialisation(announce)
+        except BaseException as error:
+            if belongs_to_program(error):
+                del self.states[name]
+                raise
+            count_error()
+
+    def started_providers(self) -> list[Provider]:
+        """Return the providers of the frameworks that have an allocator."""
+        return [state.provider for state in self._started()]
+
+    def has_started(self) -> bool:
+        """Return whether any framework has an allocator."""
+        return bool(self._started())
+
+    def needs_polling(self) -> bool:
+        """Return whether any framework may have an allocator by now that has not been found."""
+        return any(_needs_polling(state) for state in self._listed())
+
+    def start_initialised(self) -> float | None:
+        """Start the providers whose frameworks have an allocator by now.
+
+        Returns:
+            Seconds until the next poll is due, None when no framework has to be polled.
+        """
+        with self._starting:
+            return self._start_initialised()
+
+    def _start_initialised(self) -> float | None:
+        wait: float | None = None
+        for state in self._listed():
+            if not _needs_polling(state):
+                continue
+            try:
+                if state.provider.is_initialised():
+                    self._keep_visibility()
+                    state.started = True
+                    state.provider.start()
+                    continue
+            except Exception as error:
+                if belongs_to_program(error):
+                    raise
+                self._count_error(state.provider.name)
+            if state.hooked and state.provider.has_given_up():
+                state.announced = False
+                continue
+            pause = _seconds_to_next_poll(state)
+            if pause is not None:
+                wait = pause if wait is None else min(wait, pause)
+        return wait
+
+    def update(self) -> None:
+        """Let the providers update what they watch all the time."""
+        self._call_started(lambda provider: provider.update())
+
+    def refresh(self) -> None:
+        """Let the providers read their figures again."""
+        self._call_started(lambda provider: provider.refresh())
+
+    def read(self) -> list[dict[str, object]]:
+        """Return the frameworks' entries of the report."""
+        entries = (self._read_provider(state) for state in self._started())
+        return [entry for entry in entries if entry is not None]
+
+    def stop(self) -> None:
+        """Stop the providers, and forget the frameworks."""
+        self._call_started(lambda provider: provider.stop())
+        self.states.clear()
+
+    def reset_after_fork(self) -> None:
+        """Drop the frameworks that the parent had started, because the child cannot use them."""
+        self.visibility.clear()
+        self._starting = _thread.allocate_lock()  # the parent's thread may have had it
+        for name, state in list(self.states.items()):
+            if state.started:
+                del self.states[name]
+            state.polls = 0
+
+    def _listed(self) -> list[ProviderState]:
+        """Return the frameworks that are loaded, even if the program imports another at this moment."""
+        return list(self.states.values())
+
+    def _started(self) -> list[ProviderState]:
+        return [state for state in self._listed() if state.started]
+
+    def _call_started(self, call: Callable[[Provider], None]) -> None:
+        for state in self._started():
+            try:
+                call(state.provider)
+            except Exception as error:
+                if belongs_to_program(error):
+                    raise
+                self._count_error(state.provider.name)
+
+    def _keep_visibility(self) -> None:
+        if not self.visibility:
+            self.visibility.update({name: os.environ.get(name) for name in VISIBILITY_VARIABLES})
+
+    def _read_provider(self, state: ProviderState) -> dict[str, object] | None:
+        """Read one provider; pause it if it is slow or fails repeatedly."""
+        begun = time.monotonic()
+        if begun < state.retry_at:
+            return None
+        used = time.thread_time()
+        entry = None
+        failed = False
+        try:
+            entry = state.provider.read()
+        except Exception as error:
+            if belongs_to_program(error):
+                raise
+            failed = True
+            self._count_error(state.provider.name)
+        slow = time.thread_time() - used > SLOW_READ_SECONDS or time.monotonic() - begun > MAX_READ_SECONDS
+        state.bad_reads = state.bad_reads + 1 if failed or slow else 0
+        if state.bad_reads >= MAX_BAD_READS:
+            state.bad_reads = 0
+            state.retry_at = time.monotonic() + RETRY_SECONDS
+            if not failed:
+                self._count_error(state.provider.name)
+        return entry
+
+
+def _needs_polling(state: ProviderState) -> bool:
+    if state.started:
+        return False
+    if state.hooked:
+        return state.announced
+    return state.imported in sys.modules and state.provider.may_initialise()  # or its import has failed
+
+
+def _seconds_to_next_poll(state: ProviderState) -> float | None:
+    """Count a poll that found no allocator, and return when the next is due; None when its start failed."""
+    state.polls += 1
+    if not state.hooked:
+        spec = getattr(sys.modules.get(state.imported), "__spec__", None)
+        return SLOW_START_POLL_SECONDS if getattr(spec, "_initializing", False) else POLL_SECONDS
+    if state.polls == MAX_ANNOUNCED_POLLS:  # the start failed, and the framework will announce its next try
+        state.announced = False
+        state.polls = 0
+        return None
+    return ANNOUNCED_POLL_SECONDS if state.polls < QUICK_POLLS else SLOW_START_POLL_SECONDS

@@ -1,0 +1,166 @@
+"""Declare what the agent reads from a framework: whether it is there, has memory, and what it holds.
+
+A provider is a module of this package that the framework's declaration names, with a function
+``make_provider()``. The module is imported when the program starts to import the framework, never before, so
+it may import what the framework imports anyway. It never imports the framework itself but finds it in
+``sys.modules``.
+
+The rules for every method: make no GPU call, initialise nothing, change no setting, reset no peak. An
+exception is caught and counted as an error of this provider; the program never sees it. A provider that takes
+more than :data:`SLOW_READ_SECONDS` three times in a row is paused for a while.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from math import prod
+
+from vramledger_agent import visible_devices
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # a program that uses no framework need not load it
+    from collections.abc import Callable, Iterable
+
+
+SLOW_READ_SECONDS = 0.005
+"""The longest time that a reading may take, because it may hold the interpreter's lock all that time."""
+
+
+class OutOfMemoryMessage:
+    """What a framework's error says of a failed allocation: the device and the bytes, None if not known."""
+
+    __slots__ = ("ordinal", "requested")
+
+    def __init__(self, ordinal: int | None, requested: int | None) -> None:
+        self.ordinal = ordinal
+        self.requested = requested
+
+
+class Provider:
+    """One framework in this process; these methods are the defaults, and report no memory.
+
+    Attributes:
+        name: of the framework, as it is declared.
+    """
+
+    name = ""
+
+    def hook_initialisation(self, announce: Callable[[], None]) -> bool:
+        """Have ``announce()`` called once the allocator is initialised, if the framework can do that.
+
+        Called once, on the thread that imports the framework, after the module that
+        its declaration names was imported. ``announce`` never raises, takes any arguments, and may be called
+        on any thread and more than once.
+
+        Returns:
+            True when it will be called. False when the framework has no such moment: then
+            :meth:`may_initialise` decides.
+        """
+        del announce
+        return False
+
+    def may_initialise(self) -> bool:
+        """Return whether the framework may make an allocator in this process without announcing it.
+
+        Where it may, a thread of ours calls :meth:`is_initialised` every two seconds while the framework is
+        loaded.
+        """
+        return visible_devices.may_exist() or self.is_initialised()
+
+    def is_initialised(self) -> bool:
+        """Return whether the framework has an allocator now; takes microseconds, also during its import."""
+        return False
+
+    def has_given_up(self) -> bool:
+        """Return whether the start that the framework announced has ended without an allocator."""
+        return False
+
+    def start(self) -> None:
+        """Prepare for :meth:`read`: called once, when the allocator is initialised, on any thread.
+
+        It sets up what must exist before the first report: hooks, observers, imports, a copy of the
+        environment. After a fork the child has new providers. Those whose framework was initialised in the
+        parent are gone, because the child cannot use that framework.
+        """
+
+    def update(self) -> None:
+        """Update what must be watched all the time: the agent calls this even without an exporter."""
+
+    def refresh(self) -> None:
+        """Read again what :meth:`read` returns, between two turns: what is watched stays as it is."""
+
+    def read(self) -> dict[str, object] | None:
+        """Return the framework's entry of the report, None while there is nothing to report.
+
+        Called at every report, on the agent's thread, after :meth:`start`. The keys are those of the wire
+        format: ``framework``, ``version``, ``supported``, ``allocator``, ``policy``, ``devices``. A key whose
+        value is None is left out of the report: not known is never zero.
+        """
+        return None
+
+    def recognise_out_of_memory(self, error: BaseException) -> OutOfMemoryMessage | None:
+        """Return what an error of this framework says of a failed allocation on a GPU; None for any other.
+
+        Called at the end of the program, with the error that has ended it.
+        """
+        del error
+        return None
+
+    def stop(self) -> None:
+        """Undo what :meth:`start` hooked into the program, as far as the framework allows."""
+
+
+def module_version(module: str) -> str | None:
+    """Return the version that a module of the program states; None if it states none."""
+    version = getattr(sys.modules.get(module), "__version__", None)
+    return str(version) if version else None
+
+
+def read_environment(names: Iterable[str]) -> dict[str, str]:
+    """Return those of the named variables that are set."""
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+UNITS = {"b": 1, "bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+_REQUESTED = re.compile(
+    r"(?:allocate|allocating|request for) (\d[\d,]*(?:\.\d+)?)\s?(bytes|[KMGT]iB|B)\b", re.IGNORECASE
+)
+_ORDINAL = re.compile(r"device ordinal (\d+)")
+_TENSOR = re.compile(r"allocating tensor with shape\s?\[([\d,]*)\] and type (\w+) on \S*GPU:(\d+)")
+_TYPE_BYTES = {
+    "float": 4,
+    "half": 2,
+    "double": 8,
+    "bfloat16": 2,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+    **{f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+
+
+def read_requested(text: str) -> int | None:
+    """Return the bytes of ``allocate 1,024 bytes`` or ``allocate 1.50GiB``; None if the text has neither."""
+    found = _REQUESTED.search(text)
+    if found is None:
+        return None
+    return int(float(found[1].replace(",", "")) * UNITS[found[2].lower()])
+
+
+def read_ordinal(text: str) -> int | None:
+    """Return the number after ``device ordinal``; None if the text has none."""
+    found = _ORDINAL.search(text)
+    return None if found is None else int(found[1])
+
+
+def read_tensor(text: str) -> OutOfMemoryMessage | None:
+    """Return what TensorFlow's message says of a tensor on a GPU; None if it is about something else."""
+    found = _TENSOR.search(text)
+    if found is None:
+        return None
+    width = _TYPE_BYTES.get(found[2])
+    count = prod(int(length) for length in found[1].split(",") if length)
+    return OutOfMemoryMessage(int(found[3]), None if width is None else count * width)

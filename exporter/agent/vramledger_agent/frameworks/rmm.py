@@ -1,0 +1,98 @@
+"""Read RMM in this process: how many bytes its current resource has allocated, if the program counts them.
+
+``rmm.statistics.enable_statistics()`` replaces the current resource with one that counts. An observer must
+not do that, so there are figures only if the program did it. Otherwise the report says "not supported", but
+for a pool of managed memory: NVML charges it to nobody, and its size is what tells whose it is.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from vramledger_agent import visible_devices
+from vramledger_agent.frameworks.provider import Provider
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_MAX_LAYERS = 16
+"""Resources wrap each other; we search this number of them for a pool."""
+
+
+class Rmm(Provider):
+    """The RMM of this process."""
+
+    name = "rmm"
+
+    def may_initialise(self) -> bool:
+        """Return whether there is a GPU; :meth:`is_initialised` is too slow to ask it at each import."""
+        return visible_devices.may_exist()
+
+    def is_initialised(self) -> bool:
+        """Return whether RMM is loaded and CUDA in use."""
+        return "rmm" in sys.modules and visible_devices.has_open_device()
+
+    def read(self) -> dict[str, object] | None:
+        """Return bytes in use, their peak, and the pool's size where a pool is part of the resource."""
+        rmm = sys.modules.get("rmm")
+        if rmm is None:
+            return None
+        entry: dict[str, object] = {"framework": self.name, "version": getattr(rmm, "__version__", None)}
+        if not visible_devices.at_most_one():
+            return {**entry, "supported": False, "devices": []}
+        layers = _layers(rmm)
+        counted = _counts(rmm, layers)
+        pool = _pool_bytes(layers)
+        managed = _is_managed(rmm, layers)
+        if counted is None and (pool is None or not managed):
+            return {**entry, "supported": False, "devices": []}
+        in_use = None if counted is None else int(counted.current_bytes)
+        return {
+            **entry,
+            "supported": True,
+            "devices": [
+                {
+                    "ordinal": 0,
+                    "in_use": in_use,
+                    "in_use_peak": None if counted is None else int(counted.peak_bytes),
+                    "pool": pool,
+                    "managed": (in_use if pool is None else pool) if managed else None,
+                }
+            ],
+        }
+
+
+def _layers(rmm: Any) -> list[Any]:  # noqa: ANN401 RMM is not installed where this is checked
+    """Return the resource of the one device, and those below it.
+
+    RMM's functions for the current device, ``get_statistics`` among them, call CUDA (``cudaGetDevice``); this
+    one looks into a dictionary.
+    """
+    layers = [rmm.mr.get_per_device_resource(0)]
+    while len(layers) < _MAX_LAYERS and (below := getattr(layers[-1], "upstream_mr", None)) is not None:
+        layers.append(below)
+    return layers
+
+
+def _counts(rmm: Any, layers: list[Any]) -> Any:  # noqa: ANN401 the same
+    """Return what the program counts, None where it does not, or its RMM is older than 24.06."""
+    kind = getattr(rmm.mr, "StatisticsResourceAdaptor", None)
+    counts = layers[0].allocation_counts if kind is not None and isinstance(layers[0], kind) else None
+    return counts if hasattr(counts, "current_bytes") else None
+
+
+def _pool_bytes(layers: list[Any]) -> int | None:
+    """Return the size of the uppermost pool; None if there is no pool."""
+    return next((int(each.pool_size()) for each in layers if hasattr(each, "pool_size")), None)
+
+
+def _is_managed(rmm: Any, layers: list[Any]) -> bool:  # noqa: ANN401 the same
+    """Tell whether all memory comes from ``cudaMallocManaged``: a resource of bins may have other sources."""
+    managed = getattr(rmm.mr, "ManagedMemoryResource", None)
+    return type(layers[-1]) is managed and not any(hasattr(each, "bin_mrs") for each in layers)
+
+
+def make_provider() -> Rmm:
+    """Make the provider."""
+    return Rmm()

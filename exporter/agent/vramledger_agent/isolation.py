@@ -1,0 +1,451 @@
+"""Run a function in a process of its own; when it ends, all the memory that it took is freed.
+
+This is the one sure way to free GPU memory: frameworks keep pools, and TensorFlow and JAX free nothing while
+their process lives. The child is forked from Python's fork server, a process that never saw a GPU, or it is
+spawned. Both import the caller's main module as ``multiprocessing`` does, so a script needs the usual ``if
+__name__ == "__main__":``. A pool keeps its children for a while, for programs that call often: the import of
+TensorFlow takes seconds.
+
+Arguments and result are in anonymous memory, whose descriptor is passed (:mod:`isolated_values`). This memory
+has no name and is freed with its last user. The child leads a session of its own, watches for the parent's
+end, and ends with it and with all its own children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing import connection, reduction
+from typing import Any, NoReturn, TypeVar
+
+from vramledger_agent.isolated_values import pack_value, unpack_value
+from vramledger_agent.program_errors import belongs_to_program
+
+_T = TypeVar("_T")
+_STARTED = b"started"
+"""The child's first word: it has the call."""
+
+_EXIT_TIMEOUT_SECONDS = 5.0
+"""From the result to the child's end; only then is its memory freed."""
+
+
+class IsolationError(RuntimeError):
+    """The child ended without a result, or its result or error could not be passed back."""
+
+
+class ChildTraceback(Exception):  # noqa: N818 it is the cause of an error, never raised itself
+    """The traceback of an error in the child, as text: the cause of the same error here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+def isolated(
+    function: Callable[..., _T],
+    /,
+    *arguments: object,
+    timeout: float | None = None,
+    method: str = "forkserver",
+    **named: object,
+) -> _T:
+    """Return what a function returns, having run it in a process of its own.
+
+    Args:
+        function: of a module, a script or a notebook. Lambdas, closures and classes of a notebook need the
+            package ``cloudpickle``, which is used where it is installed.
+        arguments: for it; they and the result must be picklable. Arrays of NumPy are not copied twice.
+            They must not contain arrays in GPU memory: use host memory.
+        timeout: seconds after which the child is killed, with all processes that it has started.
+        method: ``forkserver``, or ``spawn`` for a child that shares nothing with earlier ones.
+        named: keyword arguments for the function.
+
+    Raises:
+        TimeoutError: it took longer than ``timeout``.
+        IsolationError: the child died, or what it made cannot be passed back.
+        Exception: what the function raised, with the child's traceback as its cause.
+    """
+    return IsolatedPool(idle_timeout=None, method=method).run(function, *arguments, timeout=timeout, **named)
+
+
+async def isolated_async(
+    function: Callable[..., _T],
+    /,
+    *arguments: object,
+    timeout: float | None = None,
+    method: str = "forkserver",
+    **named: object,
+) -> _T:
+    """Await what :func:`isolated` returns; if the task is cancelled, the child is killed."""
+    pool = IsolatedPool(idle_timeout=None, method=method)
+    return await pool.run_async(function, *arguments, timeout=timeout, **named)
+
+
+class IsolatedPool:
+    """Processes that run functions as :func:`isolated` does, and stay for the next call.
+
+    A process ends, and frees its GPU memory, when it has had no call for a while. Until then it keeps what
+    its framework keeps. Calls from several threads run at the same time, each in a process of its own.
+    """
+
+    def __init__(self, *, idle_timeout: float | None = 30.0, method: str = "forkserver") -> None:
+        """Make a pool without processes.
+
+        Args:
+            idle_timeout: seconds without a call after which a process ends; None ends it with its call.
+            method: see :func:`isolated`.
+        """
+        self._idle_timeout = idle_timeout
+        self._method = method
+        self._idle: list[_Child] = []
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def run(
+        self,
+        function: Callable[..., _T],
+        /,
+        *arguments: object,
+        timeout: float | None = None,
+        **named: object,
+    ) -> _T:
+        """Return what a function returns; arguments and errors are those of :func:`isolated`."""
+        while True:
+            with self._borrow_child() as (child, is_new):
+                try:
+                    result: _T = child.call(function, arguments, named, timeout)
+                except _EndedBeforeError:  # its time had come just before the call
+                    if is_new:
+                        raise
+                else:
+                    return result
+
+    async def run_async(
+        self,
+        function: Callable[..., _T],
+        /,
+        *arguments: object,
+        timeout: float | None = None,
+        **named: object,
+    ) -> _T:
+        """Await what :meth:`run` returns; if the task is cancelled, the process is killed."""
+        while True:
+            with self._borrow_child() as (child, is_new):
+                try:
+                    result: _T = await _call_in_thread(child, function, arguments, named, timeout)
+                except _EndedBeforeError:
+                    if is_new:
+                        raise
+                else:
+                    return result
+
+    def close(self) -> None:
+        """End the processes that have no call."""
+        with self._lock:
+            ended, self._idle = self._idle, []
+        for child in ended:
+            child.end()
+
+    def __enter__(self) -> IsolatedPool:  # noqa: PYI034 Self came with Python 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _borrow_child(self) -> Iterator[tuple[_Child, bool]]:
+        """Yield a process for one call, and whether it is new; keep it if it waits for another call then."""
+        child, is_new = self._choose()
+        try:
+            yield child, is_new
+        finally:
+            if child.is_usable():
+                with self._lock:
+                    self._idle.append(child)
+            else:
+                child.end()
+
+    def _choose(self) -> tuple[_Child, bool]:
+        """Return a process, and whether it is new."""
+        with self._lock:
+            if self._pid != os.getpid():  # the parent's processes are not ours
+                self._pid = os.getpid()
+                self._idle = []
+            while self._idle:
+                child = self._idle.pop()
+                if child.is_usable():
+                    return child, False
+                child.end()
+        return _Child(self._method, self._idle_timeout), True
+
+
+class _EndedBeforeError(IsolationError):
+    """The process ended before it had begun with the call, which can be made again elsewhere."""
+
+
+async def _call_in_thread(
+    child: _Child,
+    function: Callable[..., Any],
+    arguments: tuple[object, ...],
+    named: dict[str, object],
+    timeout: float | None,
+) -> Any:  # noqa: ANN401 any result
+    import asyncio
+
+    try:
+        return await asyncio.to_thread(child.call, function, arguments, named, timeout)
+    except asyncio.CancelledError:
+        child.kill()  # which ends the thread as well: it may not have sent the call yet
+        raise
+
+
+class _Child:
+    """One child, and the connection to it."""
+
+    def __init__(self, method: str, idle_timeout: float | None) -> None:
+        context = multiprocessing.get_context(method)
+        self._pipe, child_end = context.Pipe()
+        self._usable = False
+        self._keeps = idle_timeout is not None
+        try:
+            self._process = context.Process(  # type: ignore[attr-defined]
+                target=_run_child, args=(child_end, idle_timeout), name="isolated"
+            )
+            _start(self._process)
+        except BaseException:
+            self._pipe.close()
+            raise
+        finally:
+            child_end.close()  # so that the child's death is noticed here
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[object, ...],
+        named: dict[str, object],
+        timeout: float | None,
+    ) -> Any:  # noqa: ANN401 any result
+        """Run one call in the child; after an error of the connection the child is not usable any more."""
+        self._usable = False  # first: who cancels the call meanwhile must not give the child to another
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            packed_call = pack_value((function, arguments, named, dict(os.environ)))
+        except BaseException:
+            self._usable = self._keeps  # nothing was sent
+            raise
+        try:
+            with contextlib.suppress(OSError):  # the child may have died: the code below finds out how
+                reduction.send_handle(self._pipe, packed_call, self._process.pid)
+        finally:
+            os.close(packed_call)
+        if self._receive(deadline, timeout) != _STARTED:
+            self._process.join(_EXIT_TIMEOUT_SECONDS)
+            raise _EndedBeforeError(_describe_exit(self._process.exitcode))
+        kind = self._receive(deadline, timeout)
+        try:
+            descriptor = reduction.recv_handle(self._pipe) if kind else -1
+        except (EOFError, OSError, RuntimeError) as error:  # the child died while sending its result
+            if belongs_to_program(error):
+                raise
+            kind = b""
+        if not kind:
+            self._process.join(_EXIT_TIMEOUT_SECONDS)
+            raise IsolationError(_describe_exit(self._process.exitcode))
+        try:
+            result = unpack_value(descriptor)
+        except Exception as error:
+            message = f"what the isolated function made cannot be read here: {error!r}"
+            raise IsolationError(message) from error
+        finally:
+            os.close(descriptor)
+            self._usable = self._keeps
+            if not self._keeps:
+                # The memory is freed once the process is gone; an error is raised only after that, too.
+                self._process.join(_EXIT_TIMEOUT_SECONDS)
+        if kind == b"returned":
+            return result
+        raised, text = result
+        if not isinstance(raised, BaseException):
+            raise IsolationError(raised) from ChildTraceback(text)
+        raise raised from ChildTraceback(text)
+
+    def _receive(self, deadline: float | None, timeout: float | None) -> bytes:
+        """Return the child's next message, or an empty one if the child has ended."""
+        seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not connection.wait([self._pipe, self._process.sentinel], seconds_left):
+            self.kill()
+            message = f"the isolated function did not return within {timeout:g} s; its process was killed"
+            raise TimeoutError(message)
+        try:
+            # The child sends the result before it ends, so a child that has ended may have left one.
+            return self._pipe.recv_bytes() if self._pipe.poll() else b""
+        except (EOFError, OSError) as error:
+            if belongs_to_program(error):
+                raise
+            return b""
+
+    def is_usable(self) -> bool:
+        """Return whether the child waits for another call."""
+        return self._usable and self._process.is_alive()
+
+    def kill(self) -> None:
+        """Kill the child and the processes that it has started."""
+        self._usable = False
+        if self._process.is_alive():
+            _kill_with_descendants(self._process.pid)
+
+    def end(self) -> None:
+        """Kill the child if it still runs, and close it."""
+        self.kill()
+        self._pipe.close()
+        self._process.join()
+        self._process.close()
+
+
+def _start(child: Any) -> None:  # noqa: ANN401 a process of the context's own kind
+    """Start a child, also in a daemonic process.
+
+    The workers of Celery and of ``multiprocessing.Pool`` are daemonic. Python forbids them children, because
+    these would be left when a worker is terminated. Ours end with their parent by themselves.
+    """
+    child.daemon = False  # its own function may use processes
+    configuration = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    daemonic = configuration.pop("daemon", None)
+    try:
+        child.start()
+    finally:
+        if daemonic is not None:
+            configuration["daemon"] = daemonic
+
+
+def _describe_exit(code: int | None) -> str:
+    if code is not None and code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        hint = " (out of host memory, perhaps)" if name == "SIGKILL" else ""
+        return f"the process of the isolated function was killed by {name}{hint}"
+    if code is None:
+        return "the process of the isolated function closed its connection"
+    return (
+        f"the process of the isolated function ended with status {code} before it returned; what it"
+        " printed says why (a script needs 'if __name__ == \"__main__\":' around what it does)"
+    )
+
+
+def _run_child(pipe: Any, idle_timeout: float | None) -> None:  # noqa: ANN401 a multiprocessing connection
+    """Run in the child: receive a call, run it, send its result or error; with a time-out, wait for more."""
+    with contextlib.suppress(OSError):
+        os.setsid()  # what it starts can be killed with it
+    threading.Thread(target=_exit_with_parent, args=(pipe.fileno(),), daemon=True).start()
+    while True:
+        try:
+            descriptor = reduction.recv_handle(pipe)
+            pipe.send_bytes(_STARTED)
+            _answer(pipe, descriptor)
+        except (EOFError, OSError, RuntimeError):  # no caller waits any more
+            break
+        if idle_timeout is None or not pipe.poll(idle_timeout):
+            break
+    # Run no finalizers: a framework's finalizer may hang, and the process's end frees the memory anyway.
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    _exit_with_descendants(0)
+
+
+def _answer(pipe: Any, descriptor: int) -> None:  # noqa: ANN401 a multiprocessing connection
+    try:
+        function, arguments, named, environ = unpack_value(descriptor)
+        os.close(descriptor)
+        os.environ.update(environ)  # the fork server has the environment of its start
+        for name in set(os.environ) - set(environ):
+            del os.environ[name]
+        packed = pack_value(function(*arguments, **named))
+        kind = b"returned"
+    except BaseException as error:
+        kind, packed = b"raised", _pack_error(error)
+    try:
+        pipe.send_bytes(kind)
+        reduction.send_handle(pipe, packed, os.getppid())
+    finally:
+        os.close(packed)
+
+
+def _exit_with_parent(descriptor: int) -> NoReturn:
+    """End this process and what it has started when its parent has gone."""
+    import select
+
+    poll = select.poll()
+    poll.register(descriptor, select.POLLHUP)
+    poll.poll()
+    _exit_with_descendants(1)
+
+
+def _exit_with_descendants(status: int) -> NoReturn:
+    """End this process, after all that it has started."""
+    for each in _children(os.getpid()):
+        _kill_with_descendants(each)
+    os._exit(status)
+
+
+def _kill_with_descendants(pid: int) -> None:
+    """Kill a process and all that it has started, also what has left its session or its parent.
+
+    Each is stopped before its children are read, so that it cannot start others meanwhile.
+    """
+    found = [pid]
+    for each in found:
+        _send_signal(each, signal.SIGSTOP)
+        found.extend(_children(each))
+    with contextlib.suppress(OSError):
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, signal.SIGKILL)
+    for each in reversed(found):
+        _send_signal(each, signal.SIGKILL)
+
+
+def _send_signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:  # it has ended
+        pass
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    found: list[int] = []
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found.extend(int(word) for word in file.read().split())
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def _pack_error(error: BaseException) -> int:
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    words = f"{type(error).__name__}: {error}"
+    if not isinstance(error, Exception):  # a child that calls sys.exit() must not end us
+        return pack_value((words, text))
+    try:
+        packed = pack_value((error, text))
+        unpack_value(packed)  # some exceptions can be pickled but not unpickled
+    except Exception:
+        return pack_value((words, text))
+    return packed

@@ -1,0 +1,85 @@
+"""Tell a client who listens at a Unix socket, before it trusts or sends anything there.
+
+Any user can listen in a directory of their own. So only a listener of root, of the caller's own user, or of
+the user who owns the exporter's usual directory is trusted: nobody but root can make that one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+
+from vramledger_agent.errors import VramledgerError
+from vramledger_agent.protocol.messages import DEFAULT_SOCKET
+
+_CREDENTIALS = struct.Struct("3i")
+_ROOT = 0
+_USUAL = Path(DEFAULT_SOCKET).parent
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class UntrustedListenerError(VramledgerError):
+    """What listens there may be anybody's."""
+
+
+def check_listener(connection: socket.socket, path: Path) -> None:
+    """Check that what listens is root's, our own user's, or an exporter's that root has set up.
+
+    Raises:
+        UntrustedListenerError: it is not; the message says whose it is.
+        OSError: the connection broke.
+    """
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    if uid == _ROOT:
+        _check_root(pid, path)
+    if uid not in {_ROOT, os.geteuid(), exporters_user(_USUAL)}:
+        message = (
+            f"what listens at {path} belongs to user {uid}, neither to root nor to you, and is ignored; "
+            f"an exporter of another user needs its socket in {_USUAL}, and that as its own"
+        )
+        raise UntrustedListenerError(message)
+
+
+def _check_root(pid: int, path: Path) -> None:
+    """Check that root is the host's, where others may have put the socket: a container's root has uid 0, too.
+
+    Raises:
+        UntrustedListenerError: it is a container's, or its end came too early to tell.
+    """
+    if exporters_user(Path(os.path.realpath(path.parent))) == _ROOT:
+        return
+    from vramledger_agent.containment import is_outside_containers
+
+    if not is_outside_containers(pid):
+        message = (
+            f"what listens at {path} is in a container, and is ignored; an exporter in a container needs its "
+            f"socket in a directory of root alone, such as {_USUAL}"
+        )
+        raise UntrustedListenerError(message)
+
+
+def is_trusted(path: Path, kind: socket.SocketKind) -> bool:
+    """Tell whether somebody listens there whom :func:`check_listener` lets pass."""
+    with socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC) as connection:
+        connection.setblocking(False)  # noqa: FBT003 the standard library's
+        try:
+            connection.connect(str(path))
+            check_listener(connection, path)
+        except (OSError, ValueError, UntrustedListenerError):
+            return False
+    return True
+
+
+def exporters_user(directory: Path) -> int | None:
+    """Return the owner of the directory if root has given it to them, None otherwise."""
+    try:
+        place, above = directory.lstat(), [each.lstat() for each in directory.parents]
+    except OSError:
+        return None
+    safe = all(each.st_uid == _ROOT and not each.st_mode & _OTHERS_WRITE for each in above)
+    given = safe and stat.S_ISDIR(place.st_mode) and not place.st_mode & _OTHERS_WRITE
+    return place.st_uid if given else None

@@ -1,0 +1,223 @@
+"""Collect what can be said about one failed allocation: its facts, its verdict and the report's content."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import ModuleType
+from typing import Any
+
+from vramledger_agent import transport
+from vramledger_agent.oom import verdict
+from vramledger_agent.oom.batch_size import missing_bytes
+from vramledger_agent.oom.flight import take_flight
+from vramledger_agent.program_errors import belongs_to_program
+from vramledger_agent.protocol.messages import make_request
+from vramledger_agent.session import collector_entry
+from vramledger_agent.torch.live_tensors import type_name
+from vramledger_agent.torch.recording import recording
+from vramledger_agent.worker import worker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vramledger_agent.torch.allocator import TorchAllocator
+
+MAX_BLOCKS = 100_000
+"""With more live blocks, the report omits the largest free block."""
+
+LIMIT_SHARE = 0.98
+"""A capacity below this share of the device is a limit that the program set; CUDA's total is a little below
+NVML's."""
+
+
+class OomDiagnosis:
+    """One failed allocation, diagnosed at the moment of its failure."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 four are PyTorch's own
+        self,
+        allocator: TorchAllocator,
+        ordinal: int,
+        requested: int,
+        capacity: int,
+        free: int,
+        stack: dict[str, object] | None = None,
+    ) -> None:
+        allocator.read_stats({ordinal})
+        self._allocator = allocator
+        self._ordinal = ordinal
+        self._figures = allocator.figures(ordinal)
+        self._blocks = allocator.survey_blocks(ordinal, MAX_BLOCKS)
+        self._device = request_device(worker.settings.socket_path, free)
+        said = self._device.get("total") if self._device is not None else None
+        total = said if isinstance(said, int) else None
+        self._failure = verdict.AllocationFailure(
+            requested=requested,
+            capacity=capacity,
+            free=free,
+            reserved=self._figures["reserved"],
+            active=self._figures["active"],
+            largest_free=self._blocks.largest_free if self._blocks is not None else None,
+            others=bytes_of_others(self._device),
+            leaked=allocator.leaked_bytes(ordinal),
+            limited=_is_limited(self._figures["reserved"], capacity, free, total),
+            device_total=total,
+            held=bytes_of_us(self._device),
+        )
+        self._verdict = verdict.classify(self._failure)
+        self._stack = stack
+
+    def summary(self) -> dict[str, object]:
+        """Return what the agent's report says about the failure."""
+        return {
+            "time": time.time(),
+            "framework": "torch",
+            "ordinal": self._ordinal,
+            "requested": self._failure.requested,
+            "verdict": self._verdict,
+        }
+
+    def flight(self) -> dict[str, Any]:
+        """Return what our recording says of the failure; empty where there is none."""
+        if not recording.is_active(self._allocator.torch):
+            return {}
+        try:
+            return take_flight(recording, self._allocator.torch, self._ordinal, self._failure)
+        except Exception as error:
+            if belongs_to_program(error):
+                raise
+            worker.count_error("torch")  # the rest of the report is still worth having
+            return {}
+
+    def report_content(self) -> dict[str, object]:
+        """Return the report file's content, without what a recording says."""
+        allocator, failure, blocks = self._allocator, self._failure, self._blocks
+        return {
+            "version": 1,
+            "time": time.time(),
+            "pid": os.getpid(),
+            "framework": "torch",
+            "framework_version": str(allocator.torch.__version__),
+            "allocator": allocator.backend,
+            "ordinal": self._ordinal,
+            "visible": dict(worker.poller.visibility),
+            "verdict": self._verdict,
+            "requested": failure.requested,
+            "missing": missing_bytes(failure),
+            "stack": self._stack,
+            "autocast": _autocast(allocator.torch, self._stack),
+            "gradients_kept": allocator.keeps_gradients(),
+            "capacity": failure.capacity,
+            "limited": failure.limited,
+            "free": failure.free,
+            "others": failure.others,
+            "leaked": failure.leaked,
+            "pool": {name: value for name, value in self._figures.items() if value is not None},
+            "largest_free_block": failure.largest_free,
+            "expandable_segments": allocator.expandable_enabled
+            or (blocks.has_expandable if blocks is not None else None),
+            "categories": allocator.categories(self._ordinal, self._figures["allocated"]),
+            "collector": collector_entry(),
+            "allocated_over_time": allocator.minima(self._ordinal),
+            "device": self._device,
+        }
+
+
+def _autocast(torch: ModuleType, stack: dict[str, object] | None) -> str | None:
+    """Return the type of numbers that autocast uses on this thread; ``off`` without it, None if not known.
+
+    Programs with mixed precision run the backward pass and the optimizer outside of autocast, so its state
+    tells something only in the forward pass.
+    """
+    if stack is None or stack["phase"] != "forward":
+        return None
+    try:
+        if not torch.is_autocast_enabled("cuda"):
+            return "off"
+        return type_name(torch.get_autocast_dtype("cuda"))
+    except (AttributeError, RuntimeError, TypeError) as error:  # before torch 2.4
+        if belongs_to_program(error):
+            raise
+        return None
+
+
+def _is_limited(reserved: int | None, capacity: int, free: int, total: int | None) -> bool:
+    """Return whether the program has set a limit: below the device's size, or below what is free."""
+    if total is not None and capacity < LIMIT_SHARE * total:
+        return True
+    return reserved is not None and free > capacity - reserved
+
+
+TIMEOUT_SECONDS = 0.05
+"""For the exporter's response: the program waits for it."""
+
+SILENCE_SECONDS = 30.0
+"""An exporter that did not answer is not asked for this time: a program that catches many failures would
+wait for each."""
+
+_silent_until = 0.0
+
+SIMILAR_FREE_BYTES = 64 * 2**20
+"""If the free bytes of two devices differ by less than this, they do not show which device is meant."""
+
+
+def request_device(socket_path: str, free: int) -> dict[str, object] | None:
+    """Return the exporter's entry for the device that failed, None when it is not available.
+
+    We know the device by torch's number and the exporter knows it by its UUID, and we must not call CUDA. But
+    the exporter knows our process, so the device is the one that we hold. If we hold several, it is the one
+    whose free bytes are what torch was just told.
+    """
+    global _silent_until  # noqa: PLW0603 a process has one exporter
+    if time.monotonic() < _silent_until:
+        return None
+    response = transport.request(socket_path, make_request("devices"), TIMEOUT_SECONDS)
+    if response is None:
+        _silent_until = time.monotonic() + SILENCE_SECONDS
+    devices = response.get("devices") if response is not None else None
+    if not isinstance(devices, list):
+        return None
+    ours = [device for device in devices if isinstance(device, dict) and _is_held_by_us(device)]
+    if len(ours) == 1:
+        return ours[0]
+    known = [device for device in ours if isinstance(device.get("free"), int)]
+    nearest = sorted(known, key=lambda device: abs(device["free"] - free))
+    if not nearest or (len(nearest) > 1 and _have_similar_free(nearest[0], nearest[1])):
+        return None
+    return nearest[0]
+
+
+def bytes_of_others(device: dict[str, object] | None) -> int | None:
+    """Return the bytes that other processes hold on a device, None if the exporter did not say."""
+    holders = device.get("holders") if device is not None else None
+    if not isinstance(holders, list):
+        return None
+    total = 0
+    for holder in holders:
+        if not isinstance(holder, dict) or not isinstance(holder.get("bytes"), int):
+            return None
+        if not _is_us(holder):
+            total += holder["bytes"]
+    return total
+
+
+def bytes_of_us(device: dict[str, object] | None) -> int | None:
+    """Return the bytes that this process holds on a device, None if the exporter did not say."""
+    holders = device.get("holders") if device is not None else None
+    if not isinstance(holders, list):
+        return None
+    ours = [holder.get("bytes") for holder in holders if isinstance(holder, dict) and _is_us(holder)]
+    return ours[0] if ours and isinstance(ours[0], int) else None
+
+
+def _is_held_by_us(device: dict[str, object]) -> bool:
+    holders = device.get("holders")
+    return isinstance(holders, list) and any(isinstance(each, dict) and _is_us(each) for each in holders)
+
+
+def _have_similar_free(one: dict[str, object], other: dict[str, object]) -> bool:
+    return abs(int(one["free"]) - int(other["free"])) < SIMILAR_FREE_BYTES  # type: ignore[call-overload, no-any-return]
+
+
+def _is_us(holder: dict[str, object]) -> bool:
+    """Return whether a holder is this process; only the exporter knows, as our pid differs in a container."""
+    return holder.get("self") is True

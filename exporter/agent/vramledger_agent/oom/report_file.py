@@ -1,0 +1,239 @@
+"""Write an out-of-memory report for its owner alone to read: JSON for programs, text for people."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import time
+from typing import Any
+
+from vramledger_agent.oom import flight_text
+from vramledger_agent.oom.flight_text import format_bytes
+from vramledger_agent.oom.verdict import TOO_BIG, UNKNOWN
+from vramledger_agent.program_errors import belongs_to_program
+
+MAX_KEPT = 20
+"""The number of reports that the directory keeps, the newest ones."""
+
+ADVICE = {
+    "too_big": """\
+The program needs more memory than the device has. A smaller batch or model, mixed precision, activation
+checkpointing or sharding over several devices reduces the need.""",
+    "fragmented": """\
+There is enough free memory, but in pieces that are too small.
+Giving tensors the same sizes in every step avoids most of that.""",
+    "hoarded": """\
+Other processes hold the missing memory: see the holders below. 'vramledger show' says more about them.""",
+    "leaking": """\
+The minimum of the allocated memory has been growing all the time. Tensors that are kept with their graphs
+(outputs of an evaluation without torch.no_grad(), for example) do that: 'vramledger-agent snapshot' names the
+line that allocated them.""",
+    "unknown": """\
+Too little is known for a verdict. If this process can reach an exporter, what other processes hold
+is known too.""",
+}
+
+TOO_BIG_FOR_LIMIT_ADVICE = """\
+The program needs more memory than its limit. If the device has more, raise the limit. A smaller batch or
+model, mixed precision, activation checkpointing or sharding over several devices reduces the need."""
+"""For a program that has a limit of its own, below the device's size."""
+
+UNKNOWN_FREE_ADVICE = """\
+Too little is known for a verdict: the framework does not say what was free. 'vramledger show' says who holds
+the device now."""
+"""For a framework that tells nobody of a failed allocation: the exporter was not asked at that moment."""
+
+EXPANDABLE_ADVICE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids it too."
+"""For a program whose memory is fragmented, and that has not set this."""
+
+
+OWN_NAME = re.compile(r"oom-\d{8}T\d{6}-\d+-\d{6}\.(json|txt|pickle)")
+"""Our names: a program's own file is never removed."""
+
+MAX_KEPT_SNAPSHOTS = 5
+"""The number of snapshots that the directory keeps: one has some megabytes."""
+
+
+def write_report(
+    facts: dict[str, object], chosen: str | None, snapshot: dict[str, object] | None = None
+) -> str | None:
+    """Write a report's files and return the path of the JSON; None where they cannot be written.
+
+    A snapshot that does not fit on the disk is left out, and the report says nothing of it.
+    """
+    for directory in candidate_directories(chosen):
+        try:
+            make_private_directory(directory)
+            moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+            name = f"oom-{moment}-{os.getpid()}-{time.monotonic_ns() % 10**6:06d}"
+            path = os.path.join(directory, name + ".json")
+            if snapshot is not None:
+                facts = {**facts, "snapshot": write_snapshot(os.path.join(directory, name), snapshot)}
+            write_private_file(path, json.dumps(facts, indent=1, default=str) + "\n")
+            write_private_file(os.path.join(directory, name + ".txt"), format_report(facts))
+            remove_old_reports(directory)
+        except OSError as error:
+            if belongs_to_program(error):
+                raise
+            continue
+        return path
+    return None
+
+
+def write_snapshot(stem: str, snapshot: dict[str, object]) -> str | None:
+    """Write a snapshot in PyTorch's format beside its report, and return its path; None if that fails."""
+    path = stem + ".pickle"
+    try:
+        write_private_file(path, pickle.dumps(snapshot, protocol=4))
+    except (OSError, MemoryError) as error:
+        if belongs_to_program(error):
+            raise
+        try:
+            os.unlink(path)  # a part of a pickle is of no use
+        except OSError as error:
+            if belongs_to_program(error):
+                raise
+        return None
+    return path
+
+
+def candidate_directories(chosen: str | None) -> list[str]:
+    """Return the directories to try; the first writable one gets the report."""
+    if chosen:
+        return [chosen]
+    found = []
+    state = os.environ.get("XDG_STATE_HOME")
+    home = os.path.expanduser("~")
+    if state:
+        found.append(os.path.join(state, "vramledger"))
+    elif home.startswith("/"):
+        found.append(os.path.join(home, ".local", "state", "vramledger"))
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        found.append(os.path.join(runtime, "vramledger"))
+    found.append(os.path.join(os.environ.get("TMPDIR") or "/tmp", f"vramledger-{os.geteuid()}"))  # noqa: S108
+    return found
+
+
+def make_private_directory(directory: str) -> None:
+    """Make the directory, ours alone.
+
+    In a directory that everybody may write to, such as /tmp, another user may have created its name before
+    us. It could be a directory in which this user can read or replace what we write. It could be a link with
+    which this user chooses where we write. We follow a link that belongs to us or to root, because that is
+    how a directory is moved elsewhere.
+
+    Raises:
+        OSError: it cannot be made, or it or the link to it belongs to another user.
+    """
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    # Where others may write and the sticky bit is set, only the owner can replace the directory or the link.
+    owners = {os.lstat(directory).st_uid, os.stat(directory).st_uid}
+    if not owners <= {0, os.geteuid()}:
+        message = "the directory belongs to another user"
+        raise PermissionError(message)
+
+
+def write_private_file(path: str, content: str | bytes) -> None:
+    """Write a new file that only its owner can read.
+
+    Raises:
+        OSError: it exists, or cannot be written.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+        while data:
+            data = data[os.write(descriptor, data) :]
+    finally:
+        os.close(descriptor)
+
+
+def remove_old_reports(directory: str) -> None:
+    """Remove the oldest reports and snapshots beyond those that are kept; their names sort by time."""
+    names = sorted(name for name in os.listdir(directory) if OWN_NAME.fullmatch(name))
+    # By their stems, because a signal handler of the program may leave one of a report's two files.
+    stems = sorted({name.partition(".")[0] for name in names if not name.endswith(".pickle")})
+    old = [stem + ending for stem in stems[:-MAX_KEPT] for ending in (".json", ".txt")]
+    old += [name for name in names if name.endswith(".pickle")][:-MAX_KEPT_SNAPSHOTS]
+    for name in old:
+        try:
+            os.unlink(os.path.join(directory, name))
+        except OSError as error:  # another process removes them too
+            if belongs_to_program(error):
+                raise
+            continue
+
+
+OPTIONAL_ROWS = ("more than it could get",)
+"""The rows that are left out where nothing is known."""
+
+
+def format_report(facts: dict[str, Any]) -> str:
+    """Return a report as text."""
+    pool = facts.get("pool")
+    figures = pool if isinstance(pool, dict) else {}
+    verdict = str(facts.get("verdict"))
+    rows = {
+        "asked for": facts.get("requested"),
+        "more than it could get": facts.get("missing") or None,
+        "free on the device": facts.get("free"),
+        "its limit" if facts.get("limited") else "the device has": facts.get("capacity"),
+        "reserved by the allocator": figures.get("reserved"),
+        "of these in use": figures.get("active"),
+        "largest free block": facts.get("largest_free_block"),
+        "held by other processes": facts.get("others"),
+        "growth of the minimum": facts.get("leaked"),
+    }
+    program = f"{facts.get('framework')} {facts.get('framework_version')}, process {facts.get('pid')}"
+    lines = [
+        f"Out of GPU memory: {verdict.replace('_', ' ')}",
+        f"{program}, device {facts.get('ordinal')} as the program numbers them",
+        "",
+        advice_for(facts),
+        *([EXPANDABLE_ADVICE] if verdict == "fragmented" and not facts.get("expandable_segments") else []),
+        "",
+        *(
+            f"  {name:<25} {format_bytes(value)}"
+            for name, value in rows.items()
+            if value is not None or name not in OPTIONAL_ROWS
+        ),
+        *flight_text.batch_lines(facts),
+        *flight_text.stack_lines(facts.get("stack")),
+    ]
+    categories = facts.get("categories")
+    if isinstance(categories, dict):
+        lines += ["", "What is allocated, after the last optimizer step that was measured:"]
+        lines += [f"  {name:<25} {format_bytes(value)}" for name, value in categories.items()]
+    lines += flight_text.recorded_lines(facts)
+    device = facts.get("device")
+    holders = device.get("holders") if isinstance(device, dict) else None
+    if isinstance(holders, list):
+        lines += ["", "Who holds the device:"]
+        lines += [f"  {format_holder(holder)}" for holder in holders if isinstance(holder, dict)]
+    collector = facts.get("collector")
+    if isinstance(collector, dict) and collector.get("enabled") is False:
+        lines += ["", "Python's cyclic collector is off: tensors in reference cycles are never freed."]
+    return "\n".join(lines) + "\n"
+
+
+def advice_for(facts: dict[str, Any]) -> str:
+    """Return what a program's user can do, from what the report knows."""
+    verdict = str(facts.get("verdict"))
+    if verdict == TOO_BIG and facts.get("limited"):
+        return TOO_BIG_FOR_LIMIT_ADVICE
+    if verdict == UNKNOWN and "free" not in facts:
+        return UNKNOWN_FREE_ADVICE
+    return ADVICE.get(verdict, "")
+
+
+def format_holder(holder: dict[str, object]) -> str:
+    """Return one holder of the device as a line."""
+    who = holder.get("owner") or holder.get("owner_type") or "another user's process"
+    pid = holder.get("pid")
+    name = str(who) if pid is None else f"{who}, pid {pid}"
+    managed = holder.get("managed")
+    more = f", and {format_bytes(managed)} of managed memory, which gives way" if managed else ""
+    return f"{format_bytes(holder.get('bytes')):>14}  {name}, {holder.get('state')}{more}"

@@ -1,0 +1,51 @@
+"""Write texts for people: of other programs and users, so that none controls a terminal; bytes and spans."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # 'vramledger run' imports nothing that starting a program does not need
+    from collections.abc import Collection
+
+_GIB = 1024.0**3
+
+
+def printable(text: str, replacement: str = "?") -> str:
+    """Replace every character that is not printable: none may control a terminal or break an encoding."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else replacement for char in text)
+
+
+def write_plain(
+    text: str, *, error: bool = False, controls: Collection[str] = (), flush: bool = False
+) -> None:
+    """Write text to standard output or standard error: the only place that does it.
+
+    Whatever a text has of others, none of it controls the terminal: except for line feeds, and for these
+    ``controls`` of ours, what is not printable is replaced.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    parts = re.split(f"({'|'.join(map(re.escape, controls))})", text) if controls else [text]
+    shown = (each if each in controls else "\n".join(map(printable, each.split("\n"))) for each in parts)
+    print("".join(shown), end="", file=sys.stderr if error else sys.stdout, flush=flush)
+
+
+def gib(value: int | None) -> str:
+    """Write bytes as GiB, or a dash when not known."""
+    return "-" if value is None else f"{value / _GIB:.2f} GiB"
+
+
+def span(seconds: float) -> str:
+    """Write a span as its two largest units: ``3d 4h``, ``12m 5s``."""
+    left = max(0, int(seconds))
+    parts: list[str] = []
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])

@@ -1,0 +1,198 @@
+"""Exchange messages with the exporter: reports go out, requests come in, over one connection.
+
+A report is the full state each time, in the wire format's version 1.
+"""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import os
+import sys
+import time
+
+from vramledger_agent.message import PYTHON_VERSION, agent_version, drop_unknown, encode_report
+from vramledger_agent.program_errors import belongs_to_program
+from vramledger_agent.protocol.distributed_ranks import (
+    LONGEST_VALUE,
+    find_rank,
+    is_rank,
+    name_file,
+    name_rendezvous,
+)
+from vramledger_agent.protocol.messages import FORMAT_VERSION
+from vramledger_agent.requests import Handler, RequestHandler
+from vramledger_agent.transport import AgentTransport
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from vramledger_agent.frameworks.poller import ProviderPoller
+    from vramledger_agent.settings import Settings
+
+FULL_GENERATION = 2
+"""The generation of a full collection of Python's cyclic collector."""
+
+
+def collector_entry() -> dict[str, object]:
+    """Return what the report has about Python's cyclic collector.
+
+    We ask the collector for its counts. It does not call us: a program's Ctrl-C that Python delivers during
+    a callback of the collector is lost.
+    """
+    return {"enabled": gc.isenabled(), "collections": gc.get_stats()[FULL_GENERATION]["collections"]}
+
+
+class ExporterSession:
+    """The reports and requests of one process; a forked child has a session of its own.
+
+    Attributes:
+        last_oom: the newest failed allocation, as the report has it.
+        sequence: the number of the newest report.
+    """
+
+    def __init__(
+        self, settings: Settings, poller: ProviderPoller, handlers: dict[str, Handler], errors: dict[str, int]
+    ) -> None:
+        self.transport = AgentTransport(settings.socket_path)
+        self.last_oom: dict[str, object] | None = None
+        self.sequence = 0
+        self._settings = settings
+        self._poller = poller
+        self._errors = errors
+        self._request_handler = RequestHandler(handlers)
+        self._sent_oom: dict[str, object] | None = None
+        self._lock = _thread.RLock()
+
+    def exchange(self, now: float) -> None:
+        """Send a report, and handle the requests that have arrived, if there is a connection."""
+        with self._lock:
+            if self.transport.open(now):
+                self._send_report()
+                self._accept_requests()
+
+    def send_now(self, timeout: float) -> bool:
+        """Send a report from the calling thread.
+
+        Return False without a connection, or if another send blocks it. For reports that cannot wait for
+        the agent's thread, because the program may have ended by then.
+        """
+        try:
+            # A signal handler may raise directly after this call, so only the lock knows who has it.
+            if not self._lock.acquire(timeout=timeout):
+                return False
+            return self.transport.open(time.monotonic()) and self._send_report()
+        finally:
+            try:
+                self._lock.release()
+            except RuntimeError as error:  # it is another thread's
+                if belongs_to_program(error):
+                    raise
+
+    def has_unsent_oom(self) -> bool:
+        """Return whether a failed allocation is not yet in a report that was sent."""
+        return self.last_oom is not self._sent_oom
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.transport.close()
+
+    def _send_report(self) -> bool:
+        self.sequence += 1
+        failure = self.last_oom
+        sent = self.transport.send(encode_report(self._build_report()))
+        if sent:
+            self._sent_oom = failure
+        return sent
+
+    def _build_report(self) -> dict[str, object]:
+        """Return the full state of this process as it is now, without what is not known."""
+        return {
+            "version": FORMAT_VERSION,
+            "sequence": self.sequence,
+            "dropped": self.transport.dropped,
+            "agent": agent_version(),
+            "interval": self._settings.interval,
+            "monotonic": time.clock_gettime(time.CLOCK_BOOTTIME),
+            "python": PYTHON_VERSION,
+            "visible": dict(self._poller.visibility),
+            "consents": sorted(self._request_handler.handlers),
+            "errors": dict(self._errors),
+            "collector": collector_entry(),
+            "frameworks": [drop_unknown(entry) for entry in self._poller.read()],
+            **({"last_oom": self.last_oom} if self.last_oom is not None else {}),
+            **({"rank": rank} if (rank := self._read_rank()) is not None else {}),
+        }
+
+    def _read_rank(self) -> dict[str, object] | None:
+        try:
+            return rank_entry()
+        except Exception as error:  # another version, or the program changes its group just now
+            if belongs_to_program(error):
+                raise
+            self._errors["agent"] = self._errors.get("agent", 0) + 1
+            return None
+
+    def _accept_requests(self) -> None:
+        while (received := self.transport.receive()) is not None:
+            self._request_handler.accept(*received)
+
+
+_MAX_STORES = 8
+"""Stores wrap each other; we search this number of them for the one with an address."""
+
+Found = tuple[int, int, str]
+"""Rank, number of ranks, and job; the job is empty where it is not known."""
+
+
+def rank_entry() -> dict[str, object] | None:
+    """Return the rank for the report, None where nothing tells it.
+
+    A group of one rank says nothing about a job of several, so the environment may tell it still.
+    """
+    named = find_rank(_read_variable)
+    groups = (each for each in (_torch_group(), _jax_cluster()) if each is not None)
+    found = next((each for each in groups if is_rank(*each[:2])), named)
+    if found is not None and named is not None and not found[2] and found[:2] == named[:2]:
+        found = named
+    return None if found is None else {"number": found[0], "size": found[1], "job": found[2]}
+
+
+def _read_variable(name: str) -> str:
+    value = os.environ.get(name)
+    return value[:LONGEST_VALUE] if isinstance(value, str) else ""  # a program may replace os.environ
+
+
+def _torch_group() -> Found | None:
+    """Return what the default group of PyTorch (2.0 and later) says, None without one."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    group = getattr(world, "default_pg", None)
+    kinds = sys.modules.get("torch._C._distributed_c10d")
+    if kinds is None or group is None or type(group) is not getattr(kinds, "ProcessGroup", None):
+        return None
+    known = getattr(world, "pg_map", {}).get(group)
+    return int(group.rank()), int(group.size()), "" if known is None else _name_store(kinds, known[1])
+
+
+def _name_store(kinds: ModuleType, store: object) -> str:
+    """Return the job by where its ranks have met; empty where that cannot be read."""
+    for _ in range(_MAX_STORES):
+        if type(store) is not getattr(kinds, "PrefixStore", None):
+            break
+        store = getattr(store, "underlying_store", None)
+    if type(store) is getattr(kinds, "TCPStore", None):
+        return name_rendezvous(str(store.host)[:LONGEST_VALUE], str(int(store.port)))  # type: ignore[attr-defined]
+    if type(store) is getattr(kinds, "FileStore", None):
+        return name_file(str(store.path))  # type: ignore[attr-defined]
+    return ""
+
+
+def _jax_cluster() -> Found | None:
+    """Return what ``jax.distributed.initialize()`` was given, None where it was not called."""
+    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    if getattr(state, "client", None) is None:
+        return None
+    address, _, port = str(getattr(state, "coordinator_address", None) or "").rpartition(":")
+    job = name_rendezvous(address.strip("[]")[:LONGEST_VALUE], port) if address and port.isdigit() else ""
+    return int(state.process_id), int(state.num_processes), job  # type: ignore[union-attr]

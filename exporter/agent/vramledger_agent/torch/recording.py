@@ -1,0 +1,274 @@
+"""Keep a recording of PyTorch's memory history, and the training steps that it saw.
+
+A recording is a ring: PyTorch drops the oldest events, but keeps the stack of every block in use. So in a
+recording from the start of the program even an old block has its line of code. It costs about two
+microseconds an allocation, so there is one only by consent.
+
+A program may begin a recording of its own, which replaces ours without a sign. With PyTorch's defaults that
+one has C++ frames, and ours has none. PyTorch takes seconds to name these frames (5 s for 17 with 2.13).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import chain
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
+
+from vramledger_agent.program_errors import belongs_to_program
+from vramledger_agent.protocol.messages import SNAPSHOT_KEY
+from vramledger_agent.protocol.user_code import is_native
+from vramledger_agent.torch.live_tensors import TensorFacts, read_tensors, young_batch
+from vramledger_agent.torch.snapshots import WouldImportError, take_without_import
+from vramledger_agent.torch.step_peaks import StepMark, StepPeaks, step_peaks
+from vramledger_agent.worker import worker
+
+DEFAULT_EVENTS = 10_000
+"""The events that a recording keeps unless told otherwise; a snapshot with them takes 0.05 s."""
+
+MAX_MARKS = 64
+"""The number of steps whose ends are remembered."""
+
+_OPTIONAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
+"""Only newer versions of PyTorch accept ``skip_actions``. We skip the requests to free a block, because the
+event that completes a request says the same."""
+
+
+_Found = TypeVar("_Found")
+
+
+class TakenSnapshot(NamedTuple):
+    """A snapshot, the ends of the steps before it, and what was known of the tensors when it was taken."""
+
+    snapshot: dict[str, Any]
+    marks: tuple[StepMark, ...]
+    facts: TensorFacts
+
+
+class Recording:
+    """The recording of this process, of which there is at most one that is ours.
+
+    Attributes:
+        from_start: it began before the program's first allocation.
+        marks: the ends of the newest steps, since it began.
+        used_devices: returns the devices whose counters may be read now.
+    """
+
+    def __init__(self) -> None:
+        self.from_start = False
+        self.marks: deque[StepMark] = deque(maxlen=MAX_MARKS)
+        self.used_devices: Callable[[], Iterable[int]] = tuple
+        self.active = False
+        self._at_boundary = False
+        self._events = 0
+        self._begun: int | None = None
+
+    def is_active(self, torch: ModuleType) -> bool:
+        """Return whether our recording goes on; the program may have stopped it."""
+        if self.active and not is_history_enabled(torch):
+            self.active = self.from_start = False
+        return self.active
+
+    def begin(
+        self, torch: ModuleType, events: int, *, from_start: bool = False, boundary: bool = False
+    ) -> None:
+        """Begin to record, unless somebody does already.
+
+        Args:
+            torch: in which CUDA is initialised, or about to be.
+            events: the number of events to keep.
+            from_start: there was no allocation yet.
+            boundary: the program is between two steps.
+
+        Raises:
+            RuntimeError: this PyTorch cannot record.
+        """
+        if is_history_enabled(torch):
+            return
+        self.marks.clear()
+        self._begun = None
+        self._events = events
+        self._at_boundary = boundary
+        start_history(torch, events)
+        self.from_start = from_start
+        self.active = True
+
+    def end(self, torch: ModuleType, snapshot: Mapping[str, Any] | None = None) -> None:
+        """Stop our recording; one of the program, which has replaced ours, goes on.
+
+        Args:
+            torch: that records.
+            snapshot: shows which of the two it is; without one, a snapshot is taken for it.
+        """
+        if self.is_active(torch):
+            with suppress(WouldImportError):
+                self.compare(
+                    take_without_import(torch, torch.cuda.memory._snapshot) if snapshot is None else snapshot
+                )
+        if self.active:
+            self.active = self.from_start = False
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def compare(self, snapshot: Mapping[str, Any]) -> None:
+        """Note if a snapshot shows that the program's recording has replaced ours."""
+        if self.active and (_has_native_frames(snapshot) or self._has_too_many(snapshot)):
+            self.active = self.from_start = self._at_boundary = False
+
+    def _has_too_many(self, snapshot: Mapping[str, Any]) -> bool:
+        return any(len(trace) > self._events for trace in snapshot.get("device_traces") or ())
+
+    def note_optimizer(self) -> None:
+        """Remember that an optimizer begins its step now."""
+        self._begun = time.time_ns() // 1000
+
+    def note_step(self, torch: ModuleType) -> None:
+        """Remember that an optimizer's step, and with it a training step, ends now."""
+        begun, self._begun = self._begun, None
+        peak, allocated = {}, {}
+        for ordinal in self.used_devices():
+            counter = torch._C._cuda_memoryStats(ordinal)["allocated_bytes"]["all"]
+            peak[ordinal], allocated[ordinal] = counter["peak"], counter["current"]
+        ended = time.time_ns() // 1000
+        batch = _read_or(None, young_batch, torch)
+        self.marks.append(StepMark(begun, ended, batch, peak, allocated))
+
+    def take_snapshot(self, torch: ModuleType, *, tensors: bool = True) -> TakenSnapshot:
+        """Return a snapshot with the recorded events, and what is known of steps and tensors.
+
+        Args:
+            torch: that records.
+            tensors: read the tensors; only on the program's own thread, see :mod:`live_tensors`.
+
+        Raises:
+            WouldImportError: as :func:`take_without_import`.
+        """
+        marks = tuple(self.marks)  # first: a step that ends meanwhile has events after the snapshot
+        snapshot: dict[str, Any] = take_without_import(torch, torch.cuda.memory._snapshot, own_thread=tensors)
+        self.compare(snapshot)
+        facts = _read_or(TensorFacts(), read_tensors, torch) if tensors else TensorFacts()
+        return TakenSnapshot(snapshot, marks, facts)
+
+    def has_all(self, trace: list[Any]) -> bool:
+        """Return whether a device's trace has all events since the recording began."""
+        return len(trace) < self._events
+
+    def peaks(self, taken: TakenSnapshot, device: int) -> list[StepPeaks]:
+        """Return the peaks of the steps in a snapshot; see :func:`step_peaks`."""
+        traces = taken.snapshot.get("device_traces") or []
+        complete = device < len(traces) and self.has_all(traces[device])
+        return step_peaks(
+            taken.snapshot,
+            device,
+            taken.marks,
+            taken.facts.addresses.get(device, {}),
+            whole=complete and (self._at_boundary or self.from_start),
+        )
+
+    def annotate(self, taken: TakenSnapshot, **more: object) -> dict[int, list[StepPeaks]]:
+        """Add to a snapshot, as plain data, what PyTorch does not know; return the peaks by device."""
+        snapshot, _, facts = taken
+        numbers = sorted({segment.get("device", 0) for segment in snapshot["segments"]})
+        peaks = {number: self.peaks(taken, number) for number in numbers}
+        devices = {
+            number: {
+                "steps": [plain_step(step, facts) for step in steps],
+                "types": facts.types.get(number, {}),
+            }
+            for number, steps in peaks.items()
+        }
+        snapshot[SNAPSHOT_KEY] = {
+            "version": 1,
+            "from_start": self.from_start,
+            "devices": devices,
+            "forward_types": facts.forward_types,
+            **more,
+        }
+        return peaks
+
+
+def _read_or(unknown: _Found, read: Callable[[ModuleType], _Found], torch: ModuleType) -> _Found:
+    """Return what a function reads of the program's tensors; if it fails, count the error: nothing is known.
+
+    The objects belong to the program, so any of them may raise an error.
+    """
+    try:
+        return read(torch)
+    except BaseException as error:
+        if belongs_to_program(error):
+            raise
+        worker.count_error("torch")
+        return unknown
+
+
+def plain_step(step: StepPeaks, facts: TensorFacts) -> dict[str, object]:
+    """Return a step as plain data, with categories only where the tensors were read.
+
+    Without that, a parameter that is older than the events would count as an activation.
+    """
+    return {
+        "whole": step.whole,
+        "finished": step.ended is not None,
+        "batch": step.batch,
+        "phases": {
+            name: {"bytes": peak.bytes, "categories": peak.categories if facts.known else {}}
+            for name, peak in step.phases.items()
+        },
+        "gradients_before_backward": step.gradients_before_backward if facts.known else None,
+    }
+
+
+def _has_native_frames(snapshot: Mapping[str, Any]) -> bool:
+    """Return whether a stack has C++ frames: each of its ends is one, where they are recorded at all."""
+    blocks = chain.from_iterable(segment["blocks"] for segment in snapshot["segments"])
+    events = chain.from_iterable(snapshot.get("device_traces") or ())
+    for holder in chain(blocks, events):
+        frames = holder.get("frames")
+        if frames and any(
+            file and is_native(file) for file in (frames[0]["filename"], frames[-1]["filename"])
+        ):
+            return True
+    return False
+
+
+def is_history_enabled(torch: ModuleType) -> bool:
+    """Return whether PyTorch records, for us or for the program.
+
+    Raises:
+        RuntimeError: this PyTorch does not say.
+    """
+    try:
+        return bool(torch._C._cuda_isHistoryEnabled())
+    except AttributeError:
+        message = f"PyTorch {torch.__version__} does not say whether it already records; 2.2 or newer does"
+        raise RuntimeError(message) from None
+
+
+def start_history(torch: ModuleType, events: int) -> None:
+    """Have PyTorch record.
+
+    Raises:
+        RuntimeError: this PyTorch records in a way that we do not know.
+    """
+    for optional in _OPTIONAL_ARGUMENTS:
+        arguments: dict[str, Any] = {
+            "context": "alloc",
+            "stacks": "python",  # C++ frames make a snapshot a hundred times slower, and say little
+            "max_entries": events,
+            **optional,
+        }
+        try:
+            torch.cuda.memory._record_memory_history("all", **arguments)
+        except TypeError as error:  # an older version has no such argument
+            if belongs_to_program(error):
+                raise
+            continue
+        return
+    message = f"PyTorch {torch.__version__} records in a way that this agent does not know"
+    raise RuntimeError(message)
+
+
+recording = Recording()
+"""The one of this process."""

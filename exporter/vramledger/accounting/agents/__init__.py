@@ -1,0 +1,1 @@
+"""Join what agents report to holders and devices."""

@@ -1,0 +1,379 @@
+"""Join agents' reports to the holders of a sample, by identity and device by device.
+
+An agent's figures count only for the process that the kernel attested, on devices where the driver lists that
+process, and only while the agent's user is the user that /proc shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from vramledger.accounting.agents.ordinals import translate
+from vramledger.accounting.holders.processes import ProcessTracker, TrackedProcess
+from vramledger.accounting.sample import Sample
+from vramledger.model.agent_report import (
+    Agent,
+    AgentReport,
+    DeviceReport,
+    FrameworkReport,
+    GarbageReport,
+)
+from vramledger.model.reading import ProcessFacts, Reading
+from vramledger.model.snapshot import AgentSnapshot, Holding, Policy, Pool
+from vramledger_agent.protocol.frameworks import COUNTER_FIGURES, FRAMEWORKS_BY_NAME, REPORTING_FRAMEWORKS
+from vramledger_agent.protocol.messages import ENABLE_VARIABLE, MAX_PROVIDERS
+
+MISSING_AFTER = 30.0
+"""Seconds after which a holder that was started with an agent should have sent a report."""
+
+DEGRADED_FOR = 60.0
+"""Seconds for which an agent counts as degraded after a failure of one of its parts."""
+
+_POLICIES = {"async": "cuda_malloc_async"}
+
+_REPORTED_LIBRARIES = frozenset(
+    library.name
+    for framework in REPORTING_FRAMEWORKS.values()
+    for library in framework.libraries
+    if not library.weak
+)
+"""Libraries on which an agent can report; a program that uses none of them has nothing to report."""
+
+Identity = tuple[int, int]
+
+
+class AgentHistory(msgspec.Struct, omit_defaults=True):
+    """What one process' agent has reported.
+
+    ``counts`` hold, for each counter, its newest value as reported and the value that is published. A counter
+    that restarts in the process (an agent started again, statistics reset) goes on from the published value.
+    ``errors`` are failures by provider, ``allocations`` counts by UUID and framework.
+    ``versions`` of agent and Python, and ``settings`` of allocators, are the first that it reported: they are
+    labels, and a program must not be able to make a new series with each report.
+    """
+
+    counts: dict[str, tuple[int, int]] = {}
+    errors: dict[str, int] = {}
+    allocations: dict[str, dict[str, int]] = {}
+    failed: float | None = None
+    versions: tuple[str | None, str | None] | None = None
+    settings: dict[str, Mapping[str, str]] = {}
+
+    def with_first_versions(self, report: AgentReport) -> AgentReport:
+        """Return a report with the versions that were reported first."""
+        reported = report.agent, report.python
+        if self.versions is None:
+            self.versions = reported
+        if self.versions == reported:
+            return report
+        return replace(report, agent=self.versions[0], python=self.versions[1])
+
+    def with_first_settings(self, report: AgentReport) -> AgentReport:
+        """Return a report with each framework's allocator settings that were reported first."""
+        for each in report.frameworks:
+            if each.settings:
+                self.settings.setdefault(each.framework, each.settings)
+        if all(each.settings == self.settings.get(each.framework, {}) for each in report.frameworks):
+            return report
+        frameworks = tuple(
+            replace(each, settings=self.settings.get(each.framework, {})) for each in report.frameworks
+        )
+        return replace(report, frameworks=frameworks)
+
+    def record_errors(self, reported: Mapping[str, int]) -> bool:
+        """Record failures by provider, up to the number that one report may name; say whether any is new."""
+        before = sum(self.errors.values())
+        for name, count in reported.items():
+            if name in self.errors or len(self.errors) < MAX_PROVIDERS:
+                self.errors[name] = self.count_up(f"error {name}", count)
+        return sum(self.errors.values()) > before
+
+    def count_up(self, name: str, reported: int) -> int:
+        """Record a counter; return it as one that never falls."""
+        before, total = self.counts.get(name, (0, 0))
+        total += reported - before if reported >= before else reported
+        self.counts[name] = (reported, total)
+        return total
+
+
+class _Places(NamedTuple):
+    """What the figures of a report were assigned to devices by: equal inputs give the same assignment.
+
+    Attributes:
+        frameworks: the figures; the same object where the report, or that part of it, came again.
+        visible: the devices that the process sees.
+        held: what it holds by device.
+        devices: what the devices are called and how they are divided.
+        apart: whether it may see fewer devices than we do.
+    """
+
+    frameworks: tuple[FrameworkReport, ...]
+    visible: Mapping[str, str | None] | None
+    held: Mapping[str, int | None]
+    devices: tuple[tuple[object, ...], ...]
+    apart: bool
+
+    def is_same(self, other: _Places) -> bool:
+        """Tell whether both give the same assignment, without a look into the figures."""
+        return self.frameworks is other.frameworks and self[1:] == other[1:]
+
+
+class _Assigned(NamedTuple):
+    """The figures of a report by device, with counters that never fall; and how many are of no device."""
+
+    places: _Places
+    pools: dict[str, tuple[Pool, ...]]
+    unmapped: int
+
+
+class AgentsState(msgspec.Struct):
+    """What each process' agent has reported, by pid and start."""
+
+    histories: dict[int, dict[int, AgentHistory]] = {}
+
+
+class AgentJoiner:
+    """Join the reports of each sample to its holders.
+
+    What is not in its state, each sample makes again.
+    """
+
+    def __init__(self, state: AgentsState) -> None:
+        self.state = state
+        self._allocated: dict[str, frozenset[int]] = {}
+        self._held: dict[int, dict[str, int | None]] = {}
+        self._assigned: dict[Identity, _Assigned] = {}
+        self._devices: tuple[tuple[object, ...], ...] = ()
+        self.agents: dict[int, AgentSnapshot] = {}
+
+    def allocated_on(self, uuid: str) -> frozenset[int]:
+        """Return the pids that have allocated on a device since their previous report."""
+        return self._allocated.get(uuid, frozenset())
+
+    def join(self, sample: Sample, processes: ProcessTracker) -> None:
+        """Join the agents of a sample to the processes that have a row in the sample."""
+        reading = sample.reading
+        starts = {pid: row.start for pid, row in sample.rows.items()}
+        self._held = _held_bytes(reading) if reading.agents else {}
+        self._devices = tuple((each.uuid, each.name, each.parent, each.divided) for each in reading.devices)
+        joined: dict[int, AgentSnapshot] = {}
+        allocated: dict[str, frozenset[int]] = {}
+        for agent in reading.agents:
+            if starts.get(agent.pid) == agent.start:  # otherwise NVML lists another process under this pid
+                facts = processes.facts_of(agent.pid, agent.start)
+                joined[agent.pid] = self._join_agent(agent, reading, facts, allocated, processes)
+        if reading.agent_socket is not None and reading.agent_socket.listening:
+            for pid, start in starts.items():
+                if pid not in joined and _is_missing(processes.get(pid, start), reading.time):
+                    joined[pid] = AgentSnapshot(
+                        up=False, problem="missing", why=f"{ENABLE_VARIABLE}=1 but it has not reported"
+                    )
+        self.agents, self._allocated = joined, allocated
+        alive = set(starts.items())
+        for pid, histories in list(self.state.histories.items()):
+            for start in [each for each in histories if (pid, each) not in alive]:
+                del histories[start]
+            if not histories:
+                del self.state.histories[pid]
+        for identity in [each for each in self._assigned if each not in alive]:
+            del self._assigned[identity]
+
+    def policy(self, pid: int, outside: Policy) -> Policy | None:
+        """Return what the agent says about a framework's policy, None to judge it from outside.
+
+        A server that manages the pool of the framework below it knows more than that framework.
+        """
+        agent = self.agents.get(pid)
+        if agent is None or agent.report is None:
+            return None
+        reported = [each for each in agent.report.frameworks if each.policy is not None]
+        known = FRAMEWORKS_BY_NAME.get(outside.framework)
+        if not reported or (known is not None and known.serves):
+            return None
+        largest = max(reported, key=lambda each: sum(_least(each, device) for device in each.devices))
+        policy = str(largest.policy)
+        with_ = f" with allocator {largest.allocator}" if largest.allocator else ""
+        return Policy(
+            largest.framework, _POLICIES.get(policy, policy), "agent", f"reported by its agent{with_}"
+        )
+
+    def _join_agent(
+        self,
+        agent: Agent,
+        reading: Reading,
+        facts: ProcessFacts | None,
+        allocated: dict[str, frozenset[int]],
+        processes: ProcessTracker,
+    ) -> AgentSnapshot:
+        report = agent.report
+        if facts is not None and facts.uid is not None and facts.uid != agent.uid:
+            why = f"it connected as uid {agent.uid}, and the process belongs to uid {facts.uid}"
+            return AgentSnapshot(up=False, problem="foreign", why=why)
+        if agent.problem or report is None:
+            refused = agent.problem == "refused"
+            why = "its reports have a wrong format" if refused else "it is connected but sends no reports"
+            problem = agent.problem or "silent"
+            return AgentSnapshot(up=False, problem=problem, why=why, received=agent.received)
+        if report.rank is not None:
+            processes.record_rank(agent.pid, agent.start, report.rank)
+        histories = self.state.histories.setdefault(agent.pid, {})
+        history = histories.setdefault(agent.start, AgentHistory())
+        report = history.with_first_settings(history.with_first_versions(report))
+        if history.record_errors(report.errors):
+            history.failed = reading.monotonic
+        degraded = history.failed is not None and reading.monotonic - history.failed < DEGRADED_FOR
+        apart = _is_isolated(facts)
+        assigned = self._assign(agent, history, report, reading, allocated, apart=apart)
+        garbage = report.collector or GarbageReport(None, None)
+        return AgentSnapshot(
+            up=not degraded,
+            problem="degraded" if degraded else "",
+            why=f"parts of it fail: {', '.join(sorted(history.errors))}" if degraded else "",
+            received=agent.received,
+            report=report,
+            pools=assigned.pools,
+            unmapped=assigned.unmapped,
+            errors=dict(history.errors),
+            dropped=_count_up(history, "dropped", report.dropped),
+            collections=_count_up(history, "collections", garbage.collections),
+        )
+
+    def _assign(  # noqa: PLR0913 what is joined
+        self,
+        agent: Agent,
+        history: AgentHistory,
+        report: AgentReport,
+        reading: Reading,
+        allocated: dict[str, frozenset[int]],
+        *,
+        apart: bool,
+    ) -> _Assigned:
+        """Assign a report's figures to devices; add the process to ``allocated`` where it has allocated."""
+        identity, held = (agent.pid, agent.start), self._held.get(agent.pid, {})
+        places = _Places(report.frameworks, report.visible, held, self._devices, apart)
+        known = self._assigned.get(identity)
+        if known is not None and known.places.is_same(places):
+            return known  # the same figures: nothing was counted since
+        pools, unmapped = _pools_by_device(report, held, reading, apart=apart)
+        for uuid, found in pools.items():
+            if _has_allocated(history, uuid, found):
+                allocated[uuid] = allocated.get(uuid, frozenset()) | {agent.pid}
+        counted = {
+            uuid: tuple(_counted(pool, history, uuid) for pool in found) for uuid, found in pools.items()
+        }
+        assigned = self._assigned[identity] = _Assigned(places, counted, unmapped)
+        return assigned
+
+
+def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
+    """Return what a process holds minus what its frameworks took, None if one is not known.
+
+    Also None where they contradict each other: a pool of managed memory may lie on the host.
+    """
+    pool = agent.pool(uuid)
+    if pool is None or holding.held is None or pool > holding.held:
+        return None
+    return holding.held - pool
+
+
+def needed(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
+    """Return the highest memory need of a process on a device, None where a part of it is not known."""
+    need, rest = agent.need(uuid), overhead(agent, uuid, holding)
+    return None if need is None or rest is None else need + rest
+
+
+def _is_missing(process: TrackedProcess | None, now: float) -> bool:
+    """Tell whether a process was started with an agent that should have reported by now."""
+    if process is None or now - process.shown.start_time <= MISSING_AFTER:
+        return False
+    facts = process.now
+    able = not _REPORTED_LIBRARIES.isdisjoint(facts.libraries or ())
+    return able and dict(facts.settings).get(ENABLE_VARIABLE) == "1"
+
+
+def _has_allocated(history: AgentHistory, uuid: str, pools: list[Pool]) -> bool:
+    """Tell whether anything was allocated on a device since the last report with a count of allocations."""
+    allocated = False
+    for pool in pools:
+        reported = pool.figures.get("allocations")
+        if reported is not None:
+            counts = history.allocations.setdefault(uuid, {})
+            before = counts.get(pool.framework)
+            allocated = allocated or (before is not None and reported > before)
+            counts[pool.framework] = reported
+    return allocated
+
+
+def _count_up(history: AgentHistory, name: str, reported: int | None) -> int | None:
+    return None if reported is None else history.count_up(name, reported)
+
+
+def _counted(pool: Pool, history: AgentHistory, uuid: str) -> Pool:
+    """Return a pool whose counters never fall."""
+    counts = {
+        name: history.count_up(f"{pool.framework} {uuid} {name}", pool.figures[name])
+        for name in COUNTER_FIGURES
+        if name in pool.figures
+    }
+    if counts.items() <= pool.figures.items():  # as reported, which is the usual case
+        return pool
+    return pool._replace(figures={**pool.figures, **counts})
+
+
+def _pools_by_device(
+    report: AgentReport, held: Mapping[str, int | None], reading: Reading, *, apart: bool
+) -> tuple[dict[str, list[Pool]], int]:
+    """Return the report's figures by device, and how many could not be assigned to one."""
+    pools: dict[str, list[Pool]] = {}
+    unmapped = 0
+    for framework in report.frameworks:
+        wanted = {
+            each.ordinal: _least(framework, each)
+            for each in framework.devices
+            if each.uuid is None and each.ordinal is not None
+        }
+        places = translate(wanted, held, report.visible, reading.devices, apart=apart)
+        for each in framework.devices:
+            uuid = each.uuid if each.ordinal is None or each.uuid is not None else places.get(each.ordinal)
+            if uuid is not None and uuid in held:
+                pools.setdefault(uuid, []).append(_pool(framework, each))
+            elif _least(framework, each) > 0:
+                unmapped += 1
+    return pools, unmapped
+
+
+def _pool(framework: FrameworkReport, device: DeviceReport) -> Pool:
+    return Pool(framework.framework, device.ordinal, device.figures, device.categories, device.managed)
+
+
+def _least(framework: FrameworkReport, device: DeviceReport) -> int:
+    """Return the smallest number of bytes that a framework can hold on a device, by its report."""
+    general = REPORTING_FRAMEWORKS[framework.framework].general_figures(device.figures)
+    return max(general.get("pool", 0), general.get("in_use", 0))
+
+
+def _held_bytes(reading: Reading) -> dict[int, dict[str, int | None]]:
+    """Return the bytes that a process can have at most, by pid and device: charged, and mapped as managed.
+
+    A GPU in MIG mode lists the bytes of its instances a second time.
+    """
+    mapped = {each.pid: each.bound or 0 for each in reading.managed}
+    held: dict[int, dict[str, int | None]] = {}
+    for device in reading.devices:
+        if not device.divided:
+            for entry in device.processes or ():
+                most = None if entry.memory is None else entry.memory + mapped.get(entry.pid, 0)
+                held.setdefault(entry.pid, {})[device.uuid] = most
+    return held
+
+
+def _is_isolated(facts: ProcessFacts | None) -> bool:
+    """Tell whether a process may see other devices than we do, as in a container or a Slurm job."""
+    if facts is None or len(facts.nspid) > 1:
+        return True
+    owner = facts.owner
+    return owner is not None and bool(owner.pod or owner.container or owner.slurm_job)

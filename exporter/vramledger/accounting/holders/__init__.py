@@ -1,0 +1,1 @@
+"""Keep who holds what, and say why."""

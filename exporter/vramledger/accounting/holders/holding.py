@@ -1,0 +1,263 @@
+"""Remember one holding from sample to sample: its peak, its last work, its state.
+
+A holding is (device, process). Signs of work are what the device's counters and rows say (``device_work``), a
+change of its bytes, and the allocations that its agent counts.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from vramledger.accounting.holders.policies import MemoryPattern
+from vramledger.accounting.holders.states import PASSING, Quiet, StateVerdict
+from vramledger.accounting.sample import Clock, DeviceSample, Sample, WorkEvidence
+from vramledger.accounting.work.counted_launches import proves_quiet
+from vramledger.accounting.work.cpu_beside_work import CpuBesideWork
+from vramledger.accounting.work.thread_times import quiet_by_threads
+from vramledger.model.reading import DeviceReading, LaunchCount, ProcessEntry, ProcessUtilization
+from vramledger.model.snapshot import Grade, Holding, State, UnixTime
+
+SAMPLE_LIFETIME = 2.5
+"""Seconds for which a utilisation sample is shown; the driver makes one a second for a busy process."""
+
+
+class HoldingState(msgspec.Struct, omit_defaults=True):
+    """The state of one holding.
+
+    Attributes:
+        program: the program that took it, as in its row; 0 when not known.
+        start: start ticks of the holder, None when /proc never showed it.
+        pid: as NVML lists it.
+        seen: Unix time of the first sample that listed it.
+        updated: Unix time of the last sample that listed it.
+        watched: monotonic time of the last sample that listed it.
+        memory: the last bytes that NVML reported.
+        peak: highest bytes so far.
+        quiet_since: the moment since which every sample gave evidence of quiet.
+        workless_since: the moment of the last sign of work, or of the first sample.
+        device_quiet: for how many seconds the device's own counters prove the quiet.
+        nothing_seconds: the device's ``nothing_seconds`` of that moment.
+        evidence: whether the newest sample gave evidence of work or of quiet.
+        last_active: Unix time of the last sign of work.
+        worked_at: monotonic time of the last sign of work.
+        utilization: newest utilisation row.
+        utilization_at: monotonic time at which that row was new; its own stamp is of a clock that may be set.
+        state: last published state.
+        grade: how good the evidence for it was.
+        since: Unix time at which that state began.
+        pid_successor: start ticks of a process that has got the pid while the bytes stayed.
+        outlived: that process certainly does not use a GPU, so the bytes are not its own.
+        bystander: the process that has the pid now certainly does not use a GPU; the holder is not known.
+        from_start: the sample before did not list the holding, so we saw it appear.
+        pattern: the memory pattern, a new object when the bytes change; None while not known.
+        cpu: its CPU time beside the work of others.
+        unrelated_since: since when that CPU time has shown no work.
+        unrelated_nothing: the device's ``nothing_seconds`` of that moment.
+        turning: the state of :data:`PASSING` that it seems to be in, but was not told yet, and since when.
+        before_restart: since when it was idle, by better evidence than inferred, before a short restart of
+            the exporter; None after work.
+    """
+
+    pid: int
+    start: int | None
+    seen: UnixTime
+    updated: UnixTime
+    watched: float
+    quiet_since: Clock
+    workless_since: Clock
+    device_quiet: float = 0.0
+    nothing_seconds: float = 0.0
+    memory: int | None = None
+    peak: int | None = None
+    evidence: bool = False
+    last_active: UnixTime | None = None
+    worked_at: float | None = None
+    utilization: ProcessUtilization | None = None
+    utilization_at: float = 0.0
+    state: State | None = None
+    grade: Grade | None = None
+    since: UnixTime = 0.0
+    pid_successor: int | None = None
+    outlived: bool = False
+    bystander: bool = False
+    from_start: bool = False
+    pattern: MemoryPattern | None = None
+    cpu: CpuBesideWork = msgspec.field(default_factory=CpuBesideWork)
+    unrelated_since: Clock = (0.0, 0.0)
+    unrelated_nothing: float = 0.0
+    before_restart: Clock | None = None
+    program: int = 0
+    turning: tuple[State, Clock] | None = None
+
+    def mark_bystander(self, *, bystander: bool) -> None:
+        """Record whether the process that has the pid now is a bystander, and not the holder.
+
+        A holder that we saw before the pid was reused stays known.
+        """
+        self.outlived = bystander and self.pid_successor is not None
+        self.bystander = bystander and self.pid_successor is None
+        if self.bystander:
+            self.start = None
+
+    @property
+    def share_of_time(self) -> float:
+        """The share of the device's time that the process takes by the driver's newest row; 0 without one."""
+        fresh = self.watched - self.utilization_at <= SAMPLE_LIFETIME
+        return self.utilization.sm if self.utilization is not None and fresh else 0.0
+
+    def record_sample(self, entry: ProcessEntry, on_device: DeviceSample) -> None:
+        """Record what one sample says: the bytes, and whether the holder worked.
+
+        Where samples are missing before this one, we do not know that the quiet lasted, unless the exporter
+        was only restarted.
+        """
+        sample, device, work = on_device.sample, on_device.device, on_device.work
+        changed = None not in (self.memory, entry.memory) and entry.memory != self.memory
+        missed = sample.monotonic - self.watched > sample.longest_gap
+        gap = missed and not sample.bridged
+        if missed and sample.bridged and self.state is State.IDLE and self.grade is not Grade.INFERRED:
+            self.before_restart = (self.watched - (self.updated - self.since), self.since)
+        utilization = on_device.utilization.get(self.pid)
+        if utilization is not None:
+            self.utilization, self.utilization_at = utilization, sample.monotonic
+        count = self._launch_count(sample)
+        launched = count is not None and count.calls > 0
+        worked = self.pid in work.workers or changed or self.pid in on_device.allocated or launched
+        if worked or gap:
+            self.workless_since = sample.clock
+        if worked:
+            self.last_active, self.worked_at = sample.time, sample.monotonic
+        elapsed = sample.monotonic - self.watched
+        self.cpu.update(sample.cpu.get(self.pid), elapsed, busy=work.busy, own=worked)
+        if self.cpu.may_work:
+            self.before_restart = None
+        if self.cpu.may_work or not self.cpu.tells(elapsed):
+            self.unrelated_since, self.unrelated_nothing = sample.clock, work.nothing_seconds
+        self.evidence = worked or work.shows_quiet(self.pid)
+        if worked or gap or not self.evidence:
+            self.quiet_since, self.nothing_seconds = sample.clock, work.nothing_seconds
+            self.before_restart = None
+        if entry.memory is not None:
+            self.memory = entry.memory
+            self.peak = entry.memory if self.peak is None else max(self.peak, entry.memory)
+            self._update_pattern(entry.memory, device)
+        self.watched, self.updated = sample.clock
+
+    def quiet(self, work: WorkEvidence, sample: Sample, idle_after: float) -> Quiet | None:
+        """Return since when the holder has been quiet, by the best evidence that goes back far enough.
+
+        What was quiet by good evidence before and after a short restart of the exporter was quiet all the
+        time: for the time between, its bytes, its rows and its agent show no work.
+
+        Args:
+            work: what the newest sample says.
+            sample: the newest sample.
+            idle_after: for how many seconds it must have been quiet; None is returned if it was not.
+        """
+        found = self._quiet_without_restart(work, sample, idle_after)
+        if found is None or self.before_restart is None or found.grade is Grade.INFERRED:
+            return found
+        return Quiet(Grade.SEEN, self.before_restart, restarted=True)
+
+    def _quiet_without_restart(self, work: WorkEvidence, sample: Sample, idle_after: float) -> Quiet | None:
+        now = sample.monotonic
+        self.device_quiet = 0.0
+        if work.nothing_since is not None:
+            since = max(self.quiet_since, work.nothing_since)
+            self.device_quiet = now - since[0]
+            if self.device_quiet >= idle_after:
+                return Quiet(Grade.PROVEN, since)
+        count = self._launch_count(sample)
+        if proves_quiet(count, idle_after) and now - self.workless_since[0] >= idle_after:
+            return Quiet(Grade.PROVEN, self.workless_since, None if count is None else count.quiet)
+        by_threads = quiet_by_threads(
+            None if self.start is None else sample.threads.get((self.pid, self.start)),
+            work.signs_for(self.pid),
+            self.workless_since,
+            now,
+            idle_after,
+        )
+        if by_threads is not None and not self.bystander:
+            return by_threads
+        if work.attributed_since is not None and self.pid not in work.clients:
+            attributed_since, nothing_then = work.attributed_since
+            begun = max(self.nothing_seconds, nothing_then, self.unrelated_nothing)
+            if work.nothing_seconds - begun >= idle_after:
+                return Quiet(Grade.SEEN, max(self.quiet_since, attributed_since, self.unrelated_since))
+        if now - self.quiet_since[0] >= idle_after:
+            return Quiet(Grade.INFERRED, self.quiet_since)
+        return None
+
+    def _launch_count(self, sample: Sample) -> LaunchCount | None:
+        return None if self.start is None else sample.launches.get((self.pid, self.start))
+
+    def _update_pattern(self, memory: int, device: DeviceReading) -> None:
+        """Update the memory pattern; a sample without the device's total leaves it as it was."""
+        if device.memory is None or (self.pattern is not None and self.pattern.memory == memory):
+            return
+        free = device.memory.free
+        if self.pattern is not None:
+            self.pattern = self.pattern.after_change(memory, free)
+        elif self.from_start:
+            self.pattern = MemoryPattern(memory, device.memory.total, watched=True, jump=memory, left=free)
+        else:
+            self.pattern = MemoryPattern(memory, device.memory.total)
+
+    def follow(self, verdict: StateVerdict, sample: Sample) -> float | None:
+        """Return for how many seconds a state has lasted that may pass; None for one that is told at once.
+
+        A program that works meanwhile is not stopped: somebody slows it down, or traces its calls.
+        """
+        if verdict.state not in PASSING or verdict.state is self.state:
+            self.turning = None
+            return None
+        worked = self.worked_at == sample.monotonic and verdict.state is State.STOPPED
+        if self.turning is None or self.turning[0] is not verdict.state or worked:
+            self.turning = verdict.state, sample.clock
+        return sample.monotonic - self.turning[1][0]
+
+    def record_verdict(self, verdict: StateVerdict, quiet: Quiet | None, sample: Sample) -> None:
+        """Record the state of this sample, and keep the time at which the state began.
+
+        A holding that was there before us, and is active, counts as active since its process started. One
+        that we saw appear counts from then on: a program may run for hours, or execute another, before it
+        takes memory. An idle holding counts as idle since the evidence of this grade begins.
+        """
+        self.grade = verdict.grade
+        if verdict.state is State.IDLE and quiet is not None:
+            self.since = quiet.since[1]
+        elif verdict.state is self.state:
+            return
+        elif (
+            self.state is None
+            and verdict.state is State.ACTIVE
+            and self.start is not None
+            and not self.from_start
+        ):
+            self.since = min(sample.started_at(self.start), sample.time)
+        elif self.turning is not None and self.turning[0] is verdict.state:
+            self.since = self.turning[1][1]
+        else:
+            self.since = sample.time
+        self.state = verdict.state
+
+    def holding(self, entry: ProcessEntry, verdict: StateVerdict, *, working: bool | None) -> Holding:
+        """Return the immutable holding of the sample that :meth:`record_sample` recorded."""
+        utilization = self.utilization
+        fresh = self.watched - self.utilization_at <= SAMPLE_LIFETIME
+        return Holding(
+            pid=self.pid,
+            start=self.start,
+            memory=entry.memory,
+            peak=self.peak,
+            kinds=entry.kinds,
+            state=verdict.state,
+            since=self.since,
+            why=verdict.why,
+            sm=utilization.sm if utilization is not None and fresh else None,
+            last_active=self.last_active,
+            quiet_since=self.quiet_since[1],
+            evidence=self.evidence,
+            working=working,
+            grade=verdict.grade,
+        )

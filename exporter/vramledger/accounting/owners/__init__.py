@@ -1,0 +1,1 @@
+"""Charge what is held, failed, limited and reserved to owners."""

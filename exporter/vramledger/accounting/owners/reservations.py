@@ -1,0 +1,217 @@
+"""Join what schedulers have reserved to the holders of memory.
+
+These are pure functions over one reading and what is known of holders. A holder is blamed only for what is
+certain. Whether it has a reservation is not known in these cases: its facts are missing; its pod has no name;
+a reservation of its owner is for a device whose id does not name it (the instances of DRA's ``gpu-0-mig-…``);
+there are grants that we may not see; the schedulers were last read before we first saw the holder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from vramledger.model.reading import DeviceReading, Grant, ProcessFacts, ProcessRow, Reading, Scheduler
+from vramledger.model.snapshot import DeviceSnapshot, Holding, Reservation, ReservationStatus
+from vramledger.readers.owners.cgroups import attested_names, hierarchy_paths
+
+FactsOf = Callable[[int, int | None], ProcessFacts | None]
+"""Return the facts of a process by pid and start; None when they are not known."""
+
+KnownSince = Callable[[int, int | None], float | None]
+"""Return the monotonic time at which a process was first seen, by pid and start; None when it never was."""
+
+MPS_SERVER = "nvidia-cuda-mps-server"
+"""This process has a context on the device for its clients; the clients have the reservations."""
+
+_MPS_CONTROL = "nvidia-cuda-mps-control"
+"""The daemon that starts the servers, each as the user of its clients (seen on an H200 with driver 580)."""
+
+_EVERY = "*"
+_REPLICA = "::"
+"""The device plugin's mark of a time slice: ``GPU-…::1``."""
+_NUMBERED = re.compile(
+    r"(?:nvidia|gpu-)(?P<minor>\d+)(?:/gi(?P<instance>\d+)(?:/ci(?P<compute>\d+))?)?(?:/vgpu\d+)?"
+)
+_OLD_MIG = re.compile(r"MIG-(?P<parent>GPU-[\w-]+)/(?P<gpu>\d+)/(?P<compute>\d+)", re.ASCII)
+
+
+def mps_user(facts: ProcessFacts | None) -> tuple[int | None, str] | None:
+    """Return uid and name of the user whose control daemon started a process as its MPS server.
+
+    A server has its clients' user, and any program may take its name. So the parent decides: its user and its
+    program's file, which the kernel attests. The uid is None where a process has the server's name and its
+    parent may not be read. The result is None for a process that is not a server.
+    """
+    parent = facts.parent if facts is not None else None
+    if parent is None or facts is None:
+        return None
+    if parent.program == _MPS_CONTROL and parent.uid is not None:
+        return parent.uid, parent.user or str(parent.uid)
+    unreadable = parent.uid is None or not parent.program
+    return (None, "") if unreadable and facts.command == MPS_SERVER else None
+
+
+def mps_servers(device: DeviceReading, rows: Mapping[int, ProcessRow], facts_of: FactsOf) -> frozenset[int]:
+    """Return the holders that are servers of MPS; the name alone counts where the parent is not known."""
+    servers = set()
+    for entry in device.processes or ():
+        row = rows.get(entry.pid)
+        facts = None if row is None else facts_of(row.pid, row.start)
+        named = facts is not None and facts.command == MPS_SERVER and facts.parent is None
+        if named or mps_user(facts) is not None:
+            servers.add(entry.pid)
+    return frozenset(servers)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerGrants:
+    """Hold what the schedulers of one reading have granted, ready for each device.
+
+    ``lost`` are the grants with an id that fits no device of the reading. ``read`` is the monotonic time at
+    which the schedulers were read, None in a recording that does not have it.
+    """
+
+    schedulers: tuple[Scheduler, ...]
+    lost: tuple[Grant, ...]
+    read: float | None
+
+    def status_of(
+        self,
+        device: DeviceReading,
+        holdings: Iterable[Holding],
+        facts_of: FactsOf,
+        known_since: KnownSince,
+        *,
+        blind: bool,
+    ) -> ReservationStatus | None:
+        """Join one device's reservations with its holdings; return None where no scheduler manages it.
+
+        ``blind``: from our PID namespace no holder can be seen.
+        """
+        managers = [each for each in self.schedulers if any(fits(name, device) for name in each.managed)]
+        if not managers or device.divided:
+            return None
+        grants = [
+            (scheduler.name, grant)
+            for scheduler in managers
+            for grant in scheduler.grants
+            if any(fits(name, device) for name in grant.devices)
+        ]
+        holders = [(each, facts_of(each.pid, each.start)) for each in holdings]
+        reserved: dict[tuple[str, str], Reservation] = {}
+        for name, grant in grants:
+            held = None if blind else _any(_belongs(facts, grant) for _, facts in holders)
+            key = (grant.type, grant.name)
+            if key not in reserved or reserved[key].held is not True:
+                reserved[key] = Reservation(grant.type, grant.name, name, held, grant.user, grant.account)
+        complete = not blind and all(each.complete for each in managers)
+        mine = [grant for _, grant in grants]
+        unreserved = tuple(
+            each.pid
+            for each, facts in holders
+            if complete
+            and self._was_read_since(known_since(each.pid, each.start))
+            and self._has_none_of(facts, [*mine, *self.lost])
+        )
+        return ReservationStatus(
+            tuple(sorted(reserved.values())),
+            unreserved if complete else None,
+            tuple(m.name for m in managers),
+        )
+
+    def _was_read_since(self, seen: float | None) -> bool:
+        """Tell whether the schedulers were read after a holder was first seen.
+
+        A read before that may have come before its job, or before the ``exec`` that gave it its variables.
+        """
+        return self.read is None or (seen is not None and seen <= self.read)
+
+    @staticmethod
+    def _has_none_of(facts: ProcessFacts | None, grants: Iterable[Grant]) -> bool:
+        """Tell whether a holder certainly has none of these reservations."""
+        if facts is None or facts.owner is None:
+            return False
+        mps = mps_user(facts)
+        if mps is not None and not mps[0]:  # root's, for everybody's clients, or perhaps so
+            return False
+        return _any(_belongs(facts, grant) for grant in grants) is False
+
+
+def join(
+    reading: Reading, devices: tuple[DeviceSnapshot, ...], facts_of: FactsOf, known_since: KnownSince
+) -> tuple[DeviceSnapshot, ...]:
+    """Return the devices with their reservations beside their holders; unchanged without a scheduler."""
+    if not reading.schedulers:
+        return devices
+    grants = _grants(reading, tuple(device.reading for device in devices))
+
+    def with_status(device: DeviceSnapshot) -> DeviceSnapshot:
+        if not device.up:
+            return device
+        blind = device.blind or device.reading.processes is None
+        status = grants.status_of(device.reading, device.holdings, facts_of, known_since, blind=blind)
+        return replace(device, reservation_status=status)
+
+    return tuple(with_status(device) for device in devices)
+
+
+def _grants(reading: Reading, known: tuple[DeviceReading, ...]) -> SchedulerGrants:
+    lost = tuple(
+        grant
+        for scheduler in reading.schedulers
+        for grant in scheduler.grants
+        if not all(any(fits(name, device) for device in known) for name in grant.devices)
+    )
+    return SchedulerGrants(reading.schedulers, lost, reading.schedulers_read)
+
+
+def fits(name: str, device: DeviceReading) -> bool:
+    """Tell whether a scheduler's id means this device.
+
+    The id of a whole GPU includes all its instances.
+    """
+    name = name.partition(_REPLICA)[0]
+    if name in (_EVERY, device.uuid) or (device.parent is not None and name == device.parent):
+        return True
+    if match := _NUMBERED.fullmatch(name):
+        given = (match["instance"], match["compute"])
+        own = (str(device.gpu_instance), str(device.compute_instance))
+        named = all(number in (None, mine) for number, mine in zip(given, own, strict=True))
+        return device.minor == int(match["minor"]) and named
+    if match := _OLD_MIG.fullmatch(name):
+        ids = (device.gpu_instance, device.compute_instance)
+        return device.parent == match["parent"] and ids == (int(match["gpu"]), int(match["compute"]))
+    return False
+
+
+def _belongs(facts: ProcessFacts | None, grant: Grant) -> bool | None:
+    """Tell whether a process is one of those that a grant is for; None when not known."""
+    if facts is None:
+        return None
+    if grant.place:
+        return _inside(facts.cgroup, grant.place)
+    owner = facts.owner
+    if owner is None:
+        return None
+    if grant.type == "slurm":
+        # One of them may still have the SLUID alone.
+        same_form = owner.slurm_job.isdigit() == grant.name.isdigit()
+        return owner.slurm_job == grant.name if same_form or not owner.slurm_job else None
+    if owner.pod and not owner.namespace:
+        return None  # the host's files do not give the pod's name
+    return f"{owner.namespace}/{owner.pod}" == grant.name
+
+
+def _inside(cgroup: tuple[str, ...] | None, place: str) -> bool | None:
+    """Tell whether a part of a cgroup path that no user has named has this name."""
+    if cgroup is None:
+        return None
+    return any(place in attested_names(path) for _, path in hierarchy_paths(cgroup))
+
+
+def _any(answers: Iterator[bool | None]) -> bool | None:
+    """Return True if one is true, False if all are false, and None otherwise."""
+    found = set(answers)
+    return True if True in found else None if None in found else False

@@ -1,0 +1,1 @@
+"""Find who has what NVML charges to no process."""

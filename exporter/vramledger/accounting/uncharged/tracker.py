@@ -1,0 +1,234 @@
+"""Find the holders of bytes that NVML charges to no process, and never guess one.
+
+Two kinds of memory are in no process' bytes (measured on H100 and H200, driver 580): managed memory, and
+memory whose creator has ended while another process still has an exported handle of it. What is known of
+them are bounds. A process has no more managed memory than its mappings of ``/dev/nvidia-uvm``; a creator
+leaves no more than what was charged to it; together they are what NVML reports as used and charges to nobody.
+
+So each possible holder is a source with a range, and the ranges must add up to these bytes. If a source has
+all that the others cannot have, that much is certainly its own. Bytes that were there at our first look may
+come from a creator that we never saw, so another holder may have them too. What stays uncertain is published
+as a range, and its bytes are undivided: one of the named holders has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from vramledger.accounting.agents.agent_figures import AgentJoiner
+from vramledger.accounting.holders.holding_table import HoldingTable
+from vramledger.accounting.holders.processes import ProcessTracker
+from vramledger.accounting.ledger import balance_device
+from vramledger.accounting.sample import Sample
+from vramledger.accounting.uncharged.events import (
+    PoolMoment,
+    PoolState,
+    UnchargedState,
+    record_calm,
+    record_events,
+    record_found,
+)
+from vramledger.accounting.uncharged.evidence import HolderEvidence, LeftEvidence, created, describe
+from vramledger.accounting.uncharged.solver import (
+    NOTHING,
+    Identity,
+    Left,
+    MemoryPool,
+    PoolHolder,
+    Range,
+    Solution,
+    Sources,
+    foreign_bytes,
+    rivals_of,
+    share_out,
+    solve,
+    undivided_bytes,
+)
+from vramledger.model.reading import DeviceReading, HiddenHolder, Reading
+from vramledger.model.snapshot import Holding, Ledger, LeftBytes, UnchargedBytes, UndividedBytes
+
+Held = dict[str, tuple[Holding, ...] | None]
+"""The holdings of every device that answered, by UUID; None where they are not known."""
+
+
+class PoolResult(NamedTuple):
+    """What was found out about a pool.
+
+    Attributes:
+        key: the UUID under which it is counted; empty when nothing is known of it.
+        held: what each holder has uncharged, by (UUID, pid); one that cannot have any is not in it.
+        undivided: the bytes that one of several holders has; None if there are none.
+        left: what ended holders have left behind.
+        ledger: the balance of the pool, if nothing is uncharged there beyond contexts.
+    """
+
+    key: str = ""
+    held: Mapping[tuple[str, int], UnchargedBytes] = {}
+    undivided: UndividedBytes | None = None
+    left: tuple[LeftBytes, ...] = ()
+    ledger: Ledger | None = None
+
+
+class UnchargedTracker:
+    """Find, in each sample, who has what NVML charges to nobody."""
+
+    def __init__(
+        self, state: UnchargedState, holdings: HoldingTable, processes: ProcessTracker, agents: AgentJoiner
+    ) -> None:
+        self.state = state
+        self._holdings = holdings
+        self._processes = processes
+        self._agents = agents
+
+    def keep_only(self, keys: Collection[str]) -> None:
+        """Forget all pools except these."""
+        self.state.pools = {key: pool for key, pool in self.state.pools.items() if key in keys}
+
+    def find(
+        self,
+        devices: Sequence[DeviceReading],
+        held: Held,
+        sharers: Mapping[str, tuple[str, ...]],
+        sample: Sample,
+    ) -> dict[str, PoolResult]:
+        """Find who has what NVML charges to nobody, and add it to the holdings in ``held``.
+
+        Where NVML lists no process to us, the holders are not known, and nothing is added.
+        """
+        bounds = {(each.pid, each.start): each.bound for each in sample.reading.managed}
+        pools = []
+        found: dict[str, PoolResult] = {}
+        for device in devices:
+            group = sharers.get(device.uuid, (device.uuid,))
+            lists = [held.get(uuid) for uuid in group]
+            if device.uuid != group[0] or None in lists or sample.reading.host_pid_namespace is False:
+                continue
+            if device.memory_kind is not None:
+                continue  # the operating system uses this memory too, so nobody is named for the rest
+            everybody = [(uuid, each) for uuid, some in zip(group, lists, strict=True) for each in some or ()]
+            ledger = balance_device(device, [each for _, each in everybody], blind=False)
+            if ledger is None or device.error is not None:
+                continue
+            found[device.uuid] = PoolResult(device.uuid, ledger=ledger)
+            state = self.state.pools.setdefault(device.uuid, PoolState())
+            if not record_calm(state, ledger, everybody, sample.monotonic):
+                holders = tuple(self._pool_holder(uuid, each, bounds, sample) for uuid, each in everybody)
+                hidden = _hidden_users(device, sample.reading)
+                pools.append(MemoryPool(device.uuid, ledger, holders, hidden))
+        if not pools:
+            return found
+        found |= self._divide(pools, self._moment(devices, held, sample))
+        for pool in pools:
+            for uuid in {holder.uuid for holder in pool.holders}:
+                held[uuid] = _with_uncharged(uuid, held[uuid] or (), found[pool.key])
+        return found
+
+    def _divide(self, pools: Sequence[MemoryPool], moment: PoolMoment) -> dict[str, PoolResult]:
+        sources = [record_events(self.state.pools[pool.key], pool, moment, self._user_of) for pool in pools]
+        foreign = foreign_bytes(sources)
+        results = {}
+        for each in sources:
+            solution = solve(each, foreign)
+            record_found(self.state.pools[each.pool.key], each, solution.ranges)
+            results[each.pool.key] = _publish(each, solution)
+        return results
+
+    def _moment(self, devices: Sequence[DeviceReading], held: Held, sample: Sample) -> PoolMoment:
+        listed = frozenset((each.pid, each.start) for some in held.values() for each in some or ())
+        silent = {each.uuid for each in devices if not each.divided and held.get(each.uuid) is None}
+        elsewhere = self._holdings.newest_holders(silent)
+        return PoolMoment(
+            sample.monotonic,
+            sample.time,
+            sample.longest_gap,
+            sample.watched,
+            listed | (elsewhere or frozenset()),
+            complete=elsewhere is not None,
+        )
+
+    def _user_of(self, pid: int, start: int | None) -> str | None:
+        facts = self._processes.facts_of(pid, start)
+        return None if facts is None else facts.user
+
+    def _pool_holder(
+        self, uuid: str, holding: Holding, bounds: Mapping[tuple[int, int], int | None], sample: Sample
+    ) -> PoolHolder:
+        agent = self._agents.agents.get(holding.pid)
+        return PoolHolder(
+            uuid,
+            holding,
+            self._processes.owner_of_holding(holding, sample),
+            None if holding.start is None else bounds.get((holding.pid, holding.start)),
+            None if agent is None else agent.managed(uuid, holding.memory or 0),
+        )
+
+
+def _with_uncharged(uuid: str, holdings: Sequence[Holding], found: PoolResult) -> tuple[Holding, ...]:
+    """Return the holdings of a device with what they have uncharged, the largest first."""
+    if not found.held:
+        return tuple(holdings)
+    added = [replace(each, uncharged=found.held.get((uuid, each.pid))) for each in holdings]
+    return tuple(sorted(added, key=lambda each: (-(each.held or 0), each.pid)))
+
+
+def _hidden_users(device: DeviceReading, reading: Reading) -> tuple[HiddenHolder, ...] | None:
+    """Return the processes that have a device open and that NVML does not list, forked children too.
+
+    A child that outlives its parent may have the parent's memory.
+    """
+    if reading.hidden is None or device.minor is None:
+        return None
+    listed = {entry.pid for each in reading.devices for entry in each.processes or ()}
+    return tuple(
+        each
+        for each in reading.hidden
+        if device.minor in each.minors and each.kind != "monitor" and each.pid not in listed
+    )
+
+
+def _publish(sources: Sources, solution: Solution) -> PoolResult:
+    """Turn the ranges of the sources into what each holder has."""
+    left = tuple(_left_bytes(each, sources) for each in sources.lefts)
+    if not sources.bytes:
+        return PoolResult(sources.pool.key, left=left)
+    shares = share_out(sources, solution)
+    held = {
+        (sources.able[identity].uuid, identity[0]): describe(_evidence(identity, shares, sources, solution))
+        for identity in shares
+    }
+    return PoolResult(sources.pool.key, held, undivided_bytes(sources, shares, solution.ranges), left)
+
+
+def _evidence(
+    identity: Identity, shares: Mapping[Identity, Range], sources: Sources, solution: Solution
+) -> HolderEvidence:
+    holder, found = sources.able[identity], solution.ranges
+    hidden = sources.hidden[0].pid if sources.hidden else None
+    return HolderEvidence(
+        shares[identity],
+        holder.holding.memory or 0,
+        found.get(identity, NOTHING),
+        holder.bound,
+        holder.reported,
+        [
+            LeftEvidence(
+                found[left],
+                created(*left.creator, left.ended),
+                [pid for pid, _ in heirs],
+                hidden,
+                [pid for pid, _ in left.elsewhere],
+            )
+            for left in sources.lefts
+            if identity in (heirs := sources.heirs(left))
+        ],
+        [pid for pid, _ in rivals_of(shares) - {identity}],
+        sources.matched,
+        sources.late,
+    )
+
+
+def _left_bytes(left: Left, sources: Sources) -> LeftBytes:
+    pids = tuple(sorted(pid for pid, _ in sources.heirs(left) | left.elsewhere))
+    return LeftBytes(*left.creator, left.ended, *left.range, pids, created(*left.creator, left.ended))

@@ -1,0 +1,174 @@
+"""Detect a device that is busy for minutes and neither computes nor moves anything.
+
+A collective that waits for a lost rank spins in a kernel. By every utilisation metric that is 100 %, for as
+long as it hangs. GPM's counters tell it from work (H100, driver 580): memory, NVLink, tensor and
+floating-point units are at 0, and the integer units at 0.2 %. A kernel of one thread that spins looks the
+same, with 0.04 %. So do a rank that waits for a checkpoint or for its data, and a server that polls in a
+kernel. So this is evidence, and not a state: whether it is a fault, only the job says.
+
+A hang lasts for hours, and meanwhile other programs come and go. Each of them moves something on a device on
+which it does nothing: 2.4 MiB/s over PCIe and 0.26 % of the memory's bandwidth for a second when a program of
+8 GiB was killed beside a hang, 6.3 MiB/s when a launcher initialised CUDA (two H100s, driver 580). So short
+movements without any computation do not begin the time again.
+
+Where several programs wait on one device, it runs them in turns and moves what they have in registers with
+each turn: 0.21 % of the memory's bandwidth, 20 MiB/s to the host and 58 from it with the ranks of four jobs
+on an H100. One alone moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from vramledger.accounting.sample import Sample
+from vramledger.model.reading import DeviceReading
+from vramledger.model.snapshot import UnixTime
+
+WAITS_AFTER = 120.0
+"""Seconds after which it is said. A healthy collective waits for its slowest rank for less than a step."""
+
+BUSY = 0.95
+"""The share of the time in which a kernel must run: one that waits runs all the time."""
+
+PIPES = ("tensor", "fp64", "fp32", "fp16")
+"""What a kernel that waits does not use."""
+
+PIPE_SHARE = 1e-4
+"""The share below which such a unit, or the memory, counts as unused; an idle memory (H200) is at 4e-6."""
+
+INTEGER_SHARE = 0.01
+"""The same for the integer units, with which a kernel that waits asks whether it may go on: 0.0016 in a
+collective. A kernel that only computes with integers, as in cryptography, is far above."""
+
+INTEGER_PER_SM = 0.08
+"""The same for each SM that runs a kernel: a kernel on one SM of 132 uses at most 0.0076 of all. Measured on
+an H100: a collective that waits 0.008, a thread that only reads a clock 0.05; but a thread that computes with
+integers 0.11, a block of such threads 0.93."""
+
+TURNS_INTEGER_PER_SM = 0.015
+"""The same where several programs run in turns, of which one may compute: four that waited used 0.009."""
+
+PCIE = ("pcie_transmit", "pcie_receive")
+NVLINK = ("nvlink_transmit", "nvlink_receive")
+"""What a collective moves goes over NVLink, where there is one."""
+
+LINK_RATE = 4.0 * 2**20
+"""Bytes a second below which a link counts as unused: reading the driver moves up to 1 MiB/s."""
+
+TURNS_MEMORY_SHARE = 0.005
+TURNS_LINK_RATE = 128.0 * 2**20
+"""The same of memory and PCIe where several programs run in turns: about twice what was measured."""
+
+LONGEST_MOVEMENT = 10.0
+"""Seconds for which something may be moved without a break."""
+
+MOVEMENT_SHARE = 0.05
+"""The share of the time in which something may be moved altogether, beyond :data:`LONGEST_MOVEMENT`."""
+
+LEAST_TURN = 0.05
+"""The share of a device's time from which a process counts as one of those that it runs in turns."""
+
+NEEDED = frozenset({*PIPES, *PCIE, "dram", "integer", "sm"})
+"""Without one of these figures nothing is said."""
+
+
+class Span(NamedTuple):
+    """A time in which a device is busy without work.
+
+    Attributes:
+        begun: its beginning, monotonic.
+        begun_at: its beginning, Unix time.
+        updated: the newest sample, monotonic.
+        waited: the newest sample in which nothing was moved, monotonic.
+        moved: seconds in which something was moved.
+    """
+
+    begun: float
+    begun_at: UnixTime
+    updated: float
+    waited: float
+    moved: float = 0.0
+
+    def after_movement(self, now: float) -> Span | None:
+        """Return the span after a sample in which something was moved; None if that was too much."""
+        moved = self.moved + now - self.updated
+        most = max(LONGEST_MOVEMENT, MOVEMENT_SHARE * (now - self.begun))
+        if now - self.waited > LONGEST_MOVEMENT or moved > most:
+            return None
+        return self._replace(updated=now, moved=moved)
+
+
+class BusyWithoutWorkState(msgspec.Struct):
+    """The time in which each device, by UUID, has been busy without work until now."""
+
+    spans: dict[str, Span] = {}
+
+
+class BusyWithoutWorkWatch:
+    """Watch for each device since when it has been busy without work."""
+
+    def __init__(self, state: BusyWithoutWorkState) -> None:
+        self.state = state
+
+    def update(self, device: DeviceReading, sample: Sample, *, in_turns: bool = False) -> float | None:
+        """Record a sample of a device; return the Unix time since which it has been busy without work.
+
+        None until that has lasted for :data:`WAITS_AFTER` seconds, and where it cannot be known. One sample
+        without counters changes nothing, because the next one covers its time too. ``in_turns``: several
+        processes keep it busy.
+        """
+        now = sample.monotonic
+        span = self.state.spans.get(device.uuid)
+        if span is not None and (sample.after_gap or now - span.updated > sample.longest_gap):
+            span = None
+        if device.activity is not None and _computes_nothing(device, device.activity, in_turns=in_turns):
+            if not _moves(device.activity, in_turns=in_turns):
+                begun = Span(now, sample.time, now, now) if span is None else span
+                span = begun._replace(updated=now, waited=now)
+            elif span is not None:
+                span = span.after_movement(now)
+        elif device.activity is not None or device.error is not None:
+            span = None
+        if span is None:
+            self.state.spans.pop(device.uuid, None)
+            return None
+        self.state.spans[device.uuid] = span
+        return span.begun_at if now - span.begun >= WAITS_AFTER else None
+
+    def keep_only(self, uuids: Collection[str]) -> None:
+        """Forget all devices except those with these UUIDs."""
+        self.state.spans = {uuid: span for uuid, span in self.state.spans.items() if uuid in uuids}
+
+
+def who_keeps_busy(shares: Mapping[int, float]) -> frozenset[int]:
+    """Return the processes that keep a device busy, given each one's share of its time.
+
+    They are those with at least half of an equal part of the time, so one alone has at least half of all.
+    """
+    runners = sum(share >= LEAST_TURN for share in shares.values())
+    least = 0.5 / max(1, runners)
+    return frozenset(pid for pid, share in shares.items() if share >= least)
+
+
+def _computes_nothing(device: DeviceReading, activity: Mapping[str, float], *, in_turns: bool) -> bool:
+    """Tell whether a kernel runs all the time, and neither computes nor sends anything over NVLink."""
+    if not activity.keys() >= NEEDED:
+        return False
+    busy = (device.utilization or {}).get("gpu", activity.get("graphics", 0.0))
+    integer_per_sm = TURNS_INTEGER_PER_SM if in_turns else INTEGER_PER_SM
+    return (
+        busy >= BUSY
+        and activity["integer"] <= min(INTEGER_SHARE, integer_per_sm * activity["sm"])
+        and activity.get("video", 0.0) == 0
+        and all(activity.get(pipe, 0.0) <= PIPE_SHARE for pipe in PIPES)
+        and all(activity.get(link, 0.0) <= LINK_RATE for link in NVLINK)
+    )
+
+
+def _moves(activity: Mapping[str, float], *, in_turns: bool) -> bool:
+    """Tell whether memory or PCIe moved more than reading the driver does, or than turns do."""
+    share, rate = (TURNS_MEMORY_SHARE, TURNS_LINK_RATE) if in_turns else (PIPE_SHARE, LINK_RATE)
+    return activity["dram"] > share or any(activity.get(link, 0.0) > rate for link in PCIE)

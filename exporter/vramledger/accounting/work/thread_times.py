@@ -1,0 +1,215 @@
+"""Say from the times of its threads that a holder has done nothing on its GPUs, beside any neighbour.
+
+Nobody launches anything without running on a CPU. So if no thread but the driver's own ran, nothing was
+launched in that time. What was launched before may still run: the driver names it in every row of its
+utilisation (measured on an H100: a kernel of 18 s, alone and beside a busy program, in 13 of 13 queries).
+Where there are no rows, a device that was not fully busy at some moment since then had no such kernel.
+
+Idle Python programs have helper threads that wake up by a clock: 60 to 95 microseconds of CPU a wake where
+they do so twice a second (a notebook's sockets), 100 to 200 where they do so every 5 or 10 s (JAX, pinned
+memory, torch.compile); the number of wakes in 30 s varies by two at most. Work from a thread of Python took
+390 to 570 a wake. So a helper of Python that keeps such a rhythm is a good sign, with a known gap: a launch
+alone, whose result nobody waits for, took 165. In C a launch takes 50 to 95 with the wake, as much as doing
+nothing, so the helpers of other programs say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from vramledger.accounting.holders.states import Quiet
+from vramledger.model.reading import Reading, ThreadTimes
+from vramledger.model.snapshot import Grade, UnixTime
+
+Clock = tuple[float, UnixTime]
+HolderId = tuple[int, int]
+
+HELPER_WAKE = 0.00025
+"""Seconds of CPU time that an idle helper thread takes each time it wakes up, at most."""
+
+HELPER_BEYOND = 0.00002
+"""Seconds of CPU time that it takes in a second beyond 0.1 ms a wake or 0.2 ms a second, at most."""
+
+RHYTHM_SHARE, RHYTHM_WAKES = 0.04, 2.0
+"""By how much the number of wakes may differ from that of the same time before: a clock makes the same number
+again, requests do not."""
+
+NEWEST = 90.0
+"""Seconds after which the newest look is too old to prove anything. A main thread that wakes up is looked at
+in the next sample; the others every 30 s, later only where there are very many."""
+
+BRIDGED = 180.0
+"""Seconds without looks, as after a restart, that quiet before and after them may bridge without proof."""
+
+FULLY_BUSY = 0.95
+"""The rate of a GPU that may be busy with one kernel all the time; while one runs, it is at 1."""
+
+
+class ThreadQuiet(msgspec.Struct, omit_defaults=True):
+    """What is remembered of the threads of one process.
+
+    Attributes:
+        until: monotonic time of the newest look.
+        still_since: since when no thread but the driver's ran; None if one ran in the newest span.
+        steady_since: since when the main thread did not run, and the others kept their rhythm.
+        wakes: how often a second the others ran.
+        bridged_until: monotonic time at which the newest time without looks ended; quiet that began before it
+            is not proven.
+        fresh: a look has ended since samples were missing, as after a restart.
+    """
+
+    until: float
+    still_since: Clock | None = None
+    steady_since: Clock | None = None
+    wakes: float = 0.0
+    bridged_until: float = 0.0
+    fresh: bool = True
+
+
+class DeviceSigns(NamedTuple):
+    """What a device says of work that goes on while its program sleeps.
+
+    Attributes:
+        named_since: since when every sample had rows, and all work was somebody's whom they named; None where
+            the newest had none.
+        free_at: monotonic time of the newest sample in which it was not fully busy; None without one.
+        rated: whether it has a rate of utilisation.
+        client: whether the holder is a client of MPS: the driver names the server in its place.
+    """
+
+    named_since: Clock | None
+    free_at: float | None
+    rated: bool
+    client: bool
+
+
+class ThreadTimesState(msgspec.Struct):
+    """What is remembered of the threads of each process, by pid and start time."""
+
+    known: dict[int, dict[int, ThreadQuiet]] = {}
+
+
+class ThreadTimesTracker:
+    """Find out since when the threads of each process have been quiet."""
+
+    def __init__(self, state: ThreadTimesState) -> None:
+        self.state = state
+
+    def update(self, reading: Reading, *, after_gap: bool) -> Mapping[HolderId, ThreadQuiet]:
+        """Record the looks of a reading, and return what is known of each process.
+
+        After missing samples, nothing is said of a process until there is a new look at it.
+        """
+        offset = reading.time - reading.monotonic
+        known = {(pid, start): each for pid, some in self.state.known.items() for start, each in some.items()}
+        if after_gap:
+            known = {identity: replace(each, fresh=False) for identity, each in known.items()}
+        for times in reading.threads:
+            identity = times.pid, times.start
+            found = _next(known.get(identity), times, offset)
+            if found is None:
+                known.pop(identity, None)
+            else:
+                known[identity] = found
+        if after_gap or reading.threads:
+            self._remember(known)
+        return known if reading.host_pid_namespace is not False else {}
+
+    def keep_only(self, processes: Collection[HolderId]) -> None:
+        """Forget all processes except these."""
+        kept = set(processes)
+        gone = [
+            (pid, start)
+            for pid, some in self.state.known.items()
+            for start in some
+            if (pid, start) not in kept
+        ]
+        for holder, start in gone:
+            del self.state.known[holder][start]
+            if not self.state.known[holder]:
+                del self.state.known[holder]
+
+    def _remember(self, known: Mapping[HolderId, ThreadQuiet]) -> None:
+        self.state.known = {}
+        for (pid, start), each in known.items():
+            self.state.known.setdefault(pid, {})[start] = each
+
+
+def _next(before: ThreadQuiet | None, times: ThreadTimes, offset: float) -> ThreadQuiet | None:
+    """Return what is known after one more look; None after one that could not read everything."""
+    if not times.complete or times.until <= times.since:
+        return None
+    elapsed = times.until - times.since
+    gap = float("inf") if before is None else times.since - before.until
+    if before is None or gap > BRIDGED:
+        before, gap = ThreadQuiet(times.since), 0.0
+    begin = times.since, times.since + offset
+    wakes = times.other_runs / elapsed
+    known = replace(before, until=times.until, wakes=wakes, fresh=True)
+    if gap > 0:
+        known = replace(known, bridged_until=times.since)
+    known = replace(known, still_since=(before.still_since or begin) if times.still else None)
+    if not _is_small(times):
+        return replace(known, steady_since=None)
+    expected = before.wakes * elapsed
+    differs = abs(times.other_runs - expected) > max(RHYTHM_WAKES, RHYTHM_SHARE * expected)
+    if before.steady_since is None or differs:
+        return replace(known, steady_since=begin)
+    # The mean of all that was seen, not the newest, so that a rhythm cannot drift.
+    so_far = times.since - before.steady_since[0]
+    mean = (before.wakes * so_far + times.other_runs) / (so_far + elapsed) if so_far > 0 else wakes
+    return replace(known, wakes=mean)
+
+
+def _is_small(times: ThreadTimes) -> bool:
+    """Tell whether only helper threads ran, none of them for long."""
+    if times.still:
+        return True
+    return (
+        not times.main_runs
+        and not times.changed
+        and times.longest is not None
+        and times.beyond is not None
+        and times.longest <= HELPER_WAKE
+        and times.beyond <= HELPER_BEYOND
+        and times.python is True
+    )
+
+
+def quiet_by_threads(
+    known: ThreadQuiet | None, signs: DeviceSigns, workless_since: Clock, now: float, idle_after: float
+) -> Quiet | None:
+    """Return since when the threads of a holder show that it does nothing; None if they do not.
+
+    Args:
+        known: what is remembered of its threads.
+        signs: what the device says of work that was launched before.
+        workless_since: the moment of the last sign of work of any kind.
+        now: monotonic time.
+        idle_after: for how many seconds it must have been quiet.
+    """
+    if known is None or not known.fresh or now - known.until > NEWEST:
+        return None
+    for since, words in (
+        (known.still_since, "no thread of it ran except the driver's"),
+        (known.steady_since, "its main thread did not run, and the others only kept their rhythm"),
+    ):
+        begun = max(workless_since, since) if since is not None else None
+        if begun is None or known.until - begun[0] < idle_after:
+            continue
+        named = signs.named_since is not None and signs.named_since[0] <= begun[0] and not signs.client
+        free = signs.free_at is not None and signs.free_at > begun[0] + _RATE_PERIOD
+        if not named and not free and signs.rated:
+            continue
+        proven = named and since is known.still_since and begun[0] >= known.bridged_until
+        reason = f"{words}, and the driver named it in no row" if named else words
+        return Quiet(Grade.PROVEN if proven else Grade.SEEN, begun, reason=reason)
+    return None
+
+
+_RATE_PERIOD = 2.0
+"""Seconds for which a rate may still be that of an earlier time."""

@@ -1,0 +1,255 @@
+"""``vramledger report``: tell each user what they hold without work, since when, and how to end it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from email.message import EmailMessage
+from pathlib import Path
+from typing import NamedTuple
+
+from vramledger.commands.arguments import add_control, control_socket, size
+from vramledger.commands.exporter_ledger import follow_exporter
+from vramledger.commands.interrupts import run_until_interrupted
+from vramledger.errors import StartupError, UsageError
+from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Snapshot, State
+from vramledger.serving.control_client import NoExporterError
+from vramledger.verdicts.remedies import remedy
+from vramledger_agent.commands.parser import Commands, add_log, duration, write_output
+from vramledger_agent.printable import gib, printable
+
+_SENDMAIL = Path("/usr/sbin/sendmail")
+_SECONDS = 10.0
+"""How long a mail program or a webhook may take."""
+
+_PERSON = re.compile(r"[A-Za-z_][\w.+-]*(@[\w.-]+)?", re.ASCII)
+"""A name to which mail can go; a number is a user whom the host does not know."""
+
+_WORDS = {
+    State.DEAD: "does not exist any more",
+    State.ZOMBIE: "has exited, and its memory is still held",
+    State.STUCK: "is stuck in the driver",
+    State.ORPHANED: "does nothing, and the program that started it has ended",
+    State.STOPPED: "is stopped",
+    State.IDLE: "has done nothing",
+}
+
+_INFERRED = (
+    "inferred: nobody saw it work, and this GPU does not tell of each program whether it does. "
+    "If it works, leave it.\n"
+)
+
+
+class Unused(NamedTuple):
+    """Memory that a program holds without work.
+
+    Attributes:
+        user: the name of its user; empty when not known.
+        command: the name of its program; empty when not known.
+        device: where.
+        holding: the bytes and why.
+        notebook: the path of its notebook, empty where it is none.
+        advice: what the administrator can do.
+    """
+
+    user: str
+    command: str
+    device: DeviceSnapshot
+    holding: Holding
+    notebook: str
+    advice: str
+
+
+def add_command(commands: Commands) -> None:
+    """Declare the command."""
+    report = commands.add_parser(
+        "report",
+        help="tell each user what their programs hold without work",
+        description="Say what is held without work, since when, and how to end it. Without --mail and "
+        "--webhook print it; with them send each user their own, and the administrator all. It asks the "
+        "running exporter, as root or as the exporter's own user.",
+    )
+    report.add_argument("--mail", action="store_true", help="send mails, by sendmail")
+    report.add_argument(
+        "--mail.domain", dest="domain", default="", metavar="DOMAIN",
+        help="a user's address is USER@DOMAIN (default USER alone, whose address the mail program knows)",
+    )  # fmt: skip
+    report.add_argument(
+        "--mail.admin", dest="admin", default="root", metavar="ADDRESS",
+        help="who gets the list of all (default root)",
+    )  # fmt: skip
+    report.add_argument(
+        "--mail.program", dest="sendmail", type=Path, default=_SENDMAIL, metavar="FILE",
+        help="the mail program, called as sendmail is (default %(default)s)",
+    )  # fmt: skip
+    report.add_argument(
+        "--webhook", default="", metavar="URL", help="send each message as JSON: host, user, text, holdings"
+    )
+    report.add_argument(
+        "--after", type=duration, default=3600.0, metavar="DURATION",
+        help="leave out what has lasted for less (default 1h)",
+    )  # fmt: skip
+    report.add_argument(
+        "--least", type=size, default=2**30, metavar="SIZE", help="leave out smaller holdings (default 1GiB)"
+    )
+    add_control(report)
+    add_log(report)
+    report.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Send the messages, or print what the administrator's has."""
+    if args.webhook and not args.webhook.startswith(("http://", "https://")):
+        message = f"--webhook={args.webhook} does not begin with http:// or https://"
+        raise UsageError(message)
+    snapshot = run_until_interrupted(_newest(control_socket(args)))
+    host = os.uname().nodename
+    found = sorted(unused(snapshot, args.after, args.least), key=lambda each: -(each.holding.held or 0))
+    if not (args.mail or args.webhook):
+        write_output(text_for_all(host, found))
+        return 0
+    if found:
+        _deliver(args, host, found)
+    return 0
+
+
+async def _newest(path: Path) -> Snapshot:
+    """Return what the exporter knows.
+
+    Raises:
+        StartupError: no exporter answers, or it has no data.
+    """
+    try:
+        async with aclosing(follow_exporter(path)) as ledgers:  # type: ignore[type-var]
+            snapshot = (await anext(ledgers)).snapshot
+    except NoExporterError as error:
+        message = f"{error}; what has lasted for long is known only to an exporter that runs"
+        raise StartupError(message) from error
+    if not snapshot.up:
+        reason, words = snapshot.failure or ("starting", "no sample has finished yet")
+        message = f"the exporter has no data ({reason}): {words}"
+        raise StartupError(message)
+    return snapshot
+
+
+def unused(snapshot: Snapshot, after: float, least: int) -> Iterator[Unused]:
+    """Yield what is held without work for so many seconds, from so many bytes on, or of unknown size."""
+    for device in snapshot.devices:
+        for holding in device.holdings:
+            working = holding.state is State.ORPHANED and holding.working
+            small = holding.held is not None and holding.held < least
+            if holding.state in _WORDS and not working and not small:
+                if (snapshot.time or 0.0) - holding.since < after:
+                    continue
+                facts = snapshot.facts_of(holding.pid)
+                owner = facts.owner if facts is not None else None
+                yield Unused(
+                    user=(facts.user or "") if facts is not None else "",
+                    command=facts.command if facts is not None else "",
+                    device=device,
+                    holding=holding,
+                    notebook=owner.notebook if owner is not None else "",
+                    advice=remedy(holding, snapshot.processes.get(holding.pid), device) or "",
+                )
+
+
+def _line(each: Unused) -> str:
+    """Say who holds how much since when, in the words of the alerts."""
+    holding = each.holding
+    command = f" ({printable(each.command)})" if each.command else ""
+    amount = gib(holding.held) if holding.held is not None else "an unknown amount"
+    since = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(holding.since))
+    who = f"user {printable(each.user)}" if each.user else "an unknown user"
+    return (
+        f"pid {holding.pid}{command} of {who} holds {amount} on GPU {each.device.reading.index}, and "
+        f"{_WORDS[holding.state]} since {since} ({holding.grade.value})."
+    )
+
+
+def _ending(each: Unused) -> str:
+    """Say how its user ends it."""
+    if each.holding.state in (State.DEAD, State.STUCK):
+        return "No signal ends it; the administrator knows of it."
+    command = f"vramledger end --pid {each.holding.pid}"
+    ends = f"`{command}` says what it would end, and `{command} --yes` ends it."
+    if each.notebook:
+        return f"Shut down the kernel of {printable(each.notebook)} if you do not need it. {ends}"
+    return f"If you do not need it: {ends}"
+
+
+def _grades(found: Sequence[Unused]) -> str:
+    return f"\n{_INFERRED}" if any(each.holding.grade is Grade.INFERRED for each in found) else ""
+
+
+def text_for_user(host: str, found: Sequence[Unused]) -> str:
+    """Return what a user is told of their own programs."""
+    head = f"These programs of yours hold GPU memory on {host} that others could use.\n"
+    return head + "".join(f"\n{_line(each)}\n{_ending(each)}\n" for each in found) + _grades(found)
+
+
+def text_for_all(host: str, found: Sequence[Unused]) -> str:
+    """Return what the administrator is told."""
+    if not found:
+        return f"Nothing is held without work on {host}.\n"
+    head = f"This is held without work on {host}.\n"
+    return head + "".join(f"\n{_line(each)}\n{each.advice}\n" for each in found) + _grades(found)
+
+
+def _deliver(args: argparse.Namespace, host: str, found: Sequence[Unused]) -> None:
+    """Send each user their own and the administrator all of it; one that fails does not stop the others.
+
+    Raises:
+        StartupError: a message could not be sent.
+    """
+    own: dict[str, list[Unused]] = {}
+    for each in found:
+        if _PERSON.fullmatch(each.user) and each.user != "root":
+            own.setdefault(each.user, []).append(each)
+    problems = []
+    messages: list[tuple[str | None, str, Sequence[Unused]]] = [
+        (user, text_for_user(host, theirs), theirs) for user, theirs in own.items()
+    ]
+    for user, text, told in [*messages, (None, text_for_all(host, found), found)]:
+        try:
+            if args.mail:
+                address = args.admin if user is None else user
+                full = f"{address}@{args.domain}" if args.domain and "@" not in address else address
+                _mail(args.sendmail, full, f"GPU memory held without work on {host}", text)
+            if args.webhook:
+                _post(args.webhook, host, user, text, told)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            problems.append(f"to {user or 'the administrator'}: {error}")
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if problems[1:] else ""
+        message = f"a message could not be sent {problems[0]}{more}"
+        raise StartupError(message)
+
+
+def _mail(program: Path, address: str, subject: str, text: str) -> None:
+    mail = EmailMessage()
+    mail["To"], mail["Subject"], mail["Auto-Submitted"] = address, subject, "auto-generated"
+    mail.set_content(text)
+    command = [str(program), "-i", "--", address]
+    subprocess.run(command, check=True, input=mail.as_bytes(), timeout=_SECONDS)  # noqa: S603 the file of a flag
+
+
+def _post(url: str, host: str, user: str | None, text: str, found: Sequence[Unused]) -> None:
+    holdings = [
+        {
+            "pid": each.holding.pid, "user": each.user or None, "command": each.command or None,
+            "gpu": each.device.reading.index, "uuid": each.device.reading.uuid, "bytes": each.holding.held,
+            "state": each.holding.state.value, "grade": each.holding.grade.value, "since": each.holding.since,
+        }
+        for each in found
+    ]  # fmt: skip
+    body = json.dumps({"host": host, "user": user, "text": text, "holdings": holdings}).encode()
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310 see run()
+    with urllib.request.urlopen(request, timeout=_SECONDS):  # noqa: S310
+        pass

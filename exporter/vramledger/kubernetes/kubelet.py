@@ -1,0 +1,255 @@
+"""Read which devices the kubelet gave to pods, from its pod-resources socket (v1: Kubernetes 1.28).
+
+``List`` names the devices of every container, by the device plugin's ids and by DRA claims.
+``GetAllocatableResources`` names the devices that the plugins offer, assigned or not. The messages are read
+field by field from the wire: unknown fields, and those of a newer kubelet, are ignored.
+
+A DRA claim names a device only in the words of its driver (``gpu-0-mig-9-4-4``). Which UUID that is, NVIDIA's
+driver writes into its checkpoint on the node. From documentation, not seen on a node: ``v1``, ``v2`` and
+``v3`` hold the same claims in ``preparedClaims``. Below that, each prepared device has a member ``device``
+with the name that the kubelet shows. Its UUID is beside it, in ``info`` or a member of another name. Newer
+drivers move them, so they are searched for. A claim whose preparation has only begun has no device yet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vramledger.kubernetes.grpc_call import GrpcError, call_method
+from vramledger.model.reading import Grant, Scheduler
+from vramledger.readers.owners.host_files import HostFiles
+
+SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
+NAME = "kubelet"
+
+TIMEOUT = 2.0
+"""Seconds for one call; the kubelet answers from memory."""
+
+DRA_DRIVER = "gpu.nvidia.com"
+
+_SERVICE = "/v1.PodResourcesLister/"
+_VENDOR = "nvidia.com/"
+_CDI_KINDS = ("nvidia.com/gpu=", "k8s.gpu.nvidia.com/")
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_LONGEST_VARINT = 10
+
+
+def read_kubelet(rootfs: Path) -> Scheduler | None:
+    """Read from the kubelet of a host; None when there is no kubelet or it does not answer.
+
+    It waits for at most twice :data:`TIMEOUT`.
+    """
+    path = rootfs / SOCKET
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            return None
+        grants = tuple(parse_grants(call_method(str(path), f"{_SERVICE}List", TIMEOUT)))
+        uuids = read_dra_devices(rootfs)
+        grants = tuple(
+            each._replace(devices=tuple(uuids.get(name, name) for name in each.devices)) for each in grants
+        )
+    except (OSError, GrpcError, ValueError):
+        return None
+    try:
+        managed = parse_allocatable(call_method(str(path), f"{_SERVICE}GetAllocatableResources", TIMEOUT))
+    except (GrpcError, ValueError):
+        managed = ()  # an older kubelet: only what it has assigned is known
+    if is_dra_running(rootfs):
+        managed = (*managed, "*")  # the driver offers every GPU of its node, granted before or not
+    return Scheduler(NAME, managed, grants)
+
+
+def parse_grants(message: bytes) -> Iterator[Grant]:
+    """Read a ``ListPodResourcesResponse``: one grant for each pod that has GPUs.
+
+    Raises:
+        ValueError: this is not such a message.
+    """
+    for pod in _read_fields(message, 1):
+        name, namespace = _read_string(pod, 1), _read_string(pod, 2)
+        devices: list[str] = []
+        for container in _read_fields(pod, 3):
+            for each in _read_fields(container, 2):
+                devices += _parse_plugin_devices(each)
+            for resource in _read_fields(container, 5):
+                for claimed in _read_fields(resource, 4):
+                    devices += _parse_claimed_devices(claimed)
+        if devices:
+            yield Grant("pod", f"{namespace}/{name}", tuple(dict.fromkeys(devices)))
+
+
+def parse_allocatable(message: bytes) -> tuple[str, ...]:
+    """Read an ``AllocatableResourcesResponse``: the GPUs that device plugins offer.
+
+    Raises:
+        ValueError: this is not such a message.
+    """
+    return tuple(
+        dict.fromkeys(device for each in _read_fields(message, 1) for device in _parse_plugin_devices(each))
+    )
+
+
+def _parse_plugin_devices(message: bytes) -> list[str]:
+    """Return the ids of a ``ContainerDevices``; ``nvidia.com/`` also precedes network adapters."""
+    resource = _read_string(message, 1).removeprefix(_VENDOR)
+    if resource == _read_string(message, 1) or not resource.startswith(("gpu", "mig-")):
+        return []
+    return [part.decode(errors="replace") for part in _read_fields(message, 2)]
+
+
+def _parse_claimed_devices(message: bytes) -> list[str]:
+    """Return the device of a ``ClaimResource``, by its name in the driver's pool (``gpu-0``).
+
+    If this name is missing, return the CDI name: ``nvidia.com/gpu=GPU-…``, or ``…claim=UID-gpu-0``.
+    """
+    names = [_read_string(part, 1) for part in _read_fields(message, 1)]
+    if _read_string(message, 2) == DRA_DRIVER:
+        return (
+            [_read_string(message, 4)]
+            if _read_string(message, 4)
+            else [_device_of_claim(name) for name in names]
+        )
+    return [_device_of_claim(name) for name in names if name.startswith(_CDI_KINDS)]
+
+
+def _device_of_claim(name: str) -> str:
+    device = name.partition("=")[2]
+    before, found, after = device.rpartition("-gpu-")
+    return f"gpu-{after}" if found and before else device
+
+
+def _read_fields(message: bytes, wanted: int) -> Iterator[bytes]:
+    """Yield the length-delimited fields with a number.
+
+    Raises:
+        ValueError: this is not a protobuf message.
+    """
+    at = 0
+    while at < len(message):
+        key, at = _read_varint(message, at)
+        number, kind = key >> 3, key & 7
+        if kind == _VARINT:
+            _, at = _read_varint(message, at)
+        elif kind in (_FIXED64, _FIXED32):
+            at += 8 if kind == _FIXED64 else 4
+        elif kind == _BYTES:
+            length, at = _read_varint(message, at)
+            if at + length > len(message):
+                break
+            if number == wanted:
+                yield message[at : at + length]
+            at += length
+        else:
+            break
+    if at != len(message):
+        error = "this is not a protobuf message"
+        raise ValueError(error)
+
+
+def _read_string(message: bytes, wanted: int) -> str:
+    """Return a string field, empty when it is not set; the last one counts."""
+    *_, last = b"", *_read_fields(message, wanted)
+    return last.decode(errors="replace")
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(_LONGEST_VARINT):
+        if at >= len(message):
+            break
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << (7 * shift)
+        if byte < 0x80:  # noqa: PLR2004 the last byte of a number
+            return value, at
+    error = "this is not a protobuf message"
+    raise ValueError(error)
+
+
+CHECKPOINT = "var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json"
+REGISTRY = "var/lib/kubelet/plugins_registry"
+VERSIONS = ("v1", "v2", "v3")
+"""The later ones count."""
+
+_CAP = 8 * 2**20
+_DEPTH = 12
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{36}", re.ASCII)
+_SOCKET = re.compile(r"gpu\.nvidia\.com(?:-[\w-]+)?-reg\.sock", re.ASCII)
+
+
+def is_dra_running(rootfs: Path) -> bool:
+    """Tell whether the driver is registered with the kubelet: a checkpoint alone may be one of long ago."""
+    names = HostFiles(rootfs).list_names(REGISTRY) or ()
+    for name in names:
+        if _SOCKET.fullmatch(name):
+            try:
+                return stat.S_ISSOCK((rootfs / REGISTRY / name).stat().st_mode)
+            except OSError:
+                return False
+    return False
+
+
+def read_dra_devices(rootfs: Path) -> Mapping[str, str]:
+    """Return the UUIDs of prepared devices by their names; empty without such a driver."""
+    data = HostFiles(rootfs).read(CHECKPOINT, _CAP)
+    return {} if data is None else parse_devices(data)
+
+
+def parse_devices(data: bytes) -> dict[str, str]:
+    """Read a checkpoint; what is not understood is left out."""
+    try:
+        checkpoint = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    found: dict[str, str] = {}
+    for version in VERSIONS:
+        content = checkpoint.get(version) if isinstance(checkpoint, dict) else None
+        claims = content.get("preparedClaims") if isinstance(content, dict) else None
+        found.update(_prepared(claims, _DEPTH))
+    return found
+
+
+def _prepared(value: Any, depth: int) -> Iterator[tuple[str, str]]:  # noqa: ANN401 another program's JSON
+    """Yield name and UUID of every prepared device below a value."""
+    if depth == 0:
+        return
+    if isinstance(value, list):
+        for each in value:
+            yield from _prepared(each, depth - 1)
+    if not isinstance(value, dict):
+        return
+    device = value.get("device")
+    name = _member(device, "devicename") if isinstance(device, dict) else None
+    if name is not None:
+        others = [each for key, each in value.items() if key != "device"]
+        uuids = [uuid for each in others for uuid in _uuids(each, depth - 1)]
+        # An instance may also name its GPU.
+        instances = [uuid for uuid in uuids if uuid.startswith("MIG-")]
+        distinct = set(instances or uuids)
+        if len(distinct) == 1:
+            yield name, distinct.pop()
+        return
+    for each in value.values():
+        yield from _prepared(each, depth - 1)
+
+
+def _uuids(value: Any, depth: int) -> Iterator[str]:  # noqa: ANN401
+    """Yield the UUIDs of GPUs and instances that a value has below it."""
+    if depth == 0:
+        return
+    if isinstance(value, str) and _UUID.fullmatch(value):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _uuids(each, depth - 1)
+
+
+def _member(content: Mapping[str, Any], name: str) -> str | None:
+    """Return a text by its name in any case: Go writes a field without a tag as ``DeviceName``."""
+    found = next((each for key, each in content.items() if key.lower() == name), None)
+    return found if isinstance(found, str) and found else None

@@ -1,0 +1,360 @@
+"""Run ``vramledger slurm``: what the scripts of deploy/slurm ask in a prolog, an epilog and a health check.
+
+It judges, keeps the records of jobs, and in an epilog ends what is left of the job. It never talks to Slurm:
+the scripts drain and resume.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from vramledger.accounting.tracker import HoldingTracker
+from vramledger.commands.arguments import add_sampling, sampling_config, size
+from vramledger.commands.interrupts import run_until_interrupted
+from vramledger.commands.own_samples import (
+    SAMPLES_MIN,
+    hidden_on_gpu,
+    own_readings,
+    sample_fast,
+    search_hidden,
+)
+from vramledger.config import IDLE_AFTER, SamplingConfig
+from vramledger.errors import UsageError
+from vramledger.model.reading import ProcessRow, Reading
+from vramledger.model.records import write_record
+from vramledger.model.snapshot import Snapshot
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.owners.host_files import HostFiles
+from vramledger.sampling.supervisor import Supervisor
+from vramledger.slurm.jobs import (
+    RECORDS,
+    JobRecord,
+    NodeJobs,
+    job_numbers,
+    job_of,
+    members,
+    possible_jobs,
+    read_records,
+    running_jobs,
+)
+from vramledger.slurm.names import devices_of, parse_capabilities, parse_gres
+from vramledger.slurm.verdict import SlurmQuestion, check_job_devices, reason_line
+from vramledger.verdicts.cleanliness import (
+    CLEAN,
+    MAX_LEFTOVER,
+    NOT_CLEAN,
+    CheckResult,
+    CheckTolerance,
+    SearchExtent,
+    overall_status,
+)
+from vramledger_agent.commands.parser import Commands, add_log, duration
+from vramledger_agent.printable import write_plain
+
+LAST_SECONDS = 0.5
+"""Seconds of the wait that are kept for the end of the sampler, so that the answer comes in time."""
+
+ATTEMPTS = 3
+"""How often a driver that does not answer is asked during the wait: one that is slow once gets a third of
+it."""
+
+_CONTEXTS = ("prolog", "epilog", "health")
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """The job for which slurmd runs a script, from the environment that slurmd has made.
+
+    ``gpus`` is what slurmd calls its GPUs; empty for a job without any, and for the health check.
+    """
+
+    number: str = ""
+    gpus: str = ""
+    node: str = "localhost"
+    sluid: str = ""
+    uid: int | None = None
+    user: str = ""
+    account: str = ""
+
+
+def add_command(commands: Commands) -> None:
+    """Declare the command."""
+    command = commands.add_parser(
+        "slurm",
+        help="judge the GPUs of a Slurm job, for its prolog, its epilog or the node's health check",
+        description="Judge GPUs for the scripts of deploy/slurm, which drain and resume the node. The job "
+        "is taken from slurmd's environment. In an epilog, what is left of the job is ended. Prints "
+        "the reason in one line. Exit status: 0 clean, 1 not clean, 2 wrong flag, 3 cannot tell.",
+    )
+    command.add_argument("context", choices=_CONTEXTS, help="which script asks")
+    command.add_argument(
+        "--gres",
+        type=Path,
+        metavar="FILE",
+        help="what 'slurmd -G' prints: which GPU each of Slurm's numbers is",
+    )
+    command.add_argument(
+        "--wait", type=duration, default=30.0, metavar="DURATION",
+        help="when there is an answer at the latest (default 30s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--settle", type=duration, default=20.0, metavar="DURATION",
+        help="how long a GPU may take to become clean, from the first sample on (default 20s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--grace", type=duration, default=5.0, metavar="DURATION",
+        help="epilog: time from SIGTERM to SIGKILL for what is left of the job (default 5s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--end", action=argparse.BooleanOptionalAction, default=True,
+        help="epilog: end what is left of the job (default on)",
+    )  # fmt: skip
+    command.add_argument(
+        "--max-leftover", dest="leftover", type=size, default=MAX_LEFTOVER, metavar="SIZE",
+        help="ignore this much dead, zombie, stuck, orphaned and unattributed memory (default 128MiB)",
+    )  # fmt: skip
+    command.add_argument(
+        "--owner", dest="owners", action="append", default=[], metavar="OWNER",
+        help="allow live processes of this owner, NAME or TYPE:NAME; repeatable",
+    )  # fmt: skip
+    command.add_argument(
+        "--records", type=Path, default=Path("/", RECORDS), metavar="DIR",
+        help="where the devices of running jobs are recorded (default %(default)s)",
+    )  # fmt: skip
+    add_sampling(command)
+    add_log(command)
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the reason, if there is one; the exit status says the same."""
+    job = _read_job(os.environ)
+    if args.context != "health" and not job.number:
+        message = "SLURM_JOB_ID is not set: slurmd runs this command, in a prolog or an epilog"
+        raise UsageError(message)
+    config = sampling_config(args)
+    config = replace(
+        sample_fast(config, frozenset({"ledger", "process", "hardware"})),
+        timeout=max(config.timeout, args.wait / ATTEMPTS),
+    )
+    gres = _read_gres(args.gres, config.procfs)
+    devices = devices_of(job.gpus, gres) if args.context != "health" else None
+    question = SlurmQuestion(
+        # Where it cannot be known which GPUs are the job's, those that Slurm manages are judged.
+        devices=devices or gres,
+        ended=job.number if args.context == "epilog" else "",
+        tolerance=CheckTolerance(args.leftover, owners=frozenset(args.owners)),
+    )
+    record = args.records / "jobs" / job.node / job.number
+    if args.context == "prolog":
+        _write_record(record, job, devices)
+    if args.context != "health" and not job.gpus:
+        status, line = CLEAN, ""
+    else:
+        ending = None
+        if question.ended and args.end:
+            ending = _JobEnding(Host(config.procfs, config.rootfs), question.ended, args.grace)
+        check = _NodeCheck(config, question, args.records, ending, args.settle)
+        status, line = run_until_interrupted(check.run(max(0.1, args.wait - LAST_SECONDS)))
+    if args.context == "epilog":
+        record.unlink(missing_ok=True)
+    if line:
+        write_plain(f"{line}\n")
+    return status
+
+
+def _read_job(environment: Mapping[str, str]) -> SlurmJob:
+    def value(name: str) -> str:
+        return environment.get(name, "")
+
+    visible = value("CUDA_VISIBLE_DEVICES")
+    # slurmd gives UUIDs where the driver has told it, as for MIG instances that AutoDetect has found.
+    named = visible.startswith(("GPU-", "MIG-"))
+    uid = value("SLURM_JOB_UID")
+    return SlurmJob(
+        number=value("SLURM_JOB_ID") if value("SLURM_JOB_ID").isdigit() else "",
+        gpus=visible if named else value("SLURM_JOB_GPUS") or visible,
+        node=value("SLURMD_NODENAME").replace("/", "_").strip(".") or "localhost",
+        sluid=value("SLURM_JOB_SLUID"),
+        uid=int(uid) if uid.isdigit() else None,
+        user=value("SLURM_JOB_USER"),
+        account=value("SLURM_JOB_ACCOUNT"),
+    )
+
+
+def _read_gres(path: Path | None, procfs: Path) -> tuple[str, ...] | None:
+    """Return the devices of Slurm's numbers, None when they are not known."""
+    if path is None:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    capabilities = ""
+    with suppress(OSError):
+        capabilities = (procfs / "driver/nvidia-caps/mig-minors").read_text(
+            encoding="ascii", errors="replace"
+        )
+    return parse_gres(text, parse_capabilities(capabilities))
+
+
+def _write_record(path: Path, job: SlurmJob, devices: tuple[str, ...] | None) -> None:
+    """Write the record of a job, for the exporter and for the scripts of other jobs."""
+    given: tuple[str, ...] | None = devices if job.gpus else ()
+    record = JobRecord(job.number, job.sluid, job.uid, job.user, job.account, given)
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh.write_bytes(write_record(record) + b"\n")
+        fresh.replace(path)
+
+
+class _NodeCheck:
+    """Sample until the devices are clean, or until the wait is over."""
+
+    def __init__(
+        self,
+        config: SamplingConfig,
+        question: SlurmQuestion,
+        records: Path,
+        ending: _JobEnding | None,
+        settle: float,
+    ) -> None:
+        self._config = config
+        self._question = question
+        self._settle = settle
+        self._host = Host(config.procfs, config.rootfs)
+        self._records = str(records.resolve()).strip("/")
+        self._ending = ending
+        self._snapshot: Snapshot | None = None
+        self._results: list[CheckResult] = []
+
+    async def run(self, wait: float) -> tuple[int, str]:
+        """Return the exit status and the reason: the last answer that there was in ``wait`` seconds."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._watch(), wait)
+        status = overall_status(self._results)
+        return status, reason_line(self._results, self._snapshot) if status != CLEAN else ""
+
+    async def _watch(self) -> None:
+        supervisor = Supervisor(self._config)
+        tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=self._config.interval)
+        clean, unclean = 0, 0.0
+        async with aclosing(own_readings(supervisor)) as readings:  # type: ignore[type-var]
+            async for reading in readings:
+                snapshot = tracker.update(reading)
+                # In a thread: the files of a process that is stuck may hang, and the wait is over all the
+                # same.
+                self._snapshot, provisional, self._results = await asyncio.to_thread(
+                    self._check, snapshot, None, supervisor.pid
+                )
+                status = overall_status(provisional)
+                clean = clean + 1 if status == CLEAN else 0
+                now = time.monotonic()
+                unclean = unclean or now
+                if status == NOT_CLEAN and now - unclean >= self._settle:
+                    return
+                held = any(device.holdings for device in snapshot.devices)
+                if clean >= (SAMPLES_MIN if held else 1):
+                    self._snapshot, _, self._results = await asyncio.to_thread(
+                        self._check, snapshot, reading, supervisor.pid
+                    )
+                    if overall_status(self._results) == CLEAN:
+                        return
+                    clean = 0
+
+    def _check(
+        self, snapshot: Snapshot, searched: Reading | None, sampler: int | None
+    ) -> tuple[Snapshot, list[CheckResult], list[CheckResult]]:
+        """Judge a snapshot; with its reading, also after a search for hidden holders.
+
+        The second results are those to end with if there is no time for more: a search that has not ended is
+        not one that has found nothing.
+        """
+        jobs = NodeJobs(
+            running_jobs(self._host),
+            read_records(HostFiles(Path("/")), self._records),
+            job_numbers(self._host),
+        )
+        known: dict[int, frozenset[str]] = {}
+
+        def jobs_of(pid: int) -> frozenset[str]:
+            if pid not in known:
+                row = snapshot.rows.get(pid) or self._host.row(pid)
+                known[pid] = frozenset() if row is None else possible_jobs(self._host, row, jobs)
+            return known[pid]
+
+        search = SearchExtent(complete=False, unreadable=0)
+        if searched is not None:
+            holders, search = search_hidden(self._host, searched.devices, sampler)
+            snapshot = replace(
+                snapshot,
+                devices=tuple(
+                    replace(each, hidden=hidden_on_gpu(each.reading, holders)) for each in snapshot.devices
+                ),
+            )
+        if self._ending is not None:
+            held = {each.pid for device in snapshot.devices for each in device.holdings}
+            rows = filter(None, map(snapshot.rows.get, held))
+            ended = [row for row in rows if job_of(self._host, row, jobs) == self._question.ended]
+            self._ending.end(jobs, ended)
+        judge = partial(check_job_devices, snapshot, self._question, jobs, jobs_of)
+        return snapshot, judge(), judge(search)
+
+
+class _JobEnding:
+    """End what is left of a job: SIGTERM when first seen, SIGKILL when the grace is over."""
+
+    def __init__(self, host: Host, job: str, grace: float) -> None:
+        self._host = host
+        self._job = job
+        self._grace = grace
+        self._first: float | None = None
+        self._asked: set[tuple[int, int]] = set()
+        self._own = set(_ancestors(host))
+
+    def end(self, jobs: NodeJobs, holders: list[ProcessRow]) -> None:
+        """Signal the holders that are the job's, and all processes in the job's cgroups."""
+        rows = {
+            row.pid: row for row in (*holders, *members(self._host, self._job, jobs)) if row.state not in "ZX"
+        }
+        for row in rows.values():
+            if row.pid in self._own or row.pid == 1:
+                continue
+            self._first = time.monotonic() if self._first is None else self._first
+            if time.monotonic() - self._first >= self._grace:
+                self._signal(row, signal.SIGKILL)
+            elif (row.pid, row.start) not in self._asked:
+                self._asked.add((row.pid, row.start))
+                self._signal(row, signal.SIGTERM, signal.SIGCONT)
+
+    def _signal(self, row: ProcessRow, *numbers: signal.Signals) -> None:
+        """Signal a process through a pidfd, so that no other process with its pid can get it."""
+        with suppress(OSError):
+            descriptor = os.pidfd_open(row.pid)
+            try:
+                now = self._host.row(row.pid)
+                if now is None or now.start != row.start or select.select([descriptor], [], [], 0)[0]:
+                    return
+                for number in numbers:
+                    signal.pidfd_send_signal(descriptor, number)
+            finally:
+                os.close(descriptor)
+
+
+def _ancestors(host: Host) -> Iterator[int]:
+    """Yield this program and what started it."""
+    pid = os.getpid()
+    while pid > 1 and (row := host.row(pid)) is not None:
+        yield pid
+        pid = row.ppid

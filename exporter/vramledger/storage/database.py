@@ -1,0 +1,230 @@
+"""Open the file of the past: its tables, and what its errors mean.
+
+The tables are in STORAGE.md. What belongs to a moment is in ``segment`` and ``piece``: each segment is one
+stream of compressed lines, in pieces of 4 s. A state or reading is written as a patch of the one before it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from vramledger.errors import RecordingError
+
+VERSION = 1
+_APPLICATION = 0x76726C67
+"""``vrlg``: what ``file`` and we know such a file by."""
+
+PIECES = 2**16
+"""A piece's number is its segment's times this, and its place in it: so they lie in the order of reading."""
+
+_SEGMENT_MAX = 256 * 2**20
+"""The bytes of lines that a segment may have. No exporter writes as many, a hostile file can."""
+
+_TABLES = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
+CREATE TABLE segment (id INTEGER PRIMARY KEY AUTOINCREMENT, begin REAL NOT NULL, step INTEGER NOT NULL,
+    header TEXT NOT NULL);
+CREATE INDEX segment_begin ON segment (begin);
+CREATE TABLE piece (id INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, lines BLOB NOT NULL);
+CREATE TABLE watch (id INTEGER PRIMARY KEY AUTOINCREMENT, begin REAL NOT NULL, until REAL NOT NULL,
+    up INTEGER NOT NULL);
+CREATE TABLE device (id INTEGER PRIMARY KEY, uuid TEXT NOT NULL UNIQUE, gpu INTEGER);
+CREATE TABLE holder (id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start INTEGER, owner_type TEXT,
+    owner TEXT, user TEXT, command TEXT);
+CREATE INDEX holder_pid ON holder (pid);
+CREATE TABLE device_minute (time INTEGER, device INTEGER, watch INTEGER, seconds INTEGER NOT NULL,
+    total INTEGER, used INTEGER, peak INTEGER, wasted INTEGER, unattributed INTEGER,
+    PRIMARY KEY (time, device, watch)) WITHOUT ROWID;
+CREATE TABLE holder_minute (time INTEGER, device INTEGER, holder INTEGER, watch INTEGER,
+    seconds INTEGER NOT NULL, state TEXT NOT NULL, grade TEXT NOT NULL, held INTEGER, wasted INTEGER,
+    PRIMARY KEY (time, device, holder, watch)) WITHOUT ROWID;
+CREATE TABLE event (time REAL NOT NULL, kind TEXT NOT NULL, device INTEGER, holder INTEGER, before TEXT,
+    owner TEXT);
+CREATE INDEX event_time ON event (time);
+CREATE VIEW devices AS
+    SELECT m.time, m.seconds, d.gpu, d.uuid, m.total, m.used, m.peak, m.wasted, m.unattributed
+    FROM device_minute m JOIN device d ON d.id = m.device;
+CREATE VIEW holders AS
+    SELECT m.time, m.seconds, d.gpu, d.uuid, h.pid, h.owner_type, h.owner, h.user, h.command, m.state,
+        m.grade, m.held, m.wasted
+    FROM holder_minute m JOIN device d ON d.id = m.device JOIN holder h ON h.id = m.holder;
+CREATE VIEW events AS
+    SELECT e.time, e.kind, d.gpu, d.uuid, h.pid, coalesce(e.owner, h.owner_type || ' ' || h.owner) AS owner,
+        h.command, e.before
+    FROM event e LEFT JOIN device d ON d.id = e.device LEFT JOIN holder h ON h.id = e.holder;
+CREATE VIEW owner_days AS
+    SELECT date(time, 'unixepoch') AS day, owner_type, owner,
+        sum(held * seconds) / 3865470566400.0 AS gib_hours,
+        sum(CASE WHEN state = 'idle' THEN held * seconds ELSE 0 END) / 3865470566400.0 AS idle_gib_hours,
+        sum(CASE WHEN wasted THEN held * seconds ELSE 0 END) / 3865470566400.0 AS wasted_gib_hours,
+        sum(CASE WHEN wasted IS NULL THEN held * seconds ELSE 0 END) / 3865470566400.0
+            AS perhaps_wasted_gib_hours
+    FROM holders GROUP BY day, owner_type, owner;
+"""
+
+
+class DamagedError(RecordingError):
+    """The file is not what was written."""
+
+
+class UnfitError(RecordingError):
+    """The file is whole, and not for us: ``suffix`` is what it is renamed with."""
+
+    def __init__(self, why: str, suffix: str) -> None:
+        super().__init__(why)
+        self.suffix = suffix
+
+
+_ERRORS = {
+    "database or disk is full": errno.ENOSPC,
+    "attempt to write a readonly database": errno.EROFS,
+}
+
+_NO_LOG = ("unable to open database file", "attempt to write a readonly database")
+"""What SQLite says where the log that belongs to the file cannot be made."""
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise errors of SQLite as what they mean.
+
+    Raises:
+        DamagedError: the file is not what was written.
+        OSError: the disk does not answer, is full, or the file cannot be opened or locked.
+    """
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        text = str(error)
+        if text.startswith(("no such", "Could not decode")):
+            raise DamagedError(text) from error
+        code = _ERRORS.get(text, errno.EIO)
+        raise OSError(code, os.strerror(code) if text in _ERRORS else text) from error
+    except sqlite3.Error as error:
+        raise DamagedError(str(error)) from error
+
+
+def connect_writer(path: Path, host: str) -> sqlite3.Connection:
+    """Open the file to write, and make its tables if it is new.
+
+    Raises:
+        DamagedError: it is not what was written.
+        UnfitError: it is of another host or a newer version.
+        OSError: it cannot be opened.
+    """
+    with suppress(FileNotFoundError):
+        _require_plain(path)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    with translated():
+        connection = sqlite3.connect(path, timeout=1.0, isolation_level=None)
+        try:
+            for setting in ("auto_vacuum = INCREMENTAL", "temp_store = MEMORY", "trusted_schema = OFF",
+                            "cell_size_check = ON", "wal_autocheckpoint = 0"):  # fmt: skip
+                connection.execute(f"PRAGMA {setting}")
+            if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.executescript(
+                    f"BEGIN IMMEDIATE; {_TABLES} PRAGMA application_id = {_APPLICATION}; "
+                    f"PRAGMA user_version = {VERSION}; COMMIT;"
+                )
+            _check(connection, host)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            if host:
+                connection.execute("INSERT OR REPLACE INTO meta VALUES ('host', ?)", (host,))
+        except BaseException:
+            with suppress(sqlite3.Error):
+                connection.close()
+            raise
+    return connection
+
+
+def connect_reader(path: Path, host: str = "") -> sqlite3.Connection:
+    """Open the file to read; a running exporter is not delayed by that.
+
+    Where nobody may write beside the file, as on a file system that is read-only, it is read without its log.
+
+    Raises:
+        DamagedError: it is not what was written.
+        UnfitError: it is of another host or a newer version.
+        FileNotFoundError: there is none.
+        OSError: it cannot be opened.
+    """
+    _require_plain(path)
+    with translated():
+        for how in ("mode=ro", "mode=ro&immutable=1"):
+            connection = _opened(path, how)
+            try:
+                _check(connection, host)
+            except BaseException as error:
+                connection.close()
+                if how == "mode=ro" and str(error) in _NO_LOG:
+                    continue
+                raise
+            break
+    return connection
+
+
+def _opened(path: Path, how: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{how}", uri=True, timeout=1.0, isolation_level=None
+    )
+    for setting in ("temp_store = MEMORY", "trusted_schema = OFF", "cell_size_check = ON", "query_only = ON"):
+        connection.execute(f"PRAGMA {setting}")
+    return connection
+
+
+def _require_plain(path: Path) -> None:
+    if not stat.S_ISREG(path.lstat().st_mode):
+        message = "it is not a plain file"
+        raise DamagedError(message)
+
+
+def _check(connection: sqlite3.Connection, host: str) -> None:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != _APPLICATION:
+        message = "it is not a past of vramledger"
+        raise DamagedError(message)
+    if version > VERSION:
+        message = f"it has version {version}, and this program reads version {VERSION}"
+        raise UnfitError(message, "newer")
+    theirs = connection.execute("SELECT value FROM meta WHERE name = 'host'").fetchone()
+    if host and theirs and theirs[0] != host:
+        message = "it is of another host"
+        raise UnfitError(message, "other-host")
+
+
+def read_lines(connection: sqlite3.Connection, segment: int) -> Iterator[bytes]:
+    """Yield the lines of a segment.
+
+    Raises:
+        DamagedError: they are not what was written.
+    """
+    stream, rest, size = zlib.decompressobj(), b"", 0
+    found = connection.execute(
+        "SELECT checksum, lines FROM piece WHERE id BETWEEN ? AND ? ORDER BY id",
+        (segment * PIECES, segment * PIECES + PIECES - 1),
+    )
+    with closing(found):
+        for checksum, packed in found:
+            try:
+                if zlib.crc32(packed) != checksum:
+                    raise zlib.error  # noqa: TRY301 the same as what follows
+                text = stream.decompress(packed, _SEGMENT_MAX)
+            except (zlib.error, TypeError) as error:
+                message = f"a piece of segment {segment} is damaged"
+                raise DamagedError(message) from error
+            size += len(text)
+            if size > _SEGMENT_MAX or stream.unconsumed_tail:
+                message = f"segment {segment} is larger than any that was written"
+                raise DamagedError(message)
+            *whole, rest = (rest + text).split(b"\n")
+            yield from whole
