@@ -1,4 +1,4 @@
-"""Write dashboards/*.json and the list of panels in README.md: ``python -m dashboards.src [--check]``."""
+"""Write dashboards/*.json: ``python -m dashboards.src [--check]``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from pathlib import Path
 
 from dashboards.src import device, exporter, fleet, framework, node, owner, process
 from dashboards.src.dashboard import PREFIX, Dashboard
-from dashboards.src.panels import COUNT_TITLE
 
 HOME = Path(__file__).parents[1]
-README = HOME / "README.md"
-BEGIN, END = "<!-- panels: begin -->\n", "<!-- panels: end -->"
 
 
 def dashboards() -> list[Dashboard]:
@@ -21,31 +18,15 @@ def dashboards() -> list[Dashboard]:
     return [module.dashboard() for module in (fleet, node, device, owner, process, framework, exporter)]
 
 
-def readme_with_panels() -> str:
-    """Return README.md with its list of panels."""
-    text = README.read_text("utf-8")
-    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    lines = [""]
-    for each in dashboards():
-        lines += [f"### {each.title}", "", each.description, ""]
-        for row in each.rows:
-            panels = [panel.body for panel in row.panels if panel.body["title"] != COUNT_TITLE]
-            lines += [f"- **{panel['title']}**: {panel['description']}" for panel in panels]
-        lines += [f"- Mark on every graph: **{mark['name']}**" for mark in each.annotations]
-        lines.append("")
-    return before + "\n".join(lines) + after
-
-
 def rendered_files() -> dict[Path, str]:
     """Return the content of each file."""
-    made = {
+    return {
         HOME / f"{each.uid.removeprefix(PREFIX)}.json": json.dumps(
             each.json(), indent=1, sort_keys=True, ensure_ascii=False
         )
         + "\n"
         for each in dashboards()
     }
-    return {**made, README: readme_with_panels()}
 
 
 def main() -> int:

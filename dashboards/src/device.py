@@ -122,7 +122,7 @@ def process_count() -> Panel:
     return stat(
         "Holders on it",
         "Processes that NVML lists with memory, and processes that have the device open but that NVML "
-        "does not list. Ghost: 1 if the device is busy without any holder, which only a reset ends.",
+        "does not list. Ghost: 1 if the device is busy without any holder.",
         Query(f"sum({device_selector('vramledger_device_holders')})", "listed"),
         Query(f"sum({device_selector('vramledger_device_hidden_holders')})", "hidden"),
         Query(f"max({device_selector('vramledger_device_ghost')})", "ghost"),

@@ -70,6 +70,7 @@ from dashboards.src.shared_panels import (
     GPU_COLUMN,
     NODE_COLUMN,
     OWNER_COLUMN,
+    PERHAPS_WASTED,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
     STATE_COLUMN,
@@ -91,18 +92,19 @@ WHOLE_GPU = 'uuid!~"MIG-.*"'
 
 def reachable_gpus() -> Panel:
     up = selector("vramledger_device_up", WHOLE_GPU)
+    asleep = selector("vramledger_device_asleep", WHOLE_GPU)
     held = f"sum by ({NODE_LABELS}, uuid) ({selector('vramledger_device_holders', WHOLE_GPU)})"
     had = selector("vramledger_node:devices:max1d")
     unseen = f"{had} unless on ({NODE_LABELS}) {up}"
     return stat(
         "GPUs",
         "Whole GPUs, without MIG instances, of the watched nodes: all that are seen, those of them whose "
-        "ledger could be read in the newest sample, those that could not, and those that nobody holds. Not "
-        "seen: what nodes had within the last day that say nothing of their GPUs now; they are in none of "
-        "the others.",
+        "ledger could be read in the newest sample, those that could not and do not sleep, and those that "
+        "nobody holds. Not seen: what nodes had within the last day that say nothing of their GPUs now; they "
+        "are in none of the others.",
         Query(f"count({up})", "seen"),
         Query(f"sum({up})", "up"),
-        Query(f"count({up} == 0) or 0 * count({up})", "down"),
+        Query(f"count({up} == 0 unless on ({NODE_LABELS}, uuid) {asleep}) or 0 * count({up})", "down"),
         Query(f"count({held} == 0) or 0 * count({held})", "empty"),
         Query(f"sum({unseen}) or 0 * count({had})", "not seen"),
         unit=COUNT, needs=Needs(nothing="no GPU"), width=8, height=3,
@@ -130,15 +132,17 @@ def wasted_memory() -> Panel:
     none = f"0 * sum({selector(NODE_MEMORY)})"
     return stat(
         "Wasted memory",
-        "What is held without work (wasted), has no owner to ask (unowned), or belongs to processes that "
-        "cannot be seen (unknown). The first two overlap: an orphan that does not work, a zombie and a dead "
-        "process are in both.",
+        "What is held without work (wasted), or perhaps (not proven), has no owner to ask (unowned), or "
+        "belongs to processes that cannot be seen (unknown). Wasted and unowned overlap: an orphan that does "
+        "not work, a zombie and a dead process are in both.",
         Query(f"sum({selector('vramledger_node:memory_wasted_bytes:sum')})", "wasted"),
+        Query(f"sum({selector('vramledger_node:memory_perhaps_wasted_bytes:sum')})", PERHAPS_WASTED),
         Query(f"sum({selector(NODE_MEMORY, state_matcher(UNOWNED))}) or {none}", UNOWNED_TOO),
         Query(f"sum({selector(NODE_MEMORY, state_matcher('unknown'))}) or {none}", "unknown"),
         unit=BYTES, needs=Needs([NO_DEVICE], rules=True), width=12, height=3,
         colours={
-            "wasted": GRAFANA["idle"], UNOWNED_TOO: GRAFANA["orphaned"], "unknown": GRAFANA["unknown"],
+            "wasted": GRAFANA["idle"], PERHAPS_WASTED: GRAFANA["stopped"],
+            UNOWNED_TOO: GRAFANA["orphaned"], "unknown": GRAFANA["unknown"],
         },
     )  # fmt: skip
 

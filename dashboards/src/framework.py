@@ -56,7 +56,7 @@ OR_NO_RULES = "or the rules are not loaded"
 PROCESS = "{{instance}} GPU {{gpu}}: {{command}} {{pid}}"
 BY_PROCESS = f"{DEVICE_LABELS}, pid"
 FRAGMENTED_BYTES, FRAGMENTED_SHARE = 256 * 2**20, 0.1
-"""Free pieces and their share of the pool from which on a setting is worth it, as in views/remedies.py."""
+"""Free pieces and their share of the pool from which on a setting is worth it, as in verdicts/remedies.py."""
 SEGMENTS, SIZES, LITTLE = "segments", "sizes", "little"
 FRAGMENTATION_STEPS = value_mapping(
     {

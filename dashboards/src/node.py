@@ -70,16 +70,17 @@ from dashboards.src.shared_panels import (
 NOT_AVAILABLE = "if the exporter is watching: no such sensor"
 NOT_RESERVED = "not available: no scheduler reserves these GPUs"
 DEVICE = "GPU {{device}}"
-GHOST = value_mapping({0: ("no", GOOD), 1: ("yes: reset it", BAD)})
+GHOST = value_mapping({0: ("no", GOOD), 1: ("yes: try it", BAD)})
 
 
 def reachable_gpus() -> Panel:
     up = selector("vramledger_device_up", 'uuid!~"MIG-.*"')
+    asleep = selector("vramledger_device_asleep", 'uuid!~"MIG-.*"')
     return stat(
         "GPUs reachable",
-        "Whole GPUs whose ledger could be read in the newest sample, and those that could not.",
+        "Whole GPUs whose ledger could be read in the newest sample; those that could not and do not sleep.",
         Query(f"sum({up})", "up"),
-        Query(f"count({up} == 0) or 0 * count({up})", "down"),
+        Query(f"count({up} == 0 unless on ({NODE_LABELS}, uuid) {asleep}) or 0 * count({up})", "down"),
         unit=COUNT, needs=Needs(nothing="no GPU"),
     )  # fmt: skip
 
@@ -125,7 +126,7 @@ def devices() -> Panel:
     return table(
         "Devices",
         "The devices and their state. An empty cell is not available: the device does not answer or lacks "
-        "the sensor. Busy without a holder: only a reset ends it. A click on the GPU shows its ledger "
+        "the sensor. Busy without a holder: a CUDA program may clear it. A click on the GPU shows its ledger "
         "over time.",
         Query(f"{by} ({up})"),
         Query(f"count by ({DEVICE_LABELS}, name, gpu_instance) ({selector('vramledger_device_info')})"),

@@ -41,6 +41,7 @@ from dashboards.src.queries import (
     mean_over_time,
     named_owner,
     of_chosen_teams,
+    perhaps_wasted_holdings,
     sampled,
     selector,
     state_matcher,
@@ -56,6 +57,7 @@ from dashboards.src.shared_panels import (
     HOLDERS_SAY,
     NODE_COLUMN,
     OWNER_COLUMN,
+    PERHAPS_WASTED,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
     TEAM_COLUMN,
@@ -85,12 +87,16 @@ def chosen_holdings() -> str:
 
 def held_now() -> Panel:
     wasted = f"{wasted_holdings()} and on ({HOLDING_LABELS}) {chosen_holdings()}"
+    perhaps = f"{perhaps_wasted_holdings()} and on ({HOLDING_LABELS}) {chosen_holdings()}"
     return stat(
         "Memory",
-        "Bytes that the chosen owners hold now, on all devices; and what of them is held without work.",
+        "Bytes that the chosen owners hold now, on all devices; and what of them is held without work, or "
+        "perhaps (not proven).",
         Query(f"sum({sampled(of_chosen_teams('vramledger_owner_memory_bytes', CHOSEN_OWNER))})", "held"),
         Query(f"sum({wasted}) or 0 * sum({chosen_holdings()})", "wasted"),
-        unit=BYTES, needs=HOLDS_NOTHING, colours={"wasted": GRAFANA["idle"]},
+        Query(f"sum({perhaps}) or 0 * sum({chosen_holdings()})", PERHAPS_WASTED),
+        unit=BYTES, needs=HOLDS_NOTHING,
+        colours={"wasted": GRAFANA["idle"], PERHAPS_WASTED: GRAFANA["stopped"]},
     )  # fmt: skip
 
 

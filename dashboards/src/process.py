@@ -213,14 +213,21 @@ def minimum_demand() -> Panel:
     )  # fmt: skip
 
 
-_SPANS = (("6 min", 360), ("30 min", 1800), ("3 h", 10_800), ("1 day", 86_400), ("6 days", 518_400))
+_SPANS = (
+    ("6 min", 360),
+    ("30 min", 1800),
+    ("3 h", 10_800),
+    ("12 h", 43_200),
+    ("1 day", 86_400),
+    ("6 days", 518_400),
+)
 """The spans of steady growth in words and in seconds, in the order of the records."""
 
 
 def steady_growth() -> Panel:
     return time_series(
         "Steady growth",
-        "How fast the minimum has grown, the mean of 6 minutes, 30 minutes, 3 hours, a day and 6 days, where "
+        "How fast the minimum has grown, the mean of 6 and 30 minutes, 3 and 12 hours, a day and 6 days, if "
         "it grew steadily over all of that time: the leak alerts use these figures. The source is that of "
         "*Minimum demand*. In a gap it did not grow steadily.",
         *(

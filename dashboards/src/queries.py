@@ -164,6 +164,21 @@ def wasted_holdings() -> str:
 )"""
 
 
+def perhaps_wasted_holdings() -> str:
+    """Return every idle or orphaned holding that is perhaps wasted, perhaps not."""
+    idle = selector("vramledger_process_state_since_timestamp_seconds", 'state="idle"', 'grade="inferred"')
+    known = selector("vramledger_process_orphan_working")
+    return f"""(
+  {holdings(state_matcher("idle"))} and on ({HOLDING_LABELS}) {idle}
+  or {holdings(state_matcher("orphaned"))} unless on ({HOLDING_LABELS}) {known}
+)"""
+
+
+def perhaps_wasted_bytes(*matchers: str) -> str:
+    """Return the bytes of each device that are perhaps wasted, perhaps not."""
+    return selector("vramledger_device_memory_perhaps_wasted_bytes", *matchers)
+
+
 def wasted_bytes(*matchers: str) -> str:
     """Return the wasted bytes of each device."""
     return selector("vramledger_device_memory_wasted_bytes", *matchers)
@@ -378,7 +393,7 @@ def _ten_largest_sums(metric: str, by: str, *matchers: str) -> str:
     return f"topk(10, sum by ({by}) (sum_over_time({selector(metric, *matchers)}[$__range] @ end())))"
 
 
-GROWTH_SPANS = {"6m": "90s", "30m": "150s", "3h": "6m", "1d": "65m", "6d": "65m"}
+GROWTH_SPANS = {"6m": "90s", "30m": "150s", "3h": "6m", "12h": "65m", "1d": "65m", "6d": "65m"}
 """The spans over which the leak alerts look for steady growth, and how long a record of each holds."""
 
 

@@ -55,6 +55,7 @@ from dashboards.src.queries import (
     gibibyte_hours,
     held_now,
     holdings,
+    perhaps_wasted_bytes,
     process_utilisation,
     rules_heartbeat,
     selector,
@@ -205,6 +206,8 @@ def in_thirds(*figures: Panel) -> list[Panel]:
     return [replace(figure, width=8, height=3) for figure in figures]
 
 
+PERHAPS_WASTED = "not proven"
+
 ANY_DEVICE = Needs([NO_DEVICE])
 """What a figure of the chosen devices needs."""
 
@@ -214,8 +217,11 @@ def wasted(*matchers: str, needs: Needs = ANY_DEVICE) -> Panel:
     return stat(
         "Wasted",
         "Memory that is held without work: by idle, stopped, stuck, zombie and dead holders, and by "
-        "orphans that do not work. Everywhere in these dashboards wasted means this.",
-        Query(f"sum({wasted_bytes(*matchers)})"), unit=BYTES, needs=needs, colour=GRAFANA["idle"],
+        "orphans that do not work. Everywhere in these dashboards wasted means this. Not proven: idle and "
+        "orphaned holders of whom it is not known whether they work.",
+        Query(f"sum({wasted_bytes(*matchers)})", "wasted"),
+        Query(f"sum({perhaps_wasted_bytes(*matchers)})", PERHAPS_WASTED),
+        unit=BYTES, needs=needs, colours={"wasted": GRAFANA["idle"], PERHAPS_WASTED: GRAFANA["stopped"]},
     )  # fmt: skip
 
 
