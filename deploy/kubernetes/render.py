@@ -69,8 +69,8 @@ def write_bases(target: Path) -> None:
 
 
 def number() -> None:
-    """Write the package's version into the chart and the example."""
-    package = HERE.parents[1] / "exporter" / "vramledger" / "__init__.py"
+    """Write the packages' version into the chart, the example and the exporter's need of its agent."""
+    package = HERE.parents[1] / "exporter" / "agent" / "vramledger_agent" / "__init__.py"
     (version,) = re.findall(r'^__version__ = "(.*)"$', package.read_text(encoding="utf-8"), re.MULTILINE)
     for path in (HERE / "chart" / "Chart.yaml", HERE / "kustomize" / "example" / "kustomization.yaml"):
         text = path.read_text(encoding="utf-8")
@@ -78,6 +78,10 @@ def number() -> None:
             r"^(\s*(?:version|appVersion|newTag): ).*$", rf"\g<1>{version}", text, flags=re.MULTILINE
         )
         path.write_text(new, encoding="utf-8")
+    project = HERE.parents[1] / "pyproject.toml"
+    text = project.read_text(encoding="utf-8")
+    new = re.sub(r'(?<="vramledger-agent==)[^"]*', version, text)
+    project.write_text(new, encoding="utf-8")
 
 
 def render(template: str) -> str:

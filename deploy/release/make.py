@@ -27,7 +27,7 @@ class ReleaseError(Exception):
     """The release cannot be made; the message says what to do."""
 
 
-def run(*command: str | Path, **variables: str) -> str:
+def run(*command: str | Path, place: Path = ROOT, **variables: str) -> str:
     """Run a program, and return what it prints.
 
     Raises:
@@ -39,7 +39,7 @@ def run(*command: str | Path, **variables: str) -> str:
             check=False,
             capture_output=True,
             text=True,
-            cwd=ROOT,
+            cwd=place,
             env={**os.environ, **variables},
         )
     except OSError as error:
@@ -98,8 +98,10 @@ def check_project() -> str:
 
 
 def make_packages(directory: Path, time: int) -> None:
-    """Build the wheel and the source package; their files have the time of the commit."""
-    run(TOOLS / "hatchling", "build", "--directory", directory, SOURCE_DATE_EPOCH=str(time))
+    """Build wheel and source package of exporter and agent; their files have the time of the commit."""
+    for place in (ROOT, ROOT / "exporter" / "agent"):
+        build = [TOOLS / "hatchling", "build", "--directory", directory]
+        run(*build, place=place, SOURCE_DATE_EPOCH=str(time))
 
 
 def make_chart(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Make the manual page and the shell completions from the parser that ``--help`` prints: ``make deploy``.
+"""Make the manual pages and the shell completions from the parsers that ``--help`` prints: ``make deploy``.
 
 They do not use the layout of argparse, which differs between versions of Python, so that every interpreter
 makes the same files. The argument is the folder to write into, for the test that compares.
@@ -13,24 +13,41 @@ from pathlib import Path
 
 import shtab
 
-from vramledger.cli import parser
+from vramledger import cli
+from vramledger_agent import cli as agent_cli
 
-COMPLETIONS = {
-    "bash": "bash-completion/completions/vramledger",
-    "zsh": "zsh/site-functions/_vramledger",
+COMPLETIONS = {"bash": "bash-completion/completions/{}", "zsh": "zsh/site-functions/_{}"}
+
+ABOUT = {
+    # In whose wheel the files are, and what the manual page says first.
+    "vramledger": (
+        "deploy/share",
+        [
+            "For every byte on every NVIDIA GPU of a host it says who holds it, since when and why:",
+            "to Prometheus, on a page of its own and in the terminal.",
+        ],
+    ),
+    "vramledger-agent": (
+        "exporter/agent/share",
+        [
+            "It runs inside programs that use PyTorch, JAX, TensorFlow, CuPy or RMM,",
+            "and reports what these hold; it needs no other package.",
+        ],
+    ),
 }
 
 
 def main() -> None:
     """Write every file."""
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-    top = alike(parser())
-    made = {path: shtab.complete(top, shell) for shell, path in COMPLETIONS.items()}
-    made["man/man1/vramledger.1"] = manual(top)
-    for name, text in made.items():
-        path = target / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.rstrip() + "\n", encoding="utf-8")
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2]
+    for top in (alike(cli.parser()), alike(agent_cli.parser())):
+        folder, about = ABOUT[top.prog]
+        made = {path.format(top.prog): shtab.complete(top, shell) for shell, path in COMPLETIONS.items()}
+        made[f"man/man1/{top.prog}.1"] = manual(top, about)
+        for name, text in made.items():
+            path = target / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.rstrip() + "\n", encoding="utf-8")
 
 
 def alike(top: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -42,23 +59,22 @@ def alike(top: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return top
 
 
-def manual(top: argparse.ArgumentParser) -> str:
+def manual(top: argparse.ArgumentParser, about: list[str]) -> str:
     """Return the manual page, in the language of man(7)."""
     lines = [
-        '.TH VRAMLEDGER 1 "" "vramledger" "User Commands"',
+        f'.TH {plain(top.prog.upper())} 1 "" "vramledger" "User Commands"',
         ".SH NAME",
-        rf"vramledger \- {plain(str(top.description)).rstrip('.')}",
+        rf"{plain(top.prog)} \- {plain(str(top.description)).rstrip('.')}",
         ".SH SYNOPSIS",
-        r".B vramledger",
+        f".B {plain(top.prog)}",
         r".I COMMAND",
         r"[\fIOPTION\fR]...",
         ".SH DESCRIPTION",
-        "For every byte on every NVIDIA GPU of a host it says who holds it, since when and why:",
-        "to Prometheus, on a page of its own and in the terminal.",
+        *about,
         ".SH COMMANDS",
     ]
     for name, help_, command in commands(top):
-        lines += [".SS " + plain(f"vramledger {name}"), plain(str(command.description or help_))]
+        lines += [".SS " + plain(f"{top.prog} {name}"), plain(str(command.description or help_))]
         for group in command._action_groups:  # noqa: SLF001 argparse shows its groups nowhere else
             for action in group._group_actions:  # noqa: SLF001
                 if action.help not in (argparse.SUPPRESS, None) and action.dest != "help":

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Install the exporter as a systemd service, from this repository or from the package named in VRAMLEDGER_PACKAGE
-# (a wheel, or "vramledger==1.2.3"). Run it again to update; "--uninstall" removes what it installed, and keeps
-# /etc/default/vramledger.
+# (a wheel with the agent's beside it, or "vramledger==1.2.3"). Run it again to update; "--uninstall" removes the program and its units, and says what
+# it keeps; "--purge" removes that too.
 #
 # Each version has a directory of its own, and $root is a link to one of them. An update installs beside the old version and
 # then replaces the link in one rename: a command that starts meanwhile (a prolog of Slurm, a check) is one version or the
@@ -10,7 +10,10 @@ set -eu
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 root=/opt/vramledger
 units=/etc/systemd/system
-share="share/man/man1/vramledger.1 share/bash-completion/completions/vramledger share/zsh/site-functions/_vramledger"
+linked=
+for name in vramledger vramledger-agent; do
+    linked="$linked bin/$name share/man/man1/$name.1 share/bash-completion/completions/$name share/zsh/site-functions/_$name"
+done
 
 fail() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
 
@@ -19,15 +22,24 @@ command -v systemctl >/dev/null || fail "this host has no systemd; see deploy/RE
 running() { [ -d /run/systemd/system ]; } # false in a chroot or an image build
 
 case ${1:-} in
---uninstall)
-    if running; then systemctl disable --now vramledger.socket vramledger.service 2>/dev/null || true; fi
-    rm -rf "$root" "$root".[0-9]* "$root.lock" "$units/vramledger.service" "$units/vramledger.socket" /run/vramledger /etc/sysusers.d/vramledger.conf /etc/tmpfiles.d/vramledger.conf
-    for file in bin/vramledger $share; do rm -f "/usr/local/$file"; done
+--uninstall | --purge)
+    if running; then systemctl disable --now vramledger-report.timer vramledger.socket vramledger.service 2>/dev/null || true; fi
+    rm -rf "$root" "$root".[0-9]* "$root.lock" "$units/vramledger.service" "$units/vramledger.socket" "$units/vramledger-report.service" "$units/vramledger-report.timer" /run/vramledger /etc/sysusers.d/vramledger.conf /etc/tmpfiles.d/vramledger.conf
+    for file in $linked; do rm -f "/usr/local/$file"; done
     if running; then systemctl daemon-reload; fi
+    if [ "$1" = --purge ]; then
+        rm -rf /var/lib/vramledger /etc/default/vramledger
+        if command -v userdel >/dev/null && id vramledger >/dev/null 2>&1; then userdel vramledger; fi
+        exit 0
+    fi
+    for kept in /var/lib/vramledger /etc/default/vramledger; do
+        if [ -e "$kept" ]; then printf 'kept: %s\n' "$kept"; fi
+    done
+    printf 'kept: the user vramledger. /var/lib/vramledger has who held which memory; --purge removes all of this\n'
     exit 0
     ;;
 '') ;;
-*) fail "unknown argument $1; it takes none, or --uninstall" ;;
+*) fail "unknown argument $1; it takes none, --uninstall or --purge" ;;
 esac
 
 # Python would import from the folder in which we were started, and from PYTHONPATH: -I keeps it from both. The
@@ -36,6 +48,13 @@ package=${VRAMLEDGER_PACKAGE:-$here/../..}
 case $package in
 /*) ;;
 */* | *.whl) package=$PWD/$package ;;
+esac
+case $package in
+/*)
+    set -- --find-links "${package%/*}" "$package"
+    [ ! -d "$package" ] || set -- "$package/exporter/agent" "$package"
+    ;;
+*) set -- "$package" ;;
 esac
 python=$(command -v -- "${PYTHON:-python3}") || fail "there is no ${PYTHON:-python3}; name another in PYTHON=..."
 case $python in /*) ;; *) python=$PWD/$python ;; esac
@@ -51,7 +70,7 @@ flock -n 9 || fail "another installation runs"
 version=$root.$(date +%s).$$
 trap '[ "$(readlink "$root")" = "${version##*/}" ] || rm -rf "$version" "$version.link"' EXIT
 "$python" -I -m venv "$version"
-"$version/bin/python" -I -m pip install --quiet --upgrade --disable-pip-version-check "$package"
+"$version/bin/python" -I -m pip install --quiet --upgrade --disable-pip-version-check "$@"
 "$version/bin/vramledger" --version >/dev/null || fail "$package does not start here; nothing was changed"
 old=$(readlink "$root" || true)
 ln -s "${version##*/}" "$version.link"
@@ -66,7 +85,7 @@ mv -T "$version.link" "$root"
 for each in "$root".[0-9]*; do
     case ${each##*/} in "${version##*/}" | "$old") ;; *) rm -rf "$each" ;; esac
 done
-for file in bin/vramledger $share; do
+for file in $linked; do
     mkdir -p "/usr/local/${file%/*}"
     ln -sf "$root/$file" "/usr/local/$file"
 done
@@ -75,6 +94,8 @@ install -Dm 644 "$here/vramledger.sysusers" /etc/sysusers.d/vramledger.conf
 install -Dm 644 "$here/vramledger.tmpfiles" /etc/tmpfiles.d/vramledger.conf
 install -Dm 644 "$here/vramledger.service" "$units/vramledger.service"
 install -Dm 644 "$here/vramledger.socket" "$units/vramledger.socket"
+install -Dm 644 "$here/vramledger-report.service" "$units/vramledger-report.service"
+install -Dm 644 "$here/vramledger-report.timer" "$units/vramledger-report.timer"
 [ -e /etc/default/vramledger ] || install -Dm 644 /dev/stdin /etc/default/vramledger <<-DEFAULTS
 	# Flags of the exporter, as 'vramledger serve --help' lists them.
 	VRAMLEDGER_FLAGS=""

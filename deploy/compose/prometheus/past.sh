@@ -1,6 +1,6 @@
 #!/bin/sh
 # Give the demo's Prometheus a past, before its first start: the 48 minutes of the demo, again and again for eight days,
-# as far as the dashboards compare with it (past.tsv, by `python -m tests.tools.past`). Without it *Changed* would say for
+# as far as the dashboards compare with it (past.tsv, by `python -m tests.lab.past`). Without it *Changed* would say for
 # a day that nobody watched, and have nothing of a week ago. In one block this takes 0.2 s of the processor, in blocks
 # of two hours 3.6 s.
 set -eu
