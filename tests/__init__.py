@@ -1,1 +1,1 @@
-"""The tests, what they share (``support``), and programs that are run by hand (``tools``)."""
+"""The tests, what they share (``support``), and programs that are run by hand (``lab``)."""

@@ -88,6 +88,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # n
         def _split_scope(self, nodeid: str) -> str:
             return unit_of(nodeid)
 
+        def remove_node(self, node: Any) -> str | None:  # noqa: ANN401
+            """Give what a worker that crashed has left to the others, without the test in which it did.
+
+            xdist also gives them the files that were done, for which no report ever comes: all wait for ever.
+            """
+            units = {
+                name: unit for name, unit in self.assigned_work.pop(node).items() if not all(unit.values())
+            }
+            if not units:
+                return None
+            crashed: str = next(test for test, done in next(iter(units.values())).items() if not done)
+            next(iter(units.values()))[crashed] = True
+            self.workqueue.update({name: unit for name, unit in units.items() if not all(unit.values())})
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return crashed
+
     return Together(config, log)
 
 
@@ -99,6 +116,11 @@ def _mark_repeats(items: list[pytest.Item]) -> None:
             cases[name := item.nodeid.partition("[")[0]] += 1
             if cases[name] > repeats.kwargs.get("kept", 1):
                 item.add_marker(pytest.mark.thorough)
+
+
+def pytest_runtest_teardown() -> None:
+    """Fail where a test lets SIGPIPE end this process: its worker would vanish later, without a trace."""
+    assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN
 
 
 def pytest_collection_finish() -> None:

@@ -19,7 +19,6 @@ from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace
 from tests.support.standin.library import GIB, StandIn
 from tests.support.waiting import wait_until
-from vramledger.serving.control_messages import write_failure
 
 NOT_ASKED = "by this command alone: what was before is not known."
 
@@ -29,7 +28,8 @@ def crowded(standin: StandIn, stage: Stage) -> Iterator[tuple[Exporter, dict[int
     """Run an exporter that has watched holders of every kind; yield it, and the state of each pid."""
     quiet, stopped = stage.start(), stage.start()
     launcher = stage.start(session=False)
-    orphans = [launcher.start() for _ in range(5)]
+    rank = {"OMPI_COMM_WORLD_RANK": "0"}
+    orphans = [launcher.start(env=rank, tie="socket") for _ in range(5)]
     everyone = [quiet, stopped, *orphans]
     standin.device(0).set_processes([(each.pid, GIB) for each in everyone])
     with serving(*QUICK, "--idle-after=3s", driver=standin.env()) as exporter:
@@ -119,6 +119,34 @@ def test_end_knows_for_how_long_somebody_is_idle(standin: StandIn, stage: Stage)
     assert "without an exporter" not in longer.stderr
     assert f"end pid {idle} player.py of user root: idle" in shorter.stdout
     assert "--idle-after is shorter than the exporter's 3 s" in shorter.stderr
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_end_says_what_it_waits_for(standin: StandIn, stage: Stage, *, beside: bool) -> None:
+    """Where nobody can know yet who is idle, the command says so, and how long it waits."""
+    require_host_pid_namespace()
+    standin.device(0).set_processes([(stage.start().pid, GIB)])
+    with serving(*QUICK, "--idle-after=1h", driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "data")
+        found = exporter.found if beside else {}
+        arguments = ("end", "--state=idle", *([] if beside else ["--idle-after=1h"]))
+        with subprocess.Popen(
+            command(*arguments),
+            env=environment({**standin.env(), **found}),
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as waiting:
+            assert waiting.stderr is not None
+            lines: list[str] = []
+            for line in waiting.stderr:
+                lines.append(line)
+                if "Waiting until the holders were watched" in line:
+                    break
+            waiting.terminate()
+    (said,) = (line for line in lines if "Waiting until" in line)
+    (seconds,) = re.findall(r"seconds=(\d+)", said)
+    assert 3500 < int(seconds) <= 3600
+    assert ("the exporter has just started" in said) is beside
 
 
 def test_two_commands_at_once(standin: StandIn, stage: Stage) -> None:
@@ -229,23 +257,34 @@ def answers(path: Path, kind: socket.SocketKind, answer: bytes) -> threading.Thr
     return thread
 
 
-def header(**changes: object) -> bytes:
+def ok(body: bytes, length: int | None = None) -> bytes:
+    """Return an answer, which is cut short where its length is more."""
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (
+        len(body) if length is None else length,
+        body,
+    )
+
+
+def head(**changes: object) -> bytes:
     """Return what precedes a snapshot of an exporter of another version."""
-    fields = {"program": "0.0.1", "token": "a", "wait": 1.0, "idle_after": 600.0, "size": 2, **changes}
-    return json.dumps({"version": 1, "ok": True, **fields}).encode()
+    return json.dumps(
+        {"program": "0.0.1", "token": "a", "wait": 1.0, "idle_after": 600.0, **changes}
+    ).encode()
 
 
 @pytest.mark.repeats(kept=3)
 @pytest.mark.parametrize(
     ("kind", "answer", "said"),
     [
-        (socket.SOCK_STREAM, b"", "is of another version"),
-        (socket.SOCK_SEQPACKET, write_failure("the exporter does not know this request"), "know"),
-        (socket.SOCK_SEQPACKET, b'{"version": 2, "ok": true}', "another version"),
-        (socket.SOCK_SEQPACKET, b"\xff", "not a message"),
-        (socket.SOCK_SEQPACKET, header(size=10**12), "not a snapshot"),
-        (socket.SOCK_SEQPACKET, header(wait=float("inf")), "not a snapshot"),
-        (socket.SOCK_SEQPACKET, header(), "gave no answer"),
+        (socket.SOCK_SEQPACKET, b"", "is of another version"),
+        (socket.SOCK_STREAM, ok(head() + b"\n{}"), "the exporter is vramledger 0.0.1"),
+        (socket.SOCK_STREAM, ok(head(wait=-1)), "is of another version"),
+        (socket.SOCK_STREAM, ok(b"\xff"), "is of another version"),
+        (socket.SOCK_STREAM, ok(head(token="x" * 65)), "is of another version"),
+        (socket.SOCK_STREAM, ok(head(), 10**12), "gave no answer"),
+        (socket.SOCK_STREAM, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "is of another version"),
+        (socket.SOCK_STREAM, b'{"version": 1, "ok": true}', "gave no answer"),
+        (socket.SOCK_STREAM, b"", "gave no answer"),
     ],
 )
 def test_an_exporter_of_another_version(

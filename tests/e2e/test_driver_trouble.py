@@ -126,9 +126,7 @@ def test_a_lost_gpu_costs_itself(standin: StandIn, stage: Stage) -> None:
         assert page.state(there) is None
         assert page.value("process_info", pid=there) is None
 
-        standin.device(0).set_processes(
-            [(here, 4 * GIB)],
-        )
+        standin.device(0).set_processes([(here, 4 * GIB)])
         standin.device(0).set_memory(unattributed=MIB)
         page = exporter.next_sample()
         assert page.ledger(0) == {

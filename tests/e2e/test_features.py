@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from tests.support.exporter import QUICK, entries, run, serving
+from tests.support.exporter import QUICK, run, serving
 from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, MIB, StandIn
+from vramledger.config import ALWAYS_COLLECTED
 
 
 def test_mig_instances_are_devices(standin: StandIn, stage: Stage) -> None:
@@ -76,7 +77,11 @@ def test_a_collector_that_is_off_asks_nothing(
         page = exporter.next_sample()
         success = page.values("collector_success")
         besides = {"agent", "exporter", "hidden", "reservations"}
-        assert {dict(key)["collector"] for key in success} == running | besides
+        always = ALWAYS_COLLECTED.keys() - (set() if "process" in running else {"managed"}) | {
+            "threads",
+            "ties",
+        }
+        assert {dict(key)["collector"] for key in success} == running | besides | always
         failed = {dict(key)["collector"] for key, value in success.items() if not value}
         assert failed <= {"hidden"}, "how many of this machine's processes we may look into is its matter"
         assert {name for name, (family, _) in COLLECTORS.items() if page.values(family)} == running
@@ -138,16 +143,3 @@ def test_the_book_balances_while_everything_moves(standin: StandIn, stage: Stage
         assert page.value("device_memory_overlap_bytes", gpu=0) == GIB
         assert page.ledger(0)["active"] == 10 * GIB
         assert page.value("process_memory_bytes", gpu=0, pid=pids[0]) == 9 * GIB
-
-
-def test_filters_choose_collectors_and_names(standin: StandIn) -> None:
-    """``collect[]``, ``exclude[]`` and ``name[]`` work; a collector that is off cannot be selected."""
-    with serving(*QUICK, "--no-collector.xid", driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "the data")
-        status, text = exporter.get("/metrics?name[]=vramledger_up")
-        assert (status, text.splitlines()[-1]) == (200, "vramledger_up 1.0")
-        assert "vramledger_device_power_watts" not in exporter.get("/metrics?collect[]=ledger")[1]
-        assert "vramledger_device_power_watts" not in exporter.get("/metrics?exclude[]=hardware")[1]
-        assert exporter.get("/metrics?collect[]=xid")[0] == 400
-        assert exporter.get("/nowhere")[0] == 404
-    assert [entry["level"] for entry in entries(exporter.ended.log) if entry["level"] == "error"] == []

@@ -12,8 +12,8 @@ from tests.support.exporter import no_driver, run
 from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
 from vramledger.errors import StartupError
-from vramledger.private_file import create_private
 from vramledger.sampling.replay import MAX_LINE_BYTES, encode_header
+from vramledger_agent.private_file import create_private
 
 NOBODY = 65534
 

@@ -11,7 +11,7 @@ from tests.support.players.stage import Stage
 from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
 from tests.support.waiting import wait_until
-from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
+from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
 SCRAPE_TIMEOUT = 10.0
 """Seconds: Prometheus' default."""

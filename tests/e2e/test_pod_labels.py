@@ -14,7 +14,7 @@ from tests.support.kubelet import allocatable, devices, kubelet, listed, pod
 from tests.support.kubernetes_api import write_account
 from tests.support.pod_lists import listed_pod, serve_pods
 from tests.support.standin.library import StandIn
-from vramledger.readers.schedulers.kubelet import SOCKET
+from vramledger.kubernetes.kubelet import SOCKET
 
 
 @pytest.fixture

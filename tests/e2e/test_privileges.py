@@ -108,7 +108,7 @@ def readable_by_all(standin: StandIn, *flags: str, wrapper: Sequence[str] = ()) 
         pytest.skip("the system's own Python shows this: every user may read it")
     if not packages.stat().st_mode & 0o005:
         do_without("needs packages that every user may read")
-    path = f"{SOURCES}:{packages}"
+    path = f"{SOURCES}:{SOURCES / 'agent'}:{packages}"
     driver = {**standin.env(), "PYTHONPATH": path}
     with serving(*QUICK, *flags, driver=driver, python=str(python), wrapper=wrapper) as running:
         running.until(lambda page: page.up, "data")
@@ -196,6 +196,7 @@ DEPLOYMENTS = {
 def test_what_is_deployed_is_enough(standin: StandIn, flags: tuple[str, ...], uid: int, seeing: int) -> None:
     """With the rights of each deployment the web part has none, and the sampler those for reading /proc."""
     wrapper = [str(require_tool("setpriv")), "--clear-groups", *flags]
+    begins = uid if any(flag.startswith("--reuid") for flag in flags) else 0
     state = Path(standin.env()["VRAMLEDGER_STANDIN"])
     state.chmod(0o666)
     for path in (state, Path(standin.env()["LD_LIBRARY_PATH"], "libnvidia-ml.so.1")):
@@ -203,7 +204,7 @@ def test_what_is_deployed_is_enough(standin: StandIn, flags: tuple[str, ...], ui
             above.chmod(0o755)  # the runner's folders are private
     with (
         tempfile.TemporaryDirectory(prefix="control-") as directory,
-        readable_by_all(standin, *open_to_all(Path(directory)), wrapper=wrapper) as exporter,
+        readable_by_all(standin, *sockets_of(Path(directory), begins), wrapper=wrapper) as exporter,
     ):
         held = sets(exporter.process)
         assert (held["CapEff"], held["CapPrm"], held["CapInh"], held["CapAmb"]) == (0, 0, 0, 0)
@@ -212,9 +213,10 @@ def test_what_is_deployed_is_enough(standin: StandIn, flags: tuple[str, ...], ui
         assert "Could not give up" not in exporter.log
 
 
-def open_to_all(directory: Path) -> tuple[str, str]:
-    """Return the flags of sockets in a directory in which every user may make them."""
-    directory.chmod(0o777)
+def sockets_of(directory: Path, uid: int) -> tuple[str, str]:
+    """Return the flags of sockets in a directory of the user that the exporter begins as."""
+    os.chown(directory, uid, -1)
+    directory.chmod(0o755)
     return f"--control.socket={directory}/control", f"--agent.socket={directory}/agent"
 
 
@@ -372,7 +374,7 @@ def test_sockets_of_systemd(standin: StandIn, control: str) -> None:
     port = free_port()
     activating = [str(activate), f"--listen=127.0.0.1:{port}", "-E", "PYTHONPATH", "-E", "LD_LIBRARY_PATH"]
     serve = [sys.executable, "-m", "vramledger", "serve", "--web.systemd-socket", control]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "exporter"), **standin.env()}
+    environment = {**os.environ, "PYTHONPATH": f"{SOURCES}:{SOURCES / 'agent'}", **standin.env()}
     with subprocess.Popen([*activating, *serve], env=environment, stderr=subprocess.DEVNULL) as process:
         try:
             wait_until(lambda: healthy(port), "an answer on the socket")

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.support.control_client import REFUSED, RELEASE, ask, request_bytes
 from tests.support.exporter import QUICK, Exporter, Page, run, serving
 from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
 from tests.support.waiting import wait_until
-from vramledger.serving.control_messages import RELEASE, ControlRequest, write_request
 
 
 @pytest.fixture
@@ -133,44 +132,43 @@ def test_strangers_are_not_heard(standin: StandIn) -> None:
         path = Path(directory, "control.sock")
         with serving(*QUICK, f"--control.socket={path}", driver=standin.env()) as exporter:
             exporter.until(lambda page: page.up, "data")
-            answer = ask_as_nobody(path)
-            assert answer == {
-                "version": 1,
-                "ok": False,
-                "error": "only root and the exporter's own user may request that",
-            }
+            assert ask(path, RELEASE, uid=65534).error == REFUSED
             assert exporter.next_sample().up
-
-
-def ask_as_nobody(path: Path) -> object:
-    """Request a release as another user."""
-    program = (
-        "import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
-        f"s.connect({str(path)!r}); s.send({write_request(ControlRequest(RELEASE, 60.0))!r}); "
-        "print(s.recv(4096).decode())"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize(
     "sent",
     [
-        *(b"\n", b"{", b"[]\n", b"x" * 10_000, b"\xff\xfe\n", b'{"resume": true}\n'),
-        b'{"version": 1, "ask": "release", "seconds": -1}\n',
-        b'{"version": 1, "ask": "release", "seconds": "x"}\n',
-        b'{"version": 1, "ask": "release", "seconds": 359999999999996400}\n',
-        b'{"version": 1, "ask": "release", "seconds": 1e300}\n',
-        b'{"version": 9, "ask": "resume"}\n',
+        *(
+            b"\r\n",
+            b"{\r\n",
+            b"x" * 10_000,
+            b"\xff\xfe\r\n",
+            b"GET\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        ),
+        *(
+            request_bytes("POST", "/release", each)
+            for each in ("", "[", '{"seconds": -1}', '{"seconds": "x"}')
+        ),
+        request_bytes("POST", "/release", '{"seconds": 359999999999996400}'),
+        request_bytes("POST", "/release", '{"seconds": 1e300}'),
+        request_bytes("POST", "/release", '{"seconds": 60, "force": true}'),
+        *(
+            request_bytes("GET", each)
+            for each in ("/release", "/", "/past?ask=readings", "/snapshot?after=1&uid=0")
+        ),
+        b"POST /release HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /release HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: 9\r\n\r\n\x1f\x8b\x08\x00aaaaa",
     ],
 )
 def test_rubbish_is_answered(shared: Exporter, sent: bytes) -> None:
-    """Invalid messages to the control socket change nothing and end nothing."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+    """Invalid messages to the control socket change nothing and end nothing, and are refused or cut off."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.connect(shared.found["VRAMLEDGER_CONTROL_SOCKET"])
-        client.send(sent)
-        assert "error" in json.loads(client.recv(4096))
+        with suppress(BrokenPipeError, ConnectionResetError):
+            client.sendall(sent)
+            assert not client.recv(4096).startswith(b"HTTP/1.1 200")
     assert shared.next_sample().up
 
 

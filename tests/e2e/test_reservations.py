@@ -15,7 +15,7 @@ from tests.support.exporter import QUICK, run, serving
 from tests.support.kubelet import allocatable, devices, kubelet, listed, pod
 from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, StandIn
-from vramledger.readers.schedulers.kubelet import SOCKET
+from vramledger.kubernetes.kubelet import SOCKET
 
 
 @pytest.fixture

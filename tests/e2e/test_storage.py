@@ -27,7 +27,7 @@ pytestmark = pytest.mark.waits
 IDLE_AFTER = 3.0
 
 
-def segments(directory: Path) -> list[str]:
+def files_in(directory: Path) -> list[str]:
     """Return the names in a storage."""
     return sorted(each.name for each in directory.iterdir())
 
@@ -42,7 +42,7 @@ def test_a_restart_forgets_nothing(standin: StandIn, stage: Stage, tmp_path: Pat
     """A new exporter knows who is idle since when, whose parent was seen alive, and what owners have used."""
     require_host_pid_namespace()
     quiet, launcher = stage.start(), stage.start(session=False)
-    worker = launcher.start()
+    worker = launcher.start(env={"OMPI_COMM_WORLD_RANK": "0"}, tie="socket")
     standin.device(0).set_processes([(quiet.pid, 8 * GIB), (worker.pid, GIB)])
     storage = tmp_path / "past"
     flags = (*QUICK, f"--idle-after={IDLE_AFTER}s", f"--storage.path={storage}")
@@ -54,7 +54,7 @@ def test_a_restart_forgets_nothing(standin: StandIn, stage: Stage, tmp_path: Pat
     with serving(*flags, driver=standin.env()) as exporter:
         page = exporter.until(lambda page: page.up, "the first sample")
         assert idle_since(page, quiet.pid) == pytest.approx(idle_since(before, quiet.pid), abs=1.1)
-        assert page.state(worker.pid) == "orphaned"
+        page = exporter.until(lambda page: page.state(worker.pid) == "orphaned", "what lasts")
         for key, value in before.values("owner_memory_byte_seconds_total").items():
             assert page.values("owner_memory_byte_seconds_total")[key] >= value * 0.5
         assert page.values("owner_memory_byte_seconds_total")
@@ -69,7 +69,7 @@ def wait_until_stored(exporter: Exporter, storage: Path, end: int) -> None:
         exporter.kill()
         for each in children:
             each.wait(10)
-    assert segments(storage)
+    assert files_in(storage)
 
 
 def storing(exporter: Exporter) -> psutil.Process:
@@ -142,7 +142,7 @@ def test_a_killed_process_that_stores_is_started_again(standin: StandIn, tmp_pat
         asked = run("show", "--at", str(page.time), driver={**standin.env(), **exporter.found})
         assert asked.returncode == 0, asked.stderr
         assert exporter.stop().code == 0
-    assert not [each for each in segments(tmp_path / "past") if not each.endswith(".gz")]
+    assert files_in(tmp_path / "past") == ["past.sqlite"]
 
 
 def test_a_start_that_fails_once_is_tried_again(standin: StandIn, tmp_path: Path) -> None:
@@ -215,11 +215,11 @@ def test_a_full_disk_costs_the_storage_alone(standin: StandIn, tmp_path: Path) -
     require_root()
     disk = tmp_path / "disk"
     disk.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], check=False)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", disk], check=False)
     if done.returncode:
         do_without("a mount of tmpfs")
     try:
-        (disk / "other").write_bytes(b"x" * 64 * 1024)
+        (disk / "other").write_bytes(b"x" * 2 * 2**20)
         with serving(*QUICK, f"--storage.path={disk / 'past'}", driver=standin.env()) as exporter:
             wait_until(lambda: "Nothing is stored for now" in exporter.log, "the message")
             page = exporter.until(lambda page: stores(page) == 0, "the metric")
@@ -230,7 +230,7 @@ def test_a_full_disk_costs_the_storage_alone(standin: StandIn, tmp_path: Path) -
             page = exporter.until(lambda page: stores(page) == 1, "a reading on the disk")
             assert figure(page, "dropped_samples_total") > 0
             assert exporter.log.count("Nothing is stored for now") == 1
-        assert segments(disk / "past")
+        assert files_in(disk / "past")
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
 
@@ -285,6 +285,8 @@ def test_commands_show_the_past(standin: StandIn, stage: Stage, tmp_path: Path) 
         then = exporter.next_sample().time
         standin.device(0).set_processes([])
         exporter.until(lambda page: not page.state(holder.pid), "the end of the holding")
+        ended = exporter.next_sample().time
+        exporter.until(lambda page: (page.value("storage_newest_timestamp_seconds") or 0) > ended, "the disk")
         asked = check_past(holder.pid, then, path, {**standin.env(), **exporter.found}, tmp_path)
         empty = run("show", "--at=-0.1s", "--json", driver={**standin.env(), **exporter.found})
         assert json.loads(empty.stdout)["devices"][0]["holdings"] == []

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.recordings.scenarios import PLAYS
+from tests.lab.recordings.uncharged import UNCHARGED
 from tests.support import judging
 from tests.support.judging import Entry
-from tests.tools.recordings.scenarios import PLAYS
-from tests.tools.recordings.uncharged import UNCHARGED
 from vramledger.model.snapshot import Snapshot
 
 pytestmark = pytest.mark.waits
@@ -57,7 +57,7 @@ def test_verdicts(entry: Entry, replayed: Callable[[Entry], list[Snapshot]]) -> 
 
 @of_each_recording
 def test_golden_scrape(entry: Entry, replayed: Callable[[Entry], list[Snapshot]]) -> None:
-    """The last reading's scrape is unchanged: 'python -m tests.tools.recordings --golden' rewrites it."""
+    """The last reading's scrape is unchanged: 'python -m tests.lab.recordings --golden' rewrites it."""
     actual = judging.golden(replayed(entry)[-1]).decode()
     assert judging.golden_path(judging.HOME, entry).read_text().splitlines() == actual.splitlines()
 
@@ -92,7 +92,7 @@ def test_a_rehearsal_makes_recordings(tmp_path: Path, project: Path) -> None:
     only = "orphans-subprocess,zombie-leader,stopped,killed-holder,policies"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tests.tools.recordings", "--rehearse", "--no-measurements"),
+            *(sys.executable, "-m", "tests.lab.recordings", "--rehearse"),
             *("--only", only, "--output", str(tmp_path)),
         ],
         cwd=project, capture_output=True, text=True, check=False, timeout=110,

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-AGENT = Path(__file__).parents[2] / "exporter" / "vramledger" / "agent"
+AGENT = Path(__file__).parents[2] / "exporter" / "agent" / "vramledger_agent"
 
 BROAD = {"Exception", "BaseException"}
 

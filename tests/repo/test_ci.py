@@ -24,6 +24,8 @@ for tool in $tools; do ln -sf /bin/true "$1/bin/$tool"; done
 PYTHON = """#!/bin/sh
 case "$*" in
 *version_info*) echo 3.11 ;;
+"-m venv "*) for place; do :; done; mkdir -p "$place/bin" && cp "$0" "$place/bin/python" ;;
+"-m pip "*) ;;
 *cache_tag*) echo cpython-311 ;;
 *collect-only*) ;;
 *pytest*) echo "$0 $*" >>runs; . ./behaviour ;;
@@ -51,6 +53,7 @@ def checkout(project: Path, tmp_path: Path) -> Path:
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
     (tmp_path / "behaviour").write_text("")
+    (tmp_path / "exporter/agent").mkdir(parents=True)
     return tmp_path
 
 
@@ -63,6 +66,22 @@ NOT_PYTHON = " ".join(
     )
 )
 """What other programs run, such as rules and dashboards, and what only reads texts: one Python is enough."""
+
+
+AGENT_ALONE = " ".join(
+    ["tests/unit/agent", "tests/unit/torch_snapshots", "tests/integration/agent"]
+    + [
+        f"--ignore=tests/integration/agent/test_{name}.py"
+        for name in ("new_framework", "package", "versions")
+    ]
+)
+"""The tests that need the agent's wheel and no exporter."""
+
+BETWEEN = "tests/unit tests/integration/agent"
+"""What a Python between the oldest and the newest runs."""
+
+ALONE = [".cache"] * 2
+"""The environments of the two wheels."""
 
 
 def run(checkout: Path) -> subprocess.CompletedProcess[str]:
@@ -87,7 +106,11 @@ def test_a_python_that_cannot_be_had_fails(checkout: Path) -> None:
     assert runs(checkout) == [
         ".venv not thorough",
         ".venv thorough or hypothesis",
-        *(f".venv-{version} not thorough {NOT_PYTHON} -q" for version in ("3.10", "3.13", "3.14")),
+        f".cache not thorough and not both {AGENT_ALONE}",
+        ".cache not thorough tests/unit tests/e2e",
+        f".venv-3.10 not thorough {NOT_PYTHON} -q",
+        f".venv-3.13 not thorough {NOT_PYTHON} -q {BETWEEN}",
+        f".venv-3.14 not thorough {NOT_PYTHON} -q",
     ]
 
 
@@ -97,7 +120,7 @@ def test_all_pythons_pass(checkout: Path) -> None:
 
     assert run(checkout).returncode == 0
     others = [".venv-3.10", ".venv-3.12", ".venv-3.13", ".venv-3.14"]
-    assert [line.split()[0] for line in runs(checkout)] == [".venv", ".venv", *others]
+    assert [line.split()[0] for line in runs(checkout)] == [".venv", ".venv", *ALONE, *others]
 
 
 def test_a_test_that_fails_once_is_named(checkout: Path) -> None:
@@ -108,7 +131,7 @@ def test_a_test_that_fails_once_is_named(checkout: Path) -> None:
 
     assert done.returncode == 0, done.stdout
     _, _, flaky = done.stdout.partition("##### FLAKY")
-    assert flaky.count("tests/test_a.py::test_b") == 6
+    assert flaky.count("tests/test_a.py::test_b") == 7
 
 
 def test_an_unknown_version_is_an_error(project: Path, tmp_path: Path) -> None:

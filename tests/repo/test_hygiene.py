@@ -103,7 +103,11 @@ def test_every_target_has_a_task(project: Path) -> None:
     targets = names(project / "Makefile", r"^([a-z-]+):")
     tasks = names(project / ".ci/task", r"^task_(\w+)\(\)")
 
-    assert targets - {"help"} == {task.replace("_", "-") for task in tasks} - {"test-on", "test-rest"}
+    assert targets - {"help"} == {task.replace("_", "-") for task in tasks} - {
+        "test-on",
+        "test-packages",
+        "test-rest",
+    }
 
 
 SAYS_THAT_IT_IS_GENERATED = re.compile(r"Written by `make|Rendered from|AUTOMATICALLY GENERATE[D]")
@@ -121,7 +125,7 @@ def test_generated_files_are_marked(
     command = [str(require_tool("git")), "check-attr", "linguist-generated", "--", *sorted(generated)]
     answer = subprocess.run(command, cwd=project, check=True, capture_output=True, text=True).stdout
 
-    assert len(generated) > 20
+    assert len(generated) > 10
     assert [line for line in answer.splitlines() if not line.endswith(": set")] == []
 
 
@@ -133,29 +137,3 @@ def test_every_generated_mark_names_a_file(tracked: list[Path], project: Path) -
 
     assert patterns
     assert {pattern for pattern in patterns if not any(project.glob(pattern))} == set()
-
-
-OLD_NAMES_STAND_IN = {"exporter/docs/metrics-2.md", "CHANGELOG.md"}
-
-
-def old_names(project: Path) -> list[str]:
-    """Return the old metrics, labels and table words that the table of metric contract 2 lists first."""
-    table = (project / "exporter/docs/metrics-2.md").read_text(encoding="utf-8")
-    renamed = re.findall(r"\| `([^`]+)` \| `[^`]+` \|", table)
-    return [name for name in renamed if not name.startswith(("vramledger_torch_", "/"))]
-
-
-def test_no_old_name_of_the_metric_contract_is_left(project: Path, tracked: list[Path]) -> None:
-    """The old names of metric contract 2 are in its table and the changelog, and nowhere else."""
-    old = old_names(project)
-    assert len(old) > 16, "the table was not read"
-    left = [
-        (path.relative_to(project).as_posix(), name)
-        for path in tracked
-        if path.relative_to(project).as_posix() not in OLD_NAMES_STAND_IN
-        for text in ["\n".join(lines(path)).replace("\\", "")]  # JSON in YAML escapes its quotes
-        for name in old
-        if name in text
-    ]
-
-    assert left == []

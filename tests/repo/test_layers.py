@@ -18,8 +18,9 @@ LAYERS = [
     # From the top to the bottom. A module may import from its own package and from those below it.
     "__main__",
     "cli",
+    "kubernetes.command",
+    "slurm.command",
     "commands",
-    "torch_snapshots",
     "serving",
     "storage",
     "web",
@@ -27,43 +28,71 @@ LAYERS = [
     "sampling",
     "agent_server",
     "views",
+    "slurm.verdict",
+    "verdicts",
     "accounting",
     "readers",
-    "model",
     "config",
+    "model",
     "rate_limit",
-    "printable",
-    "private_file",
     "logs",
     "errors",
-    "agent_protocol",
 ]
 
-AGENT = "vramledger.agent"
-"""The code in the user's process is separate: it imports the standard library, itself and the protocol."""
+ROOMS = {"kubernetes": "readers", "slurm": "readers"}
+"""A room has all that belongs to one scheduler; a module of it reads unless it has a line in LAYERS."""
 
-PROTOCOL = "vramledger.agent_protocol"
-FUTURE = "from __future__ import annotations"
+AGENT = "vramledger_agent"
+"""The agent's package needs no other: it imports the standard library and itself."""
+
+TOOLS = [
+    # Its parts that a user's process never loads, in the same order. The exporter may import them.
+    "__main__",
+    "cli",
+    "commands.run",
+    "commands.attach",
+    "commands.snapshot",
+    "commands.parser",
+    "torch_snapshots",
+    "client",
+    "listener",
+    "containment",
+    "printable",
+    "private_file",
+    "errors",
+]
+
+PROTOCOL = "vramledger_agent.protocol"
 """What both ends of the agents' socket share; the agent loads it, so it imports nothing at all."""
+
+FUTURE = "from __future__ import annotations"
 
 ONLY_IN = {
     # Who may import what: only one package handles a library's quirks.
-    "pynvml": ["vramledger.readers.nvml.bindings"],
-    "psutil": ["vramledger.commands.attach", "vramledger.commands.sampling_loop"],
+    "pynvml": ["vramledger.readers.nvml.driver"],
+    "psutil": ["vramledger.commands.end"],
     "prometheus_client": ["vramledger.metrics.exposition", "vramledger.web.*"],
-    "aiohttp": ["vramledger.web.*", "vramledger.commands.taint", "vramledger.commands.kubernetes_node"],
+    "aiohttp": [
+        *("vramledger.web.*", "vramledger.serving.control_socket", "vramledger.kubernetes.command"),
+    ],
     "bcrypt": ["vramledger.web.access.passwords"],
-    "yaml": ["vramledger.web.access.config_file"],
+    "yaml": [
+        "vramledger.commands.alert_rules",
+        "vramledger.commands.alert_settings",
+        "vramledger.web.access.config_file",
+    ],
 }
 
 PROC_PATHS = [
     "vramledger.config",
     "vramledger.readers.hosts.*",
     "vramledger.sampling.capabilities",
-    "vramledger.commands.diagnosis",
-    "vramledger.agent.visible_devices",
-    "vramledger.agent.isolation",
-    "vramledger.agent.threads",
+    "vramledger.commands.doctor",
+    "vramledger_agent.commands.attach",
+    "vramledger_agent.containment",
+    "vramledger_agent.visible_devices",
+    "vramledger_agent.isolation",
+    "vramledger_agent.threads",
 ]
 """Who may name a path in /proc: who reads it, who says where it is by default, who explains it.
 
@@ -73,12 +102,13 @@ privileges concerns this host alone.
 
 
 def modules() -> dict[str, Path]:
-    """Return the file of every module of the package by its dotted name."""
+    """Return the file of every module of both packages by its dotted name."""
     found = {}
-    for path in sorted(SOURCES.glob("vramledger/**/*.py")):
-        parts = path.relative_to(SOURCES).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = path
+    for root, package in ((SOURCES, "vramledger"), (SOURCES / "agent", AGENT)):
+        for path in sorted(root.glob(f"{package}/**/*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = path
     return found
 
 
@@ -98,8 +128,10 @@ def matches(module: str, patterns: list[str]) -> bool:
 
 def rank(module: str) -> int | None:
     """Return the position of a module's package in LAYERS, None when it is not there."""
-    package = module.split(".")[1] if "." in module else ""
-    return len(LAYERS) - LAYERS.index(package) if package in LAYERS else None
+    parts = module.split(".")[1:3]
+    names = (".".join(parts), *parts[:1], *(ROOMS.get(part, "") for part in parts[:1]))
+    found = next((name for name in names if name in LAYERS), None)
+    return None if found is None else len(LAYERS) - LAYERS.index(found)
 
 
 @cache
@@ -126,8 +158,19 @@ def own_imports(module: str) -> set[str]:
 
 
 def is_agent(module: str) -> bool:
-    """Say whether a module runs in the user's process."""
+    """Say whether a module is of the agent's package."""
     return module == AGENT or module.startswith(f"{AGENT}.")
+
+
+def tool_place(module: str) -> int | None:
+    """Return the position of an agent's module in TOOLS, None when it runs in the user's process."""
+    name = module.removeprefix(f"{AGENT}.")
+    return next((at for at, each in enumerate(TOOLS) if name == each or name.startswith(f"{each}.")), None)
+
+
+def is_protocol(module: str) -> bool:
+    """Say whether a module is shared by the agent and the exporter."""
+    return module == PROTOCOL or module.startswith(f"{PROTOCOL}.")
 
 
 @pytest.mark.parametrize("module", [each for each in MODULES if each != "vramledger" and not is_agent(each)])
@@ -136,8 +179,11 @@ def test_imports_point_down(module: str) -> None:
     place = rank(module)
     assert place is not None, f"{module} has no place in LAYERS"
 
-    for name in own_imports(module) - {"vramledger"}:
-        assert not is_agent(name), f"{module} imports {name}, which is for the user's process"
+    for name in own_imports(module) - {"vramledger", AGENT}:
+        if is_agent(name):
+            shared = is_protocol(name) or tool_place(name) is not None
+            assert shared, f"{module} imports {name}, which is for the user's process"
+            continue
         below = rank(name)
         assert below is not None, f"{name} has no place in LAYERS"
         assert below <= place, f"{module} imports {name}, which stands above it"
@@ -177,21 +223,48 @@ def test_proc_is_read_in_one_place(module: str) -> None:
     assert named == []
 
 
-def is_protocol(module: str) -> bool:
-    """Say whether a module is shared by the agent and the exporter."""
-    return module == PROTOCOL or module.startswith(f"{PROTOCOL}.")
+@pytest.mark.parametrize("module", MODULES)
+def test_one_place_prints(module: str) -> None:
+    """Only ``printable.write_plain`` writes to the terminal, where it replaces what would control it."""
+    commands = ("vramledger_agent.cli", "vramledger_agent.commands.")
+    if module == "vramledger_agent.printable" or (is_agent(module) and not module.startswith(commands)):
+        return
+    printing = [
+        f"{module}:{node.lineno}"
+        for node in ast.walk(parsed(module))
+        if isinstance(node, ast.Call)
+        and (
+            (isinstance(node.func, ast.Name) and node.func.id == "print")
+            or ast.unparse(node.func) in ("sys.stdout.write", "sys.stderr.write", "os.write(1", "os.write(2")
+        )
+    ]
+
+    assert printing == []
 
 
 def test_agent_imports_the_standard_library_alone() -> None:
-    """The code in the user's process needs no dependency, and of our code only the protocol."""
+    """The agent's package needs no dependency, and none of the exporter."""
     strays = [
         f"{module}:{line} imports {name}"
         for module in filter(is_agent, MODULES)
         for name, line in imports(module)
-        if not is_agent(name) and not is_protocol(name) and name.split(".")[0] not in sys.stdlib_module_names
+        if not is_agent(name) and name.split(".")[0] not in sys.stdlib_module_names
     ]
 
     assert strays == []
+
+
+@pytest.mark.parametrize("module", [each for each in MODULES if is_agent(each)])
+def test_what_runs_in_a_program_loads_no_tool(module: str) -> None:
+    """The code in the user's process imports itself and the protocol; a tool imports what is below it."""
+    place = tool_place(module)
+    for name in own_imports(module) - {AGENT, f"{AGENT}.commands"}:
+        below = tool_place(name)
+        if place is None:
+            assert below is None, f"{module} imports {name}, which is for commands"
+        else:
+            allowed = is_protocol(name) if below is None else below >= place
+            assert allowed, f"{module} imports {name}, which stands above it or runs in the user's process"
 
 
 def test_the_protocol_imports_nothing() -> None:

@@ -45,3 +45,17 @@ def test_every_link_within_the_project_leads_somewhere(path: Path) -> None:
             broken.append(link)
 
     assert broken == []
+
+
+def test_tests_that_deployment_names_exist() -> None:
+    """Every test that deploy/README.md names exists."""
+    text = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
+
+    assert len(named) > 10
+    assert [
+        (path, name)
+        for path, name in named
+        if not (ROOT / path).exists()
+        or (name and f"def {name}(" not in (ROOT / path).read_text(encoding="utf-8"))
+    ] == []

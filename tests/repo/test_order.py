@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 from tests.support.listening import PROJECT
 from tests.support.order import SHARING, order_of_files, unit_of
 
@@ -23,3 +27,29 @@ def test_files_that_share_servers_stay_on_one_worker() -> None:
 
     assert unit_of(within) == unit_of(f"{SHARING[0]}/test_two.py::test_b") == SHARING[0]
     assert unit_of("tests/unit/test_it.py::Class::test_a") == "tests/unit/test_it.py"
+
+
+CRASH = "import os\n\ndef test_before(): pass\ndef test_crash(): os._exit(3)\ndef test_after(): pass\n"
+
+
+def test_a_worker_that_crashes_is_named_and_holds_up_nobody(tmp_path: Path) -> None:
+    """What it has not done goes to the others, but for the test in which it crashed."""
+    for name in "abcdef":
+        (tmp_path / f"test_{name}.py").write_text("def test_one(): pass\ndef test_two(): pass\n")
+    (tmp_path / "test_z.py").write_text(CRASH)
+    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_xdist_make_scheduler\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-n2", "--dist=loadfile", "--no-loadscope-reorder", "."]
+    path = ":".join(str(PROJECT / each) for each in (".", "exporter", "exporter/agent"))
+
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+    assert "crashed while running 'test_z.py::test_crash'" in done.stdout
+    assert "1 failed, 14 passed" in done.stdout

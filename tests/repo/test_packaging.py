@@ -1,124 +1,190 @@
-"""What pip installs: the package with its data, and no development files."""
+"""What pip installs: the two packages with their data, and no development files."""
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
 import sys
 import tarfile
 import zipfile
 from importlib.metadata import packages_distributions
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import pytest
 
 from tests.repo.test_layers import MODULES, imports
+from tests.support.packages import build_all
 from vramledger import __version__
+
+ROOT = Path(__file__).parents[2]
 
 PACKAGE_CONTENT = {
     # By suffix, the files that may be in each folder of the package; any other does not belong in a wheel.
-    ".py": "vramledger",
-    ".typed": "vramledger",
     ".html": "vramledger/web",
     ".css": "vramledger/web",
     ".js": "vramledger/web",
     ".svg": "vramledger/web",
     ".json": "vramledger/web",
     ".gz": "vramledger/sampling/recordings",
+    ".yml": "vramledger/alerts",
 }
 
 
+class Package(NamedTuple):
+    """One of the two packages: its name as files have it, its sources, what its wheel brings besides."""
+
+    name: str
+    project: Path
+    modules: Path
+    share: Path
+
+    @property
+    def command(self) -> str:
+        """The name of the command, and of the project."""
+        return self.name.replace("_", "-")
+
+    def wheel(self, dist: Path) -> zipfile.ZipFile:
+        """Open the wheel."""
+        return zipfile.ZipFile(dist / f"{self.name}-{__version__}-py3-none-any.whl")
+
+    def sdist(self, dist: Path) -> Path:
+        """Return the source package."""
+        return dist / f"{self.name}-{__version__}.tar.gz"
+
+
+EXPORTER = Package("vramledger", ROOT, ROOT / "exporter", ROOT / "deploy")
+AGENT = Package("vramledger_agent", *[ROOT / "exporter" / "agent"] * 3)
+BOTH = pytest.mark.parametrize("package", [EXPORTER, AGENT], ids=lambda package: package.name)
+
+
 @pytest.fixture(scope="module")
-def packages(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Build the sdist, and the wheel from the sdist, as a distribution would."""
-    out = tmp_path_factory.mktemp("dist")
-    build(project, out, "sdist")
-    sdist = next(out.glob("*.tar.gz"))
-    subprocess.run(["tar", "-xf", sdist, "-C", out], check=True)
-    build(out / sdist.name.removesuffix(".tar.gz"), out, "wheel")
-    return sdist, next(out.glob("*.whl"))
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of both packages."""
+    return build_all(tmp_path_factory.mktemp("dist"))
 
 
-def build(source: Path, out: Path, target: str) -> None:
-    """Build with the hatchling of this environment, without the network."""
-    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(out)]
-    done = subprocess.run(command, cwd=source, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def source_files(project: Path) -> set[str]:
+def source_files(package: Package) -> set[str]:
     """Return the package's files in the checkout, as a wheel names them."""
-    root = project / "exporter"
     return {
-        path.relative_to(root).as_posix()
-        for path in root.glob("vramledger/**/*")
+        path.relative_to(package.modules).as_posix()
+        for path in package.modules.glob(f"{package.name}/**/*")
         if path.is_file() and "__pycache__" not in path.parts
     }
 
 
-def shared_files(project: Path) -> set[str]:
+RULE_SOURCES = {
+    f"vramledger/{path.relative_to(ROOT).as_posix()}"
+    for path in (ROOT / "alerts" / "thresholds.yml", *(ROOT / "alerts" / "src").glob("*.yml"))
+}
+"""What ``vramledger rules`` needs, as a wheel names it."""
+
+
+def shared_files(package: Package) -> set[str]:
     """Return the manual page and the completions, as a wheel names them."""
-    root = project / "deploy"
     return {
-        f"vramledger-{__version__}.data/data/{path.relative_to(root).as_posix()}"
-        for path in root.glob("share/*/**/*")
+        f"{package.name}-{__version__}.data/data/{path.relative_to(package.share).as_posix()}"
+        for path in package.share.glob("share/*/**/*")
         if path.is_file() and "__pycache__" not in path.parts
     }
 
 
-def test_wheel_holds_the_package_alone(packages: tuple[Path, Path], project: Path) -> None:
-    """The wheel has exactly the package's files, its manual page and completions, and its metadata."""
-    with zipfile.ZipFile(packages[1]) as wheel:
+@BOTH
+def test_wheel_holds_the_package_alone(package: Package, dist: Path) -> None:
+    """A wheel has exactly its package's files, its manual page and completions, and its metadata."""
+    with package.wheel(dist) as wheel:
         names = set(wheel.namelist())
-    metadata = {name for name in names if name.startswith(f"vramledger-{__version__}.dist-info/")}
+        license_ = wheel.read(f"{package.name}-{__version__}.dist-info/licenses/LICENSE")
+    metadata = {name for name in names if name.startswith(f"{package.name}-{__version__}.dist-info/")}
+    command = f"{package.name}-{__version__}.data/scripts/{package.command}"
 
-    assert names - metadata == source_files(project) | shared_files(project)
-    assert shared_files(project)
-    assert f"vramledger-{__version__}.dist-info/licenses/LICENSE" in metadata
+    rules = RULE_SOURCES if package.name == "vramledger" else set()
+    assert names - metadata == source_files(package) | shared_files(package) | rules | {command}
+    assert len(shared_files(package)) == 3
+    assert license_ == (ROOT / "LICENSE").read_bytes()
 
 
-def test_package_data_is_of_known_kinds(project: Path) -> None:
+@BOTH
+def test_package_data_is_of_known_kinds(package: Package) -> None:
     """The package has no file that a user does not need."""
+    places = {**PACKAGE_CONTENT, ".py": package.name, ".typed": package.name}
     strays = {
         name
-        for name in source_files(project)
-        if not PurePosixPath(name).is_relative_to(PACKAGE_CONTENT.get(PurePosixPath(name).suffix, "nowhere"))
+        for name in source_files(package)
+        if not PurePosixPath(name).is_relative_to(places.get(PurePosixPath(name).suffix, "nowhere"))
     }
 
     assert strays == set()
-    assert "vramledger/py.typed" in source_files(project)
+    assert f"{package.name}/py.typed" in source_files(package)
 
 
-def test_demonstration_recording_is_installed(packages: tuple[Path, Path]) -> None:
+def test_demonstration_recording_is_installed(dist: Path) -> None:
     """``--source=auto`` finds its recording in an installed package, without a checkout."""
-    with zipfile.ZipFile(packages[1]) as wheel:
+    with EXPORTER.wheel(dist) as wheel:
         recordings = [name for name in wheel.namelist() if name.endswith(".jsonl.gz")]
 
     assert {str(PurePosixPath(name).parent) for name in recordings} == {"vramledger/sampling/recordings"}
 
 
-def test_metadata_says_what_pip_needs(packages: tuple[Path, Path]) -> None:
+@BOTH
+def test_metadata_says_what_pip_needs(package: Package, dist: Path) -> None:
     """Version, command and oldest Python are declared; the dependencies are what the code imports."""
-    with zipfile.ZipFile(packages[1]) as wheel:
-        metadata = wheel.read(f"vramledger-{__version__}.dist-info/METADATA").decode()
-        commands = wheel.read(f"vramledger-{__version__}.dist-info/entry_points.txt").decode()
-    imported = {name.split(".")[0] for module in MODULES for name, _ in imports(module)}
-    foreign = imported - sys.stdlib_module_names - {"vramledger"}
-    providers = {packages_distributions()[name][0] for name in foreign}
+    about = f"{package.name}-{__version__}.dist-info"
+    with package.wheel(dist) as wheel:
+        metadata = wheel.read(f"{about}/METADATA").decode()
+        commands = wheel.read(f"{about}/entry_points.txt").decode()
+    own = [module for module in MODULES if module.partition(".")[0] == package.name]
+    imported = {name.split(".")[0] for module in own for name, _ in imports(module)}
+    foreign = imported - sys.stdlib_module_names - {package.name}
+    # An editable install does not say what it provides.
+    providing = {"vramledger_agent": ["vramledger-agent"], **packages_distributions()}
+    providers = {providing[name][0] for name in foreign}
     needs = set(re.findall(r"^Requires-Dist: ([\w-]+)", metadata, re.MULTILINE))
 
     assert f"\nVersion: {__version__}\n" in metadata
     assert "\nRequires-Python: >=3.10\n" in metadata
     assert needs == {name.replace("_", "-").lower() for name in providers}
-    assert "vramledger = vramledger.cli:main" in commands
+    assert f"{package.command}-python = {package.name}.cli:main" in commands
 
 
-def test_sdist_can_be_built_and_tested(packages: tuple[Path, Path]) -> None:
-    """The sdist has what a distribution needs to build and test, and no leftovers."""
-    with tarfile.open(packages[0]) as archive:
+def test_the_exporter_needs_the_agent_of_its_version() -> None:
+    """Both are of one version, because the exporter imports from the agent's package."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+    assert f'"vramledger-agent=={__version__}",' in text
+
+
+@BOTH
+def test_the_command_begins_in_a_shell(package: Package, dist: Path) -> None:
+    """The command is the shell's script, executable, which pip installs beside Python's program."""
+    with package.wheel(dist) as wheel:
+        script = wheel.getinfo(f"{package.name}-{__version__}.data/scripts/{package.command}")
+        content = wheel.read(script)
+
+    assert content == (AGENT.project / "vramledger.sh").read_bytes()
+    assert script.external_attr >> 16 & 0o111 == 0o111
+
+
+def contents(sdist: Path) -> set[str]:
+    """Return the files of a source package, all of them files, and no leftovers."""
+    with tarfile.open(sdist) as archive:
+        assert [each.name for each in archive.getmembers() if each.issym() and not in_archive(each)] == []
         names = {name.partition("/")[2] for name in archive.getnames()}
-    leftovers = {name for name in names if re.search(r"(^|/)(__pycache__|\.venv[^/]*|\.cache|\.git)/", name)}
+    leftovers = re.compile(r"(^|/)(__pycache__|\.venv[^/]*|\.cache|\.git)/")
+    assert {name for name in names if leftovers.search(name)} == set()
+    return names
 
+
+def in_archive(link: tarfile.TarInfo) -> bool:
+    """Say whether a link points to what is in the same archive."""
+    return not os.path.normpath(f"{PurePosixPath(link.name).parent}/{link.linkname}").startswith("..")
+
+
+def test_sdists_can_be_built_and_tested(dist: Path) -> None:
+    """The exporter's has what a distribution needs to build and test both; the agent's stands alone."""
+    names = contents(EXPORTER.sdist(dist))
     assert {"pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "Makefile", ".ci/task"} <= names
-    assert {"tests/conftest.py", "exporter/vramledger/__init__.py"} <= names
-    assert leftovers == set()
+    assert {"tests/conftest.py", "exporter/vramledger/__init__.py", "exporter/agent/pyproject.toml"} <= names
+
+    names = contents(AGENT.sdist(dist))
+    assert {"pyproject.toml", "LICENSE", "README.md", "vramledger_agent/__init__.py"} <= names

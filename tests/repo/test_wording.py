@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 PLACES = (
     "exporter/vramledger/**/*",
     "exporter/docs/*.md",
-    "exporter/docs/src/**/*",
+    "exporter/docs/measurements/*.md",
+    "exporter/docs/metrics/*.md",
+    "exporter/docs/src/*",
     "alerts/*.md",
     "alerts/*.yml",
     "alerts/src/*",
@@ -165,10 +167,11 @@ def comments_at_constants(source: str) -> Iterator[int]:
 
 
 def test_a_constant_is_explained_in_the_docstring_below_it() -> None:
-    """No constant of the exporter has its meaning in a ``#`` line below it or in a comment beside it."""
+    """No constant of either package has its meaning in a ``#`` line below it or in a comment beside it."""
     found = [
         f"{path.relative_to(ROOT)}:{line}"
-        for path in sorted((ROOT / "exporter" / "vramledger").rglob("*.py"))
+        for place in ("exporter/vramledger", "exporter/agent/vramledger_agent")
+        for path in sorted((ROOT / place).rglob("*.py"))
         if path.name != "sitecustomize.py"
         for line in comments_at_constants(path.read_text(encoding="utf-8"))
     ]

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from vramledger.accounting.ledger import balance, system_bytes
-from vramledger.accounting.owner_usage import Charge, DeviceUsage
-from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
-from vramledger.agent_protocol.messages import CATEGORIES
+from vramledger.accounting.owners.owner_usage import Charge, DeviceUsage
 from vramledger.model.agent_report import (
     REASONS,
     AgentReport,
@@ -18,12 +18,12 @@ from vramledger.model.agent_report import (
     GarbageReport,
     OutOfMemory,
 )
+from vramledger.model.holder_facts import KvCache
 from vramledger.model.reading import (
     FAILURE_REASONS,
     DeviceReading,
     HardwareValue,
     HiddenHolder,
-    KvCache,
     LaunchCount,
     MemoryReading,
     NodeMemory,
@@ -46,6 +46,8 @@ from vramledger.model.snapshot import (
     UnchargedBytes,
     UndividedBytes,
 )
+from vramledger_agent.protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
+from vramledger_agent.protocol.messages import CATEGORIES
 
 GIB = 2**30
 MIB = 2**20
@@ -67,6 +69,7 @@ HARDWARE: Mapping[str, HardwareValue] = {
     "device_remapped_rows": {"corrected": 0.0, "uncorrected": 0.0},
     "device_row_remap_pending": 0.0,
     "device_row_remap_failed": 0.0,
+    "device_recovery_action": {"none": 1.0},
     "device_encoder_utilization_ratio": 0.0,
     "device_decoder_utilization_ratio": 0.0,
     "device_pcie_link_generation": {"current": 5.0, "max": 5.0},
@@ -155,10 +158,12 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
         utilization=utilization,
         activity=activity,
         hardware=hardware or {},
+        reset_required=bool((hardware or {}).get("device_row_remap_failed")) if hardware else None,
     )
     ledger = balance(memory, known, uncharged=uncharged)
     charges = [
-        Charge(each.pid, each.start, ("user", "ada"), each.state, each.held, each.wasted) for each in held
+        Charge(each.pid, each.start, ("user", "ada"), each.state, each.held, each.wasted is True)
+        for each in held
     ]
     owners = DeviceUsage(0).update(charges, ledger, 0.0, 5.0)
     return DeviceSnapshot(
@@ -172,11 +177,11 @@ def coherent_device(index: int = 7) -> DeviceSnapshot:
     node = NodeMemory(1, TOTAL - RESERVED, TOTAL - RESERVED - 15 * GIB, 3 * GIB, GIB, GIB, GIB)
     memory = MemoryReading(TOTAL, TOTAL - RESERVED - 15 * GIB, 15 * GIB, RESERVED)
     ordinary = device(index, [held], name="NVIDIA GH200 480GB", unattributed=5 * GIB)
-    reading = replace(
+    reading = structs.replace(
         ordinary.reading, memory=memory, memory_kind="coherent", node=node, addressing_mode="ats"
     )
     ledger = balance(memory, [(held.state, 10 * GIB)], system=system_bytes(reading))
-    charge = Charge(held.pid, held.start, ("user", "ada"), held.state, held.held, held.wasted)
+    charge = Charge(held.pid, held.start, ("user", "ada"), held.state, held.held, held.wasted is True)
     owners = DeviceUsage(0).update([charge], ledger, 0.0, 5.0, kept_by_system=True)
     limit = OwnerLimit("user", "ada", "/user.slice", 20 * GIB, 19 * GIB, GIB, 9 * GIB)
     return replace(ordinary, reading=reading, ledger=ledger, owner_usage=owners, limits=(limit,))

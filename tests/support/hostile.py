@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from tests.support.builders import MIB, device, holding, process, snapshot
 from vramledger.model.reading import HiddenHolder, Owner
 from vramledger.model.snapshot import Snapshot, State
@@ -19,7 +21,7 @@ def hostile() -> Snapshot:
     if known.facts is None:
         raise AssertionError
     owner = Owner("pod", HOSTILE, namespace=HOSTILE, pod=HOSTILE)
-    known = replace(known, facts=replace(known.facts, owner=owner))
+    known = replace(known, facts=structs.replace(known.facts, owner=owner))
     hidden = (HiddenHolder(8, 1, "cuda", HOSTILE, HOSTILE, (0,)),)
     held = [holding(7, 1024 * MIB, State.ORPHANED, why=HOSTILE)]
     shot = snapshot(device(0, held, name=HOSTILE, hidden=hidden), processes=[known])

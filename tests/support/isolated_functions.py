@@ -108,7 +108,7 @@ def hang_with_children(file: str) -> None:
 
 def call_isolated(number: int) -> int:
     """Call another isolated function, as the task of a daemonic worker does."""
-    from vramledger.agent import isolated  # noqa: PLC0415 the parent may not have it
+    from vramledger_agent import isolated  # noqa: PLC0415 the parent may not have it
 
     pid, (given,), _ = isolated(identity, number)
     assert pid != os.getpid()

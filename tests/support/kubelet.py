@@ -23,36 +23,29 @@ _FIELDS: dict[str, list[tuple[int, str, Any, bool]]] = {
     "ListPodResourcesResponse": [(1, "pod_resources", "PodResources", True)],
     "AllocatableResourcesResponse": [(1, "devices", "ContainerDevices", True), (2, "cpu_ids", _INT64, True)],
     "PodResources": [
-        (1, "name", _TEXT, False),
-        (2, "namespace", _TEXT, False),
+        (1, "name", _TEXT, False), (2, "namespace", _TEXT, False),
         (3, "containers", "ContainerResources", True),
     ],
     "ContainerResources": [
-        (1, "name", _TEXT, False),
-        (2, "devices", "ContainerDevices", True),
-        (3, "cpu_ids", _INT64, True),
+        (1, "name", _TEXT, False), (2, "devices", "ContainerDevices", True), (3, "cpu_ids", _INT64, True),
         (5, "dynamic_resources", "DynamicResource", True),
     ],
     "ContainerDevices": [
-        (1, "resource_name", _TEXT, False),
-        (2, "device_ids", _TEXT, True),
+        (1, "resource_name", _TEXT, False), (2, "device_ids", _TEXT, True),
         (3, "topology", "NUMATopology", False),
     ],
     "NUMATopology": [(1, "nodes", "NUMANode", True)],
     "NUMANode": [(1, "ID", _INT64, False)],
     "DynamicResource": [
-        (2, "claim_name", _TEXT, False),
-        (3, "claim_namespace", _TEXT, False),
+        (2, "claim_name", _TEXT, False), (3, "claim_namespace", _TEXT, False),
         (4, "claim_resources", "ClaimResource", True),
     ],
     "ClaimResource": [
-        (1, "cdi_devices", "CDIDevice", True),
-        (2, "driver_name", _TEXT, False),
-        (3, "pool_name", _TEXT, False),
-        (4, "device_name", _TEXT, False),
+        (1, "cdi_devices", "CDIDevice", True), (2, "driver_name", _TEXT, False),
+        (3, "pool_name", _TEXT, False), (4, "device_name", _TEXT, False),
     ],
     "CDIDevice": [(1, "name", _TEXT, False)],
-}
+}  # fmt: skip
 
 
 def _messages() -> dict[str, Any]:

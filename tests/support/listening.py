@@ -14,20 +14,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import vramledger_agent
 from tests.support.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 PROJECT = Path(__file__).resolve().parents[2]
-STARTUP = PROJECT / "exporter" / "vramledger" / "agent" / "startup"
+AGENT_ROOT = Path(vramledger_agent.__file__).parents[1]
+"""The folder of the agent's package: of this checkout, or where its wheel was installed."""
+
+STARTUP = AGENT_ROOT / "vramledger_agent" / "startup"
 FAKE = Path(__file__).parent / "frameworks" / "standin"
 
 
 WAIT_FOR_REPORT = """
 def wait_for_report():
     import time
-    from vramledger.agent.worker import worker
+    from vramledger_agent.worker import worker
     seen, deadline = worker.session.sequence, time.monotonic() + 30
     while worker.session.sequence < seen + 2 and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from random import Random
@@ -10,14 +11,14 @@ from typing import Any
 from tests.support.host.model import EPOCH, GIB, Gpu, Host, Process
 from tests.support.host.programs import Held, Torch, idle, in_bursts, notebook, sawtooth, steady
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.model.reading import (
-    Reading,
-)
+from vramledger.model.reading import Reading
 from vramledger.model.reading_json import decode, encode
 from vramledger.model.snapshot import Snapshot
-from vramledger.storage.archive import Archive, open_directory
+from vramledger.storage.answers import answer
+from vramledger.storage.keeper import open_directory
 from vramledger.storage.process import StorageProcess
 from vramledger.storage.recorder import Recorder
+from vramledger.storage.writing import PastWriter
 from vramledger.views.timeline import Timeline
 
 BOOT_ID = "boot-1"
@@ -98,23 +99,31 @@ class StoredPast:
 
     Attributes:
         path: the directory.
-        archive: what reads and writes it.
+        writer: what writes it.
         tracker: the exporter's accounting.
         timeline: what its page remembers.
         now: seconds since the beginning.
     """
 
     def __init__(
-        self, path: Path, host: Host, *, machine: str = "machine-1", retention: float = float("inf")
+        self,
+        path: Path,
+        host: Host,
+        *,
+        machine: str = "machine-1",
+        retention: float = float("inf"),
+        size: float = float("inf"),
     ) -> None:
         """Start an exporter that remembers nothing."""
         self.path = path
         self.host = host
         self.now = 0.0
-        self.directory = open_directory(path)
-        self.archive = Archive(self.directory, machine, retention=retention, clock=lambda: EPOCH + self.now)
+        os.close(open_directory(path))
+        self.writer = PastWriter(
+            path, machine, retention=retention, size=size, clock=lambda: EPOCH + self.now
+        )
         self.messages: list[bytes] = []
-        self.process = StorageProcess(self.archive, self.messages.append, monotonic=lambda: self.now)
+        self.process = StorageProcess(self.writer, self.messages.append, monotonic=lambda: self.now)
         self.tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=host.interval)
         self.timeline = Timeline()
         self.recorder = Recorder(self.tracker, self.timeline, IDLE_AFTER, host.interval)
@@ -147,4 +156,10 @@ class StoredPast:
         for kind, content in self.recorder.last_state():
             self.process.receive(kind, content)
         self.process.end()
-        os.close(self.directory)
+
+    def ask(self, **question: object) -> tuple[dict[str, Any], Any]:
+        """Write what waits, and return the head of an answer and its content, as JSON values."""
+        self.process.flush()
+        first, _, content = answer(self.path, question).partition(b"\n")
+        lines = [json.loads(each) for each in content.splitlines()]
+        return json.loads(first), lines if question["ask"] == "readings" else lines[0]

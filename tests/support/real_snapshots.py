@@ -9,8 +9,8 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from vramledger.torch_snapshots.safe_pickle import load_plain
-from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
+from vramledger_agent.torch_snapshots.safe_pickle import load_plain
+from vramledger_agent.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
 
 _DIRECTORY = Path(__file__).parents[1] / "recordings" / "torch_snapshots"
 

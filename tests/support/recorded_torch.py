@@ -18,8 +18,8 @@ M = 2**20
 def make_model():
     return [torch.Tensor(M) for _ in range(3)]
 model = make_model()
-from vramledger.agent.oom import handler
-from vramledger.agent.worker import worker
+from vramledger_agent.oom import handler
+from vramledger_agent.worker import worker
 while not handler.observer.attached:
     time.sleep(0.01)
 optimizer = torch.optim.Adam(model)
@@ -81,9 +81,9 @@ def peak(
 
 REQUEST = """
 import tempfile, threading
-from vramledger.agent.requests import Request
-from vramledger.agent.torch import memory_history
-from vramledger.agent import step_boundary
+from vramledger_agent.requests import Request
+from vramledger_agent.torch import memory_history
+from vramledger_agent import step_boundary
 
 def request(work, **arguments):
     "Ask for a snapshot on a thread of its own, and run the program's work until the answer."

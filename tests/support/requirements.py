@@ -15,8 +15,6 @@ from typing import NoReturn
 
 import pytest
 
-from vramledger.readers.launches.availability import find_obstacle
-
 PROJECT = Path(__file__).resolve().parents[2]
 
 NOT_TESTED = "NOT TESTED: "
@@ -124,5 +122,8 @@ def _namespaces() -> bool:
 
 def require_uprobes() -> None:
     """Continue only where the kernel lets us count the calls of another program."""
+    # The agent's tests run without the exporter too.
+    from vramledger.readers.launches.uprobes import find_obstacle  # noqa: PLC0415
+
     if obstacle := find_obstacle("/proc"):
         do_without(f"counting launches: {obstacle}")

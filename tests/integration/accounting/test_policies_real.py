@@ -21,7 +21,7 @@ from tests.support.players.stage import Player, Stage
 from tests.support.requirements import require_root
 from tests.support.standin.library import MIB, StandIn
 from tests.support.waiting import wait_until
-from vramledger.accounting.policies import classify
+from vramledger.accounting.holders.policies import classify
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import (
     ProcessFacts,
@@ -29,7 +29,7 @@ from vramledger.model.reading import (
 from vramledger.model.reading_json import decode, encode
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.nvml.driver import Driver
-from vramledger.sampling import sampler as sampling
+from vramledger.sampling import holder_watch as sampling
 from vramledger.sampling.masking import Mask
 from vramledger.sampling.sampler import Sampler
 

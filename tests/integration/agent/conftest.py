@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support import examples
 from tests.support.listening import FakeExporter
+
+
+def pytest_configure() -> None:
+    """Do what tests/conftest.py does: the tests of the wheel alone are without it."""
+    examples.load()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.listening import FAKE, PROJECT, environment, finish, start
+from tests.support.listening import AGENT_ROOT, FAKE, environment, finish, start
 from tests.support.recorded_torch import BEGINNING, CONSENT, FROM_START, MIB, REQUEST, peak, reports, run
-from vramledger.agent.oom import report_file
-from vramledger.torch_snapshots.safe_pickle import load_plain
-from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
-from vramledger.torch_snapshots.text import snapshot_text
-from vramledger.torch_snapshots.training_text import training_text
+from vramledger_agent.oom import report_file
+from vramledger_agent.torch_snapshots.safe_pickle import load_plain
+from vramledger_agent.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
+from vramledger_agent.torch_snapshots.text import snapshot_text, training_text
 
 
 def snapshot_of(report: dict[str, Any]) -> AllocationSnapshot:
@@ -224,7 +223,7 @@ def test_a_collector_that_is_off_costs_nothing(place: Path) -> None:
     """Where a program has turned the collector off, all objects are young, and none is looked at."""
     code = """
         import gc
-        from vramledger.agent.torch.recording import recording
+        from vramledger_agent.torch.recording import recording
         step(4)
         gc.disable()
         kept = [[] for _ in range(40_000)]
@@ -249,7 +248,7 @@ on_the_host.stale = True
 def test_a_stale_view_costs_nothing(place: Path) -> None:
     """A view whose base a step has changed is left out; batch and flight of all others stay known."""
     code = STALE + textwrap.dedent("""
-        from vramledger.agent.torch.recording import recording
+        from vramledger_agent.torch.recording import recording
         step(8)
         kept = forward(16)
         fail()
@@ -306,7 +305,7 @@ def test_a_forked_child_reads_nothing(place: Path) -> None:
     """In a forked child the allocator's lock may be held for ever: a step there reads and marks nothing."""
     code = """
         import os
-        from vramledger.agent.torch.recording import recording
+        from vramledger_agent.torch.recording import recording
         step()
         marks = len(recording.marks)
         pid = os.fork()
@@ -396,12 +395,12 @@ def test_a_torch_that_cannot_record_is_watched_all_the_same(place: Path) -> None
 
 
 REPLACED = """
-import vramledger.agent
+import vramledger_agent
 torch.cuda.memory._record_memory_history(max_entries=100_000)
 """
 
 
-@pytest.mark.parametrize("work", ["vramledger.agent.stop()", "request(lambda: None, seconds=1.0)"])
+@pytest.mark.parametrize("work", ["vramledger_agent.stop()", "request(lambda: None, seconds=1.0)"])
 def test_what_replaced_our_recording_goes_on(place: Path, work: str) -> None:
     """A recording of the program that has replaced ours outlives the agent, and is not called ours."""
     code = f"""
@@ -448,7 +447,7 @@ def test_run_asks_for_a_recording() -> None:
         (("--snapshot-from-start", "--allow-reclaim"), "['reclaim,snapshot', '1']\n"),
         ((), "[None, None]\n"),
     ):
-        command = [sys.executable, "-m", "vramledger", "run", *flags, "--", sys.executable, "-c", show]
-        environ = {**os.environ, "PYTHONPATH": str(PROJECT / "exporter")}
+        command = [sys.executable, "-m", "vramledger_agent", "run", *flags, "--", sys.executable, "-c", show]
+        environ = {**os.environ, "PYTHONPATH": str(AGENT_ROOT)}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
         assert done.stdout == expected

@@ -19,11 +19,11 @@ import psutil
 import pytest
 
 from tests.support import isolated_functions as functions
-from tests.support.exporter import SOURCES
+from tests.support.listening import AGENT_ROOT
 from tests.support.requirements import require_frameworks
 from tests.support.waiting import PATIENCE, wait_until
-from vramledger.agent import IsolatedPool, isolated, isolated_async
-from vramledger.agent.isolation import ChildTraceback, IsolationError
+from vramledger_agent import IsolatedPool, isolated, isolated_async
+from vramledger_agent.isolation import ChildTraceback, IsolationError
 
 ROOT = Path(__file__).parents[3]
 
@@ -136,12 +136,12 @@ def test_child_ends_with_its_parent(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     program = tmp_path / "program.py"
     program.write_text(
-        "from vramledger.agent import isolated\n"
+        "from vramledger_agent import isolated\n"
         "from tests.support.isolated_functions import hang\n"
         f"if __name__ == '__main__':\n    isolated(hang, {str(file)!r})\n",
         encoding="utf-8",
     )
-    environ = {**os.environ, "PYTHONPATH": f"{SOURCES}{os.pathsep}{ROOT}"}
+    environ = {**os.environ, "PYTHONPATH": f"{AGENT_ROOT}{os.pathsep}{ROOT}"}
     with subprocess.Popen([sys.executable, str(program)], env=environ) as process:
         wait_until(lambda: file.exists() and file.read_text(encoding="ascii"), "the child")
         process.kill()
@@ -176,7 +176,7 @@ def test_in_a_daemonic_process() -> None:
 
 NOTEBOOK = """
 import math, os
-from vramledger.agent import isolated
+from vramledger_agent import isolated
 factor = 3
 def scale(value):
     return math.floor(value) * factor
@@ -196,7 +196,7 @@ except Exception as error:
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_a_function_of_a_notebook(method: str) -> None:
     """A function whose main module has no file runs isolated; for a class the error says what to do."""
-    environ = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    environ = {**os.environ, "PYTHONPATH": str(AGENT_ROOT)}
     code = NOTEBOOK.replace("METHOD", method)
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -214,7 +214,7 @@ def test_a_function_of_a_notebook(method: str) -> None:
 
 
 CLOUDPICKLE = """
-from vramledger.agent import isolated
+from vramledger_agent import isolated
 class Own:
     def __init__(self, value):
         self.value = value
@@ -227,7 +227,7 @@ print(isolated(scale, Own(2), 3))
 @pytest.mark.skipif(find_spec("cloudpickle") is None, reason="cloudpickle is not installed")
 def test_a_class_of_a_notebook_with_cloudpickle() -> None:
     """Where cloudpickle is installed, objects of a notebook's own classes are passed."""
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), os.environ.get("PYTHONPATH", "")])}
+    environ = {**os.environ, "PYTHONPATH": f"{AGENT_ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(
         [sys.executable, "-c", CLOUDPICKLE], env=environ, capture_output=True, text=True, check=True,
         timeout=PATIENCE,
@@ -342,7 +342,7 @@ def test_what_cannot_be_pickled_costs_a_pool_no_process() -> None:
 
 ARRAYS = """
 import numpy as np
-from vramledger.agent import isolated
+from vramledger_agent import isolated
 
 def double(array):
     return {"array": array * 2, "view": array[:3]}
@@ -371,7 +371,7 @@ def test_arrays_of_a_script(tmp_path: Path) -> None:
     python = require_frameworks()
     program = tmp_path / "program.py"
     program.write_text(ARRAYS, encoding="utf-8")
-    environ = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    environ = {**os.environ, "PYTHONPATH": str(AGENT_ROOT)}
 
     done = subprocess.run(
         [python, program], env=environ, capture_output=True, text=True, check=False, timeout=3 * PATIENCE

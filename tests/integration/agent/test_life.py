@@ -173,7 +173,7 @@ def test_hung_exporter_costs_reports_only(place: Path) -> None:
         hung.bind(str(place / "agent.sock"))
         hung.listen(1)
         code = TENSOR + (
-            "import time\nfrom vramledger.agent.worker import worker\n"
+            "import time\nfrom vramledger_agent.worker import worker\n"
             "worker.settings.interval = 0.001\nworker.stop_thread(1); worker.start()\n"
             "while not worker.session.transport.dropped: time.sleep(0.01)\nprint('ran')\n"
         )
@@ -219,7 +219,7 @@ def test_closed_standard_streams(place: Path, exporter: FakeExporter) -> None:
     code = (
         f"import os\nout = os.dup(1)\n[os.close(number) for number in (0, 1, 2)]\nimport torch\n"
         f"{WAIT_FOR_REPORT}"
-        "kept = torch.Tensor(8)\nwait_for_report()\nfrom vramledger.agent.worker import worker\n"
+        "kept = torch.Tensor(8)\nwait_for_report()\nfrom vramledger_agent.worker import worker\n"
         "os.write(out, str(worker.session.transport._socket.fileno() > 2).encode())\n"
     )
     process = start(code, environment(place, FAKE))
@@ -236,7 +236,7 @@ def test_requests_are_answered_by_consent(place: Path, exporter: FakeExporter) -
     answer = exporter.request(process.pid, {"version": 1, "ask": "reclaim"})
 
     assert answer["ok"] is False
-    assert "vramledger run --allow-reclaim" in answer["error"]
+    assert "vramledger-agent run --allow-reclaim" in answer["error"]
     finish(process)
 
 

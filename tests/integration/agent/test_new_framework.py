@@ -15,18 +15,19 @@ import pytest
 
 from framework_files import WRITERS
 from tests.support.exporter import LOOPBACK, QUICK, serving
-from tests.support.listening import PROJECT, environment, start
+from tests.support.listening import PROJECT, STARTUP, environment, start
 from tests.support.standin.library import GIB, StandIn
-from vramledger.agent_protocol.frameworks import FRAMEWORKS
+from vramledger_agent.protocol.frameworks import FRAMEWORKS
 
 ADDED = PROJECT / "tests" / "support" / "frameworks" / "added"
-DECLARATION = Path("vramledger/agent_protocol/frameworks.py")
-PROVIDER = Path("vramledger/agent/frameworks/paddle.py")
+AGENT = Path("agent/vramledger_agent")
+DECLARATION = AGENT / "protocol/frameworks.py"
+PROVIDER = AGENT / "frameworks/paddle.py"
 
 CODE = "import paddle.device.cuda, colorsys, sys; sys.stdin.read()"
 """A program that uses the framework, and imports something afterwards, as all programs do."""
 
-OWN_CODE = ("agent/frameworks/*.py", "agent/torch/*.py", "torch_snapshots/*.py")
+OWN_CODE = ("frameworks/*.py", "torch/*.py", "torch_snapshots/*.py")
 """The files that read one framework and may name it."""
 
 
@@ -43,7 +44,11 @@ def write_what_follows(root: Path) -> None:
     """Run the generators of these files, as ``make generate`` does, in the copy."""
     for program in ("framework_files.py", "docs/src/generate.py"):
         command = [sys.executable, str(root / program)]
-        subprocess.run(command, env={"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}, check=True)
+        subprocess.run(
+            command,
+            env={"PYTHONPATH": f"{root}:{root / 'agent'}", "PYTHONDONTWRITEBYTECODE": "1"},
+            check=True,
+        )
 
 
 @pytest.fixture
@@ -87,12 +92,12 @@ def test_a_framework_comes_and_goes_with_its_declaration(
     assert changed == {DECLARATION, PROVIDER, Path("docs/metrics/agents.md")} | written
 
     flags = (*QUICK, LOOPBACK, f"--agent.socket={place / 'agent.sock'}")
-    with serving(*flags, driver={**standin.env(), "PYTHONPATH": str(sources)}) as exporter:
-        startup = sources / "vramledger" / "agent" / "startup"
+    with serving(
+        *flags, driver={**standin.env(), "PYTHONPATH": f"{sources}:{sources / 'agent'}"}
+    ) as exporter:
+        startup = sources / AGENT / "startup"
         environ = environment(place, ADDED / "standin", CUDA_VISIBLE_DEVICES="0")
-        environ["PYTHONPATH"] = environ["PYTHONPATH"].replace(
-            str(PROJECT / "exporter/vramledger/agent/startup"), str(startup)
-        )
+        environ["PYTHONPATH"] = environ["PYTHONPATH"].replace(str(STARTUP), str(startup))
         program = start(CODE, environ)
         standin.device(0).set_processes([(program.pid, 4 * GIB)])
         page = exporter.until(lambda page: page.values("framework_pool_bytes"), "the report")
@@ -119,7 +124,7 @@ def test_a_framework_comes_and_goes_with_its_declaration(
 
 
 def test_what_follows_is_written() -> None:
-    """The start-up file and the schema match the declarations; otherwise run ``make generate``."""
+    """The start-up file matches the declarations; otherwise run ``make generate``."""
     for path, write in WRITERS.items():
         text = path.read_text(encoding="utf-8")
         assert write(text) == text, path
@@ -141,7 +146,7 @@ def test_nobody_else_lists_frameworks() -> None:
         "CUDA",
     }
     written = {path.relative_to(PROJECT) for path in WRITERS}
-    places = ("exporter/vramledger", "dashboards/src", "alerts/src")
+    places = ("exporter/vramledger", "exporter/agent", "dashboards/src", "alerts/src")
     listing = {}
     for place in places:
         for path in sorted((PROJECT / place).rglob("*")):

@@ -11,10 +11,18 @@ from typing import Any
 
 import pytest
 
-from tests.support.listening import FAKE, PROJECT, WAIT_FOR_REPORT, FakeExporter, environment, finish, start
+from tests.support.listening import (
+    AGENT_ROOT,
+    FAKE,
+    WAIT_FOR_REPORT,
+    FakeExporter,
+    environment,
+    finish,
+    start,
+)
 from tests.support.requirements import require_root
 from tests.support.waiting import wait_until
-from vramledger.agent.oom import report_file
+from vramledger_agent.oom import report_file
 
 NOBODY = 65534
 
@@ -182,10 +190,18 @@ def test_out_of_memory(place: Path, exporter: FakeExporter) -> None:
     assert report["frameworks"][0]["devices"][0]["ooms"] == 1
 
 
+PATIENT = """
+import vramledger_agent.oom.handler
+for name in ("oom.handler", "worker"):
+    sys.modules["vramledger_agent." + name].OOM_REPORT_TIMEOUT_SECONDS = 30.0
+"""
+"""Where others work, half a second is little."""
+
+
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "pass"])
 def test_out_of_memory_is_the_last_thing(place: Path, exporter: FakeExporter, end: str) -> None:
     """The exporter learns of a failure before the program sees its exception, however the program ends."""
-    code = OOM.replace("wait_for_report()", "sys.stdin.readline()") + f"import os\n{end}\n"
+    code = PATIENT + OOM.replace("wait_for_report()", "sys.stdin.readline()") + f"import os\n{end}\n"
     process = start(BEGINNING + code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
     process.communicate("\n")
@@ -197,7 +213,7 @@ def test_out_of_memory_is_the_last_thing(place: Path, exporter: FakeExporter, en
 def test_out_of_memory_while_the_thread_rests(place: Path, exporter: FakeExporter) -> None:
     """A failure that follows too soon after the last one is reported at the program's end."""
     again = "\ntry:\n    torch.Tensor(2**51)\nexcept torch._C.OutOfMemoryError:\n    pass\n"
-    rest = "from vramledger.agent.worker import worker\nworker.stop_thread(10)\n"
+    rest = "from vramledger_agent.worker import worker\nworker.stop_thread(10)\n"
     report = reported(exporter, place, OOM + rest + again)
 
     assert report["last_oom"]["requested"] == 2**51
@@ -237,7 +253,7 @@ def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: FakeExpo
     device = {"total": 80 * gib, "free": gib, "holders": holders}
     exporter.answer = {"version": 1, "ok": True, "devices": [device]}
     # This test's thread answers, when it gets to it.
-    patient = "from vramledger.agent.oom import exporter_devices; exporter_devices.TIMEOUT_SECONDS = 30"
+    patient = "from vramledger_agent.oom import diagnosis; diagnosis.TIMEOUT_SECONDS = 30"
     full = f"torch._C.allocators[0].free = 2**30; wait_for_report(); {patient}"
     code = OOM.replace("2**50", "2**35").replace("wait_for_report()", full)
     report = reported(exporter, place, code)
@@ -251,7 +267,7 @@ def test_out_of_memory_never_raises(place: Path) -> None:
     """Whatever fails in the observer, the program sees torch's own exception; Ctrl-C is raised afterwards."""
     code = textwrap.dedent("""
         kept = torch.Tensor(8)
-        from vramledger.agent.oom import handler
+        from vramledger_agent.oom import handler
         while not handler.observer.attached:
             time.sleep(0.01)
         for failure in (MemoryError, SystemExit, KeyboardInterrupt):
@@ -303,20 +319,21 @@ def test_reports_go_where_their_owner_said(place: Path) -> None:
     assert (len(list(ours.glob("*.json"))), list(theirs.iterdir())) == (1, [])
 
 
+@pytest.mark.both
 def test_prometheus_collector(place: Path, exporter: FakeExporter) -> None:
     """A program with its own registry has the figures there, under the exporter's names."""
     code = textwrap.dedent("""
-        import vramledger.agent
+        import vramledger_agent
         from prometheus_client import CollectorRegistry, generate_latest
         registry = CollectorRegistry()
-        registry.register(vramledger.agent.PrometheusCollector())
+        registry.register(vramledger_agent.PrometheusCollector())
         before = generate_latest(registry).decode()
         kept = torch.Tensor(2**20)
         wait_for_report()
         print('device="0"' in before, 'vramledger_torch_allocated_bytes{device="0"} 1.048576e+06'
               in generate_latest(registry).decode())
     """)
-    process = start(BEGINNING + code, environment(place, FAKE, PROJECT / "exporter"))
+    process = start(BEGINNING + code, environment(place, FAKE, AGENT_ROOT))
 
     assert finish(process) == "False True\n"
     assert exporter.reports[process.pid]
@@ -341,25 +358,26 @@ def test_hooks_of_the_program(place: Path, exporter: FakeExporter, hook: str) ->
     assert reported(exporter, place, code)["collector"]["collections"] >= 1
 
 
+@pytest.mark.both
 def test_prometheus_collector_alone(place: Path) -> None:
     """The collector needs no ``start()``, shows the state of now, and a scrape does not count for growth."""
     code = textwrap.dedent("""
         import sys, torch
-        import vramledger.agent
+        import vramledger_agent
         from prometheus_client import CollectorRegistry, generate_latest
         kept = torch.Tensor(2**20)
         registry = CollectorRegistry()
-        registry.register(vramledger.agent.PrometheusCollector())
+        registry.register(vramledger_agent.PrometheusCollector())
         line = 'vramledger_torch_allocated_bytes{device="0"} 1.048576e+06'
         print(line in generate_latest(registry).decode())
-        from vramledger.agent.worker import worker
+        from vramledger_agent.worker import worker
         allocator = worker.poller.states["torch"].provider.allocator
         before = len(allocator.minima(0))
         for _ in range(300):
             generate_latest(registry)
         print(len(allocator.minima(0)) - before < 100)
     """)
-    environ = environment(place, FAKE, PROJECT / "exporter", VRAMLEDGER_AGENT="0")
+    environ = environment(place, FAKE, AGENT_ROOT, VRAMLEDGER_AGENT="0")
 
     assert finish(start(code, environ)) == "True\nTrue\n"
 
@@ -370,9 +388,9 @@ def test_a_hung_exporter_is_waited_for_once(place: Path) -> None:
 
     code = textwrap.dedent("""
         import sys, time, torch
-        from vramledger.agent import transport
+        from vramledger_agent import transport
         kept = torch.Tensor(8)
-        from vramledger.agent.oom import exporter_devices, handler
+        from vramledger_agent.oom import diagnosis, handler
         while not handler.observer.attached:
             time.sleep(0.01)
         asked = []
@@ -392,7 +410,7 @@ def test_a_hung_exporter_is_waited_for_once(place: Path) -> None:
         hung.bind(str(place / "agent.sock"))
         hung.listen(1)
 
-        assert finish(start(code, environment(place, FAKE, PROJECT / "exporter"))) == "1\n"
+        assert finish(start(code, environment(place, FAKE, AGENT_ROOT))) == "1\n"
 
 
 STEPS = """
@@ -405,7 +423,7 @@ class Unreferable:
     __slots__ = ("param_groups", "state")
 optimizers = [Unhashable([parameter]) for _ in range(2)] + [torch.optim.Adam([parameter])]
 wait_for_report()
-from vramledger.agent.worker import worker
+from vramledger_agent.worker import worker
 steps = worker.poller.states["torch"].provider.optimizer_steps
 for optimizer in optimizers:
     optimizer.step()
@@ -428,7 +446,7 @@ def test_an_unusual_optimizer(place: Path, exporter: FakeExporter) -> None:
 def test_a_step_in_the_backward_pass_is_no_boundary(place: Path, exporter: FakeExporter) -> None:
     """An optimizer that steps inside the backward pass is not counted there, and nothing else runs there."""
     code = "torch._C.graph_task = 7\n" + STEPS + textwrap.dedent("""
-        from vramledger.agent import step_boundary
+        from vramledger_agent import step_boundary
         import _thread
         ran = []
         _thread.start_new_thread(step_boundary.run, (lambda: ran.append(torch._C.graph_task), 30))
@@ -447,9 +465,11 @@ def test_a_step_in_the_backward_pass_is_no_boundary(place: Path, exporter: FakeE
 
 @pytest.mark.parametrize("name", ["cupy", "rmm"])
 def test_a_framework_that_is_the_last_import(place: Path, name: str) -> None:
-    """A framework whose import is the program's last one is noticed."""
-    (place / f"{name}.py").write_text("")
-    code = f"import {name}, sys; print(*sys.modules['vramledger.agent.worker'].worker.poller.states)"
+    """A framework whose import is the program's last one is noticed: it imports its own parts."""
+    (place / name).mkdir()
+    (place / name / "__init__.py").write_text(f"from {name} import part")
+    (place / name / "part.py").write_text("")
+    code = f"import {name}, sys; print(*sys.modules['vramledger_agent.worker'].worker.poller.states)"
 
     assert finish(start(code, environment(place, place))) == f"{name}\n"
 
@@ -458,7 +478,7 @@ def test_the_requester_is_told_of_a_signal(place: Path, exporter: FakeExporter) 
     """A signal during what a request does at a step's end is the program's; the requester gets an error."""
     code = textwrap.dedent("""
         import signal, _thread
-        from vramledger.agent import step_boundary
+        from vramledger_agent import step_boundary
         told = []
         def ask(function):
             def wait():
@@ -483,5 +503,5 @@ def test_the_requester_is_told_of_a_signal(place: Path, exporter: FakeExporter) 
     """)
 
     expected = "theirs\n['InterruptedError', 'ZeroDivisionError', 3]\n"
-    assert finish(start(BEGINNING + code, environment(place, FAKE, PROJECT / "exporter"))) == expected
+    assert finish(start(BEGINNING + code, environment(place, FAKE, AGENT_ROOT))) == expected
     assert not exporter.reports

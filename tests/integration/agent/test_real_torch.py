@@ -27,7 +27,7 @@ def test_import_initialises_nothing(place: Path, exporter: FakeExporter) -> None
         print(len(ours), torch.cuda.is_initialized(), threading.active_count())
         print(type(torch.__loader__).__name__)
         hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks
-        ours = sys.modules["vramledger.agent.worker"].worker
+        ours = sys.modules["vramledger_agent.worker"].worker
         print(ours.session is None, ours.current_run is None, len(hooks))
     """)  # fmt: skip
 
@@ -41,7 +41,7 @@ def test_trains_the_same(place: Path) -> None:
         import torch
         torch.manual_seed(1)
         if {hooked}:
-            from vramledger.agent.torch import optimizer_steps
+            from vramledger_agent.torch import optimizer_steps
             watched = optimizer_steps.OptimizerSteps(torch)
             watched.register()
         model = torch.nn.Linear(8, 1)
@@ -63,7 +63,7 @@ def test_to_name_lines_it_imports_nothing(place: Path) -> None:
     """PyTorch names the lines of a stack for us without the import that it would do for that."""
     out = run(place, """
         import sys, threading, torch
-        from vramledger.agent.torch.snapshots import take_without_import
+        from vramledger_agent.torch.snapshots import take_without_import
 
         def name_lines():
             stack = torch._C._profiler.gather_traceback(True, False, False)
@@ -86,7 +86,7 @@ def test_compiled_steps_are_left_alone(place: Path) -> None:
     """A step inside a compiled function contains no code of ours, and gives the same numbers."""
     out = run(place, """
         import logging, torch
-        from vramledger.agent.torch import optimizer_steps
+        from vramledger_agent.torch import optimizer_steps
         torch._logging.set_logs(all=logging.ERROR)
         watched = optimizer_steps.OptimizerSteps(torch)
         called = []
@@ -109,7 +109,7 @@ def test_counts_what_the_optimizer_knows(place: Path) -> None:
     """Parameters, gradients and state of the real AdamW are counted separately, to the byte."""
     out = run(place, """
         import torch
-        from vramledger.agent.torch import optimizer_steps
+        from vramledger_agent.torch import optimizer_steps
         model = torch.nn.Linear(1000, 10)
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.ones(1, 1000)).sum().backward()
@@ -156,8 +156,8 @@ def test_recorded_steps_train_the_same(place: Path) -> None:
         torch.manual_seed(1)
         marks = []
         if {recorded}:
-            from vramledger.agent.torch import optimizer_steps, live_tensors
-            from vramledger.agent.torch.recording import recording
+            from vramledger_agent.torch import optimizer_steps, live_tensors
+            from vramledger_agent.torch.recording import recording
             watched = optimizer_steps.OptimizerSteps(torch)
             watched.register()
             recording.active = True
@@ -196,7 +196,7 @@ def test_a_graph_shows_its_batch_and_types(place: Path) -> None:
     """The batch is the first dimension of most results, whatever is folded; casts of weights do not count."""
     out = run(place, """
         import torch
-        from vramledger.agent.torch import live_tensors
+        from vramledger_agent.torch import live_tensors
         def nodes(loss):
             waiting = [loss.grad_fn]
             for node in waiting:
@@ -226,7 +226,7 @@ import os
 import sys
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from vramledger.agent.distributed_rank import rank_entry
+from vramledger_agent.session import rank_entry
 
 def told():
     entry = rank_entry()
@@ -268,7 +268,7 @@ def test_views_that_a_step_has_made_stale(place: Path) -> None:
     """The parts of a weight that a step has changed since are skipped, and so is an operation's own name."""
     out = run(place, """
         import torch
-        from vramledger.agent.torch import live_tensors
+        from vramledger_agent.torch import live_tensors
         weight = torch.nn.Parameter(torch.randn(6, 6))
         optimizer = torch.optim.SGD([weight], lr=0.1)
         query, key, value = weight.chunk(3)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.recorded_torch import CONSENT, FROM_START, MIB, REQUEST, reports, run
-from vramledger.torch_snapshots.safe_pickle import load_plain
-from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
-from vramledger.torch_snapshots.training_text import training_text
+from vramledger_agent.torch_snapshots.safe_pickle import load_plain
+from vramledger_agent.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
+from vramledger_agent.torch_snapshots.text import training_text
 
 
 def requested(place: Path, code: str, **variables: str) -> tuple[str, AllocationSnapshot]:
@@ -158,7 +158,7 @@ def test_no_cycle_is_said_to_be_none(place: Path) -> None:
 
 LAZY = """
 import importlib
-from vramledger.agent.torch.block_survey import BlockSurvey
+from vramledger_agent.torch.block_survey import BlockSurvey
 imported_by = []
 
 class Finder:

@@ -10,17 +10,28 @@ from collections.abc import Callable
 
 import pytest
 
-from vramledger.agent import requests
+from vramledger_agent import requests
 
 
-def send(handler: requests.RequestHandler) -> dict[str, object]:
+def send(handler: requests.RequestHandler, name: str = "reclaim") -> dict[str, object]:
     """Send a request over a connection of this process, as the exporter forwards it; return the response."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.settimeout(30)
-        handler.accept(b'{"version": 1, "ask": "reclaim"}', [os.dup(theirs.fileno())])
+        handler.accept(json.dumps({"version": 1, "ask": name}).encode(), [os.dup(theirs.fileno())])
         response: dict[str, object] = json.loads(ours.recv(65536))
         return response
+
+
+def test_what_a_newer_exporter_asks_is_answered() -> None:
+    """A request that this version does not know is refused as such, and the next one is handled."""
+    handler = requests.RequestHandler({"reclaim": lambda _: {"devices": []}})
+
+    refused = send(handler, "weather")
+
+    assert refused["ok"] is False
+    assert "does not know" in str(refused["error"])
+    assert send(handler)["ok"] is True
 
 
 def test_a_process_without_a_thread_to_spare_can_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.listening import FAKE, WAIT_FOR_REPORT, FakeExporter, environment, finish, start
+from tests.support.listening import (
+    AGENT_ROOT,
+    FAKE,
+    WAIT_FOR_REPORT,
+    FakeExporter,
+    environment,
+    finish,
+    start,
+)
 from tests.support.requirements import require_frameworks
 
 BEGINNING = """
@@ -92,10 +100,10 @@ def fail_again():
     torch._C.observers[0](0, 2**50, 2**36, 2**20)
 
 wait_for_report()
-from vramledger.agent import import_hook
-from vramledger.agent.oom import handler as oom_handler
-from vramledger.agent.torch.cycles import collect_cycles
-from vramledger.agent.worker import worker
+from vramledger_agent import import_hook
+from vramledger_agent.oom import handler as oom_handler
+from vramledger_agent.torch.cycles import collect_cycles
+from vramledger_agent.worker import worker
 parameter = torch.Tensor(8)
 parameter.grad = torch.Tensor(8)
 optimizer = torch.optim.Adam([parameter])
@@ -136,7 +144,7 @@ def test_imports_drop_the_same_without_the_agent(tmp_path: Path) -> None:
         before = dropped
         sys.settrace(trace)
         import_again()
-        print("vramledger" in sys.modules, dropped - before)
+        print("vramledger_agent" in sys.modules, dropped - before)
     """)
     bare = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
@@ -157,7 +165,7 @@ def test_imports_drop_the_same_without_the_agent(tmp_path: Path) -> None:
 def test_handlers_of_every_kind(place: Path, kind: str) -> None:
     """A handler's exception is known for what it is, whatever Python object the handler is."""
     code = "import signal, sys\nclass Alarm(Exception): pass\n" + kind + textwrap.dedent("""
-        from vramledger.agent import program_errors
+        from vramledger_agent import program_errors
         signal.signal(signal.SIGALRM, raiser)
         def interrupted():
             signal.raise_signal(signal.SIGALRM)
@@ -173,10 +181,7 @@ def test_handlers_of_every_kind(place: Path, kind: str) -> None:
         print(counted)
     """)  # fmt: skip
 
-    assert finish(start(code, environment(place, AGENT))) == "arrived []\n['error']\n"
-
-
-AGENT = Path(__file__).parents[3] / "exporter"
+    assert finish(start(code, environment(place, AGENT_ROOT))) == "arrived []\n['error']\n"
 
 
 @pytest.mark.usefixtures("exporter")
@@ -184,7 +189,7 @@ def test_an_exception_waits_for_the_end_of_a_fork(place: Path) -> None:
     """What a handler raises before a fork is raised in the parent after it, once, and not in the child."""
     code = textwrap.dedent("""
         import os, signal, sys
-        from vramledger.agent import worker as module
+        from vramledger_agent import worker as module
         def raiser(number, frame):
             raise TimeoutError("theirs")
         signal.signal(signal.SIGALRM, raiser)
@@ -214,7 +219,7 @@ def test_an_exception_waits_for_the_end_of_a_fork(place: Path) -> None:
     """)
     expected = "3 {}\n" if sys.version_info >= (3, 12) else "0 {}\n"  # before that, no fork needs the hook
 
-    assert finish(start(WAIT_FOR_REPORT + code, environment(place, FAKE, AGENT))) == expected
+    assert finish(start(WAIT_FOR_REPORT + code, environment(place, FAKE, AGENT_ROOT))) == expected
 
 
 def test_a_signal_reaches_the_thread_that_waits_for_it(place: Path, exporter: FakeExporter) -> None:
@@ -247,7 +252,7 @@ def test_forks_are_not_warned_of(place: Path, exporter: FakeExporter) -> None:
                 os._exit(0)
             os.waitpid(pid, 0)
         wait_for_report()
-        from vramledger.agent.worker import worker
+        from vramledger_agent.worker import worker
         print(worker.current_run is not None, worker.errors)
     """)
 
@@ -266,7 +271,7 @@ def test_a_fork_interrupted_at_any_step_leaves_one_thread(place: Path, exporter:
         signal.signal(signal.SIGALRM, handler)
         kept = torch.Tensor(8)
         wait_for_report()
-        from vramledger.agent import worker as module
+        from vramledger_agent import worker as module
         worker, left = module.worker, 0
         OURS = {f.__code__ for f in (module.Worker._stop_before_fork, module.WorkerRun.request_stop,
                                      module.WorkerRun.wait_until_gone)}
@@ -324,7 +329,7 @@ def test_a_fork_leaves_the_thread_where_the_program_has_others(place: Path, expo
         threading.Thread(target=end.wait).start()
         kept = torch.Tensor(8)
         wait_for_report()
-        from vramledger.agent.worker import worker
+        from vramledger_agent.worker import worker
         run = worker.current_run
         for _ in range(50):
             pid = os.fork()
@@ -366,7 +371,7 @@ def test_no_thread_of_the_system_without_a_gpu(place: Path, framework: str) -> N
     code = THREADS + textwrap.dedent(f"""
         import sys
         {framework}
-        worker = sys.modules.get("vramledger.agent.worker")
+        worker = sys.modules.get("vramledger_agent.worker")
         print(worker is not None, worker is not None and worker.worker.current_run is not None)
     """)
     process = start(code, environment(place), python=require_frameworks())
@@ -384,7 +389,7 @@ def test_a_report_interrupted_anywhere_is_passed_on(place: Path, exporter: FakeE
         def handler(number, frame):
             raise Alarm
         signal.signal(signal.SIGALRM, handler)
-        AGENT = os.sep + os.path.join("vramledger", "agent") + os.sep
+        AGENT = "vramledger_agent" + os.sep
         def profile(frame, event, argument):
             "Send a signal where Python looks for one: as a function begins, and behind a built-in one."
             global left, here

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
+import py_compile
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.listening import FAKE, PROJECT, STARTUP, FakeExporter, environment, finish, start
+from tests.support.listening import AGENT_ROOT, FAKE, STARTUP, FakeExporter, environment, finish, start
 from tests.support.requirements import require_newer
 from tests.support.waiting import wait_until
-from vramledger.commands import run
+from vramledger_agent.commands import run
 
-PATHS = (
-    "import sys; print([entry for entry in sys.path if 'vramledger' in entry or entry.endswith('exporter')])"
-)
+PATHS = "import sys; print([entry for entry in sys.path if 'vramledger' in entry or 'exporter' in entry])"
 
 
 def test_import_path_is_the_programs_own(place: Path) -> None:
@@ -35,6 +35,23 @@ def test_sitecustomize_is_chained(place: Path) -> None:
     code = "import sitecustomize; print(theirs == sitecustomize.__file__)"
 
     assert finish(start(code, environment(place, place))) == "True\n"
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_no_compiled_files_of_another_python_are_left(place: Path, *, own: bool) -> None:
+    """A program of root's leaves nothing in the package; what the package's own Python compiled stays."""
+    package = place / "copy" / "vramledger_agent"
+    shutil.copytree(STARTUP.parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    compiled = {package / "__init__.py", package / "startup" / "sitecustomize.py"} if own else set()
+    for path in compiled:
+        py_compile.compile(str(path))
+    before = set(package.rglob("*.pyc"))
+    environ = environment(place, FAKE)
+    environ["PYTHONPATH"] = os.pathsep.join(map(str, (package / "startup", FAKE)))
+    del environ["PYTHONDONTWRITEBYTECODE"]
+    code = "import sys, torch; torch.cuda.init(); print(sum('vramledger' in name for name in sys.modules))"
+    assert int(finish(start(code, environ))) > 3
+    assert set(package.rglob("*.pyc")) == before
 
 
 def test_broken_sitecustomize_is_reported_as_ever(place: Path) -> None:
@@ -81,7 +98,7 @@ def test_run_becomes_the_program(place: Path, exporter: FakeExporter) -> None:
     code = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read(); sys.exit(int(sys.argv[1]))"
     environ = environment(place, FAKE)
     environ["PYTHONPATH"] = str(FAKE)
-    begin = f"import sys; sys.path.insert(0, {str(PROJECT / 'exporter')!r}); from vramledger.cli import main"
+    begin = f"import sys; sys.path.insert(0, {str(AGENT_ROOT)!r}); from vramledger_agent.cli import main"
     command = ["run", "--agent.socket", str(exporter.path), "--", sys.executable, "-c", code, "7"]
     code, pipe = f"{begin}; sys.exit(main({command!r}))", subprocess.PIPE
     process = subprocess.Popen([sys.executable, "-c", code], env=environ, stdin=pipe, stderr=pipe)
@@ -92,12 +109,15 @@ def test_run_becomes_the_program(place: Path, exporter: FakeExporter) -> None:
     assert list(exporter.reports) == [process.pid]
 
 
-def test_run_without_such_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_such_a_program() -> None:
     """For a program that does not exist, ``run`` says so and ends with a shell's exit status."""
-    from vramledger.cli import main  # noqa: PLC0415
+    # In a process of its own: SIGPIPE has its usual effect there, which would end a worker of pytest.
+    begin = f"import sys; sys.path.insert(0, {str(AGENT_ROOT)!r}); from vramledger_agent.cli import main"
+    code = f"{begin}; sys.exit(main(['run', '--', 'no-such-program-here']))"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
 
-    assert main(["run", "--", "no-such-program-here"]) == 127
-    assert capsys.readouterr().err == "vramledger: no-such-program-here: there is no such program\n"
+    assert done.returncode == 127
+    assert done.stderr == "vramledger-agent: no-such-program-here: there is no such program\n"
 
 
 def test_hook_files(place: Path) -> None:
@@ -106,9 +126,9 @@ def test_hook_files(place: Path) -> None:
     line = (place / "vramledger-agent.pth").read_text()
     assert line.count("\n") == 1
     assert not (place / "vramledger-agent.start").exists()
-    code = f"exec({line!r}); import sys; print('vramledger.agent.import_hook' in sys.modules)"
-    environ = environment(place, PROJECT / "exporter")
-    environ["PYTHONPATH"] = str(PROJECT / "exporter")
+    code = f"exec({line!r}); import sys; print('vramledger_agent.import_hook' in sys.modules)"
+    environ = environment(place, AGENT_ROOT)
+    environ["PYTHONPATH"] = str(AGENT_ROOT)
     assert finish(start(code, environ)) == "True\n"
     assert finish(start(code, {**environ, "VRAMLEDGER_AGENT": ""})) == "False\n"
     environ["PYTHONPATH"] = ""
@@ -126,8 +146,8 @@ def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeEx
     maker = sys.executable if newer is None else str(require_newer(newer))
     subprocess.run([maker, "-m", "venv", "--without-pip", str(place / "env")], check=True)
     usual = environment(place)
-    usual["PYTHONPATH"] = str(PROJECT / "exporter")
-    code = "import sys; from vramledger.cli import main; sys.exit(main(['run', sys.argv[1]]))"
+    usual["PYTHONPATH"] = str(AGENT_ROOT)
+    code = "import sys; from vramledger_agent.cli import main; sys.exit(main(['run', sys.argv[1]]))"
 
     def hook(flag: str) -> str:
         return subprocess.run(
@@ -137,13 +157,13 @@ def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeEx
     assert hook("--install").startswith("Installed the start-up hook in ")
     (packages,) = (place / "env").glob("lib/python3.*/site-packages")
     # As an editable install: the hook's file comes after it.
-    (packages / "_project.pth").write_text(f"{PROJECT / 'exporter'}\n{FAKE}\n")
+    (packages / "_project.pth").write_text(f"{AGENT_ROOT}\n{FAKE}\n")
     program = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read()"
     told = {name: value for name, value in usual.items() if name != "PYTHONPATH"}
     process = start(program, told, "-I", python=python)
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
     finish(process)
-    loaded = "import sys; print('vramledger.agent.import_hook' in sys.modules)"
+    loaded = "import sys; print('vramledger_agent.import_hook' in sys.modules)"
     assert finish(start(loaded, {**told, "VRAMLEDGER_AGENT": ""}, python=python)) == "False\n"
 
     (packages / "_project.pth").unlink()
@@ -157,9 +177,9 @@ def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeEx
 def test_start_in_code(place: Path, exporter: FakeExporter) -> None:
     """A program that starts the agent itself, after its first tensor, is reported too."""
     code = (
-        "import sys, torch; kept = torch.Tensor(8)\nimport vramledger.agent as it\nit.start(); it.start()\n"
+        "import sys, torch; kept = torch.Tensor(8)\nimport vramledger_agent as it\nit.start(); it.start()\n"
     )
-    environ = environment(place, FAKE, PROJECT / "exporter", VRAMLEDGER_AGENT="")
+    environ = environment(place, FAKE, AGENT_ROOT, VRAMLEDGER_AGENT="")
     process = start(code + "sys.stdin.read()", environ)
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
     finish(process)
@@ -179,7 +199,7 @@ def test_run_keeps_the_programs_own_settings(place: Path) -> None:
     (place / "program.py").write_text(code)
     (place / "elsewhere").mkdir()
     (place / "elsewhere" / "program.py").write_text(code)
-    begin = f"import sys; sys.path.insert(0, {str(PROJECT / 'exporter')!r}); from vramledger.cli import main"
+    begin = f"import sys; sys.path.insert(0, {str(AGENT_ROOT)!r}); from vramledger_agent.cli import main"
     for path in (":", "/nowhere:", ":/nowhere", "/nowhere::/other"):
         command = ["run", "--", sys.executable, "elsewhere/program.py"]
         environ = {**os.environ, "PYTHONPATH": path, "VRAMLEDGER_AGENT_CONSENT": "snapshot"}
@@ -202,30 +222,22 @@ def test_python_path(before: str, expected: str) -> None:
 def test_run_imports_little() -> None:
     """``vramledger run`` imports nothing that starting a program does not need: each import is a delay."""
     code = (
-        f"import os, sys; sys.path.insert(0, {str(PROJECT / 'exporter')!r})\n"
-        "os.execvpe = lambda *_: print(*sorted(sys.modules))\n"
-        "from vramledger.cli import main\nmain(['run', '--', 'true'])\n"
+        f"import os, sys; sys.path.insert(0, {str(AGENT_ROOT)!r})\n"
+        "os.execve = lambda *_: (print(*sorted(sys.modules)), sys.stdout.flush(), os._exit(0))\n"
+        "from vramledger_agent.cli import main\nmain(['run', '--', 'true'])\n"
     )
     plain = [sys.executable, "-I", "-S", "-c"]
     loaded = subprocess.run([*plain, code], check=True, capture_output=True, text=True).stdout.split()
 
-    heavy = {
-        "typing",
-        "pathlib",
-        "logging",
-        "dataclasses",
-        "inspect",
-        "json",
-        "subprocess",
-        "contextlib",
-    }
+    heavy = {"typing", "pathlib", "logging", "dataclasses", "inspect", "json", "subprocess", "contextlib"}
     if sys.version_info >= (3, 14):
         heavy -= {"dataclasses", "inspect"}  # its own argparse needs them
     assert heavy & set(loaded) == set()
-    assert [name for name in loaded if name.startswith("vramledger.")] == [
-        "vramledger.agent_protocol", "vramledger.agent_protocol.messages", "vramledger.cli",
-        "vramledger.commands", "vramledger.commands.parser", "vramledger.commands.run",
-        "vramledger.errors",
+    assert [name for name in loaded if name.startswith("vramledger")] == [
+        "vramledger_agent", "vramledger_agent.cli", "vramledger_agent.commands",
+        "vramledger_agent.commands.parser", "vramledger_agent.commands.run", "vramledger_agent.errors",
+        "vramledger_agent.printable",
+        "vramledger_agent.protocol", "vramledger_agent.protocol.messages",
     ]  # fmt: skip
 
 
@@ -248,7 +260,7 @@ print(seen.count("torch.cuda"), ours, flush=True)
 sys.stdin.read()
 """
     (place / "sitecustomize.py").write_text(f"exec({line!r})\n")
-    for order in ((STARTUP, PROJECT / "exporter"), (place, STARTUP, PROJECT / "exporter")):
+    for order in ((STARTUP, AGENT_ROOT), (place, STARTUP, AGENT_ROOT)):
         exporter.reports.clear()
         environ = environment(place, FAKE)
         environ["PYTHONPATH"] = os.pathsep.join(map(str, (*order, place, FAKE)))

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.listening import FakeExporter, environment, start
+from tests.support.listening import AGENT_ROOT, FakeExporter, environment, start
 from tests.support.requirements import require_frameworks
 from tests.support.waiting import wait_until
-from vramledger.agent.frameworks.oom_messages import read_requested, read_tensor
-from vramledger.commands.fit_sources import read_file
-from vramledger.commands.memory_need import assess_need
+from vramledger_agent.frameworks.provider import read_requested, read_tensor
 
 CUPY = """
+from cupy import _core
 class Pool:
     def used_bytes(self): return 3 * 2**20
     def total_bytes(self): return 4 * 2**20
@@ -29,13 +28,13 @@ __version__ = "14.2.0"
 
 BEGINNING = """
 import sys, time
-from vramledger.agent.frameworks.cupy import CuPy
-from vramledger.agent import visible_devices
+from vramledger_agent.frameworks.cupy import CuPy
+from vramledger_agent import visible_devices
 CuPy.is_initialised = lambda self: True
 CuPy.may_initialise = lambda self: True
 visible_devices.at_most_one = lambda: True
 import cupy
-from vramledger.agent.worker import worker
+from vramledger_agent.worker import worker
 worker.start()
 while worker.session is None or worker.session.sequence < 1:
     time.sleep(0.01)
@@ -48,9 +47,10 @@ def allocate():
 
 def end(place: Path, exporter: FakeExporter, code: str) -> tuple[int, str, dict[str, Any]]:
     """Run a program that ends with an error; return its status, its errors and its last report."""
-    (place / "cupy.py").write_text(CUPY)
-    root = Path(__file__).parents[3] / "exporter"
-    process = start(BEGINNING + textwrap.dedent(code), environment(place, place, root))
+    (place / "cupy").mkdir()
+    (place / "cupy" / "__init__.py").write_text(CUPY)
+    (place / "cupy" / "_core.py").write_text("")
+    process = start(BEGINNING + textwrap.dedent(code), environment(place, place, AGENT_ROOT))
     _, errors = process.communicate(timeout=60)
     wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
     return process.returncode, errors, exporter.reports[process.pid][-1]
@@ -88,6 +88,7 @@ def test_an_error_that_ended_the_program(place: Path, exporter: FakeExporter, co
     assert "snapshot-from-start" not in text, "it is PyTorch's"
 
 
+@pytest.mark.both
 @pytest.mark.parametrize(
     ("message", "requested"),
     [("TEXT", 2**30), ("'Out of memory.'", None), ("TEXT.replace('1,073', '1')", 1741824)],
@@ -96,6 +97,9 @@ def test_fit_reads_the_report(
     place: Path, exporter: FakeExporter, message: str, requested: int | None
 ) -> None:
     """The command fit reads what was in use and what failed, also where the message has no bytes."""
+    from vramledger.commands.fit_sources import read_file  # noqa: PLC0415 the other tests need no exporter
+    from vramledger.commands.memory_need import assess_need  # noqa: PLC0415
+
     _, _, last = end(place, exporter, f"raise cupy.OutOfMemoryError({message})")
     path = Path(last["last_oom"]["report"])
     seen = read_file(path, None)
@@ -138,8 +142,8 @@ class Locked(Exception):
         raise ValueError("no members")
 class JaxRuntimeError(Odd):
     exceptions = ()
-from vramledger.agent.frameworks.jax import Jax
-from vramledger.agent.worker import worker
+from vramledger_agent.frameworks.jax import Jax
+from vramledger_agent.worker import worker
 started = worker.poller.started_providers
 worker.poller.started_providers = lambda: [*started(), Jax()]
 count = worker.count_error
@@ -200,12 +204,12 @@ def test_a_tensor_on_a_gpu() -> None:
 
 
 JAX_ERROR = """
-from vramledger.agent.frameworks.jax import Jax as Provider
+from vramledger_agent.frameworks.jax import Jax as Provider
 import jax
 error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4096 bytes.")
 """
 TENSORFLOW_ERROR = """
-from vramledger.agent.frameworks.tensorflow import TensorFlow as Provider
+from vramledger_agent.frameworks.tensorflow import TensorFlow as Provider
 import tensorflow as tf
 text = "OOM when allocating tensor with shape[1024] and type float on /device:GPU:0 by allocator GPU_0_bfc"
 error = tf.errors.ResourceExhaustedError(None, None, text)
@@ -217,8 +221,7 @@ error = tf.errors.ResourceExhaustedError(None, None, text)
 def test_errors_of_the_real_frameworks(place: Path, code: str) -> None:
     """The classes of the real frameworks' errors are recognised."""
     code += "\nprint(Provider().recognise_out_of_memory(error).requested)"
-    root = Path(__file__).parents[3] / "exporter"
-    process = start(code, environment(place, root), python=require_frameworks())
+    process = start(code, environment(place, AGENT_ROOT), python=require_frameworks())
     out, _ = process.communicate(timeout=100)
 
     assert out == "4096\n"

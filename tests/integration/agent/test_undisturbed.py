@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.frameworks import programs
+from tests.support.listening import AGENT_ROOT
 from tests.support.requirements import require_frameworks
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
-
-EXPORTER = Path(__file__).parents[3] / "exporter"
 
 
 class Run(NamedTuple):
@@ -42,7 +41,7 @@ def start(python: Path, program: Path, path: Path, *, agent: bool) -> subprocess
     """Start a program, with ``vramledger run`` if the agent is to be inside."""
     environ = {
         **os.environ,
-        "PYTHONPATH": str(EXPORTER) if agent else "",
+        "PYTHONPATH": str(AGENT_ROOT) if agent else "",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
     }
@@ -56,7 +55,7 @@ def start(python: Path, program: Path, path: Path, *, agent: bool) -> subprocess
             "--allow-snapshot",
             "--allow-reclaim",
         ]
-        command = [sys.executable, "-m", "vramledger", "run", *told, "--", *command]
+        command = [sys.executable, "-m", "vramledger_agent", "run", *told, "--", *command]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True, cwd=program.parent)
 
@@ -118,7 +117,7 @@ def test_no_module_but_ours_and_pythons(pair: Pair) -> None:
     """The agent imports its own modules and Python's, and no part of a framework."""
     more = set(pair.inside.told["modules"]) - set(pair.without.told["modules"])
 
-    expected = {"vramledger", "sitecustomize", *sys.stdlib_module_names}
+    expected = {"vramledger_agent", "sitecustomize", *sys.stdlib_module_names}
     assert {name for name in more if name.split(".")[0] not in expected} == set()
 
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from vramledger.agent import message, settings
-from vramledger.agent.oom import report_file, verdict
-from vramledger.agent.oom.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN
-from vramledger.agent.torch import block_survey, leak_detector
-from vramledger.agent.torch.counters import (
+from vramledger_agent import message, settings
+from vramledger_agent.oom import report_file, verdict
+from vramledger_agent.oom.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN
+from vramledger_agent.torch import block_survey, leak_detector
+from vramledger_agent.torch.allocator import (
     enables_expandable_segments,
     private_pool_bytes,
     read_counters,

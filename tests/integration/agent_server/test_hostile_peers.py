@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -23,11 +23,12 @@ from tests.support.lingering import Lingerer, lingering
 from tests.support.players.stage import Stage
 from tests.support.requirements import do_without, require_root
 from tests.support.waiting import wait_until
-from vramledger.agent import transport
-from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 from vramledger.agent_server import server
-from vramledger.agent_server.client import request_agent
+from vramledger.agent_server.discovery import request_agents
 from vramledger.errors import AgentError
+from vramledger_agent import transport
+from vramledger_agent.client import request_agent
+from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
 ME = os.getpid()
 LONG = 40
@@ -253,3 +254,47 @@ def test_an_answer_is_read_though_the_file_was_not(tmp_path: Path) -> None:
             with pytest.raises(AgentError, match="does not consent"):
                 request_agent(path, ME, "snapshot", {"seconds": 1.0}, file=0)
             refused.result(5)
+
+
+def test_whoever_runs_first_nobody_waits(
+    running: Running, stack: ExitStack, lingerer: Blocking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exporter never closes the last descriptor, even if its helper may run to its end first."""
+    spawn = os.posix_spawn
+
+    def run_first(*args: Any, **options: Any) -> int:  # noqa: ANN401 as the original
+        pid = spawn(*args, **options)
+        with suppress(TimeoutError):
+            look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            wait_until(lambda: os.waitid(os.P_PID, pid, look), "its end", patience=0.5)
+        return pid
+
+    monkeypatch.setattr(os, "posix_spawn", run_first)
+    for _ in range(3):
+        with_a_report(running.path, lingerer)
+    wait_until(lambda: running.rejected("limits") == 3, "them to be refused")
+    with connect(running.path) as connection:
+        running.inside(running._listener._sweep)  # noqa: SLF001 the timer's turn comes later
+        send(connection, report(3))
+        wait_until(lambda: running.agents and running.agents[0].report, "another to be heard")
+    stack.close()
+
+
+def test_a_strangers_socket_gets_no_request_and_no_file(tmp_path: Path) -> None:
+    """A command sends nothing to what another user listens on: root's file would be theirs to write."""
+    require_root()
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(path))
+        os.seteuid(60_000)
+        try:
+            listening.listen()
+        finally:
+            os.seteuid(0)
+        with pytest.raises(AgentError, match="belongs to user 60000, neither to root nor to you"):
+            request_agent(path, ME, "snapshot", {"seconds": 1.0}, file=0)
+        with pytest.raises(ConnectionRefusedError, match="belongs to user 60000"):
+            request_agents(path)
+        for _ in range(2):
+            with listening.accept()[0] as accepted:
+                assert accepted.recv(100) == b""

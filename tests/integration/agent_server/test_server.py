@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.integration.agent_server.conftest import Running
 from tests.support.agent_client import connect, report, send, torch
@@ -22,18 +23,16 @@ from tests.support.builders import device, holding, process, snapshot
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_root
 from tests.support.waiting import wait_until
-from vramledger.agent import transport
-from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 from vramledger.agent_server import credentials, server
 from vramledger.agent_server.connection import SILENT_AFTER
 from vramledger.agent_server.discovery import NO_SOCKET, find_exporter, request_agents
 from vramledger.agent_server.unix_socket import SocketFile
 from vramledger.errors import StartupError
 from vramledger.model.agent_report import Agent, ReportedRank, read_report
-from vramledger.model.reading import (
-    Reading,
-)
+from vramledger.model.reading import Reading
 from vramledger.model.reading_json import decode, encode
+from vramledger_agent import transport
+from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
 NOBODY = 65534
 ME = os.getpid()
@@ -144,7 +143,6 @@ def test_an_agent_is_heard_also_without_samples(running: Running, stack: ExitSta
         (b"\xff\xfe", "format"),
         (b'{"version":3}', "version"),
         (b" " * (MAX_MESSAGE_BYTES + 1), "size"),
-        (json.dumps({"version": 1, "ask": "nonsense"}).encode(), "format"),
         (json.dumps({"version": 1, "ask": [], "to": 1}).encode(), "format"),
         (json.dumps({"version": 1, "ask": "snapshot", "to": True}).encode(), "format"),
     ],
@@ -165,6 +163,23 @@ def test_who_breaks_the_format_is_closed(
     with connect(running.path) as again:
         send(again, report())
         wait_until(lambda: running.agents[0].problem == "", "the agent to have mended")
+
+
+def test_a_message_that_is_not_known_costs_itself_alone(running: Running, stack: ExitStack) -> None:
+    """A newer version may send another kind of message, or ask something else: its reports go on."""
+    connection = connected(running, stack)
+    send(connection, report(1))
+    wait_until(lambda: sequence(running) == 1, "the first report")
+    send(connection, {"version": 1, "news": {"sun": True}})
+    send(connection, report(2))
+    wait_until(lambda: sequence(running) == 2, "the report after it")
+    for question in ({"ask": "weather"}, {"ask": "weather", "to": ME}):
+        answer = asked(connected(running, stack), **question)
+        assert answer["ok"] is False
+        assert "does not know" in answer["error"]
+
+    assert (sequence(running), running.rejected("format")) == (2, 0)
+    assert running.agents[0].problem == ""
 
 
 def test_a_flood_is_not_read(running: Running, stack: ExitStack) -> None:
@@ -331,11 +346,7 @@ def test_questions_that_reach_nobody(running: Running, stack: ExitStack) -> None
     """A client that names a process without an agent gets an error."""
     answer = asked(connected(running, stack), ask="reclaim", to=1)
 
-    assert answer == {
-        "version": 1,
-        "ok": False,
-        "error": "no agent in pid 1; start it with 'vramledger run'",
-    }
+    assert answer == {"version": 1, "ok": False, "error": "no agent in pid 1; start it with 'vramledger run'"}
 
 
 def test_another_users_agent_is_not_bothered(running: Running, stack: ExitStack, stage: Stage) -> None:
@@ -355,7 +366,7 @@ def test_what_holds_the_devices(running: Running, stack: ExitStack, stage: Stage
     require_root()
     mine = process(20)
     assert mine.facts is not None
-    processes = [process(10), replace(mine, facts=replace(mine.facts, uid=NOBODY))]
+    processes = [process(10), replace(mine, facts=structs.replace(mine.facts, uid=NOBODY))]
     running.snapshot = snapshot(device(0, [holding(10), holding(20)]), processes=processes)
     whole = asked(connected(running, stack), ask="devices")["devices"][0]
     assert [each["pid"] for each in whole["holders"]] == [10, 20]

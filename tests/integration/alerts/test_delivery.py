@@ -19,6 +19,7 @@ import yaml
 
 from tests.support.alerts.promtool import ALERTS
 from tests.support.faults import alertmanager
+from tests.support.mail import mailbox
 from tests.support.ports import free_port
 from tests.support.requirements import VERSIONS
 from tests.support.waiting import wait_until
@@ -60,7 +61,7 @@ def inbox() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
             server.shutdown()
 
 
-def filled_in(url: str) -> str:
+def filled_in(url: str, mail: int = 0) -> str:
     """Return the example with the receivers of its comment, at our address, and without its waits."""
     text = (ALERTS / "alertmanager.yml").read_text(encoding="utf-8")
     rest, _, empty = text.partition("\nreceivers:\n")
@@ -76,6 +77,7 @@ def filled_in(url: str) -> str:
     ]:
         assert place in receivers
         receivers = receivers.replace(place, f"{url}/{path}")
+    receivers = receivers.replace('"mail.example.com:587"', f'"127.0.0.1:{mail}", "require_tls": false')
     waits = re.sub(r"(group_wait|group_interval): \S+", r"\1: 1s", rest)
     return f"{waits}\nreceivers: {receivers}\n"
 
@@ -91,40 +93,40 @@ def post(url: str, *alerts: dict[str, Any]) -> bool:
         return False
 
 
+@contextmanager
+def running(version: str, folder: Path, config: str) -> Iterator[str]:
+    """Run a real Alertmanager with a configuration; yield its address."""
+    (folder / "templates").symlink_to(ALERTS / "templates")
+    (folder / "alertmanager.yml").write_text(config, encoding="utf-8")
+    port = free_port()
+    command = [
+        *alertmanager.command(version),
+        f"--config.file={folder}/alertmanager.yml", f"--storage.path={folder}/data",
+        "--cluster.listen-address=", f"--web.listen-address=127.0.0.1:{port}",
+    ]  # fmt: skip
+    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_page_arrives(tmp_path: Path, version: str) -> None:
     """A page reaches pager and chat in words, later its end the chat; the heartbeat has its own receiver."""
-    (tmp_path / "templates").symlink_to(ALERTS / "templates")
-    port = free_port()
-    with inbox() as (url, got):
-        (tmp_path / "alertmanager.yml").write_text(filled_in(url), encoding="utf-8")
-        command = [
-            *alertmanager.command(version),
-            f"--config.file={tmp_path}/alertmanager.yml", f"--storage.path={tmp_path}/data",
-            "--cluster.listen-address=", f"--web.listen-address=127.0.0.1:{port}",
-        ]  # fmt: skip
+    with inbox() as (url, got), running(version, tmp_path, filled_in(url)) as manager:
 
         def arrived(path: str) -> list[Any]:
             return [body for to, body in got if to == path]
 
-        with (
-            (tmp_path / "log").open("wb") as log,
-            subprocess.Popen(command, stdout=log, stderr=log) as process,
-        ):
-            try:
-                manager = f"http://127.0.0.1:{port}"
-                begun = datetime.now(timezone.utc) - timedelta(minutes=5)
-                now = {"startsAt": begun.isoformat()}
-                wait_until(lambda: post(manager, {**DEAD, **now}, {**WATCHDOG, **now}), "Alertmanager")
-                (page,) = wait_until(lambda: arrived("/pager"), "the page")
-                (chat,) = wait_until(lambda: arrived("/chat"), "the message")
-                beats = wait_until(lambda: arrived("/heartbeat"), "the heartbeat")
-                post(manager, {**DEAD, **now, "endsAt": datetime.now(timezone.utc).isoformat()})
-                _, after = wait_until(
-                    lambda: arrived("/chat")[:2] if len(arrived("/chat")) > 1 else [], "the end"
-                )
-            finally:
-                process.terminate()
+        begun = datetime.now(timezone.utc) - timedelta(minutes=5)
+        now = {"startsAt": begun.isoformat()}
+        wait_until(lambda: post(manager, {**DEAD, **now}, {**WATCHDOG, **now}), "Alertmanager")
+        (page,) = wait_until(lambda: arrived("/pager"), "the page")
+        (chat,) = wait_until(lambda: arrived("/chat"), "the message")
+        beats = wait_until(lambda: arrived("/heartbeat"), "the heartbeat")
+        post(manager, {**DEAD, **now, "endsAt": datetime.now(timezone.utc).isoformat()})
+        _, after = wait_until(lambda: arrived("/chat")[:2] if len(arrived("/chat")) > 1 else [], "the end")
 
     assert [each["labels"] for each in page["alerts"]] == [
         {name: value for name, value in DEAD["labels"].items() if value}
@@ -142,3 +144,49 @@ def test_a_page_arrives(tmp_path: Path, version: str) -> None:
         f"Firing since {begun:%Y-%m-%d %H:%M} UTC. <http://runbooks/GpuMemoryDead|What to do>",
     ]
     assert after["attachments"][0]["title"].startswith("Resolved: GPU memory is held by")
+
+
+def hoarded(user: str, pid: int) -> dict[str, Any]:
+    """Return the alert about an idle program of a user."""
+    return {
+        "labels": {
+            "alertname": "GpuMemoryHoarded", "severity": "warning", "instance": "gpu-1:10839",
+            "gpu": "0", "uuid": "GPU-1", "pid": str(pid), "owner_type": "user", "owner": user, "user": user,
+        },
+        "annotations": {
+            "summary": "Much GPU memory is held by a program that does nothing.",
+            "description": f"gpu-1: pid {pid} of user {user}, holds 20GiB on GPU 0.",
+            "runbook_url": "http://runbooks/GpuMemoryHoarded",
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_user_gets_their_own_in_one_mail(tmp_path: Path, version: str) -> None:
+    """A user's mail and message have all alerts of that user and no other's; root and numbers get none."""
+    alerts = [hoarded("ann", 7), hoarded("ann", 8), hoarded("svc-train", 9), hoarded("root", 1)]
+    with (
+        inbox() as (url, messages),
+        mailbox() as (port, mails),
+        running(version, tmp_path, filled_in(url, port)) as manager,
+    ):
+        wait_until(lambda: post(manager, *alerts), "Alertmanager")
+        wait_until(lambda: len(mails) > 1, "two mails")
+        said = wait_until(
+            lambda: [body for _, body in messages if body["channel"] == "U012ABCDEF"], "the chat"
+        )
+        wait_until(
+            lambda: any("pid 1 " in str(body) for _, body in messages), "what the platform gets of root"
+        )
+    by_address = {str(mail["To"]): mail for mail in mails}
+
+    assert set(by_address) == {"ann@example.com", "training-team@example.com"}
+    mail = by_address["ann@example.com"]
+    assert mail["Subject"] == "GPU memory of ann: 2 to look at"
+    text = mail.get_body(("plain",)).get_content()  # type: ignore[union-attr]
+    assert text.count("Much GPU memory is held by a program that does nothing.") == 2
+    assert "gpu-1: pid 7 of user ann, holds 20GiB on GPU 0." in text
+    assert "What to do: http://runbooks/GpuMemoryHoarded" in text
+    assert "vramledger end --pid PID" in text
+    assert "svc-train" not in text
+    assert "svc-train" not in json.dumps(said)

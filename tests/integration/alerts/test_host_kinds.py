@@ -37,9 +37,8 @@ def last(name: str) -> Snapshot:
     return judging.replay(judging.HOME, ENTRIES[name])[-1]
 
 
-def steady(name: str) -> Iterator[dict[str, str]]:
-    """Yield the series of a host that stays for hours as a recording leaves it."""
-    shot = last(name)
+def steady(name: str, shot: Snapshot) -> Iterator[dict[str, str]]:
+    """Yield the series of a host that stays for hours as a snapshot has it."""
     assert shot.time is not None
     steps = HOURS * 240
     for line in [*Renderer().lines(shot)]:
@@ -59,7 +58,7 @@ def steady(name: str) -> Iterator[dict[str, str]]:
 
 def by_host(folder: Path, names: Iterable[str]) -> Mapping[str, set[tuple[str, str]]]:
     """Return the alerts of each host after hours: name and pid, which is empty where it names no process."""
-    series = [each for name in names for each in steady(name)]
+    series = [each for name in names for each in steady(name, last(name))]
     found: dict[str, set[tuple[str, str]]] = {name: set() for name in names}
     (fires,) = firing_labels(folder, series, [HOURS * 60 - 5], step=60.0)
     for labels in fires:

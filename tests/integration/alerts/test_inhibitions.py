@@ -97,6 +97,22 @@ CASES["a job that hangs because a rank is stuck"] = (
 CASES["a job that hangs because its GPU is lost"] = (
     [("GpuJobHung", "page", RANK), ("GpuDeviceLost", "page", DEVICE)], {"GpuDeviceLost/page"},
 )  # fmt: skip
+CASES["a device that must be reset, and the error before"] = (
+    [
+        ("GpuResetRequired", "page", DEVICE), ("GpuXidError", "warning", DEVICE),
+        ("GpuResetRequired", "warning", {**DEVICE, "action": "drain_p2p"}),
+        ("GpuMemoryDead", "page", HOLDER),
+    ],
+    {"GpuResetRequired/page", "GpuMemoryDead/page"},
+)  # fmt: skip
+CASES["pieces of one owner and of others"] = (
+    [
+        ("GpuMemoryHoardedInPieces", "warning", {**DEVICE, "owner_type": "user", "owner": "ann"}),
+        ("GpuMemoryHoardedInPieces", "warning", {**DEVICE, "whose": "several"}),
+        ("GpuHeldHardlyUsed", "warning", {**DEVICE, "owner_type": "user", "owner": "ann"}),
+    ],
+    {"GpuMemoryHoardedInPieces/warning"},
+)
 CASES["a network that is down"] = (
     [
         ("VramLedgerManyExportersDown", "page", {"job": "vramledger"}),
@@ -106,6 +122,57 @@ CASES["a network that is down"] = (
         ),
     ],
     {"VramLedgerManyExportersDown/page"},
+)
+LOST = {"many": "GpuDriverLost", "job": "vramledger"}
+CASES["a driver that 64 nodes lose"] = (
+    [
+        ("GpuManyNodes", "page", LOST),
+        *(("GpuDriverLost", "page", {**LOST, "instance": f"node-{node}"}) for node in range(64)),
+    ],
+    {"GpuManyNodes/page"},
+)
+RETRIES = {"many": "GpuOutOfMemory", "job": "vramledger", "user": "ann", "namespace": ""}
+CASES["an array of 200 jobs that runs out of memory, and another user's job"] = (
+    [
+        ("GpuManyOwners", "warning", RETRIES),
+        *(
+            ("GpuOutOfMemory", "warning", {**RETRIES, **HOLDER, "owner_type": "slurm", "owner": str(job)})
+            for job in range(200)
+        ),
+        ("GpuAllocatorRetries", "warning", {**HOLDER, "many": "GpuAllocatorRetries", "user": "ann"}),
+        ("GpuMemoryGrowing", "warning", {**HOLDER, "many": "GpuMemoryGrowing", "user": "ann"}),
+    ],
+    {"GpuManyOwners/warning", "GpuAllocatorRetries/warning", "GpuMemoryGrowing/warning"},
+)
+CASES["an exporter that cannot see who holds"] = (
+    [("VramLedgerBlind", "warning", NODE), ("GpuMemoryUnattributed", "warning", DEVICE)],
+    {"VramLedgerBlind/warning"},
+)
+SOMETIMES = {**NODE, "answers": "sometimes"}
+CASES["an exporter that loses a third of its scrapes, which are enough to find what they show"] = (
+    [
+        ("VramLedgerExporterDown", "warning", SOMETIMES), ("GpuMemoryDead", "page", HOLDER),
+        ("GpuHeldHardlyUsed", "warning", DEVICE), ("VramLedgerBlind", "warning", NODE),
+    ],
+    {
+        "VramLedgerExporterDown/warning", "GpuMemoryDead/page",
+        "GpuHeldHardlyUsed/warning", "VramLedgerBlind/warning",
+    },
+)  # fmt: skip
+CASES["an exporter that answered sometimes, and now not at all"] = (
+    [
+        ("VramLedgerExporterDown", "warning", NODE), ("VramLedgerExporterDown", "warning", SOMETIMES),
+        ("GpuMemoryDead", "page", HOLDER),
+    ],
+    {"VramLedgerExporterDown/warning"},
+)  # fmt: skip
+CASES["a notebook that is known to be idle, and a GPU of another owner that hardly works"] = (
+    [
+        ("GpuNotebookIdle", "warning", HOLDER),
+        ("GpuHeldHardlyUsed", "warning", {key: HOLDER[key] for key in HOLDER if key != "pid"}),
+        ("GpuMemoryPreallocatedShared", "warning", {**HOLDER, "owner": "bob"}),
+    ],
+    {"GpuNotebookIdle/warning", "GpuMemoryPreallocatedShared/warning"},
 )
 CASES["two clusters with one node's name"] = (
     [

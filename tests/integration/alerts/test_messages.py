@@ -89,6 +89,24 @@ def test_a_message_names_a_job_as_the_dashboards_do(alerts: list[Alert]) -> None
     assert [text for text in texts if re.search(r"\b(?:slurm|nomad) \S", text)] == []
 
 
+def test_reclaim_is_advised_only_beside_an_agent(tmp_path: Path) -> None:
+    """Only the agent in a program can free its cache; to others the text does not name the command."""
+    idle = Holder(7, 30, "idle", since=-61, sm=None)
+    nodes = [
+        Node([replace(idle, notebook=notebook, agent_up=up)], instance=f"{notebook}{up}")
+        for notebook in ("", "a.ipynb")
+        for up in (None, 0, 1)
+    ]
+    found = firing(tmp_path, [one for node in nodes for one in node.series(5)], 5)
+    told = {
+        each.labels["instance"]: "reclaim 7" in each.annotations["description"]
+        for each in found
+        if each.name in ("GpuMemoryHoarded", "GpuNotebookIdle")
+    }
+
+    assert told == {node.instance: node.instance.endswith("1") for node in nodes}
+
+
 def test_no_text_shows_the_label_of_the_kind_of_an_owner() -> None:
     """Each text that shows the kind of an owner calls the jobs of all schedulers jobs."""
     shown = [
@@ -110,8 +128,9 @@ def test_a_message_leads_to_its_dashboard(alerts: list[Alert]) -> None:
     dashboards = load_dashboards()
     for each in alerts:
         url = each.annotations["dashboard_url"]
-        found = re.search(r"/d/([a-z-]+)\?var-cluster=&var-job=", url)
+        found = re.search(r"/d/([a-z-]+)\?var-job=[^&]", url)
         assert found, url
+        assert "var-cluster=&" not in url, "an empty variable would choose nothing"
         variables = {one["name"] for one in dashboards[found[1]]["templating"]["list"]}
         assert set(re.findall(r"[?&]var-(\w+)=", url)) <= variables, url
         if "instance" in each.labels and "instance" in url:
@@ -129,6 +148,19 @@ def test_growth_says_how_fast_and_how_long(tmp_path: Path) -> None:
         in alert.annotations["description"]
     )
     assert re.search(r"fills the GPU in about 5h 1\dm 0s at this pace", alert.annotations["description"])
+
+
+def test_a_program_writes_nothing_into_a_chat(tmp_path: Path) -> None:
+    """What a program says of itself makes neither mention nor link nor markup in the text of an alert."""
+    names = "<!channel> @here [pay](http://e.example) https://e.example *a*`b`|~c~ <@U024BE7LH>".split()
+    hostile = [
+        Holder(7 + place, 30, "idle", since=-90, sm=None, command=name, notebook=f"/home/{name}.ipynb")
+        for place, name in enumerate(names)
+    ]
+    said = [each.annotations["description"] for each in firing(tmp_path, Node(hostile).series(12), 12)]
+
+    assert len(said) >= len(names)
+    assert [text for text in said if re.search(r"[<>@*`~|\[\]]|//", text)] == []
 
 
 def test_a_user_is_named_once(tmp_path: Path) -> None:

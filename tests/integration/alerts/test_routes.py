@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,9 +60,14 @@ def test_receivers_send_nothing_until_they_are_filled_in() -> None:
         ("alertname=GpuMemoryDead severity=page owner_type=pod namespace=team-a-dev", "oncall,team-a"),
         ("alertname=GpuMemoryHoarded severity=warning owner_type=pod namespace=team-a", "team-a"),
         ("alertname=GpuMemoryHoarded severity=warning owner_type=pod namespace=team-b", "platform"),
+        ("alertname=GpuMemoryHoarded severity=warning owner_type=user owner=ann user=ann", "users,platform"),
+        ("alertname=GpuMemoryHoarded severity=warning owner_type=user owner=root user=root", "platform"),
+        ("alertname=GpuMemoryHoarded severity=info owner_type=user owner=ann user=ann", "digest"),
         ("alertname=GpuNotebookIdle severity=warning owner_type=notebook", "notebooks"),
         ("alertname=GpuNotebookIdle severity=warning owner_type=pod owner=lab/kernel-7", "notebooks"),
-        ("alertname=GpuMemoryStopped severity=warning owner_type=pod owner=hub/jupyter-ann", "notebooks"),
+        ("alertname=GpuMemoryStopped severity=warning owner_type=pod namespace=jupyterhub", "notebooks"),
+        ("alertname=GpuMemoryHoarded severity=warning owner_type=user notebook=a.ipynb", "platform"),
+        ("alertname=GpuMemoryHoarded severity=page owner_type=user notebook=a.ipynb", "oncall,discard"),
         ("alertname=GpuMemoryHoarded severity=warning owner_type=pod owner=hub/proxy-1", "platform"),
     ],
 )
@@ -69,6 +76,34 @@ def test_routes(labels: str, receivers: str, amtool: Amtool) -> None:
     said = amtool("config", "routes", "test", f"--config.file={CONFIG}", *labels.split())
 
     assert said.strip() == receivers
+
+
+@pytest.mark.parametrize(
+    "names", [{}, {"page": "critical"}, {"page": "critical", "none": "none", "info": "info"}]
+)
+def test_each_common_name_of_a_severity_is_routed(
+    names: dict[str, str], tmp_path: Path, amtool: Amtool
+) -> None:
+    """What thresholds.yml calls a page reaches the on-call by the example as it is."""
+    shutil.copytree(ALERTS / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    settings = yaml.safe_load((ALERTS / "thresholds.yml").read_text(encoding="utf-8"))
+    settings["severities"] = names
+    (tmp_path / "thresholds.yml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    subprocess.run([sys.executable, tmp_path / "src" / "generate.py"], check=True, capture_output=True)
+    groups = json.loads((tmp_path / "rules.json").read_text(encoding="utf-8"))["groups"]
+    found = {
+        (each["alert"], each["labels"]["severity"])
+        for group in groups
+        for each in group["rules"]
+        if "alert" in each
+    }
+
+    assert ("GpuDeviceLost", names.get("page", "page")) in found
+    reached = {"page": "oncall", "critical": "oncall", "info": "digest", "warning": "platform"}
+    for alert, severity in [("GpuDeviceLost", names.get("page", "page")), ("GpuMemoryNearlyFull", "info")]:
+        labels = [f"alertname={alert}", f"severity={severity}", "instance=a"]
+        said = amtool("config", "routes", "test", f"--config.file={CONFIG}", *labels)
+        assert said.strip() == reached[severity]
 
 
 def test_inhibitions_name_alerts_that_exist() -> None:
@@ -144,10 +179,11 @@ def test_messages_read_like_a_sentence(tmp_path: Path, amtool: Amtool) -> None:
     }
     path.write_text(json.dumps(several), encoding="utf-8")
     assert rendered("vramledger.title") == "PAGE: 2 alerts about GPU memory (pod team-a/job)"
+    data["alerts"][0]["annotations"]["description"] += " <!channel> & <https://e.example|all>"
     path.write_text(json.dumps(data), encoding="utf-8")
     assert rendered("vramledger.color") == "danger"
     assert rendered("vramledger.text").splitlines() == [
-        "gpu-1: pid 8 of user ann holds 20GiB on GPU 0.",
-        "Firing since 2026-11-21 03:04 UTC. <https://example.com/GpuMemoryDead.md|What to do> · <http://p|Graph>",
+        "gpu-1: pid 8 of user ann holds 20GiB on GPU 0. &lt;!channel&gt; &amp; &lt;https://e.example|all&gt;",
+        "Firing since 2026-11-21 03:04 UTC. <https://example.com/GpuMemoryDead.md|What to do>",
         "<http://alertmanager/#/alerts?receiver=oncall|Silence>",
     ]

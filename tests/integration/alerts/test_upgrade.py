@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from random import Random
 
@@ -16,10 +15,8 @@ from tests.support.host.series import Trace
 from tests.support.past import StoredPast
 from tests.support.requirements import require_tool
 from vramledger.model.snapshot import State
-from vramledger.storage.moments import advance, recall
-from vramledger.storage.protocol import RESTORE
-from vramledger.storage.questions import answer
-from vramledger.storage.segments import READING, Entry
+from vramledger.storage.protocol import READING, RESTORE, Entry
+from vramledger.storage.state import advance, recall
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
@@ -32,13 +29,12 @@ def replaced(past: StoredPast) -> StoredPast:
     """End an exporter, and return the next one, which goes on from what is stored."""
     past.end()
     newer = StoredPast(past.path, past.host)
-    head, _, content = answer(newer.archive, {"ask": RESTORE}).partition(b"\n")
-    known = json.loads(content)
-    assert json.loads(head)["found"]
-    recall(newer.tracker, newer.timeline, known["state"], newer.tracker.settings)
+    head, known = newer.ask(ask=RESTORE)
+    assert head["found"]
+    recall(newer.tracker, newer.timeline, known["state"])
     for time, value in known["readings"]:
         advance(newer.tracker, newer.timeline, Entry(READING, time, value))
-    newer.tracker.recall(newer.tracker.remembered())
+    newer.tracker.recall(newer.tracker.state)
     newer.host.restart()
     return newer
 

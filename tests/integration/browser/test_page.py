@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib import resources
 
 import pytest
+from msgspec import structs
 
 from tests.integration.browser.conftest import Look, Looking
 from tests.support.builders import (
@@ -25,7 +26,8 @@ from tests.support.builders import (
 from tests.support.chromium import tab
 from tests.support.hostile import HOSTILE, hostile
 from tests.support.serving import LOOPBACK, served
-from vramledger.model.reading import DeviceReading, HiddenHolder, KvCache, Owner
+from vramledger.model.holder_facts import KvCache
+from vramledger.model.reading import DeviceReading, HiddenHolder, Owner
 from vramledger.model.snapshot import (
     AgentSnapshot,
     OwnerLimit,
@@ -126,6 +128,17 @@ def test_what_belongs_to_no_process_is_not_held_without_work(look: Looking) -> N
     look(Shown(snapshot(noisy, processes=[process(8)])), steps)
 
 
+def test_what_is_not_proven_is_not_denied(look: Looking) -> None:
+    """Memory that is idle only by inference is in the headline, apart from what is certainly wasted."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        assert await view.tab.text(".waste") == "58.0 GiB (41%) idle or orphaned, not proven"
+
+    perhaps = replace(holding(8, 58 * GIB, State.IDLE), working=None)
+    look(Shown(snapshot(device(0, [perhaps]), processes=[process(8)])), steps)
+
+
 def test_a_ghost_device_says_so_on_a_phone_too(look: Looking) -> None:
     """Only its card says that no process uses the GPU, and the page stays as wide as the screen."""
 
@@ -133,7 +146,7 @@ def test_a_ghost_device_says_so_on_a_phone_too(look: Looking) -> None:
         await view.tab.size(360, 740, mobile=True)
         await view.tab.until(DRAWN)
         (said,) = await view.tab.texts(".card .ghost:not([hidden])")
-        assert said.startswith("Busy for minutes, but no process uses it.")
+        assert said.startswith("Busy for minutes at idle power, and no process uses it.")
         assert await view.tab.texts(".card:first-child .ghost:not([hidden])") == []
         assert await view.tab.run("document.documentElement.scrollWidth") <= 360
 
@@ -151,7 +164,7 @@ def test_a_notebook_does_not_take_the_place_of_its_user(look: Looking) -> None:
 
     known = process(7, user="bob", command="notebook")
     assert known.facts is not None
-    forged = replace(known, facts=replace(known.facts, owner=Owner("user", "bob", notebook="alice")))
+    forged = replace(known, facts=structs.replace(known.facts, owner=Owner("user", "bob", notebook="alice")))
     look(Shown(snapshot(device(0, [holding(7)]), processes=[forged])), steps)
 
 
@@ -231,7 +244,7 @@ def insight() -> Snapshot:
         "allocated_peak": 12 * GIB,
     }
     pool = Pool("torch", 0, figures, {})
-    report = replace(told.report, consents=("reclaim",))
+    report = structs.replace(told.report, consents=("reclaim",))
     return replace(shot, agents={7: replace(told, report=report, pools={first.reading.uuid: (pool,)})})
 
 
@@ -286,7 +299,9 @@ def test_limits_are_told(look: Looking) -> None:
         OwnerLimit("pod", "a/free", None, None, None, 0, 2 * GIB),
     )
     first = device(0, [holding(7, 20 * GIB)])
-    shot = snapshot(replace(first, limits=limits, reading=replace(first.reading, partition=100 * GIB)))
+    shot = snapshot(
+        replace(first, limits=limits, reading=structs.replace(first.reading, partition=100 * GIB))
+    )
 
     async def steps(view: Look) -> None:
         await view.tab.until(DRAWN)
@@ -375,6 +390,151 @@ def test_a_phone_has_room_for_it(look: Looking) -> None:
         assert "vramledger end --pid 7" in await view.tab.text("#rows .details")
 
     look(Shown(incident()), steps)
+
+
+def eight() -> Snapshot:
+    """Make eight GPUs as a lab has them: holders on some, and 14 MiB on each that nobody has."""
+    held = {
+        0: [holding(7, 60 * GIB, State.IDLE), holding(8, 12 * GIB, sm=0.5, last_active=NOW)],
+        2: [holding(10, 70 * GIB, sm=0.9, last_active=NOW)],
+        5: [
+            holding(11, 20 * GIB, State.STOPPED),
+            replace(holding(9, 3 * GIB, State.ORPHANED), working=False),
+        ],
+    }
+    people = [
+        process(7, user="carol", command="notebook"), process(8), process(10), process(11, user="dora"),
+        process(9, user="a-person-with-a-long-name", command="train_with_a_very_long_name_indeed.py"),
+    ]  # fmt: skip
+    devices = [device(gpu, held.get(gpu, []), unattributed=14 * MIB) for gpu in range(8)]
+    return snapshot(*devices, processes=people)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 768, 1024, 1360, 1920])
+def test_nothing_is_cut_at_any_width(look: Looking, width: int, theme: str) -> None:
+    """The button for details is inside the table, and what to do ends before it."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.prefer(prefers_color_scheme=theme)
+        await view.tab.size(width, 900, mobile=width < 500)
+        await view.tab.until(DRAWN)
+        assert await view.tab.run("document.documentElement.scrollWidth") <= width
+        fits = "(e => e.scrollWidth <= e.clientWidth)(document.querySelector('.scroller'))"
+        assert await view.tab.run(fits), "the table needs no sideways scrolling"
+        edges = await view.tab.run(
+            "[...document.querySelectorAll('#rows tr')].map(row => {"
+            " const right = e => e.getBoundingClientRect().right;"
+            " const todo = row.querySelector('.column-todo'), press = row.querySelector('.disclose');"
+            " return [right(todo), todo.scrollWidth - todo.clientWidth, press.getBoundingClientRect().left,"
+            " right(press), right(document.querySelector('.scroller'))]; })"
+        )
+        assert len(edges) == 5
+        for todo, cut, left, press, table in edges:
+            assert press <= table
+            assert todo <= left
+            assert cut <= 0
+        assert bool(await view.tab.texts("#rows .column-todo")) == (width > 960)
+
+    look(Shown(eight()), steps)
+
+
+def test_a_click_on_a_row_opens_its_details(look: Looking) -> None:
+    """Anywhere on the row, and again to close them; the button opens them once and not twice."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        await view.tab.click("#rows tr:nth-child(2) .column-pid")
+        assert "vramledger end --pid 7" in await view.tab.text("#rows .details")
+        assert (
+            await view.tab.run("document.querySelector('[aria-expanded=true]').ariaLabel")
+            == "Details of pid 7"
+        )
+        await view.tab.click("#rows tr:nth-child(2) .column-owner")
+        assert await view.tab.texts("#rows .details") == []
+        await view.tab.click("#rows tr:nth-child(2) .disclose")
+        assert len(await view.tab.texts("#rows .details")) == 1
+
+    look(Shown(eight()), steps)
+
+
+def test_holders_come_before_the_cards_of_empty_gpus(look: Looking) -> None:
+    """Who reads from the top, also on a phone, meets the holders before GPUs that nobody holds."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.size(390, 844, mobile=True)
+        await view.tab.until(DRAWN)
+        assert [text[:5] for text in await view.tab.texts("#devices h3")] == ["GPU 0", "GPU 2", "GPU 5"]
+        assert [text[:5] for text in await view.tab.texts("#free h3")] == [
+            f"GPU {each}" for each in (1, 3, 4, 6, 7)
+        ]
+        tops = [
+            f"document.querySelector('{each}').getBoundingClientRect().top" for each in ("#holders", "#free")
+        ]
+        holders, free = [await view.tab.run(each) for each in tops]
+        assert holders < free
+        assert holders < 1000
+
+    look(Shown(eight()), steps)
+
+
+def test_a_gpu_that_needs_a_look_stays_above(look: Looking) -> None:
+    """Without a holder, but with much memory of nobody, or with hidden processes: it is not empty."""
+    hidden = (HiddenHolder(77, 1, "cuda", "stray.py", "bob", (1,)),)
+    held, nobodys = device(0, [holding(8, GIB)]), device(1, [], unattributed=9 * GIB)
+    devices = [held, nobodys, device(2, [], hidden=hidden), device(3, [])]
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        assert [text[:5] for text in await view.tab.texts("#devices h3")] == ["GPU 0", "GPU 1", "GPU 2"]
+        assert [text[:5] for text in await view.tab.texts("#free h3")] == ["GPU 3"]
+
+    look(Shown(snapshot(*devices, processes=[process(8)])), steps)
+
+
+def test_a_few_mib_of_nobody_have_no_loud_colour(look: Looking) -> None:
+    """14 MiB of 140 GiB are in the figures, and in no bar; 9 GiB are in both."""
+    devices = device(0, [holding(8, GIB)], unattributed=14 * MIB), device(1, [], unattributed=9 * GIB)
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        segments = ".map(e => e.getBoundingClientRect().width)"
+        slight, much = await view.tab.run(
+            f"[...document.querySelectorAll('.card .segment.part-unattributed')]{segments}"
+        )
+        assert slight < 1
+        assert much > 10
+        grounds = await view.tab.run(
+            "[...document.querySelectorAll('.legend .part-unattributed')]"
+            ".map(e => getComputedStyle(e).backgroundColor)"
+        )
+        assert grounds[0] == "rgba(0, 0, 0, 0)"
+        assert grounds[1] != grounds[0]
+        assert "unattributed14.0 MiB" in await view.tab.texts(".card .legend div")
+
+    look(Shown(snapshot(*devices, processes=[process(8)])), steps)
+
+
+def test_the_first_idle_minutes_of_a_chart_are_idle(look: Looking) -> None:
+    """While it was not known the holding was drawn as active; once it is known, it was idle since then."""
+    began = NOW - 300
+
+    def shot(serial: int, state: State) -> Snapshot:
+        held = replace(holding(7, 60 * GIB, state), since=began)
+        return replace(
+            snapshot(device(0, [held]), processes=[process(7)], serial=serial), time=NOW + 10 * serial
+        )
+
+    drawn = "[...document.querySelectorAll('.card .area')].map(e => e.classList[1])"
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        await view.tab.until(f"{drawn}.includes('part-active')", "the holding as active")
+        view.publish(shot(2, State.IDLE))
+        await view.tab.until(f"{drawn}.includes('part-idle')", "the holding as idle")
+        assert "part-active" not in await view.tab.run(drawn)
+
+    look(Shown(shot(1, State.ACTIVE)), steps)
 
 
 def test_a_lost_connection_says_so_and_recovers(browser: str) -> None:

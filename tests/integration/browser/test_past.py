@@ -20,7 +20,7 @@ from tests.support.host.programs import Fixed
 from tests.support.past import StoredPast
 from tests.support.serving import LOOPBACK, served
 from vramledger.errors import VramledgerError
-from vramledger.storage.questions import answer
+from vramledger.storage.answers import answer
 from vramledger.web.services import PageState
 
 LENGTH = 900
@@ -41,7 +41,7 @@ def stored(path: Path) -> StoredPast:
     always = Process(1000, {0: Fixed(2 * GIB, work=0.5)}, begin=-900.0, user="ada", command="always.py")
     past = StoredPast(path, Host([Gpu()], [always, guest], Random(1)))  # noqa: S311 a simulation
     past.watch(LENGTH)
-    past.archive.flush()
+    past.process.flush()
     return past
 
 
@@ -74,7 +74,7 @@ async def visiting(browser: str, past: StoredPast, address: str = "") -> AsyncIt
 
 def answer_or_problem(past: StoredPast, question: dict[str, Any]) -> bytes:
     """Answer as the process that stores does."""
-    return answer(past.archive, question)
+    return answer(past.path, question)
 
 
 async def holders(visit: Visit) -> list[str]:
@@ -120,6 +120,11 @@ def test_a_link_shows_the_ledger_as_it_was(browser: str, past: StoredPast) -> No
             assert await visit.tab.run("document.querySelectorAll('.chart .area').length") >= 2
             assert await visit.tab.texts(".plot .axis span") == ["15 min ago", "then"]
             assert await visit.tab.run("document.querySelectorAll('.past-scale .mark').length") >= 2
+            legend = await visit.tab.texts("#past .legend > span")
+            assert (
+                len(legend) == await visit.tab.run("document.querySelectorAll('#past .swatch').length") == 4
+            )
+            assert "bytes in use" in legend[0]
             for theme in ("light", "dark"):
                 await visit.tab.prefer(prefers_color_scheme=theme)
                 await keep_picture(visit, f"page-past-{theme}.png")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.chromium import tab
 from tests.support.real_snapshots import NAMES, read
-from vramledger.torch_snapshots.html import snapshot_html
+from vramledger_agent.torch_snapshots.html import snapshot_html
 
 OVER = """
 (() => {

@@ -197,7 +197,8 @@ def test_another_user_is_refused(training: Training) -> None:
     arguments = ["reclaim", str(training.pid), f"--agent.socket={training.socket}"]
     code = (
         # All imports come first: the other user may not be able to read this interpreter's library.
-        "import os, shutil, sys; import vramledger.agent_server.client;"
+        "import encodings.ascii, os, shutil, sys; import vramledger_agent.client;"
+        " import vramledger_agent.containment;"
         " from vramledger.cli import main, parser; parser();"
         " os.setgid(65534); os.setuid(65534);"
         f" sys.exit(main({arguments!r}))"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.support.builders import MIB, device, failed, holding, managed, process, snapshot
 from tests.support.exporter import run
@@ -21,7 +22,8 @@ from vramledger.model.reading import HiddenHolder, Owner, ParentFacts
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State, UndividedBytes
 from vramledger.readers.hosts.hidden_holders import find_hidden_holders
 from vramledger.readers.hosts.host import Host
-from vramledger.views.cleanliness import (
+from vramledger.readers.nvml.hardware import RECOVERY_ACTIONS
+from vramledger.verdicts.cleanliness import (
     CANNOT_TELL,
     CLEAN,
     MAX_LEFTOVER,
@@ -29,8 +31,8 @@ from vramledger.views.cleanliness import (
     CheckTolerance,
     SearchExtent,
     check_devices,
+    leftovers,
     overall_status,
-    results_json,
 )
 
 NOBODY: frozenset[str] = frozenset()
@@ -88,7 +90,7 @@ def test_the_resolved_owner_is_the_one_that_counts() -> None:
     """A pod's process belongs to the pod, whoever its user is."""
     known = process(7)
     assert known.facts is not None
-    known = replace(known, facts=replace(known.facts, owner=Owner("pod", "train-1")))
+    known = replace(known, facts=structs.replace(known.facts, owner=Owner("pod", "train-1")))
     shot = snapshot(empty(0, holding(7)), processes=[known])
 
     assert status(shot, CheckTolerance(owners=frozenset({"pod:train-1"}))) == CLEAN
@@ -102,12 +104,72 @@ def test_welcome_processes_excuse_no_leftover() -> None:
     assert status(shot, CheckTolerance(live=True, owners=frozenset({"ada"}))) == NOT_CLEAN
 
 
+@pytest.mark.parametrize(
+    ("kinds", "memory", "expected"),
+    [("G", 4 * MIB, CLEAN), ("G", 2 * GIB, NOT_CLEAN), ("CG", 4 * MIB, NOT_CLEAN), ("G", None, NOT_CLEAN)],
+)
+def test_a_display_server_is_no_holder(kinds: str, memory: int | None, expected: int) -> None:
+    """Graphics alone with less than any CUDA context belongs to the node; its bytes are not shown as 0."""
+    (verdict,) = check_devices(
+        snapshot(empty(0, replace(holding(7, memory), kinds=kinds))), NOBODY, CheckTolerance()
+    )
+
+    assert verdict.status == expected
+    assert "0.00 GiB" not in verdict.line
+
+
+def test_a_gpu_that_sleeps_is_not_known() -> None:
+    """What a sleeping GPU holds is not known: it is neither clean nor unclean, and the reason says so."""
+    one = replace(empty(), up=False, ledger=None)
+    asleep = replace(one, reading=one.reading.without_data("asleep"))
+    (verdict,) = check_devices(snapshot(asleep), NOBODY, CheckTolerance())
+    assert verdict.status == CANNOT_TELL
+    assert "asleep: it was not asked" in verdict.line
+
+
+@pytest.mark.parametrize("action", RECOVERY_ACTIONS)
+def test_a_gpu_that_the_driver_wants_recovered_is_not_clean(action: str) -> None:
+    """Whatever else the driver answers, only a GPU that needs nothing is clean; the reason names the step."""
+    one = empty()
+    one = replace(
+        one, reading=structs.replace(one.reading, hardware={"device_recovery_action": {action: 1.0}})
+    )
+    (verdict,) = check_devices(snapshot(one), NOBODY, CheckTolerance(live=True))
+
+    assert verdict.status == (CLEAN if action == "none" else NOT_CLEAN)
+    assert (f"asks for {action}" in verdict.line) == (action != "none")
+
+
+def test_an_instance_of_a_gpu_that_must_be_reset_is_not_clean() -> None:
+    """MIG instances cannot be used either where their GPU must be reset."""
+    whole, part = device(0, (), hidden=()), device(1, (), hidden=())
+    refusing = structs.replace(whole.reading, divided=True, reset_required=True, words="GPU requires reset")
+    instance = structs.replace(part.reading, parent=whole.reading.uuid)
+    shot = snapshot(replace(whole, reading=refusing, ledger=None), replace(part, reading=instance))
+    (verdict,) = check_devices(shot, NOBODY, CheckTolerance())
+
+    assert (verdict.uuid, verdict.status) == (instance.uuid, NOT_CLEAN)
+    assert "GPU requires reset" in verdict.line
+
+
+@pytest.mark.parametrize(
+    "refused", ["nvmlDeviceGetTemperature", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo_v2"]
+)
+def test_a_gpu_that_refuses_until_it_is_reset_is_not_clean(standin: StandIn, refused: str) -> None:
+    """One query refused with "GPU requires reset" is enough, with memory and process lists or without."""
+    standin.fail(refused, Code.RESET_REQUIRED)
+    done = run("check", "--wait=100ms", driver=standin.env())
+
+    assert done.returncode == NOT_CLEAN, done.stderr
+    assert "refuses queries (GPU requires restart)" in done.stdout  # pynvml's words for code 16
+
+
 def test_an_idle_mps_server_is_no_holder() -> None:
     """Root's MPS server with its 66 MiB belongs to the node; a user's program with that name does not."""
     server = process(7, user="root", command="nvidia-cuda-mps-server")
     assert server.facts is not None
     one = empty(0, holding(7, 66 * MIB))
-    root = replace(server, facts=replace(server.facts, uid=0))
+    root = replace(server, facts=structs.replace(server.facts, uid=0))
 
     assert status(snapshot(one, processes=[root])) == CLEAN
     assert status(snapshot(one, processes=[server])) == NOT_CLEAN
@@ -124,7 +186,7 @@ def test_an_mps_server_belongs_to_whoever_runs_its_daemon() -> None:
             6, 1, "nvidia-cuda-mps", "x", init=False, uid=uid, user=user, program="nvidia-cuda-mps-control"
         )
         assert server.facts is not None
-        known = replace(server, facts=replace(server.facts, parent=control))
+        known = replace(server, facts=structs.replace(server.facts, parent=control))
         return snapshot(replace(one, holdings=(holding(7, size),)), processes=[known])
 
     assert status(started_by(0, "root")) == CLEAN
@@ -170,9 +232,11 @@ def test_what_was_not_searched_is_not_called_clean(
 def divided(*instances: DeviceSnapshot, **changes: object) -> Snapshot:
     """Make a GPU that MIG divides into these."""
     whole = replace(device(0), ledger=None, holdings=())
-    reading = replace(whole.reading, divided=True, memory=None, processes=None, **changes)  # type: ignore[arg-type]
+    reading = structs.replace(whole.reading, divided=True, memory=None, processes=None, **changes)
     inside = [
-        replace(each, reading=replace(each.reading, uuid=f"MIG-{number}", index=0, parent=reading.uuid))
+        replace(
+            each, reading=structs.replace(each.reading, uuid=f"MIG-{number}", index=0, parent=reading.uuid)
+        )
         for number, each in enumerate(instances)
     ]
     return snapshot(replace(whole, reading=reading, up=reading.error is None), *inside)
@@ -197,7 +261,7 @@ def test_a_divided_gpu_is_its_instances() -> None:
         divided(error="timeout"),
         divided(empty(), error="lost"),
         divided(empty(), failed=("mig",)),
-        snapshot(replace(empty(), reading=replace(empty().reading, failed=("mig",)))),
+        snapshot(replace(empty(), reading=structs.replace(empty().reading, failed=("mig",)))),
     ],
 )
 def test_a_divided_gpu_whose_instances_are_not_known(shot: Snapshot) -> None:
@@ -221,7 +285,7 @@ def test_a_hidden_holder_of_a_divided_gpu_may_be_on_any_instance() -> None:
 def test_no_device_is_no_answer() -> None:
     """Nothing that was checked is not a clean GPU, in the JSON neither."""
     assert overall_status([]) == CANNOT_TELL
-    assert results_json([])["verdict"] == "cannot-tell"
+    assert leftovers([]).verdict == "cannot-tell"
 
 
 def test_an_old_driver_s_reserve_is_no_leftover() -> None:
@@ -283,7 +347,7 @@ def test_what_cannot_be_told() -> None:
 def test_only_the_wanted_devices_are_judged() -> None:
     """A device is chosen by index, UUID or device file; of several devices a certain result counts first."""
     dirty = device(1, [holding(7)], hidden=())
-    dirty = replace(dirty, reading=replace(dirty.reading, minor=5))
+    dirty = replace(dirty, reading=structs.replace(dirty.reading, minor=5))
     shot = snapshot(empty(), dirty)
 
     by_file = check_devices(shot, frozenset({"/dev/nvidia5"}), CheckTolerance())

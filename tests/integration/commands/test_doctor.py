@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.support.exporter import QUICK, run, serving
+from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
+from vramledger.commands.doctor import _is_exporter
 from vramledger.readers.hosts.exporters import RunningExporter, find_exporters
 
 
@@ -70,3 +75,19 @@ def test_exporters_are_known_by_their_command_line(
     (tmp_path / "acpi").mkdir()
     found = find_exporters(tmp_path)
     assert found == (() if sockets is None else (RunningExporter(7, *sockets),))
+
+
+@pytest.mark.parametrize(("user", "named"), [(0, True), (12345, False)])
+def test_no_strangers_socket_is_proposed(user: int, named: bool) -> None:
+    """A program that only looks like an exporter, with a socket of another user, is not named."""
+    require_root()
+    with TemporaryDirectory(prefix="vl-") as name, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
+        path = Path(name, "control")
+        one.bind(str(path))
+        os.seteuid(user)
+        try:
+            one.listen()
+        finally:
+            os.seteuid(0)
+        assert _is_exporter(RunningExporter(7, str(path), None)) is named
+        assert _is_exporter(RunningExporter(7, None, str(path))) is False, "it is no socket for agents"

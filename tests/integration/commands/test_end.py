@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.support.builders import MIB, device, holding, process, snapshot
 from tests.support.exporter import run
@@ -18,12 +19,13 @@ from tests.support.players.listed import listed_while_alive
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace
 from tests.support.standin.library import GIB, Code, StandIn
+from vramledger.commands.end import _confirm
 from vramledger.commands.termination import EndTarget, Selection, end_targets, select_targets
 from vramledger.errors import VramledgerError
-from vramledger.model.reading import ProcessRow
+from vramledger.model.reading import HiddenHolder, ProcessRow, ProcessUtilization, Reading
 from vramledger.model.snapshot import Grade, Snapshot, State
 from vramledger.readers.hosts.host import Host
-from vramledger.views.cleanliness import CANNOT_TELL
+from vramledger.verdicts.cleanliness import CANNOT_TELL
 
 HOST = Host(Path("/proc"))
 
@@ -104,10 +106,47 @@ def test_an_orphan_that_still_works_is_left_alone_unless_told_otherwise(working:
     assert chosen(shot, Selection(pids=frozenset({7}))) == {7: None}
 
 
+def test_an_orphan_that_is_only_inferred_is_left_alone_unless_it_is_named() -> None:
+    """Somebody may want it, whatever it does; --working does not mean it either."""
+    orphan = replace(holding(7, MIB, State.ORPHANED), working=None, grade=Grade.INFERRED)
+    shot = snapshot(device(0, [orphan]), processes=[process(7)])
+    shot = replace(shot, rows={7: ProcessRow(7, 700, "S", 1, 7, 7, 0, 1)})
+
+    for selection in (
+        Selection(states=frozenset({State.ORPHANED}), working=True),
+        Selection(owners=frozenset({"ann"}), working=True),
+        Selection(gpus=frozenset({"0"}), working=True),
+    ):
+        assert "only inferred" in str(chosen(shot, selection).get(7, "only inferred"))
+    assert chosen(shot, Selection(pids=frozenset({7}))) == {7: None}
+
+
+@pytest.mark.parametrize("state", [State.ZOMBIE, State.DEAD])
+def test_who_keeps_the_bytes_of_the_dead_is_named_and_can_be_ended(state: State) -> None:
+    """No signal reaches who has exited, and its parent keeps nothing: a child that it had forked does."""
+    heir = HiddenHolder(33, 3300, "cuda", "worker.py", "ann", (0,))
+    shot = snapshot(device(0, [holding(7, GIB, state)], hidden=(heir,)), processes=[process(7)])
+    shot = replace(shot, rows={7: ProcessRow(7, 700, "Z", 1, 7, 7, 0, 1)} if state is State.ZOMBIE else {})
+
+    assert "hidden pid 33 has the GPU open" in str(chosen(shot, Selection(pids=frozenset({7})))[7])
+    assert chosen(shot, Selection(pids=frozenset({33}))) == {33: None}
+    assert chosen(shot, Selection(pids=frozenset({33})), own=[33])[33] is not None
+    (named,) = select_targets(shot, Selection(pids=frozenset({33})), ())
+    assert "would end pid 33 worker.py of user ann: hidden, an unknown amount on GPU 0" in named.line
+
+
+def test_the_parent_of_a_zombie_is_left_alone() -> None:
+    """A live supervisor that has not reaped its child keeps no memory of it."""
+    shot = snapshot(device(0, [holding(7, GIB, State.ZOMBIE)]), processes=[process(7)])
+    shot = replace(shot, rows={7: ProcessRow(7, 700, "Z", 5, 7, 7, 0, 1)})
+
+    assert "(pid 5) has not reaped it keeps no memory" in str(chosen(shot, Selection(pids=frozenset({7})))[7])
+
+
 def test_a_divided_gpu_means_its_instances() -> None:
     """Who is on an instance is selected by the instance, by its GPU's UUID and by its GPU's index."""
     one = device(3, [holding(7, MIB, State.IDLE)], uuid="MIG-7")
-    shot = snapshot(replace(one, reading=replace(one.reading, parent="GPU-whole")))
+    shot = snapshot(replace(one, reading=structs.replace(one.reading, parent="GPU-whole")))
 
     for name in ("MIG-7", "GPU-whole", "3"):
         assert set(chosen(shot, Selection(gpus=frozenset({name})))) == {7}
@@ -356,7 +395,8 @@ def test_the_command_leaves_orphans_that_work_or_may_work(standin: StandIn, stag
     require_host_pid_namespace()
     standin.device_count = 2
     launcher = stage.start(session=False)
-    working, neighbour, quiet = launcher.start(), launcher.start(), launcher.start()
+    rank = {"OMPI_COMM_WORLD_RANK": "0"}
+    working, neighbour, quiet = (launcher.start(env=rank, tie="socket") for _ in range(3))
     launcher.end()
     standin.device(0).set_processes([(working.pid, GIB), (neighbour.pid, GIB)])
     standin.device(0).busy(working.pid)
@@ -399,3 +439,23 @@ def test_the_command_never_ends_a_program_that_got_the_pid_of_a_holder(
     check = run("check", "--wait=100ms", "--allow-live", driver=standin.env())
     assert f"dead pid {bystander.pid}" in check.stdout
     assert check.returncode == 1
+
+
+def test_what_an_exporter_says_is_checked_by_what_the_command_sees(stage: Stage) -> None:
+    """Who is said to be stopped, idle or orphaned, and runs or works as we see it, is ended only by pid."""
+    player = stage.start()
+    shown = device(0, [holding(player.pid)]).reading
+
+    def refusal(*states: State, selection: Selection, sm: float = 0.0) -> str | None:
+        row = ProcessUtilization(player.pid, 1.0, sm, 0.0, 0.0, 0.0)
+        reading = Reading(1.0, 1.0, devices=(structs.replace(shown, process_utilization=(row,)),))
+        asked = target(player.pid, start_of(player.pid), *states)
+        return _confirm(asked, reading, HOST, selection).refusal
+
+    by_state, by_pid = Selection(states=frozenset(State)), Selection(pids=frozenset({player.pid}))
+    assert refusal(State.IDLE, selection=by_state) is None
+    assert "it is not stopped now" in str(refusal(State.STOPPED, selection=by_state))
+    assert "it works on the GPU now" in str(refusal(State.ORPHANED, selection=by_state, sm=0.5))
+    assert refusal(State.STOPPED, selection=by_pid, sm=0.5) is None
+    player.stop()
+    assert refusal(State.STOPPED, selection=by_state) is None

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.support.builders import MIB, device, holding, process, snapshot
 from tests.support.exporter import run
@@ -15,7 +16,7 @@ from tests.support.standin.library import GIB, StandIn
 from vramledger.model.reading import LaunchCount, Owner, ParentFacts, PodLabels, ProcessRow
 from vramledger.model.snapshot import State
 from vramledger.views.evidence import evidence_json, evidence_lines
-from vramledger.views.public_view import public_view
+from vramledger.views.hidden_names import public_view
 
 
 def test_every_fact_is_told() -> None:
@@ -23,7 +24,7 @@ def test_every_fact_is_told() -> None:
     known = process(7)
     assert known.facts is not None
     first = known.facts
-    now = replace(
+    now = structs.replace(
         first,
         owner=Owner("slurm", "job-42"),
         parent=ParentFacts(1, 0, "systemd", "systemd", init=True),
@@ -74,7 +75,9 @@ def test_the_evidence_as_json_is_the_same_evidence() -> None:
     """The JSON has each fact of the holder under its own name, and null for what is not known."""
     known = process(7)
     assert known.facts is not None
-    now = replace(known.facts, parent=None, signs=("LOCAL_RANK",), settings=(("CUDA_VISIBLE_DEVICES", "0"),))
+    now = structs.replace(
+        known.facts, parent=None, signs=("LOCAL_RANK",), settings=(("CUDA_VISIBLE_DEVICES", "0"),)
+    )
     shot = snapshot(
         device(0, [holding(7, None, State.ORPHANED)]),
         processes=[replace(known, facts=now, first=known.facts)],
@@ -161,7 +164,7 @@ def test_labels_of_its_pod_are_told(
     owner = Owner("pod", "ml/train-0", "ml", "train-0")
     made = process(7)
     assert made.facts is not None
-    facts = replace(made.facts, owner=owner)
+    facts = structs.replace(made.facts, owner=owner)
     shot = snapshot(device(0, [holding(7)]), processes=[replace(made, facts=facts, first=facts)])
     shot = replace(shot, pods=labels)
 

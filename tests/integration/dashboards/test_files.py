@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from dashboards.src.__main__ import rendered_files
-from tests.support.dashboards.files import FILES, HOME, Json, all_queries, load_dashboards, panels, queries
+from tests.support.dashboards.files import FILES, HOME, Json, all_queries, load_dashboards, panels
 from vramledger.views.colours import GRAFANA, PARTS
 
 DASHBOARDS = load_dashboards()
@@ -78,7 +78,7 @@ def test_the_files_are_what_the_sources_make() -> None:
     """No file was changed by hand, and no source without ``make dashboards``."""
     made = rendered_files()
 
-    assert {path.name for path in made} == {path.name for path in FILES} | {"README.md"}
+    assert {path.name for path in made} == {path.name for path in FILES}
     assert [path.name for path, text in made.items() if path.read_text("utf-8") != text] == []
 
 
@@ -323,17 +323,3 @@ def test_provisioning_finds_what_compose_mounts(project: Path) -> None:
     assert source["type"] == "prometheus"
     assert source["isDefault"] is True
     assert "prometheus" in compose["services"]
-
-
-def test_every_panel_is_described() -> None:
-    """The list in the README has every panel of every dashboard."""
-    text = (HOME / "README.md").read_text("utf-8")
-    missing = [
-        (uid, asked.panel)
-        for uid, content in DASHBOARDS.items()
-        for asked in queries(content)
-        if asked.panel.removeprefix("annotation: ") not in text
-        if not asked.panel.startswith("Count of ")
-    ]
-
-    assert missing == []

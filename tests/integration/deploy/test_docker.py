@@ -24,7 +24,7 @@ from tests.support.fleet.engines import until
 from tests.support.kubelet import devices, kubelet, listed, pod
 from tests.support.ports import free_port
 from tests.support.requirements import do_without, require_root, require_tool
-from vramledger.readers.schedulers.kubelet import SOCKET
+from vramledger.kubernetes.kubelet import SOCKET
 
 REPOSITORY = Path(__file__).parents[3]
 OURS = f"vramledger-test-{os.getpid()}"
@@ -187,7 +187,7 @@ def test_demonstration_runs_in_it(image: str) -> None:
 def test_kubelets_socket_answers_through_a_read_only_mount(image: str) -> None:
     """Root with the chart's two capabilities reads the kubelet's socket below a read-only ``/host``."""
     program = (
-        "from pathlib import Path; from vramledger.readers.schedulers.kubelet import read_kubelet;"
+        "from pathlib import Path; from vramledger.kubernetes.kubelet import read_kubelet;"
         " print(read_kubelet(Path('/host')))"
     )
     with TemporaryDirectory(prefix="v") as directory:

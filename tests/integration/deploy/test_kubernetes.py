@@ -428,6 +428,36 @@ def test_alerts_link_to_the_past_where_pages_have_an_address(place: str) -> None
     assert all("https://gpu.example.org/{{ $labels.instance }}/#at={{ with query" in each for each in links)
 
 
+def test_rules_with_own_thresholds_take_the_place_of_the_charts(tmp_path: Path) -> None:
+    """What ``vramledger rules`` writes is one object, with the chart's links; anything else is refused."""
+    file = tmp_path / "rules.yml"
+    command = [sys.executable, "-m", "vramledger", "rules", "--thresholds", "-"]
+    thresholds = "defaults: {hoarded_idle: 7777s}"
+    file.write_text(
+        subprocess.run(command, check=True, capture_output=True, text=True, input=thresholds).stdout
+    )
+    enabled = ("--set", REPOSITORY_OF_IMAGE, "--set", "prometheusRule.enabled=true")
+    chart = ("template", "vramledger", str(CHART), "-n", "gpus", *enabled, "--set-file")
+    answer = helm(*chart, f"prometheusRule.rules={file}")
+    assert answer.returncode == 0, answer.stderr
+    made = [each for each in yaml.load_all(answer.stdout, LOADER) if each]
+    (rules,) = (each for each in made if each["kind"] == "PrometheusRule")
+    (hoarded,) = (
+        rule
+        for group in rules["spec"]["groups"]
+        for rule in group["rules"]
+        if rule.get("alert") == "GpuMemoryHoarded"
+    )
+    file.write_text(thresholds)
+    refused = helm(*chart, f"prometheusRule.rules={file}")
+
+    assert rules["metadata"]["name"] == "vramledger-rules"
+    assert "7777" in hoarded["expr"]
+    assert hoarded["annotations"]["runbook_url"].startswith("http://localhost:8001/")
+    assert "page_url" not in hoarded["annotations"]
+    assert "give what 'vramledger rules --thresholds FILE' writes" in refused.stderr
+
+
 @pytest.mark.parametrize("made_by", ["chart", "release"])
 def test_rules_arrive_whole(tmp_path: Path, made_by: str) -> None:
     """Every rule of alerts/ is in a PrometheusRule, except for its link; Prometheus' own check reads it."""

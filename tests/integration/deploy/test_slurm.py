@@ -385,6 +385,25 @@ def test_an_installation_is_replaced_at_once(tmp_path: Path) -> None:
     assert names == {"hook.sh", "prolog.sh", "epilog.sh", "health.sh"}
 
 
+def test_an_installation_is_removed(tmp_path: Path) -> None:
+    """Not while slurm.conf names the scripts, which would drain the node; the settings stay."""
+    require_root()
+    target = tmp_path / "vramledger"
+    install = [str(SCRIPTS / "install.sh"), str(target)]
+    subprocess.run(install, check=True, capture_output=True)
+    remove = [install[0], "--uninstall", install[1]]
+    config = tmp_path / "slurm.conf"
+    config.write_text(f"Prolog={target}/prolog.sh\n", encoding="utf-8")
+    refused = subprocess.run(remove, check=False, capture_output=True, text=True)
+    assert (refused.returncode, target.exists()) == (1, True)
+    assert "still names" in refused.stderr
+    config.write_text(f"#Prolog={target}/prolog.sh\n", encoding="utf-8")
+    done = subprocess.run(remove, check=True, capture_output=True, text=True)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["slurm.conf", "vramledger.conf"]
+    assert f"kept: {tmp_path}/vramledger.conf" in done.stdout
+
+
 def test_an_installation_names_a_program_that_is_missing(tmp_path: Path) -> None:
     """Without vramledger, where the settings say it is, the scripts are installed and a line says so."""
     require_root()
@@ -457,6 +476,22 @@ def test_shared_gpus(node: Node, standin: StandIn, stage: Stage) -> None:
         with step_daemon(job):
             assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 0
         assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
+
+
+@pytest.mark.parametrize("above", ["user.slice/user-7.slice/user@7.service", "vramledger-lab.service/its"])
+def test_a_name_below_ones_own_cgroup_makes_nobody_a_container(
+    node: Node, standin: StandIn, stage: Stage, above: str
+) -> None:
+    """Who names a cgroup of the own manager or of a delegated unit like a container's is left over."""
+    require_root()
+    job = 900_000_000 + os.getpid()
+    with step_daemon(job):
+        leftover = stage.start()  # a container that is as young may be the job's
+        with cgroup(f"{above}/docker-{'a5' * 32}.scope") as place, listed_while_alive(standin, leftover):
+            os.chown(place.parent, 64031, 64031)
+            (place / "cgroup.procs").write_text(str(leftover.pid))
+            node.record(job, "nvidia0")
+            assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
 
 
 def test_a_running_job_on_anothers_gpu(node: Node, standin: StandIn, stage: Stage) -> None:

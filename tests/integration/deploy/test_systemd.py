@@ -22,22 +22,24 @@ EXPOSURE = 2.5
 """From 0 (none) to 10: the README has the figure of one release, later ones ask more questions."""
 
 
-def unit(tmp_path: Path) -> Path:
-    """Return the service with a program that exists on this machine, and without its manual page."""
-    text = (SYSTEMD / "vramledger.service").read_text(encoding="utf-8")
+def unit(tmp_path: Path, name: str = "vramledger.service") -> Path:
+    """Return a service with a program that exists on this machine, and without its manual page."""
+    text = (SYSTEMD / name).read_text(encoding="utf-8")
     text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE)
     text = re.sub(r"^Documentation=.*\n", "", text, flags=re.MULTILINE)
-    path = tmp_path / "vramledger.service"
+    path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     return path
 
 
 def test_unit_is_understood(tmp_path: Path) -> None:
-    """Systemd knows every setting of the service and of its socket."""
+    """Systemd knows every setting of the services, of the socket and of the timer."""
     text = (SYSTEMD / "vramledger.socket").read_text(encoding="utf-8")
     (tmp_path / "vramledger.socket").write_text(re.sub(r"Documentation=.*\n", "", text), encoding="utf-8")
+    services = [unit(tmp_path), unit(tmp_path, "vramledger-report.service")]
     answer = subprocess.run(
-        [require_tool("systemd-analyze"), "verify", unit(tmp_path), tmp_path / "vramledger.socket"],
+        [require_tool("systemd-analyze"), "verify", *services,
+         tmp_path / "vramledger.socket", SYSTEMD / "vramledger-report.timer"],
         check=False, capture_output=True, text=True,
     )  # fmt: skip
 
@@ -119,10 +121,10 @@ def test_folder_outlives_a_restart() -> None:
 def test_installer_installs_and_removes_the_same() -> None:
     """``--uninstall`` removes every file that the installer has installed; the settings stay."""
     text = (SYSTEMD / "install.sh").read_text(encoding="utf-8")
-    removed = text[text.index("--uninstall)") : text.index(";;")]
+    removed = text[text.index("--uninstall |") : text.index(";;")]
     installed = re.findall(r"^install -Dm 644 \S+ (\S+)$", text, re.MULTILINE)
 
-    assert len(installed) == 4
+    assert len(installed) == 6
     assert [path for path in installed if path.strip('"') not in removed] == []
 
 
@@ -176,7 +178,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 OVERLAYS = """\
 set -eu
-for place in opt etc usr/local; do
+for place in opt etc usr/local var/lib; do
     mkdir -p "$PLACE/$place" "$PLACE/$place.work"
     mount -t overlay overlay -o "lowerdir=/$place,upperdir=$PLACE/$place,workdir=$PLACE/$place.work" "/$place"
 done
@@ -204,8 +206,11 @@ wait
 ! install "$PLACE/c/vramledger-3.0-py3-none-any.whl"
 says 2.0
 ls -d /opt/vramledger* | wc -l
-"$INSTALLER" --uninstall
+mkdir -p /var/lib/vramledger
+"$INSTALLER" --uninstall >"$PLACE/kept"
 ls -d /opt/vramledger* /usr/local/bin/vramledger 2>/dev/null || echo removed
+"$INSTALLER" --purge
+ls -d /var/lib/vramledger /etc/default/vramledger 2>/dev/null || id vramledger 2>/dev/null || echo purged
 """
 )
 
@@ -237,7 +242,10 @@ def test_an_update_never_breaks_the_command(tmp_path: Path, python: Path) -> Non
     said = (tmp_path / "said").read_text().split()
     assert (set(said), said) == ({"1.0", "2.0"}, sorted(said)), log
     # The link, its version, the one before, and the lock.
-    assert done.stdout.split() == ["4", "removed"]
+    assert done.stdout.split() == ["4", "removed", "purged"]
+    kept = (tmp_path / "kept").read_text()
+    for each in ("/var/lib/vramledger", "/etc/default/vramledger", "the user vramledger"):
+        assert f"kept: {each}" in kept
 
 
 STARTS = (
@@ -284,7 +292,7 @@ def test_no_memory_is_writable_and_executable(standin: StandIn, way: str) -> Non
     """The service may have none; the exporter samples without it, by either way of systemd."""
     text = (SYSTEMD / "vramledger.service").read_text(encoding="utf-8")
     assert re.findall(r"^MemoryDenyWriteExecute=(.*)$", text, re.MULTILINE) == ["yes"]
-    wrapper = (sys.executable, "-m", "tests.tools.gpu.write_execute", f"--confine={way}", "--")
+    wrapper = (sys.executable, "-m", "tests.support.write_execute", way)
     environ = {**standin.env(), "PYTHONPATH": os.pathsep.join(map(str, (SOURCES, PROJECT)))}
     if (tried := subprocess.run([*wrapper, "true"], check=False, env={**os.environ, **environ})).returncode:
         do_without(f"this kernel does not know {way}: {tried.returncode}")

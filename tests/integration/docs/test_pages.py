@@ -45,26 +45,25 @@ def test_every_family_has_one_section_and_one_row() -> None:
     headings = [
         name for each in SUBJECTS for name in re.findall(r"^## `(\w+)`$", render_page(each), re.MULTILINE)
     ]
-    rows = re.findall(r"^\| \[`(\w+)`\]", render_index(), re.MULTILINE)
+    rows = re.findall(r"^- \[`(\w+)`\]", render_index(), re.MULTILINE)
 
     assert sorted(headings) == sorted([*FAMILIES, *(family.name for family in exporter_families())])
     assert sorted(rows) == sorted(headings)
 
 
 def test_a_section_has_the_facts_of_the_declaration() -> None:
-    """A page shows help, type, unit, labels, collector, source and absence, and then the text."""
+    """A page shows help, type, unit, labels, collector, absence and, if the help has none, the source."""
     (page,) = (each for each in SUBJECTS if each.name == "hardware")
     shown = render_page(page).partition("## `vramledger_device_clock_hertz`\n\n")[2]
 
     assert shown.startswith(
         "> Current clock by domain, from nvmlDeviceGetClockInfo.\n\n"
-        "- **Type:** gauge, in hertz\n"
-        "- **Labels:** `gpu`, `uuid`, `clock`\n"
-        "- **Collector:** `hardware`\n"
-        "- **Source:** nvmlDeviceGetClockInfo\n"
-        "- **Absent:** when the device or the driver does not support it\n\n"
+        "Gauge in hertz, by `gpu`, `uuid`, `clock`. Absent when device or driver do not support it.\n\n"
         "`clock` is `graphics`, `sm`, `memory` or `video`."
     )
+    shown = render_page(page).partition("## `vramledger_device_recovery_action`\n\n")[2]
+    told = "; collector `ledger`. Source: nvmlDeviceGetFieldValues. Absent before driver 570"
+    assert told in shown, "the help names another source, and most families another collector"
 
 
 def test_the_exporters_own_processes_are_those_of_a_scrape() -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from docs.src.generate import DOCS, exporter_families, queries
 from tests.support import builders
@@ -34,7 +35,7 @@ from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.metrics.families import Collected
 from vramledger.metrics.storage import StorageFigures
 from vramledger.metrics.storage import collect as collect_storage
-from vramledger.model.reading import HiddenHolder, Owner, PodLabels
+from vramledger.model.reading import DeviceReading, HiddenHolder, Owner, PodLabels
 from vramledger.model.snapshot import (
     DeviceSnapshot,
     Reservation,
@@ -170,6 +171,7 @@ def rich_host() -> Snapshot:
             "device_remapped_rows": {"corrected": 1.0, "uncorrected": 0.0},
             "device_row_remap_pending": 1.0,
             "device_row_remap_failed": 1.0,
+            "device_recovery_action": {"gpu_reset": 1.0},
             "device_encoder_utilization_ratio": 1.0,
             "device_decoder_utilization_ratio": 1.0,
             "device_pcie_link_width": {"current": 8.0, "max": 16.0},
@@ -182,9 +184,9 @@ def rich_host() -> Snapshot:
     processes = [process(pid, distributed=True) for pid in (101, 102, 201)] + [process(202, user="grace")]
     assert processes[0].facts is not None
     pod = Owner("pod", "ml/train-0", "ml", "train-0")
-    processes[0] = replace(processes[0], facts=replace(processes[0].facts, owner=pod))
+    processes[0] = replace(processes[0], facts=structs.replace(processes[0].facts, owner=pod))
     return replace(
-        snapshot(working, in_trouble(hoarded), builders.coherent_device(), processes=processes),
+        snapshot(working, in_trouble(hoarded), builders.coherent_device(), ASLEEP, processes=processes),
         agents={101: replace(agent(working.reading.uuid), unmapped=1)},
         agent_socket=SOCKET,
         hidden_unreadable=3,
@@ -192,6 +194,9 @@ def rich_host() -> Snapshot:
         pods=(PodLabels("ml", "train-0", (("team", "vision"),)),),
         kv_caches={101: builders.KV_CACHE._replace(pid=101)},
     )
+
+
+ASLEEP = DeviceSnapshot(DeviceReading(5, "GPU-00000005", error="asleep"), up=False)
 
 
 def in_trouble(hoarded: DeviceSnapshot) -> DeviceSnapshot:

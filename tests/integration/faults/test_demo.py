@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab import demo
 from tests.support.faults import rules
 from tests.support.faults.evaluation import Manager, evaluate
 from tests.support.faults.recorded import play
 from tests.support.host.series import Trace
-from tests.tools import demo
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.snapshot import Snapshot, State
 from vramledger.sampling.replay import demo_recording, read_recording
@@ -38,7 +38,7 @@ def test_the_generator_writes_it_again(tmp_path: Path) -> None:
     demo.write(path)
 
     same = gzip.decompress(path.read_bytes()) == TEXT
-    assert same, "python -m tests.tools.demo writes it"  # pytest takes minutes to show how 4 MB differ
+    assert same, "python -m tests.lab.demo writes it"  # pytest takes minutes to show how 4 MB differ
 
 
 def test_it_says_that_it_is_simulated_and_is_small() -> None:

@@ -26,9 +26,9 @@ from tests.support.host.model import GIB
 from tests.support.host.programs import Fixed
 from tests.support.ports import free_port
 from tests.support.requirements import EACH_VERSION, require_version
-from vramledger.config import parse_duration
 from vramledger.model.reading_json import encode
 from vramledger.sampling.replay import encode_header
+from vramledger_agent.commands.parser import parse_duration
 
 pytestmark = pytest.mark.waits
 
@@ -39,6 +39,7 @@ PATIENCE = 60.0
 SOURCES = Path(__file__).resolve().parents[3] / "exporter"
 
 _RANGE = re.compile(r"(\[|offset )(\d+[smhd])")
+_AGE = re.compile(r'(state_seconds:last\{state="orphaned"\} >= )(\d+)')
 
 
 def _shorter(duration: str) -> str:
@@ -52,7 +53,8 @@ def shortened(target: Path) -> None:
         for group in content["groups"]:
             group["interval"] = "500ms"
             for rule in group["rules"]:
-                rule["expr"] = _RANGE.sub(lambda found: found[1] + _shorter(found[2]), str(rule["expr"]))
+                shorter = _RANGE.sub(lambda found: found[1] + _shorter(found[2]), str(rule["expr"]))
+                rule["expr"] = _AGE.sub(lambda found: f"{found[1]}{int(found[2]) / FASTER:g}", shorter)
                 for name in ("for", "keep_firing_for"):
                     if name in rule and not re.fullmatch(r"0[a-z]*", str(rule[name])):
                         rule[name] = _shorter(rule[name])
@@ -241,4 +243,4 @@ async def _hung(scratch: Path, version: str) -> None:
     said = alert["annotations"]["description"]
     assert f"pid {culprit.pid} (train.py) of job 4711, user barbara, is stopped" in said
     assert f"rank 0 on {address} (GPU 0)" in said
-    assert said.endswith(f"Continue it with kill -CONT {culprit.pid}.")
+    assert said.endswith(f"Continue it with sudo kill -CONT {culprit.pid}.")

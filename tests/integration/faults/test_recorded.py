@@ -25,9 +25,6 @@ EVERY = 30.0
 Raised = set[tuple[str, str]]
 """Alert and the role of the process that it names; ``-`` if it names none."""
 
-_ORPHANS: Raised = {("GpuMemoryOrphaned", "worker-1"), ("GpuMemoryOrphaned", "worker-2")}
-_RANKS: Raised = {("GpuMemoryOrphaned", "rank-0"), ("GpuMemoryOrphaned", "rank-1")}
-
 RAISED: dict[str, Raised] = {
     "agents": {
         ("GpuFrameworkCacheHigh", "cache"),
@@ -36,30 +33,33 @@ RAISED: dict[str, Raised] = {
     "hidden-holder": {("GpuHiddenHolder", "-")},
     # It also made an unused context on the second card, and then slept with three quarters of the first.
     "jax-preallocation": {("GpuStrayContext", "holder"), ("GpuMemoryHoarded", "holder")},
-    "lively": {
-        *_ORPHANS, ("GpuMemoryStopped", "stopped"),
-    },
+    "lively": {("GpuMemoryStopped", "stopped")},
     "machine-hidepid": {("VramLedgerBlind", "-"), ("VramLedgerCollectorFailing", "-")},
     "machine-limits": {("GpuMemoryLimitNear", "-")},
     # An instance whose counters say that no kernel ran.
     "machine-mig": {("GpuMemoryHoarded", "holder-1")},
     "machine-orin-unprivileged": {("VramLedgerBlind", "-")},
     "machine-wsl2": {("VramLedgerBlind", "-")},
-    "notebook-kernel": {("GpuNotebookIdle", "kernel")},
+    "notebook-kernel": {("GpuNotebookIdle", "kernel"), ("GpuMemoryHoarded", "kernel")},
     "pid-namespace-inside": {("VramLedgerBlind", "-")},
     # All of its programs are of one user, who shares with nobody.
     "policies": {("GpuMemoryHoarded", "jax"), ("GpuMemoryHoarded", "fraction")},
     "stopped": {("GpuMemoryStopped", "holder")},
-    "torchrun-ranks": _RANKS,
-    "torchrun-ranks-late": _RANKS,
     # A program without CUDA keeps the memory by a descriptor alone: nobody can say so.
     "uncharged-kept-descriptor": {("GpuMemoryUnattributed", "-")},
     # 79 GiB of managed memory, of which NVML charges 518 MiB.
     "uncharged-oversubscribed": {("GpuMemoryHoarded", "managed")},
     "zombie-leader": {("GpuMemoryZombie", "leader")},
-    **{f"orphans-{how}{late}": _ORPHANS for how in ("fork", "spawn", "subprocess") for late in ("", "-late")},
+    # Programs of one user that do nothing, each with a little.
+    **{
+        f"uncharged-{name}": {("GpuMemoryHoardedInPieces", "-")}
+        for name in ("among-ten", "late-among-ten", "pair")
+    },
 }  # fmt: skip
 """The alerts of each recording when nothing changes any more; a recording without an entry has none.
+
+The recordings of orphans are older than what ties a process to others: that they are orphans is inferred, and
+nothing is said of it.
 
 In ``agents``, ``busy-and-idle`` and ``lively`` a program keeps the device busy, so that the others are idle
 only by inference, and nobody is called a hoarder.
@@ -72,9 +72,9 @@ PLANTED: Raised = {
     ("GpuMemoryLeakSuspected", "gradients"), ("GpuMemoryLeakSuspected", "evaluations"),
     ("GpuMemoryLeakSuspected", "cache"), ("GpuMemoryFragmented", "fragments"),
     ("GpuNotebookIdle", "notebook"),
-    ("GpuMemoryOrphaned", "worker-1"), ("GpuMemoryOrphaned", "worker-2"), ("GpuMemoryUnattributed", "-"),
+    ("GpuMemoryUnattributed", "-"),
 }  # fmt: skip
-"""The alerts for which the programs of ``tests/tools/recordings/faults.py`` were made."""
+"""The alerts for which the programs of ``tests/lab/recordings/faults.py`` were made."""
 
 ENTRIES = {entry.name: entry for entry in judging.load()}
 

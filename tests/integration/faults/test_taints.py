@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
+import msgspec
 import pytest
 
 from tests.support.faults.suite import SCENARIOS
 from tests.support.host.scrapes import SimulatedExporter
-from vramledger.commands.node_marks import NodeJudge, NodeMarks, cannot_tell, read_answer
-from vramledger.views.cleanliness import find_leftovers, results_json
+from vramledger.kubernetes.node_marks import NodeJudge, NodeMarks, cannot_tell, read_answer
+from vramledger.verdicts.cleanliness import find_leftovers, leftovers
 
 PLANTED = frozenset(
     "orphaned orphaned-restarted orphaned-skewed replaced-then-orphaned pod-ended dead zombie stuck"
@@ -42,8 +43,8 @@ def taints(name: str, seed: int) -> tuple[float | None, list[float], bool]:
         if any(since <= now < until for since, until in scene.weather.down):
             seen = cannot_tell("no answer")
         else:
-            said = results_json(find_leftovers(snapshot), snapshot.watched_since, snapshot.time)
-            seen = read_answer(said, now + offset)
+            said = leftovers(find_leftovers(snapshot), snapshot.watched_since, snapshot.time)
+            seen = read_answer(msgspec.to_builtins(said), now + offset)
         judge.observe(seen, now)
         before, marks = marks, judge.marks(marks, now)
         if marks.tainted and not before.tainted:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.lab.fleet import BEGIN, BEYOND, END, HEADER, INTERVAL, README, SIZES
 from tests.support.fleet.engines import (
     RULES,
     Engine,
@@ -27,7 +28,6 @@ from tests.support.fleet.engines import (
 )
 from tests.support.fleet.hosts import fleet
 from tests.support.requirements import EACH_VERSION, require_newer, require_tool
-from tests.tools.fleet import BEGIN, BEYOND, END, HEADER, INTERVAL, README, SIZES
 
 FLEET = Path(__file__).parents[3] / "deploy" / "fleet"
 HOSTS = 3

@@ -23,7 +23,7 @@ from tests.support.exporter import QUICK, Exporter, Page, serving
 from tests.support.players.stage import Player, PlayerError, Stage
 from tests.support.standin.library import StandIn
 from tests.support.waiting import wait_until
-from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
+from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
 ME = os.getpid()
 HELD = 3 * GIB

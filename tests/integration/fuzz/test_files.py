@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from tests.integration.fuzz.conftest import FUZZ
 from vramledger.errors import RecordingError, StartupError
-from vramledger.model.reading import (
-    Reading,
-)
+from vramledger.model.reading import Reading
 from vramledger.model.reading_json import decode, encode
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.resolver import resolve_from_facts

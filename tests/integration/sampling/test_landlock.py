@@ -17,7 +17,7 @@ import os, socket, sys, threading
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from vramledger.logs import configure
-from vramledger.sampling.landlock import forbid_changes
+from vramledger.sampling.privileges import forbid_changes
 from vramledger.sampling.privileges import drop_privileges
 configure("debug", "logfmt")
 home, other = map(Path, sys.argv[2:])

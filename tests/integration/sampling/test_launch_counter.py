@@ -48,7 +48,7 @@ async def read_until(counting: LaunchCounting, reached: Callable[[Reading], bool
 
     async def wait() -> Reading:
         while True:
-            reading = counting.add_counts(Reading(1.0, 1.0))
+            reading = await counting.add_counts(Reading(1.0, 1.0))
             if reached(reading):
                 return reading
             await asyncio.sleep(0.02)
@@ -117,7 +117,7 @@ def test_holder_that_is_not_wanted_is_forgotten(program: LaunchingProgram) -> No
         counting.set_holders([(program.pid, program.start)])
         await read_until(counting, lambda reading: bool(reading.launches))
         counting.set_holders([])
-        assert counting.add_counts(Reading(1.0, 1.0)).launches == ()
+        assert (await counting.add_counts(Reading(1.0, 1.0))).launches == ()
 
     counted(work)
 
@@ -127,7 +127,7 @@ def test_failed_sample_shows_no_counts() -> None:
 
     async def work(counting: LaunchCounting) -> None:
         failed = Reading(1.0, 1.0, failure=("timeout", "why"))
-        assert counting.add_counts(failed) == failed
+        assert (await counting.add_counts(failed)) == failed
 
     require_uprobes()
     counted(work)
@@ -158,7 +158,8 @@ def test_it_ends_with_the_exporter(program: LaunchingProgram) -> None:
         "async def run():\n"
         "    async with count_launches(SamplingConfig()) as counting:\n"
         "        counting.set_holders([(int(sys.argv[1]), int(sys.argv[2]))])\n"
-        "        while not counting.add_counts(Reading(1.0, 1.0)).launches: await asyncio.sleep(0.05)\n"
+        "        while not (await counting.add_counts(Reading(1.0, 1.0))).launches:\n"
+        "            await asyncio.sleep(0.05)\n"
         "        print('counting', flush=True)\n"
         "        await asyncio.sleep(1000)\n"
         "asyncio.run(run())\n"

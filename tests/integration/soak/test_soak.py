@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.soak import endurance, faults, replay, trials
 from tests.support.standin.library import StandIn
-from tests.tools.soak import endurance, faults, replay, trials
 
 
 @pytest.mark.repeats

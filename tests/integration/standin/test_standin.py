@@ -8,10 +8,7 @@ import sys
 
 import pytest
 
-from tests.support.standin.library import (
-    GIB,
-    StandIn,
-)
+from tests.support.standin.library import GIB, StandIn
 from vramledger.errors import DriverError
 from vramledger.readers.nvml.driver import Driver
 

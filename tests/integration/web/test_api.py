@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.builders import Shown, agent, crowd, device, failed, holding, process, snapshot
+from tests.support.builders import MIB, Shown, agent, crowd, device, failed, holding, process, snapshot
 from tests.support.serving import LOOPBACK, run, served
 from vramledger.model.reading import DeviceReading, HiddenHolder
 from vramledger.model.snapshot import AgentSnapshot, Reservation, ReservationStatus, Snapshot, State
@@ -24,6 +24,8 @@ def ask(shown: Shown, *paths: str, **headers: str) -> list[Any]:
             for path in paths:
                 answer = await client.ask(path, **headers)
                 assert answer.status == 200
+                kind = "schema+json" if "/schema/" in path else "json"
+                assert answer.headers["Content-Type"] == f"application/{kind}"
                 packed = answer.headers.get("Content-Encoding") == "gzip"
                 found.append(json.loads(gzip.decompress(answer.body) if packed else answer.body))
 
@@ -87,3 +89,24 @@ def test_an_unknown_schema_is_not_there() -> None:
             assert (await client.ask("/api/v1/schema/nothing")).status == 404
 
     run(test)
+
+
+def test_the_ledger_tells_every_holding_with_its_evidence() -> None:
+    """A holding has its bytes, its state, since when, why, and its holder."""
+    found = snapshot(device(0, [holding(101, 5 * MIB)]), processes=[process(101)])
+    [ledger] = ask(Shown(found), "/api/v1/ledger")
+
+    (shown,) = ledger["devices"]
+    (held,) = shown["holdings"]
+    assert (held["pid"], held["memory"]) == (101, 5 * MIB)
+    assert held["why"]
+    assert held["user"]
+
+
+def test_a_failed_sample_has_no_devices() -> None:
+    """After a failure the ledger names it, and shows no old data."""
+    [ledger] = ask(Shown(failed()), "/api/v1/ledger")
+
+    assert ledger["up"] is False
+    assert ledger["failure"]
+    assert ledger["devices"] == []

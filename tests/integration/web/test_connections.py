@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import subprocess
 import sys
+import zlib
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import http_parser
 
 from tests.support.builders import Shown
 from tests.support.certificates import Authority
+from tests.support.requirements import require_root
 from tests.support.secured import ALICE, USERS, header, serve_secured, trusting
 from tests.support.serving import LOOPBACK, client, run
+from tests.support.waiting import PATIENCE
 from vramledger.config import ListenAddress
 from vramledger.web import connections
+from vramledger.web.access import passwords
 from vramledger.web.access.host_names import is_name_of_this_host, names_of_loopback
 from vramledger.web.app import serve
+from vramledger.web.cancellation import cancel_and_wait
 
 ENDLESS = 1 << 28
 """Bytes: far more than the kernel takes without us."""
@@ -90,6 +99,30 @@ def test_a_body_is_not_read(file: Path, auth: tuple[str, str] | None) -> None:
     run(test)
 
 
+HEAD = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * connections.MAX_REQUEST_LINES,
+        HEAD + b"A: b\r\n" * connections.MAX_REQUEST_LINES + b"\r\n",
+        (HEAD + b"\r\n") * connections.MAX_REQUEST_LINES,
+    ],
+    ids=["chunks", "headers", "requests"],
+)
+def test_small_pieces_have_an_end(file: Path, data: bytes) -> None:
+    """Many small pieces, each of which costs time by itself, are not read at all."""
+
+    async def test() -> None:
+        async with serve_secured(file, USERS) as exporter, AsyncExitStack() as stack:
+            reader, _ = await opened(stack, exporter.port, data)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+
+    run(test)
+
+
 @pytest.mark.parametrize("text", [USERS, ""], ids=["users", "nobody"])
 def test_a_head_has_an_end(file: Path, text: str) -> None:
     """A head that does not end, in however many headers, ends its connection."""
@@ -136,18 +169,39 @@ def test_few_strangers_are_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
     run(test)
 
 
-def test_a_stranger_closes_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever opens many connections loses his own, and not the one of another address that came first."""
+@pytest.mark.parametrize(("address", "uid"), [("10.255.255.7", 0), ("127.0.0.2", 12345)])
+def test_a_stranger_closes_his_own(monkeypatch: pytest.MonkeyPatch, address: str, uid: int) -> None:
+    """Whoever opens many connections loses his own, and not that of another address or local user."""
     monkeypatch.setattr(connections, "MAX_STRANGERS", 3)
+    me = os.geteuid()
+    if uid:
+        require_root()
+    else:  # no other address than loopback is sure to be here
+        sources = {"127.0.0.2": address}
+        real = passwords.connection_source
+        monkeypatch.setattr(
+            connections, "connection_source", lambda peer, ours: sources.get(peer[0]) or real(peer, ours)
+        )
 
     async def test() -> None:
-        async with serve(LOOPBACK, Shown()) as (address,), AsyncExitStack() as stack:
-            reader, writer = await opened(stack, address.port, b"GET /-/healthy HTTP/1.1\r\n")
+        async with serve(LOOPBACK, Shown()) as (bound,), AsyncExitStack() as stack:
+            reader, writer = await opened(stack, bound.port, b"GET /-/healthy HTTP/1.1\r\n")
             for _ in range(20):
-                many = await opened(stack, address.port, b"G", "127.0.0.2")
+                os.seteuid(uid or me)
+                try:
+                    many = socket.create_connection(
+                        ("127.0.0.1", bound.port), source_address=("127.0.0.2", 0)
+                    )
+                finally:
+                    os.seteuid(me)
+                stack.callback(many.close)
+                many.send(b"G")
+                await asyncio.sleep(0.01)
             writer.write(b"Host: localhost\r\n\r\n")
             assert await status(reader) == 200
-            assert not many[0].at_eof()
+            many.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                many.recv(1)
 
     run(test)
 
@@ -160,10 +214,7 @@ def test_a_handshake_is_no_exception(file: Path, tmp_path: Path, monkeypatch: py
     text = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
 
     async def test() -> None:
-        async with (
-            serve_secured(file, text, trusting(authority.pair)) as exporter,
-            AsyncExitStack() as stack,
-        ):
+        async with serve_secured(file, text, trusting(authority.pair)) as exporter, AsyncExitStack() as stack:
             silent = [await opened(stack, exporter.port) for _ in range(3)]
             assert (await exporter.ask()).status == 200
             assert await silent[0][0].read() == b""
@@ -263,3 +314,117 @@ def test_a_unix_socket_is_for_the_trusted(tmp_path: Path, mode: str, option: int
     )  # fmt: skip
     assert (done.returncode == 0) == (why == "")
     assert why in done.stderr
+
+
+def test_who_sends_no_requests_within_tls_is_cut_off(file: Path, tmp_path: Path) -> None:
+    """A client that only has TLS change its keys, again and again, is cut off; others are answered."""
+    authority = Authority(tmp_path)
+    authority.sign("server")
+    text = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
+
+    async def test() -> None:
+        async with serve_secured(file, text, trusting(authority.pair)) as exporter:
+            client = await asyncio.create_subprocess_exec(
+                *("openssl", "s_client", "-tls1_3", "-connect", f"127.0.0.1:{exporter.port}"),
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            assert client.stdin is not None
+            with contextlib.suppress(ConnectionError):
+                while client.returncode is None:
+                    client.stdin.write(b"K\n")
+                    await asyncio.wait_for(client.stdin.drain(), PATIENCE)
+            assert (await exporter.ask("/-/healthy")).status == 200
+            await asyncio.wait_for(client.wait(), PATIENCE)
+
+    run(test)
+
+
+async def slowest_while(port: int, attack: Callable[[], Awaitable[object]], seconds: float = 2.0) -> float:
+    """Return the longest time that the health took while an attack was repeated."""
+    attacking = asyncio.create_task(_repeat(attack))
+    worst = 0.0
+    async with client(port) as asking:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while loop.time() < end:
+            began = loop.time()
+            await asking.ask("/-/healthy")
+            worst = max(worst, loop.time() - began)
+    await cancel_and_wait(attacking)
+    return worst
+
+
+async def _repeat(attack: Callable[[], Awaitable[object]]) -> None:
+    while True:
+        with contextlib.suppress(ConnectionError):
+            await attack()
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+def test_no_body_is_unpacked(file: Path, monkeypatch: pytest.MonkeyPatch, coding: str) -> None:
+    """A packed body that would become a thousand times as large is not unpacked, whoever sends it."""
+    unpacked: list[object] = []
+    monkeypatch.setattr(http_parser.DeflateBuffer, "__init__", lambda *args, **_: unpacked.append(args))
+    packed = zlib.compress(bytes(60 << 20), 9)
+    lines = ["POST /metrics HTTP/1.1", "Host: localhost", f"Content-Encoding: {coding}"]
+    head = "\r\n".join([*lines, f"Content-Length: {len(packed)}", "", ""]).encode()
+
+    async def test() -> None:
+        async with serve_secured(file, USERS) as exporter, AsyncExitStack() as stack:
+            reader, _ = await opened(stack, exporter.port, head + packed)
+            assert await status(reader) == 401
+        assert not unpacked
+
+    run(test)
+
+
+def test_a_stranger_may_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has made no allowed request is disconnected in time, however little is sent; others stay."""
+    monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.4)
+
+    async def test() -> None:
+        async with serve(LOOPBACK, Shown()) as (address,), AsyncExitStack() as stack:
+            request = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            known, asking = await opened(stack, address.port, request)
+            assert await status(known) == 200
+            silent, _ = await opened(stack, address.port)
+            slow, writer = await opened(stack, address.port, b"GET / HTTP/1.1\r\nX: ")
+
+            async def trickle() -> None:
+                with contextlib.suppress(ConnectionError):
+                    while True:
+                        writer.write(b"x")
+                        await asyncio.sleep(0.05)
+
+            trickling = asyncio.create_task(trickle())
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(silent.read(), 10) == b""
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(slow.read(), 10) == b""
+            await cancel_and_wait(trickling)
+            asking.write(request)
+            await known.readuntil(b"healthy.\n")
+            assert await status(known) == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize("name", ["Accept", "Accept-Encoding", "If-None-Match"])
+def test_a_list_has_an_end(name: str) -> None:
+    """A header of 57 kB of alternatives costs no more than a usual one."""
+
+    async def test() -> None:
+        async with serve(LOOPBACK, Shown()) as (address,):
+            head = f"GET {'/' if name == 'If-None-Match' else '/metrics'} HTTP/1.1\r\nHost: localhost\r\n"
+            lists = f"{name}: {',' * 8000}\r\n" * 7
+            request = f"{head}{lists}Connection: close\r\n\r\n".encode()
+
+            async def attack() -> None:
+                async with AsyncExitStack() as stack:
+                    reader, _ = await opened(stack, address.port, request)
+                    assert await status(reader) in {200, 400}
+                    await reader.read()
+
+            assert await slowest_while(address.port, attack) < 0.25
+
+    run(test)

@@ -15,8 +15,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.builders import Shown, crowd
+from tests.support.certificates import Authority
 from tests.support.ports import free_port
 from tests.support.requirements import require_tool
+from tests.support.secured import USERS, serve_secured, trusting
 from tests.support.serving import Client, client, run, served, until
 from vramledger.metrics.exposition import negotiate_format
 from vramledger.web import scrape
@@ -107,5 +109,40 @@ def test_prometheus_holds_the_snapshot(
                     expected[frozenset({"__name__": sample.name, **labels, **target}.items())] = sample.value
         assert len(expected) > 150
         assert found == expected
+
+    run(test)
+
+
+@pytest.mark.parametrize(("password", "up"), [("wonder", True), ("wrong", False)])
+def test_prometheus_gets_in(tmp_path: Path, password: str, up: bool) -> None:
+    """With its certificate and the password Prometheus has our data; with a wrong password it has none."""
+    program = require_tool("prometheus")
+    authority = Authority(tmp_path)
+    authority.sign("server")
+    own = authority.sign("client", "DNS:prometheus.test")
+    text = (
+        "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n  client_ca_file: ca.pem\n"
+        "  client_auth_type: RequireAndVerifyClientCert\n  client_allowed_sans: [prometheus.test]\n" + USERS
+    )
+    how = (
+        f"scheme: https\n    basic_auth: {{username: alice, password: {password}}}\n    tls_config: "
+        f"{{ca_file: {authority.pair.certificate}, cert_file: {own.certificate}, key_file: {own.key}}}"
+    )
+
+    async def test() -> None:
+        async with (
+            serve_secured(tmp_path / "web.yml", text, trusting(authority.pair, own)) as exporter,
+            prometheus(program, tmp_path, exporter.port, how) as api,
+        ):
+            if up:
+                await until(lambda: is_up(api))
+                assert await query(api, "vramledger_up") != {}
+                return
+
+            async def tried() -> bool:
+                return list((await query(api, "up")).values()) == [0.0]
+
+            await until(tried)
+            assert await query(api, "vramledger_up") == {}
 
     run(test)

@@ -12,9 +12,9 @@ import pytest
 from tests.support.builders import Shown, crowd
 from tests.support.serving import LOOPBACK, Answer, run, served
 from vramledger.config import Config
-from vramledger.web import page, runbooks
+from vramledger.web import page
 
-NAMES = sorted(path.stem for path in Path(runbooks.__file__).with_name("runbooks").glob("*.html"))
+NAMES = sorted(path.stem for path in Path(page.__file__).with_name("runbooks").glob("*.html"))
 LINKS = re.compile(r'(?:href|src)="([^"#]+)"')
 
 

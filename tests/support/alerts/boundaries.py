@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from tests.support.alerts.boundary import BYTE, Boundary, around, between, changes, holding, shown
 from tests.support.alerts.nodes import Holder, Node, Values, changing_at, uuid
 from tests.support.host.model import GIB
 from vramledger.model.reading import Rank
 
-BYTE = 1 / GIB
-"""In GiB. Bytes are whole, so at a share the holder of the byte above it is named."""
 SLIGHTLY = 0.001
 """GiB of 100, for a quotient whose last bit is not promised."""
 
@@ -23,28 +22,6 @@ NEARLY = 0.02
 
 DEVICE = f'NODE,gpu="0",uuid="{uuid(0)}"'
 Thresholds = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """A rule at one of its thresholds.
-
-    Attributes:
-        rule: the alert, its severity, and what else tells it from another rule of the name.
-        threshold: its name in ``thresholds.yml``, or what is asked where it is a yes or a no.
-        quiet: a node just on the quiet side.
-        fires: a node at the threshold or just beyond it.
-        begins: the minute from which the condition holds there; None where that is not a whole minute, as
-            with growth, which on the quiet side may look like more while it begins, and must not fire.
-        minutes: how long the nodes are watched, besides ``begins`` and what the rule waits.
-    """
-
-    rule: str
-    threshold: str
-    quiet: Node
-    fires: Node
-    begins: float | None = 0.0
-    minutes: float = 1.0
 
 
 def torch(allocated: Values, reserved: Values = 0, overhead: float = 0.5, **figures: Values) -> Holder:
@@ -56,16 +33,8 @@ def torch(allocated: Values, reserved: Values = 0, overhead: float = 0.5, **figu
     def pool(minute: float) -> float:
         return max(value(allocated, minute), value(reserved, minute))
 
-    agent: dict[str, Values] = {
-        "torch_allocated_bytes": allocated,
-        "torch_reserved_bytes": pool,
-    }
+    agent: dict[str, Values] = {"torch_allocated_bytes": allocated, "torch_reserved_bytes": pool}
     return Holder(7, lambda minute: pool(minute) + overhead, agent=agent | figures)
-
-
-def with_extra(name: str, values: Values) -> Node:
-    """Return a node with one series that differs from those of other nodes."""
-    return Node(extra={name: values})
 
 
 def boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
@@ -88,82 +57,86 @@ def boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
 
 def exporter_boundaries(t: Thresholds) -> list[Boundary]:
     """Return the boundaries of the alerts about the exporter."""
-    stamp, success = (
-        "vramledger_sample_timestamp_seconds{NODE}",
-        'vramledger_collector_success{NODE,collector="x"}',
-    )
-    skew, blind = t["clock_skew"], "vramledger_host_pid_namespace{NODE}"
+    stamp, blind = "vramledger_sample_timestamp_seconds{NODE}", "vramledger_host_pid_namespace{NODE}"
+    success = 'vramledger_collector_success{NODE,collector="x"}'
+    skew, losing = t["clock_skew"], t["lost_scrapes_share"]
     failing = 'prometheus_rule_{}_total{{NODE,rule_group="/etc/x.rules.yml;vramledger-growth"}}'
     slowest = 1.75  # minutes; a look back over two sees it once at least
-    trainer = Holder(9, 30)
+
+    def rising(minute: float) -> float:
+        return max(3.0, minute - 2)
+
+    def silent(minute: float) -> Node:
+        return Node([Holder(9, 30, agent_up=changing_at(minute, 1, 0))])
+
     return [
         Boundary("VramLedgerExporterDown-warning", "answers", Node(), Node(missing=lambda m: m >= 2), 2),
-        *(
-            Boundary(
-                rule, "rises", with_extra(counter, 3), with_extra(counter, lambda m: max(3.0, m - 2)), 5.5,
-            )
-            for rule, counter in (
-                ("VramLedgerRulesFailing-page", failing.format("evaluation_failures")),
-                ("VramLedgerRulesFailing-page", failing.format("group_iterations_missed")),
-            )
+        Boundary(
+            "VramLedgerExporterDown-warning-sometimes", "lost_scrapes_share",
+            _losing(losing - NEARLY), _losing(losing + 5 * NEARLY), None, 40,
         ),
         *(
-            Boundary(rule, "set", with_extra(flag, 1), with_extra(flag, changing_at(5, 1, 0)), 5)
+            shown("VramLedgerRulesFailing-page", "rises", failing.format(what), 3, rising, begins=5.5)
+            for what in ("evaluation_failures", "group_iterations_missed")
+        ),
+        *(
+            changes(f"VramLedger{rule}-warning", "set", f"vramledger_{flag}{{NODE}}", 1, 0)
             for rule, flag in (
-                ("VramLedgerAgentSocketDown-warning", "vramledger_agent_socket_up{NODE}"),
-                ("VramLedgerStorageFailing-warning", "vramledger_storage_up{NODE}"),
-                (
-                    "VramLedgerWebConfigNotReloaded-warning",
-                    "vramledger_web_config_last_reload_successful{NODE}",
-                ),
+                ("AgentSocketDown", "agent_socket_up"),
+                ("StorageFailing", "storage_up"),
+                ("WebConfigNotReloaded", "web_config_last_reload_successful"),
             )
         ),
         Boundary("VramLedgerSamplingFailed-warning", "reads", Node(), Node(driver_up=0)),
-        Boundary(
-            "VramLedgerSamplingStalled-warning", "moves",
-            with_extra(stamp, lambda m: 60 * slowest * ((m + 1.5) // slowest)),
-            with_extra(stamp, lambda m: 60 * min(m, 5)), 7,
+        shown(
+            "VramLedgerSamplingStalled-warning", "moves", stamp,
+            lambda m: 60 * slowest * ((m + 1.5) // slowest), lambda m: 60 * min(m, 5), begins=7,
         ),
-        Boundary("VramLedgerBlind-warning-pid_namespace", "sees", Node(), with_extra(blind, 0)),
-        Boundary(
-            "VramLedgerBlind-warning-privileges", "unknown_bytes",
-            Node(unknown=t["unknown_bytes"] / GIB - BYTE), Node(unknown=t["unknown_bytes"] / GIB),
+        shown("VramLedgerBlind-warning-pid_namespace", "sees", blind, 1, 0),
+        around(
+            "VramLedgerBlind-warning-privileges", "unknown_bytes", lambda gib: Node(unknown=gib),
+            t["unknown_bytes"] / GIB,
         ),
-        Boundary(
-            "VramLedgerCollectorFailing-warning", "succeeds",
-            with_extra(success, lambda m: float(m % slowest == 0)),
-            with_extra(success, changing_at(5, 1, 0)), 7,
-        ),
-        Boundary(
-            "VramLedgerClockSkew-info", "clock_skew",
-            with_extra(stamp, lambda m: m * 60 - skew), with_extra(stamp, lambda m: m * 60 - skew - 1), 0.5,
-        ),
-        Boundary(
-            "VramLedgerClockSkew-info", "clock_skew",
-            with_extra(stamp, lambda m: m * 60 + skew), with_extra(stamp, lambda m: m * 60 + skew + 1), 0.5,
+        shown(
+            "VramLedgerCollectorFailing-warning", "succeeds", success,
+            lambda m: float(m % slowest == 0), changing_at(5, 1, 0), begins=7,
         ),
         *(
-            Boundary(
-                "VramLedgerSeriesDropped-info", f"{what} shown",
-                with_extra(f"vramledger_{what}_dropped{{{DEVICE}}}", 0),
-                with_extra(f"vramledger_{what}_dropped{{{DEVICE}}}", changing_at(5, 0, 1)), 5,
+            between(
+                "VramLedgerClockSkew-info", "clock_skew",
+                lambda off, sign=sign: Node(extra={stamp: lambda m: m * 60 + sign * off}),  # type: ignore[misc]
+                skew, skew + 1, begins=0.5,
+            )
+            for sign in (-1, 1)
+        ),
+        *(
+            changes(
+                "VramLedgerSeriesDropped-info", f"{what} shown", f"vramledger_{what}_dropped{{{DEVICE}}}",
+                0, 1,
             )
             for what in ("processes", "owners")
         ),
-        Boundary(
-            "VramLedgerAgentSilent-info", "speaks",
-            Node([replace(trainer, agent_up=1)]), Node([replace(trainer, agent_up=changing_at(5, 1, 0))]), 5,
-        ),
+        between("VramLedgerAgentSilent-info", "speaks", silent, math.inf, 5, begins=5),
     ]  # fmt: skip
+
+
+def _losing(share: float) -> Node:
+    """Return a node that does not answer this share of the scrapes, spread evenly."""
+    return Node(missing=lambda m: int((m * 4 + 1) * share) > int(m * 4 * share))
 
 
 def device_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
     """Return the boundaries of the alerts about devices and reservations."""
     up, hidden = f"vramledger_device_up{{{DEVICE}}}", f"vramledger_device_hidden_holders{{{DEVICE}}}"
-    full = 100 * (1 - t["nearly_full_free_share"])
+    full, limit = 100 * (1 - t["nearly_full_free_share"]), 100 * t["limit_share"]
+    filling = "GpuMemoryFilling-warning"
+
+    def near_limit(used: float) -> Node:
+        return Node([Holder(7, 30)], extra=limited(used))
+
     other = {'vramledger_device_up{NODE,gpu="0",uuid="GPU-new"}': changing_at(10, None, 1)}
     return [
-        Boundary("GpuDeviceLost-page", "answers", Node(), with_extra(up, changing_at(5, 1, 0)), 5),
+        changes("GpuDeviceLost-page", "answers", up, 1, 0),
         # It is in the look back for three minutes more.
         Boundary(
             "GpuDeviceLost-page", "listed",
@@ -171,101 +144,102 @@ def device_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundar
             Node(gpus=2, extra={up: changing_at(10, 1, None)}), 13,
         ),
         Boundary("GpuDriverLost-page", "answers", Node(), Node(driver_up=changing_at(5, 1, 0)), 5),
-        Boundary(
-            "GpuMemoryNearlyFull-info", "nearly_full_free_share",
-            Node([Holder(7, full - SLIGHTLY)]), Node([Holder(7, full + SLIGHTLY)]),
+        between(
+            "GpuMemoryNearlyFull-info", "nearly_full_free_share", holding(Holder(7, 0)),
+            full - SLIGHTLY, full + SLIGHTLY,
         ),
-        *_filling(t, waits["GpuMemoryFilling-warning"]),
+        *_filling(
+            filling, 30, waits[filling], ("filling_within", t["filling_within"]),
+            ("filling_free_share", 100 * t["filling_free_share"]),
+        ),
         *_unattributed(t),
-        *_hardware(),
-        Boundary("GpuHiddenHolder-info", "listed", with_extra(hidden, 0), with_extra(hidden, 1)),
+        *_hardware(t),
+        shown("GpuHiddenHolder-info", "listed", hidden, 0, 1),
         *_reserved(t),
-        Boundary(
-            "GpuMemoryLimitNear-info", "limit_share",
-            Node([Holder(7, 30)], extra=limited(100 * t["limit_share"] - SLIGHTLY)),
-            Node([Holder(7, 30)], extra=limited(100 * t["limit_share"])),
-        ),
+        between("GpuMemoryLimitNear-info", "limit_share", near_limit, limit - SLIGHTLY, limit),
         Boundary(
             "GpuOwnerOverBudget-warning", "budget", _with_budget("quiet", 0), _with_budget("loud", BYTE),
         ),
     ]  # fmt: skip
 
 
-def _hardware() -> list[Boundary]:
+def _hardware(t: Thresholds) -> list[Boundary]:
     """Return the boundaries of faults of the hardware: a count that does not change, and one that rises."""
 
     def counting(rule: str, series: str, label: str) -> Boundary:
-        name = f"vramledger_device_{series}{{{DEVICE},{label}}}"
-        return Boundary(
-            rule, "rises", with_extra(name, 4), with_extra(name, changing_at(30, 4, 5)), 30,
-        )  # fmt: skip
+        return changes(rule, "rises", f"vramledger_device_{series}{{{DEVICE},{label}}}", 4, 5, 30)
 
     def flag(rule: str, series: str) -> Boundary:
-        name = f"vramledger_device_{series}{{{DEVICE}}}"
-        return Boundary(rule, "set", with_extra(name, 0), with_extra(name, changing_at(5, 0, 1)), 5)
+        return changes(rule, "set", f"vramledger_device_{series}{{{DEVICE}}}", 0, 1)
 
-    xid = f'vramledger_device_xid_errors_total{{{DEVICE},xid="%s"}}'
-    granted = f'vramledger_device_reservation_info{{{DEVICE},owner_type="slurm",owner="%s"}}'
-    uses = {use: f'vramledger_device_reservations{{{DEVICE},use="{use}"}}' for use in ("held", "unheld")}
-    one, both = {granted % 1: 1}, {granted % 1: 1, granted % 2: 1}
+    def with_xid(code: int) -> Node:
+        name = f'vramledger_device_xid_errors_total{{{DEVICE},xid="{code}"}}'
+        return Node(extra={name: changing_at(30, None, 1)})
+
+    action = f'vramledger_device_recovery_action{{{DEVICE},action="%s"}}'
+    unused = t["reserved_unused"] / 60
+
+    def granting(jobs: int, held: float, unheld: Values) -> Node:
+        granted = f'vramledger_device_reservation_info{{{DEVICE},owner_type="slurm",owner="%s"}}'
+        uses = f'vramledger_device_reservations{{{DEVICE},use="%s"}}'
+        infos: dict[str, Values] = {granted % (1 + job): 1 for job in range(jobs)}
+        return Node(extra={**infos, uses % "held": held, uses % "unheld": unheld})
+
     return [
         counting("GpuXidError-warning", "xid_errors_total", 'xid="94"'),
-        Boundary(
-            "GpuXidError-warning", "fault_xids",
-            with_extra(xid % 13, changing_at(30, None, 1)),
-            with_extra(xid % 79, changing_at(30, None, 1)), 30,
-        ),
+        between("GpuXidError-warning", "fault_xids", with_xid, 13, 79, begins=30),
         counting("GpuEccUncorrectable-warning", "ecc_errors_total", 'type="uncorrected"'),
+        flag("GpuResetRequired-page", "reset_required"),
+        *(
+            Boundary(
+                f"GpuResetRequired-{severity}", "asked for",
+                Node(extra={action % "none": 1}), Node(extra={action % wanted: changing_at(5, None, 1)}), 5,
+            )
+            for severity, wanted in (("page", "node_reboot"), ("warning", "drain_and_reset"))
+        ),
         flag("GpuRowRemapFailed-warning", "row_remap_failed"),
         flag("GpuGhost-warning", "ghost"),
-        Boundary(
-            "GpuReservedUnused-warning", "unheld",
-            Node(extra={**one, uses["held"]: 1, uses["unheld"]: 0}),
-            Node(extra={**one, uses["held"]: 0, uses["unheld"]: 1}),
-        ),
-        Boundary(
-            "GpuReservedUnused-warning", "all of them",
-            Node(extra={**both, uses["held"]: 1, uses["unheld"]: 1}),
-            Node(extra={**both, uses["held"]: 0, uses["unheld"]: 2}),
+        *(
+            Boundary("GpuReservedUnused-warning", what, granting(*quiet), granting(*fires), unused)
+            for what, quiet, fires in (
+                ("unheld", (1, 1, 0), (1, 0, 1)),
+                ("all of them", (2, 1, 1), (2, 0, 2)),
+                ("reserved_unused", (1, 0, changing_at(2, 0, 1)), (1, 0, 1)),
+            )
         ),
     ]  # fmt: skip
 
 
-def _filling(t: Thresholds, wait: float) -> list[Boundary]:
-    rule, begins = "GpuMemoryFilling-warning", 30.0
-    after = begins + wait + 2
-    minutes, share = t["filling_within"] / 60, 100 * t["filling_free_share"]
+def _filling(
+    rule: str, begins: float, wait: float, within: tuple[str, float], part: tuple[str, float]
+) -> list[Boundary]:
+    """Return the boundaries of a device that fills: name and seconds, and name and free GiB of 100."""
+    (time, seconds), (share, free) = within, part
+    rate, after = 60 * free / seconds, begins + wait + 2
 
     def in_time(crosses: float) -> Node:
         # Half of what may be free is left when the time is; so slow that it was never more.
-        rate = share / 2 / minutes
-        return Node([Holder(7, lambda m: 100 - share / 2 - rate * (crosses - 0.25 - m))])
+        return Node([Holder(7, lambda m: 100 - free / 2 - rate / 2 * (crosses - 0.25 - m))])
 
     def in_share(crosses: float) -> Node:
-        rate = 2 * share / minutes
-        return Node([Holder(7, lambda m: 100 - share - rate * (crosses - 0.25 - m))])
+        return Node([Holder(7, lambda m: 100 - free - rate * 2 * (crosses - 0.25 - m))])
 
     return [
-        Boundary(rule, "filling_within", in_time(after), in_time(begins), begins),
-        Boundary(rule, "filling_free_share", in_share(after), in_share(begins), begins),
+        between(rule, time, in_time, after, begins, begins=begins),
+        between(rule, share, in_share, after, begins, begins=begins),
     ]
 
 
 def _unattributed(t: Thresholds) -> list[Boundary]:
-    rule, share, least = "GpuMemoryUnattributed-warning", t["unattributed_share"], t["unattributed_bytes"]
-    small, large = least / share / GIB / 2, least / share / GIB * 2
-    at_small, at_large = least / GIB, share * large
+    rule, least = "GpuMemoryUnattributed-warning", t["unattributed_bytes"] / GIB
+    share = t["unattributed_share"]
+    small, large = least / share / 2, least / share * 2
     return [
-        Boundary(
-            rule, "unattributed_bytes",
-            Node(unattributed=at_small - BYTE, total=small), Node(unattributed=at_small, total=small),
+        around(rule, "unattributed_bytes", lambda gib: Node(unattributed=gib, total=small), least),
+        around(
+            rule, "unattributed_share", lambda gib: Node(unattributed=gib, total=large), share * large, BYTE
         ),
-        Boundary(
-            rule, "unattributed_share",
-            Node(unattributed=at_large - BYTE, total=large),
-            Node(unattributed=at_large + BYTE, total=large),
-        ),
-    ]  # fmt: skip
+    ]
 
 
 def _reserved(t: Thresholds) -> list[Boundary]:
@@ -280,8 +254,8 @@ def _reserved(t: Thresholds) -> list[Boundary]:
 
     rule = "GpuMemoryOutsideReservation-warning"
     return [
-        Boundary(rule, "orphaned_bytes", node(30, least - BYTE), node(30, least)),
-        Boundary(rule, "orphaned_bytes", node(least - BYTE, 30), node(least, 30)),
+        around(rule, "orphaned_bytes", lambda gib: node(30, gib), least),
+        around(rule, "orphaned_bytes", lambda gib: node(gib, 30), least),
         Boundary(rule, "reserved", node(30, 30, owner="ann"), node(30, 30)),
     ]
 
@@ -305,59 +279,64 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
     """Return the boundaries of the alerts about a holder's state, policy or size."""
 
     def of_state(rule: str, state: str, threshold: str) -> Boundary:
-        least = t[threshold] / GIB
-        quiet, fires = (Node([Holder(7, gib, state, since=0)]) for gib in (least - BYTE, least))
-        return Boundary(rule, threshold, quiet, fires)
+        return around(rule, threshold, holding(Holder(7, 0, state, since=-1440)), t[threshold] / GIB)
 
-    share, context = t["orphaned_page_share"], t["stray_context_bytes"]
-    small = t["orphaned_bytes"] / share / GIB / 2
-    orphan = Holder(7, t["orphaned_bytes"] / GIB, "orphaned", since=0)
-    works = f'vramledger_process_orphan_working{{{DEVICE},pid="7"}}'
+    def lasting(rule: str, state: str, threshold: str) -> Boundary:
+        begins, after = 2.0, t[threshold] / 60
+        # A second too little when the watch ends, and just enough at the minute.
+        quiet, fires = (
+            Node([Holder(7, 50, state, since=since)])
+            for since in (begins + 1 - after + 1 / 60, begins - after)
+        )
+        return Boundary(rule, threshold, quiet, fires, begins)
+
+    def with_dead(dead: float) -> Node:
+        series = f'vramledger_device_memory_bytes{{{DEVICE},state="dead"}}'
+        return Node(extra={f"vramledger_processes_dropped{{{DEVICE}}}": 3, series: dead})
+
+    def working(works: float) -> Node:
+        series = f'vramledger_process_orphan_working{{{DEVICE},pid="7"}}'
+        return Node([replace(orphan, gib=50)], extra={series: works})
+
+    share, context, least = (
+        t["orphaned_page_share"],
+        t["stray_context_bytes"] / GIB,
+        t["orphaned_bytes"] / GIB,
+    )
+    small, shared = least / share / 2, "GpuMemoryPreallocatedShared-warning"
+    orphan = Holder(7, least, "orphaned", since=-1440)
     greedy = Holder(7, 100 * t["preallocated_share"] + BYTE, framework="tensorflow", policy="preallocate")
     beside = Holder(9, t["shared_bytes"] / GIB, owner="bob")
-    stray = Holder(7, context / GIB, "idle", sm=None)
-    home = replace(stray, gpu=1, gib=context * t["stray_context_times"] / GIB + BYTE, state="active")
+    display = replace(beside, gib=t["display_bytes"] / GIB, command="gnome-shell")
+    stray = Holder(7, context, "idle", sm=None)
+    home = replace(stray, gpu=1, state="active")
     return [
         of_state("GpuMemoryDead-page", "dead", "dead_bytes"),
+        lasting("GpuMemoryDead-page", "dead", "dead_after"),
+        lasting("GpuMemoryOrphaned-warning", "orphaned", "orphaned_after"),
+        lasting("GpuMemoryOrphaned-page", "orphaned", "orphaned_page_after"),
+        lasting("GpuMemoryZombie-warning", "zombie", "zombie_after"),
+        lasting("GpuMemoryStuck-page", "stuck", "stuck_after"),
+        lasting("GpuMemoryStopped-warning", "stopped", "stopped_after"),
+        between("GpuMemoryDead-page-other", "dead_bytes", with_dead, t["dead_bytes"] - 1, t["dead_bytes"]),
         of_state("GpuMemoryOrphaned-warning", "orphaned", "orphaned_bytes"),
         of_state("GpuMemoryStuck-page", "stuck", "stuck_bytes"),
-        Boundary(
-            "GpuMemoryOrphaned-page", "works",
-            Node([replace(orphan, gib=50)], extra={works: 1}),
-            Node([replace(orphan, gib=50)], extra={works: 0}),
-        ),
+        between("GpuMemoryOrphaned-page", "works", working, 1, 0),
         of_state("GpuMemoryZombie-warning", "zombie", "zombie_bytes"),
         of_state("GpuMemoryStopped-warning", "stopped", "stopped_bytes"),
-        Boundary(
-            "GpuMemoryOrphaned-page", "orphaned_page_share",
-            Node([replace(orphan, gib=100 * share - BYTE)]),
-            Node([replace(orphan, gib=100 * share + BYTE)]),
+        around("GpuMemoryOrphaned-page", "orphaned_page_share", holding(orphan), 100 * share, BYTE),
+        around("GpuMemoryOrphaned-page", "orphaned_bytes", holding(orphan, total=small), least),
+        around(shared, "preallocated_share", holding(greedy, beside), 100 * t["preallocated_share"], BYTE),
+        Boundary(shared, "shared", Node([greedy]), Node([greedy, beside])),
+        around(shared, "shared_bytes", holding(beside, greedy), t["shared_bytes"] / GIB),
+        around(shared, "display_bytes", holding(display, greedy), t["display_bytes"] / GIB),
+        between(
+            "GpuStrayContext-info", "stray_context_bytes", holding(stray, replace(home, gib=50), gpus=2),
+            context + BYTE, context,
         ),
-        Boundary(
-            "GpuMemoryOrphaned-page", "orphaned_bytes",
-            Node([replace(orphan, gib=t["orphaned_bytes"] / GIB - BYTE)], total=small),
-            Node([orphan], total=small),
-        ),
-        Boundary(
-            "GpuMemoryPreallocatedShared-warning", "preallocated_share",
-            Node([replace(greedy, gib=100 * t["preallocated_share"] - BYTE), beside]), Node([greedy, beside]),
-        ),
-        Boundary(
-            "GpuMemoryPreallocatedShared-warning", "shared", Node([greedy]), Node([greedy, beside]),
-        ),
-        Boundary(
-            "GpuMemoryPreallocatedShared-warning", "shared_bytes",
-            Node([greedy, replace(beside, gib=t["shared_bytes"] / GIB - BYTE)]), Node([greedy, beside]),
-        ),
-        Boundary(
-            "GpuStrayContext-info", "stray_context_bytes",
-            Node([replace(stray, gib=context / GIB + BYTE), replace(home, gib=50)], gpus=2),
-            Node([stray, replace(home, gib=50)], gpus=2),
-        ),
-        Boundary(
-            "GpuStrayContext-info", "stray_context_times",
-            Node([stray, replace(home, gib=context * t["stray_context_times"] / GIB - BYTE)], gpus=2),
-            Node([stray, home], gpus=2),
+        around(
+            "GpuStrayContext-info", "stray_context_times", holding(home, stray, gpus=2),
+            context * t["stray_context_times"], BYTE,
         ),
     ]  # fmt: skip
 
@@ -366,16 +345,13 @@ def idle_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]
     """Return the boundaries of the alerts about unused memory."""
     idle = Holder(7, 30, "idle", sm=None)
     ledger = replace(idle, notebook="a.ipynb")
-    little = t["notebook_bytes"] / GIB
     return [
         *_idle(t, waits, "GpuMemoryHoarded-warning", idle, "hoarded_idle"),
         *_idle(t, waits, "GpuMemoryHoardedWhileShort-page", idle, "hoarded_short_idle"),
         *_short(t, waits["GpuMemoryHoardedWhileShort-page"]),
+        *_in_pieces(t),
         *_idle(t, waits, "GpuNotebookIdle-warning", ledger, "notebook_idle"),
-        Boundary(
-            "GpuNotebookIdle-warning", "notebook_bytes",
-            Node([replace(ledger, gib=little - BYTE)]), Node([replace(ledger, gib=little)]),
-        ),
+        around("GpuNotebookIdle-warning", "notebook_bytes", holding(ledger), t["notebook_bytes"] / GIB),
     ]  # fmt: skip
 
 
@@ -408,17 +384,53 @@ def _idle(
     first = 0.5 if short else 0.0
     return [
         *long,
-        Boundary(
-            rule, "hoarded_share",
-            Node([replace(idle, gib=share * small - BYTE), *short], total=small),
-            Node([replace(idle, gib=share * small + BYTE), *short], total=small), first,
+        around(
+            rule, "hoarded_share", holding(idle, *short, total=small), share * small, BYTE, begins=first,
         ),
-        Boundary(
-            rule, "hoarded_bytes",
-            Node([replace(idle, gib=least - BYTE), *short], total=large),
-            Node([replace(idle, gib=least), *short], total=large), first,
-        ),
+        around(rule, "hoarded_bytes", holding(idle, *short, total=large), least, begins=first),
     ]  # fmt: skip
+
+
+def _in_pieces(t: Thresholds) -> list[Boundary]:
+    """Return the boundaries of the sums of idle programs that hold a little each."""
+    share, least, little = t["hoarded_share"], t["hoarded_bytes"] / GIB, t["notebook_bytes"] / GIB
+    small, large = least / share / 2, least / share * 2
+    rule = "GpuMemoryHoardedInPieces-warning"
+
+    def of(gib: float, since: float, total: float = 100, count: int = 4, **labels: str) -> Node:
+        idle = Holder(7, gib / count, "idle", sm=None, since=since)
+        held = [replace(idle, pid=100 + each, **labels) for each in range(count)]  # type: ignore[arg-type]
+        return Node(held, total=total)
+
+    def of_many(gib: float, since: float, total: float = 100) -> Node:
+        held = [*of(gib, since).holders, _wants(t)]
+        return Node([replace(each, user=f"u{each.pid}", owner=f"u{each.pid}") for each in held], total=total)
+
+    long, several = -t["hoarded_idle"] / 60, f"{rule}-several"
+    table = [
+        Boundary(
+            rule, "notebook_bytes", of(least * 2, long - 1, large, 1),
+            of(16 * little - BYTE * 16, long - 1, large, 16, notebook="a.ipynb"),
+        )
+    ]  # fmt: skip
+
+    def of_all(name: str, node: Callable[[float, float, float], Node], threshold: str, first: float) -> None:
+        begun, more = -t[threshold] / 60, 4 * BYTE
+        table.extend((
+            Boundary(name, threshold, node(30, 9, 100), node(30, begun + 2, 100), 2),
+            between(
+                name, "hoarded_share", lambda gib: node(gib, begun - 1, small),
+                share * small - more, share * small + more, begins=first,
+            ),
+            between(
+                name, "hoarded_bytes", lambda gib: node(gib, begun - 1, large),
+                least - more, least, begins=first,
+            ),
+        ))  # fmt: skip
+
+    of_all(rule, of, "hoarded_idle", 0)
+    of_all(several, of_many, "hoarded_short_idle", 0.5)
+    return table
 
 
 def _short(t: Thresholds, wait: float) -> list[Boundary]:
@@ -476,16 +488,14 @@ def framework_boundaries(t: Thresholds) -> list[Boundary]:
 def _fragmented(t: Thresholds) -> list[Boundary]:
     least, share = t["fragmented_bytes"] / GIB, t["fragmented_share"]
 
-    def node(reserved: float, split: float) -> Node:
-        return Node([torch(1, reserved, torch_inactive_split_bytes=split)])
+    def splitting(reserved: float) -> Callable[[float], Node]:
+        return lambda split: Node([torch(1, reserved, torch_inactive_split_bytes=split)])
 
     small, large = least / share / 2, least / share * 2
     rule = "GpuMemoryFragmented-info"
     return [
-        Boundary(rule, "fragmented_bytes", node(small, least - BYTE), node(small, least)),
-        Boundary(
-            rule, "fragmented_share", node(large, share * large - BYTE), node(large, share * large + BYTE)
-        ),
+        around(rule, "fragmented_bytes", splitting(small), least),
+        around(rule, "fragmented_share", splitting(large), share * large, BYTE),
     ]
 
 
@@ -495,6 +505,9 @@ def _counters(t: Thresholds) -> list[Boundary]:
     def tries(times: int) -> Node:
         return Node([torch(10, torch_alloc_retries_total=lambda m: min(times, 4 * max(0.0, m - 20)))])
 
+    def out_of_memory(minute: float) -> Node:
+        return Node([torch(10, torch_ooms_total=changing_at(minute, 0, 1))])
+
     oom = 'vramledger_framework_last_oom_timestamp_seconds{NODE,pid="9",framework="jax",verdict="too_big"}'
     ended = 'vramledger_owner_last_oom_timestamp_seconds{NODE,owner_type="pod",owner="a/b",framework="jax"}'
     trainer = Holder(9, 30)
@@ -503,25 +516,19 @@ def _counters(t: Thresholds) -> list[Boundary]:
             "GpuAllocatorRetries-warning", "allocator_retries", tries(enough - 1), tries(enough),
             math.ceil((20 + enough / 4) * 2) / 2,
         ),
-        Boundary(
-            "GpuOutOfMemory-warning", "any",
-            Node([torch(10, torch_ooms_total=0)]),
-            Node([torch(10, torch_ooms_total=changing_at(20, 0, 1))]), 20,
-        ),
+        between("GpuOutOfMemory-warning", "any", out_of_memory, math.inf, 20, begins=20),
         Boundary(
             "GpuOutOfMemory-warning-agent", "within 600 s",
             Node([trainer], extra={oom: -600}), Node([trainer], extra={oom: -599}),
         ),
-        Boundary(
-            "GpuOutOfMemory-warning-owner", "within 600 s",
-            Node(extra={ended: -600}), Node(extra={ended: -599}),
-        ),
+        shown("GpuOutOfMemory-warning-owner", "within 600 s", ended, -600, -599),
     ]  # fmt: skip
 
 
 def growth_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
     """Return the boundaries of the alerts about growth."""
     leak, growing = "GpuMemoryLeakSuspected-warning", "GpuMemoryGrowing-warning"
+    fills = "GpuMemoryAboutToFill-page"
 
     def slope(share: float, span: float, *, agent: bool) -> list[Node]:
         rates = [100 * share / span * (1 + by) for by in (-NEARLY, NEARLY)]
@@ -545,31 +552,15 @@ def growth_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundar
             leak, "growth_steady", levelling(t["growth_steady"] * (1 - NEARLY)),
             levelling(t["growth_steady"] * (1 + NEARLY)), None, 50,
         ),
-        *_about_to_fill(t, waits["GpuMemoryAboutToFill-page"]),
+        *_filling(
+            fills, 45, waits[fills], ("fill_within", t["fill_within"]),
+            ("fill_used_share", 100 - 100 * t["fill_used_share"]),
+        ),
     ]  # fmt: skip
 
 
 def _grower(values: Callable[[float], float], *, agent: bool) -> Node:
     return Node([torch(values) if agent else Holder(7, values)])
-
-
-def _about_to_fill(t: Thresholds, wait: float) -> list[Boundary]:
-    rule, begins = "GpuMemoryAboutToFill-page", 45.0
-    after = begins + wait + 2
-    minutes, used = t["fill_within"] / 60, 100 * t["fill_used_share"]
-
-    def in_time(crosses: float) -> Node:
-        left = (100 - used) / 2
-        return Node([Holder(7, lambda m: 100 - left - left / minutes * (crosses - 0.25 - m))])
-
-    def in_share(crosses: float) -> Node:
-        rate = 2 * (100 - used) / minutes
-        return Node([Holder(7, lambda m: used - rate * (crosses - 0.25 - m))])
-
-    return [
-        Boundary(rule, "fill_within", in_time(after), in_time(begins), begins),
-        Boundary(rule, "fill_used_share", in_share(after), in_share(begins), begins),
-    ]
 
 
 def _always_for(minutes: float) -> Callable[[float], float]:

@@ -152,7 +152,11 @@ class Node:
                     values.pop(key, None)
                     if value is not None:
                         values[key] = f"{value:.17g}"
-            values[_key(f"up{{{target}}}")] = f"{up:d}"
+            target_up = _key(f"up{{{target}}}")
+            known = value_at(extra.get(target_up, float(up)), minute)
+            values.pop(target_up, None)
+            if known is not None:  # Prometheus has the target
+                values[target_up] = f"{known:.17g}"
             for key, text in values.items():
                 labelled = key if self.relabel is None else self._relabelled(key, minute)
                 written = found.get(labelled)

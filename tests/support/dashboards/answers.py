@@ -24,7 +24,7 @@ EMPTY: dict[tuple[str, str, str], str] = {
     ("vramledger-fleet", "Waste by owner", "H"): _UNSEEN,
     ("vramledger-fleet", "GiB-hours by team and state", "H"): _UNSEEN,
     ("vramledger-owner", "GiB-hours by owner and state", "J"): _UNSEEN,
-    **{("vramledger-process", "Steady growth", ref): _YOUNG for ref in "CDE"},
+    **{("vramledger-process", "Steady growth", ref): _YOUNG for ref in "CDEF"},
     **{("vramledger-owner", "Wasted, week by week", ref): _YOUNG for ref in "BCD"},
     (
         "vramledger-fleet",

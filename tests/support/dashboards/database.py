@@ -30,7 +30,7 @@ from tests.support.fleet.engines import Engine, running
 from tests.support.host.model import EPOCH
 from tests.support.host.series import Trace
 from tests.support.ports import free_port
-from vramledger.config import parse_duration
+from vramledger_agent.commands.parser import parse_duration
 
 STEP = 60.0
 """Seconds between two evaluations of the rules."""
@@ -204,12 +204,9 @@ def _sample(at: float) -> tuple[bytes, bytes]:
 def _request(parts: Iterable[tuple[bytes, Sequence[tuple[float, bytes]]]], ahead: float) -> bytes:
     """Return a WriteRequest of the protocol, in a snappy block that compresses nothing."""
     message = bytearray()
-    encoded: dict[int, bytes] = {}  # copies of a node share their samples
     for series, values in parts:
-        if id(values) not in encoded:
-            points = [_sample(at + ahead)[0] + value + _sample(at + ahead)[1] for at, value in values]
-            encoded[id(values)] = b"".join(points)
-        message += _field(1, series + encoded[id(values)])
+        points = [_sample(at + ahead)[0] + value + _sample(at + ahead)[1] for at, value in values]
+        message += _field(1, series + b"".join(points))
     literal = struct.pack("<BI", 63 << 2, len(message) - 1)
     return _varint(len(message)) + literal + bytes(message)
 
@@ -223,18 +220,12 @@ def send(samples: Samples, engine: Engine, ahead: float = 0.0) -> None:
     left = [(_encode_series(labels), values, 0) for labels, values in samples.points.items()]
     while begin <= NOW:
         part, rest = [], []
-        slices: dict[
-            tuple[int, int], Sequence[tuple[float, bytes]]
-        ] = {}  # copies of a node share their samples
         for series, values, first in left:
-            if (id(values), first) not in slices:
-                end = bisect_left(values, begin + span, lo=first, key=itemgetter(0))
-                slices[id(values), first] = values[first:end]
-            now = slices[id(values), first]
-            if now:
-                part.append((series, now))
-            if first + len(now) < len(values):
-                rest.append((series, values, first + len(now)))
+            end = bisect_left(values, begin + span, lo=first, key=itemgetter(0))
+            if end > first:
+                part.append((series, values[first:end]))
+            if end < len(values):
+                rest.append((series, values, end))
         left = rest
         for first in range(0, len(part), _BATCH):
             request = urllib.request.Request(  # noqa: S310 loopback
@@ -272,13 +263,7 @@ def empty_prometheus(program: Path, home: Path) -> Iterator[Engine]:
 
 
 def ask(  # noqa: PLR0913 what a panel asks
-    engine: Engine,
-    expression: str,
-    *,
-    instant: bool,
-    span: float,
-    ahead: float = 0.0,
-    step: float = 60.0,
+    engine: Engine, expression: str, *, instant: bool, span: float, ahead: float = 0.0, step: float = 60.0
 ) -> list[Any]:
     """Return the series of a query as a panel would ask it at "now", over a time range.
 

@@ -13,19 +13,15 @@ FILES = sorted(HOME.glob("*.json"))
 
 Json = dict[str, Any]
 
-PIXELS = 1440
-"""The width of a page: Grafana asks for as many points where a panel does not say how many."""
-
 
 class PanelQuery(NamedTuple):
-    """One query: its dashboard, its panel, its text, and how many points its panel asks for."""
+    """One query: its dashboard, its panel and its text."""
 
     dashboard: str
     panel: str
     ref: str
     expr: str
     instant: bool
-    points: int
 
 
 def load_dashboards() -> dict[str, Json]:
@@ -46,17 +42,11 @@ def queries(dashboard: Json) -> Iterator[PanelQuery]:
     """Yield the queries of panels and annotations."""
     for panel in panels(dashboard):
         for target in panel["targets"]:
-            points = panel.get("maxDataPoints", PIXELS)
             yield PanelQuery(
-                dashboard["uid"],
-                panel["title"],
-                target["refId"],
-                target["expr"],
-                target["instant"],
-                points,
+                dashboard["uid"], panel["title"], target["refId"], target["expr"], target["instant"]
             )
     for each in dashboard["annotations"]["list"]:
-        yield PanelQuery(dashboard["uid"], f"annotation: {each['name']}", "A", each["expr"], False, PIXELS)
+        yield PanelQuery(dashboard["uid"], f"annotation: {each['name']}", "A", each["expr"], False)
 
 
 def all_queries() -> list[PanelQuery]:

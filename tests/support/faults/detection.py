@@ -8,18 +8,23 @@ from math import inf
 from statistics import median
 
 from tests.support.faults import rules
+from tests.support.faults.draws import GROWTH
 from tests.support.faults.evaluation import Firing
 from tests.support.faults.rules import PAGE, WARNING
 from tests.support.faults.scene import Scenario
-from tests.support.faults.suite import SCENARIOS, Run
+from tests.support.faults.suite import KNOWN, SCENARIOS, Run
 
 LOUD = (PAGE, WARNING)
+
+UNPLANTED = "No scenario: "
+"""Begins the line of the alerts that no scenario raises, below the table."""
 
 LINGERS = 240.0
 """Seconds for which the rules know a holder after its end: they look back 3 minutes."""
 
 _WITHOUT_PID = frozenset(
-    "GpuDeviceLost GpuDriverLost VramLedgerAbsent VramLedgerManyExportersDown VramLedgerRulesFailing".split()
+    "GpuDeviceLost GpuDriverLost GpuResetRequired VramLedgerAbsent VramLedgerManyExportersDown"
+    " VramLedgerRulesFailing".split()
 )
 """Pages about a device, a host or Prometheus, whose text lists the holders instead of a label naming one."""
 
@@ -122,7 +127,7 @@ def _late(scenario: Scenario, run: Run, alert: str, begun: float | None) -> str:
         return "did not fire"
     if scenario.leak and run.full is not None and begun >= run.full > (run.onset or 0):
         return f"fired {begun - run.full:.0f} s after the card was full to nine tenths"
-    hold = min(each.hold for each in rules.alerts() if each.name == alert)
+    hold = min(each.hold + each.age for each in rules.alerts() if each.name == alert)
     late = begun - (run.onset or 0) - hold
     if scenario.within is not None and late > scenario.within:
         return f"fired {late:.0f} s after its for, {scenario.within:.0f} are allowed"
@@ -168,16 +173,18 @@ def scenario_table(runs: Sequence[Run]) -> str:
 
 
 def _alerts(verdict: Verdict) -> Iterator[str]:
-    yield "| alert | severity | planted | found | recall | precision | time to detect: median | longest |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| alert | planted | found | precision | time to detect: median | longest |"
+    yield "|---|---|---|---|---|---|"
     for name, score in sorted(verdict.scores.items()):
-        severity = "/".join(dict.fromkeys(each.severity for each in rules.alerts() if each.name == name))
-        recall = f"{score.found / score.planted:.0%}" if score.planted else "-"
+        if not score.planted:
+            continue
         fired = score.right + score.wrong
         precision = f"{score.right / fired:.0%}" if fired else "-"
         times = [_span(median(score.times)), _span(max(score.times))] if score.times else ["-", "-"]
-        cells = [name, severity, str(score.planted), str(score.found), recall, precision, *times]
-        yield f"| {' | '.join(cells)} |"
+        yield f"| {' | '.join([name, str(score.planted), str(score.found), precision, *times])} |"
+    unplanted = [name for name, score in sorted(verdict.scores.items()) if not score.planted]
+    if unplanted:
+        yield f"\n{UNPLANTED}{', '.join(unplanted)}."
 
 
 def _scenarios(runs: Sequence[Run]) -> Iterator[str]:
@@ -224,10 +231,49 @@ def _loud(runs: Iterable[Run]) -> int:
     return sum(each.severity in LOUD for run in runs for each in run.firings)
 
 
+def time_to_detect(run: Run) -> float | None:
+    """Return the seconds until an alert told of what was drawn; of a leak, before the card is full."""
+    scenario = KNOWN[run.scenario]
+    begins = [_found(run, alert) for alert in (GROWTH if scenario.leak else scenario.expects)]
+    begun = min((each for each in begins if each is not None), default=None)
+    onset = run.onset or 0
+    if begun is None or (scenario.leak and run.full is not None and begun >= run.full > onset):
+        return None
+    return begun - onset
+
+
+def false_pages(runs: Iterable[Run]) -> tuple[list[str], float]:
+    """Return each page about a node in a healthy draw, also an allowed one, and the node-hours."""
+    healthy = [run for run in runs if KNOWN[run.scenario].healthy]
+    pages = [
+        f"{run.scenario}/{run.seed}: {each.alert} at {each.begin / 60:.0f} min"
+        for run in healthy
+        for each in run.firings
+        if each.severity == PAGE and each.labels.get("instance")
+    ]
+    return pages, sum(run.hours for run in healthy)
+
+
+def draw_table(runs: Sequence[Run]) -> str:
+    """Return how many draws of each scenario were found, and the false pages, as Markdown."""
+    lines = ["| scenario | found | time to detect, median |", "|---|---|---|"]
+    times: dict[str, list[float | None]] = {}
+    for run in runs:
+        if not KNOWN[run.scenario].healthy:
+            times.setdefault(run.scenario, []).append(time_to_detect(run))
+    for name, each in times.items():
+        found = [seconds for seconds in each if seconds is not None]
+        lines.append(f"| {name} | {len(found)} of {len(each)} | {_span(median(found)) if found else '-'} |")
+    pages, hours = false_pages(runs)
+    return "\n".join([*lines, "", f"{len(pages)} pages in {hours:,.0f} node-hours of healthy work.", ""])
+
+
 def names_in(markdown: Iterable[str]) -> list[str]:
-    """Return the first cells of the rows of the table in a text, without the heading."""
-    rows = [line.split("|")[1].strip() for line in markdown if line.startswith("|") and "---" not in line]
-    return [name for name in rows if name != "alert"]
+    """Return the alerts in the table of a text and in the line of those without a scenario."""
+    lines = list(markdown)
+    rows = [line.split("|")[1].strip() for line in lines if line.startswith("|") and "---" not in line]
+    others = [line.removeprefix(UNPLANTED).rstrip(".") for line in lines if line.startswith(UNPLANTED)]
+    return sorted({name for name in rows if name != "alert"}.union(*(each.split(", ") for each in others)))
 
 
 def _span(seconds: float) -> str:

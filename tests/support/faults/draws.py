@@ -401,6 +401,10 @@ DRAWS = [
         "GpuEccUncorrectable",
     ),
     _scenario(_shown("rows_gone", "vramledger_device_row_remap_failed{GPU}", 0, 1), "GpuRowRemapFailed"),
+    _scenario(
+        _shown("reset_wanted", 'vramledger_device_recovery_action{GPU,action="gpu_reset"}', None, 1),
+        "GpuResetRequired",
+    ),
     _scenario(_shown("ghost_device", "vramledger_device_ghost{GPU}", 0, 1), "GpuGhost"),
     _scenario(_shown("socket_down", "vramledger_agent_socket_up", 1, 0), "VramLedgerAgentSocketDown"),
     # --- healthy
@@ -419,5 +423,6 @@ DRAWS = [
     _scenario(checkpoints, allows=("GpuBusyWithoutWork",)),
     _scenario(ranks_end_one_by_one, allows=("GpuBusyWithoutWork",)),
     _scenario(kernels_that_spin, allows=("GpuBusyWithoutWork",)),
-    _scenario(server_at_night, allows=("GpuBusyWithoutWork",)),
+    # The first rank does nothing all night, and nobody has given its owner a threshold.
+    _scenario(server_at_night, allows=("GpuBusyWithoutWork", "GpuMemoryHoarded")),
 ]

@@ -19,11 +19,12 @@ from tests.support.faults import rules
 from tests.support.host.model import EPOCH
 from tests.support.host.scrapes import SCRAPE
 from tests.support.host.series import Trace
-from vramledger.config import parse_duration
+from vramledger_agent.commands.parser import parse_duration
 
 _TIME = re.compile(r"^    expr: .*, time: ([0-9a-z.]+),$")
 _ALERT = re.compile(r'\{__name__="ALERTS", ((?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*"(?:, )?)+)\}')
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+_RULE_ERROR = re.compile(r"^\s+rule: .*, err: ", re.MULTILINE)
 _SILENT = 'ALERTS{alertstate="firing",severity!="none"}'
 
 
@@ -96,11 +97,7 @@ def evaluate(traces: Sequence[Trace], scratch: Path, manager: Manager) -> list[F
 
 
 def ask(
-    query: str,
-    times: Iterable[int],
-    series: Iterable[tuple[str, str]],
-    scratch: Path,
-    manager: Manager,
+    query: str, times: Iterable[int], series: Iterable[tuple[str, str]], scratch: Path, manager: Manager
 ) -> Samples:
     """Return at which of some times a query for ``ALERTS`` finds any, by their labels.
 
@@ -132,7 +129,7 @@ def ask(
     command = [manager.promtool, "test", "rules", path]
     done = subprocess.run(command, env=promtool_environment(), capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
-    if done.returncode and ("error" in done.stderr or "FAILED" not in said):
+    if done.returncode and ("error" in done.stderr or "FAILED" not in said or _RULE_ERROR.search(said)):
         raise EvaluationError(said[-3000:])
     return _seen(said.splitlines())
 

@@ -131,6 +131,7 @@ _SAYS: dict[str, tuple[str, str, float | None, Callable[[float], float]]] = {
     "xid": ("GpuXidError", 'vramledger_device_xid_errors_total{GPU,xid="94"}', None, _one),
     "ecc": ("GpuEccUncorrectable", 'vramledger_device_ecc_errors_total{GPU,type="uncorrected"}', 3, _four),
     "rows-used-up": ("GpuRowRemapFailed", "vramledger_device_row_remap_failed{GPU}", 0, _one),
+    "reset-required": ("GpuResetRequired", "vramledger_device_reset_required{GPU}", 0, _one),
     "ghost": ("GpuGhost", "vramledger_device_ghost{GPU}", 0, _one),
 }  # fmt: skip
 """Faults that show in one series: the alert, the series, its value before, and by the time since then."""
@@ -164,12 +165,6 @@ EXPORTERS = [
     # It looks back over two minutes.
     plain(collector_failing, "VramLedgerCollectorFailing", within=FOUND * 2),
     plain(crowd, "VramLedgerSeriesDropped", within=FOUND),
-    plain(
-        skewed(orphaned),
-        "GpuMemoryOrphaned",
-        allows=("GpuMemoryHoarded",),
-        always=_SKEWED,
-        within=FOUND,
-    ),
+    plain(skewed(orphaned), "GpuMemoryOrphaned", allows=("GpuMemoryHoarded",), always=_SKEWED, within=FOUND),
     plain(skewed(hoarder), "GpuMemoryHoarded", always=_SKEWED, within=HOUR + FOUND),
 ]

@@ -211,6 +211,27 @@ def hoarder(random: Random) -> Scene:
     return Scene([gpu], [job], hours=onset / HOUR + 3, onset=onset, weather=hiccups(random))
 
 
+def hoarder_in_pieces(random: Random) -> Scene:
+    """A sweep that has finished and left its workers: each holds a little, together they fill a card."""
+    gpu = card(random, size=81_559)
+    onset = random.uniform(30, 90) * MINUTE
+    count = random.randint(10, 14)
+    owner = Owner("pod", "team-a/sweep-3", namespace="team-a", pod="sweep-3")
+    jobs = [
+        process(
+            random,
+            Torch(
+                programs.steady(share(gpu, 0.85) / count),
+                programs.until(onset, lambda _: 0.8 / count, programs.idle),
+            ),
+            owner=owner,
+            agent=False,
+        )
+        for _ in range(count)
+    ]
+    return Scene([gpu], jobs, hours=onset / HOUR + 3, onset=onset, weather=hiccups(random))
+
+
 def hoarder_while_short(random: Random) -> Scene:
     """A hoarder, and on the same GPU a job that runs out of memory because of it.
 
@@ -440,6 +461,7 @@ FAULTY = [
     # Its results grow with every cell before it is left.
     plain(idle_notebook, "GpuNotebookIdle", allows=_IDLE, always=("GpuMemoryGrowing",), within=3700),
     plain(hoarder, "GpuMemoryHoarded", allows=_IDLE, within=3700),
+    plain(hoarder_in_pieces, "GpuMemoryHoardedInPieces", allows=_IDLE, within=3700),
     # It has taken 99.7 % of the card before it idles.
     plain(
         published_backend, "GpuMemoryHoarded", allows=_IDLE, always=("GpuMemoryNearlyFull",), within=3700,

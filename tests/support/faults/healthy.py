@@ -16,13 +16,7 @@ def _trainer(random: Random, room: float, part: tuple[float, float] = (0.2, 0.7)
     base = room * random.uniform(*part)
     activations = min(base * random.uniform(0.3, 1.0), room * 0.9 - base)
     demand = programs.sawtooth(random, base, activations, random.uniform(0.2, 40), random.uniform(30, 300))
-    return Torch(
-        demand,
-        spread=lambda _: 0.03,
-        seen=random.choice([0.78, 0.95]),
-        spiky=1.1,
-        limit=room,
-    )
+    return Torch(demand, spread=lambda _: 0.03, seen=random.choice([0.78, 0.95]), spiky=1.1, limit=room)
 
 
 def training(random: Random) -> Scene:
@@ -67,12 +61,7 @@ def variable_lengths(random: Random) -> Scene:
     gpu = card(random)
     room = share(gpu, random.uniform(0.35, 0.8))
     climb = programs.climbing(2.4, random.uniform(2 * MINUTE, 90 * MINUTE))
-    program = Torch(
-        programs.lengths(random, room * 0.1, room * 0.25),
-        spread=climb,
-        limit=room,
-        seen=0.78,
-    )
+    program = Torch(programs.lengths(random, room * 0.1, room * 0.25), spread=climb, limit=room, seen=0.78)
     return Scene([gpu], [process(random, program)], weather=rough(random))
 
 

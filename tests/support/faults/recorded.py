@@ -11,8 +11,9 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tests.support.host.agents import Around, Failures, report_of
 from tests.support.host.model import EPOCH
@@ -103,7 +104,7 @@ def _failed_before(agent: Agent, seconds: float) -> Agent:
     report = agent.report
     if report is None or report.last_oom is None:
         return agent
-    failure = report.last_oom._replace(time=report.last_oom.time - seconds)
+    failure = replace(report.last_oom, time=report.last_oom.time - seconds)
     return agent._replace(report=replace(report, last_oom=failure))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,12 +11,13 @@ from typing import Any
 
 import yaml
 
-from vramledger.config import parse_duration
+from vramledger_agent.commands.parser import parse_duration
 
 HOME = Path(__file__).resolve().parents[3] / "alerts"
 PAGE, WARNING = "page", "warning"
 
 _NAME = re.compile(r"\bvramledger_[a-z0-9_]+(?![a-z0-9_:])")
+_AGE = re.compile(r'(?:state_seconds:last\{state="(?!idle)\w+"\}|reserved_unused_since\w+:min) >= (\d+)')
 _RECORDED = re.compile(r"\bvramledger_[a-z]+:\w+:\w+")
 
 
@@ -27,12 +28,14 @@ class Alert:
     Attributes:
         name: of the alert; the same name comes twice when it has two severities.
         hold: seconds of ``for``.
+        age: seconds for which the state that it is about must have lasted, besides.
         severity: ``page``, ``warning``, ``info`` or ``none``.
         expression: PromQL.
     """
 
     name: str
     hold: float
+    age: float
     severity: str
     expression: str
 
@@ -90,28 +93,6 @@ def families(home: Path = HOME) -> frozenset[str]:
     return frozenset(name for expression in expressions for name in _NAME.findall(str(expression)))
 
 
-def reduce(home: Path, into: Path, wanted: Callable[[Mapping[str, Any]], bool]) -> Path:
-    """Write the wanted alerts of a directory of rules, with the recording rules that they need, into another.
-
-    What these alerts do is the same without the other rules, and takes less than half of the time.
-    """
-    content = {path.name: [{**group} for group in read_groups(path)] for path in files(home)}
-    every = [rule for groups_of in content.values() for group in groups_of for rule in group["rules"]]
-    names = _recorded_for([rule for rule in every if "alert" in rule and wanted(rule)], every)
-    into.mkdir(exist_ok=True)
-    for name, groups_of in content.items():
-        for group in groups_of:
-            group["rules"] = [
-                rule
-                for rule in group["rules"]
-                if rule.get("record") in names or ("alert" in rule and wanted(rule))
-            ]
-        kept = [group for group in groups_of if group["rules"]]
-        if kept:
-            (into / name).write_text(yaml.safe_dump({"groups": kept}), encoding="utf-8")
-    return into
-
-
 @cache  # PyYAML is slow, and each of a hundred scenarios asks
 def read_groups(path: Path) -> list[dict[str, Any]]:
     """Return the rule groups of a file."""
@@ -125,7 +106,9 @@ def _alerting(path: Path) -> list[Mapping[str, Any]]:
 
 def _alert(raw: Mapping[str, Any]) -> Alert:
     hold = str(raw.get("for", "0s"))
+    age = _AGE.search(str(raw["expr"]))
     return Alert(
+        age=float(age[1]) if age else 0.0,
         name=str(raw["alert"]),
         hold=0.0 if re.fullmatch(r"0[a-z]*", hold) else parse_duration(hold),
         severity=str(raw.get("labels", {}).get("severity", "none")),

@@ -51,7 +51,6 @@ class Pace:
         longest: hours after which a healthy scenario is left.
         after: hours after its onset at which a faulty one is left.
         together: hosts in one evaluation.
-        homes: the directories of rules whose metrics are rendered.
     """
 
     sample: float = 5.0
@@ -60,7 +59,6 @@ class Pace:
     longest: float = 24.0
     after: float = inf
     together: int = TOGETHER
-    homes: tuple[Path, ...] = (rules.HOME,)
 
 
 class Tenancy(NamedTuple):
@@ -105,20 +103,13 @@ class _Lived:
     tenancies: tuple[Tenancy, ...]
 
 
-class RuleSet(NamedTuple):
-    """Rules, and the program that evaluates them; ``home`` is the directory, None for the shipped rules."""
-
-    promtool: str = "promtool"
-    home: Path | None = None
-
-
 def run(
     variations: Iterable[Variation],
     pace: Pace,
-    rule_sets: Sequence[RuleSet] = (RuleSet(),),
+    promtools: Sequence[str] = ("promtool",),
     most_processes: int | None = None,
 ) -> list[list[Run]]:
-    """Simulate variations of scenarios, on all cores or fewer; return the runs by set of rules."""
+    """Simulate variations of scenarios, on all cores or fewer; return the runs by version of promtool."""
     # Long ones with long ones: an evaluation lasts as long as its longest trace.
     ordered = sorted(variations, key=lambda each: (KNOWN[each[0]].healthy, each[1], each[0]))
     alone = [[each] for each in ordered if KNOWN[each[0]].alone]
@@ -127,11 +118,10 @@ def run(
     batches = [shared[first : first + each] for first in range(0, len(shared), each)] + alone
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
         home = _rules(Path(scratch))
-        sets = [RuleSet(each.promtool, each.home or home) for each in rule_sets]
         processes = min(len(batches), most_processes or os.cpu_count() or 1)
         with ProcessPoolExecutor(processes) as pool:
-            judged = list(pool.map(partial(_batch, pace, sets), batches))
-    return [[each for batch in judged for each in batch[index]] for index in range(len(sets))]
+            judged = list(pool.map(partial(_batch, pace, home, promtools), batches))
+    return [[each for batch in judged for each in batch[index]] for index in range(len(promtools))]
 
 
 def _rules(home: Path) -> Path:
@@ -144,13 +134,15 @@ def _rules(home: Path) -> Path:
     return home
 
 
-def _batch(pace: Pace, rule_sets: Sequence[RuleSet], variations: Sequence[Variation]) -> list[list[Run]]:
-    """Return the runs of some variations by each set of rules."""
+def _batch(
+    pace: Pace, home: Path, promtools: Sequence[str], variations: Sequence[Variation]
+) -> list[list[Run]]:
+    """Return the runs of some variations by each promtool."""
     lived = [_live(name, seed, pace) for name, seed in variations]
     found = []
-    for promtool, home in rule_sets:
+    for promtool in promtools:
         with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
-            manager = Manager(pace.step, home or rules.HOME, promtool=promtool, scrape=pace.scrape)
+            manager = Manager(pace.step, home, promtool=promtool, scrape=pace.scrape)
             firings = evaluate([each.trace for each in lived], Path(scratch), manager)
         found.append(
             [
@@ -174,9 +166,7 @@ def _of(lived: _Lived, firings: Iterable[Firing]) -> tuple[Firing, ...]:
     )
 
 
-@cache  # a regular expression over all rules
-def _families(homes: tuple[Path, ...]) -> frozenset[str]:
-    return frozenset().union(*(rules.families(home) for home in homes))
+_families = cache(rules.families)  # a regular expression over all rules
 
 
 def _live(name: str, seed: int, pace: Pace) -> _Lived:
@@ -186,7 +176,7 @@ def _live(name: str, seed: int, pace: Pace) -> _Lived:
     hours = min(scene.hours, most)
     trace, full = Trace(f"{name}-{seed}", every=pace.scrape), None
     weather = replace(scene.weather, every=pace.scrape)
-    host, renderer = scene.build(random, pace.sample), Renderer(_families(pace.homes), scene.weather.most)
+    host, renderer = scene.build(random, pace.sample), Renderer(_families(), scene.weather.most)
     for now, snapshot, lines in scrapes(host, hours, weather, random, renderer):
         trace.scraped(lines)
         if full is None and snapshot is not None and _fullest(snapshot) >= NEARLY_FULL:

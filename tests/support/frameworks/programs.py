@@ -11,7 +11,7 @@ told, stages = [], {}
 warnings.showwarning = lambda message, category, *rest, **more: told.append(f"{category.__name__}: {message}")
 
 def wait_until_polled(framework):
-    worker = sys.modules.get("vramledger.agent.worker")
+    worker = sys.modules.get("vramledger_agent.worker")
     if worker is None:
         return
     state = worker.worker.poller.states.get(framework)
@@ -23,7 +23,7 @@ def wait_until_polled(framework):
         time.sleep(0.01)
 
 def noticed():
-    worker = sys.modules.get("vramledger.agent.worker")
+    worker = sys.modules.get("vramledger_agent.worker")
     return worker.worker.poller.states if worker is not None else ()
 
 def end(result, status=0, **extra):
@@ -31,7 +31,7 @@ def end(result, status=0, **extra):
         "result": result, "stages": stages, "warnings": told, "extra": extra,
         "threads": [thread.name for thread in threading.enumerate()],
         "modules": sorted(sys.modules),
-        "agent": "vramledger.agent.import_hook" in sys.modules,
+        "agent": "vramledger_agent.import_hook" in sys.modules,
         "noticed": sorted(noticed()),
     }))
     sys.exit(status)
@@ -83,10 +83,10 @@ wait_until_polled("tensorflow")
 stages["used"] = facts()
 
 extra = {}
-if "vramledger.agent.import_hook" in sys.modules:
+if "vramledger_agent.import_hook" in sys.modules:
     # What only a GPU makes, put where a GPU would put it: the objects are TensorFlow's own.
     from types import SimpleNamespace
-    from vramledger.agent.frameworks.tensorflow import TensorFlow
+    from vramledger_agent.frameworks.tensorflow import TensorFlow
 
     Device, Logical = module.PhysicalDevice, module.LogicalDeviceConfiguration
     gpus = [Device(f"/physical_device:GPU:{number}", "GPU") for number in range(2)]
@@ -178,8 +178,8 @@ wait_until_polled("jax")
 stages["used"] = facts()
 
 extra = {}
-if "vramledger.agent.import_hook" in sys.modules:
-    from vramledger.agent.frameworks import jax as ours
+if "vramledger_agent.import_hook" in sys.modules:
+    from vramledger_agent.frameworks import jax as ours
 
     device = ours._device_entry(jax.local_devices()[0])
     version = ours.module_version("jax.version")

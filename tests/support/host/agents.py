@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from vramledger.agent.oom.verdict import AllocationFailure, classify
-from vramledger.agent_protocol.messages import CATEGORIES
 from vramledger.model.agent_report import (
     AgentReport,
     DeviceReport,
@@ -14,6 +12,8 @@ from vramledger.model.agent_report import (
     GarbageReport,
     OutOfMemory,
 )
+from vramledger_agent.oom.verdict import AllocationFailure, classify
+from vramledger_agent.protocol.messages import CATEGORIES
 
 MIB = 2**20
 GIB = 2**30
@@ -121,4 +121,4 @@ def _device(framework: str, uuid: str, figures: Figures) -> DeviceReport:
     """Return the report of one device; torch's live bytes are divided equally among the categories."""
     parts = CATEGORIES if framework == "torch" else ()
     share = figures.get("allocated", 0) // len(CATEGORIES)
-    return DeviceReport(None, uuid, figures, dict.fromkeys(parts, share))
+    return DeviceReport(None, uuid, dict.fromkeys(parts, share), **figures)

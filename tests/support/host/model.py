@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from random import Random
 from typing import Any, Literal, NamedTuple, Protocol
 from zlib import crc32
 
+from msgspec.structs import replace
+
 from tests.support.host.agents import Around, Failures, Figures, report_of
 from vramledger.model.agent_report import REASONS, Agent, AgentSocket
+from vramledger.model.device_signs import beyond_contexts, uncharged_bytes
+from vramledger.model.holder_facts import Ties
 from vramledger.model.reading import (
     DeviceReading,
     DriverWait,
@@ -36,7 +40,6 @@ from vramledger.model.reading import (
     Scheduler,
     XidEvent,
 )
-from vramledger.model.uncharged_memory import beyond_contexts, uncharged_bytes
 
 MIB = 2**20
 GIB = 2**30
@@ -88,7 +91,8 @@ class Program(Protocol):
 
 Fate = Literal[
     "stopped",  # it gets SIGSTOP
-    "zombie",  # its main thread ends while another lives on
+    "zombie",  # it exits, and is not reaped
+    "headless",  # its main thread ends while others live on
     "stuck",  # a thread of it sleeps in the driver for ever
     "dead",  # it is gone, and the driver lists it still
     "orphaned",  # the program that started it ends
@@ -211,6 +215,7 @@ class Process:
             settings=self.settings,
             parent=self.parent(now),
             leader_alive=not self.met("orphaned", now),
+            uses_gpu=bool(self.places),
             rank=self.rank,
         )
 
@@ -218,7 +223,9 @@ class Process:
         """Return its row of /proc/PID/stat."""
         state, threads = "S", 12
         if self.met("zombie", now):
-            state, threads = "Z", 2
+            state, threads = "Z", 1
+        elif self.met("headless", now):
+            state, threads = "Z", 4
         elif self.met("stopped", now):
             state = "T"
         elif self.met("stuck", now):
@@ -391,6 +398,11 @@ class Host:
                 )
                 for process in alive
                 if process.met("stuck", now)
+            ),
+            ties=tuple(
+                Ties(process.pid, process.start, adopted=True, worker=True, severed=1)
+                for process in alive
+                if process.met("orphaned", now)
             ),
             managed=tuple(self._mappings(alive, devices)),
             launches=tuple(self._counts(alive, now)) if self.launches else (),

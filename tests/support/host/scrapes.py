@@ -88,8 +88,9 @@ class Renderer:
 class SimulatedExporter:
     """The exporter on a simulated host: readings in, snapshots out, without a process and a port."""
 
-    def __init__(self, host: Host, idle_after: float = IDLE_AFTER) -> None:
+    def __init__(self, host: Host, idle_after: float = IDLE_AFTER, told_after: float = 0.0) -> None:
         """Start it; nothing is remembered."""
+        self._told_after = told_after
         self.host = host
         self._idle_after = idle_after
         self.restart()
@@ -97,7 +98,9 @@ class SimulatedExporter:
     def restart(self) -> None:
         """Start it again: it forgets everything, and gets all facts again."""
         self.host.restart()
-        self.tracker = HoldingTracker(idle_after=self._idle_after, interval=self.host.interval)
+        self.tracker = HoldingTracker(
+            idle_after=self._idle_after, interval=self.host.interval, told_after=self._told_after
+        )
 
     def sample(self, now: float, **changes: Any) -> Snapshot:  # noqa: ANN401 any field of a reading
         """Take a sample; the changes are those of :meth:`Host.reading`."""

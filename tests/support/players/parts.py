@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.support.players.stage import Player, Program, Stage, Step
 from tests.support.players.tree import Cast
@@ -19,14 +20,30 @@ MAIN_PROCESS = ("sh", "-c", 'export SYSTEMD_EXEC_PID=$$; exec "$@"', "sh")
 """A wrapper that gives a service's main process the variable that systemd gives it."""
 
 
-def rank(number: int) -> dict[str, str]:
-    """Return the variables that torchrun gives to a rank."""
-    return {"LOCAL_RANK": str(number), "TORCHELASTIC_RUN_ID": "none"}
+def rank(number: int, store: int = 0) -> dict[str, str]:
+    """Return the variables that torchrun gives to a rank, with the port of its store."""
+    return {
+        "LOCAL_RANK": str(number),
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_PORT": str(store),
+    }
 
 
 def ranks(launcher: Player, wrapper: Sequence[str] = ()) -> tuple[Player, ...]:
-    """Let a player start two ranks as torchrun does, each in a session of its own."""
-    return tuple(launcher.start(env=rank(number), session=True, wrapper=wrapper) for number in range(2))
+    """Let a player start two ranks as torchrun does, each in a session of its own and connected to its store.
+
+    The ranks are connected to each other too, as by NCCL.
+    """
+    store = launcher.order("serve")
+    found = tuple(
+        launcher.start(env=rank(number, store), session=True, wrapper=wrapper) for number in range(2)
+    )
+    own = found[0].order("serve")
+    for each in found:
+        each.order("call", store)
+    found[1].order("call", own)
+    return found
 
 
 def children(launcher: Player) -> tuple[Player, ...]:
@@ -37,7 +54,10 @@ def children(launcher: Player) -> tuple[Player, ...]:
 def kernel(server: Player, number: int) -> Player:
     """Let a player start a kernel as a Jupyter server does."""
     words = ["-f", f"/run/kernel-{number}.json"]
-    return server.start(env={"JPY_PARENT_PID": str(server.pid)}, session=True, words=words)
+    inside = (
+        Path(f"/proc/{server.pid}/status").read_text(encoding="utf-8").partition("NSpid:")[2].split("\n")[0]
+    )
+    return server.start(env={"JPY_PARENT_PID": inside.split()[-1]}, session=True, words=words)
 
 
 def script(stage: Stage, name: str, text: str) -> str:

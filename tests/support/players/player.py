@@ -241,6 +241,87 @@ def ask(_: Stage, path: str, message: object) -> object:
         return json.loads(connection.recv(LONGEST))
 
 
+def serve(_: Stage, host: str = "127.0.0.1") -> int:
+    """Accept connections by TCP, as the store of a launcher does; return the port."""
+    import _thread  # noqa: PLC0415 built in: another user may not read the library
+
+    door = socket.create_server((host, 0))
+
+    def accept() -> None:
+        while True:
+            KEPT.append(door.accept()[0])
+            KEPT[-1].send(b"!")
+
+    _thread.start_new_thread(accept, ())
+    KEPT.append(door)
+    return int(door.getsockname()[1])
+
+
+def call(_: Stage, port: int, host: str = "127.0.0.1") -> None:
+    """Connect by TCP, as a rank does to the store of its launcher."""
+    KEPT.append(socket.create_connection((host, port)))
+    KEPT[-1].recv(1)
+
+
+def send(_: Stage) -> None:
+    """Send on the first connection that nobody reads."""
+    next(each for each in KEPT if isinstance(each, socket.socket) and each.type == socket.SOCK_STREAM).send(
+        b"!"
+    )
+
+
+def listen(_: Stage, port: int) -> None:
+    """Listen at a port for whoever comes."""
+    KEPT.append(socket.create_server(("127.0.0.1", port)))
+
+
+def listen_for_datagrams(_: Stage) -> int:
+    """Take datagrams of UDP from whoever comes, at a port that somebody has chosen; return it."""
+    for port in range(20_000, 30_000):
+        door = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with suppress(OSError):
+            door.bind(("127.0.0.1", port))
+            KEPT.append(door)
+            return port
+    message = "no port is free"
+    raise OSError(message)
+
+
+def call_by_datagrams(_: Stage, port: int) -> None:
+    """Connect by UDP."""
+    KEPT.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    KEPT[-1].connect(("127.0.0.1", port))
+
+
+def half_close(_: Stage) -> None:
+    """Say on the last connection that nothing more is sent."""
+    KEPT[-1].shutdown(socket.SHUT_WR)
+
+
+def make_socket(_: Stage, family: str = "AF_INET") -> None:
+    """Make a socket, and call nobody."""
+    KEPT.append(socket.socket(getattr(socket, family), socket.SOCK_STREAM))
+
+
+def start_with_pipe(
+    _: Stage, command: Sequence[str], env: dict[str, str], session: bool = False, socketpair: bool = False
+) -> None:
+    """Start a program with a pipe or a socket that it keeps, and by which we can tell it something.
+
+    A variable of MPICH says which socket it is.
+    """
+    import subprocess  # noqa: PLC0415
+
+    if socketpair:
+        ours, theirs = (each.detach() for each in socket.socketpair())
+    else:
+        theirs, ours = os.pipe()
+    env = {**env, **({"PMI_FD": str(theirs)} if socketpair else {})}
+    subprocess.Popen(command, env={**os.environ, **env}, start_new_session=session, pass_fds=[theirs])
+    os.close(theirs)
+    KEPT.append(ours)
+
+
 # --- the end ------------------------------------------------------------------------------------------
 
 
@@ -258,7 +339,8 @@ VERBS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
         *(lead_session, lead_group, join_group, be_user, ignore, has_terminal, adopt, reap),
-        *(start, fork, fork_workers, fork_sleepers),
+        *(start, start_with_pipe, fork, fork_workers, fork_sleepers, serve, call, listen, send),
+        *(listen_for_datagrams, call_by_datagrams, half_close, make_socket),
         *(open_file, map_file, connect, say, crowd, flood, ask),
         end_main_thread,
     )

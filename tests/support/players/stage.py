@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -107,7 +107,7 @@ class Player:
             raise PlayerError(message)
         return answer["answer"]
 
-    def start(
+    def start(  # noqa: PLR0913 what a process may be given
         self,
         *steps: Step,
         name: str = "",
@@ -115,11 +115,15 @@ class Player:
         env: Mapping[str, str] | None = None,
         session: bool = False,
         words: Sequence[str] = (),
+        tie: Literal["", "pipe", "socket"] = "",
     ) -> Player:
-        """Let it start another player; the arguments are those of :meth:`Stage.start`."""
+        """Let it start another player, which it may keep tied to itself; else as :meth:`Stage.start`."""
         role = self._stage.new_role()
         command = [*wrapper, *self._stage.command(role, *steps, name=name), *words]
-        self.order("start", command, dict(env or {}), session)
+        if tie:
+            self.order("start_with_pipe", command, dict(env or {}), session, tie == "socket")
+        else:
+            self.order("start", command, dict(env or {}), session)
         return self._stage.hear(role)[0]
 
     def fork(self) -> Player:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import psutil
+
 from tests.support.players.stage import Player, Program, Stage, parent_of, status
 from tests.support.waiting import wait_until
 
@@ -28,7 +30,7 @@ class Cast:
     """
 
     holders: Sequence[Player]
-    launcher: Player | Program | None = None
+    launcher: Player | Program | psutil.Process | None = None
     end: Callable[[], object] | None = None
 
     @property
@@ -46,16 +48,21 @@ class Cast:
         launcher = self.launcher.pid
         left_behind = [pid for pid in self.pids if parent_of(pid) == launcher]
         assert left_behind, "no holder has this launcher"
-        (self.end or self.launcher.end)()
+        end = self.end
+        if end is None:
+            assert not isinstance(self.launcher, psutil.Process)
+            end = self.launcher.end
+        end()
         wait_until(lambda: status(launcher) == "gone", "the launcher does not go")
         wait_until(lambda: all(parent_of(pid) != launcher for pid in left_behind), "nobody adopts")
 
 
 class Verdict(NamedTuple):
-    """What must be said of every holder: ``alive`` or another state, and words of the evidence."""
+    """What must be said of every holder: ``alive`` or another state, words of the evidence, and its grade."""
 
     state: str
     words: str = ""
+    grade: str = "inferred"
 
 
 ALIVE = Verdict("alive")
@@ -64,6 +71,9 @@ PARENT_ENDED = "was seen alive and has ended"
 LEADER_ENDED = "the leader of its process group"
 LAUNCHER_ENDED = "and its launcher has ended"
 """Words of the evidence against a leftover: for who saw its parent, and for who did not."""
+
+SEVERED = "what connected it to its launcher is dead"
+"""Words of the evidence that is proven, for both."""
 
 Builder = Callable[[Stage], Cast]
 
@@ -108,18 +118,33 @@ def healthy(build: Builder) -> Tree:
     return Tree(build, "healthy", ALIVE, ALIVE)
 
 
-def leftover(late: str | None, watched: str = PARENT_ENDED) -> Callable[[Builder], Tree]:
-    """Declare a tree whose holders are orphans once the launcher is gone.
+def seems_left(late: str | None, watched: str | None = PARENT_ENDED) -> Callable[[Builder], Tree]:
+    """Declare a healthy tree that looks like a leftover; nothing may act on what is only ``inferred``."""
+    return lambda build: Tree(build, "healthy", *_inferred(watched, late))
+
+
+def leftover(late: str | None, watched: str | None = PARENT_ENDED) -> Callable[[Builder], Tree]:
+    """Declare a tree whose holders seem to be orphans once the launcher is gone, as far as can be inferred.
 
     Args:
         late: words of the evidence for who did not see the launcher; None where that cannot be known, and the
             holders have to pass for alive.
         watched: the same for who saw it.
     """
-    seen_late = ALIVE if late is None else Verdict("orphaned", late)
-    return lambda build: Tree(build, "leftover", Verdict("orphaned", watched), seen_late)
+    return lambda build: Tree(build, "leftover", *_inferred(watched, late))
+
+
+def _inferred(*told: str | None) -> list[Verdict]:
+    return [ALIVE if words is None else Verdict("orphaned", words) for words in told]
+
+
+def abandoned(build: Builder) -> Tree:
+    """Declare a tree whose holders nobody can reach any more, as is proven, watched and late."""
+    verdict = Verdict("orphaned", SEVERED, "proven")
+    return Tree(build, "leftover", verdict, verdict)
 
 
 def other(state: str, words: str) -> Callable[[Builder], Tree]:
     """Declare a tree whose holders are in another state from the beginning."""
-    return lambda build: Tree(build, "other", Verdict(state, words), Verdict(state, words))
+    verdict = Verdict(state, words, "inferred" if state == ALIVE.state else "proven")
+    return lambda build: Tree(build, "other", verdict, verdict)

@@ -152,11 +152,7 @@ class Cluster:
             self.start("slurmctld", ["slurmctld", "-D"])
             for name in site.nodes:
                 self.start(name, [self.slurmd, "-D", "-N", name])
-            wait_until(
-                lambda: set(self.states().values()) == {"IDLE"},
-                "the nodes are idle",
-                patience=60,
-            )
+            wait_until(lambda: set(self.states().values()) == {"IDLE"}, "the nodes are idle", patience=60)
         except BaseException:
             self.close()
             raise

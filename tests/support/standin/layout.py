@@ -114,7 +114,10 @@ class DeviceLayout(_Layout):
         *((name, c_uint64) for name in ("bar1_total", "bar1_used", "event_types")),
         *((name, c_uint32) for name in ("minor", "lost", "mig_mode")),
         *((f"{name}_utilization", c_uint32) for name in ("gpu", "memory", "encoder", "decoder")),
-        *((name, c_uint32) for name in ("temperature", "memory_temperature", "power", "power_limit")),
+        *(
+            (name, c_uint32)
+            for name in ("temperature", "memory_temperature", "recovery_action", "power", "power_limit")
+        ),
         ("clocks", c_uint32 * 4),
         ("max_clocks", c_uint32 * 4),
         ("performance_state", c_uint32),

@@ -683,7 +683,7 @@ struct field_value {
     } value;
 };
 
-/* Known fields: 82 memory temperature, 91 count of NVLinks, 185 and 186 power. */
+/* Known fields: 82 memory temperature, 230 recovery action, 91 count of NVLinks, 185 and 186 power. */
 API nvmlDeviceGetFieldValues(void *handle, int count, struct field_value *values) {
     WHOLE(nvmlDeviceGetFieldValues);
     for (int i = 0; i < count; i++) {
@@ -693,6 +693,8 @@ API nvmlDeviceGetFieldValues(void *handle, int count, struct field_value *values
         values[i].value.large = 0;
         if (values[i].field == 82)
             values[i].value.natural = device->memory_temperature;
+        else if (values[i].field == 230)
+            values[i].value.natural = device->recovery_action;
         else if (values[i].field == 185 || values[i].field == 186)
             values[i].value.natural = device->power;
         else if (values[i].field != 91)

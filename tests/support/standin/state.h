@@ -163,7 +163,7 @@ struct device {
     uint64_t throttle_reasons, energy, ecc[2], bar1_total, bar1_used, event_types;
     uint32_t minor, lost, mig_mode;
     uint32_t gpu_utilization, memory_utilization, encoder_utilization, decoder_utilization;
-    uint32_t temperature, memory_temperature, power, power_limit, clocks[4], max_clocks[4];
+    uint32_t temperature, memory_temperature, recovery_action, power, power_limit, clocks[4], max_clocks[4];
     uint32_t performance_state, fan_speed, remapped_rows[4];
     uint32_t pcie_transmit, pcie_receive, pcie_generation, pcie_max_generation, pcie_width, pcie_max_width;
     uint32_t capability_major, capability_minor, persistence, gpm_supported, gpm_last_metric;

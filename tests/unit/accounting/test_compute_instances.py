@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from vramledger.accounting.devices import memory_sharers
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.metrics.devices import FAMILIES
 from vramledger.model.reading import DeviceReading, MemoryReading, ProcessEntry, ProcessRow, Reading
 from vramledger.model.snapshot import Ledger, Snapshot, State
-from vramledger.views.cleanliness import CLEAN, NOT_CLEAN, CheckTolerance, check_devices
+from vramledger.verdicts.cleanliness import CLEAN, NOT_CLEAN, CheckTolerance, check_devices
 
 GIB = 2**30
 WHOLE = DeviceReading(0, "GPU-a", divided=True)

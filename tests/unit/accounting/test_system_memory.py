@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from vramledger.accounting.ledger import SystemBytes, balance, system_bytes
 from vramledger.accounting.tracker import HoldingTracker
@@ -22,7 +22,7 @@ from vramledger.model.reading import (
     Reading,
 )
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
-from vramledger.views.cleanliness import CLEAN, NOT_CLEAN, CheckTolerance, check_devices
+from vramledger.verdicts.cleanliness import CLEAN, NOT_CLEAN, CheckTolerance, check_devices
 from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.table import render_table
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.host.model import GIB, Fate, Fault, Gpu, Process
 from tests.support.host.one_holder import NOW, START, UUID, OneHolder, gpu
@@ -201,7 +201,7 @@ class TestWatching:
         host.sample(facts=(replace(outline, denied=()),))
         host.holder.fates["orphaned"] = host.now
 
-        snapshot = host.sample(facts=(replace(outline, parent=None, denied=()),))
+        snapshot = host.sample(facts=(replace(outline, parent=None, denied=()),), ties=())
 
         assert snapshot.devices[0].holdings[0].state is State.ACTIVE  # a daemon: nothing says worker
 
@@ -232,6 +232,32 @@ class TestIdentity:
         assert host.holding().state is State.DEAD
         assert host.watch(5).state is State.DEAD
         assert 7 not in {pid for pid, each in host.sample().processes.items() if each.start_time > NOW}
+
+    def test_a_program_that_is_started_again_with_the_same_pid_has_its_bytes(self) -> None:
+        """It takes as many bytes as before, and it uses the GPU: they are its own."""
+        host = OneHolder()
+        host.watch(3)
+        host.holder.end = host.now
+        host.reuse_pid(10 * GIB)
+
+        holding = host.holding()
+
+        assert holding.state is State.ACTIVE
+        assert holding.start == host.holder.start
+
+    def test_whose_the_bytes_under_a_reused_pid_are_may_not_be_known(self) -> None:
+        """As long as it is not known whether the younger process uses the GPU, nothing is called dead."""
+        host = OneHolder()
+        host.watch(3)
+        host.holder.fates["dead"] = host.now
+        host.reuse_pid(0)
+
+        holding = (
+            host.sample(facts=(replace(host.holder.facts(host.now), uses_gpu=None),)).devices[0].holdings[0]
+        )
+
+        assert holding.state is State.UNKNOWN
+        assert "which of them has the bytes is not known" in holding.why
 
     def test_a_process_that_dies_keeps_its_peak(self) -> None:
         """The dead holder is the same holder, with the peak that it had."""
@@ -348,6 +374,17 @@ class TestDevices:
         assert lost.holdings == ()
         assert fine.ledger is not None
 
+    def test_a_host_whose_gpus_sleep_is_well(self) -> None:
+        """All GPUs may sleep: the driver has not failed, and their identity stays."""
+        host = OneHolder()
+        host.sample()
+        shot = host.sample(devices=(host.reading().devices[0].without_data("asleep"),))
+
+        (device,) = shot.devices
+        assert (shot.failure, shot.up) == (None, True)
+        assert (device.up, device.reading.error, device.reading.uuid) == (False, "asleep", UUID)
+        assert host.sample().devices[0].up
+
     def test_a_device_that_vanishes_is_down(self) -> None:
         """A GPU that the driver no longer lists stays known and is down."""
         host = OneHolder()
@@ -392,7 +429,7 @@ class TestDevices:
             host.host.processes = [Process(pid, {0: Fixed(GIB)})]
             host.sample()
 
-        assert len(host.exporter.tracker._processes) == 1  # noqa: SLF001 what it must not remember
+        assert len(host.exporter.tracker.state.processes.known) == 1
 
     def test_a_destroyed_instance_is_forgotten(self) -> None:
         """A MIG instance that disappears while its GPU answers was destroyed on purpose."""

@@ -1,1 +1,1 @@
-"""Tests of vramledger.agent that need neither process nor file of another."""
+"""Tests of vramledger_agent that need neither process nor file of another."""

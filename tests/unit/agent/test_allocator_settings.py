@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from vramledger.agent.torch.allocator_settings import read_pinned, read_settings
-from vramledger.agent_protocol.messages import ALLOCATOR_SETTINGS
+from vramledger_agent.protocol.messages import ALLOCATOR_SETTINGS
+from vramledger_agent.torch.allocator import read_pinned, read_settings
 
 MIB = 2**20
 DEFAULT = {"expandable_segments": "false", "garbage_collection_threshold": "off"}

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from vramledger.agent.distributed_rank import rank_entry
+from vramledger_agent.session import rank_entry
 
 C10D = "torch.distributed.distributed_c10d"
 KINDS = "torch._C._distributed_c10d"

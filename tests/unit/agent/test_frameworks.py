@@ -12,9 +12,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from vramledger.agent import visible_devices
-from vramledger.agent.frameworks import cupy, jax, rmm, tensorflow
-from vramledger.agent_protocol.frameworks import (
+from vramledger_agent import visible_devices
+from vramledger_agent.frameworks import cupy, jax, rmm, tensorflow
+from vramledger_agent.protocol.frameworks import (
     COUNTER_FIGURES,
     POOL_FIGURES,
     REPORTING_FRAMEWORKS,

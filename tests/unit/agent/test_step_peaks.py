@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.torch_snapshots import FORWARD, LINEAR, MAIN, MIB, STEP, TORCH, Frames, Heap, user
-from vramledger.agent.torch.step_peaks import AddressBook, StepMark, StepPeaks, step_peaks
-from vramledger.agent_protocol.user_code import phase_of
+from vramledger_agent.protocol.user_code import phase_of
+from vramledger_agent.torch.step_peaks import AddressBook, StepMark, StepPeaks, step_peaks
 
 MODEL = [{"filename": f"{TORCH}/nn/modules/module.py", "line": 900, "name": "_apply"}, *user(MAIN)]
 IN_FORWARD = LINEAR + user(FORWARD, STEP, MAIN)

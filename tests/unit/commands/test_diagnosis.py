@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from vramledger.commands.diagnosis import Finding, diagnose
-from vramledger.model.reading import DeviceReading, MemoryReading, Reading
+from tests.support import builders
+from tests.support.alerts.promtool import alert_names
+from vramledger.agent_server.discovery import ExporterStatus
+from vramledger.commands.doctor import ExporterContact, Finding, diagnose
+from vramledger.model.reading import DeviceReading, MemoryReading, ProcessFacts, Reading, Scheduler
+from vramledger.model.snapshot import Snapshot
 from vramledger.readers.own_rights import OwnRights
 
 ROOT = OwnRights(0, frozenset({"sys_ptrace", "dac_read_search", "sys_admin"}), hidepid=False)
@@ -70,8 +78,116 @@ def test_an_instance_with_counters_lacks_nothing() -> None:
     counted = [each.text for each in diagnose(_with(instance), ROOT)]
     bare = [each.text for each in diagnose(_with(replace(instance, activity=None)), ROOT)]
     assert "x; tells everything" in counted
-    assert any("--collector.launches" in each for each in bare)
+    assert "x; not reported: GPM's counters" in bare
 
 
-def _with(device: DeviceReading) -> Reading:
-    return Reading(1.0, 1.0, host_pid_namespace=True, devices=(device,))
+@pytest.mark.parametrize("error", [None, "failed"])
+def test_a_device_that_must_be_reset_is_a_lack(error: str | None) -> None:
+    """What the driver says against a device is said in its words, with what to do."""
+    device = DeviceReading(
+        0, "GPU-1", name="x", error=error, words="GPU requires reset", reset_required=True, processes=()
+    )
+    finding = found(_with(device), "GPU 0 GPU-1")
+    assert not finding.good
+    assert "GPU requires reset" in finding.text
+    assert "nvidia-smi --gpu-reset" in finding.remedy
+
+
+def test_what_a_device_needs_is_said_beside_what_it_tells() -> None:
+    """A device whose driver asks for a restart of the node is a lack, although it tells everything."""
+    device = DeviceReading(0, "GPU-1", name="x", hardware={"device_recovery_action": {"node_reboot": 1.0}})
+    finding = found(_with(device), "GPU 0 GPU-1")
+    assert (finding.good, finding.remedy) == (False, "restart the node")
+
+
+def test_an_environment_that_no_right_brings_back_is_no_lack() -> None:
+    """With all rights, what a program has overwritten with its title is said, and no right is asked for."""
+    reading = Reading(1.0, 1.0, facts=(ProcessFacts(7, 70, denied=("environ",)),))
+    finding = found(reading, "holders")
+    assert (finding.good, finding.remedy) == (True, "")
+    poor = diagnose(reading, OwnRights(9, frozenset(), hidepid=False))
+    assert [each.good for each in poor if "holder(s)" in each.text] == [False]
+
+
+def test_a_device_that_sleeps_is_no_lack() -> None:
+    """A GPU that was not asked is well."""
+    finding = found(_with(DeviceReading(0, "GPU-1", error="asleep")), "GPU 0 GPU-1")
+    assert finding.good
+    assert finding.text.startswith("asleep: it was not asked")
+
+
+def test_a_device_without_data_is_said_in_the_drivers_words() -> None:
+    """That a device failed is not all that is known: the driver said why."""
+    finding = found(_with(DeviceReading(0, "GPU-1", error="failed", words="Unknown Error")), "GPU 0 GPU-1")
+    assert finding.text == "gives no data: failed (Unknown Error)"
+
+
+RUNS = dict.fromkeys(("threads", "hidden", "xid"), (True, 0.0))
+
+
+def _with(*devices: DeviceReading, **changes: Any) -> Reading:  # noqa: ANN401 any field of a reading
+    given = {"host_pid_namespace": True, "collectors": RUNS, **changes}
+    return Reading(1.0, 1.0, devices=devices, **given)
+
+
+def contact(snapshot: Snapshot | None, agents: int = 1) -> ExporterContact:
+    """Return how an exporter with this snapshot is reached."""
+    status = ExporterStatus(Path("/run/agent.sock"), None, agents)
+    return ExporterContact(Path("/run/control.sock"), None, snapshot, status, ())
+
+
+def limits(reading: Reading, snapshot: Snapshot | None = None, agents: int = 1) -> dict[str, Finding]:
+    """Return what is never told, by the first alert that does not fire."""
+    found = [each for each in diagnose(reading, ROOT, contact(snapshot, agents), "no tracefs") if each.limit]
+    assert all(each.good for each in found), "a limit is no fault"
+    return {each.text.rpartition(": ")[2].partition(",")[0]: each for each in found}
+
+
+FULL = DeviceReading(0, "GPU-1", processes=(), activity={}, utilization={"gpu": 0.1})
+OLD = replace(FULL, index=1, uuid="GPU-2", activity=None)
+
+
+def test_what_is_never_told_is_said() -> None:
+    """Each thing that this host lacks is said with the alerts that cannot fire, and what helps."""
+    few = limits(_with(FULL, schedulers=(Scheduler("slurm", ("*",), ()),)))
+    assert list(few) == ["GpuMemoryHoarded"]
+    assert "a clock wakes" in few["GpuMemoryHoarded"].text
+    assert "--collector.launches" in few["GpuMemoryHoarded"].remedy
+
+    assert "on GPU 1 (Hopper" in limits(_with(FULL, OLD))["GpuBusyWithoutWork"].text
+    assert "no counters of GPM (Hopper" in limits(_with(OLD))["GpuBusyWithoutWork"].text
+    assert "GpuReservedUnused" in limits(_with(FULL))
+    assert "GpuHeldHardlyUsed" in limits(_with(replace(FULL, utilization=None)))
+    blind = limits(_with(FULL, host_pid_namespace=False))
+    assert "GpuMemoryDead" in blind
+    assert "GpuMemoryHoarded" not in blind
+    nothing = limits(_with(FULL, collectors={}))
+    assert {"GpuHiddenHolder", "GpuXidError"} <= set(nothing)
+    assert "only inferred" in nothing["GpuMemoryHoarded"].text
+
+
+def test_the_exporter_speaks_for_itself() -> None:
+    """What counts is what the running exporter has, not what the shell of this command could have."""
+    shown = dataclasses.replace(
+        builders.snapshot(builders.device(0, [])), collectors=RUNS, launches=(), host_pid_namespace=True
+    )
+    assert "GpuMemoryHoarded" not in limits(_with(FULL), shown)
+    assert "GpuMemoryDead" in limits(_with(FULL), dataclasses.replace(shown, host_pid_namespace=False))
+    silent = dataclasses.replace(shown, launches=None)
+    for each, said in (
+        (shown, "the exporter counts them"),
+        (silent, "the exporter does not count them; with the rights of this command it could"),
+        (None, "nothing counts them; with the rights of this command it could"),
+    ):
+        found = diagnose(_with(FULL), ROOT, contact(each), "")
+        assert [finding.text for finding in found if finding.subject == "launches"] == [said]
+
+
+def test_every_alert_that_is_named_exists() -> None:
+    """A rule that is renamed is renamed here too."""
+    reading = _with(replace(OLD, utilization=None), collectors={})
+    said = [*limits(reading, agents=0).values(), *limits(replace(reading, host_pid_namespace=False)).values()]
+    named = {name for each in said for name in re.findall(r"\b(?:Gpu|VramLedger)[A-Z]\w+", each.text)}
+
+    assert len(named) > 15
+    assert named <= set(alert_names())

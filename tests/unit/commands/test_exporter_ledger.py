@@ -28,7 +28,7 @@ def test_an_exporter_that_ends_before_its_first_sample_is_not_waited_for(
         return SimpleNamespace(program=__version__, token=str(len(asked)), wait=0.0, idle_after=600.0), b""
 
     blank = SimpleNamespace(snapshot=HoldingTracker(idle_after=600.0).blank, growth={})
-    monkeypatch.setattr(exporter_ledger, "request_ledger", request)
+    monkeypatch.setattr(exporter_ledger, "request_snapshot", request)
     monkeypatch.setattr(exporter_ledger, "read_answer", lambda _: blank)
 
     async def first() -> None:

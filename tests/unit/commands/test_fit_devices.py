@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.support.builders import MIB, TOTAL, agent, device, holding, process, snapshot
 from vramledger.commands.fit import CANNOT_TELL, DOES_NOT_FIT, Fit, fit_json, fit_lines
@@ -59,13 +60,10 @@ def limited(
 ) -> DeviceSnapshot:
     """Return a device on which a cgroup is limited, GiB; None where that is not known or not so."""
     limit = CgroupLimit(
-        cgroup,
-        0,
-        None if maximum is None else int(maximum * GIB),
-        None if used is None else int(used * GIB),
+        cgroup, 0, None if maximum is None else int(maximum * GIB), None if used is None else int(used * GIB)
     )
     one = device(0, [holding(pid, int(gib * GIB), state) for pid, gib in holders])
-    return replace(one, reading=replace(one.reading, limits=(limit,)))
+    return replace(one, reading=structs.replace(one.reading, limits=(limit,)))
 
 
 def offer_to_pod(judged: MemoryNeed, *devices: DeviceSnapshot, live: bool = True) -> Offer:
@@ -145,7 +143,7 @@ def test_a_cache_is_evictable_with_consent() -> None:
     }
     found = []
     for consents in ((), ("reclaim",)):
-        said = replace(known, pools=pools, report=replace(known.report, consents=consents))
+        said = replace(known, pools=pools, report=structs.replace(known.report, consents=consents))
         (one,) = read_ledger(snapshot_json(replace(shot, agents={8: said})), "the sample").devices
         found.append(make_offer(need(90), one, PROGRAM, live=True))
 
@@ -154,8 +152,7 @@ def test_a_cache_is_evictable_with_consent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("granted", "allowed"),
-    [((), False), ((("pod", "ml/other"),), False), ((("user", "ada"),), True)],
+    ("granted", "allowed"), [((), False), ((("pod", "ml/other"),), False), ((("user", "ada"),), True)]
 )
 def test_a_scheduler_decides_who_gets_its_devices(
     granted: tuple[tuple[str, str], ...], allowed: bool
@@ -173,8 +170,8 @@ def test_a_scheduler_decides_who_gets_its_devices(
 def test_a_divided_gpu_is_counted_by_its_instances() -> None:
     """The GPU that MIG divides, and a second compute instance on the same memory, are not counted again."""
     whole, first, second = device(0), device(0, uuid="MIG-1"), device(0, uuid="MIG-2")
-    whole = replace(whole, reading=replace(whole.reading, divided=True), ledger=None)
-    first = replace(first, reading=replace(first.reading, mig_profile="1g.18gb"))
+    whole = replace(whole, reading=structs.replace(whole.reading, divided=True), ledger=None)
+    first = replace(first, reading=structs.replace(first.reading, mig_profile="1g.18gb"))
     second = replace(second, memory_counted_under="MIG-1", holdings=(holding(7),))
 
     found = ledger(whole, first, second)
@@ -288,7 +285,7 @@ def test_a_device_whose_limits_were_read_has_no_other() -> None:
 def test_limits_that_could_not_be_read_are_a_doubt() -> None:
     """A failed query of limits is not the absence of limits, for a live program or for another one."""
     failed = device(0, [holding(7, GIB)])
-    failed = replace(failed, reading=replace(failed.reading, failed=("limits",)))
+    failed = replace(failed, reading=structs.replace(failed.reading, failed=("limits",)))
 
     for live in (True, False):
         assert offer_to_pod(need(18), failed, live=live).verdict == PERHAPS
@@ -299,7 +296,7 @@ def test_limits_that_could_not_be_read_are_a_doubt() -> None:
 def test_a_program_of_unknown_cgroup_is_a_doubt_where_limits_are_possible() -> None:
     """An exporter that sees no cgroup of others reads no limit, and does not know that there is none."""
     one = device(0)
-    one = replace(one, reading=replace(one.reading, limits=()))
+    one = replace(one, reading=structs.replace(one.reading, limits=()))
 
     assert make_offer(need(18), ledger(one).devices[0], PROGRAM, live=True).verdict == PERHAPS
 
@@ -326,7 +323,7 @@ def test_the_limit_that_decides_is_named() -> None:
 def test_a_limit_counts_only_for_the_programs_below_its_cgroup() -> None:
     """Of two programs of one owner only the one in the limited cgroup has less room."""
     placed = [
-        replace(one, facts=one.facts and replace(one.facts, cgroup=(f"0::{path}",)))
+        replace(one, facts=one.facts and structs.replace(one.facts, cgroup=(f"0::{path}",)))
         for one, path in ((process(7), f"{CGROUP}/c"), (process(8), "/user.slice"), (process(9), ""))
     ]
     seen = read_ledger(
@@ -344,7 +341,7 @@ def test_of_nested_limits_the_one_with_the_least_room_counts() -> None:
     program = POD._replace(limited_by=(CGROUP, "/kubepods"))
     for maximum, used, verdict in ((20, 19, NO), (8, 0, NO), (100, 50, YES), (100, None, PERHAPS)):
         above = CgroupLimit("/kubepods", 0, maximum * GIB, None if used is None else used * GIB)
-        both = replace(one, reading=replace(one.reading, limits=(*(one.reading.limits or ()), above)))
+        both = replace(one, reading=structs.replace(one.reading, limits=(*(one.reading.limits or ()), above)))
         assert make_offer(need(10), ledger(both).devices[0], program, live=True).verdict == verdict, above
 
 
@@ -362,7 +359,9 @@ def test_a_program_of_unknown_cgroup_is_promised_nothing() -> None:
 def test_a_limit_of_compute_instances_that_share_memory_counts_for_them_all() -> None:
     """The limit that is read of the second compute instance holds on the first one too."""
     first, second = device(0, uuid="MIG-1"), limited(16, 15, (8, 15))
-    second = replace(second, reading=replace(second.reading, uuid="MIG-2"), memory_counted_under="MIG-1")
+    second = replace(
+        second, reading=structs.replace(second.reading, uuid="MIG-2"), memory_counted_under="MIG-1"
+    )
 
     assert offer_to_pod(need(18), first, second).verdict == NO
 
@@ -405,7 +404,7 @@ def test_owners_of_a_pod_are_compared_by_type_and_name() -> None:
     """A process whose owner is unknown is compared by its user."""
     known = process(7)
     assert known.facts is not None
-    facts = replace(known.facts, owner=Owner("pod", "ml/train-0", pod="train-0"))
+    facts = structs.replace(known.facts, owner=Owner("pod", "ml/train-0", pod="train-0"))
     shot = snapshot(device(0, [holding(7)]), processes=[replace(known, facts=facts)])
 
     assert read_ledger(snapshot_json(shot), "x").programs[7].owner == ("pod", "ml/train-0")

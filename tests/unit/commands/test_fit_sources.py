@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.builders import agent, device, holding, snapshot
-from vramledger.accounting.policies import CONTEXT_BYTES
+from vramledger.accounting.holders.policies import CONTEXT_BYTES
 from vramledger.commands.fit import CANNOT_TELL, Fit, fit_json, fit_lines
 from vramledger.commands.fit_devices import PERHAPS, make_offer
 from vramledger.commands.fit_input import DeviceUse, LedgerSample, OfferedDevice, Program, read_ledger

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from vramledger.accounting.policies import CONTEXT_BYTES
+from vramledger.accounting.holders.policies import CONTEXT_BYTES
 from vramledger.commands.fit_input import DeviceUse, FrameworkUse
 from vramledger.commands.memory_need import Busy, assess_need, copies_by_compute, limit_advice
 from vramledger.model.snapshot import Grade

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.support import builders
 from tests.support.builders import (
@@ -50,6 +51,8 @@ from vramledger.readers.nvml.hardware import HARDWARE_METRICS, SLOW, SLOW_INTERV
 HOME = Path(metrics.__file__).parent
 
 Series = dict[tuple[str, ...], float]
+
+ASLEEP = DeviceSnapshot(DeviceReading(5, "GPU-asleep", error="asleep"), up=False)
 
 
 def served(shot: Snapshot, most: int = 0) -> dict[str, Series]:
@@ -153,7 +156,7 @@ def test_every_family_can_be_served() -> None:
 
     ranks = [process(101, distributed=True), process(102)]
     shot = replace(
-        snapshot(rich, builders.coherent_device(), processes=ranks),
+        snapshot(rich, builders.coherent_device(), ASLEEP, processes=ranks),
         agents={101: agent(rich.reading.uuid)},
         agent_socket=SOCKET,
         ooms=OOMS,
@@ -195,7 +198,7 @@ def test_the_operating_systems_memory_is_a_part_of_the_ledger() -> None:
     known = builders.coherent_device()
     assert known.reading.node is not None
     shared = known.reading.node._replace(shared=MIB)
-    page = served(snapshot(replace(known, reading=replace(known.reading, node=shared))))
+    page = served(snapshot(replace(known, reading=structs.replace(known.reading, node=shared))))
     assert {labels[2]: value for labels, value in page["device_node_memory_bytes"].items()}["shared"] == MIB
     assert {labels[-3:-1] for labels in page["device_info"]} == {("coherent", "ats")}
     assert not page.get("owner_memory_freed_bytes_total")
@@ -249,7 +252,7 @@ def test_charged_and_uncharged_bytes_are_apart() -> None:
 def test_no_holders_is_zero_and_not_asked_is_absent() -> None:
     """A device without holders counts 0 in each state; one whose process list failed has no counts."""
     empty, silent = device(0), device(1)
-    silent = replace(silent, ledger=None, reading=replace(silent.reading, processes=None))
+    silent = replace(silent, ledger=None, reading=structs.replace(silent.reading, processes=None))
 
     page = served(snapshot(empty, silent))
 
@@ -288,6 +291,15 @@ def test_a_device_that_is_down_says_so_and_no_more() -> None:
     assert "GPU-00000001" not in str(page)
     assert list(page["process_memory_bytes"]) == [(*well.key, "101")]
     assert [labels[0] for labels in page["process_info"]] == ["101"]
+
+
+def test_a_device_that_sleeps_is_down_and_says_why() -> None:
+    """A GPU that was not asked is neither lost nor empty; one that was asked does not sleep."""
+    well = device(0, [holding(101)])
+    page = served(snapshot(well, ASLEEP, processes=[process(101)]))
+    assert page.pop("device_up") == {well.key: 1, ASLEEP.key: 0}
+    assert page.pop("device_asleep") == {ASLEEP.key: 1}
+    assert ASLEEP.reading.uuid not in str(page)
 
 
 def test_the_smaller_holdings_are_summed() -> None:
@@ -368,14 +380,10 @@ def test_series_come_in_the_order_of_devices_and_pids() -> None:
 def test_a_mig_instance_is_a_device_and_its_gpu_has_no_book() -> None:
     """An instance names its GPU and profile; the divided GPU has hardware, and no ledger or holders."""
     gpu = device(0, hardware={"device_temperature_celsius": 40.0})
-    gpu = DeviceSnapshot(replace(gpu.reading, divided=True, memory=None), up=True)
+    gpu = DeviceSnapshot(structs.replace(gpu.reading, divided=True, memory=None), up=True)
     part = device(0, [holding(1)], uuid="MIG-1")
-    about = replace(
-        part.reading,
-        parent=gpu.reading.uuid,
-        mig_profile="1g.18gb",
-        gpu_instance=7,
-        compute_instance=0,
+    about = structs.replace(
+        part.reading, parent=gpu.reading.uuid, mig_profile="1g.18gb", gpu_instance=7, compute_instance=0
     )
     part = replace(part, reading=about)
 

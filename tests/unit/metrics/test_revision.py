@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import vramledger
-from vramledger.metrics.revision import revision
+from vramledger.metrics.sampling import revision
 
 
 @pytest.fixture

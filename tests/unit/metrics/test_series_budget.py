@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.builders import crowd
 from tests.support.host.one_holder import OneHolder
-from vramledger.accounting.owner_usage import Charge, DeviceUsage
+from vramledger.accounting.owners.owner_usage import Charge, DeviceUsage
 from vramledger.config import COLLECTORS, OWNERS_MAX
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, Snapshot, State

@@ -10,19 +10,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.agent_client import report, torch
-from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
-from vramledger.agent_protocol.messages import MAX_DEVICES, MAX_MESSAGE_BYTES, MAX_TEXT_CHARS
 from vramledger.model.agent_report import (
     REASONS,
     AgentReport,
     RefusedError,
     ReportedRank,
-    frameworks_digest,
     locate_rank,
     parse,
     plain,
     read_report,
 )
+from vramledger_agent.protocol.frameworks import REPORTING_FRAMEWORKS
+from vramledger_agent.protocol.messages import MAX_DEVICES, MAX_MESSAGE_BYTES, MAX_TEXT_CHARS
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -106,6 +105,8 @@ def read(data: bytes) -> AgentReport | None:
 @example(b'{"version":1,"sequence":' + b"9" * 60_000 + b"}")
 @example(b'{"version":1,"sequence":1,"interval":1e999}')
 @example(b'{"version":1,"sequence":1,"interval":NaN}')
+@example(b'{"version":1,"sequence":1,"interval":1,"collector":"\\ud800"}')
+@example(b'{"version":1,"sequence":1,"interval":1,"collector":{"\\ud800":1}}')
 @example(b'{"version":true,"sequence":1,"interval":1}')
 @example(b'{"version":1,"sequence":1,"interval":1,"agent":"\xff"}')
 @example(b"x" * (MAX_MESSAGE_BYTES + 1))
@@ -142,17 +143,14 @@ def test_a_report_that_is_written_is_read_again(message: dict[str, Any]) -> None
 
 @given(WHOLE, WHOLE, st.booleans())
 def test_what_was_read_before_changes_nothing(
-    first: dict[str, Any],
-    second: dict[str, Any],
-    same: bool,
+    first: dict[str, Any], second: dict[str, Any], same: bool
 ) -> None:
     """A report that follows another one is what it is alone, whether the frameworks are the same or not."""
     if same:
         second["frameworks"] = json.loads(json.dumps(first.get("frameworks")))
     before = read_report(first)
 
-    digest = frameworks_digest(first)
-    found = read_report(second, before if digest == frameworks_digest(second) else None)
+    found = read_report(second, before)
 
     assert found == read_report(second)
     if same:
@@ -175,14 +173,11 @@ def test_what_was_read_before_changes_nothing(
         ({"frameworks": [{"framework": "torch", "devices": [{}]}]}, "format"),
         ({"frameworks": [{"framework": "torch", "devices": [{"ordinal": 0}, {"ordinal": 0}]}]}, "format"),
         ({"frameworks": [{"framework": "torch", "supported": 1}]}, "format"),
-        (
-            {"frameworks": [{"framework": "torch", "devices": [{"ordinal": n} for n in range(65)]}]},
-            "limits",
-        ),
+        ({"frameworks": [{"framework": "torch", "devices": [{"ordinal": n} for n in range(65)]}]}, "limits"),
         ({"errors": {f"p{number}": 1 for number in range(17)}}, "limits"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_what_is_refused_and_why(change: dict[str, Any], reason: str) -> None:
     """Each kind of invalid message is refused for its own reason."""
     with pytest.raises(RefusedError) as refused:
@@ -214,6 +209,30 @@ def test_what_a_newer_agent_says_is_passed_over() -> None:
     assert [each.framework for each in found.frameworks] == ["torch"]
     assert found.frameworks[0].policy is None
     assert "future" not in found.frameworks[0].devices[0].figures
+
+
+def test_what_need_not_be_understood_costs_itself() -> None:
+    """Names that we do not know may have any value, and null is as good as absent."""
+    new = {
+        **torch(
+            reserved=5, future=[1], in_use="of another framework", categories={"new": "x", "gradients": 3}
+        ),
+        "settings": {"max_split_size_mb": "128", "new": 5, "expandable_segments": True},
+        "version": None,
+    }
+    told = report(
+        frameworks=[new], errors={"torch": None, "A new one": "x", "\ud800": [], "jax": 2},
+        consents=["reclaim", 5], collector=None,
+        visible={"CUDA_VISIBLE_DEVICES": None, "NEW": 1}, last_oom={"ordinal": 0},
+    )  # fmt: skip
+    found = read_report(parse(json.dumps(told).encode()))
+
+    (framework,) = found.frameworks
+    assert framework.devices[0].figures["reserved"] == 5
+    assert "in_use" not in framework.devices[0].figures
+    assert (framework.settings, framework.version) == ({"max_split_size_mb": "128"}, None)
+    assert (found.errors, found.consents, found.last_oom) == ({"jax": 2}, ("reclaim",), None)
+    assert found.visible == {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
 
 
 def test_the_limit_on_devices_is_over_all_frameworks() -> None:

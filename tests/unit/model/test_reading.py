@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vramledger.errors import RecordingError
+from vramledger.model.holder_facts import KvCache
 from vramledger.model.reading import (
     DeviceReading,
     DriverWait,
     HiddenHolder,
-    KvCache,
     LaunchCount,
     MemoryReading,
     Owner,
@@ -26,6 +26,7 @@ from vramledger.model.reading import (
     ProcessUtilization,
     Rank,
     Reading,
+    Scheduler,
     XidEvent,
 )
 from vramledger.model.reading_json import decode, encode
@@ -128,6 +129,45 @@ def test_a_field_of_another_shape_is_refused(name: str, value: object) -> None:
     """A corrupt field gives that error or a reading, never another exception."""
     with contextlib.suppress(RecordingError):
         decode(json.dumps({"time": 1.0, "monotonic": 2.0, name: value}))
+
+
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ('{"time": 1, "monotonic": 2, "new": 3}', "`new`"),
+        ('{"time": 1, "monotonic": 2, "ticks": "x"}', "$.ticks"),
+        ('{"time": 1, "monotonic": 2, "devices": [{"index": 0, "uuid": "GPU-0", "memory": [1]}]}', "memory"),
+        ('{"time": 1, "monotonic": 1e999}', "out of range"),
+        ('{"time": 1, "monotonic": 2, "agents": [[7, 1, 0, null, "", {"sequence": 1}]]}', "`interval`"),
+    ],
+)
+def test_what_is_wrong_is_named(line: str, place: str) -> None:
+    """The refusal of a line says which part of it is not that of a reading."""
+    with pytest.raises(RecordingError) as caught:
+        decode(line)
+
+    assert place in str(caught.value)
+
+
+def test_older_lines_are_read() -> None:
+    """Whole numbers for others, and rows of a time when they had fewer columns, are the same readings."""
+    line = (
+        '{"time": 1, "monotonic": 2, "launches": [[7, 70, 5]], "schedulers": [["slurm", ["*"], []]],'
+        ' "facts": [{"pid": 7, "start": 70, "parent": [1, 2, "init", "init", true], "rank": [0, 2, "j"]}]}'
+    )
+    read = decode(line)
+
+    assert isinstance(read.time, float)
+    assert read.launches == (LaunchCount(7, 70, 5.0),)
+    assert read.schedulers == (Scheduler("slurm", ("*",), ()),)
+    assert read.facts[0].parent == ParentFacts(1, 2, "init", "init", init=True)
+
+
+def test_text_that_utf_8_cannot_encode_is_written() -> None:
+    """A path with other bytes, in the message of a failure, costs no reading."""
+    sent = Reading(1.0, 2.0, failure=("recording", "cannot read /tmp/\udcff.gz"), unseen={7: "gone"})
+
+    assert decode(encode(sent)).failure == ("recording", "cannot read /tmp/?.gz")
 
 
 def test_processes_of_one_container_share_what_they_have_in_common() -> None:

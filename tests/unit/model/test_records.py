@@ -85,17 +85,17 @@ def test_every_kind_of_field_survives(record: Record) -> None:
         *(("text", None), ("text", 7), ("flag", 1), ("flag", "true"), ("point", [1]), ("point", {"x": 1})),
         *(("point", [1, 2, 3]), ("point", [1.5, None]), ("point", [True, None]), ("pair", [7, 7])),
         *(("points", {}), ("points", [[1, "x"]]), ("names", "ab"), ("names", [1]), ("colour", "blue")),
-        *(("by_pid", []), ("by_pid", {"x": [1, 2]}), ("by_colour", {"blue": 1}), ("other", 1)),
+        *(("by_pid", []), ("by_pid", {"x": [1, 2]}), ("by_colour", {"blue": 1})),
     ],
 )
 def test_another_value_is_no_record(name: str, value: object) -> None:
-    """A value of another kind, or a field too many, is an error and not a record."""
+    """A value of another kind is an error and not a record."""
     raw = {**json.loads(write_record(FULL)), name: value}
     with pytest.raises(RecordError, match="not a Record of this version"):
         read_record(json.dumps(raw), Record)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{}", "[" * 100_000, "NaN", b"\xff", '{"text": "x"}'])
+@pytest.mark.parametrize("text", ["", "[]", "null", "7", "[" * 100_000, "NaN", b"\xff", '{"text": ["x"]}'])
 def test_no_record_is_one_error(text: str | bytes) -> None:
     """Text that is not a record at all has the same error."""
     with pytest.raises(RecordError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -71,9 +70,7 @@ MASKED = {
     "DeviceReading.uuid": device(f"GPU-{SECRET}"),
     "DeviceReading.parent": device(above=f"{SECRET}-1"),
     "CgroupLimit.cgroup": Reading(
-        1.0,
-        1.0,
-        devices=(DeviceReading(0, "GPU-1", limits=(CgroupLimit(f"/{SECRET}.slice", 0, None, 0),)),),
+        1.0, 1.0, devices=(DeviceReading(0, "GPU-1", limits=(CgroupLimit(f"/{SECRET}.slice", 0, None, 0),)),)
     ),
     "XidEvent.uuid": Reading(1.0, 1.0, events=(XidEvent(SECRET, 1, 1.0),)),
     "ProcessFacts.user": facts(user=SECRET),
@@ -119,6 +116,7 @@ HARMLESS = set(
     " DeviceReading.mig_placement DeviceReading.memory_kind DeviceReading.addressing_mode"
     " DeviceReading.virtualization DeviceReading.confidential"
     " DeviceReading.utilization DeviceReading.activity DeviceReading.hardware DeviceReading.failed"
+    " DeviceReading.words"
     " ProcessEntry.kinds"
     " ProcessRow.state"
     " ProcessFacts.ignores ProcessFacts.signs ParentFacts.signs ProcessFacts.libraries ProcessFacts.denied"
@@ -137,9 +135,8 @@ def _text_fields() -> set[str]:
     found = set()
     for kind in vars(reading).values():
         if isinstance(kind, type) and kind.__module__ == reading.__name__:
-            names = [each.name for each in fields(kind)] if is_dataclass(kind) else kind._fields  # type: ignore[attr-defined]
             hints: Mapping[str, object] = get_type_hints(kind)
-            found |= {f"{kind.__name__}.{name}" for name in names if _holds_text(hints[name])}
+            found |= {f"{kind.__name__}.{name}" for name, hint in hints.items() if _holds_text(hint)}
     return found
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import Agent
@@ -138,7 +138,7 @@ def test_each_pass_knows_whom_the_facts_are_about(
 ) -> None:
     """A process that is stuck, or whose launches were counted, is so in every pass."""
     path = tmp_path / "film.jsonl"
-    lines = [encode(replace(reading(second), **seen)) for second in range(0, 100, 2)]  # type: ignore[arg-type]
+    lines = [encode(replace(reading(second), **seen)) for second in range(0, 100, 2)]
     path.write_bytes(encode_header() + b"".join(lines))
     shots, _ = play(path, 100)
 

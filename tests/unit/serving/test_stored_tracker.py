@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,16 +21,14 @@ from vramledger.metrics.storage import StorageFigures
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Holding, Snapshot, State
 from vramledger.serving.callers import Caller
-from vramledger.serving.control_messages import PAST, ControlError, ControlRequest
+from vramledger.serving.control_messages import At, ControlError
 from vramledger.serving.past_desk import PastDesk, StorageError
 from vramledger.serving.storage import Storage, StoredTracker
 from vramledger.serving.storage_health import StorageHealth
-from vramledger.storage.archive import Archive, open_directory
-from vramledger.storage.moments import compute
+from vramledger.storage.answers import answer, open_past
 from vramledger.storage.protocol import ADD, AT, RESTORE
-from vramledger.storage.questions import answer
 from vramledger.storage.recorder import Recorder
-from vramledger.storage.segments import READING
+from vramledger.storage.state import compute
 from vramledger.views.timeline import Timeline
 
 PID = 7
@@ -76,11 +73,7 @@ def restarted(path: Path, readings: Iterable[Reading]) -> list[Snapshot]:
     """Return what a new exporter publishes for its first readings."""
 
     async def run() -> list[Snapshot]:
-        directory = open_directory(path)
-        try:
-            head, _, content = answer(Archive(directory, "machine-1"), {"ask": RESTORE}).partition(b"\n")
-        finally:
-            os.close(directory)
+        head, _, content = answer(path, {"ask": RESTORE}, "machine-1").partition(b"\n")
         tracker, timeline = HoldingTracker(idle_after=IDLE_AFTER, interval=1.0), Timeline()
         recorder = Recorder(tracker, timeline, IDLE_AFTER, 1.0)
         stored = StoredTracker(tracker, timeline, recorder, cast("Storage", _Sink()))
@@ -145,15 +138,14 @@ def test_the_past_before_a_reboot_stays_readable(tmp_path: Path) -> None:
         past.tracker.update(reading)
         past.now += 1.0
     past.end()
-    archive = Archive(open_directory(tmp_path), "machine-1")
-    boots = {header["boot"] for each in archive.names() for header, _ in archive.entries(each, READING)}
-    assert boots == {BOOT_ID, "boot-2"}
-    times = [entry.time for entry in archive.readings(0.0, float("inf"))]
-    for at, held, state in ((times[WATCHED - 1], GIB, State.IDLE), (times[-1], 2 * GIB, State.ACTIVE)):
-        moment = archive.find(at)
-        assert moment is not None
-        holding = the_holding(compute(moment, at).snapshot)
-        assert (holding.held, holding.state) == (held, state)
+    with open_past(tmp_path) as found:
+        assert {each.header["boot"] for each in found.segments()} == {BOOT_ID, "boot-2"}
+        times = [entry.time for entry in found.readings(0.0, float("inf"))]
+        for at, held, state in ((times[WATCHED - 1], GIB, State.IDLE), (times[-1], 2 * GIB, State.ACTIVE)):
+            moment = found.find(at)
+            assert moment is not None
+            holding = the_holding(compute(moment, at).snapshot)
+            assert (holding.held, holding.state) == (held, state)
 
 
 def test_a_state_of_the_future_is_not_used(tmp_path: Path) -> None:
@@ -211,6 +203,6 @@ def test_an_exporter_that_starts_does_not_say_that_it_keeps_nothing(expected: bo
     desk = PastDesk(expected=expected)
     caller = Caller(Peer(pid=1, start=0, uid=0, pidfd=-1), outside=True)
     with pytest.raises(ControlError, match=said):
-        asyncio.run(desk.answer(ControlRequest(PAST, question={"ask": AT, "at": 1.0}), caller))
+        asyncio.run(desk.answer(At(1.0), caller))
     with pytest.raises(StorageError, match=said):
         asyncio.run(desk.answer_page({"ask": AT, "at": 1.0}))

@@ -6,16 +6,12 @@ import json
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from msgspec.structs import fields, replace
 
-from vramledger.model.reading import (
-    DeviceReading,
-    ProcessFacts,
-    Reading,
-)
+from vramledger.model.reading import DeviceReading, ProcessFacts, Reading
 from vramledger.model.reading_json import decode
 from vramledger.storage.reduction import expand_reading, reduce_reading
 

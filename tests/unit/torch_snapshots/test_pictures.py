@@ -10,20 +10,21 @@ import pytest
 
 from tests.support.real_snapshots import NAMES, read
 from tests.support.torch_snapshots import LINEAR, MIB, TORCH, Heap, user
-from vramledger.torch_snapshots.address_map import SHAPES_MAX, map_lifetimes, map_segments
-from vramledger.torch_snapshots.categories import (
+from vramledger_agent.torch_snapshots.address_map import SHAPES_MAX, map_lifetimes, map_segments
+from vramledger_agent.torch_snapshots.html import snapshot_html
+from vramledger_agent.torch_snapshots.live_bytes import by_category, live_bytes
+from vramledger_agent.torch_snapshots.snapshot import parse_snapshot
+from vramledger_agent.torch_snapshots.user_lines import (
     BACKWARD,
     FORWARD,
+    NATIVE,
     OPTIMIZER,
     OTHER,
     PARAMETERS,
     UNRECORDED,
+    Frame,
     category_of,
 )
-from vramledger.torch_snapshots.html import snapshot_html
-from vramledger.torch_snapshots.live_bytes import by_category, live_bytes
-from vramledger.torch_snapshots.snapshot import parse_snapshot
-from vramledger.torch_snapshots.user_lines import NATIVE, Frame
 
 
 def stack(*frames: tuple[str, str]) -> tuple[Frame, ...]:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.torch_snapshots import training
-from vramledger.errors import SnapshotError
-from vramledger.torch_snapshots.safe_pickle import load_plain, unpacked_size
+from vramledger_agent.errors import SnapshotError
+from vramledger_agent.torch_snapshots.safe_pickle import load_plain, unpacked_size
 
 
 @pytest.mark.parametrize("protocol", range(6))

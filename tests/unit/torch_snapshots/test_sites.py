@@ -20,10 +20,10 @@ from tests.support.torch_snapshots import (
     training,
     user,
 )  # fmt: skip
-from vramledger.torch_snapshots.live_bytes import BEFORE, live_bytes
-from vramledger.torch_snapshots.sites import compare_snapshots, sum_by_site
-from vramledger.torch_snapshots.snapshot import AllocationSnapshot, Block, parse_snapshot
-from vramledger.torch_snapshots.user_lines import (
+from vramledger_agent.torch_snapshots.live_bytes import BEFORE, live_bytes
+from vramledger_agent.torch_snapshots.sites import compare_snapshots, sum_by_site
+from vramledger_agent.torch_snapshots.snapshot import AllocationSnapshot, Block, parse_snapshot
+from vramledger_agent.torch_snapshots.user_lines import (
     NATIVE,
     CodeOrigin,
     Frame,

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.torch_snapshots import FORWARD, LINEAR, MAIN, STEP, Heap, training, user
-from vramledger.errors import SnapshotError
-from vramledger.torch_snapshots.html import snapshot_html
-from vramledger.torch_snapshots.sites import compare_snapshots
-from vramledger.torch_snapshots.snapshot import parse_snapshot
-from vramledger.torch_snapshots.text import difference_text, snapshot_text
+from vramledger_agent.errors import SnapshotError
+from vramledger_agent.torch_snapshots.html import snapshot_html
+from vramledger_agent.torch_snapshots.sites import compare_snapshots
+from vramledger_agent.torch_snapshots.snapshot import parse_snapshot
+from vramledger_agent.torch_snapshots.text import difference_text, snapshot_text
 
 
 @pytest.mark.parametrize(

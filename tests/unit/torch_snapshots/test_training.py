@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.torch_snapshots import MIB, training
-from vramledger.errors import SnapshotError
-from vramledger.torch_snapshots.snapshot import parse_snapshot
-from vramledger.torch_snapshots.text import snapshot_text
-from vramledger.torch_snapshots.training_text import training_text
+from vramledger_agent.errors import SnapshotError
+from vramledger_agent.torch_snapshots.snapshot import parse_snapshot
+from vramledger_agent.torch_snapshots.text import snapshot_text, training_text
 
 PEAK = {
     "bytes": 9 * MIB,

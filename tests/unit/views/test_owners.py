@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import builders
@@ -13,11 +12,7 @@ from tests.support.host.model import Fate
 from tests.support.host.one_holder import OneHolder
 from vramledger.metrics import processes
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
-from vramledger.model.reading import (
-    Owner,
-    ProcessFacts,
-    Reading,
-)
+from vramledger.model.reading import Owner, ProcessFacts, Reading
 from vramledger.model.reading_json import decode, encode
 from vramledger.model.snapshot import ProcessSnapshot, Snapshot, State
 from vramledger.sampling.masking import Mask

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.support.builders import MIB, device, holding, process
-from vramledger.model.policy import Policy
 from vramledger.model.reading import HiddenHolder, Owner
-from vramledger.model.snapshot import Grade, LeftBytes, State, UnchargedBytes
-from vramledger.views.remedies import about_hidden, about_unattributed, allocator_advice, remedy
+from vramledger.model.snapshot import Grade, LeftBytes, Policy, State, UnchargedBytes
+from vramledger.verdicts.remedies import about_hidden, about_unattributed, allocator_advice, remedy
 
 GIB = 1024 * MIB
 
@@ -62,7 +62,7 @@ def test_a_notebook_is_shut_down_by_its_user() -> None:
     """No sentence says to kill a notebook's kernel from outside."""
     known = process(7)
     assert known.facts is not None
-    known = replace(known, facts=replace(known.facts, owner=Owner("user", "ada", notebook="a.ipynb")))
+    known = replace(known, facts=structs.replace(known.facts, owner=Owner("user", "ada", notebook="a.ipynb")))
 
     todo = remedy(holding(7, state=State.IDLE), known, device(0))
 
@@ -97,26 +97,21 @@ def test_memory_of_the_dead_may_be_kept_by_a_child() -> None:
     """Where a hidden process has the device open, it is to be ended first, before anybody resets the GPU."""
     child = HiddenHolder(1203, 1, "cuda", "x", None, (0,))
 
-    todo = str(remedy(holding(7, state=State.DEAD), None, device(0, hidden=(child,))))
+    for state in (State.DEAD, State.ZOMBIE):
+        todo = str(remedy(holding(7, state=state), None, device(0, hidden=(child,))))
 
-    assert todo.startswith("Hidden pid 1203 has the device open")
+        assert todo.startswith("Hidden pid 1203 has the device open")
+        assert "`vramledger end --pid 1203` first" in todo
     assert "Hidden" not in str(remedy(holding(7, state=State.DEAD), None, device(0, hidden=())))
 
 
 @pytest.mark.parametrize(
     ("reserved", "between", "settings", "words"),
     [
-        (
-            10 * GIB,
-            4 * GIB,
-            {"expandable_segments": "false"},
-            "at the next start makes",
-        ),
+        (10 * GIB, 4 * GIB, {"expandable_segments": "false"}, "at the next start makes"),
         (10 * GIB, 4 * GIB, {}, "if that is not set already"),
         (
-            10 * GIB,
-            4 * GIB,
-            {"expandable_segments": "false", "max_split_size_mb": "64"},
+            10 * GIB, 4 * GIB, {"expandable_segments": "false", "max_split_size_mb": "64"},
             "instead of max_split",
         ),
         (10 * GIB, 4 * GIB, {"expandable_segments": "true"}, None),
@@ -125,7 +120,7 @@ def test_memory_of_the_dead_may_be_kept_by_a_child() -> None:
         (None, 4 * GIB, {}, None),
         (10 * GIB, None, {}, None),
     ],
-)
+)  # fmt: skip
 def test_advice_about_the_allocator_knows_its_settings(
     reserved: int | None, between: int | None, settings: dict[str, str], words: str | None
 ) -> None:

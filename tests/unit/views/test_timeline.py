@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.builders import MIB, RESERVED, TOTAL, coherent_device, device, failed, holding, snapshot
@@ -21,8 +22,8 @@ def at(seconds: float, memory: int = MIB, *, pid: int = 7) -> Snapshot:
 
 def told(timeline: Timeline) -> tuple[list[float], dict[str, list[Any]]]:
     """Return the times and the first device's columns."""
-    found: Any = timeline.as_json()
-    return found["times"], found["devices"][0]["memory"] if found["devices"] else {}
+    found = timeline.history()
+    return found.times, msgspec.to_builtins(found.devices[0].memory) if found.devices else {}
 
 
 def test_every_step_balances() -> None:
@@ -87,8 +88,8 @@ def test_memory_is_bounded() -> None:
 
     times, _ = told(timeline)
     assert len(times) == SPAN / STEP + 1
-    assert [each["gpu"] for each in timeline.as_json()["devices"]] == [0]  # type: ignore[union-attr,index,call-overload]
-    assert len(timeline._holdings) <= 2  # noqa: SLF001 - that it forgets shows nowhere else
+    assert [each.gpu for each in timeline.history().devices] == [0]
+    assert len(timeline.state.holdings) <= 2
 
 
 def test_growth_is_over_the_last_quarter_of_an_hour() -> None:

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.src.reasons import (
-    NO_DRIVER,
-    NOT_COMPARABLE,
-)
+from dashboards.src.reasons import NO_DRIVER, NOT_COMPARABLE
 from tests.support.dashboards import database, truth
 from tests.support.dashboards.answers import SPAN
 from tests.support.dashboards.database import Samples, ask

@@ -11,7 +11,7 @@ from tests.support.dashboards.database import ask
 from tests.support.dashboards.figures import AT_NOW, query_of, total_of, value
 from tests.support.dashboards.files import load_dashboards, substitute_variables
 from tests.support.fleet.engines import Engine
-from vramledger.config import parse_duration
+from vramledger_agent.commands.parser import parse_duration
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -77,10 +77,11 @@ def test_every_owner_is_shown_with_its_kind(engine: Engine) -> None:
 
 
 NEVER_RECORDED = {
-    *(f"vramledger_process:demand_growth_bytes:delta{span}" for span in ("3h", "1d", "6d")),
+    *(f"vramledger_process:demand_growth_bytes:delta{span}" for span in ("3h", "12h", "1d", "6d")),
     *(f"vramledger_device:{what}_dropped:max4m" for what in ("processes", "owners")),
+    "vramledger_device_asleep",
 }
-"""What is recorded of no node: what takes longer than three hours, and series that are dropped."""
+"""What no node has: what takes longer than three hours, series that are dropped, GPUs that sleep."""
 
 
 def test_labels_exist_on_the_series(samples: Samples) -> None:

@@ -6,9 +6,7 @@ import struct
 
 import pytest
 
-from dashboards.src.reasons import (
-    NOTHING,
-)
+from dashboards.src.reasons import NOTHING
 from tests.support.dashboards import truth
 from tests.support.dashboards.answers import SPAN
 from tests.support.dashboards.database import STALE, Samples, ask
@@ -237,7 +235,7 @@ def test_unowned_and_unknown_memory_is_listed(engine: Engine) -> None:
     expr = query_of("vramledger-fleet", "Unowned and unknown memory").replace("topk(50, ", "(")
     rows = ask(engine, substitute_variables(expr), **AT_NOW)
     sums = truth.by_label({tuple(row["metric"].items()): float(row["value"][1]) for row in rows}, "state")
-    for ref, unknown in (("B", False), ("C", True)):
+    for ref, unknown in (("C", False), ("D", True)):
         (figure,) = value(engine, "vramledger-fleet", "Wasted memory", ref)
         listed = sum(size for state, size in sums.items() if (state == "unknown") is unknown)
         assert listed == pytest.approx(figure["value"], rel=0.01)

@@ -67,8 +67,7 @@ def test_the_age_of_a_nodes_data_does_not_depend_on_the_time_range(engine: Engin
 
 
 @pytest.mark.parametrize(
-    ("node", "status"),
-    [("down", 0), ("driver-lost", 1), ("stalled", 2), ("hoarder", 3), ("released", 4)],
+    ("node", "status"), [("down", 0), ("driver-lost", 1), ("stalled", 2), ("hoarder", 3), ("released", 4)]
 )
 def test_a_dead_collection_is_told_apart(engine: Engine, node: str, status: int) -> None:
     """The indicator distinguishes the ways in which an exporter has no data, and a release on purpose."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,59 @@ def test_only_the_names_of_worker_variables_are_kept(proc: FakeProc) -> None:
     assert facts.signs == ("LOCAL_RANK", "PMIX_RANK")
     assert SECRET not in repr(facts)
     assert "SERVICE" not in repr(facts)
+
+
+OVERWRITTEN = [b"\0" * 400, b" --lr=0.1\0" + b"\0" * 90, b"a long title", b"PATH=/bin\0" + b"\0" * 90]
+"""What setproctitle leaves of an environment: zeros, and before them the end of a title that is long."""
+
+
+@pytest.mark.parametrize("environ", OVERWRITTEN)
+def test_an_environment_under_a_title_is_not_known(proc: FakeProc, environ: bytes) -> None:
+    """A program that sets its title has overwritten its environment: it is not known, and not empty."""
+    facts = known(Host(proc.root).facts(proc.add(42, environ=environ)))
+    assert (facts.signs, facts.rank, facts.denied) == ((), None, ("environ",))
+    assert Host(proc.root).variables(42, frozenset({"SLURM_JOB_ID"})) is None
+
+
+def test_a_process_that_sets_its_title_has_no_environment(host: Host) -> None:
+    """A real process that overwrites its environment, as setproctitle does, has none that is known."""
+    code = (
+        "import ctypes, sys; print(flush=True); sys.stdin.readline();"
+        "begin, end = map(int, open('/proc/self/stat').read().rpartition(')')[2].split()[47:49]);"
+        "ctypes.memset(begin, 0, end - begin); print(flush=True); sys.stdin.readline()"
+    )
+    environ = {**os.environ, "LOCAL_RANK": "1"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environ, stdin=pipe, stdout=pipe, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        seen = []
+        for _ in range(2):
+            child.stdout.readline()
+            row = host.row(child.pid)
+            assert row is not None
+            seen.append(known(host.facts(row)))
+            child.stdin.write("\n")
+            child.stdin.flush()
+    assert [(each.signs, each.denied) for each in seen] == [(("LOCAL_RANK",), ()), ((), ("environ",))]
+
+
+@pytest.mark.parametrize("environ", [b"", b"A=1\0", b"odd\0A=1\0", b"BASH_FUNC_x%%=() {  :\n}\0A=\0"])
+def test_an_ordinary_environment_is_known(proc: FakeProc, environ: bytes) -> None:
+    """An empty environment is known to be empty, and odd words in one do not make a title."""
+    facts = known(Host(proc.root).facts(proc.add(42, environ=environ)))
+    assert facts.denied == ()
+    assert Host(proc.root).variables(42, frozenset({"SLURM_JOB_ID"})) == {}
+
+
+def test_a_parent_under_a_title_may_have_passed_anything_on(proc: FakeProc) -> None:
+    """What the signs of a parent are is not known where it has overwritten its environment."""
+    proc.add(40, environ=b"\0" * 90)
+    parent = known(Host(proc.root).facts(proc.add(42, ppid=40, environ=b"LOCAL_RANK=0\0"))).parent
+    assert parent is not None
+    assert parent.signs is None
 
 
 @pytest.mark.parametrize(("filler", "signs"), [(1000, ("LOCAL_RANK",)), (ENVIRON_CAP, None)])
@@ -62,10 +118,7 @@ def test_the_program_of_a_parent_is_its_file(proc: FakeProc) -> None:
     ],
 )
 def test_a_service_main_process_is_the_one_that_systemd_named(
-    proc: FakeProc,
-    value: bytes,
-    nspid: bytes,
-    expected: bool,
+    proc: FakeProc, value: bytes, nspid: bytes, expected: bool
 ) -> None:
     """Children inherit the variable with their parent's pid; a container's systemd uses its own pids."""
     row = proc.add(42, environ=b"SYSTEMD_EXEC_PID=" + value + b"\0A=b\0", status=b"NSpid:\t" + nspid + b"\n")
@@ -79,7 +132,7 @@ def test_a_service_main_process_is_the_one_that_systemd_named(
         (b"systemd", b"", 42, "/user.slice/user-7.slice/user@7.service/app.slice/train.service", True),
         (b"systemd", b"SYSTEMD_EXEC_PID=41\0", 42, "/system.slice/train.service", False),  # it says who
         (b"systemd", b"", 41, "/system.slice/train.service", False),  # a worker of it
-        (b"python3", b"", 42, "/system.slice/train.service", False),
+        (b"python3", b"", 42, "/system.slice/train.service", True),  # no name decides
         (b"systemd", b"", 42, "/user.slice/user-7.slice/session-3.scope", False),
         (b"systemd", b"", 42, "/user.slice/user-7.slice/user@7.service/init.scope", False),
         (b"systemd", b"", 42, "/system.slice/ssh.service", False),  # somebody's program
@@ -139,10 +192,7 @@ def test_a_parent_that_is_not_there_is_none(proc: FakeProc, ppid: int, expected:
     [(42, b"S", True), (40, b"S", True), (40, b"Z", False), (39, b"S", False), (0, b"S", None)],
 )
 def test_the_leader_of_the_group_lives_or_not(
-    proc: FakeProc,
-    pgrp: int,
-    state: bytes,
-    expected: bool | None,
+    proc: FakeProc, pgrp: int, state: bytes, expected: bool | None
 ) -> None:
     """A leader that is a zombie or missing is dead; one outside our namespace is not known."""
     proc.add(40)

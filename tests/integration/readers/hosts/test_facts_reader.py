@@ -11,8 +11,8 @@ from tests.support.procs import FakeProc, known
 from tests.support.waiting import wait_until
 from vramledger.model.reading import ProcessFacts
 from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.hosts.facts_reader import FactsReader
 from vramledger.readers.hosts.host import Host
+from vramledger.sampling.holder_watch import FactsReader
 
 
 def _collect(reader: FactsReader, facts: dict[int, ProcessFacts], *pids: int) -> bool:

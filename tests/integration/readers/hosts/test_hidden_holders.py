@@ -221,3 +221,59 @@ def test_what_is_found_counts_though_not_all_may_be_looked_into(proc: FakeProc) 
     (proc.root / "42/stat").unlink()
     search.search((), 1.0)
     assert (search.result, search.unreadable) == (None, 1)
+
+
+CROWDED = 5000
+"""Files of a process: more than are looked at."""
+
+
+@pytest.mark.parametrize("maps", [b"", b"7f00-7f01 rw-s 0 00:06 1 /dev/nvidia3\n"])
+def test_a_crowd_of_files_hides_nobody(proc: FakeProc, maps: bytes) -> None:
+    """Of a process with many files the mappings tell whether it has a context, and no file costs."""
+    proc.add(42, maps=b"7f00-7f01 r-xp 0 00:00 1 /usr/lib/libc.so.6\n" + maps)
+    (proc.root / "42/fd").mkdir()
+    for number in range(CROWDED):
+        (proc.root / f"42/fd/{number}").symlink_to("/dev/null")
+    (proc.root / f"42/fd/{CROWDED}").symlink_to("/dev/nvidia3")
+    search = HiddenSearch(Host(proc.root), ())
+    found = _finish(search)
+
+    assert [(each.pid, each.kind, each.minors) for each in found] == ([(42, "cuda", (3,))] if maps else [])
+    assert search.unreadable == 0
+
+
+def test_a_crowd_of_files_whose_mappings_are_not_read_is_not_nobody(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neither its files nor its mappings are all read, it is not known whether it has a context."""
+    proc.add(42, maps=b"7f00-7f01 r--p 0 00:00 0\n" * 4000)
+    (proc.root / "42/fd").mkdir()
+    for number in range(CROWDED):
+        (proc.root / f"42/fd/{number}").symlink_to("/dev/null")
+    monkeypatch.setattr(hidden_holders, "_MAPS_CAP", 64 * 1024)
+    search = HiddenSearch(Host(proc.root), ())
+    _complete(search)
+
+    assert (search.result, search.unreadable) == (None, 1)
+
+
+def test_a_round_without_an_end_is_not_nobody(proc: FakeProc) -> None:
+    """A search that takes too long says that nothing is known, and forgets what an earlier one has found."""
+    now = 0.0
+    proc.add(42)
+    (proc.root / "42/fd").mkdir()
+    (proc.root / "42/fd/5").symlink_to("/dev/nvidia0")
+    search = HiddenSearch(Host(proc.root), (), clock=lambda: now)
+    _complete(search)
+    for pid in range(1000, 1200):
+        proc.add(pid)
+        (proc.root / str(pid) / "fd").mkdir()
+    now = 31.0
+    seen = []
+    for _ in range(12):
+        search.search((), 0.0)  # one process each time
+        seen.append(search.result)
+        now += 29.0
+
+    assert seen[0] is not None
+    assert (seen[-1], search.complete, search.health[0]) == (None, False, False)

@@ -44,11 +44,15 @@ class Seen(NamedTuple):
     outside: bool = False
 
 
+def both(seen: Seen) -> tuple[Seen, Seen]:
+    """Return what is seen of a program while its launcher lives, and again after that."""
+    return seen, seen
+
+
+ELASTIC = "LOCAL_RANK TORCHELASTIC_RUN_ID"
+
 EXPECTED: dict[str, tuple[Seen, Seen]] = {
-    "double_fork_daemon": (
-        Seen(ADOPTED, "other", "other", leader_alive=False),
-        Seen(ADOPTED, "other", "other", leader_alive=False),
-    ),
+    "double_fork_daemon": both(Seen(ADOPTED, "other", "other", leader_alive=False)),
     "ready_daemon": (
         Seen("player.py", "self", "self", leader_alive=True),
         Seen(ADOPTED, "self", "self", leader_alive=True),
@@ -69,30 +73,17 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
         Seen("sh", "launcher", "launcher", leader_alive=True, ignores="INT QUIT"),
         Seen(ADOPTED, "launcher", "launcher", leader_alive=False, ignores="INT QUIT"),
     ),
-    "systemd_service": (
-        Seen("systemd", "self", "self", leader_alive=True),
-        Seen("systemd", "self", "self", leader_alive=True),
-    ),
-    "tmux_child": (
-        Seen("tmux", "self", "self", leader_alive=True),
-        Seen("tmux", "self", "self", leader_alive=True),
-    ),
+    "systemd_service": both(Seen("systemd", "self", "self", leader_alive=True)),
+    "tmux_child": both(Seen("tmux", "self", "self", leader_alive=True)),
     "container_init": (
         Seen("unshare", "self", "self", leader_alive=True, outside=True),
         Seen(ADOPTED, "self", "self", leader_alive=True, outside=True),
     ),
-    "dataloader_forked": (
-        Seen("player.py", "parent", "parent", leader_alive=True),
-        Seen("player.py", "parent", "parent", leader_alive=True),
+    "dataloader_forked": both(Seen("player.py", "parent", "parent", leader_alive=True)),
+    "dataloader_spawned": both(
+        Seen("player.py", "parent", "parent", leader_alive=True, signs="multiprocessing")
     ),
-    "dataloader_spawned": (
-        Seen("player.py", "parent", "parent", leader_alive=True, signs="multiprocessing"),
-        Seen("player.py", "parent", "parent", leader_alive=True, signs="multiprocessing"),
-    ),
-    "supervised": (
-        Seen("player.py", "parent", "parent", leader_alive=True),
-        Seen("player.py", "parent", "parent", leader_alive=True),
-    ),
+    "supervised": both(Seen("player.py", "parent", "parent", leader_alive=True)),
     "orphaned_subprocesses": (
         Seen("player.py", "launcher", "other", leader_alive=True),
         Seen(ADOPTED, "launcher", "other", leader_alive=False),
@@ -106,8 +97,8 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
         Seen(ADOPTED, "launcher", "other", leader_alive=False),
     ),
     "orphaned_ranks": (
-        Seen("player.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
-        Seen(ADOPTED, "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
+        Seen("player.py", "self", "self", leader_alive=True, signs=ELASTIC),
+        Seen(ADOPTED, "self", "self", leader_alive=True, signs=ELASTIC),
     ),
     "orphaned_from_session_leader": (
         Seen("player.py", "launcher", "launcher", leader_alive=True),
@@ -121,80 +112,27 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
         Seen("player.py", "launcher", "other", leader_alive=True),
         Seen("tini", "launcher", "parent", leader_alive=False, init=True),
     ),
-    "pipeline": (
-        Seen("bash", "other", "parent", leader_alive=False),
-        Seen("bash", "other", "parent", leader_alive=False),
+    "pipeline": both(Seen("bash", "other", "parent", leader_alive=False)),
+    "rank_in_a_shell": both(Seen("bash", "parent", "parent", leader_alive=True, signs="PMIX_RANK")),
+    "rank_in_a_script": both(
+        Seen("bash", "parent", "parent", leader_alive=True, signs="OMPI_COMM_WORLD_RANK")
     ),
-    "rank_in_a_shell": (
-        Seen("bash", "parent", "parent", leader_alive=True, signs="PMIX_RANK"),
-        Seen("bash", "parent", "parent", leader_alive=True, signs="PMIX_RANK"),
+    "ranks_that_run_a_shell": both(Seen("sh", "parent", "parent", leader_alive=True, signs=ELASTIC)),
+    "ray_task_in_a_shell": both(Seen("sh", "parent", "parent", leader_alive=True, signs="RAY_RAYLET_PID")),
+    "in_a_pod": both(Seen("containerd-shim-runc-v2", "self", "self", leader_alive=True, signs=ELASTIC)),
+    "executed_in_a_pod": both(
+        Seen("nsenter", "parent", "parent", leader_alive=True, signs=ELASTIC, outside=True)
     ),
-    "rank_in_a_script": (
-        Seen("bash", "parent", "parent", leader_alive=True, signs="OMPI_COMM_WORLD_RANK"),
-        Seen("bash", "parent", "parent", leader_alive=True, signs="OMPI_COMM_WORLD_RANK"),
+    "docker_init": both(
+        Seen("docker-init", "parent", "parent", leader_alive=True, signs="PMIX_RANK", init=True)
     ),
-    "ranks_that_run_a_shell": (
-        Seen("sh", "parent", "parent", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
-        Seen("sh", "parent", "parent", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
+    "catatonit": both(
+        Seen("catatonit", "parent", "parent", leader_alive=True, signs="OMPI_COMM_WORLD_RANK", init=True)
     ),
-    "ray_task_in_a_shell": (
-        Seen("sh", "parent", "parent", leader_alive=True, signs="RAY_RAYLET_PID"),
-        Seen("sh", "parent", "parent", leader_alive=True, signs="RAY_RAYLET_PID"),
+    "shell_as_init": both(
+        Seen("bash", "other", "other", leader_alive=True, signs="LOCAL_RANK PMIX_RANK", init=True)
     ),
-    "in_a_pod": (
-        Seen(
-            "containerd-shim-runc-v2",
-            "self",
-            "self",
-            leader_alive=True,
-            signs="LOCAL_RANK TORCHELASTIC_RUN_ID",
-        ),
-        Seen(
-            "containerd-shim-runc-v2",
-            "self",
-            "self",
-            leader_alive=True,
-            signs="LOCAL_RANK TORCHELASTIC_RUN_ID",
-        ),
-    ),
-    "executed_in_a_pod": (
-        Seen(
-            "nsenter",
-            "parent",
-            "parent",
-            leader_alive=True,
-            signs="LOCAL_RANK TORCHELASTIC_RUN_ID",
-            outside=True,
-        ),
-        Seen(
-            "nsenter",
-            "parent",
-            "parent",
-            leader_alive=True,
-            signs="LOCAL_RANK TORCHELASTIC_RUN_ID",
-            outside=True,
-        ),
-    ),
-    "docker_init": (
-        Seen("docker-init", "parent", "parent", leader_alive=True, signs="PMIX_RANK", init=True),
-        Seen("docker-init", "parent", "parent", leader_alive=True, signs="PMIX_RANK", init=True),
-    ),
-    "catatonit": (
-        Seen("catatonit", "parent", "parent", leader_alive=True, signs="OMPI_COMM_WORLD_RANK", init=True),
-        Seen("catatonit", "parent", "parent", leader_alive=True, signs="OMPI_COMM_WORLD_RANK", init=True),
-    ),
-    "shell_as_init": (
-        Seen("bash", "other", "other", leader_alive=True, signs="LOCAL_RANK PMIX_RANK", init=True),
-        Seen("bash", "other", "other", leader_alive=True, signs="LOCAL_RANK PMIX_RANK", init=True),
-    ),
-    "launcher_as_init": (
-        Seen(
-            "player.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID", init=True
-        ),
-        Seen(
-            "player.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID", init=True
-        ),
-    ),
+    "launcher_as_init": both(Seen("player.py", "self", "self", leader_alive=True, signs=ELASTIC, init=True)),
     "debugged": (
         Seen("gdb", "launcher", "launcher", leader_alive=True),
         Seen(ADOPTED, "launcher", "launcher", leader_alive=False),
@@ -208,23 +146,16 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
         Seen(ADOPTED, "launcher", "launcher", leader_alive=False),
     ),
     "orphaned_ranks_in_container": (
-        Seen("player.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
-        Seen(
-            "docker-init",
-            "self",
-            "self",
-            leader_alive=True,
-            signs="LOCAL_RANK TORCHELASTIC_RUN_ID",
-            init=True,
-        ),
+        Seen("player.py", "self", "self", leader_alive=True, signs=ELASTIC),
+        Seen("docker-init", "self", "self", leader_alive=True, signs=ELASTIC, init=True),
     ),
     "orphaned_ranks_under_sleep": (
-        Seen("player.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
-        Seen("sleep", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID", init=True),
+        Seen("player.py", "self", "self", leader_alive=True, signs=ELASTIC),
+        Seen("sleep", "self", "self", leader_alive=True, signs=ELASTIC, init=True),
     ),
     "orphaned_ranks_under_a_shell": (
-        Seen("player.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
-        Seen("bash", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID", init=True),
+        Seen("player.py", "self", "self", leader_alive=True, signs=ELASTIC),
+        Seen("bash", "self", "self", leader_alive=True, signs=ELASTIC, init=True),
     ),
     "orphaned_workers_with_rank": (
         Seen("player.py", "launcher", "other", leader_alive=True, signs="LOCAL_RANK multiprocessing"),
@@ -345,6 +276,7 @@ def test_a_row_agrees_with_psutil(host: Host, cast: Cast) -> None:
             session=os.getsid(pid),
             tty=row.tty,
             threads=process.num_threads(),
+            program=row.program,
         )
         assert (row.tty != 0) == holder.order("has_terminal")
         assert host.boot_time + row.start / host.ticks == pytest.approx(process.create_time(), abs=0.1)

@@ -82,28 +82,26 @@ def test_titles_and_oddities_have_a_name(argv: list[str], comm: str, name: str) 
     [
         (
             [
-                "python",
-                "-c",
-                "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)",
+                "python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)",
                 "--multiprocessing-fork",
             ],
-            "multiprocessing.spawn",
-            ("multiprocessing",),
+            "multiprocessing.spawn", ("multiprocessing",),
         ),
         (
             ["python3", "-s", "-c", "from multiprocessing.forkserver import main; main(5, 6, ['__main__'])"],
-            "multiprocessing.forkserver",
-            ("multiprocessing",),
+            "multiprocessing.forkserver", ("multiprocessing",),
+        ),
+        (
+            ["python3.14", "-c", "import sys; from multiprocessing.forkserver import main; main(5, 6)", "x"],
+            "multiprocessing.forkserver", ("multiprocessing",),
         ),
         (
             ["python3", "-c", "from multiprocessing.resource_tracker import main;main(5)"],
-            "multiprocessing.resource_tracker",
-            ("multiprocessing",),
+            "multiprocessing.resource_tracker", ("multiprocessing",),
         ),
         (
             ["python", "-m", "joblib.externals.loky.backend.popen_loky_posix", "--pipe", "5"],
-            "joblib.externals.loky.backend.popen_loky_posix",
-            ("multiprocessing",),
+            "joblib.externals.loky.backend.popen_loky_posix", ("multiprocessing",),
         ),
         (["VLLM::Worker_TP0"], "VLLM::Worker_TP0", ("title",)),
         (["sglang::scheduler_TP1"], "sglang::scheduler_TP1", ("title",)),
@@ -111,7 +109,7 @@ def test_titles_and_oddities_have_a_name(argv: list[str], comm: str, name: str) 
         (["python", "-c", "import multiprocessing; hunter2"], "python -c", ()),
         (["python", "train.py", "from multiprocessing.spawn import spawn_main"], "train.py", ()),
     ],
-)
+)  # fmt: skip
 def test_a_worker_is_known_by_its_command(argv: list[str], name: str, signs: tuple[str, ...]) -> None:
     """Only a child that multiprocessing or a serving framework started has this worker evidence."""
     assert program_name(argv, "python") == name

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from tests.support.procs import FakeProc, stat_line
+from tests.support.procs import FakeProc, host, stat_line
 from vramledger.model.reading import ProcessRow
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import parse_comm, parse_stat
+
+__all__ = ["host"]
 
 
 @pytest.mark.parametrize(
@@ -19,6 +24,27 @@ def test_a_row_survives_every_name(comm: bytes) -> None:
     row = parse_stat(42, stat_line(42, comm, ppid=7, pgrp=40, start=12345))
     assert row == ProcessRow(42, 12345, "S", 7, 40, 40, 34816, 7)
     assert parse_comm(stat_line(42, comm)) == comm
+
+
+def test_another_program_has_another_number(host: Host) -> None:
+    """A process that executes a program, the same one too, keeps pid and start, and has another number."""
+    wait = "import os, sys; print(flush=True); sys.stdin.readline()"
+    command = [sys.executable, "-c", f"{wait}; os.execv(sys.executable, [sys.executable, '-c', {wait!r}])"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        rows = []
+        for _ in range(2):
+            child.stdout.readline()
+            rows.append(host.row(child.pid))
+            assert rows[-1] == host.row(child.pid)
+            child.stdin.write("\n")
+            child.stdin.flush()
+    before, after = rows
+    assert before is not None
+    assert after is not None
+    assert before.program != after.program != 0 != before.program
+    assert before._replace(program=0, state="") == after._replace(program=0, state="")
 
 
 @pytest.mark.parametrize("length", [0, 5, 60])

@@ -24,8 +24,7 @@ from tests.support.requirements import require_namespaces, require_root, require
 from tests.support.waiting import wait_until
 from vramledger.model.reading import LaunchCount
 from vramledger.readers.launches.counter_pool import CounterPool
-from vramledger.readers.launches.elf import find_functions
-from vramledger.readers.launches.entry_points import submits_work
+from vramledger.readers.launches.elf import find_functions, submits_work
 from vramledger.readers.launches.holder import HolderCounter
 
 pytestmark = pytest.mark.waits

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.support.nvml_readers import ALL, Open, read
 from tests.support.standin.layout import FUNCTIONS
@@ -21,12 +21,7 @@ from tests.support.standin.library import (
     StandIn,
     build,
 )
-from vramledger.model.reading import (
-    DeviceReading,
-    MemoryReading,
-    ProcessEntry,
-    Reading,
-)
+from vramledger.model.reading import DeviceReading, MemoryReading, ProcessEntry, Reading
 from vramledger.model.reading_json import decode, encode
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
@@ -236,4 +231,4 @@ def test_readings_survive_their_way_through_json(standin_here: StandIn, reader: 
     standin_here.device(0).busy(20)
     read(reader)
     reading = Reading(time=1.0, monotonic=1.0, devices=(read(reader, 1.0),))
-    assert dataclasses.asdict(decode(encode(reading))) == dataclasses.asdict(reading)
+    assert structs.asdict(decode(encode(reading))) == structs.asdict(reading)

@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.nvml_readers import Open, read
-from tests.support.standin.library import (
-    Code,
-    StandIn,
-)
+from tests.support.standin.library import Code, StandIn
 from vramledger.errors import DriverError
 from vramledger.model.reading import FAILURE_REASONS
 from vramledger.readers.nvml.device_reader import DeviceReader

@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.nvml_readers import read
-from tests.support.standin.library import (
-    GIB,
-    MIB,
-    Code,
-    StandIn,
-)
+from tests.support.standin.library import GIB, MIB, Code, StandIn
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
 from vramledger.readers.nvml.hardware import HARDWARE_METRICS
@@ -38,6 +33,7 @@ def test_hardware_is_in_base_units(standin_here: StandIn, reader: DeviceReader) 
         fan_speed=40,
         ecc=(7, 1),
         remapped_rows=(3, 2, 1, 0),
+        recovery_action=4,
         encoder_utilization=50,
         decoder_utilization=25,
         pcie_generation=4,
@@ -71,6 +67,7 @@ def test_hardware_is_in_base_units(standin_here: StandIn, reader: DeviceReader) 
         "device_remapped_rows": {"corrected": 3, "uncorrected": 2},
         "device_row_remap_pending": 1,
         "device_row_remap_failed": 0,
+        "device_recovery_action": {"drain_and_reset": 1},
         "device_encoder_utilization_ratio": 0.5,
         "device_decoder_utilization_ratio": 0.25,
         "device_pcie_link_generation": {"current": 4, "max": 5},
@@ -110,7 +107,7 @@ def test_expensive_readings_have_their_own_pace(standin_here: StandIn, reader: D
         assert energy == 5000
         standin_here.device(0).set(energy=6_000_000)
     counts = {name: standin_here.calls(f"nvmlDeviceGet{name}") for name in SLOW_FUNCTIONS}
-    assert counts == {**dict.fromkeys(SLOW_FUNCTIONS, 1), "PcieThroughput": 2}
+    assert counts == {**dict.fromkeys(SLOW_FUNCTIONS, 1), "PcieThroughput": 2, "FieldValues": 2}
     assert standin_here.calls("nvmlDeviceGetPowerUsage") == 10
     assert read(reader, 10.0).hardware["device_energy_joules_total"] == 6000
 
@@ -133,13 +130,13 @@ def test_a_collector_that_is_off_calls_nothing(standin_here: StandIn) -> None:
     (reader,) = driver.readers(frozenset({"ledger", "process"}))
     reading = read(reader)
     driver.close()
-    assert reading.hardware == {}
+    assert set(reading.hardware) == {"device_recovery_action"}
     assert reading.memory is not None
-    for name in ("PowerUsage", "Temperature", "ClockInfo", "FieldValues", "PcieThroughput", "BAR1MemoryInfo"):
+    for name in ("PowerUsage", "Temperature", "ClockInfo", "PcieThroughput", "BAR1MemoryInfo"):
         assert standin_here.calls(f"nvmlDeviceGet{name}") == 0
 
 
-@pytest.mark.parametrize("collector", ["hardware", "energy", "pcie"])
+@pytest.mark.parametrize("collector", ["ledger", "hardware", "energy", "pcie"])
 def test_a_collector_reads_its_own_families(standin_here: StandIn, collector: str) -> None:
     """Each collector alone reads exactly its own rows of the table."""
     standin_here.fail("nvmlDeviceGetFanSpeed", Code.SUCCESS)

@@ -7,12 +7,7 @@ import time
 import pytest
 
 from tests.support.nvml_readers import read
-from tests.support.standin.library import (
-    GIB,
-    MIB,
-    Code,
-    StandIn,
-)
+from tests.support.standin.library import GIB, MIB, Code, StandIn
 from vramledger.model.reading import ProcessEntry
 from vramledger.readers.nvml.device_reader import DeviceReader
 
@@ -20,9 +15,7 @@ from vramledger.readers.nvml.device_reader import DeviceReader
 def test_the_lists_are_merged_by_maximum(standin_here: StandIn, reader: DeviceReader) -> None:
     """A pid in several lists is one holder with its largest bytes, and the kinds of all its lists."""
     standin_here.device(0).set_processes(
-        [(10, 100), (20, 500), (40, None)],
-        graphics=[(30, 7), (40, 9)],
-        mps=[(20, 500), (10, 120)],
+        [(10, 100), (20, 500), (40, None)], graphics=[(30, 7), (40, 9)], mps=[(20, 500), (10, 120)]
     )
     assert read(reader).processes == (
         ProcessEntry(10, 120, "CM"),

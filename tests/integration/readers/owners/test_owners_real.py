@@ -13,23 +13,27 @@ import tarfile
 import urllib.request
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from tests.support import requirements
 from tests.support.players.stage import Stage
 from tests.support.ports import free_port
 from tests.support.slurm.daemons import node_daemon, step_daemon
+from tests.support.standin.library import MIB, StandIn, build
 from tests.support.waiting import wait_until
 from tests.unit.readers.owners.test_ended import Clock
+from vramledger.config import SamplingConfig
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
+from vramledger.model.reading_json import decode
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import reader
 from vramledger.readers.owners.ended import MISSES_NEEDED
 from vramledger.readers.owners.reader import OwnerReader
+from vramledger.sampling.protocol import encode_config
 
 KERNEL = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
 
@@ -378,3 +382,24 @@ def test_a_zombie_belongs_to_its_job(stage: Stage) -> None:
 
     assert before is not None
     assert (before.type, again.owner) == ("slurm", before)
+
+
+def test_names_come_with_the_holders_first_sample(tmp_path: Path, stage: Stage) -> None:
+    """The first sample that lists a new holder also has its owner."""
+    config = SamplingConfig()
+    command = [sys.executable, "-m", "vramledger.sampling.sampler", encode_config(config)]
+    root = Path(__file__).resolve().parents[4]
+    pid = stage.start(env={"JPY_SESSION_NAME": "/home/ada/gan.ipynb"}).pid
+    with StandIn(tmp_path, build(tmp_path)) as standin:
+        standin.device(0).set_processes([(pid, 500 * MIB)])
+        environment = {**os.environ, **standin.env(), "PYTHONPATH": str(root / "exporter")}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as sampler:
+            assert sampler.stdout is not None
+            reading = decode(sampler.stdout.readline())
+            sampler.kill()
+
+    (facts,) = reading.facts
+    assert facts.pid == pid
+    assert facts.owner is not None
+    assert facts.owner.notebook == "/home/ada/gan.ipynb"
+    assert reading.ended == {}

@@ -22,7 +22,7 @@ from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.schedulers import batch_jobs
 from vramledger.readers.schedulers.reader import READ_INTERVAL, SchedulerReader
-from vramledger.readers.schedulers.slurm_gres import devices_of
+from vramledger.slurm.names import devices_of
 
 SCOPE = "system.slice/slurmstepd.scope"
 ALLOC = "5b3b6f0e-1c2d-4e5f-8a9b-0c1d2e3f4a5b"

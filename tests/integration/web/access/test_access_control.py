@@ -88,7 +88,7 @@ def test_a_stranger_learns_nothing(file: Path) -> None:
             ((status, text, shown),) = answers
             assert (status, text) == (401, "Unauthorized\n")
             assert {name for name, _ in shown} == {
-                *("Content-Length", "Content-Type", "WWW-Authenticate", "X-Content-Type-Options"),
+                *("Content-Length", "Content-Type", "WWW-Authenticate", "X-Content-Type-Options")
             }
             assert "vramledger" not in str(answers)
             assert (await exporter.ask("/-/healthy", ALICE)).text == "vramledger is healthy.\n"

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
 
 import bcrypt
 import pytest
@@ -10,12 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
+from tests.support.requirements import require_root
+from tests.support.secured import ALICE, header, serve_secured
+from tests.support.secured import USERS as SECURED_USERS
 from tests.support.serving import run
 from vramledger.web.access import passwords
 from vramledger.web.access.passwords import FailureBudget, PasswordResult, Passwords, failure_source
 
 USERS = {name: bcrypt.hashpw(word.encode()[:72], bcrypt.gensalt(4)).decode() for name, word in
          (("alice", "wonder"), ("björn", "größe ☃"), ("long", "x" * 80))}  # fmt: skip
+
+
+def at(address: str) -> Callable[[], str]:
+    """Return what names the source of a login."""
+    return lambda: address
 
 
 class Clock:
@@ -62,7 +74,7 @@ def test_only_the_right_password_lets_in(user: str, password: str, verdict: Pass
     async def test() -> None:
         checks = Passwords()
         for _ in range(2):
-            assert await checks.check(USERS, user, password, "192.0.2.1") is verdict
+            assert await checks.check(USERS, user, password, at("192.0.2.1")) is verdict
         checks.close()
 
     run(test)
@@ -75,7 +87,7 @@ def test_no_login_breaks_the_check(user: str, password: str) -> None:
 
     async def test() -> None:
         checks = Passwords()
-        assert await checks.check(USERS, user, password, "192.0.2.1") is PasswordResult.WRONG
+        assert await checks.check(USERS, user, password, at("192.0.2.1")) is PasswordResult.WRONG
         checks.close()
 
     run(test)
@@ -88,12 +100,12 @@ def test_a_right_password_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> N
     async def test() -> None:
         checks = Passwords()
         for _ in range(5):
-            assert await checks.check(USERS, "alice", "wonder", "192.0.2.1") is PasswordResult.RIGHT
+            assert await checks.check(USERS, "alice", "wonder", at("192.0.2.1")) is PasswordResult.RIGHT
         assert len(seen) == 1
         changed = {"alice": USERS["björn"]}
-        assert await checks.check(changed, "alice", "wonder", "192.0.2.1") is PasswordResult.WRONG
+        assert await checks.check(changed, "alice", "wonder", at("192.0.2.1")) is PasswordResult.WRONG
         assert (
-            await checks.check({"bob": USERS["alice"]}, "alice", "wonder", "192.0.2.1")
+            await checks.check({"bob": USERS["alice"]}, "alice", "wonder", at("192.0.2.1"))
             is PasswordResult.WRONG
         )
         checks.close()
@@ -110,7 +122,7 @@ def test_a_name_that_nobody_has_costs_the_same(monkeypatch: pytest.MonkeyPatch) 
         checks = Passwords()
         for user in "abcdefgh":
             for _ in range(2):
-                await checks.check(users, user, "x", f"192.0.2.{ord(user)}")
+                await checks.check(users, user, "x", at(f"192.0.2.{ord(user)}"))
         checks.close()
 
     run(test)
@@ -126,20 +138,20 @@ def test_an_address_that_fails_is_turned_away_unheard(monkeypatch: pytest.Monkey
 
     async def test() -> None:
         checks = Passwords(clock)
-        assert await checks.check(USERS, "alice", "wonder", "192.0.2.1") is PasswordResult.RIGHT
+        assert await checks.check(USERS, "alice", "wonder", at("192.0.2.1")) is PasswordResult.RIGHT
         for number in range(10):
-            assert await checks.check(USERS, "alice", f"{number}", "192.0.2.1") is PasswordResult.WRONG
+            assert await checks.check(USERS, "alice", f"{number}", at("192.0.2.1")) is PasswordResult.WRONG
         computed = len(seen)
         for user in ("alice", "nobody"):
-            assert await checks.check(USERS, user, "guess", "192.0.2.1") is PasswordResult.THROTTLED
-        assert await checks.check(USERS, "björn", "größe ☃", "192.0.2.1") is PasswordResult.THROTTLED
+            assert await checks.check(USERS, user, "guess", at("192.0.2.1")) is PasswordResult.THROTTLED
+        assert await checks.check(USERS, "björn", "größe ☃", at("192.0.2.1")) is PasswordResult.THROTTLED
         assert len(seen) == computed
         # A password that was right before still is, and another address is not affected.
-        assert await checks.check(USERS, "alice", "wonder", "192.0.2.1") is PasswordResult.RIGHT
-        assert await checks.check(USERS, "alice", "guess", "192.0.2.2") is PasswordResult.WRONG
+        assert await checks.check(USERS, "alice", "wonder", at("192.0.2.1")) is PasswordResult.RIGHT
+        assert await checks.check(USERS, "alice", "guess", at("192.0.2.2")) is PasswordResult.WRONG
         clock.now += 6.0
-        assert await checks.check(USERS, "alice", "guess", "192.0.2.1") is PasswordResult.WRONG
-        assert await checks.check(USERS, "alice", "guess", "192.0.2.1") is PasswordResult.THROTTLED
+        assert await checks.check(USERS, "alice", "guess", at("192.0.2.1")) is PasswordResult.WRONG
+        assert await checks.check(USERS, "alice", "guess", at("192.0.2.1")) is PasswordResult.THROTTLED
         checks.close()
 
     run(test)
@@ -151,15 +163,15 @@ def test_what_many_ask_at_once_is_bounded() -> None:
     async def test() -> None:
         checks = Passwords()
         verdicts = await asyncio.gather(
-            *(checks.check(USERS, "alice", f"{number}", f"192.0.2.{number}") for number in range(200))
+            *(checks.check(USERS, "alice", f"{number}", at(f"192.0.2.{number}")) for number in range(200))
         )
         assert verdicts.count(PasswordResult.WRONG) == passwords._WAITING_MAX  # noqa: SLF001
         assert verdicts.count(PasswordResult.BUSY) == 200 - passwords._WAITING_MAX  # noqa: SLF001
         one = await asyncio.gather(
-            *(checks.check(USERS, "alice", f"{number}", "198.51.100.1") for number in range(9))
+            *(checks.check(USERS, "alice", f"{number}", at("198.51.100.1")) for number in range(9))
         )
         assert one.count(PasswordResult.WRONG) == passwords._WAITING_PER_ADDRESS  # noqa: SLF001
-        assert await checks.check(USERS, "alice", "wonder", "198.51.100.2") is PasswordResult.RIGHT
+        assert await checks.check(USERS, "alice", "wonder", at("198.51.100.2")) is PasswordResult.RIGHT
         checks.close()
 
     run(test)
@@ -171,7 +183,7 @@ def test_the_same_login_twice_at_once_is_computed_once(monkeypatch: pytest.Monke
 
     async def test() -> None:
         checks = Passwords()
-        logins = (checks.check(USERS, "alice", "wonder", "192.0.2.1") for _ in range(100))
+        logins = (checks.check(USERS, "alice", "wonder", at("192.0.2.1")) for _ in range(100))
         assert set(await asyncio.gather(*logins)) == {PasswordResult.RIGHT}
         checks.close()
 
@@ -194,9 +206,40 @@ def test_the_memory_of_failures_is_bounded() -> None:
         ("::ffff:192.0.2.1", "192.0.2.1"),
         ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
         ("fe80::1%eth0", "fe80::/64"),
+        *((each, "loopback") for each in ("127.0.0.1", "127.255.3.4", "::1", "::ffff:127.9.9.9")),
         ("", ""),
     ],
 )
 def test_failures_are_counted_by_network(address: str, source: str) -> None:
     """An IPv6 host has 2^64 addresses; IPv4 addresses on a socket for both are not one network."""
     assert failure_source(address) == source
+
+
+def test_users_of_this_host_are_told_apart(tmp_path: Path) -> None:
+    """Over loopback, wrong passwords of one user, from all addresses, refuse no other's first login."""
+    require_root()
+
+    async def status(port: int, uid: int, address: str, login: tuple[str, str]) -> int:
+        os.seteuid(uid)
+        try:
+            connected = socket.create_connection(("127.0.0.1", port), source_address=(address, 0))
+        finally:
+            os.seteuid(0)
+        reader, writer = await asyncio.open_connection(sock=connected)
+        name, value = next(iter(header(login).items()))
+        writer.write(f"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n{name}: {value}\r\n\r\n".encode())
+        found = int((await reader.readline()).split()[1])
+        writer.close()
+        return found
+
+    async def test() -> None:
+        async with serve_secured(tmp_path / "web.yml", SECURED_USERS) as exporter:
+            wrong = [
+                await status(exporter.port, 12345, f"127.0.{number}.7", ("alice", str(number)))
+                for number in range(12)
+            ]
+            assert wrong == [401] * 10 + [429] * 2
+            assert await status(exporter.port, 12345, "127.9.9.9", ALICE) == 429
+            assert await status(exporter.port, 12346, "127.0.0.1", ALICE) == 200
+
+    run(test)

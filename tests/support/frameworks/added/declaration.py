@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vramledger.agent_protocol.frameworks import POOL_FIGURES, Framework, Library
+from vramledger_agent.protocol.frameworks import POOL_FIGURES, Framework, Library
 
 PADDLE = (
     # --- from here on
@@ -12,7 +12,7 @@ PADDLE = (
         libraries=(Library("libpaddle", "libpaddle", "libphi_core"),),
         default=("growth", "Paddle's pool grows as needed"),
         imported_module="paddle.device.cuda",
-        provider="vramledger.agent.frameworks.paddle",
+        provider="vramledger_agent.frameworks.paddle",
         source="paddle.device.cuda",
         figures={name: POOL_FIGURES[name] for name in ("in_use", "in_use_peak", "pool")},
     ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from vramledger.agent import visible_devices
-from vramledger.agent.frameworks.provider import Provider
+from vramledger_agent import visible_devices
+from vramledger_agent.frameworks.provider import Provider
 
 
 class Paddle(Provider):

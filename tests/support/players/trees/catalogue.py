@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.support.players.tree import Tree
-from tests.support.players.trees import containers, launchers, services, shells, states
+from tests.support.players.trees import containers, launchers, programs, services, shells, states
 
-MODULES = (shells, services, containers, launchers, states)
+MODULES = (shells, services, containers, launchers, programs, states)
 TREES = tuple(
     tree
     for module in MODULES

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 
 from tests.support.players.parts import MAIN_PROCESS, children, container, in_a_namespace, kernel, rank, ranks
 from tests.support.players.stage import Player, Stage
-from tests.support.players.tree import LAUNCHER_ENDED, LEADER_ENDED, Cast, healthy, leftover
+from tests.support.players.tree import LEADER_ENDED, Cast, abandoned, healthy, leftover
 from tests.support.requirements import require_tool
-from tests.support.waiting import wait_until
-from vramledger.accounting.states import STARTED_AT_ONCE_TICKS
 
 
 @healthy
@@ -119,43 +116,42 @@ def orphaned_in_container(stage: Stage) -> Cast:
     return Cast(children(launcher), launcher)
 
 
-@leftover(late=LAUNCHER_ENDED)
+@abandoned
 def orphaned_ranks_in_container(stage: Stage) -> Cast:
     """Play torchrun's ranks in a container whose init, a mere reaper, adopts them."""
     launcher = _launcher_below(stage, "docker-init")
     return Cast(ranks(launcher), launcher)
 
 
-@leftover(late=LAUNCHER_ENDED)
+@abandoned
 def orphaned_ranks_under_sleep(stage: Stage) -> Cast:
     """Play torchrun's ranks in a container that sleeps while its users work in it."""
     launcher = _launcher_below(stage, "sleep")
     return Cast(ranks(launcher), launcher)
 
 
-@leftover(late=LAUNCHER_ENDED)
+@abandoned
 def orphaned_ranks_under_a_shell(stage: Stage) -> Cast:
     """Play torchrun's ranks in a container whose pid 1 is a shell, which makes nobody a session's leader."""
     launcher = _launcher_below(stage, "bash")
     return Cast(ranks(launcher), launcher)
 
 
-@leftover(late="it is a worker (multiprocessing) and its launcher has ended")
+@abandoned
 def orphaned_workers_with_rank(stage: Stage) -> Cast:
     """Play spawned workers in a container whose variables say rank: their command line says worker."""
     launcher = _launcher_below(stage, "tini", LOCAL_RANK="0")
     return Cast(launcher.fork_workers("spawn"), launcher)
 
 
-@leftover(late=LAUNCHER_ENDED)
+@abandoned
 def orphaned_ranks_under_dumb_init(stage: Stage) -> Cast:
     """Play torchrun's ranks in a container whose dumb-init adopts them."""
     launcher = _launcher_below(stage, "dumb-init")
-    _wait_as_long_as_torchrun()
     return Cast(ranks(launcher), launcher)
 
 
-@leftover(late=LAUNCHER_ENDED)
+@abandoned
 def orphaned_ranks_under_systemd(stage: Stage) -> Cast:
     """Play torchrun's ranks in a container whose pid 1 is systemd."""
     launcher = _launcher_below(stage, "systemd")
@@ -167,12 +163,6 @@ def orphaned_kernel_in_container(stage: Stage) -> Cast:
     """Play a kernel whose Jupyter server is killed in a container with tini."""
     server = _launcher_below(stage, "tini")
     return Cast([kernel(server, 0)], server)
-
-
-def _wait_as_long_as_torchrun() -> None:
-    """Wait until what it starts cannot be what its init started at once; players are faster than torchrun."""
-    enough = time.monotonic() + 2 * STARTED_AT_ONCE_TICKS / os.sysconf("SC_CLK_TCK")
-    wait_until(lambda: time.monotonic() > enough, "the clock to go on")
 
 
 def _launcher_below(stage: Stage, init: str, **variables: str) -> Player:

@@ -6,7 +6,7 @@ import os
 
 from tests.support.players.parts import IN_A_SHELL, children, kernel, ranks, script
 from tests.support.players.stage import Player, Stage, parent_of
-from tests.support.players.tree import LAUNCHER_ENDED, LEADER_ENDED, Cast, healthy, leftover
+from tests.support.players.tree import LEADER_ENDED, Cast, abandoned, healthy, leftover
 from tests.support.waiting import wait_until
 
 
@@ -103,7 +103,7 @@ def orphaned_subprocesses(stage: Stage) -> Cast:
     return Cast(children(launcher), launcher)
 
 
-@leftover(late="it is a worker (multiprocessing) and its launcher has ended")
+@abandoned
 def orphaned_spawned(stage: Stage) -> Cast:
     """Play two ``multiprocessing`` workers (spawned) of a program that is then killed."""
     launcher = _at_a_prompt(stage)
@@ -117,7 +117,7 @@ def orphaned_forked(stage: Stage) -> Cast:
     return Cast(launcher.fork_workers("fork"), launcher)
 
 
-@leftover(late="it is a worker (LOCAL_RANK, TORCHELASTIC_RUN_ID) and its launcher has ended")
+@abandoned
 def orphaned_ranks(stage: Stage) -> Cast:
     """Play two ranks as torchrun starts them, each leading its own session; torchrun is then killed."""
     launcher = _at_a_prompt(stage)
@@ -131,12 +131,9 @@ def orphaned_kernels(stage: Stage) -> Cast:
     return Cast([kernel(server, number) for number in range(2)], server)
 
 
-@leftover(late=None)
+@leftover(late=LEADER_ENDED)
 def orphaned_from_session_leader(stage: Stage) -> Cast:
-    """Play children of a killed program that led its session (``setsid``, a container, an ssh command).
-
-    Seen late they look as a daemon does that forked twice, and have to pass for one.
-    """
+    """Play children of a killed program that led its session (``setsid``, a container, an ssh command)."""
     launcher = stage.start()
     return Cast(children(launcher), launcher)
 
@@ -149,29 +146,32 @@ def orphaned_under_subreaper(stage: Stage) -> Cast:
     return Cast(children(launcher), launcher)
 
 
-@leftover(late=LAUNCHER_ENDED)
+@abandoned
 def orphaned_mpi_ranks(stage: Stage) -> Cast:
     """Play two ranks of Open MPI in the process group of an mpirun that is then killed."""
     launcher = _at_a_prompt(stage)
-    return Cast([launcher.start(env={"OMPI_COMM_WORLD_RANK": str(number)}) for number in range(2)], launcher)
+    return Cast(
+        [launcher.start(env={"OMPI_COMM_WORLD_RANK": str(number)}, tie="socket") for number in range(2)],
+        launcher,
+    )
 
 
-@leftover(late=LAUNCHER_ENDED)
+@abandoned
 def orphaned_hydra_ranks(stage: Stage) -> Cast:
     """Play two ranks of MPICH whose proxy, the leader of a session, is killed."""
     proxy = stage.start()
-    return Cast([proxy.start(env={"PMI_RANK": str(number)}) for number in range(2)], proxy)
+    return Cast([proxy.start(env={"PMI_RANK": str(number)}, tie="socket") for number in range(2)], proxy)
 
 
-@leftover(late=LAUNCHER_ENDED)
+@abandoned
 def orphaned_ray_workers(stage: Stage) -> Cast:
     """Play two workers of Ray whose raylet is killed."""
     raylet = _at_a_prompt(stage)
     variables = {"RAY_RAYLET_PID": str(raylet.pid)}
-    return Cast([raylet.start(env=variables, session=True) for _ in range(2)], raylet)
+    return Cast([raylet.start(env=variables, session=True, tie="socket") for _ in range(2)], raylet)
 
 
-@leftover(late=LAUNCHER_ENDED)
+@abandoned
 def orphaned_ranks_of_a_nohup_job(stage: Stage) -> Cast:
     """Play torchrun under nohup, which its ranks inherit, and which is then killed."""
     launcher = stage.start(("ignore", "SIGHUP"), session=False)
@@ -185,7 +185,7 @@ def orphaned_grandchildren(stage: Stage) -> Cast:
     return Cast(children(middle), middle)
 
 
-@leftover(late="it is a worker (multiprocessing) and its launcher has ended")
+@abandoned
 def orphaned_in_a_pipeline(stage: Stage) -> Cast:
     """Play spawned workers of a program in a pipeline, whose group has another, live leader."""
     first = stage.start(session=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.players.parts import MAIN_PROCESS
 from tests.support.players.stage import Stage, parent_of
-from tests.support.players.tree import Cast, healthy, leftover
+from tests.support.players.tree import LEADER_ENDED, Cast, healthy, leftover
 from tests.support.waiting import wait_until
 
 
@@ -76,8 +76,8 @@ def restarted_supervisor(stage: Stage) -> Cast:
     return Cast([supervisor.start(session=True)], supervisor)
 
 
-@leftover(late=None)
+@leftover(late=LEADER_ENDED)
 def orphaned_workers_of_a_master(stage: Stage) -> Cast:
-    """Play pre-forked workers of a daemon that is then killed; seen late they look as the daemon would."""
+    """Play pre-forked workers of a daemon that is then killed."""
     master = stage.start()
     return Cast([master.fork() for _ in range(2)], master)

@@ -9,7 +9,7 @@ import psutil
 
 from tests.support.players.parts import Terminal, children, job, script, started_by_shell
 from tests.support.players.stage import Stage, parent_of, status
-from tests.support.players.tree import Cast, healthy
+from tests.support.players.tree import LEADER_ENDED, Cast, healthy, seems_left
 from tests.support.requirements import require_tool
 from tests.support.waiting import wait_until
 
@@ -61,43 +61,43 @@ def tmux_child(stage: Stage) -> Cast:
     return Cast(stage.hear("holder"))
 
 
-@healthy
+@seems_left(LEADER_ENDED)
 def terminal_closed(stage: Stage) -> Cast:
     """Play a program whose terminal's server, of which the kernel keeps 15 letters, has ended."""
     return _outlived(stage, "gnome-terminal-server")
 
 
-@healthy
+@seems_left(LEADER_ENDED)
 def connection_lost(stage: Stage) -> Cast:
     """Play a program that ``ssh HOST program`` started, after its connection is lost."""
     return _outlived(stage, "sshd-session")
 
 
-@healthy
+@seems_left(LEADER_ENDED)
 def screen_closed(stage: Stage) -> Cast:
     """Play a program in a window of GNU screen whose server is killed."""
     return _outlived(stage, "screen")
 
 
-@healthy
+@seems_left(LEADER_ENDED)
 def run_by_sudo(stage: Stage) -> Cast:
     """Play a program that outlives the sudo that started it."""
     return _outlived(stage, "sudo")
 
 
-@healthy
+@seems_left(LEADER_ENDED)
 def run_by_timeout(stage: Stage) -> Cast:
     """Play a program that outlives the ``timeout`` around it."""
     return _outlived(stage, "timeout")
 
 
-@healthy
+@seems_left(LEADER_ENDED)
 def run_by_cron(stage: Stage) -> Cast:
     """Play a job of cron, after cron was upgraded and started again."""
     return _outlived(stage, "cron")
 
 
-@healthy
+@seems_left(LEADER_ENDED)
 def sampled(stage: Stage) -> Cast:
     """Play a program that ``py-spy record`` started, after py-spy is killed."""
     return _outlived(stage, "py-spy")
@@ -135,13 +135,13 @@ def background_of_system(stage: Stage) -> Cast:
     return Cast([holder])
 
 
-@healthy
+@seems_left(LEADER_ENDED)
 def debugged(stage: Stage) -> Cast:
     """Play a program that outlives the debugger that started it."""
     return _outlived(stage, "gdb")
 
 
-@healthy
+@seems_left(LEADER_ENDED)
 def profiled(stage: Stage) -> Cast:
     """Play a program that outlives the profiler that started it."""
     return _outlived(stage, "nsys")

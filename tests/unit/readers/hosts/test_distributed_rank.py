@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vramledger.agent_protocol.distributed_ranks import LONGEST_VALUE
 from vramledger.model.reading import Rank
-from vramledger.readers.hosts.distributed_rank import find_rank
+from vramledger.readers.hosts.facts import find_rank
+from vramledger_agent.protocol.distributed_ranks import LONGEST_VALUE
 
 TORCHRUN = "MASTER_ADDR=n0 MASTER_PORT=29500 RANK=5 WORLD_SIZE=16 LOCAL_RANK=1 TORCHELASTIC_RUN_ID=none"
 SRUN = "SLURM_JOB_ID=17 SLURM_STEP_ID=0 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8 SLURM_NTASKS=8"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vramledger.readers.launches.elf import ElfError, find_functions
-from vramledger.readers.launches.mappings import find_mappings
+from vramledger.readers.launches.uprobes import find_mappings
 
 
 def functions_of(path: Path, wanted: Callable[[str], bool] = bool) -> dict[str, int]:
@@ -92,6 +93,43 @@ def test_names_without_an_end(tmp_path: Path, own_library: tuple[Path, int, int]
     (tmp_path / "library").write_bytes(whole[: len(whole) // 2])
 
     with pytest.raises(ElfError, match="cut off"):
+        functions_of(tmp_path / "library")
+
+
+def library(names: bytes, symbols: list[int]) -> bytes:
+    """Make a library whose functions have their names at these places of one table."""
+    table = b"".join(struct.pack("<IBBHQQ", at, 0x12, 0, 1, 0x1000, 1) for at in symbols)
+    sections = [(11, 64 + len(names), len(table), 1), (3, 64, len(names), 0)]
+    headers = b"".join(
+        struct.pack("<IIQQQQIIQQ", 0, kind, 0, 0, at, size, link, 0, 1, 0)
+        for kind, at, size, link in sections
+    )
+    places = (0, 64 + len(names) + len(table), 0, 64, 56, 0, 64, len(sections), 0)
+    header = b"\x7fELF\x02\x01" + bytes(10) + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, *places)
+    return header + names + table + headers
+
+
+def test_a_name_without_measure_is_read_by_nobody(tmp_path: Path) -> None:
+    """Many functions that share one long name cost no more than as many short ones."""
+    places = [*range(0, 2**20, 64), 2**20 + 1]
+    (tmp_path / "library").write_bytes(library(b"x" * 2**20 + b"\0cuInit\0", places))
+    asked: list[str] = []
+
+    def is_wanted(name: str) -> bool:
+        asked.append(name)
+        return name == "cuInit"
+
+    with pytest.raises(ElfError, match="cuInit lies outside"):
+        functions_of(tmp_path / "library", is_wanted)
+    assert max(map(len, asked)) < 128
+
+
+@pytest.mark.parametrize("size", [2**21 + 1, 2**25])
+def test_a_table_without_measure_is_refused(tmp_path: Path, size: int) -> None:
+    """A table of names larger than that of any driver is not read."""
+    (tmp_path / "library").write_bytes(library(b"x" * size, [0]))
+
+    with pytest.raises(ElfError, match="too large"):
         functions_of(tmp_path / "library")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vramledger.readers.launches.entry_points import bypasses_library, is_library, submits_work
+from vramledger.readers.launches.elf import bypasses_library, is_library, submits_work
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.waiting import wait_until
 from tests.unit.readers.owners.test_resolver import UID, A, B, docker, facts, pod

@@ -153,13 +153,14 @@ def test_rootless_containers_are_not_looked_for_among_roots(tmp_path: Path) -> N
     path = f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope"
 
     found = answer(tmp_path, facts(path))
-    assert found == Owner("user", "ada", container=A[:12], unit="user@1000.service")
+    assert found == Owner("user", "ada", unit="user@1000.service")
 
 
 @pytest.mark.parametrize(
     ("path", "kind", "name"),
     [
-        (f"{KUBELET}/system.slice/slurmstepd.scope/job_9/step_0/user", "slurm", "9"),
+        (f"{KUBELET}/system.slice/slurmstepd.scope/job_9/step_0/user", "pod", "ml/train-0"),
+        ("/system.slice/slurmstepd.scope/job_9/step_0/user", "slurm", "9"),
         (f"/system.slice/slurmstepd.scope/job_9/step_0/libpod-{A}", "slurm", "9"),
         (KUBELET, "pod", "ml/train-0"),
         (f"/system.slice/docker-{A}.scope", "container", A[:12]),
@@ -300,15 +301,10 @@ ID = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
         (f"python -m ipykernel_launcher -f /run/user/1000/jupyter/kernel-{ID}.json", None, f"kernel-{ID}"),
         (
             f"python -m ipykernel_launcher --f=/home/ada/.local/share/jupyter/runtime/kernel-v3{ID}.json",
-            None,
-            f"kernel-v3{ID}",
+            None, f"kernel-v3{ID}",
         ),
         (f"python -m ipykernel_launcher -f kernel-{ID}.json", "/home/ada/", f"kernel-{ID}"),
-        (
-            'python -m ipykernel_launcher --f="/a\N{NO-BREAK SPACE}b/kernel-v3a0f.json"',
-            None,
-            "kernel-v3a0f",
-        ),
+        ('python -m ipykernel_launcher --f="/a\N{NO-BREAK SPACE}b/kernel-v3a0f.json"', None, "kernel-v3a0f"),
         ("python -m ipykernel_launcher --f=/tmp/tmp-52030HdOn7IrfdSaA.json", None, "tmp-52030HdOn7IrfdSaA"),
         ("python -m ipykernel_launcher -f /tmp/tmpq3x_8k1a.json", None, "tmpq3x_8k1a"),
         ("python -m ipykernel_launcher --HistoryManager.enabled=False -f /tmp/tmpa.json", None, "tmpa"),
@@ -326,7 +322,7 @@ ID = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
         ("python train.py", None, ""),
         ("", None, ""),
     ],
-)
+)  # fmt: skip
 def test_a_kernels_notebook(argv: str, variable: str | None, name: str) -> None:
     """Jupyter's variable gives the path, a kernel's connection file a name, anything else nothing."""
     environment = b"\0HOME=/home/ada\0NOT_JPY_SESSION_NAME=x"

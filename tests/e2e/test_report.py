@@ -1,0 +1,128 @@
+"""``vramledger report``: each user is told of their own programs, by a mail program and by a webhook."""
+
+from __future__ import annotations
+
+import email
+import pwd
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.policy import default
+from pathlib import Path
+
+import pytest
+
+from tests.integration.alerts.test_delivery import inbox
+from tests.support.exporter import QUICK, Exporter, run, serving
+from tests.support.players.stage import Stage
+from tests.support.requirements import require_host_pid_namespace, require_root
+from tests.support.standin.library import GIB, StandIn
+
+DAEMON, BIN, UNKNOWN = 1, 2, 54321
+"""Two users whom every host knows, and one whom it does not."""
+
+SOON = ("--after=1s", "--least=2GiB")
+
+
+@contextmanager
+def hoarded(standin: StandIn, stage: Stage) -> Iterator[tuple[Exporter, dict[str, int]]]:
+    """Run an exporter beside idle programs of several users; yield the pids by what they are."""
+    require_host_pid_namespace()
+    require_root()
+    players = {
+        "first": stage.start(user=DAEMON), "second": stage.start(user=DAEMON), "other": stage.start(user=BIN),
+        "stranger": stage.start(user=UNKNOWN), "root": stage.start(), "small": stage.start(user=DAEMON),
+    }  # fmt: skip
+    pids = {name: each.pid for name, each in players.items()}
+    standin.device(0).set_processes(
+        [(pid, GIB if name == "small" else 3 * GIB) for name, pid in pids.items()]
+    )
+    with serving(*QUICK, "--idle-after=1s", driver=standin.env()) as exporter:
+        exporter.until(lambda page: all(page.state(pid) == "idle" for pid in pids.values()), "idleness")
+        since = "process_state_since_timestamp_seconds"
+        exporter.until(
+            lambda page: all(page.time - began > 1 for began in page.values(since).values()), "a second of it"
+        )
+        yield exporter, pids
+
+
+def told(text: str, pids: dict[str, int]) -> set[str]:
+    """Return of which programs a text tells."""
+    return {name for name, pid in pids.items() if f"pid {pid} (" in text}
+
+
+def test_each_user_is_told_of_their_own(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
+    """Mail and webhook tell each user what is held, since when and how to end it; the administrator all."""
+    program = tmp_path / "sendmail"
+    program.write_text(f'#!/bin/sh\nexec cat > "{tmp_path}/$3.eml"\n')
+    program.chmod(0o755)
+    names = {pwd.getpwuid(uid).pw_name: uid for uid in (DAEMON, BIN)}
+    with hoarded(standin, stage) as (exporter, pids), inbox() as (url, got):
+        asking = {**standin.env(), **exporter.found}
+        sending = (f"--mail.program={program}", "--mail.domain=example.org", f"--webhook={url}/hook")
+        printed = run("report", *SOON, driver=asking)
+        sent = run("report", "--mail", *sending, *SOON, driver=asking)
+        later = run("report", "--mail", *sending, "--after=1h", driver=asking)
+    mails = {
+        path.stem: email.message_from_bytes(path.read_bytes(), policy=default)
+        for path in tmp_path.glob("*.eml")
+    }
+    texts = {
+        address: mail.get_body(("plain",)).get_content()  # type: ignore[union-attr]
+        for address, mail in mails.items()
+    }
+    hooked = {body["user"]: body for _, body in got}
+    everybody = set(pids) - {"small"}
+
+    assert (printed.returncode, sent.returncode, later.returncode) == (0, 0, 0), sent.stderr
+    assert told(printed.stdout, pids) == everybody
+    assert set(mails) == {"root@example.org", *(f"{name}@example.org" for name in names)}
+    assert told(texts["daemon@example.org"], pids) == {"first", "second"}
+    assert told(texts["bin@example.org"], pids) == {"other"}
+    assert told(texts["root@example.org"], pids) == everybody
+    own = texts["bin@example.org"]
+    assert "of user bin holds 3.00 GiB on GPU 0, and has done nothing since 20" in own
+    assert f"`vramledger end --pid {pids['other']} --yes` ends it." in own
+    assert ("(inferred)" in own) == ("inferred: nobody saw it work" in own)
+    assert mails["bin@example.org"]["Auto-Submitted"] == "auto-generated"
+    assert set(hooked) == {None, *names}
+    assert {each["pid"] for each in hooked["bin"]["holdings"]} == {pids["other"]}
+    assert hooked["bin"]["text"] == own
+    assert len(got) == len(names) + 1, "what has not lasted an hour is told to nobody"
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--mail", "--mail.program=/nowhere/sendmail"), r"\[Errno 2\]"),
+        (("--mail", "--mail.program=/bin/false"), "Command"),
+        (("--webhook=http://127.0.0.1:1/",), "<urlopen error"),
+    ],
+)
+def test_what_cannot_be_sent_is_said(
+    standin: StandIn, stage: Stage, flags: tuple[str, ...], problem: str
+) -> None:
+    """A message that cannot be sent is an error in one line, and the others are tried too."""
+    with hoarded(standin, stage) as (exporter, _):
+        done = run("report", *flags, *SOON, driver={**standin.env(), **exporter.found})
+
+    assert done.returncode == 1
+    assert re.search(
+        rf"a message could not be sent to (daemon|bin): {problem}.* \(and 2 more\)$", done.stderr
+    )
+    assert done.stderr.count("\n") == 1
+
+
+def test_nobody_is_told_where_nothing_is_known(standin: StandIn) -> None:
+    """Without an exporter nobody knows for how long, and one that plays a recording is none of this host."""
+    alone = run("report", "--mail", driver=standin.env())
+    with serving(*QUICK, "--source=auto", driver={"LD_LIBRARY_PATH": "/nowhere"}) as exporter:
+        exporter.until(lambda page: page.up, "the recording")
+        played = run("report", "--mail", driver=exporter.found)
+    wrong = run("report", "--webhook=file:///etc/passwd", driver=standin.env())
+
+    for done in (alone, played):
+        assert done.returncode == 1
+        assert "only to an exporter that runs" in done.stderr
+    assert wrong.returncode == 2
+    assert "does not begin with http:// or https://" in wrong.stderr

@@ -1,0 +1,111 @@
+"""An agent and an exporter of different versions, each installed from wheels into an environment of its own.
+
+The other version is made of this one: it is the version before, without a request and without parts of a
+report, and at the same time the next one, with messages, requests and figures that nobody knows here.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.exporter import QUICK, serving
+from tests.support.listening import FAKE, environment
+from tests.support.packages import build_all, build_changed, install_both
+from tests.support.standin.library import GIB, StandIn
+from vramledger_agent import __version__
+
+AGENT = "exporter/agent/vramledger_agent"
+OTHER = "9.9.9"
+CHANGES = {
+    "pyproject.toml": (f"vramledger-agent=={__version__}", f"vramledger-agent=={OTHER}"),
+    f"{AGENT}/__init__.py": (f'__version__ = "{__version__}"', f'__version__ = "{OTHER}"'),
+    # Without the request 'reclaim', and with another.
+    f"{AGENT}/protocol/messages.py": ('("reclaim", "snapshot")', '("snapshot", "weather")'),
+    f"{AGENT}/commands/parser.py": ('"--allow-reclaim"', '"--allow-weather"'),
+    f"{AGENT}/requests.py": ('"reclaim": (', '"weather": ('),
+    "exporter/vramledger/commands/reclaim.py": ('args.pid, "reclaim"', 'args.pid, "weather"'),
+    # Without the collector, and with other entries and another framework.
+    f"{AGENT}/session.py": (
+        '"collector": collector_entry(),\n            "frameworks": [',
+        '"moon": {"phase": 0.5}, "frameworks": [{"framework": "flux", "devices": {"of": 1}}] + [',
+    ),
+    f"{AGENT}/message.py": (
+        "    found: dict[str, object] = {}\n",
+        '    found: dict[str, object] = {"sunny": True, "rain": {"mm": [1]}}\n',
+    ),
+    # Messages of a kind that nobody knows, before each report and on its connection.
+    f"{AGENT}/transport.py": (
+        "self._socket.send(message, ",
+        'self._socket.send(b\'{"version": 1, "news": []}\'); self._socket.send(message, ',
+    ),
+}
+"""For each file, a text and what is there in the other version."""
+
+PROGRAM = """
+import sys, torch
+kept = torch.Tensor(8)
+sys.stdin.read()
+"""
+
+
+class Versions(NamedTuple):
+    """The Python of each environment: of this version, and of the other."""
+
+    this: Path
+    other: Path
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
+    """Build and install both packages of both versions."""
+    made = (
+        build_all(tmp_path_factory.mktemp("this")),
+        build_changed(tmp_path_factory.mktemp("other"), CHANGES),
+    )
+    return Versions(*(install_both(tmp_path_factory.mktemp("home"), dist) for dist in made))
+
+
+@pytest.mark.parametrize(("agent", "exporter"), [("other", "this"), ("this", "other")])
+def test_another_version_costs_only_what_is_not_known(
+    agent: str, exporter: str, versions: Versions, place: Path, standin: StandIn
+) -> None:
+    """Figures arrive from another version's agent, also after messages that one side does not know."""
+    inside, outside = getattr(versions, agent), getattr(versions, exporter)
+    flags = (*QUICK, f"--agent.socket={place / 'agent.sock'}")
+    with serving(*flags, driver=standin.env(), python=str(outside)) as running:
+        run = [inside.with_name("vramledger-agent"), "run", "--"]
+        environ = environment(
+            place, CUDA_VISIBLE_DEVICES="0", PYTHONPATH=str(FAKE), VRAMLEDGER_AGENT_CONSENT="reclaim,weather"
+        )
+        pipe = subprocess.PIPE
+        program = subprocess.Popen([*run, inside, "-c", PROGRAM], env=environ, stdin=pipe, text=True)
+        standin.device(0).set_processes([(program.pid, 4 * GIB)])
+        told = {"framework": "torch", "pid": program.pid, "gpu": 0}
+        page = running.until(lambda page: page.values("framework_pool_bytes", **told), "the report")
+        before = page.value("framework_pool_bytes", **told)
+        assert page.labels("agent_info", "version") == {__version__ if agent == "this" else OTHER}
+
+        answers = [
+            subprocess.run(
+                [python.with_name("vramledger"), "reclaim", str(program.pid), "--for=1s",
+                 f"--agent.socket={place / 'agent.sock'}"],
+                check=False, capture_output=True, text=True, env=environ,
+            )
+            for python in versions
+        ]  # fmt: skip
+
+        at = page.time
+        page = running.until(lambda page: page.time > at + 1, "further samples")
+        program.communicate("")
+    rejected = {reason: value for reason, value in page.values("agent_rejected_total").items() if value}
+
+    for answer in answers:
+        assert "does not know this request" in answer.stderr
+        assert (answer.returncode, answer.stderr.count("\n")) == (1, 1)
+    assert page.value("framework_pool_bytes", **told) == before is not None
+    assert rejected == {}
+    assert program.returncode == 0

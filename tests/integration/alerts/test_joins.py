@@ -1,0 +1,111 @@
+"""No node can make a rule fail, whatever label sets its series come in at one time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.alerts.exporter_cases import EXPORTER_CASES
+from tests.support.alerts.holder_cases import HOLDER_CASES
+from tests.support.alerts.nodes import Node
+from tests.support.alerts.promtool import STEP, evaluation_order
+from tests.support.faults.evaluation import Manager, ask
+from tests.support.requirements import EACH_VERSION, VERSIONS, require_version
+
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
+LONGEST = 45.0
+"""Minutes: nearly every alert has fired by then."""
+
+_NODES = {case.fires: case for case in reversed([*EXPORTER_CASES, *HOLDER_CASES]) if case.minute <= LONGEST}
+"""A node for each set of alerts, and one on which nothing is wrong."""
+
+_FIRING = 'ALERTS{alertstate="firing",severity!="none"}'
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+IDENTITY = {"job", "instance", "uuid", "pid", "rule_group"}
+"""What tells a node, a device or a process from others: what differs in these is another one."""
+
+OTHER = {"state": "idle", "grade": "seen", "type": "shared", "reason": "other", "framework": "jax"}
+"""What a label may be besides, where the rules select by its value."""
+
+
+def variants(series: str) -> Iterator[str]:
+    """Yield a series as it may come besides: another value of each label but the identities, more labels.
+
+    Two exporters overlap in an update, a GPU's index changes, a target has another label, two servers scrape
+    one node, another cluster has a node of the name.
+    """
+    name, _, rest = series.partition("{")
+    labels = dict(_LABEL.findall(rest))
+
+    def written(changed: Mapping[str, str]) -> str:
+        return name + "{" + ",".join(f'{key}="{value}"' for key, value in {**labels, **changed}.items()) + "}"
+
+    yield written({"replica": "2"})
+    yield written({"cluster": "other"})
+    yield written({"cluster": "other", "exported_pod": "new"})
+    for label in labels.keys() - IDENTITY:
+        yield written({label: OTHER.get(label, "other")})
+    yield written({label: OTHER.get(label, "others") for label in labels.keys() - IDENTITY})
+
+
+def multiplied(node: Node) -> dict[str, str]:
+    """Return the series of a node with all variants, by their text; the first one with a text counts."""
+    plain = {each["series"]: each["values"] for each in node.series(LONGEST)}
+    found = dict(plain)
+    seen = {(name.partition("{")[0], frozenset(_LABEL.findall(name))) for name in plain}
+    for name, values in plain.items():
+        for other in variants(name):
+            key = (other.partition("{")[0], frozenset(_LABEL.findall(other)))
+            if key not in seen:
+                seen.add(key)
+                found[other] = values
+    return found
+
+
+@pytest.mark.parametrize("version", EACH_VERSION)
+def test_no_label_set_fails_a_rule(version: str, tmp_path: Path) -> None:
+    """Each rule is evaluated for all nodes, although one has each of its series in several label sets."""
+    nodes = {name: multiplied(case.node) for name, case in _NODES.items()}
+    # Each node has an instance of its own.
+    series = {
+        each.replace('instance="gpu-1:10839"', f'instance="gpu-{number}:10839"'): values
+        for number, found in enumerate(nodes.values())
+        for each, values in found.items()
+    }
+    promtool = require_version("promtool", version)
+    manager = Manager(STEP, order=evaluation_order(), promtool=promtool, everything=True)
+
+    fired = ask(_FIRING, range(0, round(LONGEST * 60) + 1, STEP * 5), series.items(), tmp_path, manager)
+
+    names = {dict(key)["alertname"] for key in fired}
+    wanted = {word.rpartition("-")[0] for fires in _NODES for word in fires.split()}
+    assert len(names & wanted) > len(wanted) / 2, "the nodes still have what the rules select"
+
+
+def test_two_servers_that_scrape_a_node_raise_each_alert_once(tmp_path: Path) -> None:
+    """A ruler over two replicas of Prometheus says what it says over one of them, with the same labels."""
+    series: dict[str, str] = {}
+    for number, case in enumerate(_NODES.values()):
+        for kind in ("one", "two"):
+            for each in replace(case.node, instance=f"{kind} {number}").series(LONGEST):
+                name, _, labels = each["series"].partition("{")
+                for replica in ("", 'replica="a",', 'replica="b",')[
+                    slice(1) if kind == "one" else slice(1, 3)
+                ]:
+                    series[f"{name}{{{replica}{labels}"] = each["values"]
+    manager = Manager(STEP, order=evaluation_order(), promtool=require_version("promtool", VERSIONS[0]))
+    times = range(0, round(LONGEST * 60) + 1, STEP * 3)
+    found: dict[str, set[tuple[frozenset[tuple[str, str]], float]]] = {"one": set(), "two": set()}
+    for key, seen in ask(_FIRING, times, series.items(), tmp_path, manager).items():
+        fired = dict(key)
+        kind, _, fired["instance"] = fired.get("instance", "").partition(" ")
+        if kind in found:
+            found[kind] |= {(frozenset(fired.items()), at) for at in seen}
+
+    assert found["one"]
+    assert found["two"] == found["one"]

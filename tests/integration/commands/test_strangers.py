@@ -1,0 +1,155 @@
+"""What commands print and keep of what others have written."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import pickle
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.examples import examples
+from tests.support.exporter import run
+from vramledger_agent.commands.attach import await_answer
+from vramledger_agent.printable import write_plain
+from vramledger_agent.transport import receive
+
+HOSTILE = "\x1b]0;mine\x07\x1b[2J\x9b31m\r\u202e\u2028done"
+CLEAR = "\x1b[H\x1b[2J"
+SNAPSHOT = pickle.dumps({"segments": [], "device_traces": [], "allocator_settings": {}})
+
+
+def controls(text: str) -> list[str]:
+    """Return what of a text is neither printable nor a line feed."""
+    return [char for char in text if not char.isprintable() and char != "\n"]
+
+
+@settings(max_examples=examples(300))
+@given(st.text() | st.lists(st.sampled_from([CLEAR, "\x1b[31m", "\x1b[3", "1m", "a\n", "\x07"])).map("".join))
+def test_no_text_controls_a_terminal(text: str) -> None:
+    """Only what is printable, line feeds and our own sequences reach the terminal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", out := StringIO())
+        write_plain(text)
+        patch.setattr("sys.stdout", coloured := StringIO())
+        write_plain(text, controls=(CLEAR, "\x1b[31m"))
+
+    assert controls(out.getvalue()) == []
+    assert controls(coloured.getvalue().replace(CLEAR, "").replace("\x1b[31m", "")) == []
+    assert len(out.getvalue()) == len(text)
+    if not controls(text):
+        assert out.getvalue() == coloured.getvalue() == text
+
+
+@pytest.fixture
+def hostile_exporter(tmp_path: Path) -> Iterator[socket.socket]:
+    """Listen where a command of our own user takes an exporter to be; its agent is a stranger's."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(tmp_path / "agent.sock"))
+        listening.listen()
+        listening.settimeout(20)
+        yield listening
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_snapshot_is_nobodys_to_change(
+    tmp_path: Path, hostile_exporter: socket.socket, mapped: bool
+) -> None:
+    """An agent that keeps the descriptor cannot change the file; one that still could leaves none."""
+    path = tmp_path / "kept.pickle"
+
+    def answer(stack: ExitStack) -> int:
+        with hostile_exporter.accept()[0] as client:
+            client.settimeout(20)
+            receive(client)
+            _, (file,) = receive(client)
+            os.write(file, SNAPSHOT)
+            if mapped:
+                stack.enter_context(mmap.mmap(file, len(SNAPSHOT)))
+            said = {"version": 1, "ok": True, "events": [HOSTILE] * 9, "history": HOSTILE}
+            client.send(json.dumps(said).encode())
+            return file
+
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        answered = pool.submit(answer, stack)
+        done = run(
+            "snapshot", "7", f"--agent.socket={tmp_path / 'agent.sock'}", f"--output={path}", driver={}
+        )
+        file = answered.result(20)
+        try:
+            if mapped:
+                assert (done.returncode, path.exists()) == (1, False)
+                assert "still writes the snapshot" in done.stderr
+                return
+            assert done.returncode == 0, done.stderr
+            with pytest.raises(PermissionError):
+                os.pwrite(file, b"changed", 0)
+            with pytest.raises(PermissionError):
+                os.ftruncate(file, 2**30)
+            assert path.read_bytes() == SNAPSHOT
+            assert path.stat().st_ino != os.fstat(file).st_ino
+            assert controls(done.stdout + done.stderr) == []
+        finally:
+            os.close(file)
+
+
+def test_a_refusal_controls_no_terminal(tmp_path: Path, hostile_exporter: socket.socket) -> None:
+    """An agent's words are shown without what would control the terminal."""
+
+    def answer() -> None:
+        with hostile_exporter.accept()[0] as client, suppress(ConnectionError):
+            receive(client)
+            client.send(json.dumps({"version": 1, "ok": False, "error": HOSTILE * 3}).encode())
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(answer)
+        done = run("reclaim", "7", f"--agent.socket={tmp_path / 'agent.sock'}", driver={})
+
+    assert (done.returncode, controls(done.stderr)) == (1, [])
+    assert "done" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "directory", "socket"])
+def test_an_answer_that_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    """The directory of ``attach`` belongs to the process' user, who may put anything there."""
+    place = tmp_path / "answer"
+    with socket.socket(socket.AF_UNIX) as listening:
+        if kind == "fifo":
+            os.mkfifo(place)
+        elif kind == "link":
+            place.symlink_to("/etc/hostname")
+        elif kind == "directory":
+            place.mkdir()
+        else:
+            listening.bind(str(place))
+        directory = os.open(tmp_path, os.O_RDONLY)
+        try:
+            with pytest.raises(OSError, match=r"plain file|symbolic link|No such device|directory"):
+                await_answer(directory, float("inf"))
+        finally:
+            os.close(directory)
+
+
+@pytest.mark.parametrize("place", ["key", "value", "line"])
+def test_a_recordings_texts_control_no_terminal(tmp_path: Path, place: str) -> None:
+    """Keys and values of a recording, and what is none, are shown without control characters."""
+    path = tmp_path / "recording.jsonl"
+    texts = {
+        "key": json.dumps({"version": 1, HOSTILE: HOSTILE}),
+        "value": json.dumps({"version": HOSTILE, "kind": HOSTILE}),
+        "line": HOSTILE,
+    }
+    path.write_text(texts[place] + "\n", encoding="utf-8")
+    done = run("show", f"--source=replay:{path}", driver={})
+
+    assert done.returncode == 1
+    assert (controls(done.stdout), controls(done.stderr)) == ([], [])

@@ -1,0 +1,202 @@
+"""What the threads of real notebooks and web servers say of them: idle, and with requests."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support import requirements
+from tests.support.ports import free_port
+from tests.support.waiting import wait_until
+from vramledger.accounting.work.thread_times import ThreadQuiet, ThreadTimesState, ThreadTimesTracker
+from vramledger.model.reading import DeviceReading, ProcessEntry, Reading
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.hosts.stat import read_row
+from vramledger.readers.hosts.thread_times import ThreadTimesReader
+
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
+
+PERIOD, LOOKS, LOOKS_MAX = 10.0, 4, 15
+"""Seconds between two looks, and how many: each is as good as those of the exporter, which are 30 s apart.
+Beside others a rhythm may be lost for a look, so there are more until it was kept."""
+
+SERVER = """
+import threading
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+def wsgi(environ, start_response):
+    start_response("200 OK", [])
+    return [b"ok"]
+"""
+
+
+class Program:
+    """A server or a notebook, and what gives it work."""
+
+    def __init__(self, pid: int, ask: Callable[[], object] | None = None) -> None:
+        self.pid = pid
+        self.ask = ask
+
+
+def _server(
+    ending: ExitStack, folder: Path, *command: str
+) -> tuple[subprocess.Popen[bytes], Callable[[], object]]:
+    port = free_port()
+    (folder / "served.py").write_text(SERVER, encoding="utf-8")
+    arguments = [sys.executable, "-m", *(each.format(port=port) for each in command)]
+    process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    ending.callback(process.wait)
+    ending.callback(process.terminate)
+
+    def ask() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
+                return bool(answer.read() == b"ok")
+        except OSError:
+            return False
+
+    wait_until(ask, "the server answers")
+    return process, ask
+
+
+def _uvicorn(ending: ExitStack, folder: Path, *, asked: bool) -> Program:
+    process, ask = _server(ending, folder, "uvicorn", "--port={port}", "--log-level=critical", "served:app")
+    return Program(process.pid, ask if asked else None)
+
+
+def _gunicorn(ending: ExitStack, folder: Path, *, asked: bool) -> Program:
+    process, ask = _server(ending, folder, "gunicorn", "--bind=127.0.0.1:{port}", "served:wsgi")
+    (worker,) = psutil.Process(process.pid).children()
+    return Program(worker.pid, ask if asked else None)
+
+
+NOTEBOOK = """
+import sys
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel()
+print(manager.provisioner.pid, flush=True)
+for line in sys.stdin:
+    client.execute_interactive("sum(range(100_000))", output_hook=print, timeout=30)
+    print("done", flush=True)
+manager.shutdown_kernel(now=True)
+"""
+"""A client of a kernel, in a process of its own: it leaves its event loop open."""
+
+
+def _notebook(ending: ExitStack, _: Path, *, asked: bool) -> Program:
+    client = ending.enter_context(
+        subprocess.Popen(
+            [sys.executable, "-c", NOTEBOOK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+    )
+    told, answers = client.stdin, client.stdout
+    assert told is not None
+    assert answers is not None
+
+    def ask() -> None:
+        told.write("\n")
+        told.flush()
+        while answers.readline() not in ("done\n", ""):
+            pass
+
+    kernel = int(answers.readline())
+    ask()
+    return Program(kernel, ask if asked else None)
+
+
+def _steady(known: ThreadQuiet) -> float:
+    return 0.0 if known.steady_since is None else known.until - known.steady_since[0]
+
+
+KINDS = {"uvicorn": _uvicorn, "gunicorn": _gunicorn, "notebook": _notebook}
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, bool], ThreadQuiet | None]]:
+    """Return what is known of each kind of program after all looks, idle and with a request each second."""
+    for module in ("ipykernel", "uvicorn", "gunicorn"):
+        if importlib.util.find_spec(module) is None:
+            requirements.do_without(f"{module} is not installed")
+    with ExitStack() as ending:
+        programs = {
+            (kind, asked): start(ending, tmp_path_factory.mktemp(kind), asked=asked)
+            for kind, start in KINDS.items()
+            for asked in (False, True)
+        }
+        over = threading.Event()
+        for program in programs.values():
+            if program.ask is not None:
+                asking = threading.Thread(target=_ask_on, args=(program.ask, over))
+                asking.start()
+                ending.callback(asking.join)
+        ending.callback(over.set)
+        yield _look(programs, over)
+
+
+def _ask_on(ask: Callable[[], object], over: threading.Event) -> None:
+    while not over.wait(1.0):
+        ask()
+
+
+def _look(
+    programs: dict[tuple[str, bool], Program], over: threading.Event
+) -> dict[tuple[str, bool], ThreadQuiet | None]:
+    reader = ThreadTimesReader("/proc", Host(Path("/proc")).cpu_seconds)
+    tracker = ThreadTimesTracker(ThreadTimesState())
+    rows = [row for each in programs.values() if (row := read_row("/proc", each.pid)) is not None]
+    device = DeviceReading(0, "GPU-0", processes=tuple(ProcessEntry(row.pid, 2**30, "C") for row in rows))
+    found: dict[tuple[int, int], ThreadQuiet] = {}
+    idle = programs["notebook", False].pid
+    for number in range(LOOKS_MAX + 1):
+        reader.update([device], rows)
+        reader.search()
+        times = reader.update([device], rows)
+        reading = Reading(time.time(), time.monotonic(), devices=(device,), threads=tuple(times))
+        found = dict(tracker.update(reading, after_gap=False))
+        if number >= LOOKS and any(
+            pid == idle and _steady(each) >= 2 * PERIOD for (pid, _), each in found.items()
+        ):
+            break
+        over.wait(PERIOD)
+    known = {pid: each for (pid, _), each in found.items()}
+    return {name: known.get(each.pid) for name, each in programs.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_program_with_requests_is_never_quiet(
+    kind: str, quiet: dict[tuple[str, bool], ThreadQuiet]
+) -> None:
+    """One request a second is enough: neither still, nor a rhythm that lasts for half of the looks."""
+    known = quiet[kind, True]
+    assert known is not None
+    assert known.still_since is None
+    assert _steady(known) < 2 * PERIOD
+
+
+def test_an_idle_notebook_keeps_its_rhythm(quiet: dict[tuple[str, bool], ThreadQuiet]) -> None:
+    """Its main thread does not run, and its helpers wake up by a clock: that is seen in look after look."""
+    known = quiet["notebook", False]
+    assert known is not None
+    assert _steady(known) >= 2 * PERIOD
+
+
+@pytest.mark.parametrize("kind", ["uvicorn", "gunicorn"])
+def test_an_idle_server_is_not_said_to_be_quiet(
+    kind: str, quiet: dict[tuple[str, bool], ThreadQuiet]
+) -> None:
+    """Its main thread ticks: whether that was a request cannot be told, so its idleness stays inferred."""
+    known = quiet[kind, False]
+    assert known is not None
+    assert (known.still_since, known.steady_since) == (None, None)

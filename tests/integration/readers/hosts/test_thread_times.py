@@ -1,0 +1,370 @@
+"""Which threads of real programs ran between two looks: still ones, working ones, and those that pretend."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import wait_until
+from vramledger.model.reading import DeviceReading, ProcessEntry, ProcessRow, ThreadTimes
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.hosts.stat import read_row
+from vramledger.readers.hosts.thread_times import DRIVER_THREAD, THREADS_MAX, ThreadTimesReader
+
+DRIVER = DRIVER_THREAD.decode().strip()
+
+PROGRAM = """
+import os, sys, threading
+def serve(told, answers, name=""):
+    if name:
+        with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as file:
+            file.write(name)
+    os.write(answers, b".")
+    while command := os.read(told, 1):
+        if command == b"w":
+            sum(range(2_000_000))
+        elif command == b"t":
+            thread = threading.Thread(target=sum, args=(range(1000),))
+            thread.start()
+            thread.join()
+        elif command == b"k":
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        elif command == b"x":
+            os.execv(sys.executable, [sys.executable, "-c", "import os; os.write(1, b'.'); os.read(0, 1)"])
+        os.write(answers, b".")
+for spec in sys.argv[1:]:
+    told, answers, name = spec.split(":")
+    threading.Thread(target=serve, args=(int(told), int(answers), name), daemon=True).start()
+serve(0, 1)
+os._exit(0)
+"""
+
+
+class CommandedProgram:
+    """A real program whose threads do something only on command."""
+
+    def __init__(self, *names: str) -> None:
+        """Start it with helper threads of these names."""
+        pipes = [(os.pipe(), os.pipe()) for _ in names]
+        inside = [(told[0], answers[1]) for told, answers in pipes]
+        self.helpers = [(told[1], answers[0]) for told, answers in pipes]
+        specs = [f"{told}:{answers}:{name}" for (told, answers), name in zip(inside, names, strict=True)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *specs],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[number for pair in inside for number in pair],
+        )
+        for number in (number for pair in inside for number in pair):
+            os.close(number)
+        stdin, stdout = self.process.stdin, self.process.stdout
+        if stdin is None or stdout is None:  # pragma: no cover - PIPE gives both
+            raise RuntimeError
+        self.main = (stdin.fileno(), stdout.fileno())
+        self.pid = self.process.pid
+        for _, answers in (self.main, *self.helpers):
+            os.read(answers, 1)
+        self.rest()
+
+    @property
+    def row(self) -> ProcessRow:
+        """What the kernel says of it now."""
+        row = read_row("/proc", self.pid)
+        if row is None:  # pragma: no cover - it lives
+            raise RuntimeError
+        return row
+
+    def tell(self, thread: tuple[int, int], command: str, times: int = 1) -> None:
+        """Let a thread do something this often, and wait until all threads sleep again."""
+        for _ in range(times):
+            os.write(thread[0], command.encode())
+            os.read(thread[1], 1)
+            self.rest()
+
+    def rest(self) -> None:
+        """Wait until every thread sleeps: one that has answered still runs for a moment."""
+        wait_until(lambda: set(self._states()) == {"S"}, "all threads sleep")
+
+    def _states(self) -> Iterator[str]:
+        for stat in Path(f"/proc/{self.pid}/task").glob("*/stat"):
+            yield stat.read_text().rpartition(")")[2].split()[0]
+
+    def end(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.communicate()
+        for pair in self.helpers:
+            for number in pair:
+                os.close(number)
+
+
+class Looking:
+    """A reader with a clock that the test sets: between two looks pass as many seconds as it says."""
+
+    def __init__(self, root: str = "/proc", cpu: Callable[[int], float | None] | None = None) -> None:
+        self.now = 1000.0
+        self.reader = ThreadTimesReader(root, cpu or Host(Path("/proc")).cpu_seconds, clock=lambda: self.now)
+
+    def look(self, program: CommandedProgram, *, after: float = 30.0, gpus: int = 1) -> ThreadTimes | None:
+        """Look at the program; return what ran since the look before, None if there was none."""
+        self.now += after
+        entry = ProcessEntry(program.pid, 2**30, "C")
+        devices = [DeviceReading(number, f"GPU-{number}", processes=(entry,)) for number in range(gpus)]
+        self.reader.update(devices, [program.row])
+        self.reader.search()
+        found = self.reader.update(devices, [program.row])
+        return found[0] if found else None
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., CommandedProgram]]:
+    """Start programs, and end them with the test."""
+    with ExitStack() as ending:
+
+        def begin(*names: str) -> CommandedProgram:
+            program = CommandedProgram(*names)
+            ending.callback(program.end)
+            return program
+
+        yield begin
+
+
+def looked(program: CommandedProgram, **how: object) -> Looking:
+    """Return a reader that has looked at the program once."""
+    looking = Looking(**how)  # type: ignore[arg-type]
+    assert looking.look(program) is None, "one look alone says nothing"
+    return looking
+
+
+def test_program_that_does_nothing_is_still(start: Callable[..., CommandedProgram]) -> None:
+    """No thread of it has run, and that is known of all the time between the looks."""
+    program = start("", "pool")
+    looking = looked(program)
+    found = looking.look(program)
+
+    assert found is not None
+    assert found.still
+    assert (found.since, found.until) == (1030.0, 1060.0)
+
+
+def test_any_thread_that_runs_is_told_from_the_main_one(start: Callable[..., CommandedProgram]) -> None:
+    """The main thread and the others are counted apart, with their CPU time."""
+    program = start("")
+    looking = looked(program)
+    program.tell(program.main, ".", 3)
+    by_main = looking.look(program)
+    program.tell(program.helpers[0], "w", 2)
+    by_other = looking.look(program)
+
+    assert by_main is not None
+    assert by_other is not None
+    assert by_main.main_runs >= 3
+    assert by_main.other_runs == 0
+    assert (by_other.main_runs, by_other.still) == (0, False)
+    assert by_other.other_runs >= 2
+    assert by_other.longest is not None
+    assert by_other.longest > 0.001
+
+
+def test_thread_that_lived_between_two_looks_does_not_hide(start: Callable[..., CommandedProgram]) -> None:
+    """Whoever started it had to run; one that stays is counted as new."""
+    program = start("")
+    looking = looked(program)
+    program.tell(program.helpers[0], "t")
+    short = looking.look(program)
+    program.tell(program.helpers[0], "k")
+    stays = looking.look(program)
+
+    assert short is not None
+    assert stays is not None
+    assert (short.still, short.changed) == (False, 0)
+    assert (stays.still, stays.changed) == (False, 1)
+
+
+def test_program_that_replaces_itself_has_run(start: Callable[..., CommandedProgram]) -> None:
+    """``exec`` keeps the pid and the start time; the other threads end, and the main one ran."""
+    program = start("", "pool")
+    looking = looked(program)
+    program.tell(program.main, "x")
+    found = looking.look(program)
+
+    assert found is not None
+    assert not found.still
+    assert found.changed == 2
+    assert found.main_runs > 0
+
+
+def test_thread_with_the_drivers_name_and_rhythm_does_not_count(
+    start: Callable[..., CommandedProgram],
+) -> None:
+    """In a program that does nothing, the driver's thread goes on ten times a second."""
+    program = start("", DRIVER)
+    looking = looked(program)
+    program.tell(program.helpers[1], ".", 300)
+    quiet = looking.look(program)
+    program.tell(program.helpers[1], ".", 300)
+    program.tell(program.helpers[0], ".")
+    worked = looking.look(program)
+
+    assert quiet is not None
+    assert worked is not None
+    assert quiet.still
+    assert not worked.still
+    assert worked.other_runs >= 1
+    assert worked.python is True
+
+
+@pytest.mark.parametrize(
+    ("times", "command"), [(1, "."), (30, "w"), (600, ".")], ids=["seldom", "long", "often"]
+)
+def test_name_of_the_driver_alone_excuses_nobody(
+    start: Callable[..., CommandedProgram], times: int, command: str
+) -> None:
+    """A worker of that name that runs seldom, long or often counts as any other thread."""
+    program = start(DRIVER)
+    looking = looked(program)
+    program.tell(program.helpers[0], command, times)
+    found = looking.look(program)
+
+    assert found is not None
+    assert not found.still
+    assert found.other_runs >= times
+
+
+def test_one_gpu_excuses_one_thread(start: Callable[..., CommandedProgram]) -> None:
+    """Beside the driver's own thread, a worker of its name and rhythm counts; on two GPUs there are two."""
+    program = start(DRIVER, DRIVER)
+    looking = looked(program)
+    for helper in program.helpers:
+        program.tell(helper, ".", 300)
+    on_one = looking.look(program)
+    for helper in program.helpers:
+        program.tell(helper, ".", 300)
+    on_two = looking.look(program, gpus=2)
+
+    assert on_one is not None
+    assert on_two is not None
+    assert not on_one.still
+    assert on_two.still
+
+
+def test_worker_that_wakes_up_is_looked_at_at_once(start: Callable[..., CommandedProgram]) -> None:
+    """A main thread that slept and runs is seen in the next sample, not at the next look."""
+    program = start()
+    looking = looked(program)
+    still = looking.look(program)
+    assert still is not None
+    assert still.still
+    assert looking.look(program, after=1.0) is None
+    program.tell(program.main, ".")
+    found = looking.look(program, after=1.0)
+
+    assert found is not None
+    assert found.main_runs > 0
+
+
+def copy_of(program: CommandedProgram, root: Path) -> None:
+    """Copy what the reader reads of a program into a proc file system of our own."""
+    shutil.rmtree(root / str(program.pid), ignore_errors=True)
+    for task in Path(f"/proc/{program.pid}/task").iterdir():
+        place = root / str(program.pid) / "task" / task.name
+        place.mkdir(parents=True)
+        for name in ("schedstat", "status", "comm"):
+            (place / name).write_bytes((task / name).read_bytes())
+    (root / str(program.pid) / "stat").write_bytes(Path(f"/proc/{program.pid}/stat").read_bytes())
+
+
+@pytest.mark.parametrize("how", ["missing", "zeros"])
+def test_without_schedstat_the_context_switches_say_it(
+    start: Callable[..., CommandedProgram], tmp_path: Path, how: str
+) -> None:
+    """A kernel without statistics has no such file, or writes zeros into it: they are not quiet."""
+    program = start(DRIVER, "")
+
+    def copy() -> None:
+        copy_of(program, tmp_path)
+        for file in tmp_path.glob("*/task/*/schedstat"):
+            file.unlink() if how == "missing" else file.write_text("0 0 0\n")
+
+    copy()
+    looking = looked(program, root=str(tmp_path))
+    copy()
+    still = looking.look(program)
+    program.tell(program.helpers[0], ".", 300)
+    copy()
+    driver = looking.look(program)
+    program.tell(program.helpers[1], ".")
+    copy()
+    worked = looking.look(program)
+
+    assert still is not None
+    assert driver is not None
+    assert worked is not None
+    assert still.still
+    assert driver.still
+    assert not worked.still
+    assert worked.other_runs >= 1
+    assert worked.other_cpu is None
+
+
+def test_what_may_not_be_read_is_not_known(start: Callable[..., CommandedProgram], tmp_path: Path) -> None:
+    """A process whose threads are hidden, or one thread of which cannot be read, is never called still."""
+    program = start("")
+    copy_of(program, tmp_path)
+    looking = looked(program, root=str(tmp_path))
+    thread = next(each for each in tmp_path.glob("*/task/*") if each.name != str(program.pid))
+    (thread / "schedstat").write_text("garbage")
+    unreadable = looking.look(program)
+    shutil.rmtree(tmp_path / str(program.pid) / "task")
+    hidden = looking.look(program)
+
+    assert unreadable is not None
+    assert hidden is not None
+    assert not unreadable.complete
+    assert not hidden.complete
+    assert not unreadable.still
+    assert looking.reader.unreadable == 1
+    copy_of(program, tmp_path)
+    assert looking.look(program) is None, "after that, a first look again says nothing"
+
+
+def test_many_threads_are_spread_over_samples(start: Callable[..., CommandedProgram], tmp_path: Path) -> None:
+    """A server with 2,000 threads takes some samples to look at; of one with far more nothing is known."""
+    program = start("")
+    copy_of(program, tmp_path)
+    tasks = tmp_path / str(program.pid) / "task"
+    for number in range(2000):
+        place = tasks / str(10_000_000 + number)
+        place.mkdir()
+        (place / "schedstat").write_text("1000000 0 5\n")
+    ticking = Looking(str(tmp_path))
+    reads = 0
+
+    def clock() -> float:
+        nonlocal reads
+        reads += 1
+        return 1000.0 + reads * 1e-5
+
+    reader = ThreadTimesReader(str(tmp_path), lambda _: None, clock=clock)
+    device = DeviceReading(0, "GPU-0", processes=(ProcessEntry(program.pid, 2**30, "C"),))
+    turns = 0
+    while reader.update([device], [program.row]) == () and turns < 1000:
+        begun = clock()
+        reader.search()
+        assert clock() - begun < 0.004
+        turns += 1
+        reads += 3_000_000 if turns % 20 == 0 else 0
+    assert 10 < turns < 1000
+    assert ticking.look(program) is None
+    for number in range(THREADS_MAX):
+        (tasks / str(20_000_000 + number)).mkdir()
+    found = ticking.look(program)
+    assert found is not None
+    assert not found.complete

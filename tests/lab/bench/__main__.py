@@ -1,0 +1,77 @@
+"""``make bench``: measure, print one table, and end with 1 when a limit is exceeded.
+
+Not a test: times depend on the machine and on what else it does, so the load is printed with the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.lab.bench import agents, beside, crowd, inside, logins, owners, page, parts, sample, start
+from tests.lab.bench.scene import scene
+from tests.lab.bench.table import Row, markdown, plain
+
+
+def _rows(directory: Path, *, quick: bool, owners_only: bool) -> Iterator[Row]:
+    if owners_only:
+        with scene(directory, 8, 64) as full:
+            yield from owners.measure(full, seconds=10 if quick else 30)
+        return
+    with scene(directory, 8, 64) as full:
+        yield from beside.measure(full, turns=1 if quick else 2, seconds=5 if quick else 13)
+        yield from start.measure(full, times=1 if quick else 5)
+        yield from parts.measure(full)
+        yield from page.measure(full, turns=1 if quick else 3, seconds=4 if quick else 10)
+        yield from owners.measure(full, seconds=10 if quick else 30)
+        yield from crowd.measure(full, turns=1 if quick else 2, seconds=3 if quick else 9)
+        yield from logins.measure(full, turns=1 if quick else 3, seconds=3 if quick else 12)
+    with scene(directory, 8, 0) as empty:
+        yield from agents.measure(empty, turns=1 if quick else 2, seconds=5 if quick else 13)
+    yield from inside.measure(times=40 if quick else 200)
+    yield from sample.measure(directory, devices=8, holders=64, samples=15 if quick else 30)
+    yield from sample.measure(directory, devices=8, holders=8, samples=15 if quick else 30)
+    if not quick:
+        for devices, holders in ((8, 8), (1, 2)):
+            with scene(directory, devices, holders) as less:
+                yield from beside.measure(less, turns=2, seconds=6)
+
+
+def _load() -> str:
+    return " ".join(f"{each:.2f}" for each in os.getloadavg())
+
+
+def main() -> int:
+    """Measure the requested parts; return the exit status."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="less than a minute, and less exact")
+    parser.add_argument("--owners", action="store_true", help="only what owners and reservations cost")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything that we started ends with us
+    before, begun = _load(), time.monotonic()
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="vramledger-bench-") as directory:
+        for row in _rows(Path(directory), quick=args.quick, owners_only=args.owners):
+            print(f"{row.at}: {row.what}", file=sys.stderr, flush=True)
+            rows.append(row)
+    print("\n".join(markdown(rows)))
+    print(
+        f"\n{os.cpu_count()} CPUs, Python {platform.python_version()}, Linux {platform.release()}; "
+        f"load before {before}, after {_load()}; {time.monotonic() - begun:.0f} s."
+    )
+    if args.json is not None:
+        args.json.write_text(json.dumps(plain(rows), indent=1) + "\n", encoding="utf-8")
+    return 1 if any(row.met is False for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

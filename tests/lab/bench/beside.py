@@ -1,0 +1,94 @@
+"""What do we cost beside a peer, nvitop-exporter, on the same driver with the same holders?
+
+The two take turns (ours, peer, ours, peer), so that a machine that slows down does so for both. Each is
+scraped once a second as Prometheus does it, and samples once a second, its default.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.lab.bench import cost
+from tests.lab.bench.programs import Page, Program, running
+from tests.lab.bench.scene import Scene
+from tests.lab.bench.table import Row
+
+WARM_UP = 16.0
+"""Seconds before the first figure: both read more of every holder when they first see it, and a GPU that goes
+on with what it does is sampled less often after ten."""
+
+_CPU_MOST, _SCRAPE_MOST = 0.1, 0.05
+"""Shares of the peer's: 0.06 and 0.02 were measured. They may only fall."""
+_MEMORY_MOST = 82 * 2**20
+"""The process that starts samplers included: 80.3 MiB were measured with Python 3.11. It may only fall."""
+
+
+@dataclass
+class Figures:
+    """The results of one program's turns."""
+
+    cpu: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    memory: list[cost.Memory] = field(default_factory=list)
+    page: Page | None = None
+
+
+def _turn(program: Program, seconds: int, figures: Figures) -> None:
+    time.sleep(WARM_UP)
+    program.scrape()
+    begun, before = time.monotonic(), cost.cpu_seconds(program.pid)
+    for number in range(1, seconds + 1):
+        time.sleep(max(0.0, begun + number - time.monotonic()))
+        figures.page = program.scrape()
+        figures.seconds.append(figures.page.seconds)
+    figures.cpu.append((cost.cpu_seconds(program.pid) - before) / (time.monotonic() - begun))
+    figures.memory.append(cost.memory(program.pid))
+
+
+def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
+    """Yield the figures; only 8 GPUs with 64 holders each have limits."""
+    figures = {"ours": Figures(), "peer": Figures()}
+    for _ in range(turns):
+        for which, each in figures.items():
+            with running(scene, which) as program:
+                _turn(program, seconds, each)
+    ours, peer = figures["ours"], figures["peer"]
+    if ours.page is None or peer.page is None:
+        return
+    judged = scene.name == "8x64"
+    at = scene.name
+    yield Row(
+        at,
+        "CPU",
+        statistics.median(ours.cpu),
+        statistics.median(peer.cpu),
+        "CPU",
+        _CPU_MOST if judged else None,
+    )
+    count = len(ours.seconds)
+    yield Row(
+        at,
+        f"scrape, median of {count}",
+        statistics.median(ours.seconds),
+        statistics.median(peer.seconds),
+        "s",
+        _SCRAPE_MOST if judged else None,
+    )
+    yield Row(at, f"scrape, p99 of {count}", _p99(ours.seconds), _p99(peer.seconds), "s")
+    yield Row(at, "series", ours.page.series, peer.page.series)
+    yield Row(at, "page", len(ours.page.text.encode()), len(peer.page.text.encode()), "B")
+    yield Row(at, "page on the wire", ours.page.wire, peer.page.wire, "B")
+    rss = max(each.rss for each in ours.memory)
+    if judged:  # its limit is absolute
+        yield Row(at, "RSS of all our processes", rss, unit="B", bar=_MEMORY_MOST)
+    yield Row(at, "RSS", rss, max(each.rss for each in peer.memory), "B")
+    pss = [[each.pss for each in program.memory if each.pss is not None] for program in (ours, peer)]
+    if all(pss):
+        yield Row(at, "PSS (shared pages counted once)", max(pss[0]), max(pss[1]), "B")
+
+
+def _p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[98] if len(values) > 1 else values[0]

@@ -1,0 +1,151 @@
+"""What do names cost: a holder once, and a settled host with every sample?
+
+All 512 holders are pods of their own, the dearest kind: their marks on the host and their cgroup are looked
+at every 10 seconds, a kubelet and Slurm asked every 20. The CPU time is that of the thread that
+does it, over the time of 100 samples, beside the CPU time of a whole sample of the real sampler.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.lab.bench import cost
+from tests.lab.bench.scene import ROOT, Scene, sleepers
+from tests.lab.bench.table import Row
+from tests.support.kubelet import allocatable, devices, kubelet, listed, pod
+from vramledger.config import SamplingConfig
+from vramledger.kubernetes import kubelet as kubelet_source
+from vramledger.model.reading import ProcessFacts, ProcessRow
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.owners.reader import CHECK_INTERVAL, OwnerReader
+from vramledger.readers.schedulers.reader import READ_INTERVAL as SCHEDULER_PACE
+from vramledger.readers.schedulers.reader import SchedulerReader
+from vramledger.sampling.protocol import encode_config
+
+_MOST = 0.1  # of the sampler's CPU time
+_SETTLED = 3
+_SAMPLES = 100
+
+
+def measure(on: Scene, *, seconds: int) -> Iterator[Row]:
+    """Yield the costs; the sum of all that is added to a sample has the limit."""
+    holders = on.devices * on.holders
+    sample = _sampler(on, seconds)
+    with sleepers(holders) as pids, TemporaryDirectory(prefix="v") as directory:
+        root = Path(directory)
+        once, steady = _owners(root, pids)
+        scheduled = _schedulers(root, pids)
+    at = on.name
+    yield Row(at, "facts and owner of a holder, once, CPU", once, unit="s")
+    yield Row(at, "owners, CPU a sample", steady, sample, "s", None, "the whole sample")
+    yield Row(at, "reservations, CPU a sample", scheduled, sample, "s", None, "the whole sample")
+    yield Row(
+        at, "owners and reservations, CPU a sample", steady + scheduled, sample, "s", _MOST, "the sample"
+    )
+
+
+def _sampler(on: Scene, seconds: int) -> float:
+    """Return the CPU seconds of a sample of the real sampler, at its own pace of one a second."""
+    command = [sys.executable, "-m", "vramledger.sampling.sampler", encode_config(SamplingConfig())]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=on.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    ) as process:
+        if process.stdout is None:  # pragma: no cover - PIPE gives it
+            raise RuntimeError
+        try:
+            for _ in range(_SETTLED):
+                process.stdout.readline()
+            before = cost.cpu_seconds(process.pid)
+            for _ in range(seconds):
+                process.stdout.readline()
+            return (cost.cpu_seconds(process.pid) - before) / seconds
+        finally:
+            process.kill()
+
+
+class _Clock:
+    """A clock that moves from sample to sample."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _InPods(Host):
+    """A host whose processes are in chosen pods: their own cgroup is read, and another one returned."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(Path("/proc"), root)
+        self.told: dict[int, tuple[str, ...]] = {}
+
+    def cgroup(self, pid: int) -> tuple[str, ...] | None:
+        """Read a process's place, which has the real cost, and return the chosen one."""
+        return self.told.get(pid) if super().cgroup(pid) is not None else None
+
+
+def _owners(root: Path, pids: list[int]) -> tuple[float, float]:
+    """Return the CPU seconds of a holder's first check, and those that owners add to a later sample."""
+    clock = _Clock()
+    host = _InPods(root)
+    reader = OwnerReader(host, root, clock=clock)
+    rows = [row for pid in pids if (row := host.row(pid)) is not None]
+    facts = [_in_a_pod(root, number, host.facts(row), row) for number, row in enumerate(rows)]
+    host.told = {each.pid: each.cgroup or () for each in facts}
+    first = _cpu(lambda: [host.facts(row) for row in rows]) / len(rows)
+    first += _cpu(lambda: [reader._resolve(each) for each in facts]) / len(facts)  # noqa: SLF001 the thread's part
+    reader.add_owners(facts, 60.0)
+    spent = 0.0
+    for _ in range(_SAMPLES):
+        clock.now += 1.0
+        reader._last_check = clock.now  # noqa: SLF001 the looks are made here, in this thread
+        spent += _cpu(lambda: reader.check_owners(rows))
+        if clock.now % CHECK_INTERVAL == 0:
+            spent += _cpu(lambda: reader._check(dict(reader._holders)))  # noqa: SLF001 as the thread does it
+    return first, spent / _SAMPLES
+
+
+def _in_a_pod(root: Path, number: int, facts: ProcessFacts | None, row: ProcessRow) -> ProcessFacts:
+    """Put a holder into its own pod: the kubelet's directories, its runtime's, its cgroup."""
+    uid = f"8f2b1c4d-5be5-4c2d-9d1e-{number:012x}"
+    container = f"{number:064x}"
+    for place in (
+        f"var/log/pods/ml_train-{number}_{uid}/main",
+        f"var/lib/kubelet/pods/{uid}",
+        f"run/containerd/io.containerd.runtime.v2.task/k8s.io/{container}",
+    ):
+        (root / place).mkdir(parents=True)
+    path = f"/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-containerd-{container}.scope"
+    known = facts or ProcessFacts(row.pid, row.start)
+    return ProcessFacts(known.pid, known.start, uid=0, user="root", cgroup=(f"0::{path}",))
+
+
+def _schedulers(root: Path, pids: list[int]) -> float:
+    """Return the CPU seconds that the schedulers add to a sample: 8 pods with a GPU, 64 steps of Slurm."""
+    for number, pid in enumerate(pids[:64]):
+        job = f"sys/fs/cgroup/system.slice/slurmstepd.scope/job_{number}/step_0/user/task_0"
+        (root / job).mkdir(parents=True)
+        (root / job / "cgroup.procs").write_text(f"{pid}\n")
+    pods = [pod(f"train-{number}", devices("nvidia.com/gpu", f"GPU-{number}")) for number in range(8)]
+    pods += [pod(f"web-{number}") for number in range(100)]
+    offer = allocatable(devices("nvidia.com/gpu", *(f"GPU-{number}" for number in range(8))))
+    reader = SchedulerReader(Host(Path("/proc")), root)
+    with kubelet(
+        root / kubelet_source.SOCKET, List=lambda _: listed(*pods), GetAllocatableResources=lambda _: offer
+    ):
+        reader._read_all()  # noqa: SLF001 as the thread does it
+        looks = [_cpu(lambda: reader._read_all()) for _ in range(10)]  # noqa: SLF001, PLW0108 as the thread does it
+    return statistics.median(looks) / SCHEDULER_PACE
+
+
+def _cpu(work: Callable[[], object]) -> float:
+    """Return the CPU seconds that this thread needs for it."""
+    begun = time.thread_time()
+    work()
+    return time.thread_time() - begun

@@ -1,0 +1,150 @@
+"""What does the live page cost: for a viewer's browser, and for the exporter with many viewers?
+
+The browser's figures come from its own clock (paint timing and user timing). The exporter's
+CPU time is all of its processes', sampling included, with one viewer and with 200.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import http.client
+import selectors
+import shutil
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.lab.bench import cost
+from tests.lab.bench.programs import Program, running
+from tests.lab.bench.scene import Scene
+from tests.lab.bench.table import Row
+from tests.support.chromium import chromium, tab
+
+VIEWERS = 200
+_PAINT = 0.3
+_UPDATE = 0.016
+_PAYLOAD = 150_000
+_TIMES = 2
+_WARM_UP = 4.0
+_ASK = b"GET /api/v1/events HTTP/1.1\r\nHost: bench\r\nAccept-Encoding: gzip\r\n\r\n"
+
+
+@contextmanager
+def _viewers(port: int, count: int) -> Iterator[None]:
+    """Have many streams open and read, as fast as they come, for the length of the block."""
+    watched = selectors.DefaultSelector()
+    over = threading.Event()
+    for _ in range(count):
+        viewer = socket.create_connection(("127.0.0.1", port))
+        viewer.sendall(_ASK)
+        viewer.setblocking(False)
+        watched.register(viewer, selectors.EVENT_READ)
+
+    def read() -> None:
+        while not over.is_set():
+            for key, _ in watched.select(0.2):
+                if isinstance(key.fileobj, socket.socket):
+                    key.fileobj.recv(1 << 20)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    try:
+        yield
+    finally:
+        over.set()
+        reading.join()
+        for key in list(watched.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        watched.close()
+
+
+def _cpu(program: Program, viewers: int, seconds: int) -> float:
+    with _viewers(program.port, viewers):
+        time.sleep(1.0)
+        begun, before = time.monotonic(), cost.cpu_seconds(program.pid)
+        time.sleep(seconds)
+        return (cost.cpu_seconds(program.pid) - before) / (time.monotonic() - begun)
+
+
+def _event(port: int) -> int:
+    """Return the bytes on the wire of the first event, which has all rows."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as viewer:
+        viewer.sendall(_ASK)
+        taken, told = 0, time.monotonic()
+        viewer.settimeout(0.3)
+        while time.monotonic() - told < 1:
+            try:
+                taken += len(viewer.recv(1 << 20))
+            except TimeoutError:
+                if taken > 1000:
+                    break
+        return taken
+
+
+def _wire(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", path, headers={"Accept-Encoding": "gzip"})
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    text = gzip.decompress(body) if answer.headers["Content-Encoding"] == "gzip" else body
+    return len(body), text.decode()
+
+
+def _payload(port: int) -> int:
+    size, text = _wire(port, "/")
+    files = {part.split('"')[0] for part in text.split('="')[1:] if part.startswith("page/")}
+    files.add("api/v1/history")
+    return size + sum(_wire(port, f"/{each}")[0] for each in files) + _event(port)
+
+
+async def _look(address: str, port: int, holders: int, seconds: int) -> tuple[float, float, list[float]]:
+    """Return seconds to the first paint and to the whole table, and of scripting of each update."""
+    async with tab(address) as page:
+        await page.size(1440, 900)
+        await page.go(f"http://127.0.0.1:{port}/")
+        await page.until(f"document.querySelectorAll('#rows tr').length === {holders}")
+        whole = await page.run("(d => d.startTime + d.duration)(performance.getEntriesByName('draw')[0])")
+        paint = await page.run("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        await page.run("performance.clearMeasures()")
+        await asyncio.sleep(seconds)
+        updates = await page.run("performance.getEntriesByName('draw').map(e => e.duration)")
+        return paint / 1000, whole / 1000, [each / 1000 for each in updates]
+
+
+def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
+    """Yield the cost of the page; without a browser only the exporter's part."""
+    at = scene.name
+    with running(scene, "ours") as program:
+        time.sleep(_WARM_UP)
+        found = shutil.which("chromium")
+        if found is not None:
+            with chromium(Path(found)) as address:
+                looks = [
+                    asyncio.run(_look(address, program.port, scene.devices * scene.holders, seconds))
+                    for _ in range(turns + 1)
+                ][1:]
+            updates = [each for look in looks for each in look[2]]
+            paint, whole = (
+                statistics.median(look[0] for look in looks),
+                statistics.median(look[1] for look in looks),
+            )
+            yield Row(at, "page: first paint", paint, unit="s", bar=_PAINT)
+            yield Row(at, "page: all holders in the table", whole, unit="s")
+            yield Row(
+                at, f"page: scripting of an update, median of {len(updates)}",
+                statistics.median(updates), unit="s", bar=_UPDATE,
+            )  # fmt: skip
+            yield Row(at, "page: scripting of an update, longest", max(updates), unit="s")
+        yield Row(at, "page: all that it loads, on the wire", _payload(program.port), unit="B", bar=_PAYLOAD)
+        none = _cpu(program, 0, seconds)
+        pairs = [(_cpu(program, 1, seconds), _cpu(program, VIEWERS, seconds)) for _ in range(turns)]
+        one, many = (statistics.median(pair[place] for pair in pairs) for place in (0, 1))
+        yield Row(at, "CPU with one viewer", one, none, "CPU", against="no viewer")
+        yield Row(at, f"CPU with {VIEWERS} viewers", many, one, "CPU", bar=_TIMES, against="one viewer")

@@ -1,0 +1,151 @@
+"""The measured programs, started and scraped as Prometheus would."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.lab.bench.scene import ROOT, Scene
+
+# Prometheus 3 sends this by default.
+_HEADERS = {
+    "Accept": "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
+    "text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+    "Accept-Encoding": "gzip",
+    "User-Agent": "Prometheus/3.0.0",
+}
+_START_DEADLINE = 30.0
+
+
+@dataclass(frozen=True)
+class Page:
+    """One scrape: seconds from the request to the last byte, bytes on the wire, and the text."""
+
+    seconds: float
+    wire: int
+    text: str
+
+    @property
+    def series(self) -> int:
+        """The number of its series."""
+        return sum(1 for line in self.text.splitlines() if line and not line.startswith("#"))
+
+
+@dataclass
+class Program:
+    """A running exporter.
+
+    Attributes:
+        pid: its process.
+        started: seconds from its start to the first page that says it works.
+    """
+
+    pid: int
+    port: int
+    started: float = 0.0
+    _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
+
+    def scrape(self) -> Page:
+        """Scrape once, over a connection that is kept, as Prometheus does; connect again if it was closed."""
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        begun = time.perf_counter()
+        try:
+            answer = self._ask(self._connection)
+        except (
+            http.client.RemoteDisconnected,
+            ConnectionError,
+        ):  # a server closes what was unused for a minute
+            self._connection.close()
+            begun = time.perf_counter()
+            answer = self._ask(self._connection)
+        body = answer.read()
+        seconds = time.perf_counter() - begun
+        text = gzip.decompress(body) if answer.headers["Content-Encoding"] == "gzip" else body
+        return Page(seconds, len(body), text.decode())
+
+    @staticmethod
+    def _ask(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+        connection.request("GET", "/metrics", headers=_HEADERS)
+        return connection.getresponse()
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def ours(port: int) -> tuple[list[str], str]:
+    """Return our command, and the line of its page when it works."""
+    command = [sys.executable, "-m", "vramledger", "serve", f"--web.listen-address=127.0.0.1:{port}"]
+    return command, "vramledger_up 1.0"
+
+
+def peer(port: int) -> tuple[list[str], str]:
+    """Return the peer's command, and a line of its page when it works.
+
+    Raises:
+        LookupError: it is not installed.
+    """
+    beside = Path(sys.executable).with_name("nvitop-exporter")
+    path = str(beside) if beside.exists() else shutil.which("nvitop-exporter")
+    if path is None:
+        message = "nvitop-exporter is not installed; 'make bench' installs it"
+        raise LookupError(message)
+    return [path, "--port", str(port), "--interval", "1"], "process_gpu_memory"
+
+
+@contextmanager
+def running(scene: Scene, which: str, *flags: str) -> Iterator[Program]:
+    """Run ``ours`` or the ``peer`` (with more flags) during the block, from its first valid page.
+
+    Raises:
+        RuntimeError: it gave none in time; the message has its last words.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = int(probe.getsockname()[1])
+    command, sign = ours(port) if which == "ours" else peer(port)
+    command += flags
+    log = scene.directory / f"{which}.log"
+    with log.open("wb") as errors:
+        begun = time.monotonic()
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=scene.env, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors
+        )
+    program = Program(process.pid, port)
+    try:
+        while sign not in _text(program):
+            if process.poll() is not None or time.monotonic() - begun > _START_DEADLINE:
+                message = f"no data from {' '.join(command)}:\n{log.read_text()[-2000:]}"
+                raise RuntimeError(message)
+            time.sleep(0.002)
+        program.started = time.monotonic() - begun
+        yield program
+    finally:
+        program.close()
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _text(program: Program) -> str:
+    """Return the page; empty while there is no answer."""
+    try:
+        return program.scrape().text
+    except (OSError, http.client.HTTPException):
+        program.close()
+        return ""

@@ -1,0 +1,69 @@
+"""Does a sample of eight GPUs take about as long as its slowest GPU?
+
+The sampler runs by itself and tells its own durations. What NVML takes is judged, and the whole sample
+where 8 holders a GPU are read in /proc; 64 a GPU take longer there than in NVML, on one core for all GPUs,
+and are shown. There are two ways to read the bar, and both are shown: against the slowest GPU of the same
+sample, whose thread shares the interpreter and the cores with seven others, and against a GPU alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.lab.bench.scene import ROOT, Scene, scene
+from tests.lab.bench.table import Row
+from vramledger.config import SamplingConfig
+from vramledger.model.reading import Reading
+from vramledger.model.reading_json import decode
+from vramledger.sampling.protocol import encode_config
+
+_MOST = 1.5
+_UNSETTLED = 3  # readings until every holder is known
+
+
+def readings(on: Scene, count: int) -> list[Reading]:
+    """Return the readings of a settled sampler; five a second, so that many do not take long."""
+    config = SamplingConfig(interval=0.2)
+    command = [sys.executable, "-m", "vramledger.sampling.sampler", encode_config(config)]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=on.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    ) as process:
+        if process.stdout is None:  # pragma: no cover - PIPE gives it
+            raise RuntimeError
+        try:
+            found = [decode(process.stdout.readline()) for _ in range(_UNSETTLED + count)]
+        finally:
+            process.kill()
+    return found[_UNSETTLED:]
+
+
+def _nvml_seconds(reading: Reading) -> float:
+    """Return the wall time until every GPU had answered: the sample without its part in /proc."""
+    return reading.duration - reading.collectors["process"][1]
+
+
+def _median(found: list[Reading]) -> tuple[float, float, float]:
+    """Return the medians: of the sample, of its NVML part, and of the slowest GPU in it."""
+    return (
+        statistics.median(reading.duration for reading in found),
+        statistics.median(map(_nvml_seconds, found)),
+        statistics.median(reading.collectors["ledger"][1] for reading in found),
+    )
+
+
+def measure(directory: Path, *, devices: int, holders: int, samples: int) -> Iterator[Row]:
+    """Yield how long samples take, compared with their slowest GPU and with one that is alone."""
+    with scene(directory, devices, holders) as many:
+        at = many.name
+        whole, nvml, slowest = _median(readings(many, samples))
+    with scene(directory, 1, holders) as one:
+        _, _, alone = _median(readings(one, samples))
+    same, single = "its slowest GPU", "a GPU alone"
+    yield Row(at, "NVML part of a sample", nvml, slowest, "s", _MOST, same)
+    yield Row(at, "sample with /proc", whole, slowest, "s", _MOST if holders == 8 else None, same)
+    yield Row(at, "NVML part of a sample", nvml, alone, "s", None, single)
+    yield Row(at, "sample with /proc", whole, alone, "s", None, single)

@@ -1,0 +1,359 @@
+"""The programs that ``tests.lab.gpu.agent`` starts, one function each, with and without the agent.
+
+They run under the machine's own torch, or, to rehearse them, under the one of
+``tests/support/frameworks/standin``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+FAKE = "fake" in torch.__version__
+GIB = 2**30
+MIB = 2**20
+
+
+def bytes_on(size: int, ordinal: int = 0) -> Any:  # noqa: ANN401 a tensor of either torch
+    """Return a tensor of this number of bytes."""
+    if FAKE:
+        return torch.Tensor(size, ordinal)
+    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{ordinal}")
+
+
+def tell(**facts: object) -> None:
+    """Print a line of facts for the program that started us."""
+    print(json.dumps(facts), flush=True)
+
+
+def hold(*sizes: str) -> None:
+    """Hold some mebibytes on device 0 until standard input closes."""
+    kept = [bytes_on(int(size) * MIB) for size in sizes]
+    tell(ready=True, pid=os.getpid())
+    sys.stdin.read()
+    del kept
+
+
+def stats(ordinal: str, graph: str) -> None:
+    """Allocate, free, wait for some reports, and print torch's own statistics of that moment."""
+    device = int(ordinal)
+    kept = [bytes_on(size * MIB + 1000 * size, device) for size in (1, 3, 20, 400)]
+    gone = [bytes_on(size * MIB, device) for size in (2, 64, 128)]
+    del gone
+    if graph == "graph" and not FAKE:
+        capture = torch.cuda.CUDAGraph()
+        still = torch.zeros(4096, 4096, device=f"cuda:{device}")
+        with torch.cuda.graph(capture):
+            moved = still * 2 + 1
+        kept += [capture, still, moved]
+    if not FAKE:
+        torch.cuda.synchronize(device)
+    time.sleep(3.2)
+    if FAKE:
+        nested = torch._C._cuda_memoryStats(device)
+        flat = {
+            f"{family}.all.{which}": value
+            for family, pools in nested.items()
+            if isinstance(pools, dict) and "all" in pools
+            for which, value in pools["all"].items()
+        }
+        flat |= {"num_ooms": nested["num_ooms"], "num_alloc_retries": nested["num_alloc_retries"]}
+    else:
+        flat = {name: value for name, value in torch.cuda.memory_stats(device).items() if "pool" not in name}
+    tell(stats=flat, pid=os.getpid())
+    sys.stdin.read()
+    del kept
+
+
+def gradients() -> None:
+    """Train with gradients that are set to zero and not to None, and print what the tensors are."""
+    if FAKE:
+        parameters = [torch.Tensor(MIB) for _ in range(8)]
+        for parameter in parameters:
+            parameter.grad = torch.Tensor(parameter.nbytes)
+        optimizer: Any = torch.optim.Adam(parameters)
+        step: Callable[[], object] = optimizer.step
+    else:
+        model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(8)]).cuda()
+        parameters = list(model.parameters())
+        optimizer = torch.optim.Adam(parameters)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=False)
+            model(torch.randn(256, 2048, device="cuda")).sum().backward()
+            optimizer.step()
+
+    step()
+    time.sleep(2.2)  # the agent starts; it counts at the next step
+    step()
+    time.sleep(2.2)
+    tell(
+        parameters=sum(parameter.nbytes for parameter in parameters),
+        gradients=sum(parameter.grad.nbytes for parameter in parameters),
+        optimizer=sum(
+            value.nbytes
+            for state in optimizer.state.values()
+            for value in state.values()
+            if getattr(getattr(value, "device", None), "type", None) == "cuda"
+        ),
+        pid=os.getpid(),
+    )
+    sys.stdin.read()
+
+
+def lock(blocks: str) -> None:
+    """Measure the CPU time of the thread for one report, with this number of live blocks."""
+    from vramledger_agent.worker import worker
+
+    kept = [bytes_on(64 * 1024) for _ in range(int(blocks))]
+    deadline = time.monotonic() + 10
+    while not worker.poller.has_started() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(1.5)
+    worker.stop_thread(1.0)
+    provider = next(state.provider for state in worker.poller.states.values() if state.started)
+    spans: dict[str, list[float]] = {"report": [], "counters": [], "snapshot": []}
+    for _ in range(500):
+        begun = time.thread_time_ns()
+        worker.run_turn(time.monotonic())
+        spans["report"].append((time.thread_time_ns() - begun) / 1000)
+        begun = time.perf_counter_ns()
+        torch._C._cuda_memoryStats(0)
+        spans["counters"].append((time.perf_counter_ns() - begun) / 1000)
+    for _ in range(50):
+        begun = time.perf_counter_ns()
+        provider.allocator.survey_blocks(0, 1_000_000)  # type: ignore[attr-defined]
+        spans["snapshot"].append((time.perf_counter_ns() - begun) / 1000)
+    tell(
+        blocks=len(kept),
+        **{
+            name: [statistics.median(span), sorted(span)[int(len(span) * 0.99)]]
+            for name, span in spans.items()
+        },
+        dropped=worker.session.transport.dropped if worker.session is not None else None,
+    )
+
+
+def trainer(milliseconds: float) -> Callable[[], None]:
+    """Return a training step of about this length, with an optimizer, that ends when the GPU is done."""
+    if FAKE:
+        optimizer: Any = torch.optim.Adam([torch.Tensor(MIB)])
+
+        def pretend() -> None:
+            until = time.perf_counter() + milliseconds / 1000
+            while time.perf_counter() < until:
+                pass
+            optimizer.step()
+
+        return pretend
+    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(2)]).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    given = torch.randn(64, 512, device="cuda")
+    large = torch.randn(2048, 2048, device="cuda")
+    extra = 0
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(given).sum().backward()
+        optimizer.step()
+        moved = large
+        for _ in range(extra):
+            moved = large @ large
+        torch.cuda.synchronize()
+        del moved
+
+    def span(times: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(times):
+            step()
+        return (time.perf_counter() - begun) / times
+
+    for _ in range(20):
+        step()
+    bare = span(50)
+    extra = 20
+    one = (span(20) - bare) / 20
+    extra = max(0, round((milliseconds / 1000 - bare) / one))
+    return step
+
+
+def hooked(turns: str) -> None:
+    """Measure an optimizer step's CPU time with and without the agent's hook, alternately."""
+    from vramledger_agent.worker import worker
+
+    parameters = [bytes_on(MIB)] if FAKE else [torch.nn.Parameter(torch.zeros(16, device="cuda"))]
+    optimizer: Any = (torch.optim.Adam if FAKE else torch.optim.SGD)(parameters)
+    deadline = time.monotonic() + 10
+    while not worker.poller.has_started() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    provider: Any = next(state.provider for state in worker.poller.states.values() if state.started)
+    steps = provider.optimizer_steps
+
+    def span(times: int = 20_000) -> float:
+        begun = time.thread_time_ns()
+        for _ in range(times):
+            optimizer.step()
+        return (time.thread_time_ns() - begun) / times / 1000
+
+    steps.register()
+    span(100)  # what the optimizer knows is counted now, and not again within ten seconds
+    more = []
+    for _ in range(int(turns)):
+        steps.unregister()
+        before = span()
+        steps.register()
+        during = span()
+        steps.unregister()
+        more.append(during - (before + span()) / 2)
+    tell(more=more, step=before)
+
+
+def paired(milliseconds: str, seconds: str, blocks: str, interval: str) -> None:
+    """Measure training steps in blocks with and without the agent's thread and hooks, alternately."""
+    from vramledger_agent.worker import worker
+
+    step = trainer(float(milliseconds))
+    deadline = time.monotonic() + 10
+    while not worker.poller.has_started() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    worker.settings.interval = float(interval)
+    provider: Any = next(state.provider for state in worker.poller.states.values() if state.started)
+
+    def switch(*, on: bool) -> None:
+        if on:
+            provider.optimizer_steps.register()
+            worker.start()
+        else:
+            worker.stop_thread(1.0)
+            provider.optimizer_steps.unregister()
+
+    spans: dict[bool, list[float]] = {True: [], False: []}
+    assert worker.session is not None
+    sent = worker.session.sequence
+    for number in range(int(blocks)):
+        on = number % 4 in (0, 3)  # on off off on: a drift cancels out
+        switch(on=on)
+        step()
+        count, begun = 0, time.perf_counter()
+        while time.perf_counter() - begun < float(seconds):
+            step()
+            count += 1
+        spans[on].append((time.perf_counter() - begun) / count)
+    tell(on=spans[True], off=spans[False], reports=worker.session.sequence - sent, errors=worker.errors)
+
+
+def out_of_memory(case: str) -> None:
+    """Run out of memory in one of the ways, and print which exception was raised."""
+    bytes_on(MIB)
+    time.sleep(1.5)  # the agent exists
+    kept: list[Any] = []
+    capacity = 80 * GIB if FAKE else torch.cuda.get_device_properties(0).total_memory
+    if case.startswith("limited") and not FAKE:
+        torch.cuda.set_per_process_memory_fraction(0.1)
+    try:
+        WAYS[case](kept, capacity)
+    except RuntimeError as error:
+        tell(exception=type(error).__name__, message=str(error)[:300], pid=os.getpid())
+    else:
+        tell(exception=None, pid=os.getpid())
+    sys.stdin.read()
+
+
+def take_pieces(size: int, count: int, kept: list[Any]) -> None:
+    """Keep pieces of one size."""
+    kept.extend(bytes_on(size) for _ in range(count))
+
+
+def take_after_pieces(kept: list[Any], capacity: int, request: int) -> None:
+    """Break a capacity into pieces, and ask for more than one of them."""
+    break_into_pieces(kept, capacity)
+    kept.append(bytes_on(request))
+
+
+def take_beside(kept: list[Any], capacity: int) -> None:
+    """Ask for half of the device, of which the same process holds the most elsewhere."""
+    kept.append(bytes_beside(capacity * 7 // 10))
+    kept.append(bytes_on(capacity * 5 // 10))
+
+
+def leak_late(kept: list[Any], capacity: int) -> None:
+    """Leak after 3,600 flat readings, as after an hour with one each second."""
+    read_often(0.005)
+    end = time.monotonic() + (1 if FAKE else 18)
+    while time.monotonic() < end:
+        passing = bytes_on(capacity // 40)
+        time.sleep(0.002)
+        del passing
+    leak(kept, capacity, lambda: time.sleep(0.1))
+
+
+def leak_early(kept: list[Any], capacity: int) -> None:
+    """Leak in the first second, in steps of an optimizer."""
+    parameter: Any = bytes_on(MIB) if FAKE else torch.nn.Parameter(torch.zeros(16, device="cuda"))
+    parameter.grad = bytes_on(MIB) if FAKE else torch.zeros_like(parameter)
+    optimizer: Any = (torch.optim.Adam if FAKE else torch.optim.SGD)([parameter])
+    leak(kept, capacity, optimizer.step)
+
+
+WAYS: dict[str, Callable[[list[Any], int], None]] = {
+    "too-big": lambda kept, capacity: take_pieces(capacity // 10, 20, kept),
+    "hoarded": lambda kept, capacity: take_pieces(capacity * 6 // 10, 1, kept),
+    "fragmented": lambda kept, capacity: take_after_pieces(kept, capacity, capacity // 4),
+    "expandable": lambda kept, capacity: take_after_pieces(kept, capacity, capacity * 6 // 10),
+    "limited": lambda kept, capacity: take_pieces(capacity // 100, 12, kept),
+    "limited-fragmented": lambda kept, capacity: take_after_pieces(kept, capacity // 10, capacity // 40),
+    "alone": take_beside,
+    "leaking": lambda kept, capacity: leak(kept, capacity, lambda: time.sleep(0.3)),
+    "late-leak": leak_late,
+    "early": leak_early,
+}
+
+
+def break_into_pieces(kept: list[Any], capacity: int) -> None:
+    """Leave half of the pieces in use, so that what is free between them is in pieces."""
+    whole = [bytes_on(capacity // 10) for _ in range(8)]
+    whole.clear()
+    pieces = [bytes_on(capacity // 10 // 16) for _ in range(128)]
+    kept.extend(pieces[::2])
+    pieces.clear()
+
+
+def bytes_beside(size: int) -> object:
+    """Take bytes from the driver, beside torch's allocator."""
+    if FAKE:
+        return None
+    import ctypes
+
+    address = ctypes.c_uint64(0)
+    failed = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size))
+    assert not failed, failed
+    time.sleep(2.5)  # the exporter sees it
+    return address
+
+
+def read_often(interval: float) -> None:
+    """Have the agent read so often that seconds are as long for it as an hour."""
+    from vramledger_agent.worker import worker
+
+    worker.settings.interval = interval
+    time.sleep(1.5)  # the turn that was planned before
+
+
+def leak(kept: list[Any], capacity: int, step: Callable[[], object]) -> None:
+    """Keep a piece of each step, until an allocation fails."""
+    while True:
+        kept.append(bytes_on(capacity // 60))
+        passing = bytes_on(capacity // 40)
+        step()
+        del passing
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,1 @@
+"""What makes functions of a program fail."""

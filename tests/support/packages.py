@@ -1,0 +1,74 @@
+"""Build both packages as a release does, and install them into environments, without the network."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+SOURCES = (PROJECT, PROJECT / "exporter" / "agent")
+"""Where the exporter's package is built, and the agent's."""
+
+
+def build(source: Path, out: Path, target: str) -> None:
+    """Build with the hatchling of this environment, without the network."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(out)]
+    done = subprocess.run(command, cwd=source, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def build_all(out: Path) -> Path:
+    """Build both source packages, and from each its wheel, as a distribution would; return their folder."""
+    for source in SOURCES:
+        build(source, out, "sdist")
+    for sdist in sorted(out.glob("*.tar.gz")):
+        subprocess.run(["tar", "-xf", sdist, "-C", out], check=True)
+        build(out / sdist.name.removesuffix(".tar.gz"), out, "wheel")
+    return out
+
+
+def build_changed(work: Path, edits: Mapping[str, tuple[str, str]]) -> Path:
+    """Build both wheels of a copy in which texts of these files are replaced; return their folder."""
+    names = ("pyproject.toml", "README.md", "LICENSE", "exporter", "deploy/share", "alerts")
+    for name in names:
+        copy = shutil.copytree if (PROJECT / name).is_dir() else shutil.copy
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        copy(PROJECT / name, work / name)
+    for file, (old, new) in edits.items():
+        text = (work / file).read_text(encoding="utf-8")
+        assert old in text, f"{file} has no {old}"
+        (work / file).write_text(text.replace(old, new), encoding="utf-8")
+    for source in SOURCES:
+        build(work / source.relative_to(PROJECT), work / "dist", "wheel")
+    return work / "dist"
+
+
+def make_environment(home: Path) -> Path:
+    """Make an empty environment, without pip, and return its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    return home / "bin" / "python"
+
+
+def pip(python: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run pip on an environment; it may use no index."""
+    command = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    given = [str(each) for each in arguments]
+    options = ["--quiet", "--no-index"] if given[0] == "install" else []
+    return subprocess.run(
+        [*command, given[0], *options, *given[1:]], check=False, capture_output=True, text=True
+    )
+
+
+def install_both(home: Path, dist: Path) -> Path:
+    """Make an environment with the wheels of this folder, and what this Python has for them to need."""
+    python = make_environment(home)
+    done = pip(python, "install", "--no-deps", *sorted(dist.glob("*.whl")))
+    assert done.returncode == 0, done.stderr
+    (packages,) = home.glob("lib/python3.*/site-packages")
+    # A folder that a .pth names is searched last, and its own .pth files, with our checkout, are not read.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python

@@ -1,1 +1,0 @@
-"""What Python imports at its start, to profile the exporter's processes."""

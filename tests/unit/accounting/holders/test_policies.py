@@ -1,0 +1,288 @@
+"""Framework and memory policy: every framework's real library names, the published cases, hostile input."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vramledger.accounting.holders.policies import MemoryPattern, classify
+from vramledger.model.snapshot import Policy
+from vramledger.readers.hosts.libraries import (
+    LIBRARIES,
+    LONGEST_SETTING,
+    SETTINGS,
+    find_libraries,
+    find_settings,
+    names_framework,
+)
+from vramledger_agent.protocol.frameworks import FRAMEWORKS
+
+MIB = 2**20
+SITE = "usr/lib/python3.12/site-packages"
+MODULE = "cpython-312-x86_64-linux-gnu.so"
+H200 = 143_771 * MIB
+
+PATHS = [
+    # A path as its wheel or image installs it, and the framework that it shows.
+    (f"{SITE}/torch/lib/libtorch_cuda.so", "torch"),
+    (f"{SITE}/torch/lib/libc10_cuda.so", "torch"),
+    (f"{SITE}/torch/lib/libtorch_cuda_cpp.so", "torch"),
+    (f"{SITE}/torch/lib/libtorch_cuda_cu.so", "torch"),
+    ("opt/pytorch/libtorch_cuda.so (deleted)", "torch"),
+    (f"{SITE}/torch/lib/libtorch_cpu.so", "unknown"),
+    (f"{SITE}/tensorflow/libtensorflow_framework.so.2", "tensorflow"),
+    (f"{SITE}/tensorflow/libtensorflow_cc.so.2", "tensorflow"),
+    (f"{SITE}/tensorflow/python/_pywrap_tensorflow_internal.so", "tensorflow"),
+    ("usr/local/lib/libtensorflow.so.2.18.0", "tensorflow"),
+    (f"{SITE}/jax_plugins/xla_cuda13/xla_cuda_plugin.so", "jax"),
+    (f"{SITE}/jax_cuda12_plugin/cuda_plugin_extension.so", "jax"),
+    ("opt/xla/pjrt_c_api_gpu_plugin.so", "jax"),
+    (f"{SITE}/jaxlib/libjax_common.so", "jax"),
+    (f"{SITE}/jaxlib/xla_extension.so", "jax"),
+    (f"{SITE}/cupy/_core/core.{MODULE}", "cupy"),
+    (f"{SITE}/cupy/cuda/memory.{MODULE}", "cupy"),
+    (f"{SITE}/cupy_backends/cuda/api/runtime.{MODULE}", "cupy"),
+    (f"{SITE}/librmm/lib64/librmm.so", "rmm"),
+    (f"{SITE}/onnxruntime/capi/libonnxruntime_providers_cuda.so", "onnxruntime"),
+    (f"{SITE}/onnxruntime/capi/libonnxruntime_providers_tensorrt.so", "onnxruntime"),
+    (f"{SITE}/onnxruntime/capi/onnxruntime_pybind11_state.{MODULE}", "unknown"),  # also without CUDA
+    (f"{SITE}/tensorrt_libs/libnvinfer.so.10", "tensorrt"),
+    (f"{SITE}/tensorrt_libs/libnvinfer_plugin.so.10", "tensorrt"),
+    (f"{SITE}/tensorrt_lean_libs/libnvinfer_lean.so.10", "tensorrt"),
+    (f"{SITE}/tensorrt_dispatch_libs/libnvinfer_dispatch.so.10", "tensorrt"),
+    (f"{SITE}/tensorrt_llm/libs/libtensorrt_llm.so", "tensorrt"),
+    ("opt/tritonserver/lib/libtritonserver.so", "triton"),
+    ("opt/tritonserver/bin/tritonserver", "triton"),
+    (f"{SITE}/triton/_C/libtriton.so", "unknown"),  # the compiler of the same name, which torch brings
+    ("usr/local/lib/ollama/cuda_v12/libggml-cuda.so", "llama.cpp"),
+    (f"{SITE}/llama_cpp/lib/libllama.so", "llama.cpp"),
+    ("usr/lib/libggml_cuda.so", "llama.cpp"),
+    ("app/llama-server", "llama.cpp"),
+    ("app/llama-cli", "llama.cpp"),
+    ("usr/lib/ollama/runners/cuda_v12/ollama_llama_server", "llama.cpp"),
+    (f"{SITE}/vllm/_C.abi3.so", "vllm"),
+    (f"{SITE}/vllm/cumem_allocator.abi3.so", "vllm"),
+    (f"{SITE}/sgl_kernel/sm90/common_ops.abi3.so", "sglang"),
+    (f"{SITE}/paddle/base/libpaddle.so", "paddle"),
+    (f"{SITE}/paddle/libs/libphi_core.so", "paddle"),
+    (f"{SITE}/mxnet/libmxnet.so", "mxnet"),
+    ("usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04", "cuda"),
+    ("usr/lib/x86_64-linux-gnu/libcudart.so.13", "unknown"),
+    ("home/ada/libtorch_cuda.py", "unknown"),
+    ("home/ada/libtorch_cuda.so/notes.txt", "unknown"),
+    ("home/ada/cupy/_core/notes.txt", "unknown"),
+]
+
+
+def mapping(path: str) -> bytes:
+    """Write the line of a ``maps`` as the kernel does."""
+    return (
+        "7f0c5e600000-7f0c5e8a2000 r-xp 00000000 fd:01 1049".ljust(73).encode() + b"/" + path.encode() + b"\n"
+    )
+
+
+ANONYMOUS = b"7f0c5e600000-7f0c5e8a2000 rw-p 00000000 00:00 0 \n7ffd0-7ffd1 rw-p 0 00:00 0    [stack]\n"
+
+
+@pytest.mark.parametrize(("path", "framework"), PATHS)
+def test_a_library_tells_its_framework(path: str, framework: str) -> None:
+    """Each project's installed files show their framework; similar files show none."""
+    signs = find_libraries(ANONYMOUS + mapping(path) + ANONYMOUS + mapping(path))
+    assert classify(signs, ()).framework == framework
+    assert names_framework(signs) is (framework not in ("unknown", "cuda"))
+
+
+def test_every_library_has_a_path_here() -> None:
+    """A path of a real installation tests each file and program that shows a framework."""
+    paths = " ".join(path for path, _ in PATHS)
+    untried = {
+        name
+        for framework in FRAMEWORKS
+        for library in framework.libraries
+        for name in (*library.stems, *library.programs)
+        if not re.search(rf"/{re.escape(name)}(\.|$| )", paths)
+    }
+
+    assert untried == set()
+
+
+EMPTY_CARD = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=142_000 * MIB)
+"""A context has appeared on an H200, and nothing else."""
+
+
+def taken(memory: int, total: int = 143_771, left: int | None = None) -> MemoryPattern:
+    """Take this number of MiB at once after a context, while the exporter watches."""
+    before = MemoryPattern(518 * MIB, total * MIB, watched=True, jump=518 * MIB, left=(total - 518) * MIB)
+    return before.after_change(memory * MIB, (total - memory if left is None else left) * MIB)
+
+
+def stepwise(*sizes: int, total: int = 143_771) -> MemoryPattern:
+    """Grow to each of these sizes (MiB) in turn."""
+    pattern = MemoryPattern(518 * MIB, total * MIB, watched=True, jump=518 * MIB, left=(total - 518) * MIB)
+    for size in sizes:
+        pattern = pattern.after_change(size * MIB, (total - size) * MIB)
+    return pattern
+
+
+def found_late(memory: int, total: int = 143_771) -> MemoryPattern:
+    """Exist before the exporter starts."""
+    return MemoryPattern(memory * MIB, total * MIB)
+
+
+TF, JAX, TORCH = "libtensorflow", "xla_cuda_plugin", "libtorch_cuda"
+
+
+@pytest.mark.parametrize(
+    ("libraries", "settings", "pattern", "expected"),
+    [
+        # measured on an H200 (TensorFlow 2.21, JAX, torch), and published
+        ((TF,), {}, taken(141_350), "tensorflow preallocate pattern"),
+        ((TF,), {}, taken(22_885, 24_265), "tensorflow preallocate pattern"),
+        ((TF,), {}, taken(47_853, 48_000), "tensorflow preallocate pattern"),
+        ((TF,), {}, taken(60_000, left=1_800), "tensorflow preallocate pattern"),  # a shared card
+        ((TF,), {}, found_late(141_350), "tensorflow preallocate pattern"),
+        ((TF,), {}, found_late(120_000), "tensorflow unknown none"),
+        ((TF,), {}, stepwise(800, 1_400, 2_700), "tensorflow growth pattern"),
+        ((TF,), {}, stepwise(1_544, 1_612), "tensorflow unknown none"),  # memory_limit=1024, then cuBLAS
+        ((TF,), {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}, stepwise(534), "tensorflow growth environ"),
+        ((TF,), {"TF_FORCE_GPU_ALLOW_GROWTH": "True"}, taken(141_350), "tensorflow preallocate pattern"),
+        ((TF,), {"TF_FORCE_GPU_ALLOW_GROWTH": "false"}, taken(141_350), "tensorflow preallocate environ"),
+        ((TF,), {"TF_FORCE_GPU_ALLOW_GROWTH": "false"}, taken(1_544), "tensorflow limit pattern"),
+        ((TF,), {"TF_GPU_ALLOCATOR": "cuda_malloc_async"}, None, "tensorflow cuda_malloc_async environ"),
+        ((JAX,), {}, taken(107_986), "jax fraction pattern"),
+        ((JAX,), {}, found_late(107_918), "jax fraction pattern"),
+        ((JAX,), {}, taken(18_700, 24_265), "jax fraction pattern"),
+        ((JAX,), {}, EMPTY_CARD, "jax unknown none"),
+        ((JAX,), {}, taken(136_000), "jax fraction pattern"),
+        ((JAX,), {}, stepwise(700, 900, 1_300), "jax growth pattern"),
+        ((JAX,), {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, stepwise(522), "jax growth environ"),
+        ((JAX,), {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, taken(107_986), "jax fraction pattern"),
+        ((JAX,), {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".1"}, taken(14_900), "jax fraction environ"),
+        ((JAX,), {"XLA_CLIENT_MEM_FRACTION": ".1"}, None, "jax fraction environ"),
+        ((JAX,), {"XLA_CLIENT_MEM_FRACTION": ""}, EMPTY_CARD, "jax unknown none"),
+        ((JAX,), {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}, taken(522), "jax platform environ"),
+        ((JAX,), {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}, None, "jax cuda_malloc_async environ"),
+        ((TORCH,), {}, stepwise(10_954), "torch caching default"),
+        ((TORCH,), {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}, None, "torch caching default"),
+        ((TORCH,), {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, None, "torch caching environ"),
+        (
+            (TORCH,), {"PYTORCH_CUDA_ALLOC_CONF": "backend: cudaMallocAsync"},
+            None, "torch cuda_malloc_async environ",
+        ),
+        (
+            (TORCH,),
+            {"PYTORCH_CUDA_ALLOC_CONF": "backend:native", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"},
+            None, "torch caching environ",
+        ),
+        ((TORCH,), {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, None, "torch platform environ"),
+        # several at once
+        ((TORCH, "libnvinfer", "libcuda"), {}, stepwise(9_000), "torch caching default"),
+        ((TORCH, TF), {}, stepwise(9_000), "torch caching default"),  # TensorBoard imports TensorFlow
+        ((TORCH, TF), {}, taken(141_350), "tensorflow preallocate pattern"),
+        ((TORCH, JAX), {}, taken(107_986), "jax fraction pattern"),
+        ((TORCH, JAX), {}, found_late(107_986), "torch caching default"),
+        ((TORCH, "libjax_common"), {}, taken(107_986), "torch caching default"),  # jaxlib without CUDA
+        ((TF, JAX), {}, taken(107_986), "jax fraction pattern"),  # TensorFlow for its data sets
+        ((TF, "libjax_common"), {}, taken(141_350), "tensorflow preallocate pattern"),
+        # TensorFlow 2.21 imports JAX, and with it JAX's CUDA plugin: seen in three programs on an H100
+        ((TF, JAX), {}, taken(141_350), "tensorflow preallocate pattern"),
+        ((TF, JAX), {}, stepwise(4_618), "unknown unknown none"),
+        ((TF, JAX), {}, None, "unknown unknown none"),
+        ((TF, JAX), {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}, stepwise(4_618), "tensorflow growth environ"),
+        ((TF, JAX), {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, stepwise(522), "jax growth environ"),
+        (
+            (TF, JAX),
+            {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+            stepwise(522), "unknown unknown none",
+        ),
+        ((TORCH, TF, JAX), {}, stepwise(9_000), "torch caching default"),
+        (("cupy", "librmm"), {}, stepwise(9_000), "rmm unknown none"),
+        (("vllm", TORCH), {}, taken(129_000), "vllm fraction default"),
+        (("libtritonserver", TORCH), {}, None, "triton unknown none"),
+        (("libonnxruntime_providers_cuda", "libnvinfer"), {}, None, "onnxruntime growth default"),
+        # the rest
+        (("cupy",), {}, None, "cupy caching default"),
+        (("libggml-cuda",), {}, stepwise(2_000, 6_000, 9_000), "llama.cpp steps pattern"),
+        (("libcuda",), {}, EMPTY_CARD, "cuda unknown none"),
+        (("libcuda",), {}, taken(141_350), "cuda preallocate pattern"),
+        ((), {}, found_late(141_350), "unknown unknown none"),
+        (None, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, taken(107_986), "unknown unknown none"),
+    ],
+)  # fmt: skip
+def test_verdicts(
+    libraries: tuple[str, ...] | None, settings: dict[str, str], pattern: MemoryPattern | None, expected: str
+) -> None:
+    """Measured, published and mixed cases have the right verdict, with a sentence of evidence."""
+    policy = classify(libraries, tuple(settings.items()), () if pattern is None else (pattern,))
+    assert " ".join(policy[:3]) == expected
+    assert policy.why
+
+
+def test_the_last_bytes_of_a_full_card_are_no_preallocation() -> None:
+    """A program that takes the little that is left has taken nearly all, but has not preallocated."""
+    pattern = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=5_000 * MIB).after_change(
+        5_400 * MIB, 100 * MIB
+    )
+    assert classify((TF,), (), (pattern,)).policy == "unknown"
+
+
+def test_growth_by_doubling_is_no_preallocation() -> None:
+    """A pool whose last step takes nearly all that is left has still grown."""
+    assert classify((TF,), (), (stepwise(9_000, 18_000, 36_000, 72_000, 141_000),)).policy == "growth"
+
+
+def test_the_fullest_device_decides() -> None:
+    """A stray context on another device does not hide how the memory was taken."""
+    assert classify((JAX,), (), (EMPTY_CARD, taken(107_986), EMPTY_CARD)).policy == "fraction"
+
+
+def test_what_cannot_be_read_is_said() -> None:
+    """The evidence says if the environment or the libraries are not readable."""
+    assert "not readable" in classify((TORCH,), (), environ=False).why
+    assert "not readable" in classify(None, ()).why
+    assert "has loaded JAX and TensorFlow, and which" in classify((TF, JAX, "libcuda"), ()).why
+
+
+ENVIRONMENTS = st.lists(
+    st.tuples(st.sampled_from([*SETTINGS, "TOKEN"]).map(str.encode), st.binary(max_size=300))
+)
+
+
+@given(ENVIRONMENTS, st.binary(max_size=400), st.integers(0, 70_000))
+def test_hostile_environments(variables: list[tuple[bytes, bytes]], rest: bytes, repeat: int) -> None:
+    """Of any environment only allow-listed values leave, short and printable, and a verdict follows."""
+    block = b"".join(b"\0" + name + b"=" + value for name, value in variables) + rest * (repeat // 400)
+    settings = find_settings(block)
+    assert {name for name, _ in settings} <= set(SETTINGS)
+    assert all(value.isprintable() and len(value) <= LONGEST_SETTING for _, value in settings)
+    for library in LIBRARIES:
+        assert isinstance(classify((library,), settings), Policy)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "value",
+    [b"hunter2", b"hunter2\nTF=1", b"\xff\xfehunter2", b"x" * 65536 + b"hunter2", b"hunter2:True,hunter2"],
+)
+def test_no_value_gets_into_a_verdict(name: str, value: bytes) -> None:
+    """A verdict may name a variable, and never its value."""
+    settings = find_settings(b"\0A=1\0" + name.encode() + b"=" + value + b"\0SECRET=hunter2")
+    assert [each for each, _ in settings] == [name]
+    for library in LIBRARIES:
+        assert "hunter2" not in repr(classify((library,), settings, (EMPTY_CARD,)))
+
+
+def test_only_whole_names_count_and_the_first_of_them() -> None:
+    """A variable whose name only has the same end is another one; ``getenv`` finds the first."""
+    block = b"\0MY_TF_GPU_ALLOCATOR=x\0TF_GPU_ALLOCATOR=cuda_malloc_async\0TF_GPU_ALLOCATOR=y\0"
+    assert find_settings(block) == (("TF_GPU_ALLOCATOR", "cuda_malloc_async"),)
+
+
+@given(st.binary(max_size=2000))
+def test_hostile_maps(data: bytes) -> None:
+    """Every mapping can be read, and only names from our list leave."""
+    assert set(find_libraries(data + mapping("x/libtorch_cuda.so") + data)) <= set(LIBRARIES)
+    assert set(find_libraries(data)) <= set(LIBRARIES)

@@ -1,0 +1,351 @@
+"""Reserved and held memory: the join, and how page, table, JSON, check and recordings show it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support import builders
+from tests.support.host.one_holder import OneHolder
+from vramledger.accounting.owners.reservations import fits, mps_servers
+from vramledger.metrics import processes, reservations
+from vramledger.model.reading import (
+    DeviceReading,
+    Grant,
+    Owner,
+    ParentFacts,
+    ProcessEntry,
+    ProcessFacts,
+    ProcessRow,
+    Reading,
+    Scheduler,
+)
+from vramledger.model.reading_json import decode, encode
+from vramledger.model.snapshot import Reservation, ReservationStatus, Snapshot
+from vramledger.sampling.masking import Mask
+from vramledger.verdicts import cleanliness
+from vramledger.views.evidence import evidence_lines
+from vramledger.views.ledger_json import snapshot_json
+from vramledger.views.table import render_table
+
+GPU = "GPU-7"
+POD = Owner("pod", "ml/train-0", namespace="ml", pod="train-0", container="main")
+NAMELESS = Owner("pod", "0f1e-22", pod="0f1e-22")
+JOB = Owner("slurm", "42", slurm_job="42", unit="slurmstepd.scope")
+USER = Owner("user", "ada")
+
+KUBELET = Scheduler("kubelet", (GPU,), (Grant("pod", "ml/train-0", (GPU,)),))
+SLURM = Scheduler("slurm", ("*",), (Grant("slurm", "42", ("nvidia0",)),))
+NOMAD_SCOPE = "5b3b6f0e.worker.scope"
+NOMAD = Scheduler("nomad", (GPU,), (Grant("nomad", "train/worker/5b3b6f0e", (GPU,), NOMAD_SCOPE),))
+
+
+def sampled(
+    owner: Owner | None,
+    *schedulers: Scheduler,
+    cgroup: tuple[str, ...] = ("0::/x",),
+    command: str = "train.py",
+    parent: ParentFacts | None = None,
+    **changes: Any,  # noqa: ANN401 any field of a reading
+) -> Snapshot:
+    """Take a sample of one device, GPU-7 at /dev/nvidia0, with one holder of an owner."""
+    host = OneHolder()
+    host.gpu.uuids = ((0.0, GPU),)
+    facts = ProcessFacts(
+        host.holder.pid,
+        host.holder.start,
+        user="ada",
+        command=command,
+        cgroup=cgroup,
+        owner=owner,
+        parent=parent,
+    )
+    return host.sample(schedulers=schedulers, facts=(facts,), **changes)
+
+
+def reservation_status(snapshot: Snapshot) -> ReservationStatus | None:
+    """Return the reservation status of the only device."""
+    (device,) = snapshot.devices
+    return device.reservation_status
+
+
+def shown(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the only device as the JSON has it."""
+    devices: Any = snapshot_json(snapshot)["devices"]
+    (device,) = devices
+    return dict(device)
+
+
+@pytest.mark.parametrize(
+    ("owner", "cgroup", "scheduler", "held", "unreserved"),
+    [
+        (POD, ("0::/x",), KUBELET, True, ()),
+        (Owner("pod", "ml/other", namespace="ml", pod="other"), ("0::/x",), KUBELET, False, (7,)),
+        (NAMELESS, ("0::/x",), KUBELET, None, ()),
+        (USER, ("0::/x",), KUBELET, False, (7,)),
+        (None, ("0::/x",), KUBELET, None, ()),
+        (JOB, ("0::/x",), SLURM, True, ()),
+        (JOB._replace(slurm_job="43"), ("0::/x",), SLURM, False, (7,)),
+        (JOB._replace(slurm_job="s5K1KKYAYG5D00"), ("0::/x",), SLURM, None, ()),
+        (USER, ("0::/x",), SLURM, False, (7,)),
+        (USER, (f"0::/nomad.slice/share.slice/{NOMAD_SCOPE}",), NOMAD, True, ()),
+        (USER, (f"0::/user.slice/user@1000.service/{NOMAD_SCOPE}",), NOMAD, False, (7,)),
+        (USER, (f"0::/system.slice/docker-{'a5' * 32}.scope/{NOMAD_SCOPE}",), NOMAD, False, (7,)),
+        (USER, ("0::/nomad.slice/share.slice/other.scope",), NOMAD, False, (7,)),
+    ],
+)  # fmt: skip
+def test_who_holds_what_is_reserved(
+    owner: Owner | None,
+    cgroup: tuple[str, ...],
+    scheduler: Scheduler,
+    held: bool | None,
+    unreserved: tuple[int, ...],
+) -> None:
+    """A reservation is held by its owner's processes; a holder without a certain owner is not blamed."""
+    found = reservation_status(sampled(owner, scheduler, cgroup=cgroup))
+
+    (grant,) = scheduler.grants
+    assert found == ReservationStatus(
+        (Reservation(grant.type, grant.name, scheduler.name, held),), unreserved, (scheduler.name,)
+    )
+
+
+def test_without_a_scheduler_there_is_nothing() -> None:
+    """On a host without a scheduler, and for a GPU that no scheduler manages, nothing is reported."""
+    assert reservation_status(sampled(USER)) is None
+    assert reservation_status(sampled(USER, Scheduler("kubelet", ("GPU-other",), ()))) is None
+    assert shown(sampled(USER))["reservations"] is None
+    assert dict(reservations.collect(sampled(USER))) == {
+        reservations.RESERVATION_INFO: [],
+        reservations.RESERVATIONS: [],
+        reservations.UNRESERVED_HOLDERS: [],
+        reservations.UNRESERVED_MEMORY: [],
+        reservations.RESERVATION_ACCOUNT_INFO: [],
+    }
+
+
+def test_a_device_that_is_given_to_nobody() -> None:
+    """A holder on a managed device that is not reserved has no reservation."""
+    assert reservation_status(sampled(POD, KUBELET._replace(grants=()))) == ReservationStatus(
+        (), (7,), ("kubelet",)
+    )
+
+
+def test_one_grant_of_two_schedulers_is_enough() -> None:
+    """Where Slurm's jobs run in pods, a reservation by either counts."""
+    found = reservation_status(sampled(JOB, KUBELET, SLURM))
+
+    assert found is not None
+    assert {each.name: each.held for each in found.reservations} == {"ml/train-0": False, "42": True}
+    assert found.unreserved_pids == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schedulers": (KUBELET._replace(complete=False),)},
+        {"host_pid_namespace": False},
+        {"schedulers_read": -1.0},  # before the holder was first seen
+        {"schedulers": (KUBELET._replace(grants=(Grant("pod", "ml/other", ("gpu-0-mig-9-4-4",)),)),)},
+    ],
+)
+def test_nobody_is_blamed_in_doubt(changes: dict[str, Any]) -> None:
+    """Hidden grants, invisible holders and an id that fits no device: not known."""
+    owner = Owner("pod", "ml/other", namespace="ml", pod="other")
+    schedulers = changes.pop("schedulers", (KUBELET,))
+    found = reservation_status(sampled(owner, *schedulers, **changes))
+
+    assert found is not None
+    assert not found.unreserved_pids
+
+
+def test_a_read_that_came_after_the_holder_counts() -> None:
+    """A holder that was seen before the schedulers were read, and has no reservation then, has none."""
+    found = reservation_status(sampled(USER, SLURM, schedulers_read=1e12))
+
+    assert found is not None
+    assert found.unreserved_pids == (7,)
+
+
+CONTROL = ParentFacts(6, 1, "nvidia-cuda-mps", "x", init=False, uid=0, program="nvidia-cuda-mps-control")
+
+
+@pytest.mark.parametrize(
+    ("parent", "command", "unreserved"),
+    [
+        (CONTROL, "nvidia-cuda-mps-server", ()),
+        (CONTROL, "renamed", ()),
+        (CONTROL._replace(uid=1000, user="ada"), "nvidia-cuda-mps-server", (7,)),  # ada's own daemon
+        (CONTROL._replace(program="bash"), "nvidia-cuda-mps-server", (7,)),
+        (CONTROL._replace(uid=None), "nvidia-cuda-mps-server", ()),  # too little is known
+        (CONTROL._replace(program=""), "nvidia-cuda-mps-server", ()),
+        (CONTROL._replace(program=""), "train.py", (7,)),
+        (None, "nvidia-cuda-mps-server", (7,)),
+    ],
+)
+def test_the_mps_server_needs_no_reservation(
+    parent: ParentFacts | None, command: str, unreserved: tuple[int, ...]
+) -> None:
+    """A server of root's daemon holds the context of clients who have reservations; a name proves nothing."""
+    found = reservation_status(sampled(USER, SLURM, command=command, parent=parent))
+
+    assert found is not None
+    assert found.unreserved_pids == unreserved
+
+
+@pytest.mark.parametrize(
+    ("parent", "servers"),
+    [
+        (CONTROL, {7}),
+        (CONTROL._replace(program=""), {7}),
+        (None, {7}),
+        (CONTROL._replace(program="bash"), set()),
+    ],
+)
+def test_a_name_alone_makes_no_holder_a_client_of_mps(parent: ParentFacts | None, servers: set[int]) -> None:
+    """A program with the server's name and another parent is none: it and its neighbours stay idle."""
+    facts = ProcessFacts(7, 7, 1000, "eve", command="nvidia-cuda-mps-server", parent=parent)
+    device = DeviceReading(0, GPU, processes=(ProcessEntry(7, 1, "C"),))
+
+    assert (
+        mps_servers(device, {7: ProcessRow(7, 7, "S", 1, 7, 7, 0, 1)}, lambda _pid, _start: facts) == servers
+    )
+
+
+INSTANCE = DeviceReading(
+    0, "MIG-a", minor=3, parent="GPU-p", mig_profile="1g", gpu_instance=9, compute_instance=0
+)
+WHOLE = DeviceReading(0, "GPU-p", minor=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "meant"),
+    [
+        ("*", WHOLE, True),
+        ("GPU-p", WHOLE, True),
+        ("GPU-p::3", WHOLE, True),
+        ("GPU-q", WHOLE, False),
+        ("nvidia3", WHOLE, True),
+        ("nvidia3/vgpu1", WHOLE, True),
+        ("nvidia33", WHOLE, False),
+        ("gpu-3", WHOLE, True),
+        ("gpu-3-mig-9-4-4", WHOLE, False),
+        ("MIG-a", INSTANCE, True),
+        ("MIG-a", WHOLE, False),
+        ("GPU-p", INSTANCE, True),
+        ("nvidia3/gi9", INSTANCE, True),
+        ("nvidia3/gi8", INSTANCE, False),
+        ("nvidia3/gi9", WHOLE, False),
+        ("MIG-GPU-p/9/0", INSTANCE, True),
+        ("MIG-GPU-p/9/1", INSTANCE, False),
+        ("", WHOLE, False),
+        ("nvidia", WHOLE, False),
+    ],
+)
+def test_a_schedulers_word_for_a_device(name: str, device: DeviceReading, meant: bool) -> None:
+    """UUIDs, device file numbers, replicas, and a whole GPU for all of its instances."""
+    assert fits(name, device) is meant
+
+
+def values(snapshot: Snapshot) -> dict[str, dict[tuple[str, ...], float]]:
+    """Return the samples of the reservations' families, without gpu and uuid."""
+    return {
+        family.name.removeprefix("vramledger_device_"): {labels[2:]: value for labels, value in samples}
+        for family, samples in reservations.collect(snapshot)
+    }
+
+
+def test_the_page() -> None:
+    """Who has a reservation, how many of them hold memory, and what is held without one."""
+    assert values(sampled(USER, KUBELET)) == {
+        "reservation_info": {("pod", "ml/train-0"): 1},
+        "reservations": {("held",): 0, ("unheld",): 1, ("unknown",): 0},
+        "unreserved_holders": {(): 1},
+        "unreserved_memory_bytes": {(): sampled(USER).devices[0].holdings[0].memory},
+        "vramledger_reservation_account_info": {},
+    }
+    assert values(sampled(POD, KUBELET))["unreserved_holders"] == {(): 0}
+    unknown = values(sampled(USER, KUBELET._replace(complete=False)))
+    assert unknown["unreserved_holders"] == unknown["unreserved_memory_bytes"] == {}
+
+
+def test_the_account_of_a_job() -> None:
+    """A job with a reservation has its user and account, also without a holder."""
+    grant = Grant("slurm", "41", ("nvidia0",), user="bob", account="physics")
+    family = reservations.RESERVATION_ACCOUNT_INFO
+    collected = dict(reservations.collect(sampled(USER, SLURM._replace(grants=(grant,)))))
+    assert collected[family] == [(("slurm", "41", "bob", "physics"), 1)]
+    assert dict(reservations.collect(sampled(JOB, SLURM)))[family] == []
+
+
+def test_the_table_and_the_evidence() -> None:
+    """``show`` names an unused reservation and an unreserved holder, ``--why`` the scheduler's part."""
+    text = render_table(sampled(USER, KUBELET))
+
+    assert "reservation: for pod ml/train-0, which HOLDS NOTHING here" in text
+    assert "UNRESERVED: pid 7 holds memory without a reservation; kubelet assigns this GPU" in text
+    assert "which holds memory here" in render_table(sampled(POD, KUBELET))
+    why = "\n".join(evidence_lines(sampled(USER, KUBELET), 7))
+    assert "reservation  by kubelet for pod ml/train-0; its owner is NOT among them" in why
+    assert "reservation  " not in "\n".join(evidence_lines(sampled(USER), 7))
+
+
+def test_check_names_a_tenant_without_a_reservation() -> None:
+    """The line says which process holds without a reservation, and which reservation is not used."""
+    (verdict,) = cleanliness.check_devices(sampled(USER, KUBELET), (), cleanliness.CheckTolerance())
+
+    assert verdict.status == cleanliness.NOT_CLEAN
+    assert "pid 7 train.py of user ada" in verdict.line
+    assert "(without a reservation)" in verdict.line
+    assert "reserved for pod ml/train-0, which holds nothing" in verdict.line
+    (welcome,) = cleanliness.check_devices(sampled(POD, KUBELET), (), cleanliness.CheckTolerance(live=True))
+    assert welcome.status == cleanliness.CLEAN
+    assert "reservation" not in welcome.line
+
+
+def test_the_json() -> None:
+    """Reservations, their holders and the holders without one, as JSON values."""
+    device = shown(sampled(USER, KUBELET))
+
+    assert device["reservations"] == [
+        {"owner_type": "pod", "owner": "ml/train-0", "scheduler": "kubelet", "held": False}
+    ]
+    assert device["schedulers"] == ["kubelet"]
+    assert [each["unreserved"] for each in device["holdings"]] == [True]
+
+
+@pytest.mark.parametrize("scheduler", [KUBELET, SLURM, NOMAD])
+def test_a_recording_replays_what_was_reserved(scheduler: Scheduler) -> None:
+    """A line of a recording has everything, and a masked one has the same relations without the names."""
+    reading = Reading(1.0, 2.0, schedulers=(scheduler,), hidden_unreadable=3)
+    assert decode(encode(reading)) == reading
+
+    cgroup = (f"0::/nomad.slice/share.slice/{NOMAD_SCOPE}",)
+    owner = {"kubelet": POD, "slurm": JOB, "nomad": USER}[scheduler.name]
+    host = OneHolder()
+    host.gpu.uuids = ((0.0, GPU),)
+    facts = ProcessFacts(host.holder.pid, host.holder.start, user="ada", cgroup=cgroup, owner=owner)
+    host.now += 1
+    masked = decode(encode(Mask().mask_reading(host.reading(schedulers=(scheduler,), facts=(facts,)))))
+    line = encode(masked)
+    for secret in (b"train", b"GPU-7", b"5b3b6f0e", b"ml/"):
+        assert secret not in line
+    found = reservation_status(host.exporter.tracker.update(masked))
+    assert found is not None
+    assert [each.held for each in found.reservations] == [True]
+    assert found.unreserved_pids == ()
+
+
+def test_unreadable_files_are_counted() -> None:
+    """Holders whose environ, maps or cgroup we may not read are a metric, and doctor reports them."""
+    host = OneHolder()
+    facts = ProcessFacts(host.holder.pid, host.holder.start, user="ada", denied=("environ", "maps"))
+    snapshot = host.sample(facts=(facts,), hidden_unreadable=5)
+    found = dict(processes.collect(snapshot, 0))[processes.UNREADABLE]
+    assert found == [(("environ",), 1), (("maps",), 1), (("cgroup",), 0), (("fd",), 5)]
+
+    not_searched = host.sample(hidden=None, hidden_unreadable=None)
+    unknown = dict(processes.collect(not_searched, 0))[processes.UNREADABLE]
+    assert ("fd",) not in dict(unknown)
+    assert dict(processes.collect(builders.failed(), 0))[processes.UNREADABLE] == []

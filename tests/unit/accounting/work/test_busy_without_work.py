@@ -1,0 +1,307 @@
+"""A device that is busy for minutes and does nothing: figures of real programs on an H100, driver 580."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from tests.support.host.model import GIB, Process
+from tests.support.host.one_holder import NOW, PID, SHELL, OneHolder
+from tests.support.host.programs import Fixed
+from vramledger.accounting.remembered import Remembered, follow_clock
+from vramledger.accounting.sample import Sample
+from vramledger.accounting.work.busy_without_work import (
+    WAITS_AFTER,
+    BusyWithoutWorkState,
+    BusyWithoutWorkWatch,
+    who_keeps_busy,
+)
+from vramledger.model.reading import DeviceReading, ProcessUtilization, Reading
+from vramledger.model.snapshot import State
+
+NOTHING = {
+    "graphics": 1.0,
+    "sm": 0.18,
+    "integer": 0.0016,
+    "tensor": 0.0,
+    "fp64": 0.0,
+    "fp32": 0.0,
+    "fp16": 0.0,
+    "dram": 0.000004,
+    "pcie_transmit": 600_000.0,
+    "pcie_receive": 500_000.0,
+    "nvlink_transmit": 0.0,
+    "nvlink_receive": 0.0,
+}
+"""A rank of a training that waits for another one which hangs."""
+
+WAITING = DeviceReading(0, "GPU-0", utilization={"gpu": 1.0, "memory": 0.0}, activity=NOTHING)
+
+
+class Watched:
+    """A watch that is given samples a second apart."""
+
+    def __init__(self) -> None:
+        """Begin at some moment."""
+        self.watch = BusyWithoutWorkWatch(BusyWithoutWorkState())
+        self.now = 1000.0
+
+    def wait(self, seconds: float) -> float | None:
+        """Give it a sample of the waiting device every five seconds."""
+        for _ in range(round(seconds / 5)):
+            said = self.after(5, WAITING)
+        return said
+
+    def after(
+        self, seconds: float, device: DeviceReading, *, gap: bool = False, in_turns: bool = False
+    ) -> float | None:
+        """Return for how many seconds the device has been busy without work, None if it is not said."""
+        self.now += seconds
+        sample = Sample(Reading(self.now + 5e8, self.now), {}, 5.0, gap)
+        since = self.watch.update(device, sample, in_turns=in_turns)
+        return None if since is None else sample.time - since
+
+
+def active(**figures: float) -> DeviceReading:
+    """Return the device that waits, with other figures."""
+    return replace(WAITING, activity={**NOTHING, **figures})
+
+
+def test_said_after_minutes() -> None:
+    """A collective that hangs is said to be busy without work after minutes, with the time since it began."""
+    watched = Watched()
+
+    assert watched.after(0, WAITING) is None
+    assert watched.wait(WAITS_AFTER - 5) is None
+    assert watched.after(5, WAITING) == WAITS_AFTER
+    assert watched.wait(1000) == WAITS_AFTER + 1000
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        active(tensor=0.94, dram=0.24, integer=0.014),  # a matmul
+        active(dram=0.97, integer=0.073),  # filling memory
+        active(fp32=0.7, nvlink_transmit=7.67e9),  # a training on two GPUs
+        active(nvlink_receive=5e6),  # a collective that goes on slowly
+        active(fp64=0.001),
+        active(video=0.01),
+        active(integer=0.3),  # cryptography
+        active(sm=0.0076, integer=0.0071),  # the same in one block
+        active(sm=0.0076, integer=0.00081),  # and in one thread
+        replace(WAITING, utilization={"gpu": 0.5, "memory": 0.0}),  # small kernels, one after the other
+        replace(WAITING, error="timeout", activity=None),
+    ],
+)
+def test_work_ends_it(work: DeviceReading) -> None:
+    """One sample with any work, or of a device that does not answer, begins the time again."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    assert watched.wait(WAITS_AFTER) is not None
+
+    assert watched.after(1, work) is None
+    assert watched.after(1, WAITING) is None
+    assert watched.wait(WAITS_AFTER - 5) is None
+
+
+KILLED = active(dram=0.002563, pcie_transmit=2.54e6, pcie_receive=2.41e6)
+"""Beside the waiting rank a program of 8 GiB was killed, and the driver cleared its memory."""
+
+INITIALISED = active(pcie_transmit=6.57e6, pcie_receive=3.96e6)
+"""A launcher initialised CUDA on the host."""
+
+
+@pytest.mark.parametrize("movement", [KILLED, INITIALISED])
+def test_programs_that_come_and_go_do_not_end_it(movement: DeviceReading) -> None:
+    """A short movement every two minutes, without any computation, does not begin the time again."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(WAITS_AFTER - 5)
+
+    for _ in range(20):
+        assert watched.after(5, movement) is not None
+        assert watched.wait(115) is not None
+    assert watched.after(5, WAITING) == WAITS_AFTER + 20 * 120
+
+
+def test_movement_that_lasts_ends_it() -> None:
+    """Data that arrive for longer than a moment are work."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(600)
+
+    assert [watched.after(4, INITIALISED) is not None for _ in range(3)] == [True, True, False]
+    assert watched.after(4, WAITING) is None
+
+
+def test_movement_again_and_again_ends_it() -> None:
+    """A rank that gets data every few seconds works, even if each time is short."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(600)
+    said = [watched.after(1, INITIALISED if second % 5 == 0 else WAITING) for second in range(200)]
+
+    assert None in said
+
+
+def test_movement_alone_begins_nothing() -> None:
+    """A device whose memory is moved all the time is not busy without work."""
+    watched = Watched()
+
+    assert [watched.after(5, KILLED) for _ in range(50)] == [None] * 50
+
+
+def test_a_sample_without_counters_changes_nothing() -> None:
+    """The counters of the next sample cover the time of one that has none."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(WAITS_AFTER)
+    missing = replace(WAITING, activity=None)
+
+    assert watched.after(5, missing) == WAITS_AFTER + 5
+    assert watched.after(5, missing) is None, "counters that stay away say nothing"
+    assert watched.after(5, WAITING) is None
+
+
+def test_missing_samples_begin_it_again() -> None:
+    """Where samples are missing, the device may have worked."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(WAITS_AFTER)
+
+    assert watched.after(60, WAITING, gap=True) is None
+
+
+@pytest.mark.parametrize("figure", ["tensor", "fp32", "dram", "integer", "sm"])
+def test_missing_figures_say_nothing(figure: str) -> None:
+    """Without the figures that would show work, nothing is said of the device."""
+    watched = Watched()
+    partial = replace(WAITING, activity={name: value for name, value in NOTHING.items() if name != figure})
+
+    assert [watched.after(5, partial) for _ in range(50)] == [None] * 50
+
+
+def test_device_without_counters_says_nothing() -> None:
+    """Before Hopper nothing is said, however busy the device is."""
+    watched = Watched()
+    old = replace(WAITING, activity=None)
+
+    assert [watched.after(5, old) for _ in range(50)] == [None] * 50
+
+
+def test_clock_that_is_set() -> None:
+    """When the host's clock is set, the span stays the same."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(WAITS_AFTER)
+    moved = follow_clock(Remembered(waits=watched.watch.state), 3600)
+    watched.watch = BusyWithoutWorkWatch(moved.waits)
+
+    assert watched.after(0, WAITING) == WAITS_AFTER - 3600
+
+
+def test_device_that_is_gone_is_forgotten() -> None:
+    """A device that comes back is watched from the beginning."""
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(WAITS_AFTER - 5)
+    watched.watch.keep_only(())
+
+    assert watched.after(5, WAITING) is None
+
+
+IN_TURNS = active(dram=0.002135, pcie_transmit=2.14e7, pcie_receive=6.08e7)
+"""The ranks of four jobs wait on one H100, which runs them in turns."""
+
+
+def test_one_that_computes_in_turns_with_one_that_waits() -> None:
+    """A block of threads that computes with integers on one SM for a quarter of the time is work."""
+    shares = {"sm": 0.75 * 0.18 + 0.25 / 132, "integer": 0.75 * 0.18 * 0.008 + 0.25 / 132 * 0.93}
+    watched = Watched()
+
+    assert {watched.after(5, active(**shares), in_turns=True) for _ in range(50)} == {None}
+
+
+@pytest.mark.parametrize("name", ["fp64", "fp16", "pcie_receive", "integer", "dram", "sm"])
+def test_a_figure_that_is_missing_says_nothing(name: str) -> None:
+    """A device of which a figure cannot be read is never called busy without work."""
+    device = active()
+    assert device.activity is not None
+    less = replace(device, activity={key: value for key, value in device.activity.items() if key != name})
+    watched = Watched()
+
+    assert {watched.after(5, less) for _ in range(50)} == {None}
+
+
+@pytest.mark.parametrize(("in_turns", "said"), [(True, WAITS_AFTER + 5), (False, None)])
+def test_turns_move_something(in_turns: bool, said: float | None) -> None:
+    """What turns move counts as nothing where several processes keep a device busy, else as work."""
+    watched = Watched()
+    last = None
+    for _ in range(round(WAITS_AFTER / 5) + 2):
+        last = watched.after(5, IN_TURNS, in_turns=in_turns)
+    assert last == said
+
+
+def test_work_in_turns_ends_it() -> None:
+    """Programs that compute, or copy fast, in turns with one that waits end it."""
+    for work in (active(fp32=0.01), active(dram=0.02), active(pcie_receive=1e9)):
+        watched = Watched()
+        said = [watched.after(5, work, in_turns=True) for _ in range(50)]
+        assert said == [None] * 50
+
+
+@pytest.mark.parametrize(
+    ("shares", "busy"),
+    [
+        ({1: 1.0}, {1}),
+        ({1: 0.4}, set()),
+        ({1: 0.28, 2: 0.17, 3: 0.22, 4: 0.33}, {1, 2, 3, 4}),
+        ({1: 0.95, 2: 0.02}, {1}),
+        ({1: 0.9, 2: 0.1}, {1}),
+        ({1: 0.5, 2: 0.45, 3: 0.0}, {1, 2}),
+        ({}, set()),
+    ],
+)
+def test_who_keeps_a_device_busy(shares: dict[int, float], busy: set[int]) -> None:
+    """One alone has half of the time at least, several have half of an equal part each."""
+    assert who_keeps_busy(shares) == busy
+
+
+@pytest.fixture
+def hung() -> OneHolder:
+    """Return a host whose only holder waits in a collective."""
+    host = OneHolder()
+    host.driver_says(utilization={"gpu": 1.0, "memory": 0.0}, activity=NOTHING)
+    return host
+
+
+def test_the_holder_says_it(hung: OneHolder) -> None:
+    """The holder of a device that does nothing says it as evidence, with its beginning; it stays active."""
+    assert hung.watch(100).busy_without_work_since is None
+    holding = hung.watch(100)
+
+    assert holding.state is State.ACTIVE
+    assert holding.busy_without_work_since == NOW + 1
+    assert holding.why.startswith("busy without work for 199 s: ")
+
+
+def test_work_of_the_holder_ends_it(hung: OneHolder) -> None:
+    """When the collective goes on, nothing is said any more."""
+    hung.watch(200)
+    hung.driver_says(activity={**NOTHING, "fp32": 0.7, "dram": 0.1})
+
+    assert hung.holding().busy_without_work_since is None
+
+
+def test_only_who_keeps_it_busy_says_it(hung: OneHolder) -> None:
+    """Of several holders only the one that the driver names as busy says it: the others do nothing."""
+    idle = Process(8, {0: Fixed(GIB)}, begin=-900.0, framework="", starter=SHELL)
+    hung.host.processes = [*hung.host.processes, idle]
+    for _ in range(200):
+        row = ProcessUtilization(PID, NOW + hung.now + 0.5, 1.0, 0.0, 0.0, 0.0)
+        hung.driver_says(process_utilization=(row,))
+        (device,) = hung.sample().devices
+
+    said = {holding.pid: holding.busy_without_work_since is not None for holding in device.holdings}
+    assert said == {PID: True, 8: False}

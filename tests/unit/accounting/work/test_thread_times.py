@@ -1,0 +1,241 @@
+"""What the times of a holder's threads prove, beside others, and where the driver has no rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.host.model import EPOCH, GIB
+from vramledger.accounting.tracker import HoldingTracker
+from vramledger.accounting.work.thread_times import ThreadQuiet, ThreadTimesState, ThreadTimesTracker
+from vramledger.model.reading import (
+    DeviceReading,
+    ManagedMappings,
+    MemoryReading,
+    ParentFacts,
+    ProcessEntry,
+    ProcessFacts,
+    ProcessRow,
+    ProcessUtilization,
+    Reading,
+    ThreadTimes,
+)
+from vramledger.model.snapshot import Grade, Holding, State
+from vramledger.sampling.replay import shift_starts
+
+IDLE_AFTER = 60.0
+LOOK = 10.0
+HOLDER, TRAINING = 7, 8
+BUSY = {"gpu": 1.0, "memory": 0.3}
+HALF = {"gpu": 0.5, "memory": 0.1}
+Threads = tuple[float | bool | None, ...]
+
+QUIET: Threads = (0, 0.0, 0, 0.0, 0.0, 0.0, 0)
+NOTEBOOK: Threads = (0, 0.0, 31, 0.0023, 1.6e-4, 0.0, 0, True)
+"""What the helper threads of an idle ipykernel do in ten seconds, as measured."""
+
+
+class Card:
+    """A GPU without GPM; its holders are one that the test tells, and a training that the driver names."""
+
+    def __init__(self, *, kinds: str = "C", idle_after: float = IDLE_AFTER) -> None:
+        self.now = 0.0
+        self.kinds = kinds
+        self.tracker = HoldingTracker(idle_after=idle_after)
+        self.looked = 0.0
+
+    def sample(  # noqa: PLR0913 what a sample may say
+        self,
+        threads: Threads | None = QUIET,
+        *,
+        rate: dict[str, float] | None = BUSY,
+        rows: tuple[int, ...] | None = (TRAINING,),
+        complete: bool = True,
+        host: bool = True,
+        after: float = 1.0,
+        memory: int = GIB,
+    ) -> Holding:
+        """Advance, and return the holding; a look at the threads ends every ten seconds."""
+        self.now += after
+        clock = EPOCH + self.now
+        looks: tuple[ThreadTimes, ...] = ()
+        if threads is not None and self.now - self.looked >= LOOK:
+            looks = (ThreadTimes(HOLDER, 100, self.looked, self.now - 0.5, complete, *threads),)  # type: ignore[arg-type]
+            self.looked = self.now - 0.5
+        parent = ParentFacts(400, 50, "bash", "bash", init=False)
+        device = DeviceReading(
+            0,
+            "GPU-0",
+            memory=MemoryReading(80 * GIB, 40 * GIB, 40 * GIB, 0),
+            processes=(ProcessEntry(HOLDER, memory, self.kinds), ProcessEntry(TRAINING, GIB, self.kinds)),
+            process_utilization=None
+            if rows is None
+            else tuple(ProcessUtilization(pid, clock - 0.5, 0.9, 0.0, 0.0, 0.0) for pid in rows),
+            utilization=rate,
+        )
+        reading = Reading(
+            time=clock,
+            monotonic=self.now,
+            boot_time=600.0,
+            host_pid_namespace=host,
+            devices=(device,),
+            rows=tuple(ProcessRow(pid, 100, "S", 400, 400, 400, 0, 4) for pid in (HOLDER, TRAINING)),
+            facts=tuple(
+                ProcessFacts(pid, 100, command="python", parent=parent) for pid in (HOLDER, TRAINING)
+            ),
+            threads=looks,
+        )
+        (shown,) = self.tracker.update(reading).devices
+        return {each.pid: each for each in shown.holdings}[HOLDER]
+
+    def watch(self, seconds: int, *args: Threads | None, **how: object) -> Holding:
+        """Sample once a second; return the last holding."""
+        for _ in range(seconds - 1):
+            self.sample(*args, **how)  # type: ignore[arg-type]
+        return self.sample(*args, **how)  # type: ignore[arg-type]
+
+
+def grade(holding: Holding) -> Grade | None:
+    """Return the grade at which a holder is idle, None when it is not."""
+    return holding.grade if holding.state is State.IDLE else None
+
+
+def test_still_holder_is_proven_idle_beside_a_training() -> None:
+    """On a GPU without counters that another program keeps busy, and only once the threshold has passed."""
+    card = Card()
+    assert grade(card.watch(60)) is not Grade.PROVEN
+    holding = card.watch(12)
+
+    assert grade(holding) is Grade.PROVEN
+    assert holding.working is False
+    assert holding.wasted
+    assert "no thread of it ran except the driver's, and the driver named it in no row" in holding.why
+
+
+def test_without_looks_nothing_is_proven() -> None:
+    """The same GPU without the collector: small work may have been missed."""
+    assert grade(Card().watch(300, None)) is Grade.INFERRED
+
+
+@pytest.mark.parametrize(
+    "threads",
+    [
+        (1, 0.0005, 0, 0.0, 0.0, 0.0, 0, None),
+        (0, 0.0, 3, 0.0015, 0.0005, 0.0001, 0, True),
+        (0, 0.0, 14, 0.0022, 0.00016, 0.00008, 0, True),
+        (0, 0.0, 0, 0.0, 0.0, 0.0, 1, True),
+        (0, 0.0, 10, None, None, None, 0, True),
+        (0, 0.0, 10, 0.0008, 0.00008, 0.0, 0, False),
+        (0, 0.0, 10, 0.0008, 0.00008, 0.0, 0, None),
+    ],
+    ids="main worker poll-with-work new-thread no-cpu-time not-python program-not-known".split(),
+)
+def test_threads_that_may_launch_leave_it_inferred(threads: Threads) -> None:
+    """A main thread that runs at all; helpers that run longer than idle ones do; any helper in C."""
+    assert grade(Card().watch(300, threads)) is Grade.INFERRED
+
+
+def test_notebooks_helpers_keep_their_rhythm() -> None:
+    """The main thread did not run, and the others run by the clock: seen, and never proven."""
+    holding = Card().watch(100, NOTEBOOK)
+
+    assert grade(holding) is Grade.SEEN
+    assert "the others only kept their rhythm" in holding.why
+
+
+def test_requests_are_no_rhythm() -> None:
+    """Helpers that run as short as idle ones, but now more and now less, may serve somebody."""
+    card = Card()
+    grades = set()
+    for turn in range(40):
+        runs = (10, 13, 17, 10)[turn % 4]
+        grades.add(grade(card.watch(10, (0, 0.0, runs, runs * 2e-5, 2e-5, 0.0, 0, True))))
+    assert grades == {None, Grade.INFERRED}
+
+
+def test_work_that_was_launched_before_is_named_by_rows() -> None:
+    """A kernel of minutes: its program sleeps, and the driver names it."""
+    card = Card()
+    card.watch(100, rows=(TRAINING, HOLDER))
+    holding = card.sample(rows=(TRAINING, HOLDER))
+
+    assert (holding.state, holding.working) == (State.ACTIVE, True)
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [(BUSY, None), (HALF, Grade.SEEN), (None, Grade.SEEN)],
+    ids=["always full", "not always full", "no rate: MIG before Hopper"],
+)
+def test_without_rows_a_gpu_that_was_not_full_ran_no_long_kernel(
+    rate: dict[str, float] | None, expected: Grade | None
+) -> None:
+    """Without rows only the rate shows a kernel of minutes; on MIG before Hopper not even that."""
+    assert grade(Card().watch(100, rows=None, rate=rate)) is expected
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(BUSY, None), (HALF, Grade.SEEN)])
+def test_client_of_mps_is_never_proven_idle(rate: dict[str, float], expected: Grade | None) -> None:
+    """The driver names the server in place of its clients, so a row says nothing of this one."""
+    assert grade(Card(kinds="CM").watch(100, rate=rate, rows=())) is expected
+
+
+def test_a_sample_without_rows_ends_the_proof() -> None:
+    """A query that failed may have missed the row of a long kernel; it is seen, and later proven again."""
+    card = Card()
+    assert grade(card.watch(100)) is Grade.PROVEN
+    card.sample(rows=None)
+    assert grade(card.sample()) is not Grade.PROVEN
+    assert grade(card.watch(12, rate=HALF)) is Grade.SEEN
+    card.sample(memory=2 * GIB)
+    assert grade(card.watch(90, memory=2 * GIB)) is Grade.PROVEN
+
+
+@pytest.mark.parametrize("how", [{"complete": False}, {"host": False}], ids=["hidden", "another namespace"])
+def test_what_is_not_known_is_not_quiet(how: dict[str, bool]) -> None:
+    """A look that could not read everything, or in another PID namespace, proves nothing."""
+    card = Card()
+    assert grade(card.watch(100)) is Grade.PROVEN
+    assert grade(card.watch(11, **how)) is not Grade.PROVEN
+
+
+def test_old_looks_prove_nothing() -> None:
+    """If the looks end, the proof ends too."""
+    card = Card()
+    assert grade(card.watch(100)) is Grade.PROVEN
+    assert grade(card.watch(100, None)) is Grade.INFERRED
+
+
+def test_short_gap_is_bridged_but_not_proven() -> None:
+    """After a restart nothing is said until a new look; quiet before and after it is then seen."""
+    card = Card()
+    assert grade(card.watch(100)) is Grade.PROVEN
+    card.now += 30.0
+    assert grade(card.sample(None)) is not Grade.PROVEN
+
+
+def test_allocation_is_work_although_no_look_has_ended() -> None:
+    """A change of its bytes ends the quiet at once."""
+    card = Card()
+    assert grade(card.watch(100)) is Grade.PROVEN
+    assert card.sample(memory=2 * GIB).state is State.ACTIVE
+
+
+def test_a_process_that_has_only_the_pid_is_another() -> None:
+    """What is known of a process goes with it, also where another one has its pid."""
+    tracker = ThreadTimesTracker(ThreadTimesState({7: {70: ThreadQuiet(5.0)}, 8: {80: ThreadQuiet(5.0)}}))
+    tracker.keep_only({(7, 71), (8, 80)})
+    assert {pid: set(starts) for pid, starts in tracker.state.known.items()} == {8: {80}}
+
+
+def test_a_recording_that_starts_again_has_other_processes_throughout() -> None:
+    """Threads and mappings stay those of their holders when a replay gives these later start times."""
+    row = ProcessRow(7, 70, "S", 1, 7, 7, 0, 1)
+    before = Reading(
+        1.0,
+        1.0,
+        rows=(row,),
+        threads=(ThreadTimes(7, 70, 0.0, 1.0, complete=True),),
+        managed=(ManagedMappings(7, 70, None),),
+    )
+    after = shift_starts(before, 10.0)
+    assert {each.start for part in (after.rows, after.threads, after.managed) for each in part} == {1070}

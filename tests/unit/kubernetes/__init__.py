@@ -1,0 +1,1 @@
+"""Tests of vramledger.commands that need neither process nor file of another."""

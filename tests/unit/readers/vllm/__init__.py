@@ -1,1 +1,0 @@
-"""Tests of vramledger.readers.vllm that need no process."""

@@ -1,0 +1,123 @@
+"""What others see of a snapshot and of a report where names are hidden."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support import builders
+from tests.support.builders import GIB
+from vramledger.config import COLLECTORS
+from vramledger.metrics.exposition import Exposition, ScrapeRequest
+from vramledger.model.reading import HiddenHolder, Owner, ParentFacts, ProcessFacts
+from vramledger.model.snapshot import (
+    LeftBytes,
+    OwnerLimit,
+    OwnerOoms,
+    ProcessSnapshot,
+    Reservation,
+    ReservationStatus,
+    Snapshot,
+    State,
+    UndividedBytes,
+)
+from vramledger.views.evidence import evidence_lines
+from vramledger.views.hidden_names import HiddenNames, host_key
+from vramledger.views.ledger_json import snapshot_json
+from vramledger.web.page_rows import page_rows
+
+SECRET = re.compile(r"(?i)merger|quince|/home/|\b4711\b")
+NAMES = HiddenNames(b"key")
+PARENT = ParentFacts(
+    5, 1, "merger-launch", "merger-run.py", init=False, uid=4711, user="quince", program="mergerd"
+)
+
+RESERVED = Reservation("slurm", "7", "slurm", held=True, user="quince")
+
+
+def full() -> Snapshot:
+    """Return a snapshot with a name in every place that has one."""
+    owner = Owner("user", "quince", unit="user@4711.service", notebook="/home/quince/merger.ipynb")
+    facts = ProcessFacts(
+        7, 7, 4711, "quince", "merger", "merger.py", parent=PARENT, owner=owner,
+        cgroup=("0::/user.slice/user-4711.slice/user@4711.service",),
+        settings=(("CUDA_MPS_PIPE_DIRECTORY", "/home/quince/mps"),),
+    )  # fmt: skip
+    why = "its parent merger-run.py (pid 5) was seen alive and has ended; merger (pid 1) of quince adopted it"
+    held = replace(builders.holding(7, 3 * GIB, State.ORPHANED), why=why)
+    one = replace(
+        builders.device(0, [held]),
+        hidden=(HiddenHolder(8, 8, "cuda", "merger.py", "quince", (0,)),),
+        undivided=UndividedBytes(GIB, (7,), State.ORPHANED, wasted=False, owner=("user", "quince")),
+        left=(LeftBytes(9, "quince", 1.0, 1, 2, (7,), "it had made it"),),
+        limits=(OwnerLimit("user", "quince", "/user.slice/user-4711.slice", GIB, 1, 1, 1),),
+        reservation_status=ReservationStatus(
+            (Reservation("slurm", "7", "slurm", True, "quince"),), (), ("slurm",)
+        ),
+    )
+    processes = {7: ProcessSnapshot(7, 1.0, facts, first=facts)}
+    return replace(
+        builders.snapshot(one), processes=processes, ooms=(OwnerOoms("user", "quince", "torch", 1, 1.0),)
+    )
+
+
+def texts(snapshot: Snapshot) -> dict[str, str]:
+    """Return all that is written of a snapshot."""
+    return {
+        "metrics": Exposition(0, os.getppid).render(snapshot, ScrapeRequest(frozenset(COLLECTORS))).decode(),
+        "JSON": json.dumps(snapshot_json(snapshot)),
+        "page": json.dumps(page_rows(snapshot, {}, ready=True)),
+        "evidence": "\n".join(evidence_lines(snapshot, 7)),
+    }
+
+
+def test_nothing_that_is_written_has_a_name() -> None:
+    """No metric, JSON, row or evidence has a user, a program or a path; owners stay apart."""
+    shown = texts(full())
+    assert all(SECRET.search(text) for text in shown.values()), "each of them has names otherwise"
+
+    hidden = texts(NAMES.snapshot(full()))
+
+    assert {name: SECRET.findall(text) for name, text in hidden.items() if SECRET.search(text)} == {}
+    assert all(NAMES.user("quince") in text for text in hidden.values())
+
+
+def test_a_viewer_sees_own_programs_whole() -> None:
+    """A user of the host sees own programs as they are, and the figures of owners as all others do."""
+    seen = NAMES.snapshot(full(), 4711)
+
+    assert seen.processes == full().processes
+    assert seen.devices[0].holdings == full().devices[0].holdings
+    assert SECRET.findall(str(seen.devices[0].hidden)) == []
+    assert NAMES.snapshot(full(), 4712).processes != full().processes
+
+
+def test_a_report_has_stand_ins() -> None:
+    """Owners, users and marks of a report have the same stand-ins as the present."""
+    mark = {"owner": "user quince", "command": "merger.py", "kind": "oom"}
+    owner = {"owner_type": "user", "owner": "quince", "users": ["quince"]}
+    pod = {"owner_type": "pod", "owner": "ml/train", "users": ["quince"]}
+    report = {"owners": [owner, pod], "leftovers": [mark], "ooms": [mark], "interruptions": []}
+    hidden = NAMES.report(report)
+
+    assert SECRET.findall(json.dumps(hidden)) == []
+    assert [each["owner"] for each in hidden["owners"]] == [NAMES.user("quince"), "ml/train"]
+    assert hidden["ooms"][0]["owner"] == f"user {NAMES.user('quince')}"
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_host_without_an_id_has_a_key_of_its_own(tmp_path: Path, content: str | None) -> None:
+    """Stand-ins stay the same with the host's id, and nobody can guess them without one."""
+    (tmp_path / "etc").mkdir()
+    if content is not None:
+        (tmp_path / "etc/machine-id").write_text(content)
+    assert host_key(tmp_path) != host_key(tmp_path)
+
+    (tmp_path / "etc/machine-id").write_text("0123456789abcdef\n")
+    assert host_key(tmp_path) == host_key(tmp_path) == b"0123456789abcdef"
+    assert HiddenNames(b"a").user("quince") != HiddenNames(b"b").user("quince")
