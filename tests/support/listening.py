@@ -41,7 +41,7 @@ def wait_for_report():
 
 
 class FakeExporter:
-    """Receive the reports, by the kernel's pid."""
+    """Receive the reports, by the kernel's pid; ``ended`` has those whose connection for reports has ended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,10 +64,12 @@ class FakeExporter:
 
     def _serve(self, connection: socket.socket) -> None:
         pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        asked = False
         with connection:
             try:
                 while message := connection.recv(65536):
                     told = json.loads(message)
+                    asked = asked or "ask" in told
                     if "ask" not in told:
                         self.connections[pid] = connection
                         self.reports.setdefault(pid, []).append(told)
@@ -75,7 +77,8 @@ class FakeExporter:
                         connection.send(json.dumps(answer).encode())
             except OSError:
                 pass
-        self.ended.append(pid)
+        if not asked:  # a question's connection ends before the last report is read
+            self.ended.append(pid)
 
     def answer_to(self, pid: int, told: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG002 for others
         """Return the answer to a process's request, None for none."""
