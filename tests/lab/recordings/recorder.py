@@ -52,6 +52,7 @@ class Recorder(threading.Thread):
         self.error: BaseException | None = None
         self.snapshot: Snapshot | None = None
         self._known: set[int] = set()
+        self._tied: set[int] = set()
         self._count = 0
         self._ending = threading.Event()
         self._changed = threading.Condition()
@@ -84,6 +85,7 @@ class Recorder(threading.Thread):
                 masked = mask.mask_reading(reading)
                 with self._changed:
                     self._known |= {facts.pid for facts in reading.facts}
+                    self._tied = {each.pid for each in reading.ties}
                     self._count += 1
                     self.snapshot = judge.update(masked)
                     self._changed.notify_all()
@@ -120,6 +122,10 @@ class Recorder(threading.Thread):
             f"NVML lists {pids}",
             lambda shot: set(pids) <= set(judging.states(shot)) and set(pids) <= self._known,
         )
+
+    def tied(self, *pids: int) -> None:
+        """Wait until a reading says what ties pids, whose launcher has ended."""
+        self.until(f"what ties {pids}", lambda _: set(pids) <= self._tied)
 
     def gone(self, *pids: int) -> None:
         """Wait until pids are no longer listed."""

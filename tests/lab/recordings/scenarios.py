@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.lab.recordings.recorder import PROGRAMS, TroubleError
+from tests.lab.recordings.recorder import PROGRAMS, Recorder, TroubleError
 from tests.lab.recordings.stage import Program, Stage, child_of
 from tests.support.judging import Entry, hidden
 from vramledger.model.snapshot import Snapshot
@@ -88,8 +88,17 @@ def _orphans(stage: Stage, how: str, note: str) -> None:
     # Without signs of a worker they may be wanted: the recorder reads their output.
     state = "orphaned" if how == "spawn" else "active"
     expected = {"worker-1": state, "worker-2": state}
-    stage.finish(recorder, roles, expected)
-    stage.finish(late, roles, expected)
+    _finish_both(stage, (recorder, late), roles, expected)
+
+
+def _finish_both(
+    stage: Stage, recorders: tuple[Recorder, Recorder], roles: Mapping[str, int], expected: Mapping[str, str]
+) -> None:
+    """Finish two recordings of leftovers, which must say what ties them."""
+    for each in recorders:
+        each.tied(*roles.values())
+    for each in recorders:
+        stage.finish(each, roles, expected)
 
 
 def orphans_subprocess(stage: Stage) -> None:
@@ -122,9 +131,7 @@ def torchrun_ranks(stage: Stage) -> None:
     recorder.more(1)
     launcher.kill()
     late = stage.record("torchrun-ranks-late", f"{note}, seen only afterwards")
-    expected = dict.fromkeys(roles, "orphaned")
-    stage.finish(recorder, roles, expected)
-    stage.finish(late, roles, expected)
+    _finish_both(stage, (recorder, late), roles, dict.fromkeys(roles, "orphaned"))
 
 
 def zombie_leader(stage: Stage) -> None:

@@ -31,6 +31,7 @@ Stage = socket.socket
 def play(path: str, role: str, steps: Sequence[Sequence[Any]] = ()) -> None:
     """Do the steps, tell the stage who is there, and obey; the kernel tells the stage the pid."""
     stage = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    _DRIVER.append(_listen_as_driver())
     for verb, *arguments in steps:
         VERBS[verb](stage, *arguments)
     stage.connect(path)
@@ -49,6 +50,19 @@ def obey(stage: Stage) -> None:
                 answer = {"error": f"{type(error).__name__}: {error}"}
             stage.send(json.dumps(answer).encode())
     os._exit(0)
+
+
+_DRIVER: list[socket.socket] = []
+
+
+def _listen_as_driver() -> socket.socket:
+    """Listen as libcuda does in every program that uses CUDA, seen on an H100."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 /proc's links lead to no path
+    with suppress(OSError):  # a player in a sandbox, or one that has its parent's
+        listener.bind(f"\0cuda-uvmfd-{namespace}-{os.getpid()}@")
+        listener.listen()
+    return listener
 
 
 def _libc() -> Any:  # noqa: ANN401 ctypes has no types for it

@@ -38,6 +38,10 @@ _TABLE_CAP = 4 * 2**20
 _MAPPED = b"0000000000000000FFFF0000"
 """The beginning of an address of IPv4 in the table of IPv6."""
 
+_DRIVERS_NAME = b"\0cuda-uvmfd-"
+"""How the name of libcuda's socket begins, with the PID namespace and the pid after it. Every program that uses CUDA
+listens there for those that import its memory (seen on an H100), so it says nothing of who wants the program."""
+
 _LOOPBACK_4, _LOOPBACK_6 = b"7F", b"0" * 24 + b"01000000"
 
 
@@ -87,7 +91,7 @@ def unix_sockets() -> dict[int, SocketEnd]:
         shut = attributes.get(_SHUTDOWN, b"\0")[0] & _BOTH_WAYS == _BOTH_WAYS
         other = listed.get(peer)
         if state == _LISTENS:
-            found[inode] = SocketEnd(listens=True)
+            found[inode] = SocketEnd(listens=not attributes.get(_NAME, b"").startswith(_DRIVERS_NAME))
         elif kind == socket.SOCK_SEQPACKET and (other is None or _NAME in other[2]):
             found[inode] = SocketEnd()
         elif state == _CONNECTED and kind != socket.SOCK_DGRAM:

@@ -250,8 +250,18 @@ class _Search:
         if len(named) != 1:
             return False
         depth = len(self.numbers(pid))
-        living = (self.numbers(each) for each in self.rows)
-        return all(numbers[-1] not in named for numbers in living if len(numbers) == depth)
+        return not any(
+            self.numbers(each)[-1] in named and len(self.numbers(each)) == depth and self._share_pids(pid, each)
+            for each in self.rows
+        )
+
+    def _share_pids(self, pid: int, other: int) -> bool:
+        """Tell whether two processes may be in the same PID namespace: other containers have the same pids."""
+        try:
+            one, two = (os.stat(f"{self.root}/{each}/ns/pid").st_ino for each in (pid, other))  # noqa: PTH116
+        except OSError:
+            return True
+        return one == two
 
     def ways_to_launcher(self, pid: int) -> tuple[set[int], set[str]]:
         """Return the ports, and the descriptors, by which its launcher lets a rank find it."""
