@@ -85,20 +85,15 @@ def _orphans(stage: Stage, how: str, note: str) -> None:
     recorder.more(1)
     launcher.kill()
     late = stage.record(f"orphans-{how}-late", f"{note}, seen only afterwards")
-    # Without signs of a worker they may be wanted: the recorder reads their output.
-    state = "orphaned" if how == "spawn" else "active"
-    expected = {"worker-1": state, "worker-2": state}
-    _finish_both(stage, (recorder, late), roles, expected)
+    _finish_both(stage, (recorder, late), roles)
 
 
-def _finish_both(
-    stage: Stage, recorders: tuple[Recorder, Recorder], roles: Mapping[str, int], expected: Mapping[str, str]
-) -> None:
-    """Finish two recordings of leftovers, which must say what ties them."""
+def _finish_both(stage: Stage, recorders: tuple[Recorder, Recorder], roles: Mapping[str, int]) -> None:
+    """Finish two recordings of orphans, which must say what ties them."""
     for each in recorders:
         each.tied(*roles.values())
     for each in recorders:
-        stage.finish(each, roles, expected)
+        stage.finish(each, roles, dict.fromkeys(roles, "orphaned"))
 
 
 def orphans_subprocess(stage: Stage) -> None:
@@ -131,7 +126,7 @@ def torchrun_ranks(stage: Stage) -> None:
     recorder.more(1)
     launcher.kill()
     late = stage.record("torchrun-ranks-late", f"{note}, seen only afterwards")
-    _finish_both(stage, (recorder, late), roles, dict.fromkeys(roles, "orphaned"))
+    _finish_both(stage, (recorder, late), roles)
 
 
 def zombie_leader(stage: Stage) -> None:

@@ -46,8 +46,8 @@ class Cast:
         if self.launcher is None:
             return
         launcher = self.launcher.pid
-        left_behind = [pid for pid in self.pids if parent_of(pid) == launcher]
-        assert left_behind, "no holder has this launcher"
+        left_behind = [child.pid for child in psutil.Process(launcher).children()]
+        assert left_behind, "this launcher has no child"
         end = self.end
         if end is None:
             assert not isinstance(self.launcher, psutil.Process)

@@ -39,8 +39,8 @@ _MAPPED = b"0000000000000000FFFF0000"
 """The beginning of an address of IPv4 in the table of IPv6."""
 
 _DRIVERS_NAME = b"\0cuda-uvmfd-"
-"""How the name of libcuda's socket begins, with the PID namespace and the pid after it. Every program that uses CUDA
-listens there for those that import its memory (seen on an H100), so it says nothing of who wants the program."""
+"""How the name of libcuda's socket begins, before the PID namespace and the pid. Every program that uses
+CUDA listens there for those that import its memory (seen on an H100): it says nothing of who wants it."""
 
 _LOOPBACK_4, _LOOPBACK_6 = b"7F", b"0" * 24 + b"01000000"
 

@@ -210,18 +210,23 @@ class _Search:
         return _with_ways(suspect, own)
 
     def _topmost(self, row: ProcessRow, signs: frozenset[str], holders: Collection[int]) -> ProcessRow:
-        """Return the outermost wrapper around a worker: it has the same signs, and holds nothing.
+        """Return the outermost process that is left behind with a worker if its launcher ends.
 
-        Whose command line says worker was started by its parent, which has not said so to a wrapper.
+        A wrapper around it has the same variables, and holds nothing. Whose command line says worker has no
+        wrapper, but a worker may have started it: a fork server, which lives as long as its workers.
         """
-        variables, top = frozenset() if signs & _COMMAND_SIGNS else signs, row
-        for _ in range(_WRAPPERS_MAX if variables else 0):
+        top = row
+        for _ in range(_WRAPPERS_MAX if signs else 0):
             parent = self.row(top.ppid)
-            if parent is None or parent.pid in holders or self._is_adopted(top, parent):
+            if parent is None or self._is_adopted(top, parent):
                 break
             if self.numbers(parent.pid)[-1] == 1 or parent.session != row.session:
                 break
-            if not variables <= self._variables(parent.pid, frozenset()):
+            if signs & _COMMAND_SIGNS:
+                inside = bool(_COMMAND_SIGNS.intersection(self._command_signs(parent.pid)))
+            else:
+                inside = parent.pid not in holders and signs <= self._variables(parent.pid, frozenset())
+            if not inside:
                 break
             top = parent
         return top
@@ -251,12 +256,14 @@ class _Search:
             return False
         depth = len(self.numbers(pid))
         return not any(
-            self.numbers(each)[-1] in named and len(self.numbers(each)) == depth and self._share_pids(pid, each)
+            self.numbers(each)[-1] in named
+            and len(self.numbers(each)) == depth
+            and self._share_pids(pid, each)
             for each in self.rows
         )
 
     def _share_pids(self, pid: int, other: int) -> bool:
-        """Tell whether two processes may be in the same PID namespace: other containers have the same pids."""
+        """Tell whether two processes may share a PID namespace: other containers have the same pids."""
         try:
             one, two = (os.stat(f"{self.root}/{each}/ns/pid").st_ino for each in (pid, other))  # noqa: PTH116
         except OSError:
@@ -320,11 +327,12 @@ class _Search:
         Only then its launcher has ended too. Another program that lost its session may run on purpose, after
         ``nohup`` and a logout, and what it has started may want the holder.
         """
-        directory = f"{self.root}/{pid}"
-        command = split_arguments(read_file(f"{directory}/cmdline", FILE_CAP, []))
-        signs = {*self._variables(pid, frozenset()), *worker_evidence(command)}
+        signs = {*self._variables(pid, frozenset()), *self._command_signs(pid)}
         row = self.rows[pid]
         return bool(_own_if_rank(row, _own_if_started(row, signs)))
+
+    def _command_signs(self, pid: int) -> Iterable[str]:
+        return worker_evidence(split_arguments(read_file(f"{self.root}/{pid}/cmdline", FILE_CAP, [])))
 
     def family(self, heads: Iterable[int]) -> set[int]:
         """Return these processes and all below them."""

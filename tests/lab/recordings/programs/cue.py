@@ -26,6 +26,14 @@ def announce(role: str, **facts: object) -> None:
     os.write(1, line.encode())  # one write, because lines of several processes in one pipe must not mix
 
 
+def fall_silent() -> None:
+    """Let go of input and output: the script that reads them could still want this program."""
+    nothing = os.open("/dev/null", os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    os.close(nothing)
+
+
 def wait() -> None:
     """Sleep until a signal or the end of a life; SIGTERM ends the program in the ordinary way."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

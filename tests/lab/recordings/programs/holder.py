@@ -7,14 +7,24 @@ import argparse
 from tests.lab.recordings.programs import cue, gpu
 
 
-def hold(role: str, size: int, device: int = 0, framework: str = "cuda", *, busy: bool = False) -> None:
-    """Hold ``size`` bytes on a device and never return."""
+def hold(  # noqa: PLR0913 each is a flag
+    role: str,
+    size: int,
+    device: int = 0,
+    framework: str = "cuda",
+    *,
+    busy: bool = False,
+    silent: bool = False,
+) -> None:
+    """Hold ``size`` bytes on a device and never return; ``silent``: nobody can read its output then."""
     cue.enter()
     card = gpu.open_gpu(device, framework)
     card.hold(size)
     if busy:
         card.work(0.2)
     cue.announce(role)
+    if silent:
+        cue.fall_silent()
     while busy:
         card.work(0.2)
     cue.wait()
@@ -28,8 +38,9 @@ def main() -> None:
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--framework", choices=["cuda", "torch"], default="cuda")
     parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--silent", action="store_true")
     args = parser.parse_args()
-    hold(args.role, int(args.gib * gpu.GIB), args.device, args.framework, busy=args.busy)
+    hold(args.role, int(args.gib * gpu.GIB), args.device, args.framework, busy=args.busy, silent=args.silent)
 
 
 if __name__ == "__main__":

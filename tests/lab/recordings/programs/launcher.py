@@ -43,6 +43,7 @@ def main() -> None:
                 str(args.gib),
                 "--device",
                 device,
+                "--silent",
             ]
             command += ["--busy"] if args.busy else []
             rank = {"LOCAL_RANK": str(number - 1), "RANK": str(number - 1), "TORCHELASTIC_RUN_ID": "none"}
@@ -53,7 +54,9 @@ def main() -> None:
         else:
             context: Any = multiprocessing.get_context(args.how)
             size = int(args.gib * gpu.GIB)
-            context.Process(target=hold, args=(role, size, int(device)), kwargs={"busy": args.busy}).start()
+            context.Process(
+                target=hold, args=(role, size, int(device)), kwargs={"busy": args.busy, "silent": True}
+            ).start()
     cue.wait()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 
 from tests.lab.recordings.programs import gpu
@@ -9,4 +10,7 @@ from tests.lab.recordings.programs.holder import hold
 
 if __name__ == "__main__":
     LOCAL_RANK = int(os.environ["LOCAL_RANK"])
-    hold(f"rank-{LOCAL_RANK}", gpu.GIB, LOCAL_RANK, "torch")
+    importlib.import_module("torch.distributed").init_process_group(
+        "gloo"
+    )  # it meets the others at torchrun's store
+    hold(f"rank-{LOCAL_RANK}", gpu.GIB, LOCAL_RANK, "torch", silent=True)

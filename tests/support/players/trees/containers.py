@@ -160,7 +160,7 @@ def orphaned_ranks_under_systemd(stage: Stage) -> Cast:
 
 @leftover(late="it is a worker (jupyter) and its launcher has ended")
 def orphaned_kernel_in_container(stage: Stage) -> Cast:
-    """Play a kernel whose Jupyter server is killed in a container with tini; another one has the same pids."""
+    """Play a kernel whose Jupyter server is killed in a container with tini; another has the same pids."""
     _launcher_below(stage, "tini")
     server = _launcher_below(stage, "tini")
     return Cast([kernel(server, 0)], server)

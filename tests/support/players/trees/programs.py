@@ -320,8 +320,22 @@ def workers_of_a_forkserver(stage: Stage) -> Cast:
     workers = program.fork_workers("forkserver")
     server = workers[0].process.parent()
     assert server is not None
-    program.end()
-    return Cast(workers, server, server.kill)
+    return Cast(workers, server, lambda: (server.kill(), program.end()))
+
+
+@abandoned
+def workers_below_a_live_forkserver(stage: Stage) -> Cast:
+    """Play workers whose program is killed: they keep their fork server alive, and nobody wants it."""
+    program = stage.start(session=False)
+    return Cast(program.fork_workers("forkserver"), program)
+
+
+@abandoned
+def helper_of_an_orphan(stage: Stage) -> Cast:
+    """Play a helper that a spawned worker has forked, after their program is killed."""
+    program = stage.start(session=False)
+    (worker,) = program.fork_workers("spawn", 1)
+    return Cast([worker.fork()], program)
 
 
 @abandoned
