@@ -160,6 +160,9 @@ class HiddenSearch(Collector):
         self._listed = frozenset(listed_pids)
         if self._found:
             self._found = tuple(filter(self._is_still_hidden, self._found))
+            inherited = (each.pid for each in self._found if each.kind == "inherited")
+            if not all(map(self._has_listed_parent, inherited)):
+                self._next_round = begun  # a parent has ended, and its child may keep the bytes
         if self._round is None:
             if begun < self._next_round:
                 return
@@ -278,17 +281,23 @@ class HiddenSearch(Collector):
         row = self._host.row(holder.pid)
         return row is not None and row.start == holder.start and row.state not in "ZX"
 
+    def _has_listed_parent(self, pid: int) -> bool:
+        """Tell whether NVML lists the parent of a process, which has not ended, not even as a zombie."""
+        row = self._host.row(pid)
+        parent = self._host.row(row.ppid) if row is not None and row.ppid in self._listed else None
+        return parent is not None and not (parent.state in "ZX" and parent.threads <= 1)
+
     def _classify(self, row: ProcessRow, facts: ProcessFacts, mapped: set[int], *, more: bool) -> str | None:
         """Say what a process with a device open is; None when not all of its mappings can be read.
 
         Measured on an H200 with driver 580: nvmlInit maps libcuda as well, so the library proves nothing. But
         cuInit maps the device file itself (/dev/nvidia0, twice), and a program that only reads NVML never
         does. A forked child of a CUDA program, such as a DataLoader's worker, inherits the files and the
-        mappings; while its parent is listed, the bytes belong to the parent.
+        mappings; while its parent lives and is listed, the bytes belong to the parent.
 
         The numbers of the devices that it maps are added to ``mapped``, all of them if it has ``more`` files.
         """
-        if row.ppid in self._listed:
+        if self._has_listed_parent(row.pid):
             return "inherited"
         if self._is_persistenced(row, facts):
             return "monitor"

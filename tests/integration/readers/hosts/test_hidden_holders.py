@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.players.stage import Player, Stage
+from tests.support.players.stage import Player, Stage, status
 from tests.support.procs import NOBODY, FakeProc
 from tests.support.waiting import wait_until
 from vramledger.model.reading import HiddenHolder
@@ -88,6 +89,27 @@ def test_a_forked_worker_has_its_files_from_its_parent(
     (found,) = _finish(HiddenSearch(host, (), devices=f"{devices}/nvidia"), {os.getpid()})
 
     assert (found.pid, found.kind) == (holder.pid, "inherited")
+
+
+@pytest.mark.parametrize("end", ["zombie", "gone"])
+def test_the_child_of_one_that_has_ended_keeps_the_files(
+    host: Host, devices: Path, open_files: OpenFiles, end: str
+) -> None:
+    """A child counts as soon as its parent has ended, reaped or not, although NVML still lists the parent."""
+    parent = open_files("nvidia0+")
+    heir = parent.fork()
+    search = HiddenSearch(host, (), devices=f"{devices}/nvidia", clock=lambda: 0.0)  # no other round comes
+    assert [each.kind for each in _finish(search, {parent.pid})] == ["inherited"]
+    parent.signal(signal.SIGKILL)
+    if end == "gone":
+        parent.end()
+    wait_until(lambda: status(parent.pid) == end, "its end")
+
+    def named() -> bool:
+        search.search({parent.pid}, 1.0)
+        return [(each.pid, each.kind) for each in search.result or ()] == [(heir.pid, "cuda")]
+
+    wait_until(named, "the heir, named")
 
 
 def test_a_device_file_that_was_removed_is_still_held(
