@@ -298,7 +298,9 @@ class Worker:
         if self.pid != os.getpid():
             return
         self.stopped = True
-        self.stop_thread(LAST_REPORT_TIMEOUT_SECONDS)
+        # Before 3.12 a thread that is in the middle of its turn when the interpreter ends can end the program
+        # by SIGSEGV (seen once, on 3.10). One that waits for its next turn is gone at once.
+        self.stop_thread(STOP_TIMEOUT_SECONDS)
         session = self.session
         if session is None:
             return

@@ -27,7 +27,7 @@ def announce(role: str, **facts: object) -> None:
 
 
 def fall_silent() -> None:
-    """Let go of input and output: the script that reads them could still want this program."""
+    """Read and write nothing more: the script that reads the output could still want this program."""
     nothing = os.open("/dev/null", os.O_RDWR)
     for stream in range(3):
         os.dup2(nothing, stream)
