@@ -23,15 +23,7 @@ if TYPE_CHECKING:  # typing itself takes longer to import than this package may
 
     _T = TypeVar("_T")
 
-__all__ = [
-    "IsolatedPool",
-    "PrometheusCollector",
-    "isolated",
-    "isolated_async",
-    "safe_point",
-    "start",
-    "stop",
-]
+__all__ = ["IsolatedPool", "PrometheusCollector", "isolated", "isolated_async", "safe_point", "start", "stop"]
 
 
 def start() -> None:

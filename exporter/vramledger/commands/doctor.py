@@ -16,12 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vramledger.agent_server.discovery import NO_SOCKET, ExporterStatus, find_exporter
-from vramledger.commands.arguments import (
-    add_control,
-    add_sampling,
-    control_socket,
-    sampling_config,
-)
+from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
 from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interrupts import run_until_interrupted
 from vramledger.config import CONTROL_VARIABLE

@@ -153,11 +153,7 @@ def _highest_peaks(seen: Sequence[DeviceUse]) -> list[FrameworkUse]:
     found = []
     for each in seen[-1].frameworks:
         same = [other for use in seen for other in use.frameworks if other.name == each.name]
-        found.append(
-            each._replace(
-                in_use_peak=_highest([other.in_use_peak for other in same]),
-            )
-        )
+        found.append(each._replace(in_use_peak=_highest([other.in_use_peak for other in same])))
     return found
 
 

@@ -178,11 +178,7 @@ class PodLabelReader(Collector):
     """Ask in a thread, and only while there are pods that concern us."""
 
     def __init__(
-        self,
-        ask: Callable[[], Pods],
-        labels: tuple[str, ...],
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, ask: Callable[[], Pods], labels: tuple[str, ...], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Prepare; nobody is asked before :meth:`update` names a pod.
 

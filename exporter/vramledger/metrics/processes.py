@@ -35,12 +35,7 @@ class HoldingFamily(Family):
 
 
 def _holding(
-    name: str,
-    read: Callable[[Holding], float | None],
-    help_: str,
-    *by: str,
-    source: str,
-    absent: str,
+    name: str, read: Callable[[Holding], float | None], help_: str, *by: str, source: str, absent: str
 ) -> HoldingFamily:
     return HoldingFamily(PREFIX + name, (*HOLDING, *by), help_, "process", source, absent, read)
 

@@ -56,13 +56,7 @@ RESERVATION_ACCOUNT_INFO = Family(
     absent="when the job has no record, and with other schedulers",
 )
 
-FAMILIES = (
-    RESERVATION_INFO,
-    RESERVATIONS,
-    UNRESERVED_HOLDERS,
-    UNRESERVED_MEMORY,
-    RESERVATION_ACCOUNT_INFO,
-)
+FAMILIES = (RESERVATION_INFO, RESERVATIONS, UNRESERVED_HOLDERS, UNRESERVED_MEMORY, RESERVATION_ACCOUNT_INFO)
 
 
 def collect(snapshot: Snapshot) -> Collected:

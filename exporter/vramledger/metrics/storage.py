@@ -101,18 +101,7 @@ LAST_ERROR = _family(
     absent="before the first error",
 )
 
-FAMILIES = (
-    UP,
-    SIZE,
-    SIZE_LIMIT,
-    AGE_LIMIT,
-    OLDEST,
-    NEWEST,
-    WRITTEN,
-    DROPPED,
-    RESTARTS,
-    LAST_ERROR,
-)
+FAMILIES = (UP, SIZE, SIZE_LIMIT, AGE_LIMIT, OLDEST, NEWEST, WRITTEN, DROPPED, RESTARTS, LAST_ERROR)
 
 
 def collect(figures: StorageFigures) -> Collected:

@@ -35,12 +35,7 @@ from vramledger.readers.schedulers.reader import SchedulerReader
 from vramledger.sampling import malloc
 from vramledger.sampling.capabilities import READ_CAPABILITIES
 from vramledger.sampling.collectors import CollectorRunner, Slot
-from vramledger.sampling.device_threads import (
-    DEVICE_COLLECTORS,
-    DeviceThreads,
-    XidWatch,
-    failed_collectors,
-)
+from vramledger.sampling.device_threads import DEVICE_COLLECTORS, DeviceThreads, XidWatch, failed_collectors
 from vramledger.sampling.holder_watch import CpuTimes, FactsWatch, LimitWatch, RowReader, unread
 from vramledger.sampling.privileges import drop_privileges, end_with_parent
 from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED, decode_config

@@ -15,13 +15,7 @@ from vramledger.config import SamplingConfig
 from vramledger.errors import StartupError
 from vramledger.logs import settings
 from vramledger.sampling.protocol import encode_config, sampler_command, starter_command
-from vramledger.sampling.starter import (
-    SAMPLER,
-    STARTER_ENDED,
-    STARTER_FAILED,
-    STARTER_KILL,
-    STARTER_STARTED,
-)
+from vramledger.sampling.starter import SAMPLER, STARTER_ENDED, STARTER_FAILED, STARTER_KILL, STARTER_STARTED
 
 LINE_LIMIT = 64 * 1024 * 1024
 _END_SECONDS = 2.0

@@ -33,11 +33,7 @@ from vramledger.serving.launch_counting import COLLECTOR as LAUNCHES
 from vramledger.serving.launch_counting import LaunchCounting, count_launches
 from vramledger.serving.past_desk import PastDesk
 from vramledger.serving.publisher import HidingPublisher, SnapshotPublisher
-from vramledger.serving.service_manager import (
-    is_managed,
-    notify_service_manager,
-    wait_for_forbidden_driver,
-)
+from vramledger.serving.service_manager import is_managed, notify_service_manager, wait_for_forbidden_driver
 from vramledger.serving.source import (
     Attach,
     SnapshotSource,

@@ -522,8 +522,7 @@ async def store(  # noqa: PLR0913 what it joins
     ours.setblocking(False)  # noqa: FBT003 the standard library's
     with other:
         keeper = await asyncio.create_subprocess_exec(
-            *keeper_command(_arguments(config, sampling.rootfs, user), *settings()),
-            stdin=other.fileno(),
+            *keeper_command(_arguments(config, sampling.rootfs, user), *settings()), stdin=other.fileno()
         )
     storage = Storage(keeper, ours, health)
     recorder = Recorder(tracker, timeline, idle_after, sampling.interval)

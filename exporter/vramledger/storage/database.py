@@ -82,10 +82,7 @@ class UnfitError(RecordingError):
         self.suffix = suffix
 
 
-_ERRORS = {
-    "database or disk is full": errno.ENOSPC,
-    "attempt to write a readonly database": errno.EROFS,
-}
+_ERRORS = {"database or disk is full": errno.ENOSPC, "attempt to write a readonly database": errno.EROFS}
 
 _NO_LOG = ("unable to open database file", "attempt to write a readonly database")
 """What SQLite says where the log that belongs to the file cannot be made."""

@@ -136,8 +136,7 @@ def make_slider(
     )
     for uuid, gpu, total, used, wasted, since, until in found:
         shown = devices.setdefault(
-            uuid,
-            {"uuid": uuid, "gpu": gpu, "total": total, "used": [None] * STEPS, "wasted": [None] * STEPS},
+            uuid, {"uuid": uuid, "gpu": gpu, "total": total, "used": [None] * STEPS, "wasted": [None] * STEPS}
         )
         first, last = int((since - begin) / step), int((until - begin) / step)
         for column in range(max(0, first), min(STEPS, last + 1)):

@@ -115,8 +115,7 @@ def add_json_routes(app: web.Application, timeline: Timeline, render_cache: Rend
     documents = {"ledger": make_ledger, "history": timeline.history, "leftovers": make_leftovers}
     for name, make in documents.items():
         app.router.add_get(
-            f"/api/v1/{name}",
-            partial(limiter.serve, respond=partial(respond, name=name, make=make)),
+            f"/api/v1/{name}", partial(limiter.serve, respond=partial(respond, name=name, make=make))
         )
     app.router.add_get("/api/v1/schema/{name}", _schema)
 

@@ -52,10 +52,7 @@ _ORIGINS = {
 def add_command(commands: Commands) -> None:
     """Declare the command."""
     snapshot = commands.add_parser(
-        "snapshot",
-        help=_HELP,
-        epilog=_FORMS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "snapshot", help=_HELP, epilog=_FORMS, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     snapshot.description = (
         "Show where a program's GPU memory was allocated. The program must run with "

@@ -124,12 +124,7 @@ class Library:
     __slots__ = ("name", "path", "programs", "stems", "weak")
 
     def __init__(
-        self,
-        name: str,
-        *stems: str,
-        programs: tuple[str, ...] = (),
-        path: str = "",
-        weak: bool = False,
+        self, name: str, *stems: str, programs: tuple[str, ...] = (), path: str = "", weak: bool = False
     ) -> None:
         self.name = name
         self.stems = stems
@@ -507,11 +502,7 @@ FRAMEWORKS = (
         ),
         stepwise="steps",
     ),
-    Framework(
-        "cuda",
-        "CUDA",
-        libraries=(Library("libcuda", "libcuda", weak=True),),
-    ),
+    Framework("cuda", "CUDA", libraries=(Library("libcuda", "libcuda", weak=True),)),
 )
 
 FRAMEWORKS_BY_NAME = {framework.name: framework for framework in FRAMEWORKS}

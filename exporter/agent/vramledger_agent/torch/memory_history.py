@@ -20,12 +20,7 @@ from typing import TYPE_CHECKING
 from vramledger_agent import step_boundary
 from vramledger_agent.torch.custom_allocators import custom_allocators
 from vramledger_agent.torch.cycles import collect_cycles
-from vramledger_agent.torch.recording import (
-    DEFAULT_EVENTS,
-    TakenSnapshot,
-    is_history_enabled,
-    recording,
-)
+from vramledger_agent.torch.recording import DEFAULT_EVENTS, TakenSnapshot, is_history_enabled, recording
 
 if TYPE_CHECKING:
     from vramledger_agent.requests import Request

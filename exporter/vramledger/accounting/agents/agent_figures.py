@@ -15,13 +15,7 @@ from msgspec.structs import replace
 from vramledger.accounting.agents.ordinals import translate
 from vramledger.accounting.holders.processes import ProcessTracker, TrackedProcess
 from vramledger.accounting.sample import Sample
-from vramledger.model.agent_report import (
-    Agent,
-    AgentReport,
-    DeviceReport,
-    FrameworkReport,
-    GarbageReport,
-)
+from vramledger.model.agent_report import Agent, AgentReport, DeviceReport, FrameworkReport, GarbageReport
 from vramledger.model.reading import ProcessFacts, Reading
 from vramledger.model.snapshot import AgentSnapshot, Holding, Policy, Pool
 from vramledger_agent.protocol.frameworks import COUNTER_FIGURES, FRAMEWORKS_BY_NAME, REPORTING_FRAMEWORKS

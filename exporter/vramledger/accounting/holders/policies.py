@@ -40,8 +40,7 @@ CONTEXT_BYTES = 1024 * MIB
 
 _FRAMEWORK_BY_LIBRARY = {library.name: each for each in FRAMEWORKS for library in each.libraries}
 _LIBRARIES_BY_PRECEDENCE = sorted(
-    (library for framework in FRAMEWORKS for library in framework.libraries),
-    key=lambda library: library.weak,
+    (library for framework in FRAMEWORKS for library in framework.libraries), key=lambda library: library.weak
 )
 _CUDA = FRAMEWORKS_BY_NAME["cuda"]
 

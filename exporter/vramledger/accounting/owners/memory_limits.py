@@ -45,10 +45,7 @@ def owner_limits(
 
 
 def _owner_limit(
-    owner: tuple[str, str],
-    paths: set[str],
-    known: Mapping[str, CgroupLimit],
-    placed: Iterable[PlacedHolding],
+    owner: tuple[str, str], paths: set[str], known: Mapping[str, CgroupLimit], placed: Iterable[PlacedHolding]
 ) -> OwnerLimit:
     above = {place for path in paths for place in chain_of(path)}
     limited = [known[place] for place in above if place in known and known[place].maximum is not None]

@@ -8,14 +8,7 @@ from collections.abc import Collection
 from typing import Final
 
 from vramledger.model.reading import ProcessUtilization
-from vramledger.readers.nvml.calls import (
-    FUNCTION_NOT_FOUND,
-    NONE_32,
-    NOT_FOUND,
-    UNKNOWN,
-    Handle,
-    Nvml,
-)
+from vramledger.readers.nvml.calls import FUNCTION_NOT_FOUND, NONE_32, NOT_FOUND, UNKNOWN, Handle, Nvml
 from vramledger.readers.nvml.process_lists import RowBuffer, Rows, find_function
 
 _SAMPLE: Final = struct.Struct("@I4xQIIII")

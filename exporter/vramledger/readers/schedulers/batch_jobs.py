@@ -30,11 +30,7 @@ ALL_DEVICES = "*"
 
 SLURM_VARIABLES = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 VARIABLES = frozenset(
-    (
-        *SLURM_VARIABLES,
-        "NVIDIA_VISIBLE_DEVICES",
-        *("NOMAD_ALLOC_ID", "NOMAD_JOB_NAME", "NOMAD_TASK_NAME"),
-    )
+    (*SLURM_VARIABLES, "NVIDIA_VISIBLE_DEVICES", *("NOMAD_ALLOC_ID", "NOMAD_JOB_NAME", "NOMAD_TASK_NAME"))
 )
 """The only variables of an environment that are kept here; the rest is dropped while reading."""
 

@@ -18,12 +18,7 @@ from aiohttp import hdrs, web
 
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log
-from vramledger.metrics.access import (
-    WEB_CONFIG_LOADED,
-    WEB_CONFIG_LOADED_TIME,
-    WEB_REFUSALS,
-    WEB_REFUSED,
-)
+from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
 from vramledger.metrics.families import Collected
 from vramledger.rate_limit import TokenBucket
 from vramledger.web.access.host_names import is_name_of_this_host
