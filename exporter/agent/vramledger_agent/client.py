@@ -22,8 +22,7 @@ from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES, make_request
 _T = TypeVar("_T")
 
 _EXTRA_TIME = 10.0
-"""Seconds that an answer may take beyond the requested time, to write a snapshot or collect garbage.
-"""
+"""Seconds that an answer may take beyond the requested time, to write a snapshot or collect garbage."""
 
 
 def request_agent(
@@ -31,15 +30,9 @@ def request_agent(
 ) -> dict[str, Any]:
     """Return an agent's answer; ``arguments["seconds"]`` says how long it may take to begin.
 
-    Args:
-        path: of the exporter's socket.
-        pid: of the agent's process.
-        name: what is requested.
-        arguments: of the request.
-        file: a descriptor that the agent writes to.
-
-    Raises:
-        AgentError: no exporter listens, there is no such agent, it refused, or did not answer in time.
+    ``path``: of the exporter's socket. ``pid``: of the agent's process. ``arguments``: of the request.
+    ``file``: a descriptor that the agent writes to. Raises AgentError if no exporter listens, there is no
+    such agent, it refused, or did not answer in time.
     """
     if file is not None:
         arguments = {**arguments, "file": True}

@@ -18,8 +18,8 @@ _INIT = 1
 class _Place(NamedTuple):
     """Where a process lives.
 
-    ``users`` is the mapping of its user namespace to ours; ``depth`` counts the PID namespaces below ours
-    in which it is; ``root`` is device and directory of its root file system.
+    ``users`` is the mapping of its user namespace to ours; ``depth`` counts the PID namespaces below ours in
+    which it is; ``root`` is device and directory of its root file system.
     """
 
     users: str

@@ -4,11 +4,9 @@ This is the one sure way to free GPU memory: frameworks keep pools, and TensorFl
 their process lives. The child is forked from Python's fork server, a process that never saw a GPU, or it is
 spawned. Both import the caller's main module as ``multiprocessing`` does, so a script needs the usual ``if
 __name__ == "__main__":``. A pool keeps its children for a while, for programs that call often: the import of
-TensorFlow takes seconds.
-
-Arguments and result are in anonymous memory, whose descriptor is passed (:mod:`isolated_values`). This memory
-has no name and is freed with its last user. The child leads a session of its own, watches for the parent's
-end, and ends with it and with all its own children.
+TensorFlow takes seconds. Arguments and result are in anonymous memory, whose descriptor is passed
+(:mod:`isolated_values`). This memory has no name and is freed with its last user. The child leads a session
+of its own, watches for the parent's end, and ends with it and with all its own children.
 """
 
 from __future__ import annotations
@@ -64,8 +62,8 @@ def isolated(
     Args:
         function: of a module, a script or a notebook. Lambdas, closures and classes of a notebook need the
             package ``cloudpickle``, which is used where it is installed.
-        arguments: for it; they and the result must be picklable. Arrays of NumPy are not copied twice.
-            They must not contain arrays in GPU memory: use host memory.
+        arguments: for it; they and the result must be picklable. Arrays of NumPy are not copied twice. They
+            must not contain arrays in GPU memory: use host memory.
         timeout: seconds after which the child is killed, with all processes that it has started.
         method: ``forkserver``, or ``spawn`` for a child that shares nothing with earlier ones.
         named: keyword arguments for the function.

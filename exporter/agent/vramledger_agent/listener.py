@@ -28,9 +28,8 @@ class UntrustedListenerError(VramledgerError):
 def check_listener(connection: socket.socket, path: Path) -> None:
     """Check that what listens is root's, our own user's, or an exporter's that root has set up.
 
-    Raises:
-        UntrustedListenerError: it is not; the message says whose it is.
-        OSError: the connection broke.
+    Raises UntrustedListenerError if it is not; the message says whose it is. Raises OSError if the connection
+    broke.
     """
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
@@ -47,8 +46,7 @@ def check_listener(connection: socket.socket, path: Path) -> None:
 def _check_root(pid: int, path: Path) -> None:
     """Check that root is the host's, where others may have put the socket: a container's root has uid 0, too.
 
-    Raises:
-        UntrustedListenerError: it is a container's, or its end came too early to tell.
+    Raises UntrustedListenerError if it is a container's, or its end came too early to tell.
     """
     if exporters_user(Path(os.path.realpath(path.parent))) == _ROOT:
         return

@@ -25,10 +25,7 @@ def write_plain(
     """Write text to standard output or standard error: the only place that does it.
 
     Whatever a text has of others, none of it controls the terminal: except for line feeds, and for these
-    ``controls`` of ours, what is not printable is replaced.
-
-    Raises:
-        OSError: it cannot be written.
+    ``controls`` of ours, what is not printable is replaced. Raises OSError if it cannot be written.
     """
     parts = re.split(f"({'|'.join(map(re.escape, controls))})", text) if controls else [text]
     shown = (each if each in controls else "\n".join(map(printable, each.split("\n"))) for each in parts)

@@ -38,26 +38,21 @@ FULL_GENERATION = 2
 def collector_entry() -> dict[str, object]:
     """Return what the report has about Python's cyclic collector.
 
-    We ask the collector for its counts. It does not call us: a program's Ctrl-C that Python delivers during
-    a callback of the collector is lost.
+    We ask the collector for its counts. It does not call us: a program's Ctrl-C that Python delivers during a
+    callback of the collector is lost.
     """
     return {"enabled": gc.isenabled(), "collections": gc.get_stats()[FULL_GENERATION]["collections"]}
 
 
 class ExporterSession:
-    """The reports and requests of one process; a forked child has a session of its own.
-
-    Attributes:
-        last_oom: the newest failed allocation, as the report has it.
-        sequence: the number of the newest report.
-    """
+    """The reports and requests of one process; a forked child has a session of its own."""
 
     def __init__(
         self, settings: Settings, poller: ProviderPoller, handlers: dict[str, Handler], errors: dict[str, int]
     ) -> None:
         self.transport = AgentTransport(settings.socket_path)
-        self.last_oom: dict[str, object] | None = None
-        self.sequence = 0
+        self.last_oom: dict[str, object] | None = None  # the newest failed allocation, as the report has it
+        self.sequence = 0  # the number of the newest report
         self._settings = settings
         self._poller = poller
         self._errors = errors
@@ -75,8 +70,8 @@ class ExporterSession:
     def send_now(self, timeout: float) -> bool:
         """Send a report from the calling thread.
 
-        Return False without a connection, or if another send blocks it. For reports that cannot wait for
-        the agent's thread, because the program may have ended by then.
+        Return False without a connection, or if another send blocks it. For reports that cannot wait for the
+        agent's thread, because the program may have ended by then.
         """
         try:
             # A signal handler may raise directly after this call, so only the lock knows who has it.

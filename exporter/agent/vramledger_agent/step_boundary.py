@@ -24,7 +24,6 @@ class _PendingCall:
     """A function that waits for the boundary, and its outcome.
 
     Attributes:
-        done: held until the function has run.
         owner: the thread that runs it. To claim the call is one operation that no signal can cut in two.
     """
 
@@ -34,7 +33,7 @@ class _PendingCall:
         self.function = function
         self.result: object = None
         self.error: BaseException | None = None
-        self.done = _thread.allocate_lock()
+        self.done = _thread.allocate_lock()  # held until the function has run
         self.done.acquire()
         self._owner: dict[str, int] = {}
 
@@ -85,10 +84,9 @@ def _run(call: _PendingCall, ident: int) -> None:
 def run(function: Callable[[], object], seconds: float) -> object:
     """Run a function at the next step boundary, and return what it returned.
 
-    Raises:
-        TimeoutError: there was no step within that many seconds; the function will not run any more.
-        InterruptedError: a signal handler of the program ended it.
-        BaseException: what the function raised.
+    Raises TimeoutError if there was no step within that many seconds; the function will not run any more.
+    Raises InterruptedError if a signal handler of the program ended it. Raises BaseException: what the
+    function raised.
     """
     call = _PendingCall(function)
     _pending.append(call)
@@ -98,9 +96,8 @@ def run(function: Callable[[], object], seconds: float) -> object:
 def run_both(first: Callable[[], object], second: Callable[[], object], seconds: float) -> object:
     """Run a function at the next step boundary and another one at the boundary after it; return its result.
 
-    Raises:
-        TimeoutError: no step ended within that many seconds, before the first or between them.
-        BaseException: as :func:`run`.
+    Raises TimeoutError if no step ended within that many seconds, before the first or between them. Raises
+    BaseException as :func:`run`.
     """
     following = _PendingCall(second)
 

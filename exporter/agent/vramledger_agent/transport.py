@@ -34,15 +34,11 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class AgentTransport:
-    """The connection of this process, which opens and closes with the exporter.
-
-    Attributes:
-        dropped: messages that the socket would not take.
-    """
+    """The connection of this process, which opens and closes with the exporter."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.dropped = 0
+        self.dropped = 0  # messages that the socket would not take
         self._socket: socket.socket | None = None
         self._identity = (0, 0)
         self._next_try = 0.0
@@ -51,8 +47,7 @@ class AgentTransport:
     def open(self, now: float) -> bool:
         """Return whether there is a connection; try to make one when it is due.
 
-        Args:
-            now: of a clock that never goes back, in seconds.
+        ``now``: of a clock that never goes back, in seconds.
         """
         if self._is_still_ours():
             return True
@@ -143,8 +138,7 @@ def file_identity(descriptor: int) -> tuple[int, int]:
 def connect(path: str) -> socket.socket:
     """Return a socket that is connected and never waits.
 
-    Raises:
-        OSError: nothing listens on the path, or we may not connect.
+    Raises OSError if nothing listens on the path, or we may not connect.
     """
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
@@ -164,9 +158,7 @@ def connect(path: str) -> socket.socket:
 def receive(connected: socket.socket) -> tuple[bytes, list[int]]:
     """Return one message and its descriptors; an empty one is the end of the connection.
 
-    Raises:
-        BlockingIOError: no message has arrived.
-        OSError: the connection broke.
+    Raises BlockingIOError if no message has arrived, OSError if the connection broke.
     """
     # A socket that the exporter has accepted gives credentials, too, and before the descriptors.
     space = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_LEN(
@@ -185,8 +177,7 @@ def receive(connected: socket.socket) -> tuple[bytes, list[int]]:
 def peer_credentials(connected: socket.socket) -> tuple[int, int]:
     """Return the pid and user at the other end of a socket, from the kernel.
 
-    Raises:
-        OSError: the socket is not a Unix socket.
+    Raises OSError if the socket is not a Unix socket.
     """
     if connected.family != socket.AF_UNIX:
         raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))

@@ -27,17 +27,14 @@ class DeviceMatch(NamedTuple):
 
 
 class DevicesState(msgspec.Struct):
-    """What is remembered of devices, by UUID.
+    """What is remembered of devices, by UUID."""
 
-    Attributes:
-        known: the identity of each device that has answered and was not destroyed, as it is while missing.
-        peaks: monotonic times of the last minute with used bytes that fall from one to the next, so that the
-            first are the highest.
-        xids: how many XID errors of each number it has had since the exporter started.
-    """
-
+    # the identity of each device that has answered and was not destroyed, as it is while missing
     known: dict[str, DeviceReading] = {}
+    # monotonic times of the last minute with used bytes that fall from one to the next, so that the first are
+    # the highest
     peaks: dict[str, list[tuple[float, int]]] = {}
+    # how many XID errors of each number it has had since the exporter started
     xids: dict[str, dict[int, int]] = {}
 
 

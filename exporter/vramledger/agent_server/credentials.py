@@ -38,9 +38,8 @@ class Peer(NamedTuple):
 def require_pidfd() -> None:
     """Check that pidfd_open works; Linux before 5.3 and some containers' seccomp profiles refuse it.
 
-    Raises:
-        StartupError: it does not work. Without it we could not tell a process from another that reuses its
-            pid.
+    Raises StartupError if it does not work. Without it we could not tell a process from another that reuses
+    its pid.
     """
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -63,8 +62,7 @@ def read_credentials(connection: socket.socket) -> tuple[int, int]:
 def identify_peer(connection: socket.socket, procfs: str) -> Peer:
     """Return the connected process; the caller closes the ``pidfd``.
 
-    Raises:
-        RefusedError: the peer is outside our PID namespace, or has ended already.
+    Raises RefusedError if the peer is outside our PID namespace, or has ended already.
     """
     pid, uid = read_credentials(connection)
     if pid <= 0:

@@ -48,9 +48,8 @@ class ExporterStatus(NamedTuple):
 def request_agents(path: Path) -> tuple[Agent, ...]:
     """Return the agents that an exporter knows and lets us see.
 
-    Raises:
-        OSError: no exporter answers there.
-        RefusedError: the program that answers is not an exporter of this version.
+    Raises OSError if no exporter answers there, RefusedError if the program that answers is not an exporter
+    of this version.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(TIMEOUT)

@@ -38,9 +38,7 @@ _MAX_WAITING = 256
 def holds_descriptors(connection: socket.socket) -> bool:
     """Tell whether descriptors came with the next message, without receiving them.
 
-    Raises:
-        BlockingIOError: no message waits.
-        OSError: the connection broke.
+    Raises BlockingIOError if no message waits, OSError if the connection broke.
     """
     _, _, flags, _ = connection.recvmsg(1, _CREDENTIALS_SPACE, _PEEK)
     return bool(flags & _TRUNCATED_CONTROL)
@@ -49,9 +47,7 @@ def holds_descriptors(connection: socket.socket) -> bool:
 def receive_plain(connection: socket.socket, size: int) -> tuple[bytes, list[tuple[int, int, bytes]], int]:
     """Receive a message that holds no descriptors; return it with its credentials and flags.
 
-    Raises:
-        BlockingIOError: no message waits.
-        OSError: the connection broke.
+    Raises BlockingIOError if no message waits, OSError if the connection broke.
     """
     data, ancillary, flags, _ = connection.recvmsg(size, _CREDENTIALS_SPACE, _DO_NOT_WAIT)
     return data, ancillary, flags
@@ -60,11 +56,8 @@ def receive_plain(connection: socket.socket, size: int) -> tuple[bytes, list[tup
 def receive_bytes(connection: socket.socket, size: int) -> bytes | None:
     """Receive from a stream what waits; None if a descriptor is among it, which stays there.
 
-    A read may go on into the next message, so just what a look has shown is read.
-
-    Raises:
-        BlockingIOError: nothing waits.
-        OSError: the connection broke.
+    A read may go on into the next message, so just what a look has shown is read. Raises BlockingIOError if
+    nothing waits, OSError if the connection broke.
     """
     seen, _, flags, _ = connection.recvmsg(size, _CREDENTIALS_SPACE, _PEEK)
     if flags & _TRUNCATED_CONTROL:

@@ -61,14 +61,9 @@ def connection_to_close(
     """Return the connection that must make room for a new one, None if the new one must go.
 
     Processes that hold GPU memory come before all others: the socket is for their agents. Among equals, a
-    user with fewer connections comes first.
-
-    Args:
-        connections: all that there are.
-        counts: the number of connections of each user.
-        uid: the user who has just connected.
-        holders: the pids that hold memory of a GPU.
-        holds: whether the new process is one of them.
+    user with fewer connections comes first. ``connections``: all that there are. ``counts``: the number of
+    connections of each user. ``uid``: the user who has just connected. ``holders``: the pids that hold memory
+    of a GPU. ``holds``: whether the new process is one of them.
     """
     others = [each for each in connections if each.peer.pid not in holders]
     if not holds or not others:

@@ -40,9 +40,7 @@ class RequestContext(Protocol):
 def answer_request(asker: AgentConnection, content: Mapping[str, Any], exporter: RequestContext) -> None:
     """Answer a request, or pass it on with the client's connection.
 
-    Raises:
-        RefusedError: it breaks the format.
-        OSError: the client has gone.
+    Raises RefusedError if it breaks the format, OSError if the client has gone.
     """
     name = content["ask"]
     if not isinstance(name, str):
@@ -126,11 +124,9 @@ def success_response(**more: object) -> bytes:
 def devices_response(snapshot: Snapshot, pid: int, uid: int) -> bytes:
     """Return the devices and their holders; only root gets the pids and names of other users' holders.
 
-    Args:
-        snapshot: the newest.
-        pid: of the client as the kernel tells it to us. In another PID namespace it differs from the client's
-            own number. The client's own holdings are marked ``self``, and never left out.
-        uid: of the client.
+    ``snapshot``: the newest. ``pid``: of the client as the kernel tells it to us. In another PID namespace it
+    differs from the client's own number. The client's own holdings are marked ``self``, and never left out.
+    ``uid``: of the client.
     """
     if not snapshot.up:
         return failure_response(snapshot.failure[1] if snapshot.failure else "no sample has finished yet")

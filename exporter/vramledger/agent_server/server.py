@@ -1,8 +1,8 @@
 """Run the agents' socket in the exporter's event loop: connections, last reports, requests.
 
-Every message costs a bounded time: it is short, only a few a second of one peer are read, and of several
-that wait only the newest is read. All messages together get a small share of our time, which users share
-fairly, so that scrapes come first. A peer that breaks the format is disconnected and counted.
+Every message costs a bounded time: it is short, only a few a second of one peer are read, and of several that
+wait only the newest is read. All messages together get a small share of our time, which users share fairly,
+so that scrapes come first. A peer that breaks the format is disconnected and counted.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ ACCEPT_RATE = 200.0
 ACCEPT_BURST = 128.0
 """Connections that are accepted: the number per second, and the maximum in one burst, as many as the kernel
 queues. Without a limit, a program that does nothing but connect took a fifth of a core, and scrapes waited
-for 40 ms.
-"""
+for 40 ms."""
 
 _USER_ACCEPT_RATE = 50.0
 _USER_ACCEPT_BURST = 64.0
@@ -125,12 +124,9 @@ class AgentServer:
     ) -> None:
         """Prepare the server.
 
-        Args:
-            path: where to listen.
-            procfs: root of the proc file system.
-            snapshot: returns the newest, for a client that requests the devices.
-            clock: seconds that only grow.
-            owner: who may own the socket's directory, besides root and us.
+        ``path``: where to listen. ``procfs``: root of the proc file system. ``snapshot``: returns the newest,
+        for a client that requests the devices. ``clock``: seconds that only grow. ``owner``: who may own the
+        socket's directory, besides root and us.
         """
         self._path = path
         self._owner = owner
@@ -174,8 +170,8 @@ class AgentServer:
     async def add_agents(self, reading: Reading) -> Reading:
         """Return a reading with the agents of the processes that the driver lists in it.
 
-        The last reports of programs that ran out of memory and have ended since the reading before come
-        too: no other reading will have them.
+        The last reports of programs that ran out of memory and have ended since the reading before come too:
+        no other reading will have them.
         """
         self._read_resting()
         pids = {entry.pid for device in reading.devices for entry in device.processes or ()}

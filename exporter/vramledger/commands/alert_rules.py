@@ -49,8 +49,7 @@ class Snippets:
     ) -> None:
         """Take the snippets in the order of their file: one may use those above it, and the given ones.
 
-        Raises:
-            ValueError: a snippet uses itself or one below it, or has the name of something else.
+        Raises ValueError if a snippet uses itself or one below it, or has the name of something else.
         """
         self._expanded = dict(given)
         self._used = set(given)
@@ -127,8 +126,7 @@ def growth_snippet() -> dict[str, str]:
 def read_sources(settings: RuleSettings, home: Path = HOME) -> dict[Path, dict[str, Any]]:
     """Read every source of rules below a folder, with its snippets inserted.
 
-    Raises:
-        ValueError: a snippet cannot be used, or is not used.
+    Raises ValueError if a snippet cannot be used, or is not used.
     """
     shared = home / "src" / "snippets.yml"
     paths = sorted(path for path in shared.parent.glob("*.yml") if path != shared)
@@ -160,11 +158,7 @@ def _expanded_rule(rule: dict[str, Any], snippets: Snippets) -> dict[str, Any]:
 
 
 def fill_in(text: str, values: Mapping[str, object]) -> str:
-    """Replace ``<<name>>`` by values.
-
-    Raises:
-        ValueError: a name has no value.
-    """
+    """Replace ``<<name>>`` by values. Raises ValueError if a name has no value."""
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in values:
@@ -310,11 +304,9 @@ def dashboard_url(alert: str, description: str, settings: RuleSettings) -> str:
 def runbook_url(alert: str, place: str, query: str | None) -> str:
     """Return the template of an alert's link to its runbook.
 
-    Args:
-        alert: the name of the alert.
-        place: the address of runbooks, with ``{alert}`` and perhaps ``{instance}``.
-        query: finds an exporter that answers, if the alert's own label does not name one; without a result
-            the link is empty.
+    ``alert``: the name of the alert. ``place``: the address of runbooks, with ``{alert}`` and perhaps
+    ``{instance}``. ``query``: finds an exporter that answers, if the alert's own label does not name one;
+    without a result the link is empty.
     """
     page = place.replace("{alert}", alert)
     if "{instance}" not in page:
@@ -363,8 +355,7 @@ def render_file(content: dict[str, Any], settings: RuleSettings) -> dict[str, An
 def rendered_files(settings: RuleSettings, home: Path = HOME) -> dict[str, dict[str, Any]]:
     """Return the content of every rule file, by the name of its source.
 
-    Raises:
-        ValueError: a source cannot be used; the message begins with its name below the folder.
+    Raises ValueError if a source cannot be used; the message begins with its name below the folder.
     """
     files = {}
     sources = read_sources(settings, home)

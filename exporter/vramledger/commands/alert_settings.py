@@ -67,8 +67,7 @@ class RuleSettings(NamedTuple):
 def parse_quantity(value: object, *, share: bool = False) -> float | str:
     """Return a threshold in base units: ``10GiB`` in bytes, ``1h`` in seconds; ``never`` stays.
 
-    Raises:
-        ValueError: it is not a number, size, duration or ``never``, or a share that is not from 0 to 1.
+    Raises ValueError if it is not a number, size, duration or ``never``, or a share that is not from 0 to 1.
     """
     if value == "never":
         return "never"
@@ -143,8 +142,7 @@ def _entries(content: Mapping[str, Any], key: str) -> Iterator[tuple[str, dict[s
 def _pattern(value: object) -> str:
     """Return a regular expression that Prometheus accepts too: RE2 looks neither ahead nor back.
 
-    Raises:
-        ValueError: it is none.
+    Raises ValueError if it is none.
     """
     text = str(value)
     try:
@@ -161,8 +159,7 @@ def _pattern(value: object) -> str:
 def read_content(text: str) -> dict[str, Any]:
     """Return what a file of thresholds says; an empty one says nothing.
 
-    Raises:
-        ValueError: it is not YAML, or has no keys.
+    Raises ValueError if it is not YAML, or has no keys.
     """
     try:
         content = yaml.safe_load(text)
@@ -181,10 +178,8 @@ def merged(own: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]
     """Return the default content with somebody's own in its place.
 
     A map gets the keys that are given. Owners that are given come before the others, as the first that
-    matches counts; one with the name of another takes its place.
-
-    Raises:
-        ValueError: a key is not known, or a value is of another kind than the default.
+    matches counts; one with the name of another takes its place. Raises ValueError if a key is not known, or
+    a value is of another kind than the default.
     """
     _known(own, default.keys())
     result = {**default, **own}
@@ -204,8 +199,7 @@ def merged(own: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]
 def read_settings(content: Mapping[str, Any]) -> RuleSettings:
     """Read and validate the content of a whole thresholds.yml.
 
-    Raises:
-        ValueError: a value, a matcher or a name in it cannot be used; the message begins with its key.
+    Raises ValueError if a value, a matcher or a name in it cannot be used; the message begins with its key.
     """
     defaults = {}
     for name, value in content["defaults"].items():

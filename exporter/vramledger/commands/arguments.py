@@ -185,9 +185,8 @@ def control_socket(args: argparse.Namespace) -> Path:
 def sampling_config(args: argparse.Namespace) -> SamplingConfig:
     """Return what the sampler needs to know.
 
-    Raises:
-        UsageError: --path.procfs is not a proc file system, --path.rootfs is not a root file system, or
-            --pods.labels comes without the node's name.
+    Raises UsageError if --path.procfs is not a proc file system, --path.rootfs is not a root file system, or
+    --pods.labels comes without the node's name.
     """
     on = frozenset(
         name for name, (default, _) in COLLECTORS.items() if getattr(args, f"collector_{name}", default)

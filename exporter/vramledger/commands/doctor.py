@@ -51,21 +51,13 @@ class Finding:
 
 
 class ExporterContact(NamedTuple):
-    """Whether commands and agents reach an exporter.
+    """Whether commands and agents reach an exporter."""
 
-    Attributes:
-        path: where commands look for it.
-        problem: why it gives no answer there, None if it does.
-        snapshot: its newest one, None if it does not answer.
-        agents: the state of the agents' socket.
-        running: the exporters that run, wherever their sockets are.
-    """
-
-    path: Path
-    problem: str | None
-    snapshot: Snapshot | None
-    agents: ExporterStatus
-    running: tuple[RunningExporter, ...]
+    path: Path  # where commands look for it
+    problem: str | None  # why it gives no answer there, None if it does
+    snapshot: Snapshot | None  # its newest one, None if it does not answer
+    agents: ExporterStatus  # the state of the agents' socket
+    running: tuple[RunningExporter, ...]  # the exporters that run, wherever their sockets are
 
 
 def diagnose(
@@ -76,11 +68,9 @@ def diagnose(
 ) -> Iterator[Finding]:
     """Yield what was found, the most important first.
 
-    Args:
-        reading: one sample.
-        own_rights: our own rights.
-        contact: how commands and agents reach an exporter.
-        launch_obstacle: why launches cannot be counted, empty if they can; None where nobody has tried.
+    ``reading``: one sample. ``own_rights``: our own rights. ``contact``: how commands and agents reach an
+    exporter. ``launch_obstacle``: why launches cannot be counted, empty if they can; None where nobody has
+    tried.
     """
     yield from _driver(reading)
     yield _namespace(reading, own_rights)

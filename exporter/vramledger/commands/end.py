@@ -176,8 +176,7 @@ async def _observe(
 async def _ask_exporter(options: EndOptions) -> Snapshot:
     """Return what the exporter knows of the holders, from a sample that began after the question.
 
-    Raises:
-        StartupError: no exporter answers, or none knows what was asked for.
+    Raises StartupError if no exporter answers, or none knows what was asked for.
     """
     count = 0
     async with aclosing(follow_exporter(options.control_socket)) as ledgers:  # type: ignore[type-var]
@@ -214,10 +213,8 @@ def _watch_time(options: EndOptions, idle_after: float) -> float:
 def _with_idle_threshold(snapshot: Snapshot, idle_after: float | None, exporters: float) -> Snapshot:
     """Return a snapshot in which nobody counts as idle or not working for less than ``idle_after``.
 
-    Args:
-        snapshot: what the exporter says.
-        idle_after: the threshold that the user gave, None if the exporter's is meant.
-        exporters: the exporter's own threshold, which is not longer.
+    ``snapshot``: what the exporter says. ``idle_after``: the threshold that the user gave, None if the
+    exporter's is meant. ``exporters``: the exporter's own threshold, which is not longer.
     """
     if idle_after is None:
         return snapshot

@@ -34,19 +34,13 @@ _PIDS_SHOWN = 8
 
 
 class Seen(NamedTuple):
-    """What was seen of a program.
+    """What was seen of a program."""
 
-    Attributes:
-        program: the program.
-        uses: for each device that it holds memory on, what was seen in each sample.
-        ledger: the newest sample; None for a report, which has none.
-        origin: where this comes from, a sentence.
-    """
-
-    program: Program
+    program: Program  # the program
+    # for each device that it holds memory on, what was seen in each sample
     uses: tuple[tuple[DeviceUse, ...], ...]
-    ledger: LedgerSample | None
-    origin: str
+    ledger: LedgerSample | None  # the newest sample; None for a report, which has none
+    origin: str  # where this comes from, a sentence
 
 
 async def watch_host(args: argparse.Namespace, seconds: float) -> tuple[list[LedgerSample], str]:
@@ -88,8 +82,7 @@ def _ledger(snapshot: Snapshot) -> LedgerSample:
 def choose_program(ledgers: list[LedgerSample], pid: int | None, origin: str) -> Seen:
     """Return what was seen of a program; without a pid, of the only one that there is.
 
-    Raises:
-        StartupError: no such program holds memory, or there are several.
+    Raises StartupError if no such program holds memory, or there are several.
     """
     holders = {holder for ledger in ledgers for holder in ledger.programs}
     if pid is None:
@@ -126,11 +119,7 @@ def _is_same(one: Program, other: Program) -> bool:
 
 
 async def past_sample(args: argparse.Namespace, at: float) -> list[LedgerSample]:
-    """Return a stored moment.
-
-    Raises:
-        StartupError: nothing is stored of it.
-    """
+    """Return a stored moment. Raises StartupError if nothing is stored of it."""
     _, content, _ = await ask_past(args, {"ask": AT, "at": at})
     try:
         return [_ledger(read_answer(content).snapshot)]
@@ -142,9 +131,8 @@ async def past_sample(args: argparse.Namespace, at: float) -> list[LedgerSample]
 def read_file(path: Path, pid: int | None) -> Seen:
     """Return what a file says of a program.
 
-    Raises:
-        RecordingError: it is none of the files that this command reads.
-        StartupError: it does not show the program.
+    Raises RecordingError if it is none of the files that this command reads, StartupError if it does not show
+    the program.
     """
     content = _read_content(path)
     documents = _documents(path, content)

@@ -1,7 +1,7 @@
 """Judge what a program needs of a device, and what to limit it to, from what was seen of it.
 
-A framework's own peak of memory in use is the need. What NVML charges is an upper bound: a cache,
-a pool or a preallocation is part of it.
+A framework's own peak of memory in use is the need. What NVML charges is an upper bound: a cache, a pool or a
+preallocation is part of it.
 """
 
 from __future__ import annotations
@@ -42,33 +42,21 @@ class Busy(NamedTuple):
 
 
 class MemoryNeed(NamedTuple):
-    """What a program needs of one device, bytes.
+    """What a program needs of one device, bytes."""
 
-    Attributes:
-        use: what was seen last.
-        bytes: its need at its peak so far; None when not known.
-        planned: the same with headroom for the pool; None when not known.
-        failed: an allocation has failed.
-        wanted: what it would have needed for that allocation; None when not known, or if none has failed.
-        most: its highest holding so far, with which it ran; None when not known.
-        grade: how good the evidence for ``bytes``, or else for ``most``, is.
-        why: the evidence, one sentence.
-        frameworks: those whose peak is known.
-        time_busy: the share of the time in which it had a kernel on the device; None when not known.
-        sm_busy: the share of the SMs that it kept busy; None when not known.
-    """
-
-    use: DeviceUse
-    bytes: int | None
-    planned: int | None
-    failed: bool
+    use: DeviceUse  # what was seen last
+    bytes: int | None  # its need at its peak so far; None when not known
+    planned: int | None  # the same with headroom for the pool; None when not known
+    failed: bool  # an allocation has failed
+    # what it would have needed for that allocation; None when not known, or if none has failed
     wanted: int | None
-    most: int | None
-    grade: Grade
-    why: str
-    frameworks: tuple[FrameworkUse, ...]
+    most: int | None  # its highest holding so far, with which it ran; None when not known
+    grade: Grade  # how good the evidence for ``bytes``, or else for ``most``, is
+    why: str  # the evidence, one sentence
+    frameworks: tuple[FrameworkUse, ...]  # those whose peak is known
+    # the share of the time in which it had a kernel on the device; None when not known
     time_busy: Busy | None
-    sm_busy: Busy | None
+    sm_busy: Busy | None  # the share of the SMs that it kept busy; None when not known
 
     @property
     def unused(self) -> bool:
@@ -102,9 +90,8 @@ class LimitAdvice(NamedTuple):
 def assess_need(seen: Sequence[DeviceUse], headroom: float = HEADROOM) -> MemoryNeed:
     """Say what a program needs of one device.
 
-    Args:
-        seen: one device in each sample, in their order; at least one.
-        headroom: the share by which a pool must be larger than what is in use.
+    ``seen``: one device in each sample, in their order; at least one. ``headroom``: the share by which a pool
+    must be larger than what is in use.
     """
     last = seen[-1]
     frameworks = _highest_peaks(seen)

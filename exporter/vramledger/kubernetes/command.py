@@ -49,16 +49,11 @@ _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ExporterAddress:
-    """Where the exporter is, and how to be let in.
+    """Where the exporter is, and how to be let in."""
 
-    Attributes:
-        url: its address.
-        server_name: the name in its certificate, if it is not that of the address.
-        credentials: a folder that may have ca.crt, username, password, tls.crt and tls.key; None without one.
-    """
-
-    url: str
-    server_name: str | None = None
+    url: str  # its address
+    server_name: str | None = None  # the name in its certificate, if it is not that of the address
+    # a folder that may have ca.crt, username, password, tls.crt and tls.key; None without one
     credentials: Path | None = None
 
 
@@ -203,8 +198,7 @@ async def ask_exporter(address: ExporterAddress) -> Observation:
 def _check_listener(url: str, *, secret: bool) -> None:
     """Check who listens at an address without TLS: it would get the password, and its answer marks the node.
 
-    Raises:
-        ValueError: it is another user of this host, or a password would go to somebody who is not known.
+    Raises ValueError if it is another user of this host, or a password would go to somebody who is not known.
     """
     parts = urlsplit(url)
     if parts.scheme == "https":

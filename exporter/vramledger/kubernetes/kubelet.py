@@ -67,8 +67,7 @@ def read_kubelet(rootfs: Path) -> Scheduler | None:
 def parse_grants(message: bytes) -> Iterator[Grant]:
     """Read a ``ListPodResourcesResponse``: one grant for each pod that has GPUs.
 
-    Raises:
-        ValueError: this is not such a message.
+    Raises ValueError if this is not such a message.
     """
     for pod in _read_fields(message, 1):
         name, namespace = _read_string(pod, 1), _read_string(pod, 2)
@@ -86,8 +85,7 @@ def parse_grants(message: bytes) -> Iterator[Grant]:
 def parse_allocatable(message: bytes) -> tuple[str, ...]:
     """Read an ``AllocatableResourcesResponse``: the GPUs that device plugins offer.
 
-    Raises:
-        ValueError: this is not such a message.
+    Raises ValueError if this is not such a message.
     """
     return tuple(
         dict.fromkeys(device for each in _read_fields(message, 1) for device in _parse_plugin_devices(each))
@@ -126,8 +124,7 @@ def _device_of_claim(name: str) -> str:
 def _read_fields(message: bytes, wanted: int) -> Iterator[bytes]:
     """Yield the length-delimited fields with a number.
 
-    Raises:
-        ValueError: this is not a protobuf message.
+    Raises ValueError if this is not a protobuf message.
     """
     at = 0
     while at < len(message):

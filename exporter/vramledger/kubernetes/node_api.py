@@ -38,8 +38,7 @@ class KubernetesNode:
     ) -> None:
         """Find the API server in the environment that the kubelet makes.
 
-        Raises:
-            StartupError: this is not a pod with a token.
+        Raises StartupError if this is not a pod with a token.
         """
         server = find_api_server(environ, account)
         if server is None or not (account / "token").is_file():
@@ -53,18 +52,13 @@ class KubernetesNode:
         self._taint = taint
 
     async def read(self) -> NodeMarks:
-        """Return the marks of the node.
-
-        Raises:
-            ClusterError: the API server did not say it.
-        """
+        """Return the marks of the node. Raises ClusterError if the API server did not say it."""
         return self._marks(await self._request("GET"))
 
     async def write(self, marks: NodeMarks, present: NodeMarks) -> None:
         """Change the marks of the node to these; all other taints and annotations stay as they are.
 
-        Raises:
-            ClusterError: the API server did not carry it out.
+        Raises ClusterError if the API server did not carry it out.
         """
         if (marks.tainted, marks.annotation) != (present.tainted, present.annotation):
             await self._write_taint(marks)
@@ -140,7 +134,6 @@ class KubernetesNode:
 def in_cluster(name: str, taint: Taint) -> KubernetesNode:
     """Return a node of the cluster in which this pod runs.
 
-    Raises:
-        StartupError: this is not a pod with a token.
+    Raises StartupError if this is not a pod with a token.
     """
     return KubernetesNode(name, taint, os.environ)

@@ -42,9 +42,8 @@ class PodApi:
     def __init__(self, config: PodConfig, environ: Mapping[str, str]) -> None:
         """Find both; nobody is asked yet.
 
-        Args:
-            config: what to ask for, and the kubelet's address.
-            environ: the environment, in which the kubelet names the API server.
+        ``config``: what to ask for, and the kubelet's address. ``environ``: the environment, in which the
+        kubelet names the API server.
         """
         self._allowed = frozenset(config.labels)
         self._sources = []
@@ -59,8 +58,7 @@ class PodApi:
     def read(self) -> Pods:
         """Return the labels of this node's pods, from the first source that tells them.
 
-        Raises:
-            ClusterError: no source does.
+        Raises ClusterError if no source does.
         """
         problems = []
         for name, server, path in self._sources:
@@ -90,8 +88,7 @@ class _PodList(msgspec.Struct):
 def parse_pods(body: bytes, allowed: frozenset[str]) -> Pods:
     """Read a list of pods, whole ones or their metadata alone; what is not a pod is left out.
 
-    Raises:
-        ClusterError: this is not such a list.
+    Raises ClusterError if this is not such a list.
     """
     try:
         listed = msgspec.json.decode(body, type=_PodList).items or []
@@ -182,10 +179,8 @@ class PodLabelReader(Collector):
     ) -> None:
         """Prepare; nobody is asked before :meth:`update` names a pod.
 
-        Args:
-            ask: returns the labels of this node's pods, or raises a :class:`ClusterError`.
-            labels: the allow-list.
-            clock: monotonic seconds.
+        ``ask``: returns the labels of this node's pods, or raises a :class:`ClusterError`. ``labels``: the
+        allow-list. ``clock``: monotonic seconds.
         """
         self._ask = ask
         self._labels = labels

@@ -54,12 +54,10 @@ class ScrapeRequest(NamedTuple):
 class Exposition:
     """Render snapshots, and remember the series of the newest one.
 
-    Args:
-        most: holdings of a device shown one by one (``--processes.max``).
-        sampler_pid: the sampler's process id, None while there is none.
-        clock: seconds, for the collectors' durations.
-        collect: the collectors to run by name, instead of those of the contract.
-        collect_own: gives the families of the exporter itself: its access rules, its storage.
+    ``most``: holdings of a device shown one by one (``--processes.max``). ``sampler_pid``: the sampler's
+    process id, None while there is none. ``clock``: seconds, for the collectors' durations. ``collect``: the
+    collectors to run by name, instead of those of the contract. ``collect_own``: gives the families of the
+    exporter itself: its access rules, its storage.
     """
 
     def __init__(
@@ -278,8 +276,7 @@ def _parse_accepted(item: str) -> tuple[str, dict[str, str], float]:
 def select_collectors(config: Config, collect: list[str], exclude: list[str]) -> frozenset[str]:
     """Return the enabled collectors that ``collect[]`` and ``exclude[]`` select.
 
-    Raises:
-        UsageError: both are given, or one names a collector that does not exist or is off.
+    Raises UsageError if both are given, or one names a collector that does not exist or is off.
     """
     on = config.sampling.collectors
     if collect and exclude:

@@ -22,8 +22,7 @@ def encode(reading: Reading) -> bytes:
 def decode(line: bytes | str) -> Reading:
     """Read one line that :func:`encode` wrote, and check it against the types of a reading.
 
-    Raises:
-        RecordingError: the line is not a reading.
+    Raises RecordingError if the line is not a reading.
     """
     try:
         return _DECODER.decode(line)

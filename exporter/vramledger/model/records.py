@@ -44,8 +44,7 @@ def write_record(record: object) -> bytes:
 def read_record(text: bytes | str, shape: type[_T]) -> _T:
     """Return the record of a class that :func:`write_record` wrote.
 
-    Raises:
-        RecordError: it is not a record of this class.
+    Raises RecordError if it is not a record of this class.
     """
     try:
         return msgspec.json.decode(text, type=shape)

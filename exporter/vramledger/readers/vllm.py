@@ -48,17 +48,11 @@ _REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\nC
 
 
 class CacheFigures(NamedTuple):
-    """What a server says of its KV cache; a value that it does not say is None.
+    """What a server says of its KV cache; a value that it does not say is None."""
 
-    Attributes:
-        usage: the share of the cache's blocks that running requests have.
-        memory: the bytes of the cache on each GPU, where the server's command line sets them.
-        tokens: how many tokens fit into the cache.
-    """
-
-    usage: float | None
-    memory: int | None
-    tokens: int | None
+    usage: float | None  # the share of the cache's blocks that running requests have
+    memory: int | None  # the bytes of the cache on each GPU, where the server's command line sets them
+    tokens: int | None  # how many tokens fit into the cache
 
 
 NOTHING = CacheFigures(None, None, None)
@@ -86,8 +80,7 @@ def request_metrics(listener: Listener) -> bytes | None:
 def _exchange(listener: Listener) -> bytes:
     """Return all that the server sends until it closes the connection.
 
-    Raises:
-        OSError: it sends too much, or for too long.
+    Raises OSError if it sends too much, or for too long.
     """
     deadline = time.monotonic() + TIMEOUT
     received = bytearray()
@@ -236,10 +229,8 @@ class KvCacheReader(Collector):
     ) -> None:
         """Prepare; nobody is asked before :meth:`update` has a holder.
 
-        Args:
-            root: where the host's proc file system is.
-            request: returns a server's page of metrics.
-            clock: monotonic seconds.
+        ``root``: where the host's proc file system is. ``request``: returns a server's page of metrics.
+        ``clock``: monotonic seconds.
         """
         self._root = root
         self._request = request

@@ -22,24 +22,16 @@ _FIELDS = frozenset(Reading.__struct_fields__)
 
 
 class Slot:
-    """The place of a collector, which is made when it is first run: that may fail too.
-
-    Attributes:
-        name: the collector's name.
-        collector: the collector, once it is made.
-        health: how it did in the newest sample; None if it had nothing to do.
-        answered: the newest sample has its part.
-        hangs: it is still in a call that was given up.
-        failed_between: it has failed since that sample.
-    """
+    """The place of a collector, which is made when it is first run: that may fail too."""
 
     def __init__(self, name: str, make: Callable[[], Collector]) -> None:
-        self.name = name
-        self.collector: Collector | None = None
+        self.name = name  # the collector's name
+        self.collector: Collector | None = None  # the collector, once it is made
+        # how it did in the newest sample; None if it had nothing to do
         self.health: tuple[bool, float] | None = None
-        self.answered = False
-        self.hangs = False
-        self.failed_between = False
+        self.answered = False  # the newest sample has its part
+        self.hangs = False  # it is still in a call that was given up
+        self.failed_between = False  # it has failed since that sample
         self._make = make
 
     def made(self) -> Collector:

@@ -141,8 +141,7 @@ class DeviceThreads:
     def __init__(self, readers: Sequence[DeviceReader], timeout: float) -> None:
         """Start a thread for each GPU and open it; ``timeout`` is for how many seconds a sample waits.
 
-        Raises:
-            DriverError: the driver is gone again.
+        Raises DriverError if the driver is gone again.
         """
         self._readers = readers
         self._timeout = timeout
@@ -174,11 +173,7 @@ class DeviceThreads:
         return all(thread in answered and thread.unchanged for thread in self._threads)
 
     def read(self, wall: float, begun: float) -> tuple[DeviceReading, ...]:
-        """Read all GPUs.
-
-        Raises:
-            DriverError: the driver as a whole does not work.
-        """
+        """Read all GPUs. Raises DriverError if the driver as a whole does not work."""
         return self._read(self._threads, wall, begun)
 
     def read_again(
@@ -186,8 +181,7 @@ class DeviceThreads:
     ) -> tuple[DeviceReading, ...]:
         """Return the readings of a sample, newer ones of the GPUs that list one of these pids.
 
-        Raises:
-            DriverError: the driver as a whole does not work.
+        Raises DriverError if the driver as a whole does not work.
         """
         wanted = frozenset(pids)
         self.read_lists_again()

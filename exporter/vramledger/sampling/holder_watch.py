@@ -21,9 +21,6 @@ class FactsReader:
 
     ``cmdline``, ``environ`` and ``maps`` can hang. Such a process is reported without them (they are in its
     ``denied``), and again with them if the read returns.
-
-    Attributes:
-        failed: what was raised instead of facts before the last :meth:`collect`, by pid and start time.
     """
 
     def __init__(self, host: Host, *, stuck_after: float = STUCK_AFTER, max_stuck: int = MAX_STUCK) -> None:
@@ -31,6 +28,7 @@ class FactsReader:
         self._reads: BoundedReader[ProcessFacts | None] = BoundedReader(
             stuck_after=stuck_after, max_stuck=max_stuck
         )
+        # what was raised instead of facts before the last :meth:`collect`, by pid and start time
         self.failed: Mapping[Hashable, Exception] = {}
 
     @property

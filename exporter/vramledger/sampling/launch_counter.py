@@ -46,9 +46,8 @@ class LaunchCounter:
     def __init__(self, root: str, *, hangs_after: float = HANGS_AFTER) -> None:
         """Start without holders.
 
-        Args:
-            root: where the proc file system is mounted.
-            hangs_after: seconds after which a look at one holder is given up.
+        ``root``: where the proc file system is mounted. ``hangs_after``: seconds after which a look at one
+        holder is given up.
         """
         self._root = root
         self._pool = CounterPool(MAX_COUNTERS)

@@ -50,10 +50,7 @@ def find_user(name: str | None) -> User | None:
     """Return the user that the part which listens becomes; None where we are not root, or it is root.
 
     Without a name it is ``vramledger`` where the host has this user, otherwise :data:`DEFAULT_UID`, which
-    needs no entry.
-
-    Raises:
-        StartupError: there is no such user.
+    needs no entry. Raises StartupError if there is no such user.
     """
     if os.geteuid() != _ROOT:
         return None

@@ -48,10 +48,8 @@ def demo_recording() -> Path:
 def encode_header(note: str = "", idle_after: float | None = None, *, simulated: bool = False) -> bytes:
     """Write a recording's first line.
 
-    Args:
-        note: for a person who opens the file.
-        idle_after: fits the recorded span better than the default.
-        simulated: it was made up, and not recorded on a machine.
+    ``idle_after``: fits the recorded span better than the default. ``simulated``: it was made up, and not
+    recorded on a machine.
     """
     head: dict[str, object] = {"format": FORMAT, "version": VERSION, "note": note, "idle_after": idle_after}
     if simulated:
@@ -62,9 +60,8 @@ def encode_header(note: str = "", idle_after: float | None = None, *, simulated:
 def read_recording(path: Path) -> Iterator[Reading]:
     """Yield the readings of a file.
 
-    Raises:
-        RecordingError: it cannot be read, is not a recording, or is cut off. The readings before the fault
-            have been yielded by then.
+    Raises RecordingError if it cannot be read, is not a recording, or is cut off. The readings before the
+    fault have been yielded by then.
     """
     try:
         with _open_recording(path) as lines:
@@ -132,13 +129,9 @@ class Replay:
     def __init__(self, path: Path, speed: float, skip: float = 0.0) -> None:
         """Open a recording.
 
-        Args:
-            path: of the file.
-            speed: how many recorded seconds pass in a second.
-            skip: recorded seconds that the first run plays at once, as if they had just passed.
-
-        Raises:
-            RecordingError: not even its first reading can be read.
+        ``speed``: how many recorded seconds pass in a second. ``skip``: recorded seconds that the first run
+        plays at once, as if they had just passed. Raises RecordingError if not even its first reading can be
+        read.
         """
         self.path = path
         self._speed = speed

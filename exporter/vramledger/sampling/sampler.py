@@ -53,8 +53,7 @@ class Sampler:
     def __init__(self, config: SamplingConfig, driver: Driver, host: Host) -> None:
         """Start a thread for each GPU of an open driver.
 
-        Raises:
-            DriverError: the driver is gone again, or we may use none of its GPUs.
+        Raises DriverError if the driver is gone again, or we may use none of its GPUs.
         """
         self._config = config
         self._driver = driver
@@ -109,21 +108,14 @@ class Sampler:
                 yield Slot(fact.collector, lambda fact=fact: _make_collector(fact, host))  # type: ignore[misc]
 
     def sample(self) -> Reading:
-        """Take one sample.
-
-        Raises:
-            DriverError: the driver as a whole does not work.
-        """
+        """Take one sample. Raises DriverError if the driver as a whole does not work."""
         return self._sample(time.time(), time.monotonic())
 
     def sample_if_changed(self, longest: float) -> Reading | None:
         """Take a sample, unless a look at each GPU shows that it would say what the last one said.
 
-        Args:
-            longest: seconds after the last sample from which one is taken in any case.
-
-        Raises:
-            DriverError: the driver as a whole does not work.
+        ``longest``: seconds after the last sample from which one is taken in any case. Raises DriverError if
+        the driver as a whole does not work.
         """
         wall, now = time.time(), time.monotonic()
         eventful = self._xids is not None and self._xids.pending

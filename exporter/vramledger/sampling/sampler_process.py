@@ -96,11 +96,7 @@ class Starter:
     """The process that starts samplers, as the exporter sees it; used from the event loop only."""
 
     def __init__(self, config: SamplingConfig) -> None:
-        """Start it, with the rights that we have now.
-
-        Raises:
-            StartupError: no process can be started.
-        """
+        """Start it, with the rights that we have now. Raises StartupError if no process can be started."""
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)  # noqa: FBT003 the standard library's
         try:
@@ -122,9 +118,8 @@ class Starter:
     async def start(self, _config: SamplingConfig) -> SamplerProcess:
         """Have a sampler started; its configuration was given to the starter.
 
-        Raises:
-            OSError: it could not be started.
-            StartupError: the process that starts samplers has ended, and only a new exporter has its rights.
+        Raises OSError if it could not be started. Raises StartupError if the process that starts samplers has
+        ended, and only a new exporter has its rights.
         """
         with open(os.devnull, "rb") as nothing:  # noqa: ASYNC230, PTH123 a device
             reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -183,8 +178,7 @@ class Starter:
 def request_start(starter: socket.socket, child: str, source: int, target: int) -> None:
     """Have a starter start a child of this name, with these descriptors as its input and output.
 
-    Raises:
-        OSError: it cannot be requested now.
+    Raises OSError if it cannot be requested now.
     """
     descriptors = array.array("i", [source, target])
     starter.sendmsg([child.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])

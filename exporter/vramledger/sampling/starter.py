@@ -3,9 +3,8 @@
 The exporter listens on the network and has no right at all, so it cannot give a child one. Such a process
 listens to nobody but the exporter, starts nothing but the children that it has declared, and ends with the
 exporter. There are two, because their rights differ: the one below may read /proc, and starts the sampler
-that its command line describes; that of the storage (``storage/keeper.py``) may change one directory.
-
-It is there all the time, so it imports little: its memory counts. The modules ``signal``, ``socket`` and
+that its command line describes; that of the storage (``storage/keeper.py``) may change one directory. It is
+there all the time, so it imports little: its memory counts. The modules ``signal``, ``socket`` and
 ``contextlib`` would take 1 MiB.
 """
 
@@ -42,12 +41,10 @@ class DeclaredChild:
     def __init__(self, command: list[str], *, supervised: bool = False, single: bool = False) -> None:
         """Start nothing.
 
-        Args:
-            command: its command line.
-            supervised: the exporter is told of its start and end, can have it killed, and takes it along when
-                it ends. It begins with the usual effects of signals.
-            single: the next one waits for its end, or is refused if this one is supervised. We wait, too, for
-                one that is not.
+        ``command``: its command line. ``supervised``: the exporter is told of its start and end, can have it
+        killed, and takes it along when it ends. It begins with the usual effects of signals. ``single``: the
+        next one waits for its end, or is refused if this one is supervised. We wait, too, for one that is
+        not.
         """
         self.command = command
         self.supervised = supervised

@@ -138,11 +138,8 @@ class Supervisor:
     async def release(self, seconds: float) -> float:
         """End the sampler, which releases every driver handle, and start no other one for some time.
 
-        Returns:
-            The Unix time at which sampling goes on by itself.
-
-        Raises:
-            DriverError: the sampler cannot be ended now; the GPUs will be released as soon as it ends.
+        Returns the Unix time at which sampling goes on by itself. Raises DriverError if the sampler cannot be
+        ended now; the GPUs will be released as soon as it ends.
         """
         # A release that replaces another one waits for the same event.
         settled = asyncio.Event() if self._release is None else self._release.settled
@@ -214,8 +211,7 @@ class Supervisor:
     async def _back_off(self, *, worked: bool) -> None:
         """Wait before the next start, longer after each failed one; a change of the driver's files ends it.
 
-        Args:
-            worked: the sampler that has ended had data.
+        ``worked``: the sampler that has ended had data.
         """
         if worked and not self._retried_at_once:
             self._retried_at_once = True
@@ -339,17 +335,11 @@ def _failed_reading(reason: str, message: str) -> Reading:
 
 
 class _Release(NamedTuple):
-    """A release of the GPUs.
+    """A release of the GPUs."""
 
-    Attributes:
-        end: the monotonic time at which it ends.
-        until: the same as Unix time.
-        settled: whether the GPUs are released, or another command has ended it before.
-    """
-
-    end: float
-    until: float
-    settled: asyncio.Event
+    end: float  # the monotonic time at which it ends
+    until: float  # the same as Unix time
+    settled: asyncio.Event  # whether the GPUs are released, or another command has ended it before
 
 
 async def read_once(config: SamplingConfig, samples: int = 1) -> list[Reading]:

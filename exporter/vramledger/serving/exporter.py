@@ -184,8 +184,7 @@ def _store(  # noqa: PLR0913, PLR0917 what it joins
 def _choose_user(config: Config) -> User | None:
     """Return the user that we become, None to stay who we are; make the sockets' directories for it.
 
-    Raises:
-        StartupError: there is no user of this name.
+    Raises StartupError if there is no user of this name.
     """
     user = find_user(config.web_user)
     if user is None:

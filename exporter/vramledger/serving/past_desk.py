@@ -39,8 +39,7 @@ class Answering(Protocol):
 async def while_alive(pidfd: int, answering: Coroutine[Any, Any, _Answer]) -> _Answer:
     """Return an answer; it is not computed any further when the process that asked has ended.
 
-    Raises:
-        ControlError: that process has ended.
+    Raises ControlError if that process has ended.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(answering)
@@ -68,11 +67,7 @@ class PastDesk:
         self._hiding = {} if hidden is None else {HIDE: hidden.key.hex()}
 
     async def answer_page(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """Return the answer to a question of the page.
-
-        Raises:
-            StorageError: there is none, or not yet.
-        """
+        """Return the answer to a question of the page. Raises StorageError if there is none, or not yet."""
         if self.storage is None:
             raise StorageError(self._without())
         return await self.storage.request({**question, **self._hiding}, asker=VISITORS)
@@ -80,8 +75,7 @@ class PastDesk:
     async def answer(self, asked: PastQuestion, caller: Caller) -> tuple[PastHead, bytes]:
         """Return the answer to a command's question.
 
-        Raises:
-            ControlError: this caller may not ask that, or nothing is stored, or not yet.
+        Raises ControlError if this caller may not ask that, or nothing is stored, or not yet.
         """
         if self.storage is None:
             raise ControlError(self._without())

@@ -24,10 +24,8 @@ class SnapshotPublisher:
     ) -> None:
         """Show ``blank`` until the first sample has finished.
 
-        Args:
-            blank: what to show when there is no data.
-            lifetime: seconds for which a snapshot may be shown; None means that it never gets too old.
-            clock: seconds that only grow.
+        ``blank``: what to show when there is no data. ``lifetime``: seconds for which a snapshot may be
+        shown; None means that it never gets too old. ``clock``: seconds that only grow.
         """
         self.ready = False
         self.sampler_pid: int | None = None

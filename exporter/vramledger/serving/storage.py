@@ -109,9 +109,7 @@ class _Pipes:
     async def start(cls, requests: socket.socket, kind: str) -> _Pipes:
         """Have a process of a kind started.
 
-        Raises:
-            ConnectionError: nobody is there who starts it.
-            OSError: it cannot be requested now.
+        Raises ConnectionError if nobody is there who starts it, OSError if it cannot be requested now.
         """
         loop = asyncio.get_running_loop()
         with ExitStack() as opened:
@@ -138,9 +136,7 @@ class _Pipes:
     async def receive(self) -> tuple[bytes, bytes]:
         """Return the kind and content of the next message.
 
-        Raises:
-            asyncio.IncompleteReadError: the process has ended.
-            OSError: the same.
+        Raises asyncio.IncompleteReadError or OSError if the process has ended.
         """
         kind, size = HEADER.unpack(await self._output.readexactly(HEADER.size))
         return kind, await self._output.readexactly(size)
@@ -176,10 +172,8 @@ class Storage:
     async def open(self, timeout: float = START_SECONDS) -> None:
         """Wait until the directory is open, and have the process that stores started.
 
-        Raises:
-            StartupError: it cannot be used.
-            asyncio.TimeoutError: the disk does not answer; :meth:`run` waits on.
-            OSError: the process cannot be requested.
+        Raises StartupError if it cannot be used. Raises asyncio.TimeoutError if the disk does not answer;
+        :meth:`run` waits on. Raises OSError if the process cannot be requested.
         """
         await asyncio.wait_for(self._wait_until_ready(), timeout)
         await self._start()
@@ -195,9 +189,7 @@ class Storage:
     async def _start(self) -> None:
         """Have a process that stores started.
 
-        Raises:
-            ConnectionError: nobody is there who starts it.
-            OSError: it cannot be requested now.
+        Raises ConnectionError if nobody is there who starts it, OSError if it cannot be requested now.
         """
         self._writer = await _Pipes.start(self._requests, WRITE)
 
@@ -227,14 +219,9 @@ class Storage:
     ) -> tuple[dict[str, Any], bytes]:
         """Return the answer to a question: its head and its content.
 
-        Args:
-            question: what is asked.
-            timeout: seconds to wait.
-            asker: who asks. Each of them has one question in the queue of all, and a share of the time; None
-                for those who may have all of it.
-
-        Raises:
-            StorageError: there is none, or it says why not.
+        ``timeout``: seconds to wait. ``asker``: who asks. Each of them has one question in the queue of all,
+        and a share of the time; None for those who may have all of it. Raises StorageError if there is none,
+        or it says why not.
         """
         if not self._ready:
             raise StorageError(self._error)
@@ -288,9 +275,7 @@ class Storage:
     async def _answer(self, question: dict[str, Any]) -> bytes:
         """Have an answer computed by the process that reads; if nobody waits for it any more, end that.
 
-        Raises:
-            asyncio.IncompleteReadError: the process has ended.
-            OSError: it cannot be started.
+        Raises asyncio.IncompleteReadError if the process has ended, OSError if it cannot be started.
         """
         if self._idle is not None:
             self._idle.cancel()
@@ -351,8 +336,7 @@ class Storage:
     async def _start_until_it_works(self, wait: float) -> float:
         """Wait, have the process started, and return for how long to wait the next time.
 
-        Raises:
-            ConnectionError: who starts it has ended, so it is of no use to try again.
+        Raises ConnectionError if who starts it has ended, so it is of no use to try again.
         """
         while True:
             await asyncio.sleep(wait)
@@ -515,8 +499,7 @@ async def store(  # noqa: PLR0913 what it joins
 ) -> AsyncIterator[tuple[Storage, StoredTracker]]:
     """Start the process that stores, and yield it with the accounting that records.
 
-    Raises:
-        StartupError: the directory cannot be used.
+    Raises StartupError if the directory cannot be used.
     """
     ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)  # noqa: FBT003 the standard library's
@@ -547,8 +530,7 @@ async def store(  # noqa: PLR0913 what it joins
 async def _open(storage: Storage, path: Path) -> None:
     """Open a storage; the exporter starts also when the disk hangs.
 
-    Raises:
-        StartupError: the directory cannot be used.
+    Raises StartupError if the directory cannot be used.
     """
     try:
         await storage.open()

@@ -31,22 +31,14 @@ _RECORD_CAP = 65_536
 
 
 class JobRecord(msgspec.Struct, frozen=True):
-    """What slurmd has told the prolog of a job.
-
-    Attributes:
-        job: its number.
-        sluid: its other name, which the cgroups of Slurm 26.05 have; empty before.
-        uid: the number of its user, None when not known.
-        user: the name of its user.
-        account: its account; empty without accounting.
-        devices: its devices as :mod:`vramledger.slurm.names` names them, None when they are not known.
-    """
+    """What slurmd has told the prolog of a job."""
 
     job: str
-    sluid: str = ""
-    uid: int | None = None
-    user: str = ""
-    account: str = ""
+    sluid: str = ""  # its other name, which the cgroups of Slurm 26.05 have; empty before
+    uid: int | None = None  # the number of its user, None when not known
+    user: str = ""  # the name of its user
+    account: str = ""  # its account; empty without accounting
+    # its devices as :mod:`vramledger.slurm.names` names them, None when they are not known
     devices: tuple[str, ...] | None = None
 
 
@@ -150,17 +142,13 @@ _MAX_ANCESTORS = 64
 
 @dataclass(frozen=True, slots=True)
 class NodeJobs:
-    """The jobs of this host.
+    """The jobs of this host."""
 
-    Attributes:
-        running: those with a step daemon, with the start of the first of them in clock ticks since boot.
-        records: what is known of jobs that have begun and not ended, by number.
-        numbers: the numbers of running jobs by their SLUIDs.
-    """
-
+    # those with a step daemon, with the start of the first of them in clock ticks since boot
     running: Mapping[str, int] = field(default_factory=dict)
+    # what is known of jobs that have begun and not ended, by number
     records: Mapping[str, JobRecord] = field(default_factory=dict)
-    numbers: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)  # the numbers of running jobs by their SLUIDs
 
     def number(self, name: str) -> str:
         """Return the number of a job that a cgroup names by number or by SLUID."""

@@ -33,17 +33,12 @@ JobsOf = Callable[[int], Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class SlurmQuestion:
-    """What a script asks.
+    """What a script asks."""
 
-    Attributes:
-        devices: the devices to judge, as Slurm's configuration names them; None for all of the host.
-        ended: the job that has ended, so that nothing of it may be left; empty outside an epilog.
-        tolerance: what a clean device may have.
-    """
-
+    # the devices to judge, as Slurm's configuration names them; None for all of the host
     devices: tuple[str, ...] | None
-    ended: str
-    tolerance: CheckTolerance
+    ended: str  # the job that has ended, so that nothing of it may be left; empty outside an epilog
+    tolerance: CheckTolerance  # what a clean device may have
 
 
 def check_job_devices(

@@ -2,9 +2,8 @@
 
 This runs in a process of its own, which reads beside the one that writes and answers one question after the
 other. The exporter starts it for a question, and closes its pipe when the answer takes too long or nobody
-waits for it any more: then it ends at once, whatever it does.
-
-An answer is a line of JSON that describes the content, and then the content.
+waits for it any more: then it ends at once, whatever it does. An answer is a line of JSON that describes the
+content, and then the content.
 """
 
 from __future__ import annotations
@@ -57,9 +56,8 @@ DAMAGED = "damaged"
 def open_past(directory: Path, host: str = "") -> Iterator[PastReader]:
     """Open the past of a directory to read it.
 
-    Raises:
-        RecordingError: nothing is stored there, or it cannot be used.
-        OSError: the disk does not answer.
+    Raises RecordingError if nothing is stored there, or it cannot be used. Raises OSError if the disk does
+    not answer.
     """
     try:
         connection = connect_reader(directory / NAME, host)
@@ -73,10 +71,8 @@ def open_past(directory: Path, host: str = "") -> Iterator[PastReader]:
 def answer(directory: Path, request: dict[str, Any], host: str = "") -> bytes:
     """Return the answer to a request.
 
-    Raises:
-        RecordingError: there is nothing stored that answers it, or it cannot be used.
-        OSError: the disk does not answer.
-        LookupError: the request is not complete.
+    Raises RecordingError if there is nothing stored that answers it, or it cannot be used. Raises OSError if
+    the disk does not answer. Raises LookupError if the request is not complete.
     """
     if request["ask"] == RESTORE and not (directory / NAME).exists():
         return json.dumps({"found": False}).encode() + b"\n"  # the first start

@@ -92,9 +92,8 @@ _NO_LOG = ("unable to open database file", "attempt to write a readonly database
 def translated() -> Iterator[None]:
     """Raise errors of SQLite as what they mean.
 
-    Raises:
-        DamagedError: the file is not what was written.
-        OSError: the disk does not answer, is full, or the file cannot be opened or locked.
+    Raises DamagedError if the file is not what was written. Raises OSError if the disk does not answer, is
+    full, or the file cannot be opened or locked.
     """
     try:
         yield
@@ -111,10 +110,8 @@ def translated() -> Iterator[None]:
 def connect_writer(path: Path, host: str) -> sqlite3.Connection:
     """Open the file to write, and make its tables if it is new.
 
-    Raises:
-        DamagedError: it is not what was written.
-        UnfitError: it is of another host or a newer version.
-        OSError: it cannot be opened.
+    Raises DamagedError if it is not what was written, UnfitError if it is of another host or a newer version,
+    OSError if it cannot be opened.
     """
     with suppress(FileNotFoundError):
         _require_plain(path)
@@ -147,12 +144,8 @@ def connect_reader(path: Path, host: str = "") -> sqlite3.Connection:
     """Open the file to read; a running exporter is not delayed by that.
 
     Where nobody may write beside the file, as on a file system that is read-only, it is read without its log.
-
-    Raises:
-        DamagedError: it is not what was written.
-        UnfitError: it is of another host or a newer version.
-        FileNotFoundError: there is none.
-        OSError: it cannot be opened.
+    Raises DamagedError if it is not what was written, UnfitError if it is of another host or a newer version,
+    FileNotFoundError if there is none, OSError if it cannot be opened.
     """
     _require_plain(path)
     with translated():
@@ -200,11 +193,7 @@ def _check(connection: sqlite3.Connection, host: str) -> None:
 
 
 def read_lines(connection: sqlite3.Connection, segment: int) -> Iterator[bytes]:
-    """Yield the lines of a segment.
-
-    Raises:
-        DamagedError: they are not what was written.
-    """
+    """Yield the lines of a segment. Raises DamagedError if they are not what was written."""
     stream, rest, size = zlib.decompressobj(), b"", 0
     found = connection.execute(
         "SELECT checksum, lines FROM piece WHERE id BETWEEN ? AND ? ORDER BY id",

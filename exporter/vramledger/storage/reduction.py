@@ -1,12 +1,10 @@
 """Reduce a reading to what a verdict or the ledger needs, so that a second of it takes some bytes only.
 
 Left out are the sensors that no verdict uses (temperatures, clocks, energy, ECC) and how long reading took.
-STORAGE.md names all that is left out.
-Ratios and rates keep two digits, times a hundredth of a second, those of utilisation rows a tenth. What is
-not 0 stays above 0, and bytes stay exact.
-
-What follows from the rest is left out, and what changes only because time has passed is written as a distance
-in time. :func:`expand_reading` makes both again. This saves a quarter of an hour's bytes.
+STORAGE.md names all that is left out. Ratios and rates keep two digits, times a hundredth of a second, those
+of utilisation rows a tenth. What is not 0 stays above 0, and bytes stay exact. What follows from the rest is
+left out, and what changes only because time has passed is written as a distance in time.
+:func:`expand_reading` makes both again. This saves a quarter of an hour's bytes.
 """
 
 from __future__ import annotations
@@ -116,13 +114,8 @@ def _agents(agents: Iterable[Agent]) -> dict[str, Any]:
 def expand_reading(value: Mapping[str, Any], time: float) -> dict[str, Any]:
     """Return a stored reading as :func:`vramledger.model.reading_json.decode` reads it.
 
-    Args:
-        value: its JSON values, which stay as they are.
-        time: of its entry.
-
-    Raises:
-        LookupError: it is not what :func:`reduce_reading` has made.
-        TypeError: the same.
+    ``value``: its JSON values, which stay as they are. ``time``: of its entry. Raises LookupError or
+    TypeError if it is not what :func:`reduce_reading` has made.
     """
     plain: dict[str, Any] = copy.deepcopy(dict(value))
     plain["time"] = time

@@ -43,8 +43,7 @@ def write_state(tracker: HoldingTracker, timeline: Timeline) -> dict[str, Any]:
 def recall(tracker: HoldingTracker, timeline: Timeline, state: Any) -> None:  # noqa: ANN401 JSON values
     """Let accounting and timeline go on from a state.
 
-    Raises:
-        RecordingError: the state cannot be used by this version.
+    Raises RecordingError if the state cannot be used by this version.
     """
     version = state.get("version") if isinstance(state, dict) else None
     if version != VERSION:
@@ -60,29 +59,21 @@ def recall(tracker: HoldingTracker, timeline: Timeline, state: Any) -> None:  # 
 
 
 class Past(NamedTuple):
-    """What was known at a moment.
+    """What was known at a moment."""
 
-    Attributes:
-        snapshot: of the newest reading that is not later.
-        timeline: the 15 minutes before it.
-        asked: the Unix time that was asked for.
-        step: seconds from one stored reading to the next.
-        gap_until: the time of the next reading, where nothing was stored at the time that was asked for; 0
-            where nothing newer is stored.
-    """
-
-    snapshot: Snapshot
-    timeline: Timeline
-    asked: float
-    step: float
+    snapshot: Snapshot  # of the newest reading that is not later
+    timeline: Timeline  # the 15 minutes before it
+    asked: float  # the Unix time that was asked for
+    step: float  # seconds from one stored reading to the next
+    # the time of the next reading, where nothing was stored at the time that was asked for; 0 where nothing
+    # newer is stored
     gap_until: float | None
 
 
 def compute(moment: Moment, asked: float) -> Past:
     """Return what was known at a moment.
 
-    Raises:
-        RecordingError: what is stored cannot be used by this version.
+    Raises RecordingError: what is stored cannot be used by this version.
     """
     tracker, timeline = start_from(moment.header, moment.state)
     snapshot = tracker.blank
@@ -98,8 +89,7 @@ def compute(moment: Moment, asked: float) -> Past:
 def start_from(header: dict[str, Any], state: Any) -> tuple[HoldingTracker, Timeline]:  # noqa: ANN401 JSON values
     """Return accounting and timeline as they were when a state was stored.
 
-    Raises:
-        RecordingError: the state cannot be used by this version.
+    Raises RecordingError if the state cannot be used by this version.
     """
     try:
         tracker = HoldingTracker(
@@ -119,8 +109,7 @@ def start_from(header: dict[str, Any], state: Any) -> tuple[HoldingTracker, Time
 def advance(tracker: HoldingTracker, timeline: Timeline, entry: Entry) -> Snapshot:
     """Account for a stored reading.
 
-    Raises:
-        RecordingError: it is not a reading that this version can account for.
+    Raises RecordingError if it is not a reading that this version can account for.
     """
     try:
         reading = decode(json.dumps(expand_reading(entry.value, entry.time)))

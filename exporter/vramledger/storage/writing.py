@@ -78,12 +78,7 @@ _SUFFIXES = ("", "-wal", "-shm")
 
 
 class PastWriter:
-    """The file of the past, as the process that writes it uses it.
-
-    Attributes:
-        written: the bytes of the log that were written so far.
-        aside: the name that the last file was renamed to which could not be used, and why; None without one.
-    """
+    """The file of the past, as the process that writes it uses it."""
 
     def __init__(
         self,
@@ -96,12 +91,9 @@ class PastWriter:
     ) -> None:
         """Use a directory; the file is opened with the first segment.
 
-        Args:
-            directory: where it is.
-            host: the identity of this host; a file of another one is put aside. Empty if not known.
-            retention: seconds after which something is removed.
-            size: bytes that all files may have.
-            clock: Unix time.
+        ``directory``: where it is. ``host``: the identity of this host; a file of another one is put aside.
+        Empty if not known. ``retention``: seconds after which something is removed. ``size``: bytes that all
+        files may have. ``clock``: Unix time.
         """
         self._directory = directory
         self._path = directory / NAME
@@ -118,17 +110,14 @@ class PastWriter:
         self._newest = float("-inf")
         self._boot = ""
         self._log = self._looks = 0
-        self.written = 0
+        self.written = 0  # the bytes of the log that were written so far
+        # the name that the last file was renamed to which could not be used, and why; None without one
         self.aside: str | None = None
 
     # Writing
 
     def begin(self, header: dict[str, Any]) -> None:
-        """Begin a new segment; the one before is finished.
-
-        Raises:
-            OSError: the disk does not take it.
-        """
+        """Begin a new segment; the one before is finished. Raises OSError if the disk does not take it."""
         self.flush()
         with self._failing():
             connection = self._open()
@@ -156,8 +145,7 @@ class PastWriter:
     def flush(self) -> None:
         """Write what was added, so that it survives our end and that of the machine.
 
-        Raises:
-            OSError: the disk does not take it: the segment has ended, with what it had before.
+        Raises OSError if the disk does not take it: the segment has ended, with what it had before.
         """
         if self._segment is None or self._tables is None or not self._waiting:
             return
@@ -189,8 +177,7 @@ class PastWriter:
     def end(self) -> None:
         """Write what was added, and close the file: then its log is gone.
 
-        Raises:
-            OSError: the disk does not take it.
+        Raises OSError if the disk does not take it.
         """
         self.flush()
         self._close()
@@ -198,8 +185,7 @@ class PastWriter:
     def _open(self) -> sqlite3.Connection:
         """Return the open file; one that cannot be used is put aside before.
 
-        Raises:
-            OSError: the disk does not answer.
+        Raises OSError if the disk does not answer.
         """
         if self._connection is None:
             try:
@@ -221,11 +207,7 @@ class PastWriter:
 
     @contextmanager
     def _damaging(self) -> Iterator[None]:
-        """Put the file aside where it is damaged.
-
-        Raises:
-            OSError: it was, or the disk does not answer.
-        """
+        """Put the file aside where it is damaged. Raises OSError if it was, or the disk does not answer."""
         try:
             with translated():
                 yield
@@ -238,8 +220,7 @@ class PastWriter:
     def _failing(self) -> Iterator[None]:
         """Close the file where the disk fails, and put it aside where it is damaged.
 
-        Raises:
-            OSError: either.
+        Raises OSError if either.
         """
         try:
             with self._damaging():
@@ -278,8 +259,7 @@ class PastWriter:
     def check(self) -> None:
         """Look for damage that a reader has met, and put the file aside or drop the segment that has it.
 
-        Raises:
-            OSError: the file was put aside, or the disk does not answer.
+        Raises OSError if the file was put aside, or the disk does not answer.
         """
         with self._failing():
             connection = self._open()
@@ -328,8 +308,7 @@ class PastWriter:
     def keep_house(self) -> None:
         """Remove what is too old or too much, and thin one segment.
 
-        Raises:
-            OSError: the disk does not answer or is full, or a file cannot be removed.
+        Raises OSError if the disk does not answer or is full, or a file cannot be removed.
         """
         failures: list[OSError] = []
         self._looks += 1
@@ -457,8 +436,7 @@ class PastWriter:
     def usage(self) -> tuple[int, float | None]:
         """Return the bytes of all files, and the time of the oldest moment that can be shown.
 
-        Raises:
-            OSError: the disk does not answer.
+        Raises OSError if the disk does not answer.
         """
         size = sum(each for each, _ in self._files().values())
         if self._connection is None:

@@ -386,10 +386,8 @@ def leftovers(
 ) -> Leftovers:
     """Return the results as a public document.
 
-    Args:
-        results: one for each device.
-        watched_since: Unix time since which the holders were watched.
-        time: Unix time of the newest sample.
+    ``results``: one for each device. ``watched_since``: Unix time since which the holders were watched.
+    ``time``: Unix time of the newest sample.
     """
     results = list(results)
     words: dict[int, Verdict] = {CLEAN: "clean", NOT_CLEAN: "not-clean", CANNOT_TELL: "cannot-tell"}

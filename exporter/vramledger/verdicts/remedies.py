@@ -74,10 +74,8 @@ _GROWN = "Its pool never shrinks; only the end of the program frees the memory."
 def remedy(holding: Holding, process: ProcessSnapshot | None, device: DeviceSnapshot) -> str | None:
     """Say what to do about a holding; None when nothing needs to be done.
 
-    Args:
-        holding: the bytes and why they are held.
-        process: what is known of the holder, None when /proc does not show it.
-        device: where they are held.
+    ``holding``: the bytes and why they are held. ``process``: what is known of the holder, None when /proc
+    does not show it. ``device``: where they are held.
     """
     gpu = device.reading.index
     if holding.state is State.ACTIVE:
@@ -124,10 +122,9 @@ def _for_idle(pid: int, process: ProcessSnapshot | None) -> str:
 def allocator_advice(reserved: int | None, between: int | None, settings: Mapping[str, str]) -> str | None:
     """Say what a setting of PyTorch's allocator would free; None where nothing, or where it is set already.
 
-    Args:
-        reserved: bytes that the allocator has taken from the driver.
-        between: those that lie free between tensors in use (``inactive_split``).
-        settings: as the agent reports them; with expandable segments PyTorch counts nothing between tensors.
+    ``reserved``: bytes that the allocator has taken from the driver. ``between``: those that lie free between
+    tensors in use (``inactive_split``). ``settings``: as the agent reports them; with expandable segments
+    PyTorch counts nothing between tensors.
     """
     if not reserved or not between or settings.get("expandable_segments") == "true":
         return None

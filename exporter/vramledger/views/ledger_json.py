@@ -252,9 +252,5 @@ def write_answer(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth]) -> byt
 
 
 def read_answer(text: bytes) -> LedgerAnswer:
-    """Read an answer.
-
-    Raises:
-        RecordError: it is not an answer of this version.
-    """
+    """Read an answer. Raises RecordError if it is not an answer of this version."""
     return read_record(text, LedgerAnswer)

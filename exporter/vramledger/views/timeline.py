@@ -50,19 +50,12 @@ class SizeHistory(msgspec.Struct):
 
 
 class TimelineState(msgspec.Struct):
-    """What is remembered of the last 15 minutes.
+    """What is remembered of the last 15 minutes."""
 
-    Attributes:
-        newest: the number of the newest step, since 1970; None before the first.
-        devices: the packed parts of each step, by UUID and number of the step.
-        index: the NVML index of each device.
-        holdings: the sizes of each holding, by :func:`_key_text`.
-    """
-
-    newest: int | None = None
-    devices: dict[str, dict[int, bytes]] = {}
-    index: dict[str, int] = {}
-    holdings: dict[str, SizeHistory] = {}
+    newest: int | None = None  # the number of the newest step, since 1970; None before the first
+    devices: dict[str, dict[int, bytes]] = {}  # the packed parts of each step, by UUID and number of the step
+    index: dict[str, int] = {}  # the NVML index of each device
+    holdings: dict[str, SizeHistory] = {}  # the sizes of each holding, by :func:`_key_text`
 
 
 class Timeline:

@@ -89,13 +89,8 @@ async def serve(
 
     ``on_bound`` is called after the last step that may need a privilege, a low port, and before the first
     step that must later work without it: reading the files of ``--web.config.file``. ``state`` is filled for
-    the control socket.
-
-    Yields:
-        The addresses with the ports that the system chose.
-
-    Raises:
-        StartupError: an address cannot be listened on, or the web configuration is wrong.
+    the control socket. Yields the addresses with the ports that the system chose. Raises StartupError if an
+    address cannot be listened on, or the web configuration is wrong.
     """
     raise_descriptor_limit()
     asyncio.get_running_loop().set_exception_handler(limited_exception_handler())

@@ -87,7 +87,6 @@ class _Protocol(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
     """A connection that reads no more than a request may have; its errors do not name our software.
 
     Attributes:
-        received: bytes that count towards a request's maximum.
         received_in_all: bytes of all requests.
     """
 
@@ -102,7 +101,7 @@ class _Protocol(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             **options,
         )
         self._connections = connections
-        self.received = self.received_in_all = self.lines = 0
+        self.received = self.received_in_all = self.lines = 0  # bytes that count towards a request's maximum
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._connections.forget(self)
@@ -167,10 +166,8 @@ class Connections:
     ) -> None:
         """Prepare.
 
-        Args:
-            server: answers the requests.
-            context: returns the newest for TLS, None for plain HTTP.
-            options: of aiohttp's protocol.
+        ``server``: answers the requests. ``context``: returns the newest for TLS, None for plain HTTP.
+        ``options``: of aiohttp's protocol.
         """
         self._make_protocol = partial(_Protocol, server, self, **options)
         self._context = context

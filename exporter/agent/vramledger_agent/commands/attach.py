@@ -124,8 +124,7 @@ def effective_user(number: int) -> int | None:
 def await_answer(directory: int, deadline: float) -> str | None:
     """Return what the process reports of its attempt, None if it has not run the script in time.
 
-    Raises:
-        OSError: the answer is not a plain file; the open directory belongs to the process' user.
+    Raises OSError if the answer is not a plain file; the open directory belongs to the process' user.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     while time.monotonic() < deadline:

@@ -76,8 +76,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 def parse_duration(text: str) -> float:
     """Read a duration as Prometheus writes it (``250ms``, ``1m30s``), in seconds.
 
-    Raises:
-        UsageError: it is not a positive duration, or longer than ten years.
+    Raises UsageError if it is not a positive duration, or longer than ten years.
     """
     seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
     if _DURATION.sub("", text) or seconds <= 0:
@@ -147,11 +146,8 @@ def add_log(parser: argparse.ArgumentParser) -> None:
 def write_output(text: str, controls: Collection[str] = ()) -> None:
     """Write text to stdout now, so that a full disk is noticed here and not at exit.
 
-    Of what is not printable, only line feeds and these ``controls`` are written.
-
-    Raises:
-        BrokenPipeError: the reader has gone.
-        StartupError: it cannot be written.
+    Of what is not printable, only line feeds and these ``controls`` are written. Raises BrokenPipeError if
+    the reader has gone, StartupError if it cannot be written.
     """
     try:
         write_plain(text, controls=controls, flush=True)

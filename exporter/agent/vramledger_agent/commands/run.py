@@ -119,10 +119,8 @@ def run(args: argparse.Namespace) -> int:
 def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
     """Become a program that is found as shells find it: the first on PATH that may run.
 
-    A script that does not name its interpreter is one for the shell.
-
-    Raises:
-        OSError: there is none, or it cannot run.
+    A script that does not name its interpreter is one for the shell. Raises OSError if there is none, or it
+    cannot run.
     """
     directories = [""] if "/" in command[0] else os.get_exec_path(environ)
     refused: OSError | None = None
@@ -143,8 +141,8 @@ def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
 def caller_environment() -> dict[str, str]:
     """Return the environment that our caller gave us, in its order.
 
-    The shell that starts us (``vramledger.sh``) hands it on, because it drops what it cannot name,
-    and Python itself adds ``LC_CTYPE`` where the locale is C.
+    The shell that starts us (``vramledger.sh``) hands it on, because it drops what it cannot name, and Python
+    itself adds ``LC_CTYPE`` where the locale is C.
     """
     try:
         block = binascii.a2b_base64(os.environ[CALLER_ENVIRON])
@@ -201,8 +199,7 @@ def python_path(before: str) -> str:
 def change_startup_hook(packages: Path, *, remove: bool) -> int:
     """Put the start-up files into an environment's packages, or take them out.
 
-    Raises:
-        StartupError: they cannot be written there.
+    Raises StartupError if they cannot be written there.
     """
     try:
         ending, content = (".pth", PTH) if sys.version_info < START_FILES_SINCE else (".start", START)

@@ -3,11 +3,9 @@
 A provider is a module of this package that the framework's declaration names, with a function
 ``make_provider()``. The module is imported when the program starts to import the framework, never before, so
 it may import what the framework imports anyway. It never imports the framework itself but finds it in
-``sys.modules``.
-
-The rules for every method: make no GPU call, initialise nothing, change no setting, reset no peak. An
-exception is caught and counted as an error of this provider; the program never sees it. A provider that takes
-more than :data:`SLOW_READ_SECONDS` three times in a row is paused for a while.
+``sys.modules``. The rules for every method: make no GPU call, initialise nothing, change no setting, reset no
+peak. An exception is caught and counted as an error of this provider; the program never sees it. A provider
+that takes more than :data:`SLOW_READ_SECONDS` three times in a row is paused for a while.
 """
 
 from __future__ import annotations
@@ -50,13 +48,10 @@ class Provider:
     def hook_initialisation(self, announce: Callable[[], None]) -> bool:
         """Have ``announce()`` called once the allocator is initialised, if the framework can do that.
 
-        Called once, on the thread that imports the framework, after the module that
-        its declaration names was imported. ``announce`` never raises, takes any arguments, and may be called
-        on any thread and more than once.
-
-        Returns:
-            True when it will be called. False when the framework has no such moment: then
-            :meth:`may_initialise` decides.
+        Called once, on the thread that imports the framework, after the module that its declaration names was
+        imported. ``announce`` never raises, takes any arguments, and may be called on any thread and more
+        than once. Returns True when it will be called. False when the framework has no such moment: then
+        :meth:`may_initialise` decides.
         """
         del announce
         return False

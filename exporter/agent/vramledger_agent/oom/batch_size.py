@@ -40,17 +40,11 @@ class PartPeak(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step that succeeded.
+    """A step that succeeded."""
 
-    Attributes:
-        batch: its size.
-        peak: its highest bytes.
-        parts: the peaks of its forward pass, its backward pass and its optimizer; empty where they are not
-            known.
-    """
-
-    batch: int
-    peak: int
+    batch: int  # its size
+    peak: int  # its highest bytes
+    # the peaks of its forward pass, its backward pass and its optimizer; empty where they are not known
     parts: Mapping[str, PartPeak]
 
 

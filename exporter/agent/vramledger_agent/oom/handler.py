@@ -32,16 +32,11 @@ REPORT_PAUSE_SECONDS = 5.0
 
 
 class OomObserver:
-    """The observer that is attached to torch, once in the process.
-
-    Attributes:
-        allocator: whose failures are reported; None while none are.
-        attached: torch has the observer, and calls it.
-    """
+    """The observer that is attached to torch, once in the process."""
 
     def __init__(self) -> None:
-        self.allocator: TorchAllocator | None = None
-        self.attached = False
+        self.allocator: TorchAllocator | None = None  # whose failures are reported; None while none are
+        self.attached = False  # torch has the observer, and calls it
         self._pid = 0
         self._reports = 0
         self._next_report = 0.0

@@ -123,10 +123,8 @@ def make_private_directory(directory: str) -> None:
     In a directory that everybody may write to, such as /tmp, another user may have created its name before
     us. It could be a directory in which this user can read or replace what we write. It could be a link with
     which this user chooses where we write. We follow a link that belongs to us or to root, because that is
-    how a directory is moved elsewhere.
-
-    Raises:
-        OSError: it cannot be made, or it or the link to it belongs to another user.
+    how a directory is moved elsewhere. Raises OSError if it cannot be made, or it or the link to it belongs
+    to another user.
     """
     os.makedirs(directory, mode=0o700, exist_ok=True)
     # Where others may write and the sticky bit is set, only the owner can replace the directory or the link.
@@ -137,11 +135,7 @@ def make_private_directory(directory: str) -> None:
 
 
 def write_private_file(path: str, content: str | bytes) -> None:
-    """Write a new file that only its owner can read.
-
-    Raises:
-        OSError: it exists, or cannot be written.
-    """
+    """Write a new file that only its owner can read. Raises OSError if it exists, or cannot be written."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content

@@ -21,21 +21,7 @@ H200 a program that kept its graph failed with 12 MiB of 6.98 GiB in pieces."""
 
 
 class AllocationFailure:
-    """What was known when an allocation failed; bytes, None where not known.
-
-    Attributes:
-        requested: what the program tried to allocate.
-        capacity: of the device, or what the process may use of it.
-        limited: the process has a limit of its own, below the device's size.
-        device_total: bytes of the device, also where the process has a limit below it.
-        held: what this process holds on the device, its context included, as the exporter last saw it.
-        free: on the device.
-        reserved: by this process's allocator.
-        active: the part of ``reserved`` that is in use.
-        largest_free: block in the allocator's cache.
-        others: what other processes hold on the device.
-        leaked: the rise of the minimum of the allocated bytes, 0 when it does not rise steadily.
-    """
+    """What was known when an allocation failed; bytes, None where not known."""
 
     __slots__ = (
         "active",
@@ -66,16 +52,18 @@ class AllocationFailure:
         device_total: int | None = None,
         held: int | None = None,
     ) -> None:
-        self.requested = requested
-        self.capacity = capacity
-        self.limited = limited
-        self.device_total = device_total
+        self.requested = requested  # what the program tried to allocate
+        self.capacity = capacity  # of the device, or what the process may use of it
+        self.limited = limited  # the process has a limit of its own, below the device's size
+        self.device_total = device_total  # bytes of the device, also where the process has a limit below it
+        # what this process holds on the device, its context included, as the exporter last saw it
         self.held = held
-        self.free = free
-        self.reserved = reserved
-        self.active = active
-        self.largest_free = largest_free
-        self.others = others
+        self.free = free  # on the device
+        self.reserved = reserved  # by this process's allocator
+        self.active = active  # the part of ``reserved`` that is in use
+        self.largest_free = largest_free  # block in the allocator's cache
+        self.others = others  # what other processes hold on the device
+        # the rise of the minimum of the allocated bytes, 0 when it does not rise steadily
         self.leaked = leaked
 
 

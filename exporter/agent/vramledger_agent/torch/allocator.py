@@ -23,29 +23,22 @@ NATIVE = "native"
 
 
 class TorchAllocator:
-    """What is known of the allocator; it is read by the agent's thread, and when an allocation fails.
-
-    Attributes:
-        torch: PyTorch's module, in which CUDA is initialised.
-        backend: the allocator's name, as PyTorch has it.
-        supported: it has counters that can be read.
-        expandable_enabled: the program's settings enable expandable segments.
-        used: ordinals of the devices that the program has allocated on.
-    """
+    """What is known of the allocator; it is read by the agent's thread, and when an allocation fails."""
 
     def __init__(self, torch: ModuleType, backend: str, optimizer_steps: OptimizerSteps) -> None:
-        self.torch = torch
+        self.torch = torch  # PyTorch's module, in which CUDA is initialised
         native = torch._C
-        self.backend = backend
+        self.backend = backend  # the allocator's name, as PyTorch has it
         self._custom_allocators = custom_allocators(torch)
-        self.supported = self.backend == NATIVE
+        self.supported = self.backend == NATIVE  # it has counters that can be read
         self._environ = (
             os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
         )
         self._configuration = getattr(native, "_accelerator_getAllocatorSettings", lambda: self._environ)
         self._read_pinned = getattr(native, "_cuda_hostMemoryStats", None)
+        # the program's settings enable expandable segments
         self.expandable_enabled = enables_expandable_segments(self._configuration())
-        self.used: set[int] = set()
+        self.used: set[int] = set()  # ordinals of the devices that the program has allocated on
         # CUDA's initialisation makes one generator for each device; asking for the count would be a CUDA
         # call.
         self._device_count = len(torch.cuda.default_generators)
@@ -195,9 +188,8 @@ OFF = "off"
 def read_settings(text: str | None, stats: dict[str, object] | None) -> dict[str, str]:
     """Return the settings by their names; one that is not known is left out.
 
-    Args:
-        text: the configuration, as PyTorch or the environment has it; None when not known.
-        stats: the counters of a device: what they say of a setting is certain.
+    ``text``: the configuration, as PyTorch or the environment has it; None when not known. ``stats``: the
+    counters of a device: what they say of a setting is certain.
     """
     found: dict[str, str] = {}
     if text is not None:

@@ -37,20 +37,14 @@ MAX_AGE_PAUSES = 4.0
 
 
 class DeviceBlocks:
-    """The blocks of one device at the last survey.
-
-    Attributes:
-        has_expandable: it has expandable segments.
-        largest_free: bytes of the largest block that a new tensor could have.
-        private: bytes that private pools reserve.
-    """
+    """The blocks of one device at the last survey."""
 
     __slots__ = ("has_expandable", "largest_free", "private")
 
     def __init__(self) -> None:
-        self.has_expandable = False
-        self.largest_free = 0
-        self.private = 0
+        self.has_expandable = False  # it has expandable segments
+        self.largest_free = 0  # bytes of the largest block that a new tensor could have
+        self.private = 0  # bytes that private pools reserve
 
 
 class BlockSurvey:

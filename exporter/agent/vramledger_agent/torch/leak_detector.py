@@ -24,16 +24,12 @@ QUARTERS = 4
 
 
 class LeakDetector:
-    """The history of the allocated bytes on one device.
-
-    Attributes:
-        minima: the minimum of each stretch of readings; all stretches have one length.
-    """
+    """The history of the allocated bytes on one device."""
 
     __slots__ = ("_minimum", "_readings", "_readings_per_minimum", "minima")
 
     def __init__(self) -> None:
-        self.minima: list[int] = []
+        self.minima: list[int] = []  # the minimum of each stretch of readings; all stretches have one length
         self._readings_per_minimum = 1
         self._readings = 0
         self._minimum: int | None = None

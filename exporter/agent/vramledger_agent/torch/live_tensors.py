@@ -41,25 +41,19 @@ MIN_SHARE_OF_BATCH = 0.25
 
 
 class TensorFacts:
-    """What is known of the program's tensors at one moment.
-
-    Attributes:
-        known: the tensors were read; without that, no category is known.
-        addresses: the category of each tensor that an optimizer knows, by its address, by device.
-        types: bytes by category and type of number, by device.
-        forward_types: bytes of the outputs of the forward operations, by type of number; empty where no graph
-            is alive.
-        batch: the size of the batch of that graph.
-    """
+    """What is known of the program's tensors at one moment."""
 
     __slots__ = ("addresses", "batch", "forward_types", "known", "types")
 
     def __init__(self) -> None:
-        self.known = False
+        self.known = False  # the tensors were read; without that, no category is known
+        # the category of each tensor that an optimizer knows, by its address, by device
         self.addresses: dict[int, dict[int, str]] = {}
+        # bytes by category and type of number, by device
         self.types: dict[int, dict[str, dict[str, int]]] = {}
+        # bytes of the outputs of the forward operations, by type of number; empty where no graph is alive
         self.forward_types: dict[str, int] = {}
-        self.batch: int | None = None
+        self.batch: int | None = None  # the size of the batch of that graph
 
 
 def read_tensors(torch: ModuleType) -> TensorFacts:

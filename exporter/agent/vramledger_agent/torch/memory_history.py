@@ -2,10 +2,9 @@
 
 Recording costs about two microseconds an allocation. The snapshot at its end stops the program while it is
 copied and written, so the number of events is bounded. If the program already records by itself, we do not
-change that: the snapshot then holds the program's history.
-
-The end of a step is on the program's own thread, where its tensors can be read. A snapshot at any other
-moment is taken on a thread of ours, while the program goes on, and so without them.
+change that: the snapshot then holds the program's history. The end of a step is on the program's own thread,
+where its tensors can be read. A snapshot at any other moment is taken on a thread of ours, while the program
+goes on, and so without them.
 """
 
 from __future__ import annotations
@@ -37,13 +36,10 @@ def record_snapshot(request: Request) -> dict[str, object]:
 
     Arguments of the request: ``seconds`` to record; ``step``, true for exactly one training step (``seconds``
     is then how long to wait for each of its two ends); ``events``, the maximum number of events to record;
-    ``cycles``, true to run the collector at the end of that step and to say what it has freed.
-
-    Raises:
-        RuntimeError: PyTorch is missing, too old or without a GPU, its allocator keeps no history, or
-            it would import a part of itself.
-        TimeoutError: no training step ended.
-        ValueError: an argument is invalid.
+    ``cycles``, true to run the collector at the end of that step and to say what it has freed. Raises
+    RuntimeError if PyTorch is missing, too old or without a GPU, its allocator keeps no history, or it would
+    import a part of itself. Raises TimeoutError if no training step ended. Raises ValueError if an argument
+    is invalid.
     """
     seconds = request.number("seconds", 10.0, MAX_SECONDS)
     events = int(request.number("events", DEFAULT_EVENTS, MAX_EVENTS))
@@ -87,11 +83,7 @@ def _find_origin(torch: ModuleType) -> str:
 
 
 def initialised_torch() -> ModuleType:
-    """Return PyTorch where it is in use on a GPU.
-
-    Raises:
-        RuntimeError: it is not.
-    """
+    """Return PyTorch where it is in use on a GPU. Raises RuntimeError if it is not."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda"):
         message = "PyTorch is not loaded in this process"

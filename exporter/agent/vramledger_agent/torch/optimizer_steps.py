@@ -40,21 +40,16 @@ BytesByDevice = dict[int, list[int]]
 
 
 class _Count:
-    """The last count of one optimizer, by the optimizer's ``id``: an optimizer need not be hashable.
-
-    Attributes:
-        optimizer: a weak reference without a callback: Python throws away what a callback raises, and with it
-            the exceptions of signal handlers.
-        due: when to count again.
-        bytes: what was counted; None if counting failed.
-    """
+    """The last count of one optimizer, by the optimizer's ``id``: an optimizer need not be hashable."""
 
     __slots__ = ("bytes", "due", "optimizer")
 
     def __init__(self, optimizer: object, due: float) -> None:
+        # a weak reference without a callback: Python throws away what a callback raises, and with it the
+        # exceptions of signal handlers
         self.optimizer = weakref.ref(optimizer)
-        self.due = due
-        self.bytes: BytesByDevice | None = None
+        self.due = due  # when to count again
+        self.bytes: BytesByDevice | None = None  # what was counted; None if counting failed
 
 
 class _GradientProbe:
@@ -98,24 +93,19 @@ def _first_gradient(optimizer: object) -> object | None:
 
 
 class OptimizerSteps:
-    """What the optimizers of this process hold, as of their last steps.
-
-    Attributes:
-        counts: by the optimizer's ``id``.
-        note_step: called after each of the program's first steps; None without an allocator that counts.
-        keeps_gradients: gradients live from step to step; None while that is not known.
-        uncounted: the program has an optimizer that cannot be counted, so the sums say nothing.
-    """
+    """What the optimizers of this process hold, as of their last steps."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
         self._pid = os.getpid()
         self._hook_handles: list[object] = []
-        self.counts: dict[int, _Count] = {}
+        self.counts: dict[int, _Count] = {}  # by the optimizer's ``id``
+        # called after each of the program's first steps; None without an allocator that counts
         self.note_step: Callable[[], None] | None = None
+        # gradients live from step to step; None while that is not known
         self.keeps_gradients: bool | None = None
         self._probe: _GradientProbe | None = None
-        self.uncounted = False
+        self.uncounted = False  # the program has an optimizer that cannot be counted, so the sums say nothing
         self._first_steps = FIRST_STEPS
         compiler = getattr(torch, "compiler", None)
         self._is_compiling = getattr(compiler, "is_compiling", None)

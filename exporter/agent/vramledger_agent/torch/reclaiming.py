@@ -22,12 +22,9 @@ if TYPE_CHECKING:
 def reclaim(request: Request) -> dict[str, object]:
     """Wait for the end of a step, free what can be freed, and return each device's bytes before and after.
 
-    Argument of the request: ``seconds`` to wait for a step.
-
-    Raises:
-        RuntimeError: PyTorch is not loaded, not initialised, or captures a CUDA graph.
-        TimeoutError: there was no step, nor a call of ``safe_point``.
-        ValueError: the argument is invalid.
+    Argument of the request: ``seconds`` to wait for a step. Raises RuntimeError if PyTorch is not loaded, not
+    initialised, or captures a CUDA graph. Raises TimeoutError if there was no step, nor a call of
+    ``safe_point``. Raises ValueError if the argument is invalid.
     """
     seconds = request.number("seconds", 30.0, MAX_SECONDS)
     torch = initialised_torch()

@@ -2,10 +2,9 @@
 
 A recording is a ring: PyTorch drops the oldest events, but keeps the stack of every block in use. So in a
 recording from the start of the program even an old block has its line of code. It costs about two
-microseconds an allocation, so there is one only by consent.
-
-A program may begin a recording of its own, which replaces ours without a sign. With PyTorch's defaults that
-one has C++ frames, and ours has none. PyTorch takes seconds to name these frames (5 s for 17 with 2.13).
+microseconds an allocation, so there is one only by consent. A program may begin a recording of its own, which
+replaces ours without a sign. With PyTorch's defaults that one has C++ frames, and ours has none. PyTorch
+takes seconds to name these frames (5 s for 17 with 2.13).
 """
 
 from __future__ import annotations
@@ -49,17 +48,12 @@ class TakenSnapshot(NamedTuple):
 
 
 class Recording:
-    """The recording of this process, of which there is at most one that is ours.
-
-    Attributes:
-        from_start: it began before the program's first allocation.
-        marks: the ends of the newest steps, since it began.
-        used_devices: returns the devices whose counters may be read now.
-    """
+    """The recording of this process, of which there is at most one that is ours."""
 
     def __init__(self) -> None:
-        self.from_start = False
-        self.marks: deque[StepMark] = deque(maxlen=MAX_MARKS)
+        self.from_start = False  # it began before the program's first allocation
+        self.marks: deque[StepMark] = deque(maxlen=MAX_MARKS)  # the ends of the newest steps, since it began
+        # returns the devices whose counters may be read now
         self.used_devices: Callable[[], Iterable[int]] = tuple
         self.active = False
         self._at_boundary = False
@@ -77,14 +71,8 @@ class Recording:
     ) -> None:
         """Begin to record, unless somebody does already.
 
-        Args:
-            torch: in which CUDA is initialised, or about to be.
-            events: the number of events to keep.
-            from_start: there was no allocation yet.
-            boundary: the program is between two steps.
-
-        Raises:
-            RuntimeError: this PyTorch cannot record.
+        ``torch``: in which CUDA is initialised, or about to be. ``from_start``: there was no allocation yet.
+        ``boundary``: the program is between two steps. Raises RuntimeError if this PyTorch cannot record.
         """
         if is_history_enabled(torch):
             return
@@ -99,9 +87,7 @@ class Recording:
     def end(self, torch: ModuleType, snapshot: Mapping[str, Any] | None = None) -> None:
         """Stop our recording; one of the program, which has replaced ours, goes on.
 
-        Args:
-            torch: that records.
-            snapshot: shows which of the two it is; without one, a snapshot is taken for it.
+        ``snapshot``: shows which of the two it is; without one, a snapshot is taken for it.
         """
         if self.is_active(torch):
             with suppress(WouldImportError):
@@ -138,12 +124,8 @@ class Recording:
     def take_snapshot(self, torch: ModuleType, *, tensors: bool = True) -> TakenSnapshot:
         """Return a snapshot with the recorded events, and what is known of steps and tensors.
 
-        Args:
-            torch: that records.
-            tensors: read the tensors; only on the program's own thread, see :mod:`live_tensors`.
-
-        Raises:
-            WouldImportError: as :func:`take_without_import`.
+        ``tensors``: read the tensors; only on the program's own thread, see :mod:`live_tensors`. Raises
+        WouldImportError as :func:`take_without_import`.
         """
         marks = tuple(self.marks)  # first: a step that ends meanwhile has events after the snapshot
         snapshot: dict[str, Any] = take_without_import(torch, torch.cuda.memory._snapshot, own_thread=tensors)
@@ -236,8 +218,7 @@ def _has_native_frames(snapshot: Mapping[str, Any]) -> bool:
 def is_history_enabled(torch: ModuleType) -> bool:
     """Return whether PyTorch records, for us or for the program.
 
-    Raises:
-        RuntimeError: this PyTorch does not say.
+    Raises RuntimeError if this PyTorch does not say.
     """
     try:
         return bool(torch._C._cuda_isHistoryEnabled())
@@ -247,11 +228,7 @@ def is_history_enabled(torch: ModuleType) -> bool:
 
 
 def start_history(torch: ModuleType, events: int) -> None:
-    """Have PyTorch record.
-
-    Raises:
-        RuntimeError: this PyTorch records in a way that we do not know.
-    """
+    """Have PyTorch record. Raises RuntimeError if this PyTorch records in a way that we do not know."""
     for optional in _OPTIONAL_ARGUMENTS:
         arguments: dict[str, Any] = {
             "context": "alloc",

@@ -28,14 +28,8 @@ def take_without_import(
 ) -> _Snapshot:
     """Return what ``take`` returns, which is a snapshot of the allocator.
 
-    Args:
-        torch: whose allocator it is.
-        take: takes the snapshot.
-        own_thread: this is a thread of the program, on which an import is only slow.
-
-    Raises:
-        WouldImportError: PyTorch would import a part of itself, and the program has taken our import hook
-            away.
+    ``own_thread``: this is a thread of the program, on which an import is only slow. Raises WouldImportError
+    if PyTorch would import a part of itself, and the program has taken our import hook away.
     """
     with RefusedImport("torch._inductor") as holds:
         if not holds and not own_thread and _would_import(torch):

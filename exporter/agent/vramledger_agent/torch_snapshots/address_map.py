@@ -32,21 +32,14 @@ class MapRow(NamedTuple):
 
 
 class SegmentMap(NamedTuple):
-    """The segments of a device, one after the other, in rows of ``row_bytes``.
+    """The segments of a device, one after the other, in rows of ``row_bytes``."""
 
-    Attributes:
-        row_bytes: bytes of a row.
-        rows: how many rows there are.
-        segments: each with its parts.
-        blocks: each block in use with its segment and its parts; the largest ones.
-        omitted: how many smaller blocks are not among them.
-    """
-
-    row_bytes: int
-    rows: int
-    segments: tuple[tuple[Segment, tuple[MapRow, ...]], ...]
+    row_bytes: int  # bytes of a row
+    rows: int  # how many rows there are
+    segments: tuple[tuple[Segment, tuple[MapRow, ...]], ...]  # each with its parts
+    # each block in use with its segment and its parts; the largest ones
     blocks: tuple[tuple[Block, Segment, tuple[MapRow, ...]], ...]
-    omitted: int
+    omitted: int  # how many smaller blocks are not among them
 
 
 def map_segments(snapshot: AllocationSnapshot, device: int) -> SegmentMap | None:
@@ -93,25 +86,15 @@ def _parts(begin: int, size: int, row_bytes: int) -> Iterator[MapRow]:
 
 
 class DrawnAllocation(NamedTuple):
-    """One allocation: where and when it lived.
+    """One allocation: where and when it lived."""
 
-    Attributes:
-        offset: bytes from the lowest address of the picture, without the gaps in which nothing ever was.
-        size: bytes.
-        begin: seconds since the first event, or the number of the event.
-        end: when it was freed, or the last event.
-        category: what allocated it.
-        stack: the user's frames.
-        freed: it was freed within the recording.
-    """
-
-    offset: int
+    offset: int  # bytes from the lowest address of the picture, without the gaps in which nothing ever was
     size: int
-    begin: float
-    end: float
-    category: str
-    stack: Stack
-    freed: bool = False
+    begin: float  # seconds since the first event, or the number of the event
+    end: float  # when it was freed, or the last event
+    category: str  # what allocated it
+    stack: Stack  # the user's frames
+    freed: bool = False  # it was freed within the recording
 
 
 class LifetimeMap(NamedTuple):

@@ -77,11 +77,7 @@ def items(
 
 
 def raise_malformed(place: str, wanted: str) -> NoReturn:
-    """Refuse a snapshot.
-
-    Raises:
-        SnapshotError: always.
-    """
+    """Refuse a snapshot. Raises SnapshotError."""
     message = f"this is not a memory snapshot of PyTorch that we know: {place!r} is not {wanted}"
     raise SnapshotError(message)
 
@@ -104,8 +100,7 @@ strings that they contain."""
 def load_plain(path: Path, *, largest: int = LARGEST) -> object:
     """Return the plain data of a pickle file, which gzip may have packed.
 
-    Raises:
-        SnapshotError: it cannot be read, is too large, is broken, or holds more than plain data.
+    Raises SnapshotError if it cannot be read, is too large, is broken, or holds more than plain data.
     """
     try:
         with path.open("rb") as file:
@@ -139,8 +134,7 @@ def load_plain(path: Path, *, largest: int = LARGEST) -> object:
 def unpacked_size(path: Path) -> int:
     """Return the bytes of a file, of one of gzip what its last four bytes say of its content; 0 for a pipe.
 
-    Raises:
-        OSError: it cannot be read.
+    Raises OSError if it cannot be read.
     """
     if not path.is_file():
         return 0

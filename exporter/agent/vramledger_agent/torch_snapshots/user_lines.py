@@ -35,8 +35,8 @@ def category_of(stack: Stack) -> str:
 
     Memory that the recording saw allocated without a frame of Python is the backward pass': its threads run
     no Python (2,769 allocations of a training on an H200: all 1,195 without a frame were gradients or
-    temporary values of the backward pass). PyTorch's default is to record C++ frames as well; they are
-    passed over.
+    temporary values of the backward pass). PyTorch's default is to record C++ frames as well; they are passed
+    over.
     """
     if not stack:
         return UNRECORDED
@@ -131,13 +131,10 @@ def common_frame(
 
     A model's layer allocates for the training step, which frees its memory, and for the evaluation, which
     does not: the evaluation's line explains the leak. So of the lines on the common path we choose those that
-    keep the largest part of what they allocate, and of those the innermost.
-
-    Args:
-        weighted: stacks with what each weighs, bytes.
-        kept: by line, the part that was kept of all that came through it, 0 to 1; without it, the innermost
-            line wins.
-        share: from above one half to 1, so that all frames that qualify lie on a common path.
+    keep the largest part of what they allocate, and of those the innermost. ``weighted``: stacks with what
+    each weighs, bytes. ``kept``: by line, the part that was kept of all that came through it, 0 to 1; without
+    it, the innermost line wins. ``share``: from above one half to 1, so that all frames that qualify lie on a
+    common path.
     """
     total = 0
     weights: dict[Frame, int] = {}

@@ -45,9 +45,9 @@ class AgentHistory(msgspec.Struct, omit_defaults=True):
 
     ``counts`` hold, for each counter, its newest value as reported and the value that is published. A counter
     that restarts in the process (an agent started again, statistics reset) goes on from the published value.
-    ``errors`` are failures by provider, ``allocations`` counts by UUID and framework.
-    ``versions`` of agent and Python, and ``settings`` of allocators, are the first that it reported: they are
-    labels, and a program must not be able to make a new series with each report.
+    ``errors`` are failures by provider, ``allocations`` counts by UUID and framework. ``versions`` of agent
+    and Python, and ``settings`` of allocators, are the first that it reported: they are labels, and a program
+    must not be able to make a new series with each report.
     """
 
     counts: dict[str, tuple[int, int]] = {}
@@ -95,21 +95,14 @@ class AgentHistory(msgspec.Struct, omit_defaults=True):
 
 
 class _Places(NamedTuple):
-    """What the figures of a report were assigned to devices by: equal inputs give the same assignment.
+    """What the figures of a report were assigned to devices by: equal inputs give the same assignment."""
 
-    Attributes:
-        frameworks: the figures; the same object where the report, or that part of it, came again.
-        visible: the devices that the process sees.
-        held: what it holds by device.
-        devices: what the devices are called and how they are divided.
-        apart: whether it may see fewer devices than we do.
-    """
-
+    # the figures; the same object where the report, or that part of it, came again
     frameworks: tuple[FrameworkReport, ...]
-    visible: Mapping[str, str | None] | None
-    held: Mapping[str, int | None]
-    devices: tuple[tuple[object, ...], ...]
-    apart: bool
+    visible: Mapping[str, str | None] | None  # the devices that the process sees
+    held: Mapping[str, int | None]  # what it holds by device
+    devices: tuple[tuple[object, ...], ...]  # what the devices are called and how they are divided
+    apart: bool  # whether it may see fewer devices than we do
 
     def is_same(self, other: _Places) -> bool:
         """Tell whether both give the same assignment, without a look into the figures."""
@@ -131,10 +124,7 @@ class AgentsState(msgspec.Struct):
 
 
 class AgentJoiner:
-    """Join the reports of each sample to its holders.
-
-    What is not in its state, each sample makes again.
-    """
+    """Join the reports of each sample to its holders. What is not in its state, each sample makes again."""
 
     def __init__(self, state: AgentsState) -> None:
         self.state = state

@@ -21,8 +21,8 @@ def join_holder_facts(
 ) -> dict[str, Any]:
     """Return fields of the snapshot: the facts of each holder by pid, and the collectors of the reading.
 
-    A fact is left out unless its process, by pid and start time, is a holder. If joining a fact
-    fails, its collector has failed.
+    A fact is left out unless its process, by pid and start time, is a holder. If joining a fact fails, its
+    collector has failed.
     """
     collectors = dict(reading.collectors)
     joined: dict[str, Any] = {"collectors": collectors}

@@ -3,10 +3,9 @@
 There are three kinds of evidence, in this order: the environment that the program was started with, the
 memory pattern of its holding, and what the framework does by default. What a program sets in itself
 (``set_memory_growth``, ``os.environ``) shows in the memory pattern alone. No part of a variable's value ever
-gets into a verdict, only the names of this module.
-
-The figures (H200, 143,771 MiB): TensorFlow takes 141,350 MiB at its first operation; 22,885 of 24,265 and
-47,853 of 48,000 were published for other cards. JAX takes 75 %, 107,986 MiB. A context alone is 518 MiB.
+gets into a verdict, only the names of this module. The figures (H200, 143,771 MiB): TensorFlow takes 141,350
+MiB at its first operation; 22,885 of 24,265 and 47,853 of 48,000 were published for other cards. JAX takes 75
+%, 107,986 MiB. A context alone is 518 MiB.
 """
 
 from __future__ import annotations
@@ -46,23 +45,14 @@ _CUDA = FRAMEWORKS_BY_NAME["cuda"]
 
 
 class MemoryPattern(NamedTuple):
-    """The memory pattern of a holding, in bytes.
+    """The memory pattern of a holding, in bytes."""
 
-    Attributes:
-        memory: held now.
-        total: of the device.
-        watched: we saw it appear, so its first bytes were taken within one sampling interval.
-        jump: the largest rise between two samples; the first bytes count if ``watched``.
-        left: what was free on the device after that rise, None when not known.
-        steps: the number of rises of at least :data:`STEP_BYTES` since the first sample.
-    """
-
-    memory: int
-    total: int
-    watched: bool = False
-    jump: int = 0
-    left: int | None = None
-    steps: int = 0
+    memory: int  # held now
+    total: int  # of the device
+    watched: bool = False  # we saw it appear, so its first bytes were taken within one sampling interval
+    jump: int = 0  # the largest rise between two samples; the first bytes count if ``watched``
+    left: int | None = None  # what was free on the device after that rise, None when not known
+    steps: int = 0  # the number of rises of at least :data:`STEP_BYTES` since the first sample
 
     def after_change(self, memory: int, free: int | None) -> MemoryPattern:
         """Return the pattern after the bytes of the holding have changed."""
@@ -86,12 +76,10 @@ def classify(
 ) -> Policy:
     """Say which framework a process uses and by which policy it takes memory.
 
-    Args:
-        libraries: what it has mapped, by the names of :mod:`vramledger.readers.hosts.libraries`;
-            None when they could not be read.
-        settings: the allow-listed variables of its environment.
-        patterns: of its holdings, one for each device; the one with the largest share of its device counts.
-        environ: whether the environment could be read.
+    ``libraries``: what it has mapped, by the names of :mod:`vramledger.readers.hosts.libraries`; None when
+    they could not be read. ``settings``: the allow-listed variables of its environment. ``patterns``: of its
+    holdings, one for each device; the one with the largest share of its device counts. ``environ``: whether
+    the environment could be read.
     """
     pattern = max(patterns, key=lambda each: each.memory / max(1, each.total), default=None)
     framework = _framework(libraries, dict(settings), pattern)

@@ -44,10 +44,10 @@ class TrackedProcess(msgspec.Struct, omit_defaults=True):
     """A process that NVML lists.
 
     ``shown`` is what is published of it, with its first facts (and the parent of that moment) and its newest.
-    ``since`` is the monotonic time at which it was first seen. ``outside_policy`` is its policy without
-    its agent's report, found with ``patterns``. ``policy_since`` is the monotonic time since which the
-    published policy has not changed. ``ranks`` are those that its agent has reported. ``program`` is the one
-    that it ran when the facts were read; 0 when not known.
+    ``since`` is the monotonic time at which it was first seen. ``outside_policy`` is its policy without its
+    agent's report, found with ``patterns``. ``policy_since`` is the monotonic time since which the published
+    policy has not changed. ``ranks`` are those that its agent has reported. ``program`` is the one that it
+    ran when the facts were read; 0 when not known.
     """
 
     shown: ProcessSnapshot
@@ -151,10 +151,8 @@ class ProcessTracker:
     ) -> dict[int, ProcessSnapshot]:
         """Return what is published of the holders, by pid, also of the dead.
 
-        Args:
-            sample: the sample.
-            held: pid and start of every known holding.
-            reused: the pids that programs have only got from a dead holder.
+        ``held``: pid and start of every known holding. ``reused``: the pids that programs have only got from
+        a dead holder.
         """
         holders = {
             row.pid: self.snapshot_of(row, sample) for row in sample.rows.values() if row.pid not in reused
@@ -231,10 +229,8 @@ class ProcessTracker:
     ) -> None:
         """Classify the processes whose facts or bytes have changed, and settle each long-standing policy.
 
-        Args:
-            sample: the sample.
-            patterns: the memory patterns, by pid.
-            agent_policy: returns the policy that a process' agent reports, given the one seen from outside.
+        ``patterns``: the memory patterns, by pid. ``agent_policy``: returns the policy that a process' agent
+        reports, given the one seen from outside.
         """
         for row in sample.rows.values():
             known = self.get(row.pid, row.start)

@@ -27,17 +27,11 @@ class Told(msgspec.Struct):
 
 
 class OomsState(msgspec.Struct):
-    """What is remembered of failed allocations.
+    """What is remembered of failed allocations."""
 
-    Attributes:
-        began: the first reading.
-        told: what each program has reported, by pid and start.
-        owners: what was counted of each owner and framework.
-    """
-
-    began: UnixTime | None = None
-    told: dict[int, dict[int, Told]] = {}
-    owners: list[OwnerOoms] = []
+    began: UnixTime | None = None  # the first reading
+    told: dict[int, dict[int, Told]] = {}  # what each program has reported, by pid and start
+    owners: list[OwnerOoms] = []  # what was counted of each owner and framework
 
 
 class OomCounter:

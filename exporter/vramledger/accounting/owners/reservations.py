@@ -168,10 +168,7 @@ def _grants(reading: Reading, known: tuple[DeviceReading, ...]) -> SchedulerGran
 
 
 def fits(name: str, device: DeviceReading) -> bool:
-    """Tell whether a scheduler's id means this device.
-
-    The id of a whole GPU includes all its instances.
-    """
+    """Tell whether a scheduler's id means this device. The id of a whole GPU includes all its instances."""
     name = name.partition(_REPLICA)[0]
     if name in (_EVERY, device.uuid) or (device.parent is not None and name == device.parent):
         return True

@@ -44,42 +44,26 @@ are read every 3 to 10 s, of many holders more slowly."""
 
 
 class PoolMoment(NamedTuple):
-    """When a sample was taken, and who held memory then.
+    """When a sample was taken, and who held memory then."""
 
-    Attributes:
-        now: monotonic seconds.
-        clock: Unix time.
-        gap: the longest span since the sample before without samples missing between them, in seconds.
-        watched: seconds after the sample before until the newest look, which found the used bytes unchanged.
-        everybody: the holders of all devices of the host; of one that does not answer, those that it listed
-            last.
-        complete: whether each device has listed its holders at least once.
-    """
-
-    now: float
-    clock: float
-    gap: float
+    now: float  # monotonic seconds
+    clock: float  # Unix time
+    gap: float  # the longest span since the sample before without samples missing between them, in seconds
+    # seconds after the sample before until the newest look, which found the used bytes unchanged
     watched: float
+    # the holders of all devices of the host; of one that does not answer, those that it listed last
     everybody: frozenset[Identity]
-    complete: bool
+    complete: bool  # whether each device has listed its holders at least once
 
 
 class HolderBefore(NamedTuple):
-    """A holder of a pool in the last sample.
+    """A holder of a pool in the last sample."""
 
-    Attributes:
-        pid: as NVML lists it.
-        start: its start.
-        memory: what it was charged there.
-        managed: what it had in managed memory, None where nothing was to be found out.
-        bound: what it could have in managed memory at most, None when not known.
-    """
-
-    pid: int
+    pid: int  # as NVML lists it
     start: int | None
-    memory: int | None
-    managed: Range | None = None
-    bound: int | None = None
+    memory: int | None  # what it was charged there
+    managed: Range | None = None  # what it had in managed memory, None where nothing was to be found out
+    bound: int | None = None  # what it could have in managed memory at most, None when not known
 
     @property
     def identity(self) -> Identity:
@@ -88,31 +72,18 @@ class HolderBefore(NamedTuple):
 
 
 class PoolState(msgspec.Struct, omit_defaults=True):
-    """What is remembered of a pool.
+    """What is remembered of a pool."""
 
-    Attributes:
-        at: monotonic time of the last sample, None before the first.
-        rest: uncharged bytes then, beyond those of the contexts.
-        reference: the steady part of them when bytes last moved.
-        moved: monotonic time at which they last moved.
-        there: who was listed then.
-        free: free bytes then.
-        unwatched: bytes of which somebody may have got a handle while we did not watch.
-        late: bytes that came while we did not watch, whoever has them.
-        lefts: what ended holders left behind.
-        holders: who was listed in the last sample.
-    """
-
-    at: float | None = None
-    rest: int = 0
-    reference: int = 0
-    moved: float = 0.0
-    there: frozenset[Identity] = frozenset()
-    free: int = 0
-    unwatched: int = 0
-    late: int = 0
-    lefts: list[Left] = []
-    holders: list[HolderBefore] = []
+    at: float | None = None  # monotonic time of the last sample, None before the first
+    rest: int = 0  # uncharged bytes then, beyond those of the contexts
+    reference: int = 0  # the steady part of them when bytes last moved
+    moved: float = 0.0  # monotonic time at which they last moved
+    there: frozenset[Identity] = frozenset()  # who was listed then
+    free: int = 0  # free bytes then
+    unwatched: int = 0  # bytes of which somebody may have got a handle while we did not watch
+    late: int = 0  # bytes that came while we did not watch, whoever has them
+    lefts: list[Left] = []  # what ended holders left behind
+    holders: list[HolderBefore] = []  # who was listed in the last sample
 
 
 class UnchargedState(msgspec.Struct):

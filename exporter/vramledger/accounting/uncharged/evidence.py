@@ -16,47 +16,27 @@ _PIDS_SHOWN = 5
 
 
 class LeftEvidence(NamedTuple):
-    """Memory of an ended holder that this one can have.
+    """Memory of an ended holder that this one can have."""
 
-    Attributes:
-        range: how many bytes.
-        created: :func:`created`.
-        heirs: the pids that can have them.
-        hidden: a process that NVML does not list and that may have them too, None without one.
-        elsewhere: the pids on other GPUs that may have them mapped.
-    """
-
-    range: Range
-    created: str
-    heirs: Collection[int]
-    hidden: int | None
-    elsewhere: Collection[int] = ()
+    range: Range  # how many bytes
+    created: str  # :func:`created`
+    heirs: Collection[int]  # the pids that can have them
+    hidden: int | None  # a process that NVML does not list and that may have them too, None without one
+    elsewhere: Collection[int] = ()  # the pids on other GPUs that may have them mapped
 
 
 class HolderEvidence(NamedTuple):
-    """What is known of one holder's uncharged bytes.
+    """What is known of one holder's uncharged bytes."""
 
-    Attributes:
-        share: how many of them it has.
-        charged: what NVML charges to it.
-        managed: how many of them can be managed memory.
-        bound: its mappings of ``/dev/nvidia-uvm``, None when we may not read them.
-        reported: managed memory that its agent reports, None without such a report.
-        left: what ended holders left and this one can have.
-        rivals: the other holders that can have some of the same bytes.
-        matched: all mappings on the device are together as large as its uncharged bytes.
-        late: some of these bytes came while we did not watch.
-    """
-
-    share: Range
-    charged: int
-    managed: Range
-    bound: int | None
-    reported: int | None
-    left: Collection[LeftEvidence]
-    rivals: Collection[int]
-    matched: bool
-    late: bool
+    share: Range  # how many of them it has
+    charged: int  # what NVML charges to it
+    managed: Range  # how many of them can be managed memory
+    bound: int | None  # its mappings of ``/dev/nvidia-uvm``, None when we may not read them
+    reported: int | None  # managed memory that its agent reports, None without such a report
+    left: Collection[LeftEvidence]  # what ended holders left and this one can have
+    rivals: Collection[int]  # the other holders that can have some of the same bytes
+    matched: bool  # all mappings on the device are together as large as its uncharged bytes
+    late: bool  # some of these bytes came while we did not watch
 
 
 def describe(known: HolderEvidence) -> UnchargedBytes:

@@ -1,9 +1,9 @@
 """Find the holders of bytes that NVML charges to no process, and never guess one.
 
 Two kinds of memory are in no process' bytes (measured on H100 and H200, driver 580): managed memory, and
-memory whose creator has ended while another process still has an exported handle of it. What is known of
-them are bounds. A process has no more managed memory than its mappings of ``/dev/nvidia-uvm``; a creator
-leaves no more than what was charged to it; together they are what NVML reports as used and charges to nobody.
+memory whose creator has ended while another process still has an exported handle of it. What is known of them
+are bounds. A process has no more managed memory than its mappings of ``/dev/nvidia-uvm``; a creator leaves no
+more than what was charged to it; together they are what NVML reports as used and charges to nobody.
 
 So each possible holder is a source with a range, and the ranges must add up to these bytes. If a source has
 all that the others cannot have, that much is certainly its own. Bytes that were there at our first look may
@@ -54,21 +54,15 @@ Held = dict[str, tuple[Holding, ...] | None]
 
 
 class PoolResult(NamedTuple):
-    """What was found out about a pool.
+    """What was found out about a pool."""
 
-    Attributes:
-        key: the UUID under which it is counted; empty when nothing is known of it.
-        held: what each holder has uncharged, by (UUID, pid); one that cannot have any is not in it.
-        undivided: the bytes that one of several holders has; None if there are none.
-        left: what ended holders have left behind.
-        ledger: the balance of the pool, if nothing is uncharged there beyond contexts.
-    """
-
-    key: str = ""
+    key: str = ""  # the UUID under which it is counted; empty when nothing is known of it
+    # what each holder has uncharged, by (UUID, pid); one that cannot have any is not in it
     held: Mapping[tuple[str, int], UnchargedBytes] = {}
+    # the bytes that one of several holders has; None if there are none
     undivided: UndividedBytes | None = None
-    left: tuple[LeftBytes, ...] = ()
-    ledger: Ledger | None = None
+    left: tuple[LeftBytes, ...] = ()  # what ended holders have left behind
+    ledger: Ledger | None = None  # the balance of the pool, if nothing is uncharged there beyond contexts
 
 
 class UnchargedTracker:

@@ -76,21 +76,13 @@ NEEDED = frozenset({*PIPES, *PCIE, "dram", "integer", "sm"})
 
 
 class Span(NamedTuple):
-    """A time in which a device is busy without work.
+    """A time in which a device is busy without work."""
 
-    Attributes:
-        begun: its beginning, monotonic.
-        begun_at: its beginning, Unix time.
-        updated: the newest sample, monotonic.
-        waited: the newest sample in which nothing was moved, monotonic.
-        moved: seconds in which something was moved.
-    """
-
-    begun: float
-    begun_at: UnixTime
-    updated: float
-    waited: float
-    moved: float = 0.0
+    begun: float  # its beginning, monotonic
+    begun_at: UnixTime  # its beginning, Unix time
+    updated: float  # the newest sample, monotonic
+    waited: float  # the newest sample in which nothing was moved, monotonic
+    moved: float = 0.0  # seconds in which something was moved
 
     def after_movement(self, now: float) -> Span | None:
         """Return the span after a sample in which something was moved; None if that was too much."""

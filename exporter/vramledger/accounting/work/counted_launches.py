@@ -26,19 +26,12 @@ HolderId = tuple[int, int]
 
 
 class Candidate(NamedTuple):
-    """One holding, as far as it matters here.
+    """One holding, as far as it matters here."""
 
-    Attributes:
-        holder: its process.
-        memory: its bytes.
-        quiet: for how many seconds there was no sign of work.
-        proven: the device's own counters prove its quiet already.
-    """
-
-    holder: HolderId
-    memory: int
-    quiet: float
-    proven: bool
+    holder: HolderId  # its process
+    memory: int  # its bytes
+    quiet: float  # for how many seconds there was no sign of work
+    proven: bool  # the device's own counters prove its quiet already
 
 
 def proves_quiet(count: LaunchCount | None, idle_after: float) -> bool:

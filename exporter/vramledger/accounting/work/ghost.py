@@ -44,8 +44,8 @@ class GhostWatch:
     ) -> tuple[bool | None, float | None]:
         """Record a sample of a device.
 
-        Returns:
-            Whether it is a ghost, None when that cannot be known; and the Unix time since which it is one.
+        Returns whether it is a ghost, None when that cannot be known; and the Unix time since which it is
+        one.
         """
         looks = _looks_like_ghost(device, hidden, sample)
         if not looks or sample.after_gap:

@@ -50,41 +50,29 @@ FULLY_BUSY = 0.95
 
 
 class ThreadQuiet(msgspec.Struct, omit_defaults=True):
-    """What is remembered of the threads of one process.
+    """What is remembered of the threads of one process."""
 
-    Attributes:
-        until: monotonic time of the newest look.
-        still_since: since when no thread but the driver's ran; None if one ran in the newest span.
-        steady_since: since when the main thread did not run, and the others kept their rhythm.
-        wakes: how often a second the others ran.
-        bridged_until: monotonic time at which the newest time without looks ended; quiet that began before it
-            is not proven.
-        fresh: a look has ended since samples were missing, as after a restart.
-    """
-
-    until: float
+    until: float  # monotonic time of the newest look
+    # since when no thread but the driver's ran; None if one ran in the newest span
     still_since: Clock | None = None
+    # since when the main thread did not run, and the others kept their rhythm
     steady_since: Clock | None = None
-    wakes: float = 0.0
+    wakes: float = 0.0  # how often a second the others ran
+    # monotonic time at which the newest time without looks ended; quiet that began before it is not proven
     bridged_until: float = 0.0
-    fresh: bool = True
+    fresh: bool = True  # a look has ended since samples were missing, as after a restart
 
 
 class DeviceSigns(NamedTuple):
-    """What a device says of work that goes on while its program sleeps.
+    """What a device says of work that goes on while its program sleeps."""
 
-    Attributes:
-        named_since: since when every sample had rows, and all work was somebody's whom they named; None where
-            the newest had none.
-        free_at: monotonic time of the newest sample in which it was not fully busy; None without one.
-        rated: whether it has a rate of utilisation.
-        client: whether the holder is a client of MPS: the driver names the server in its place.
-    """
-
+    # since when every sample had rows, and all work was somebody's whom they named; None where the newest had
+    # none
     named_since: Clock | None
+    # monotonic time of the newest sample in which it was not fully busy; None without one
     free_at: float | None
-    rated: bool
-    client: bool
+    rated: bool  # whether it has a rate of utilisation
+    client: bool  # whether the holder is a client of MPS: the driver names the server in its place
 
 
 class ThreadTimesState(msgspec.Struct):
@@ -185,12 +173,9 @@ def quiet_by_threads(
 ) -> Quiet | None:
     """Return since when the threads of a holder show that it does nothing; None if they do not.
 
-    Args:
-        known: what is remembered of its threads.
-        signs: what the device says of work that was launched before.
-        workless_since: the moment of the last sign of work of any kind.
-        now: monotonic time.
-        idle_after: for how many seconds it must have been quiet.
+    ``known``: what is remembered of its threads. ``signs``: what the device says of work that was launched
+    before. ``workless_since``: the moment of the last sign of work of any kind. ``now``: monotonic time.
+    ``idle_after``: for how many seconds it must have been quiet.
     """
     if known is None or not known.fresh or now - known.until > NEWEST:
         return None

@@ -3,11 +3,10 @@
 Such a thread has state ``D``. Not even SIGKILL ends it: only the driver can wake it. ``wchan`` names the
 kernel function in which it sleeps, if we may look into the process, and ``kallsyms`` says to which kernel
 module this function belongs. A state ``D`` in a file system or in ``vfork`` says nothing about a GPU. A
-thread whose function we may not read is not reported.
-
-Each search looks at some threads, so its cost does not grow with their number: one ``stat`` takes 7.7 µs.
-A thread whose count of switches is the same at two looks has not run in between. So one look proves nothing,
-however long ago it was, and many threads only make the proof come later.
+thread whose function we may not read is not reported. Each search looks at some threads, so its cost does not
+grow with their number: one ``stat`` takes 7.7 µs. A thread whose count of switches is the same at two looks
+has not run in between. So one look proves nothing, however long ago it was, and many threads only make the
+proof come later.
 """
 
 from __future__ import annotations
@@ -53,11 +52,9 @@ class DriverWaitSearch(Collector):
     ) -> None:
         """Start with nothing found.
 
-        Args:
-            procfs: where the proc file system is mounted.
-            symbols: the kernel's list of symbols, ``kallsyms`` of the proc file system if empty.
-            round_interval: seconds between the starts of two rounds.
-            clock: seconds that only grow.
+        ``procfs``: where the proc file system is mounted. ``symbols``: the kernel's list of symbols,
+        ``kallsyms`` of the proc file system if empty. ``round_interval``: seconds between the starts of two
+        rounds. ``clock``: seconds that only grow.
         """
         self._root = procfs
         self._symbol_file = symbols or f"{procfs}/kallsyms"

@@ -419,9 +419,8 @@ def _decode_comm(comm: bytes) -> str:
 def find_rank(environment: bytes, node: str) -> Rank | None:
     """Return the rank that an environment names; None where it names none, or a job of a single rank.
 
-    Args:
-        environment: begins with a zero byte.
-        node: the name of this host, which tells a rendezvous on localhost from that of another host.
+    ``environment``: begins with a zero byte. ``node``: the name of this host, which tells a rendezvous on
+    localhost from that of another host.
     """
 
     def value(name: str) -> str:

@@ -70,16 +70,12 @@ class GpuSleep:
 
 
 class SleepWatch:
-    """Say when not to ask one GPU.
-
-    Attributes:
-        address: its PCI address, None while it is not known.
-    """
+    """Say when not to ask one GPU."""
 
     def __init__(self, gpus: GpuSleep, address: str | None) -> None:
         """Watch one of a host's GPUs."""
         self._gpus = gpus
-        self.address = address
+        self.address = address  # its PCI address, None while it is not known
         self._rests_until = float("-inf")
         self._unused_since: float | None = None
 

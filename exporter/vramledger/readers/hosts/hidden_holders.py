@@ -73,12 +73,9 @@ class HiddenSearch(Collector):
     ) -> None:
         """Start with nothing known.
 
-        Args:
-            host: where to search.
-            own_pids: the exporter and its sampler, which have the devices open to read NVML.
-            devices: path of the device files up to their number.
-            round_interval: seconds between the starts of two rounds.
-            clock: seconds that only grow.
+        ``host``: where to search. ``own_pids``: the exporter and its sampler, which have the devices open to
+        read NVML. ``devices``: path of the device files up to their number. ``round_interval``: seconds
+        between the starts of two rounds. ``clock``: seconds that only grow.
         """
         self._host = host
         self._own = frozenset(own_pids)
@@ -133,8 +130,8 @@ class HiddenSearch(Collector):
         """The hidden holders that the last complete round found and that still run; None when not known.
 
         It is not known before the end of the first round, or after one that has taken too long. It is not
-        known either when nothing was found and
-        there are processes that we may not look into: each of them may be a hidden holder.
+        known either when nothing was found and there are processes that we may not look into: each of them
+        may be a hidden holder.
         """
         return self._found or (None if self._unreadable else self._found)
 
@@ -284,9 +281,8 @@ class HiddenSearch(Collector):
         Measured on an H200 with driver 580: nvmlInit maps libcuda as well, so the library proves nothing. But
         cuInit maps the device file itself (/dev/nvidia0, twice), and a program that only reads NVML never
         does. A forked child of a CUDA program, such as a DataLoader's worker, inherits the files and the
-        mappings; while its parent is listed, the bytes belong to the parent.
-
-        The numbers of the devices that it maps are added to ``mapped``, all of them if it has ``more`` files.
+        mappings; while its parent is listed, the bytes belong to the parent. The numbers of the devices that
+        it maps are added to ``mapped``, all of them if it has ``more`` files.
         """
         if row.ppid in self._listed:
             return "inherited"
@@ -305,9 +301,8 @@ def find_hidden_holders(
 ) -> tuple[tuple[HiddenHolder, ...], int] | None:
     """Search one whole round without a pause, as the one-off commands do.
 
-    Returns:
-        What was found, and how many processes could not be looked into; None when ``patience`` seconds
-        were not enough.
+    Returns what was found, and how many processes could not be looked into; None when ``patience`` seconds
+    were not enough.
     """
     search = HiddenSearch(host, own_pids, devices=devices)
     deadline = time.monotonic() + patience

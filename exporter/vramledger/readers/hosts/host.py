@@ -34,34 +34,23 @@ host may let milliseconds pass. A clock that NTP slows down or speeds up takes t
 
 
 class Host:
-    """Read processes below one proc file system.
-
-    Attributes:
-        root: where the proc file system is mounted.
-        boot_id: the id of this boot of the host, empty when not available.
-        ticks: clock ticks a second, the unit of start times.
-    """
+    """Read processes below one proc file system."""
 
     def __init__(
         self, procfs: Path, rootfs: Path = Path("/"), *, boot_by_clocks: Callable[[], float] | None = None
     ) -> None:
         """Look at a host.
 
-        Args:
-            procfs: root of the proc file system.
-            rootfs: root of the host's file system, for the names of its users.
-            boot_by_clocks: the Unix time of boot by the system's clocks; they count, and not ``procfs``,
-                for how far it has moved since.
-
-        Raises:
-            StartupError: there is no proc file system.
+        ``procfs``: root of the proc file system. ``rootfs``: root of the host's file system, for the names of
+        its users. ``boot_by_clocks``: the Unix time of boot by the system's clocks; they count, and not
+        ``procfs``, for how far it has moved since. Raises StartupError if there is no proc file system.
         """
-        self.root = str(procfs)
-        self.ticks = os.sysconf("SC_CLK_TCK")
+        self.root = str(procfs)  # where the proc file system is mounted
+        self.ticks = os.sysconf("SC_CLK_TCK")  # clock ticks a second, the unit of start times
         self._boot_by_clocks = boot_by_clocks or _boot_by_clocks
         self._boot_time = _read_boot_time(procfs)
         self._boot_clock = self._boot_by_clocks()
-        self.boot_id = _read_boot_id(procfs)
+        self.boot_id = _read_boot_id(procfs)  # the id of this boot of the host, empty when not available
         self._users = facts.Users(rootfs)
         self._same_pid_namespace = _is_same_pid_namespace(procfs)
 

@@ -3,11 +3,10 @@
 NVML charges managed memory (``cudaMallocManaged``) to no process. But its addresses are mapped from
 ``/dev/nvidia-uvm``, so the size of these mappings is an upper bound of what the process has of it, on all
 devices and on the host together. A program maps as much as it likes and touches none of it, so a mapping
-alone never proves that bytes lie on a device. Measured on an H100 with driver 580: every CUDA program maps
-2 MiB of this file, and 8 GiB of managed memory map 8,192 MiB more, wherever the pages are.
-
-``maps`` takes 0.2 to 1 ms a process, ``smaps`` 4 to 55 ms; so only ``maps`` is read, and only while a device
-has more uncharged bytes than the contexts of its holders explain.
+alone never proves that bytes lie on a device. Measured on an H100 with driver 580: every CUDA program maps 2
+MiB of this file, and 8 GiB of managed memory map 8,192 MiB more, wherever the pages are. ``maps`` takes 0.2
+to 1 ms a process, ``smaps`` 4 to 55 ms; so only ``maps`` is read, and only while a device has more uncharged
+bytes than the contexts of its holders explain.
 """
 
 from __future__ import annotations

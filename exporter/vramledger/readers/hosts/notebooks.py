@@ -40,11 +40,8 @@ def find_notebook(argv: Sequence[str], environment: bytes) -> str:
     """Return the path of a kernel's notebook; without a path the kernel's name; otherwise empty.
 
     The kernel's children inherit the variable, and belong to the notebook too. A kernel's name is that of its
-    connection file, ``kernel-ID.json``.
-
-    Args:
-        argv: the command line.
-        environment: the environment with a NUL before each variable; only the one variable is read.
+    connection file, ``kernel-ID.json``. ``argv``: the command line. ``environment``: the environment with a
+    NUL before each variable; only the one variable is read.
     """
     _, found, rest = environment.partition(_SESSION_VARIABLE)
     if found:

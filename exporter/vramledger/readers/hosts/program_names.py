@@ -21,27 +21,17 @@ REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class _Interpreter:
-    """How to read an interpreter's options.
+    """How to read an interpreter's options."""
 
-    Attributes:
-        code: letters (or long options) whose value is program text, which has no name.
-        module: options whose value names the program.
-        value: options that take a value, attached or as the next word.
-        attached: letters whose value is attached or missing, never the next word.
-        flags: long options without a value that may precede the script.
-        single: options are words after a single dash too (java), not clusters of letters.
-        file: the option that names the script; the first other word does not (R).
-        inline: the words that replace the name of program text.
-    """
-
+    # letters (or long options) whose value is program text, which has no name
     code: frozenset[str] = frozenset()
-    module: frozenset[str] = frozenset()
-    value: frozenset[str] = frozenset()
-    attached: frozenset[str] = frozenset()
-    flags: frozenset[str] = frozenset()
-    single: bool = False
-    file: str | None = None
-    inline: str = "-e"
+    module: frozenset[str] = frozenset()  # options whose value names the program
+    value: frozenset[str] = frozenset()  # options that take a value, attached or as the next word
+    attached: frozenset[str] = frozenset()  # letters whose value is attached or missing, never the next word
+    flags: frozenset[str] = frozenset()  # long options without a value that may precede the script
+    single: bool = False  # options are words after a single dash too (java), not clusters of letters
+    file: str | None = None  # the option that names the script; the first other word does not (R)
+    inline: str = "-e"  # the words that replace the name of program text
 
 
 def _words(text: str) -> frozenset[str]:
@@ -111,9 +101,8 @@ _WORKER_TITLE = re.compile(r"VLLM::(?:Engine|Worker|DP)|ray::|sglang::")
 def program_name(argv: Sequence[str], comm: str) -> str:
     """Return a program's own name, at most 64 characters, with nothing of its arguments.
 
-    Args:
-        argv: its command line; empty for a kernel thread or a process that has ended.
-        comm: the kernel's name for it, used when the command line says nothing.
+    ``argv``: its command line; empty for a kernel thread or a process that has ended. ``comm``: the kernel's
+    name for it, used when the command line says nothing.
     """
     return clean(_raw_name(argv, comm)) or clean(comm)
 

@@ -26,8 +26,7 @@ _LONGEST = 4096
 def read_small(path: str, most: int = 16384) -> bytes:
     """Read a file of a process that the kernel writes in one piece.
 
-    Raises:
-        OSError: it is gone (ENOENT, or ESRCH when it ended after the open), or hidden (EACCES, EPERM).
+    Raises OSError if it is gone (ENOENT, or ESRCH when it ended after the open), or hidden (EACCES, EPERM).
     """
     descriptor = os.open(path, READ_ONLY)
     try:
@@ -44,8 +43,7 @@ def read_stat(root: str, pid: int) -> bytes:
 def parse_stat(pid: int, data: bytes) -> ProcessRow:
     """Parse a row from a ``stat``; a program chooses its name, which may hold spaces, ``)`` and newlines.
 
-    Raises:
-        ValueError: this is not a ``stat``.
+    Raises ValueError if this is not a ``stat``.
     """
     try:
         fields = data[data.rindex(b")") + 2 :].split(None, 26)

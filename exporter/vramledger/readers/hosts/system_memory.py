@@ -68,9 +68,9 @@ class SystemMemory:
     def nvmap_clients(self) -> tuple[ProcessEntry, ...] | None:
         """Return who has memory of nvmap, by pid; None where the list is missing, unreadable or garbage.
 
-        Only root may read it, and debugfs must be mounted. A client without a process (pid 0) is the
-        kernel's own. A program may put line breaks into its name, and so whole lines into the list: where a
-        line does not have the name that the kernel gives its process, the list is garbage.
+        Only root may read it, and debugfs must be mounted. A client without a process (pid 0) is the kernel's
+        own. A program may put line breaks into its name, and so whole lines into the list: where a line does
+        not have the name that the kernel gives its process, the list is garbage.
         """
         try:
             with self._clients.open("rb") as file:

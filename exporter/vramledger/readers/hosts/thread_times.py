@@ -2,12 +2,11 @@
 
 ``/proc/PID/task/TID/schedstat`` has the CPU time of a thread and how often it ran, since its start. Every
 user may read it, on every GPU, beside any neighbour. Two looks prove all the time between them. No thread of
-a short life hides between them: some thread that was there at the first look had to run to start it.
-
-In a program with CUDA that does nothing, one thread of the driver goes on: ``cuda-EvtHandlr``. Measured on an
-H100 with driver 580: 10 times a second, 0.6 to 1.25 ms a second. A program chooses the names of its threads,
-so that name alone excuses nobody: the thread must keep this rhythm, and there is at most one of it for each
-GPU of the program.
+a short life hides between them: some thread that was there at the first look had to run to start it. In a
+program with CUDA that does nothing, one thread of the driver goes on: ``cuda-EvtHandlr``. Measured on an H100
+with driver 580: 10 times a second, 0.6 to 1.25 ms a second. A program chooses the names of its threads, so
+that name alone excuses nobody: the thread must keep this rhythm, and there is at most one of it for each GPU
+of the program.
 
 Without ``schedstat`` the context switches in ``status`` say how often a thread ran, and the clock of the
 process how long.
@@ -125,10 +124,8 @@ class ThreadTimesReader(Collector):
     ) -> None:
         """Start with nothing known.
 
-        Args:
-            procfs: where the proc file system is mounted.
-            cpu_seconds: the CPU time of a process, with that of its ended threads; None where not known.
-            clock: seconds that only grow.
+        ``procfs``: where the proc file system is mounted. ``cpu_seconds``: the CPU time of a process, with
+        that of its ended threads; None where not known. ``clock``: seconds that only grow.
         """
         self._root = procfs
         self._cpu_seconds = cpu_seconds
@@ -364,9 +361,7 @@ def _has_schedstat(directory: str) -> bool:
 def _read_figures(directory: str, *, by_switches: bool) -> _Figures:
     """Read how long and how often a thread ran.
 
-    Raises:
-        OSError: it has ended, or we may not read it.
-        ValueError: the kernel does not say it.
+    Raises OSError if it has ended, or we may not read it. Raises ValueError if the kernel does not say it.
     """
     if not by_switches:
         cpu, _, runs = read_small(f"{directory}/schedstat").split()

@@ -19,8 +19,7 @@ class CounterPool:
     def __init__(self, limit: int) -> None:
         """Start the thread that closes.
 
-        Args:
-            limit: the number of counters that may be open, those that wait to be closed included.
+        ``limit``: the number of counters that may be open, those that wait to be closed included.
         """
         self.limit = limit
         self._closing: deque[int] = deque()

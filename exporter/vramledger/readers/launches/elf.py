@@ -45,12 +45,9 @@ class _ElfSection(NamedTuple):
 def find_functions(descriptor: int, wanted: Callable[[str], bool]) -> dict[str, int]:
     """Return the file offsets of the wanted functions that an open ELF file defines, by name.
 
-    Names with the same offset are the same function.
-
-    Raises:
-        ElfError: it is not a 64-bit little-endian ELF file with dynamic symbols, or one of the wanted
-            functions is chosen only when the library is loaded.
-        OSError: it cannot be read.
+    Names with the same offset are the same function. Raises ElfError if it is not a 64-bit little-endian ELF
+    file with dynamic symbols, or one of the wanted functions is chosen only when the library is loaded.
+    Raises OSError if it cannot be read.
     """
     header = _read(descriptor, 0, _HEADER.size)
     fields = _HEADER.unpack(header)

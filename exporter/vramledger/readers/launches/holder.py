@@ -90,11 +90,9 @@ class HolderCounter:
     ) -> None:
         """Prepare.
 
-        Args:
-            root: where the proc file system is mounted; its pids must be those of our own PID namespace.
-            holder: pid and start time of the program, so that no other program is ever touched.
-            pool: the counters of all holders.
-            submits: tells whether a function hands work to a GPU.
+        ``root``: where the proc file system is mounted; its pids must be those of our own PID namespace.
+        ``holder``: pid and start time of the program, so that no other program is ever touched. ``pool``: the
+        counters of all holders. ``submits``: tells whether a function hands work to a GPU.
         """
         self._root, (self._pid, self._start) = root, holder
         self._pool = pool
@@ -180,8 +178,7 @@ class HolderCounter:
     def _check_libraries(self) -> None:
         """Begin again if the program maps other libraries than before: it has loaded one, or has called exec.
 
-        Raises:
-            CannotCountError: it can work without libcuda, or does not map it.
+        Raises CannotCountError if it can work without libcuda, or does not map it.
         """
         denied: list[str] = []
         maps = read_file(f"{self._root}/{self._pid}/maps", MAPS_CAP, denied)
@@ -243,8 +240,7 @@ class HolderCounter:
     def _attach(self, thread: int) -> None:
         """Count the calls of one thread; a thread that has ended meanwhile gets no counter.
 
-        Raises:
-            CannotCountError: the limit is reached, or the breakpoint is not in the program's memory.
+        Raises CannotCountError if the limit is reached, or the breakpoint is not in the program's memory.
         """
         if self._functions is None:
             self._functions = self._read_functions()
@@ -276,8 +272,7 @@ class HolderCounter:
     def _read_functions(self) -> tuple[_Function, ...]:
         """Find the functions in the files and in the program's memory; those of one address are one.
 
-        Raises:
-            CannotCountError: a library cannot be read, or is not what the program has mapped.
+        Raises CannotCountError if a library cannot be read, or is not what the program has mapped.
         """
         found: dict[tuple[str, int], _Function] = {}
         for path in {each.path for each in self._libraries or ()}:
@@ -304,10 +299,7 @@ class HolderCounter:
         """Make sure that the program itself runs into the breakpoints.
 
         A file can be another one than the program has mapped, although it has the same path. Then nothing
-        would be counted, and that must never look like quiet.
-
-        Raises:
-            CannotCountError: it does not.
+        would be counted, and that must never look like quiet. Raises CannotCountError if it does not.
         """
         try:
             descriptor = os.open(f"{self._root}/{self._pid}/mem", READ_ONLY)
@@ -332,8 +324,7 @@ def _reason(error: Exception) -> str:
 def _find_libraries(maps: bytes) -> tuple[Mapping, ...]:
     """Return where a program has the code of libcuda.
 
-    Raises:
-        CannotCountError: it can work without libcuda, or does not map it.
+    Raises CannotCountError if it can work without libcuda, or does not map it.
     """
     libraries = []
     for mapping in find_mappings(maps):
@@ -352,9 +343,7 @@ def _find_libraries(maps: bytes) -> tuple[Mapping, ...]:
 def _read_library(path: str, submits: Callable[[str], bool]) -> tuple[set[int], dict[int, bytes]]:
     """Return the offsets of the functions that hand over work, and the first bytes of each.
 
-    Raises:
-        ElfError: it is not a library.
-        OSError: it cannot be read.
+    Raises ElfError if it is not a library, OSError if it cannot be read.
     """
     descriptor = os.open(path, READ_ONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:

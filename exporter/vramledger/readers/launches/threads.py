@@ -23,11 +23,7 @@ _SCHEDULER_CLOCK = 2
 
 
 def list_threads(root: str, pid: int) -> list[int]:
-    """Return the threads of a process.
-
-    Raises:
-        OSError: it has ended.
-    """
+    """Return the threads of a process. Raises OSError if it has ended."""
     return [int(name) for name in os.listdir(f"{root}/{pid}/task")]  # noqa: PTH208 pathlib is 3 x slower
 
 
@@ -35,10 +31,7 @@ def sleep_mark(root: str, pid: int, thread: int) -> int | None:
     """Return a number that stays the same while a sleeping thread does not run; None if it does not sleep.
 
     It is the thread's count of context switches: a thread cannot run and sleep again without one. A thread of
-    the driver itself counts as asleep.
-
-    Raises:
-        OSError: it has ended.
+    the driver itself counts as asleep. Raises OSError if it has ended.
     """
     status = read_small(f"{root}/{pid}/task/{thread}/status")
     if _DRIVER_THREAD.search(status):

@@ -83,8 +83,8 @@ _libc.syscall.restype = ctypes.c_long
 def uprobe_type() -> int:
     """Return the number of the PMU for uprobes.
 
-    Raises:
-        OSError: this kernel has none (before Linux 4.17, or built without uprobes), or we may not see it.
+    Raises OSError if this kernel has none (before Linux 4.17, or built without uprobes), or we may not see
+    it.
     """
     return int(_PMU.read_text(encoding="ascii"))
 
@@ -105,8 +105,7 @@ def _open_event(attributes: tuple[int, ...], thread: int) -> int:
 def open_counter(pmu: int, path: str, offset: int, thread: int) -> int:
     """Return a descriptor that counts the calls of the function at ``offset`` of a file in one thread.
 
-    Raises:
-        OSError: the kernel refuses it, or the thread has ended (``ESRCH``).
+    Raises OSError if the kernel refuses it, or the thread has ended (``ESRCH``).
     """
     name = ctypes.create_string_buffer(os.fsencode(path))
     at = ctypes.addressof(name)
@@ -133,11 +132,7 @@ class ThreadStarts:
     """Tell whether a thread has started other threads; this costs the program nothing."""
 
     def __init__(self, thread: int) -> None:
-        """Watch one thread.
-
-        Raises:
-            OSError: the kernel refuses it, or the thread has ended.
-        """
+        """Watch one thread. Raises OSError if the kernel refuses it, or the thread has ended."""
         attributes = (_SOFTWARE, _ATTRIBUTES.size, _DUMMY, 0, 0, 0, _RECORD_TASKS, 0, 0, 0, 0)
         descriptor = _open_event(attributes, thread)
         try:
@@ -180,8 +175,7 @@ class ThreadStarts:
 def find_obstacle(root: str) -> str:
     """Say why the calls of programs cannot be counted here; empty if they can.
 
-    Args:
-        root: where the proc file system is mounted.
+    ``root``: where the proc file system is mounted.
     """
     try:
         pmu = uprobe_type()

@@ -97,13 +97,9 @@ class ActivityReader:
     def read(self, gpu: Handle, monotonic: float) -> dict[str, float]:
         """Return the means since the previous reading; empty for the first one.
 
-        Args:
-            gpu: the GPU, also for an instance of it.
-            monotonic: the time of the sample, seconds. A second reading in the same sample gets the same
-                answer: a mean of microseconds says nothing.
-
-        Raises:
-            NVMLError: the query failed or is not supported, or the answer is garbage.
+        ``gpu``: the GPU, also for an instance of it. ``monotonic``: the time of the sample, seconds. A second
+        reading in the same sample gets the same answer: a mean of microseconds says nothing. Raises NVMLError
+        if the query failed or is not supported, or the answer is garbage.
         """
         if self._unsupported is not None:
             raise self._nvml.NVMLError(self._unsupported)

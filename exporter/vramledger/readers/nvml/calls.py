@@ -92,9 +92,7 @@ class DeviceLostError(Exception):
 def raise_if_gone(error: NvmlError) -> None:
     """Raise for an NVMLError of the whole driver or the whole GPU; return for any other.
 
-    Raises:
-        DriverError: the driver is gone for all devices.
-        DeviceLostError: this GPU is gone.
+    Raises DriverError if the driver is gone for all devices, DeviceLostError if this GPU is gone.
     """
     if error.value in DRIVER_GONE:
         reason = "driver-lost"
@@ -109,9 +107,7 @@ def query(
 ) -> QueryResult:
     """Return the answer or None; add ``name`` to ``failed`` if it failed and is not just unsupported.
 
-    Raises:
-        DriverError: the driver is gone for all devices.
-        DeviceLostError: this GPU is gone.
+    Raises DriverError if the driver is gone for all devices, DeviceLostError if this GPU is gone.
     """
     try:
         answer = function(handle)
@@ -139,8 +135,7 @@ def query(
 def call_function(nvml: Nvml, name: str, *arguments: object) -> object:
     """Call a function of pynvml; one that pynvml itself lacks counts as one that the driver lacks.
 
-    Raises:
-        NVMLError: as the function does.
+    Raises NVMLError: as the function does.
     """
     function = getattr(nvml, name, None)
     if function is None:
@@ -152,8 +147,7 @@ def call_function(nvml: Nvml, name: str, *arguments: object) -> object:
 def read_uuid(nvml: Nvml, handle: Handle) -> str:
     """Return the identity of a GPU or an instance.
 
-    Raises:
-        NVMLError: the identity is missing, or it is garbage, which must not become another GPU's ledger.
+    Raises NVMLError if the identity is missing, or it is garbage, which must not become another GPU's ledger.
     """
     try:
         uuid = str(nvml.nvmlDeviceGetUUID(handle))

@@ -89,16 +89,11 @@ _LAST_CUDA: Final = 10**6
 
 
 class Driver:
-    """The driver library, initialised; :meth:`close` releases every handle that it holds.
-
-    Attributes:
-        driver_version: e.g. ``580.159.04``, None when not reported.
-        cuda_version: highest CUDA version that the driver supports, e.g. ``13.0``.
-    """
+    """The driver library, initialised; :meth:`close` releases every handle that it holds."""
 
     def __init__(self) -> None:
-        self.driver_version: str | None = None
-        self.cuda_version: str | None = None
+        self.driver_version: str | None = None  # e.g. ``580.159.04``, None when not reported
+        self.cuda_version: str | None = None  # highest CUDA version that the driver supports, e.g. ``13.0``
         self._event_set: Handle = None
         self._event_uuids: dict[int | None, str] | None = None  # None: not registered yet
         self._sleep = GpuSleep()
@@ -108,8 +103,7 @@ class Driver:
     def open(cls) -> Driver:
         """Initialise NVML.
 
-        Raises:
-            DriverError: there is no driver to use, or no GPU; reason and message say which.
+        Raises DriverError if there is no driver to use, or no GPU; reason and message say which.
         """
         try:
             pynvml.nvmlInit()
@@ -151,8 +145,7 @@ class Driver:
     def device_count(self) -> int:
         """Return how many GPUs there are now, lost ones included.
 
-        Raises:
-            DriverError: ``driver-lost``; or as :meth:`open` for any other error.
+        Raises DriverError: ``driver-lost``; or as :meth:`open` for any other error.
         """
         try:
             count = int(pynvml.nvmlDeviceGetCount())
@@ -173,14 +166,10 @@ class Driver:
     ) -> list[DeviceReader]:
         """Return a reader for every GPU, in NVML's order, lost ones included; none is open yet.
 
-        Args:
-            collectors: what they read.
-            system: the memory of the host, of which a GPU may use a part; None for this host's.
-            cgroups: the cgroups of the host, which may limit the memory of GPUs; None for this host's.
-            sleep: which GPUs of the host sleep; None for this host's.
-
-        Raises:
-            DriverError: the driver is gone.
+        ``collectors``: what they read. ``system``: the memory of the host, of which a GPU may use a part;
+        None for this host's. ``cgroups``: the cgroups of the host, which may limit the memory of GPUs; None
+        for this host's. ``sleep``: which GPUs of the host sleep; None for this host's. Raises DriverError if
+        the driver is gone.
         """
         system = system or SystemMemory()
         cgroups = cgroups or DeviceMemoryCgroups()
@@ -194,10 +183,8 @@ class Driver:
     def wait_events(self, timeout_seconds: float) -> list[XidEvent]:
         """Wait for XID errors for at most ``timeout_seconds``; if no GPU reports them, it only pauses.
 
-        After a failure it pauses for :data:`_RETRY` at most, because errors of that time are lost.
-
-        Raises:
-            DriverError: ``driver-lost``.
+        After a failure it pauses for :data:`_RETRY` at most, because errors of that time are lost. Raises
+        DriverError: ``driver-lost``.
         """
         pause = min(timeout_seconds, _RETRY)
         try:
@@ -276,8 +263,7 @@ class Driver:
 def check_access(readers: Iterable[DeviceReader]) -> None:
     """Check the readers after their GPUs were opened, or while they are being opened.
 
-    Raises:
-        DriverError: ``no-permission``, we may use none of the GPUs.
+    Raises DriverError if ``no-permission``, we may use none of the GPUs.
     """
     if {reader.open_error for reader in readers} == {return_codes.NO_PERMISSION}:
         raise DriverError(*_OPEN_FAILURES[return_codes.NO_PERMISSION])

@@ -1,7 +1,7 @@
 """Declare the hardware families: one row for each metric, with its collector, its pace and its query.
 
-pynvml is passed in, so that driver.py alone names it. A function that pynvml itself lacks counts as
-one that the driver lacks.
+pynvml is passed in, so that driver.py alone names it. A function that pynvml itself lacks counts as one that
+the driver lacks.
 """
 
 from __future__ import annotations

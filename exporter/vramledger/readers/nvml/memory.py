@@ -1,10 +1,10 @@
 """Read a device's memory, and find out whose it is: the device's own, or the operating system's.
 
-Two kinds of machines are known from documentation alone. On GH200, GB200 and GB300 in NUMA mode the
-operating system manages the device's memory as a NUMA node without CPUs. NVIDIA says of
-``nvmlDeviceGetMemoryInfo`` there: its accuracy depends on the accounting of the operating system, and pages
-are typically not released when a process ends. GB10 (DGX Spark) and Jetson have no memory of their own: NVML
-answers NOT_SUPPORTED, on some drivers a total of 0, and the GPU uses the host's memory.
+Two kinds of machines are known from documentation alone. On GH200, GB200 and GB300 in NUMA mode the operating
+system manages the device's memory as a NUMA node without CPUs. NVIDIA says of ``nvmlDeviceGetMemoryInfo``
+there: its accuracy depends on the accounting of the operating system, and pages are typically not released
+when a process ends. GB10 (DGX Spark) and Jetson have no memory of their own: NVML answers NOT_SUPPORTED, on
+some drivers a total of 0, and the GPU uses the host's memory.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ class LimitReader:
     def read(self, gpu: Handle, pci_bus_id: str | None, paths: Iterable[str], failed: Failures) -> Limits:
         """Return the limits of these cgroups on a GPU; ``failed`` gets ``limits`` if the query fails.
 
-        Raises:
-            DriverError: the driver is gone for all devices.
-            DeviceLostError: this GPU is gone.
+        Raises DriverError if the driver is gone for all devices, DeviceLostError if this GPU is gone.
         """
         own = self._cgroups.own_chain()
         wanted = tuple(dict.fromkeys((*own, *paths)))
@@ -126,8 +124,7 @@ the host of such parts."""
 def read_virtualization(nvml: Nvml, gpu: Handle) -> str | None:
     """Return how a GPU is shared with virtual machines, None for a mode that is not known.
 
-    Raises:
-        NVMLError: the query failed, or is not supported.
+    Raises NVMLError if the query failed, or is not supported.
     """
     mode = call_function(nvml, "nvmlDeviceGetVirtualizationMode", gpu)
     return _VIRTUALIZATION[mode] if isinstance(mode, int) and 0 <= mode < len(_VIRTUALIZATION) else None
@@ -137,10 +134,7 @@ def read_confidential(nvml: Nvml, _: Handle) -> str:
     """Return whether confidential computing is on in this virtual machine: ``off``, ``on`` or ``devtools``.
 
     NVIDIA documents that the performance counters are off in the mode ``on``, and that ``devtools`` has no
-    such protection.
-
-    Raises:
-        NVMLError: the query failed, or is not supported, or the answer is garbage.
+    such protection. Raises NVMLError if the query failed, or is not supported, or the answer is garbage.
     """
     state: Any = call_function(nvml, "nvmlSystemGetConfComputeState")
     if state.ccFeature not in (0, 1) or state.devToolsMode not in (0, 1):
@@ -209,10 +203,8 @@ class MemoryReader:
     def read(self, device: NamedDevice, gpu: NamedDevice, failed: Failures) -> DeviceMemory:
         """Return the memory of a device; without figures if they failed or the driver does not report them.
 
-        Args:
-            device: a GPU or an instance.
-            gpu: the GPU that it is, or that it is a part of.
-            failed: gets the name of each query that failed.
+        ``device``: a GPU or an instance. ``gpu``: the GPU that it is, or that it is a part of. ``failed``:
+        gets the name of each query that failed.
         """
         handle = device.handle
         if is_integrated(gpu.name):

@@ -46,9 +46,8 @@ class ListPace:
     def known(self, memory: MemoryReading | None, now: float) -> tuple[ProcessEntry, ...] | None:
         """Return the list, if it cannot have changed since it was read; None if it must be read.
 
-        Args:
-            memory: what is used of the device in this sample, None where that is not known.
-            now: the monotonic time of the sample, seconds.
+        ``memory``: what is used of the device in this sample, None where that is not known. ``now``: the
+        monotonic time of the sample, seconds.
         """
         if self._asked_for or memory is None or memory != self._used:
             self._asked_for = False
@@ -90,9 +89,8 @@ class RowPace:
     def are_due(self, counted: CountedActivity | None, now: float) -> bool:
         """Tell whether a sample needs the rows.
 
-        Args:
-            counted: what the counters say of the time since the sample before.
-            now: the monotonic time of the sample, seconds.
+        ``counted``: what the counters say of the time since the sample before. ``now``: the monotonic time of
+        the sample, seconds.
         """
         doing = _doing(counted)
         if doing != self._doing:
@@ -117,11 +115,8 @@ class RowPace:
     ) -> None:
         """Remember what a query has returned.
 
-        Args:
-            rows: the new rows, None where the driver has none.
-            listed: the pids of the holders on the device.
-            now: the monotonic time of the sample, seconds.
-            failed: the query failed.
+        ``rows``: the new rows, None where the driver has none. ``listed``: the pids of the holders on the
+        device. ``now``: the monotonic time of the sample, seconds. ``failed``: the query failed.
         """
         busy = self._doing is not None and any(self._doing)
         named = {row.pid for row in rows or ()}

@@ -23,8 +23,7 @@ _PERCENT: Final = 100
 def read_utilization(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
     """Return how busy a GPU and its memory were, as ratios; None if it reports neither.
 
-    Raises:
-        NVMLError: the query failed, or the answer is garbage.
+    Raises NVMLError if the query failed, or the answer is garbage.
     """
     rates = nvml.nvmlDeviceGetUtilizationRates(handle)
     values = {"gpu": rates.gpu, "memory": rates.memory}
@@ -46,10 +45,8 @@ class DeviceUtilizationLog:
     def highest(self, handle: Handle) -> float | None:
         """Return the highest sample since the previous reading as a ratio, None if there is no new one.
 
-        The first reading returns None: the log also holds what was before it.
-
-        Raises:
-            NVMLError: the query failed, or the answer is garbage.
+        The first reading returns None: the log also holds what was before it. Raises NVMLError if the query
+        failed, or the answer is garbage.
         """
         nvml = self._nvml
         first = self._newest == 0
@@ -75,8 +72,8 @@ class UtilizationLog:
     The driver's answer has one row for each process: its newest stamp, and the mean of all that the log has
     since the time that we ask for (H100, driver 580: asked for everything, an idle program has 1 % for
     minutes). Asked for the rows after the newest stamp of all processes, it loses rows: those of other
-    processes are stamped earlier and come later (H200: two of three). So we ask for the time since the
-    last reading and some seconds before it, and a row is new if its process had another stamp before.
+    processes are stamped earlier and come later (H200: two of three). So we ask for the time since the last
+    reading and some seconds before it, and a row is new if its process had another stamp before.
     """
 
     def __init__(self, nvml: Nvml) -> None:
@@ -92,16 +89,11 @@ class UtilizationLog:
     ) -> tuple[ProcessUtilization, ...]:
         """Return the newest valid row of each pid that has a new one since the previous reading.
 
-        Args:
-            handle: the device.
-            wall: the time now, Unix seconds.
-            monotonic: the same, of the monotonic clock.
-            listed_pids: the holders of memory on the device, None when not known.
-
-        Raises:
-            NVMLError: the query failed; or all that is new, or all of a listed pid, is garbage, which is not
-                evidence that the process did not work. A garbage row of any other pid is ignored, because the
-                pid itself may be garbage.
+        ``wall``: the time now, Unix seconds. ``monotonic``: the same, of the monotonic clock.
+        ``listed_pids``: the holders of memory on the device, None when not known. Raises NVMLError if the
+        query failed; or all that is new, or all of a listed pid, is garbage, which is not evidence that the
+        process did not work. A garbage row of any other pid is ignored, because the pid itself may be
+        garbage.
         """
         if self._function is None:
             raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)

@@ -2,9 +2,8 @@
 
 An owner has marks on the host while it exists. The kubelet has a directory for the pod, a runtime has one for
 the running container, and Slurm's step daemon has a cgroup for itself; with version 1 of cgroups the daemon
-itself is looked for. A mark counts as gone when two checks
-in a row miss it in a directory that can still be listed. One of these must also prove that the mark belongs
-there:
+itself is looked for. A mark counts as gone when two checks in a row miss it in a directory that can still be
+listed. One of these must also prove that the mark belongs there:
 
 - The mark itself was seen there. Nothing else tells in which directory a runtime keeps a container: its
   cgroup names neither the namespace of containerd, nor the root of Docker, Podman or CRI-O, so another

@@ -4,10 +4,10 @@ Where the scripts of deploy/slurm run, each Slurm job has a record of what slurm
 without a process. Other jobs are found by their cgroups, which the kernel attests, so jobs that hold nothing
 are found as well. A job's first process says which devices it has. ``SLURM_JOB_GPUS`` or ``SLURM_STEP_GPUS``
 are positions in gres.conf, which :mod:`vramledger.slurm.names` maps to device files. Nomad's plugin puts
-UUIDs into ``NVIDIA_VISIBLE_DEVICES``. This needs no access to the controller or API of either, only the
-right to read the environment. A job that forges its environment misstates only its own devices.
-``CUDA_VISIBLE_DEVICES`` and ``GPU_DEVICE_ORDINAL`` are not
-evidence: where devices are constrained they count from 0 in every job.
+UUIDs into ``NVIDIA_VISIBLE_DEVICES``. This needs no access to the controller or API of either, only the right
+to read the environment. A job that forges its environment misstates only its own devices.
+``CUDA_VISIBLE_DEVICES`` and ``GPU_DEVICE_ORDINAL`` are not evidence: where devices are constrained they count
+from 0 in every job.
 """
 
 from __future__ import annotations

@@ -67,23 +67,18 @@ _POLL_INTERVAL = 1.0
 
 
 class AccessControl:
-    """The rules for all requests.
-
-    Attributes:
-        context: for new connections, None for plain HTTP.
-        host_names: the names that a request may have where nobody must log in; None for any name.
-    """
+    """The rules for all requests."""
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the file; without a file there are no rules.
 
-        Raises:
-            StartupError: the file, or one that it names, is wrong.
+        Raises StartupError if the file, or one that it names, is wrong.
         """
         self._path = path
         self._clock = clock
         self._settings = AccessSettings()
-        self.context: ssl.SSLContext | None = None
+        self.context: ssl.SSLContext | None = None  # for new connections, None for plain HTTP
+        # the names that a request may have where nobody must log in; None for any name
         self.host_names: frozenset[str] | None = None
         self._passwords = Passwords(clock)
         self._bucket: TokenBucket | None = None
@@ -214,9 +209,8 @@ class AccessControl:
     def _check_restrictions(self, fresh: AccessSettings) -> None:
         """Refuse a file that removes a restriction: a file may be empty while it is written.
 
-        Raises:
-            StartupError: the file no longer requires TLS, certificates, their names or passwords, or limits
-            no rate.
+        Raises StartupError if the file no longer requires TLS, certificates, their names or passwords, or
+        limits. Raises no rate. if .
         """
         old = self._settings
         lost = [
@@ -275,28 +269,16 @@ def _clients(settings: AccessSettings) -> tuple[object, ...]:
 
 
 class _Loaded(NamedTuple):
-    """What an attempt to load the file gave.
+    """What an attempt to load the file gave."""
 
-    Attributes:
-        digests: of each file before it was read, so that a later change is never missed.
-        settings: None if the file is wrong.
-        context: for TLS, None for plain HTTP.
-        authorities: the digest of the authorities' file.
-        error: why the file is wrong.
-    """
-
-    digests: Mapping[Path, Digest]
-    settings: AccessSettings | None = None
-    context: ssl.SSLContext | None = None
-    authorities: Digest = None
-    error: StartupError | None = None
+    digests: Mapping[Path, Digest]  # of each file before it was read, so that a later change is never missed
+    settings: AccessSettings | None = None  # None if the file is wrong
+    context: ssl.SSLContext | None = None  # for TLS, None for plain HTTP
+    authorities: Digest = None  # the digest of the authorities' file
+    error: StartupError | None = None  # why the file is wrong
 
     def result(self) -> tuple[AccessSettings, ssl.SSLContext | None]:
-        """Return settings and context.
-
-        Raises:
-            StartupError: the file, or one that it names, is wrong.
-        """
+        """Return settings and context. Raises StartupError if the file, or one that it names, is wrong."""
         if self.error is not None:
             raise self.error
         assert self.settings is not None  # noqa: S101 without an error there are settings

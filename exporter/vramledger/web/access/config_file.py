@@ -71,8 +71,7 @@ class _Loader(yaml.SafeLoader):
 def read_settings(path: Path) -> AccessSettings:
     """Read a web configuration file; the files that it names are not opened.
 
-    Raises:
-        StartupError: it cannot be read or is wrong; the message never holds a secret.
+    Raises StartupError if it cannot be read or is wrong; the message never holds a secret.
     """
     try:
         return _settings(_parse(path), path.parent)

@@ -26,8 +26,7 @@ _IP = "IP Address"
 def make_context(tls: TlsSettings) -> ssl.SSLContext:
     """Open the files and make the context for new connections.
 
-    Raises:
-        StartupError: a file cannot be read, or does not hold what it should.
+    Raises StartupError if a file cannot be read, or does not hold what it should.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[tls.oldest]
