@@ -14,8 +14,7 @@ from vramledger_agent.protocol.messages import DEFAULT_SOCKET
 DEFAULT_PORT = 10839
 
 CALM_INTERVALS, CALM_INTERVAL_MAX = 5, 5.0
-"""The sampling intervals between two samples of an exporter whose GPUs go on with what they do and hold, and
-their maximum in seconds: what no look at a GPU shows, as a holder that is stopped, is seen so much later."""
+"""Intervals between samples of calm GPUs, and their maximum in seconds: other changes are seen that late."""
 
 IDLE_AFTER = 600.0
 """Seconds: longer than most evaluations, checkpoints and compilations that leave a GPU unused."""
@@ -30,8 +29,7 @@ CONTROL_VARIABLE = "VRAMLEDGER_CONTROL_SOCKET"
 """Where commands find the exporter, for scripts that call several of them."""
 
 OWNERS_MAX = 25
-"""The number of a device's owners that have series of their own: with it, a host of 8 GPUs and 64 holders
-stays below 1,500 series."""
+"""Owners with series of their own: a host of 8 GPUs and 64 holders stays below 1,500 series."""
 
 COLLECTORS: Mapping[str, tuple[bool, str]] = {
     "ledger": (True, "the ledger of every device: bytes by state, holders, peaks"),
@@ -154,10 +152,7 @@ _POD_LABELS_MAX = 20
 
 
 def parse_pod_labels(text: str) -> tuple[str, ...]:
-    """Read names of labels of Kubernetes, with commas between them (``team,app.kubernetes.io/name``).
-
-    Raises UsageError if there is none, there are too many, or one cannot be the name of a label.
-    """
+    """Read label names (``team,app.kubernetes.io/name``). Raises UsageError if none, too many or unusable."""
     names = tuple(sorted({name.strip() for name in text.split(",")}))
     for name in names:
         if not _POD_LABEL.fullmatch(name):
@@ -175,9 +170,9 @@ _KUBELET_PORT = 10250
 
 
 def parse_kubelet_address(text: str) -> ListenAddress:
-    """Read ``HOST``, ``HOST:PORT``, ``[IPv6]:PORT``, or an IPv6 address alone, as a pod's status has it.
+    """Read ``HOST``, ``HOST:PORT``, ``[IPv6]:PORT`` or a bare IPv6 address.
 
-    Raises UsageError if it is not an address.
+    Raises UsageError if it is none.
     """
     alone = text.count(":") > 1 and not text.startswith("[")
     if alone or ":" not in text or text.endswith("]"):
@@ -190,10 +185,7 @@ def parse_kubelet_address(text: str) -> ListenAddress:
 
 
 def parse_listen_address(text: str) -> ListenAddress:
-    """Read ``:PORT``, ``HOST:PORT`` or ``[IPv6]:PORT``; port 0 lets the system choose.
-
-    Raises UsageError if it is not an address with a port.
-    """
+    """Read ``:PORT``, ``HOST:PORT`` or ``[IPv6]:PORT``; 0 lets the system choose. Raises UsageError."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -1,9 +1,7 @@
 """Report from the user's process what its frameworks hold, without disturbing it.
 
 ``vramledger-agent run -- CMD`` starts the agent; ``vramledger_agent.start()`` does it from a program's own
-code. The agent makes no GPU call and initialises no framework. It has neither thread nor socket until the
-program itself has an allocator. It imports only the standard library, and only a small part of it before the
-program has an allocator.
+code. It has neither thread nor socket until the program itself has an allocator.
 """
 
 from __future__ import annotations
@@ -27,10 +25,7 @@ __all__ = ["IsolatedPool", "PrometheusCollector", "isolated", "isolated_async", 
 
 
 def start() -> None:
-    """Watch this process from now on: report what its frameworks hold once they hold anything.
-
-    A second call changes nothing. It never raises: a program runs the same without the agent.
-    """
+    """Report what this process' frameworks hold from now on; never raises. A second call changes nothing."""
     from vramledger_agent import import_hook
 
     os.environ.setdefault("VRAMLEDGER_AGENT", "1")

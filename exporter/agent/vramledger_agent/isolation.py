@@ -311,11 +311,7 @@ class _Child:
 
 
 def _start(child: Any) -> None:  # noqa: ANN401 a process of the context's own kind
-    """Start a child, also in a daemonic process.
-
-    The workers of Celery and of ``multiprocessing.Pool`` are daemonic. Python forbids them children, because
-    these would be left when a worker is terminated. Ours end with their parent by themselves.
-    """
+    """Start a child, also in a daemonic process such as Celery's: ours ends with its parent by itself."""
     child.daemon = False  # its own function may use processes
     configuration = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     daemonic = configuration.pop("daemon", None)
@@ -399,10 +395,7 @@ def _exit_with_descendants(status: int) -> NoReturn:
 
 
 def _kill_with_descendants(pid: int) -> None:
-    """Kill a process and all that it has started, also what has left its session or its parent.
-
-    Each is stopped before its children are read, so that it cannot start others meanwhile.
-    """
+    """Kill a process and all that it has started; each is stopped first, so that it cannot start others."""
     found = [pid]
     for each in found:
         _send_signal(each, signal.SIGSTOP)

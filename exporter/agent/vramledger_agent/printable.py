@@ -22,10 +22,9 @@ def printable(text: str, replacement: str = "?") -> str:
 def write_plain(
     text: str, *, error: bool = False, controls: Collection[str] = (), flush: bool = False
 ) -> None:
-    """Write text to standard output or standard error: the only place that does it.
+    """Write text to stdout or stderr; only line feeds and our ``controls`` control the terminal.
 
-    Whatever a text has of others, none of it controls the terminal: except for line feeds, and for these
-    ``controls`` of ours, what is not printable is replaced. Raises OSError if it cannot be written.
+    Raises OSError.
     """
     parts = re.split(f"({'|'.join(map(re.escape, controls))})", text) if controls else [text]
     shown = (each if each in controls else "\n".join(map(printable, each.split("\n"))) for each in parts)

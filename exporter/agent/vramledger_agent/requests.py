@@ -46,9 +46,9 @@ class Request:
         self.uid = uid  # of the client, from the kernel
 
     def number(self, name: str, default: float, maximum: float) -> float:
-        """Return a numeric argument, or the default if the message lacks it.
+        """Return a numeric argument, or the default.
 
-        Raises ValueError if it is not a number, or out of bounds.
+        Raises ValueError if it is no number or out of bounds.
         """
         value = self.arguments.get(name)
         if value is None:
@@ -60,11 +60,8 @@ class Request:
 
 
 Handler = Callable[[Request], "dict[str, object]"]
-"""Handle the request and return the response without its ``ok``; runs on its own thread, one at a time.
-
-What it raises is the response's ``error``. What must run between two training steps goes through
-``step_boundary.run``.
-"""
+"""Handle the request and return the response without its ``ok``; runs on its own thread, one at a time. What
+must run between two training steps goes through ``step_boundary.run``."""
 
 
 def load_handlers(consents: frozenset[str]) -> dict[str, Handler]:

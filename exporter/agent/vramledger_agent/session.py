@@ -1,7 +1,4 @@
-"""Exchange messages with the exporter: reports go out, requests come in, over one connection.
-
-A report is the full state each time, in the wire format's version 1.
-"""
+"""Exchange messages with the exporter over one connection; a report is the full state, wire format 1."""
 
 from __future__ import annotations
 
@@ -36,10 +33,9 @@ FULL_GENERATION = 2
 
 
 def collector_entry() -> dict[str, object]:
-    """Return what the report has about Python's cyclic collector.
+    """Return the cyclic collector's counts.
 
-    We ask the collector for its counts. It does not call us: a program's Ctrl-C that Python delivers during a
-    callback of the collector is lost.
+    It must not call us: a Ctrl-C during its callback would be lost.
     """
     return {"enabled": gc.isenabled(), "collections": gc.get_stats()[FULL_GENERATION]["collections"]}
 
@@ -142,10 +138,7 @@ Found = tuple[int, int, str]
 
 
 def rank_entry() -> dict[str, object] | None:
-    """Return the rank for the report, None where nothing tells it.
-
-    A group of one rank says nothing about a job of several, so the environment may tell it still.
-    """
+    """Return the rank, None if unknown; the environment may tell it where a group of one does not."""
     named = find_rank(_read_variable)
     groups = (each for each in (_torch_group(), _jax_cluster()) if each is not None)
     found = next((each for each in groups if is_rank(*each[:2])), named)

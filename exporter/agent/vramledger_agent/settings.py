@@ -42,10 +42,7 @@ class Settings:
 
 
 def parse_interval(text: str | None) -> float:
-    """Return an interval that the exporter accepts; the default one for text that is not a number.
-
-    A bad value is not reported: this is the user's program, not ours.
-    """
+    """Return an interval that the exporter accepts; the default one for what is not a number."""
     try:
         value = float(text or DEFAULT_INTERVAL_SECONDS)
     except ValueError:

@@ -1,7 +1,6 @@
 """Run something on the program's own thread between two training steps, where a pause hurts least.
 
-What ends a step (the optimizer's hook, see ``torch.optimizer_steps``) calls :func:`run_pending`. Another
-thread that needs this moment calls :func:`run` and waits for it.
+What ends a step (the optimizer's hook, see ``torch.optimizer_steps``) calls :func:`run_pending`.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ WITHDRAWN = -1
 
 
 class _PendingCall:
-    """A function that waits for the boundary, and its outcome.
-
-    Attributes:
-        owner: the thread that runs it. To claim the call is one operation that no signal can cut in two.
-    """
+    """A function that waits for the boundary, and its outcome; no signal can interrupt its claim."""
 
     __slots__ = ("_owner", "done", "error", "function", "result")
 
@@ -57,8 +52,7 @@ def is_awaited() -> bool:
 def run_pending() -> None:
     """Run what waits for the end of a step, now and on this thread: the program is between two steps.
 
-    A function that is added meanwhile waits for the next boundary: a caller that runs two wants two steps. An
-    error of the function is its caller's. What a signal handler of the program raises meanwhile is raised
+    An error of the function is its caller's. What a signal handler of the program raises meanwhile is raised
     here, in the program.
     """
     for call in tuple(_pending):
@@ -85,8 +79,7 @@ def run(function: Callable[[], object], seconds: float) -> object:
     """Run a function at the next step boundary, and return what it returned.
 
     Raises TimeoutError if there was no step within that many seconds; the function will not run any more.
-    Raises InterruptedError if a signal handler of the program ended it. Raises BaseException: what the
-    function raised.
+    Raises BaseException: what the function raised.
     """
     call = _PendingCall(function)
     _pending.append(call)
@@ -94,10 +87,9 @@ def run(function: Callable[[], object], seconds: float) -> object:
 
 
 def run_both(first: Callable[[], object], second: Callable[[], object], seconds: float) -> object:
-    """Run a function at the next step boundary and another one at the boundary after it; return its result.
+    """Run a function at the next step boundary, another at the one after it; return its result.
 
-    Raises TimeoutError if no step ended within that many seconds, before the first or between them. Raises
-    BaseException as :func:`run`.
+    Raises as :func:`run`.
     """
     following = _PendingCall(second)
 

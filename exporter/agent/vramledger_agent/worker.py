@@ -34,8 +34,7 @@ if TYPE_CHECKING:  # a program that uses no framework need not load it
     from collections.abc import Callable
 
 STOP_TIMEOUT_SECONDS = 1.0
-"""A fork or an exit waits this long for our thread to end; it cannot end while it waits for a lock that the
-program holds."""
+"""A fork or an exit waits this long for our thread, which may wait for a lock that the program holds."""
 
 WARNS_AT_FORK = sys.version_info[:2] >= (3, 12)
 """Python warns of a fork in a process with several threads; it gets their number from the kernel."""
@@ -130,10 +129,7 @@ class Worker:
             self.start()
 
     def start(self) -> None:
-        """Start the thread unless it runs.
-
-        What a signal handler raises here goes on into the program, and the thread is not started.
-        """
+        """Start the thread unless it runs; what a signal handler raises here goes on into the program."""
         self.adopt_process()
         run = self.current_run
         if run is not None and not run.stopping:
@@ -248,11 +244,7 @@ class Worker:
         return hooks
 
     def _stop_before_fork(self) -> None:
-        """Stop the thread before a fork if Python would warn of it.
-
-        If the program has other threads, as every program that uses a GPU driver, Python warns in any case,
-        and our thread goes on.
-        """
+        """Stop the thread before a fork if Python would warn of it; beside other threads it always does."""
         run = self.current_run
         if not self._alone or run is None:
             return

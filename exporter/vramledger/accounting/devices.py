@@ -60,10 +60,7 @@ class DeviceTracker:
         return self.state.known.keys()
 
     def match(self, reading: Reading) -> DeviceMatch:
-        """Return the devices of this reading, then the earlier ones that are missing from it.
-
-        A MIG instance that is gone while its GPU answers was destroyed on purpose and is forgotten.
-        """
+        """Return this reading's devices, then missing earlier ones; a destroyed instance is forgotten."""
         devices = [self._recognise(device, reading) for device in reading.devices]
         present = {device.uuid: device for device in devices}
         destroyed = []
@@ -152,8 +149,8 @@ def hidden_on(
 ) -> tuple[HiddenHolder, ...] | None:
     """Return the processes that have this device's file open and might themselves hold memory on it.
 
-    A monitor holds no memory. A process that has only inherited the open file from a process that NVML lists
-    holds none either. A MIG instance has no device file that we could search for.
+    A process that has only inherited the open file from a process that NVML lists holds none either. A MIG
+    instance has no device file that we could search for.
     """
     if hidden is None or device.minor is None or device.parent is not None:
         return None

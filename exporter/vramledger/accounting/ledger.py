@@ -21,10 +21,7 @@ class SystemBytes(NamedTuple):
 
 
 def system_bytes(device: DeviceReading) -> SystemBytes | None:
-    """Return what the operating system may hold of a device's memory; None where it does not manage it.
-
-    Where it is not known what it counts, it may hold everything.
-    """
+    """Return the most that the operating system may hold of a device; None where it manages no memory."""
     if device.memory is None or device.memory_kind is None:
         return None
     total, node = device.memory.total, device.node

@@ -1,8 +1,4 @@
-"""Declare all that the accounting remembers from one sample to the next, and move it with the host's clock.
-
-Each part is declared beside the step that changes it. The storage writes the whole as it is declared, so
-every field is of a type that msgspec writes and reads.
-"""
+"""Declare all that the accounting remembers between samples, and move it with the host's clock."""
 
 from __future__ import annotations
 

@@ -14,16 +14,13 @@ from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
 MESSAGE_RATE = 4.0
 MESSAGE_BURST = 16.0
-"""Messages that are read from one connection: the number per second, and the maximum in one burst after a
-pause."""
+"""Messages that are read from one connection: per second, and in one burst after a pause."""
 
 SILENT_AFTER = 10.0
-"""Seconds without a report after which an agent counts as silent, or five of its intervals if that is more.
-"""
+"""Seconds without a report after which an agent is silent, or five intervals if that is more."""
 
 _RECEIVES_AT_ONCE = 128
-"""The maximum number of messages that are read from one connection at once; the kernel queues about as many.
-"""
+"""Messages that are read from one connection at once; the kernel queues about as many."""
 
 
 _TRUNCATED = int(socket.MSG_TRUNC)
@@ -66,10 +63,9 @@ class AgentConnection:
     def receive_newest(self) -> Message | None:
         """Return the newest of the waiting messages, None if none waits.
 
-        A report is the full state, so the older ones say nothing more. Before the first report only one
-        message is read: it may be a request, and what follows on its connection is for the agent. Raises
-        EOFError if the peer has closed. Raises RefusedError if a message was too long, or came with
-        descriptors.
+        Before the first report only one message is read: it may be a request, and what follows on its
+        connection is for the agent. Raises EOFError if the peer has closed. Raises RefusedError if a message
+        was too long, or came with descriptors.
         """
         newest: Message | None = None
         self.overfull = False

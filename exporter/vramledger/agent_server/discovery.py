@@ -1,7 +1,4 @@
-"""Find the exporter that agents report to, and what they report, for a command.
-
-The exporter shows a client the agents of the client's user; root sees the agents of all users.
-"""
+"""Find the exporter that agents report to, and what they report; only root sees all users' agents."""
 
 from __future__ import annotations
 
@@ -46,10 +43,9 @@ class ExporterStatus(NamedTuple):
 
 
 def request_agents(path: Path) -> tuple[Agent, ...]:
-    """Return the agents that an exporter knows and lets us see.
+    """Return the agents that we may see.
 
-    Raises OSError if no exporter answers there, RefusedError if the program that answers is not an exporter
-    of this version.
+    Raises OSError if nobody answers, RefusedError if no exporter does.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(TIMEOUT)

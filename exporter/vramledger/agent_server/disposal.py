@@ -16,8 +16,7 @@ import sys
 from contextlib import ExitStack, suppress
 
 _CREDENTIALS_SPACE = socket.CMSG_SPACE(12)
-"""Room for the credentials of a message and for nothing else: a descriptor does not fit, and MSG_CTRUNC says
-that there was one."""
+"""Room for a message's credentials alone: a descriptor does not fit, and MSG_CTRUNC tells of it."""
 
 _PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 _DO_NOT_WAIT = int(socket.MSG_DONTWAIT)
@@ -28,26 +27,25 @@ _MAX_PROCESSES = 4
 """The maximum number of processes that may hang at the same time; until there are fewer, sockets wait."""
 
 _MAX_DRAINED = 1024
-"""The maximum number of messages that we read to find a socket empty. The kernel lets 10 wait, unless
-net.unix.max_dgram_qlen is higher."""
+"""The most messages read to find a socket empty; the kernel lets 10 wait (net.unix.max_dgram_qlen)."""
 
 _MAX_WAITING = 256
 """The maximum number of sockets that may wait for a process before no new connection is accepted."""
 
 
 def holds_descriptors(connection: socket.socket) -> bool:
-    """Tell whether descriptors came with the next message, without receiving them.
+    """Tell of descriptors with the next message, not received.
 
-    Raises BlockingIOError if no message waits, OSError if the connection broke.
+    Raises BlockingIOError if none waits, or OSError.
     """
     _, _, flags, _ = connection.recvmsg(1, _CREDENTIALS_SPACE, _PEEK)
     return bool(flags & _TRUNCATED_CONTROL)
 
 
 def receive_plain(connection: socket.socket, size: int) -> tuple[bytes, list[tuple[int, int, bytes]], int]:
-    """Receive a message that holds no descriptors; return it with its credentials and flags.
+    """Receive a message without descriptors, with credentials and flags.
 
-    Raises BlockingIOError if no message waits, OSError if the connection broke.
+    Raises as :func:`holds_descriptors`.
     """
     data, ancillary, flags, _ = connection.recvmsg(size, _CREDENTIALS_SPACE, _DO_NOT_WAIT)
     return data, ancillary, flags
@@ -56,8 +54,7 @@ def receive_plain(connection: socket.socket, size: int) -> tuple[bytes, list[tup
 def receive_bytes(connection: socket.socket, size: int) -> bytes | None:
     """Receive from a stream what waits; None if a descriptor is among it, which stays there.
 
-    A read may go on into the next message, so just what a look has shown is read. Raises BlockingIOError if
-    nothing waits, OSError if the connection broke.
+    Raises BlockingIOError if nothing waits, OSError if the connection broke.
     """
     seen, _, flags, _ = connection.recvmsg(size, _CREDENTIALS_SPACE, _PEEK)
     if flags & _TRUNCATED_CONTROL:

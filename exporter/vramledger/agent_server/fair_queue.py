@@ -9,10 +9,7 @@ from vramledger.agent_server.connection import AgentConnection
 
 
 class FairQueue:
-    """Connections with unread messages, by user; the user whose messages took the least time comes first.
-
-    A user without messages for a long time does not get the time that others have used since.
-    """
+    """Connections by user; who took the least time is first, without what others used in a long silence."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, deque[AgentConnection]] = {}
@@ -61,9 +58,7 @@ def connection_to_close(
     """Return the connection that must make room for a new one, None if the new one must go.
 
     Processes that hold GPU memory come before all others: the socket is for their agents. Among equals, a
-    user with fewer connections comes first. ``connections``: all that there are. ``counts``: the number of
-    connections of each user. ``uid``: the user who has just connected. ``holders``: the pids that hold memory
-    of a GPU. ``holds``: whether the new process is one of them.
+    user with fewer connections comes first.
     """
     others = [each for each in connections if each.peer.pid not in holders]
     if not holds or not others:

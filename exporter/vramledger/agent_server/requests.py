@@ -1,7 +1,4 @@
-"""Handle requests over the socket: pass them on to an agent with the client's connection, or answer them.
-
-What each client may see is decided here.
-"""
+"""Handle requests over the socket: answer, or pass to an agent; what a client may see is decided here."""
 
 from __future__ import annotations
 
@@ -38,9 +35,9 @@ class RequestContext(Protocol):
 
 
 def answer_request(asker: AgentConnection, content: Mapping[str, Any], exporter: RequestContext) -> None:
-    """Answer a request, or pass it on with the client's connection.
+    """Answer a request or pass it on.
 
-    Raises RefusedError if it breaks the format, OSError if the client has gone.
+    Raises RefusedError if it breaks the format, OSError if the client left.
     """
     name = content["ask"]
     if not isinstance(name, str):
@@ -75,9 +72,7 @@ def _forward_request(
 ) -> str | None:
     """Pass a request on to an agent; return why that was not possible.
 
-    The agent takes the client's credentials from the passed connection itself, and decides. It also receives
-    the client's file from there: we receive no descriptor. We already refuse another user's request, so that
-    it causes the agent no work.
+    The agent takes the client's credentials from the passed connection itself, and decides.
     """
     pid = content["to"]
     if not isinstance(pid, int) or isinstance(pid, bool):
@@ -107,8 +102,7 @@ def _send_with_descriptors(to: socket.socket, data: bytes, descriptors: list[int
 
 ROOT_UID = 0
 _MAX_HOLDERS = (64, 16, 4, 0)
-"""The maximum number of holders of a device: the numbers are tried in turn until the answer fits in a
-message."""
+"""The most holders of a device in an answer: numbers are tried in turn until it fits in a message."""
 
 
 def failure_response(error: str) -> bytes:
@@ -124,9 +118,8 @@ def success_response(**more: object) -> bytes:
 def devices_response(snapshot: Snapshot, pid: int, uid: int) -> bytes:
     """Return the devices and their holders; only root gets the pids and names of other users' holders.
 
-    ``snapshot``: the newest. ``pid``: of the client as the kernel tells it to us. In another PID namespace it
-    differs from the client's own number. The client's own holdings are marked ``self``, and never left out.
-    ``uid``: of the client.
+    ``pid``: of the client as the kernel tells it to us. In another PID namespace it differs from the client's
+    own number. The client's own holdings are marked ``self``, and never left out.
     """
     if not snapshot.up:
         return failure_response(snapshot.failure[1] if snapshot.failure else "no sample has finished yet")

@@ -56,9 +56,7 @@ _TIME_SHARE = 0.1
 _TIME_BURST = 0.1
 _TURN = 0.005
 """The share of one core that agents' messages may take, the seconds that they may take in one burst, and
-those after which anything else has its turn. A usual report takes 0.03 ms, the most expensive one 1.5 ms:
-without a limit the agents of four users, each message at its allowed rate, delayed scrapes by more than 10
-s."""
+those after which anything else has its turn."""
 
 _MILLISECONDS = 1000.0
 RETRY_INTERVAL = 30.0
@@ -75,13 +73,11 @@ _ACCEPTS_AT_ONCE = 16
 ACCEPT_RATE = 200.0
 ACCEPT_BURST = 128.0
 """Connections that are accepted: the number per second, and the maximum in one burst, as many as the kernel
-queues. Without a limit, a program that does nothing but connect took a fifth of a core, and scrapes waited
-for 40 ms."""
+queues."""
 
 _USER_ACCEPT_RATE = 50.0
 _USER_ACCEPT_BURST = 64.0
-"""The same for one user. Further connections are closed before we look at who it is, and do not count
-above."""
+"""The same for one user; more are closed before we look who it is, and do not count above."""
 
 _CLOSE_RATE = 1000.0
 _CLOSE_BURST = 128.0
@@ -122,12 +118,7 @@ class AgentServer:
         clock: Callable[[], float] = boot_clock,
         owner: int | None = None,
     ) -> None:
-        """Prepare the server.
-
-        ``path``: where to listen. ``procfs``: root of the proc file system. ``snapshot``: returns the newest,
-        for a client that requests the devices. ``clock``: seconds that only grow. ``owner``: who may own the
-        socket's directory, besides root and us.
-        """
+        """Prepare the server. ``owner``: who may own the socket's directory, besides root and us."""
         self._path = path
         self._owner = owner
         self._procfs = str(procfs)
@@ -311,10 +302,7 @@ class AgentServer:
         return identify_peer(accepted, self._procfs)
 
     def _end_connection(self, connection: AgentConnection) -> None:
-        """Close the connection of a process that has ended, once its last report is read.
-
-        Of a connection without a report only one message is read, so a second look finds the last one.
-        """
+        """Close an ended process' connection after its last report, which a second look finds."""
         for _ in range(2):
             if connection in self._connections:
                 self._receive(connection)

@@ -15,8 +15,7 @@ from vramledger.errors import StartupError
 _ROOT = 0
 _DIRECTORY_MODE = 0o755
 _MAX_PATH_BYTES = 107
-"""The longest path that the kernel takes (sun_path, less the zero byte); the name that is bound first is
-shorter."""
+"""The longest path that the kernel takes (sun_path, less the zero byte); the name bound first is shorter."""
 
 
 class SocketSettings(NamedTuple):
@@ -36,10 +35,9 @@ class SocketFile:
     """A listening socket at a path; the file is removed at the end if it is still ours."""
 
     def __init__(self, path: Path, settings: SocketSettings, owner: int | None = None) -> None:
-        """Listen; make the directory if it is missing, replace a socket that nobody listens on.
+        """Listen; make the directory of root, us or ``owner``, replace a dead socket.
 
-        Besides root and us, only ``owner`` may own the directory: the user that we become. Raises
-        StartupError if that is not possible here; the message says what to do.
+        Raises StartupError if not.
         """
         self.path = path
         try:

@@ -27,10 +27,7 @@ _PLACEHOLDER = re.compile(r"<<(\w+)>>")
 
 
 def least_thresholds(settings: RuleSettings) -> dict[str, object]:
-    """Return the smallest value of each threshold over all owners, by ``least_`` and its name.
-
-    Skip ``never``.
-    """
+    """Return each threshold's smallest value over all owners, ``never`` left out, by ``least_`` and name."""
     given = [settings.defaults, *(override.thresholds for override in settings.overrides)]
     found: dict[str, object] = {}
     for name in settings.defaults:
@@ -47,9 +44,9 @@ class Snippets:
     def __init__(
         self, texts: Mapping[str, str], reserved: Collection[str], given: Mapping[str, str] = {}
     ) -> None:
-        """Take the snippets in the order of their file: one may use those above it, and the given ones.
+        """Take the snippets in file order.
 
-        Raises ValueError if a snippet uses itself or one below it, or has the name of something else.
+        Raises ValueError if one uses itself or one below, or a taken name.
         """
         self._expanded = dict(given)
         self._used = set(given)
@@ -74,10 +71,7 @@ class Snippets:
 
 
 def framework_snippets() -> dict[str, str]:
-    """Return what the frameworks' declarations recommend, as snippets for an alert with that label.
-
-    ``next_start`` is for a framework that takes its memory at its start, ``free_cache`` for one that caches.
-    """
+    """Return the frameworks' declared advice as snippets: ``next_start``, and ``free_cache`` for caches."""
     chosen = {"next_start": ("preallocate", "fraction"), "free_cache": ("caching",)}
     unknown = {"next_start": "a limit, by its documentation", "free_cache": "empty its pool"}
     snippets = {}
@@ -124,9 +118,9 @@ def growth_snippet() -> dict[str, str]:
 
 
 def read_sources(settings: RuleSettings, home: Path = HOME) -> dict[Path, dict[str, Any]]:
-    """Read every source of rules below a folder, with its snippets inserted.
+    """Read every source of rules below a folder, with snippets.
 
-    Raises ValueError if a snippet cannot be used, or is not used.
+    Raises ValueError if one is unusable or unused.
     """
     shared = home / "src" / "snippets.yml"
     paths = sorted(path for path in shared.parent.glob("*.yml") if path != shared)
@@ -219,10 +213,7 @@ def render_expression(source: str, settings: RuleSettings) -> str:
 
 
 def _reached(threshold: str, value: float | str) -> float | str:
-    """Return an owner's threshold; a share that is never reached ends only its own comparison.
-
-    An alert may have several of them, as growth has one for each span.
-    """
+    """Return an owner's threshold; a share never reached ends only its own of several comparisons."""
     return "Inf" if value == "never" and threshold.endswith("_share") else value
 
 
@@ -268,15 +259,13 @@ _PAGE_URL = (
     '{{ with printf "vramledger_storage_newest_timestamp_seconds{<<this>>}" <<these>> | query }}{page}#at='
     '{{ with query "time()" }}{{ . | first | value | printf "%.0f" }}{{ end }}{{ end }}'
 )
-"""The template of an alert's link to the exporter's page as it is at this evaluation; empty where the
-exporter keeps no past."""
+"""The template of an alert's link to the page of this evaluation; empty where no past is kept."""
 
 
 def dashboard_url(alert: str, description: str, settings: RuleSettings) -> str:
     """Return the template of an alert's link to the dashboard of what it is about, with its variables set.
 
-    What an alert is about shows in the labels that its description uses. One that is about no node in
-    particular, as the heartbeat, has no labels: empty variables would choose nothing.
+    What an alert is about shows in the labels that its description uses.
     """
     named = set(re.findall(r"\$labels\.(\w+)", description))
     if not named:
@@ -304,9 +293,8 @@ def dashboard_url(alert: str, description: str, settings: RuleSettings) -> str:
 def runbook_url(alert: str, place: str, query: str | None) -> str:
     """Return the template of an alert's link to its runbook.
 
-    ``alert``: the name of the alert. ``place``: the address of runbooks, with ``{alert}`` and perhaps
-    ``{instance}``. ``query``: finds an exporter that answers, if the alert's own label does not name one;
-    without a result the link is empty.
+    ``query``: finds an exporter that answers, if the alert's own label does not name one; without a result
+    the link is empty.
     """
     page = place.replace("{alert}", alert)
     if "{instance}" not in page:
@@ -353,9 +341,9 @@ def render_file(content: dict[str, Any], settings: RuleSettings) -> dict[str, An
 
 
 def rendered_files(settings: RuleSettings, home: Path = HOME) -> dict[str, dict[str, Any]]:
-    """Return the content of every rule file, by the name of its source.
+    """Return every rule file's content by source.
 
-    Raises ValueError if a source cannot be used; the message begins with its name below the folder.
+    Raises ValueError, with the source's name, if one is unusable.
     """
     files = {}
     sources = read_sources(settings, home)

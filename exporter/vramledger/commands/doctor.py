@@ -1,7 +1,4 @@
-"""Run ``vramledger doctor``: say what this host does not let us see, and how to fix it.
-
-Findings are pure conclusions from one reading and a few facts about our own process.
-"""
+"""Run ``vramledger doctor``: say what this host does not let us see, and how to fix it."""
 
 from __future__ import annotations
 
@@ -37,10 +34,9 @@ FINE, LACK = True, False
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked.
+    """One thing that was checked; a ``limit`` is never told here, and not a fault.
 
-    With ``limit`` it is something that will never be told here, and not a fault. ``remedy`` is empty if
-    nothing helps, or if nothing is wrong.
+    ``remedy`` may be empty.
     """
 
     good: bool
@@ -66,12 +62,7 @@ def diagnose(
     contact: ExporterContact | None = None,
     launch_obstacle: str | None = None,
 ) -> Iterator[Finding]:
-    """Yield what was found, the most important first.
-
-    ``reading``: one sample. ``own_rights``: our own rights. ``contact``: how commands and agents reach an
-    exporter. ``launch_obstacle``: why launches cannot be counted, empty if they can; None where nobody has
-    tried.
-    """
+    """Yield what was found, the most important first; ``launch_obstacle`` is None where nobody has tried."""
     yield from _driver(reading)
     yield _namespace(reading, own_rights)
     yield from _rights(reading, own_rights)

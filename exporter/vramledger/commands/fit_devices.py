@@ -9,8 +9,7 @@ from vramledger.commands.fit_input import CgroupRoom, Evictable, OfferedDevice, 
 from vramledger.commands.memory_need import MemoryNeed
 
 YES, TIGHT, AFTER, PERHAPS, NO, UNKNOWN = "yes", "tight", "after", "perhaps", "no", "unknown"
-"""The verdicts about a device: it has room; without headroom; after others have freed theirs; perhaps, as the
-need is not known; it has none; nothing is known of its memory."""
+"""The verdicts: room; without headroom; after others free theirs; need not known; none; nothing known."""
 
 _FITS = (YES, TIGHT)
 
@@ -39,11 +38,7 @@ class Offer(NamedTuple):
 
 
 def make_offer(need: MemoryNeed, device: OfferedDevice, program: Program, *, live: bool) -> Offer:
-    """Say what a device offers.
-
-    ``need``: of the program. ``device``: as it is now. ``program``: whose need it is. ``live``: the program
-    is one of the holders of this device's sample; otherwise only its pid is the same.
-    """
+    """Say what a device offers; if not ``live``, a holder of the program's pid may be another one."""
     own = device.holdings.get(program.pid, 0) if live else 0
     limits = device.limits_of(program, live=live)
     allowance = min((most for each in limits if (most := each.most(own)) is not None), default=None)

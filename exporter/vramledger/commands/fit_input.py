@@ -245,8 +245,7 @@ class OfferedDevice(NamedTuple):
         """Return the limits of all cgroups above a program.
 
         Where it is not known which these are, or what they may take here, a limit that is not known is among
-        them. The limits of a program that is ``live`` are read on every device, so where none is read it has
-        none. Of another one only those cgroups are known that had a limit then and there.
+        them. Of another one only those cgroups are known that had a limit then and there.
         """
         limits = self.limits or ()
         if program.limited_by is None:
@@ -411,7 +410,7 @@ def _framework(seen: _FrameworkSeen) -> FrameworkUse:
 
 
 def read_oom_report(raw: object, where: str) -> tuple[Program, tuple[DeviceUse, ...]]:
-    """Read an out-of-memory report as what was seen of the program on the device where it failed.
+    """Read an out-of-memory report as what was seen of the program.
 
     Raises RecordingError if it is not one.
     """

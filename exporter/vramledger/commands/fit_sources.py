@@ -80,10 +80,7 @@ def _ledger(snapshot: Snapshot) -> LedgerSample:
 
 
 def choose_program(ledgers: list[LedgerSample], pid: int | None, origin: str) -> Seen:
-    """Return what was seen of a program; without a pid, of the only one that there is.
-
-    Raises StartupError if no such program holds memory, or there are several.
-    """
+    """Return what was seen of a program, or of the only one. Raises StartupError if none, or several."""
     holders = {holder for ledger in ledgers for holder in ledger.programs}
     if pid is None:
         if len(holders) != 1:
@@ -129,11 +126,7 @@ async def past_sample(args: argparse.Namespace, at: float) -> list[LedgerSample]
 
 
 def read_file(path: Path, pid: int | None) -> Seen:
-    """Return what a file says of a program.
-
-    Raises RecordingError if it is none of the files that this command reads, StartupError if it does not show
-    the program.
-    """
+    """Return what a file says. Raises RecordingError if unreadable, StartupError without the program."""
     content = _read_content(path)
     documents = _documents(path, content)
     first = documents[0]
@@ -169,10 +162,7 @@ def _read_content(path: Path) -> bytes:
 
 
 def _documents(path: Path, content: bytes) -> list[Any]:
-    """Return the JSON documents of a file: one over all its lines, or one in each line.
-
-    Of a recording only the header is read here.
-    """
+    """Return a file's JSON documents: one in all, or one a line; of a recording only the header."""
     lines = [line for line in content.split(b"\n") if line.strip()]
     head = _parse(lines[:1])
     if head and isinstance(head[0], dict) and head[0].get("format") == FORMAT:

@@ -18,8 +18,7 @@ from vramledger_agent.protocol.frameworks import FRAMEWORKS_BY_NAME
 MIB = 2**20
 
 HEADROOM = 0.10
-"""The share that a pool has to be larger than what is in use at the peak: allocators round sizes up, and free
-blocks lie between those in use."""
+"""The share that a pool needs beyond the peak in use: sizes round up, free blocks lie between."""
 
 HEADROOM_LEAST = 64 * MIB
 """A small program's first matrix product takes as much for cuBLAS (68 MiB on an H200)."""
@@ -88,11 +87,7 @@ class LimitAdvice(NamedTuple):
 
 
 def assess_need(seen: Sequence[DeviceUse], headroom: float = HEADROOM) -> MemoryNeed:
-    """Say what a program needs of one device.
-
-    ``seen``: one device in each sample, in their order; at least one. ``headroom``: the share by which a pool
-    must be larger than what is in use.
-    """
+    """Say what a program needs of one device."""
     last = seen[-1]
     frameworks = _highest_peaks(seen)
     most = max((use.peak for use in seen if use.peak is not None), default=None)
@@ -204,10 +199,7 @@ def copies_by_compute(busy: Busy | None) -> int | None:
 
 
 def limit_advice(need: MemoryNeed, capacity: int | None, headroom: float = HEADROOM) -> Iterator[LimitAdvice]:
-    """Yield how to limit each framework whose peak is known, on a device of this capacity.
-
-    Nothing where it would not fit, and after a failed allocation: a limit could only be too small.
-    """
+    """Yield how to limit each framework with a known peak; nothing if it does not fit, or has failed."""
     if need.failed:
         return
     for each in need.frameworks:

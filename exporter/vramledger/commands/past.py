@@ -33,9 +33,9 @@ def add_storage(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse_time(text: str) -> float:
-    """Read a moment of the past: ``03:12``, ``-6h``, ``2026-11-22 03:12``, or Unix seconds.
+    """Read ``03:12``, ``-6h``, ``2026-11-22 03:12`` or Unix seconds.
 
-    Raises UsageError if it is something else, or not in the past.
+    Raises UsageError if not one in the past.
     """
     now = time.time()
     found = _read_time(text, now)

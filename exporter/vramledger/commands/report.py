@@ -190,9 +190,9 @@ def text_for_all(host: str, found: Sequence[Unused]) -> str:
 
 
 def _deliver(args: argparse.Namespace, host: str, found: Sequence[Unused]) -> None:
-    """Send each user their own and the administrator all of it; one that fails does not stop the others.
+    """Send each user theirs, the administrator all; one failure stops no other.
 
-    Raises StartupError if a message could not be sent.
+    Raises StartupError if any.
     """
     own: dict[str, list[Unused]] = {}
     for each in found:

@@ -31,10 +31,7 @@ _LONGEST_POLL = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which holders to end: those that fit every kind of selector that is given.
-
-    Orphans that work on a GPU, or may work, are not ended unless ``working`` is set or they are named by pid.
-    """
+    """Which holders to end: who fits all selectors; working orphans only with ``working`` or by pid."""
 
     pids: frozenset[int] = frozenset()
     states: frozenset[State] = frozenset()
@@ -72,11 +69,7 @@ class EndTarget:
 
 
 def select_targets(snapshot: Snapshot, selection: Selection, own: Collection[int]) -> list[EndTarget]:
-    """Return the selected holders by pid, also those that may not be ended.
-
-    ``selection``: the given selectors. ``own``: pids that must not be ended: this program, its sampler, what
-    started it.
-    """
+    """Return selected holders by pid, also those of ``own``, which must not be ended."""
     held: dict[int, list[tuple[DeviceSnapshot, Holding]]] = {}
     for device in snapshot.devices:
         for holding in device.holdings:
@@ -196,11 +189,7 @@ class Termination:
     """The ending of one target, whose process is held by a pidfd; a context manager that closes it."""
 
     def __init__(self, target: EndTarget, start_of: Callable[[int], int | None]) -> None:
-        """Open a pidfd of the process.
-
-        ``target``: the holder to end. ``start_of``: start time of a pid's process in ticks since boot, None
-        when it is gone. Raises VramledgerError if this kernel has no pidfd.
-        """
+        """Open a process' pidfd; ``start_of`` gives a pid's start. Raises VramledgerError without pidfds."""
         self.target = target  # the holder to end
         self.outcome: str | None = None  # the result as words, None while not finished
         self.ended = False
@@ -266,8 +255,7 @@ def end_targets(
 ) -> list[Termination]:
     """End these holders: SIGTERM to all, and SIGKILL to those that still run after ``grace`` seconds.
 
-    A stopped process gets SIGCONT as well, or it could not act on SIGTERM. Raises VramledgerError if this
-    kernel has no pidfd.
+    Raises VramledgerError if this kernel has no pidfd.
     """
     terminations: list[Termination] = []
     try:

@@ -33,8 +33,7 @@ ASK_INTERVAL = 5.0
 """Seconds from one question to the exporter to the next."""
 
 HEARTBEAT = 300.0
-"""Seconds after which the node is read and its condition written again, as the node problem detector does:
-each write of a node costs the API server, and a fleet has thousands."""
+"""Seconds after which the node's condition is written again; writes cost the API server of a fleet."""
 
 MAX_ANSWER_BYTES = 4 * 2**20
 GAPS = 4
@@ -129,10 +128,7 @@ async def _run_until_terminated(node: KubernetesNode, address: ExporterAddress, 
 async def follow(
     node: KubernetesNode, address: ExporterAddress, judge: NodeJudge, interval: float = ASK_INTERVAL
 ) -> None:
-    """Ask the exporter again and again, and keep the marks of the node as they should be.
-
-    What the API server refuses is logged, and tried again after the next answer.
-    """
+    """Keep the marks of the node by the exporter's answers; a refusal is logged, and tried again."""
     present: NodeMarks | None = None
     written = 0.0
     while True:
@@ -196,10 +192,7 @@ async def ask_exporter(address: ExporterAddress) -> Observation:
 
 
 def _check_listener(url: str, *, secret: bool) -> None:
-    """Check who listens at an address without TLS: it would get the password, and its answer marks the node.
-
-    Raises ValueError if it is another user of this host, or a password would go to somebody who is not known.
-    """
+    """Check who listens without TLS: it gets a password and its answer marks. Raises ValueError if unsafe."""
     parts = urlsplit(url)
     if parts.scheme == "https":
         return

@@ -44,8 +44,8 @@ class _Http2Frame(NamedTuple):
 def call_method(path: str, method: str, timeout: float) -> bytes:
     """Call a method that takes an empty message, and return the message of its answer.
 
-    ``path``: of the Unix socket. ``method``: ``/package.Service/Method``. ``timeout``: seconds for all of it.
-    Raises GrpcError if no server listens, or the answer does not come in time, is too long, or is not valid.
+    ``timeout``: seconds for all of it. Raises GrpcError if no server listens, or the answer does not come in
+    time, is too long, or is not valid.
     """
     deadline = time.monotonic() + timeout
     try:

@@ -119,8 +119,7 @@ def run(args: argparse.Namespace) -> int:
 def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
     """Become a program that is found as shells find it: the first on PATH that may run.
 
-    A script that does not name its interpreter is one for the shell. Raises OSError if there is none, or it
-    cannot run.
+    A script that does not name its interpreter is one for the shell.
     """
     directories = [""] if "/" in command[0] else os.get_exec_path(environ)
     refused: OSError | None = None
@@ -159,8 +158,7 @@ def caller_environment() -> dict[str, str]:
 def restore_signals() -> None:
     """Give the signals that Python ignores from its start on what they had before.
 
-    Only a shell that was there before can know it. Without one (``python -m vramledger``) they get what
-    Python's ``subprocess`` gives them.
+    Without one (``python -m vramledger``) they get what Python's ``subprocess`` gives them.
     """
     try:
         ignored = int(os.environ.get(CALLER_IGNORES, ""), 16)
@@ -188,19 +186,13 @@ def agent_environment(args: argparse.Namespace, environ: Mapping[str, str]) -> d
 
 
 def python_path(before: str) -> str:
-    """Return PYTHONPATH with our directory first.
-
-    An empty entry is the current directory and stays; a variable that is empty as a whole has no entry.
-    """
+    """Return PYTHONPATH with our directory first."""
     inherited = before.split(os.pathsep) if before else []
     return os.pathsep.join([STARTUP, *(entry for entry in inherited if entry != STARTUP)])
 
 
 def change_startup_hook(packages: Path, *, remove: bool) -> int:
-    """Put the start-up files into an environment's packages, or take them out.
-
-    Raises StartupError if they cannot be written there.
-    """
+    """Put the start-up files into an environment's packages, or out. Raises StartupError if that fails."""
     try:
         ending, content = (".pth", PTH) if sys.version_info < START_FILES_SINCE else (".start", START)
         if remove:

@@ -123,8 +123,7 @@ def _in_a_child(paths: Sequence[Path], work: Callable[[], int]) -> int:
     """Read files of strangers in a child process with little memory; return the exit status.
 
     A small file can refer to a list so often that it needs gigabytes, and nest values so deeply that the
-    interpreter crashes. Raises SnapshotError if the child has crashed, or needs more memory than such files
-    can need.
+    interpreter crashes.
     """
     sys.stdout.flush()
     child = os.fork()
@@ -199,10 +198,9 @@ def _memory_file() -> Iterator[int]:
 
 
 def _copy_sealed(source: int, target: int) -> int:
-    """Copy what the agent has written, which it cannot change any more; return the size.
+    """Copy what the agent has written, and return the size.
 
-    Raises SnapshotError if it still writes, or has written more than a snapshot has. Raises OSError if it
-    cannot be copied.
+    Raises SnapshotError if it still writes, or OSError.
     """
     try:
         fcntl.fcntl(source, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE)

@@ -1,8 +1,4 @@
-"""Find the frameworks that have an allocator by now, and read what they hold, when it is due.
-
-If a provider fails, its framework has no figures, and an error is counted. A provider that is slow or fails
-repeatedly is paused for a while.
-"""
+"""Find the frameworks that have an allocator by now and read them; a slow or failing one is paused."""
 
 from __future__ import annotations
 
@@ -32,8 +28,7 @@ QUICK_POLLS = 100
 SLOW_START_POLL_SECONDS = 0.2
 
 MAX_ANNOUNCED_POLLS = 400
-"""When this number of polls has found no allocator, although the framework announced it, the framework's
-start has failed."""
+"""After this number of polls without an allocator that was announced, the framework's start has failed."""
 
 MAX_BAD_READS = 3
 """A provider may be slow or fail this number of times in a row before it is paused."""
@@ -72,11 +67,7 @@ class ProviderPoller:
         self._starting = _thread.allocate_lock()
 
     def add(self, module: str, imported: str, announced: Callable[[], None]) -> None:
-        """Add a framework that the program imports, given its provider's module.
-
-        ``module``: by its full name. ``imported``: the framework's module that was noticed. ``announced``:
-        called when the framework announces its allocator, on any thread.
-        """
+        """Add an imported framework; its allocator calls ``announced``, on any thread."""
         __import__(module)
         state = ProviderState(sys.modules[module].make_provider(), imported)
         count_error = partial(self._count_error, state.provider.name)

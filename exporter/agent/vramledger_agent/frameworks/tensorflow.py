@@ -33,13 +33,12 @@ from vramledger_agent.program_errors import belongs_to_program
 CONTEXT_MODULE = "tensorflow.python.eager.context"
 SESSION_MODULE = "tensorflow.python.client.session"
 SEARCH_PAUSE_TO_COST = 10_000
-"""The pause after a search for sessions is at least this number of times what the search took: 100 ms at
-340,000 objects, during which the program is stopped."""
+"""The pause after a search for sessions, in times of what it took: 100 ms at 340,000 objects."""
 
 _MIB = 2**20
 _POLICY_VARIABLES = ("TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR")
 _POLICIES_BY_SIZE = ("no_gpu", "growth", "limit", "fraction", "preallocate")
-"""Policies from the smallest to the largest amount that they take; devices may differ, and the largest is
+"""Policies from the smallest to the largest amount that they take; of several devices the largest is
 reported."""
 
 

@@ -26,8 +26,8 @@ MAX_BLOCKS = 100_000
 """With more live blocks, the report omits the largest free block."""
 
 LIMIT_SHARE = 0.98
-"""A capacity below this share of the device is a limit that the program set; CUDA's total is a little below
-NVML's."""
+"""A capacity below this share of the device is the program's own limit; CUDA's total is a bit below NVML's.
+"""
 
 
 class OomDiagnosis:
@@ -123,10 +123,9 @@ class OomDiagnosis:
 
 
 def _autocast(torch: ModuleType, stack: dict[str, object] | None) -> str | None:
-    """Return the type of numbers that autocast uses on this thread; ``off`` without it, None if not known.
+    """Return autocast's type on this thread; ``off`` without it.
 
-    Programs with mixed precision run the backward pass and the optimizer outside of autocast, so its state
-    tells something only in the forward pass.
+    It tells something only in the forward pass.
     """
     if stack is None or stack["phase"] != "forward":
         return None
@@ -151,8 +150,7 @@ TIMEOUT_SECONDS = 0.05
 """For the exporter's response: the program waits for it."""
 
 SILENCE_SECONDS = 30.0
-"""An exporter that did not answer is not asked for this time: a program that catches many failures would
-wait for each."""
+"""An exporter that did not answer is not asked for this time: a program may catch many failures."""
 
 _silent_until = 0.0
 

@@ -48,10 +48,7 @@ def top_lines(snapshot: dict[str, Any], device: int, *, from_start: bool) -> lis
 
 
 def take_flight(recording: Recording, torch: Any, device: int, failure: AllocationFailure) -> dict[str, Any]:  # noqa: ANN401 not installed where this is checked
-    """Return what the report says of a recording, and under ``snapshot`` the snapshot itself.
-
-    It is empty where the program's own recording has replaced ours.
-    """
+    """Return what the report says of a recording, with the ``snapshot``; empty if the program replaced it."""
     taken = recording.take_snapshot(torch)
     snapshot, marks, facts = taken
     if not recording.active:
@@ -74,11 +71,7 @@ def take_flight(recording: Recording, torch: Any, device: int, failure: Allocati
 
 
 def _known_steps(marks: Sequence[StepMark], peaks: list[StepPeaks], device: int) -> list[Step]:
-    """Return the finished steps whose batch and peak are known.
-
-    The events know the peak of a step that is still in the ring. PyTorch's own peak knows it too if that rose
-    in the step.
-    """
+    """Return the finished steps with batch and peak: from the events in the ring, or PyTorch's risen peak."""
     recorded = {step.ended: step for step in peaks if step.whole}
     found = []
     for before, mark in pairwise(marks):  # the first step has no state of the optimizer yet

@@ -16,8 +16,7 @@ MIN_LEAK_SHARE = 0.1
 
 
 MIN_PIECES_SHARE = 0.01
-"""Free pieces below this share of what the process could have are not the reason: the memory is full. On an
-H200 a program that kept its graph failed with 12 MiB of 6.98 GiB in pieces."""
+"""Free pieces below this share of what the process could have are not the reason: the memory is full."""
 
 
 class AllocationFailure:
@@ -113,11 +112,7 @@ def _would_fit_in_pieces(failure: AllocationFailure, free: int) -> bool:
 
 
 def _present_bytes_of_others(failure: AllocationFailure, reserved: int) -> int | None:
-    """Return what other processes hold now.
-
-    The exporter's sample may be a second old. A holder that has ended since cannot be the reason: the others
-    hold at most what is neither free nor ours.
-    """
+    """Return what others hold now: at most what is neither free nor ours, as a holder may have ended."""
     if failure.others is None or failure.device_total is None:
         return failure.others
     ours = max(reserved, failure.held or 0)

@@ -1,8 +1,7 @@
 """Say how a rank of a distributed job is named, by its environment and by its rendezvous.
 
 The exporter applies these rules to the environment that the kernel shows, the agent to the one that the
-program has by now. So both give ranks of one job the same name. This module imports nothing: see
-:mod:`vramledger_agent.protocol.messages`.
+program has by now. So both give ranks of one job the same name.
 """
 
 from __future__ import annotations
@@ -47,10 +46,7 @@ def name_rendezvous(address: str, port: str) -> str:
 
 
 def name_file(path: str) -> str:
-    """Return the name of the job that meets in a file, without the node.
-
-    Two nodes may have different files of this name, so ranks on another node count as another job.
-    """
+    """Return the name of the job that meets in a file, without the node: other nodes are other jobs."""
     return f":{path[-LONGEST_VALUE:]}"
 
 

@@ -172,8 +172,7 @@ class TorchAllocator:
     def _due_devices(self) -> set[int]:
         """Return the devices whose counters to read now: the used devices, and one more in turn.
 
-        If none is used, it returns all, so that the first allocation is seen immediately. Reading all at
-        every turn would cost 9 us a device on an H200.
+        If none is used, it returns all, so that the first allocation is seen immediately.
         """
         if not self.used:
             return set(range(self._device_count))
@@ -186,11 +185,7 @@ OFF = "off"
 
 
 def read_settings(text: str | None, stats: dict[str, object] | None) -> dict[str, str]:
-    """Return the settings by their names; one that is not known is left out.
-
-    ``text``: the configuration, as PyTorch or the environment has it; None when not known. ``stats``: the
-    counters of a device: what they say of a setting is certain.
-    """
+    """Return the known settings by name; what a device's counters (``stats``) say is certain."""
     found: dict[str, str] = {}
     if text is not None:
         items = dict(_items(text))

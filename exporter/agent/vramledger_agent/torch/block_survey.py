@@ -2,8 +2,7 @@
 
 A survey takes a snapshot of the allocator, whose cost grows with the blocks (1 ms for 401 segments on an
 H200), while it holds the interpreter's lock. So the first survey is made once the program is under way, and
-then at most one every half minute, less often the longer it took. It leaves out the traces of a history that
-the program records, and there is none for a heap that would take too long.
+then at most one every half minute, less often the longer it took.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ if TYPE_CHECKING:  # a program that uses no framework need not load it
     from types import ModuleType
 
 FIRST_READING = 3
-"""The first survey is at the third reading with live blocks: at the first reading a program has hardly begun.
-"""
+"""The first survey is at the third reading with live blocks: before that a program has hardly begun."""
 
 MIN_PAUSE_SECONDS = 30.0
 """The shortest pause between two surveys."""
@@ -111,7 +109,7 @@ def count_blocks(stats: Iterable[dict[str, object]]) -> int:
 def take_snapshot(torch: ModuleType) -> list[dict[str, object]] | None:
     """Return the allocator's segments; None where a recorded history makes that too expensive or unsafe.
 
-    Before torch 2.12 they would contain the whole history. They always have the stacks of the blocks.
+    Before torch 2.12 they would contain the whole history.
     """
     native = torch._C
     code = getattr(getattr(torch.cuda.memory, "memory_snapshot", None), "__code__", None)

@@ -2,8 +2,7 @@
 
 It asks Python's collector for the objects (0.1 s for half a million), so it is used only for a snapshot that
 the program has consented to, and only on the program's own thread: the answer refers to every object, so
-nothing that another thread drops meanwhile is freed. Only tensors of PyTorch's own type are touched: a
-subclass may run code of its own.
+nothing that another thread drops meanwhile is freed.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ BATCH_NODES = 400
 """The number of operations that are looked at for the size of the batch, after every step."""
 
 YOUNG_GENERATIONS = (0, 1)
-"""The collector's generations in which the loss of a step is: 22,000 objects at most with the limits
-of Python 3.13, 7,700 before."""
+"""The collector's generations in which a step's loss is: at most 22,000 objects in Python 3.13."""
 
 MAX_YOUNG_OBJECTS = 30_000
 """With more young objects the batch is not looked for: a program may have turned the collector off."""

@@ -1,8 +1,7 @@
 """Handle ``vramledger snapshot``: record PyTorch's memory history for a while, and write it to a file.
 
 Recording costs about two microseconds an allocation. The snapshot at its end stops the program while it is
-copied and written, so the number of events is bounded. If the program already records by itself, we do not
-change that: the snapshot then holds the program's history. The end of a step is on the program's own thread,
+copied and written, so the number of events is bounded. The end of a step is on the program's own thread,
 where its tensors can be read. A snapshot at any other moment is taken on a thread of ours, while the program
 goes on, and so without them.
 """
@@ -108,8 +107,8 @@ def _record(  # noqa: PLR0913
 ) -> TakenSnapshot:
     """Record for a number of seconds, or from the end of one training step to the end of the next.
 
-    If a recording already runs, take the snapshot at once, or at the next end of a step. ``before`` runs
-    right before the snapshot. The tensors are read only at the end of a step.
+    If a recording already runs, take the snapshot at once, or at the next end of a step. The tensors are read
+    only at the end of a step.
     """
     begins = ours and not recording.is_active(torch)
 

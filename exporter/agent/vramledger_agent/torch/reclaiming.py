@@ -2,7 +2,7 @@
 
 First the collector runs, then the cache is emptied: the memory of tensors in dead reference cycles becomes
 cache only once the collector has freed them. Both run on the program's own thread, where its finalizers
-expect to run and no kernel launch is half done. The next steps have to allocate from the driver again.
+expect to run and no kernel launch is half done.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
 
 def reclaim(request: Request) -> dict[str, object]:
-    """Wait for the end of a step, free what can be freed, and return each device's bytes before and after.
+    """Run both at the end of a step, awaited for ``seconds``; return each device's bytes before and after.
 
-    Argument of the request: ``seconds`` to wait for a step. Raises RuntimeError if PyTorch is not loaded, not
-    initialised, or captures a CUDA graph. Raises TimeoutError if there was no step, nor a call of
-    ``safe_point``. Raises ValueError if the argument is invalid.
+    Raises RuntimeError if PyTorch is not in use or captures a graph, TimeoutError without a step or
+    ``safe_point``.
     """
     seconds = request.number("seconds", 30.0, MAX_SECONDS)
     torch = initialised_torch()

@@ -32,8 +32,7 @@ MAX_MARKS = 64
 """The number of steps whose ends are remembered."""
 
 _OPTIONAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
-"""Only newer versions of PyTorch accept ``skip_actions``. We skip the requests to free a block, because the
-event that completes a request says the same."""
+"""Only newer PyTorch accepts ``skip_actions``; a completed free says what its request said."""
 
 
 _Found = TypeVar("_Found")
@@ -71,8 +70,8 @@ class Recording:
     ) -> None:
         """Begin to record, unless somebody does already.
 
-        ``torch``: in which CUDA is initialised, or about to be. ``from_start``: there was no allocation yet.
-        ``boundary``: the program is between two steps. Raises RuntimeError if this PyTorch cannot record.
+        ``from_start``: there was no allocation yet. ``boundary``: the program is between two steps. Raises
+        RuntimeError if this PyTorch cannot record.
         """
         if is_history_enabled(torch):
             return
@@ -122,10 +121,9 @@ class Recording:
         self.marks.append(StepMark(begun, ended, batch, peak, allocated))
 
     def take_snapshot(self, torch: ModuleType, *, tensors: bool = True) -> TakenSnapshot:
-        """Return a snapshot with the recorded events, and what is known of steps and tensors.
+        """Return a snapshot with events and steps; ``tensors`` only on the program's thread.
 
-        ``tensors``: read the tensors; only on the program's own thread, see :mod:`live_tensors`. Raises
-        WouldImportError as :func:`take_without_import`.
+        Raises WouldImportError.
         """
         marks = tuple(self.marks)  # first: a step that ends meanwhile has events after the snapshot
         snapshot: dict[str, Any] = take_without_import(torch, torch.cuda.memory._snapshot, own_thread=tensors)
@@ -186,10 +184,7 @@ def _read_or(unknown: _Found, read: Callable[[ModuleType], _Found], torch: Modul
 
 
 def plain_step(step: StepPeaks, facts: TensorFacts) -> dict[str, object]:
-    """Return a step as plain data, with categories only where the tensors were read.
-
-    Without that, a parameter that is older than the events would count as an activation.
-    """
+    """Return a step as plain data; without tensors read, old parameters would seem activations."""
     return {
         "whole": step.whole,
         "finished": step.ended is not None,
@@ -216,10 +211,7 @@ def _has_native_frames(snapshot: Mapping[str, Any]) -> bool:
 
 
 def is_history_enabled(torch: ModuleType) -> bool:
-    """Return whether PyTorch records, for us or for the program.
-
-    Raises RuntimeError if this PyTorch does not say.
-    """
+    """Return whether PyTorch records, for us or for the program. Raises RuntimeError if it does not say."""
     try:
         return bool(torch._C._cuda_isHistoryEnabled())
     except AttributeError:

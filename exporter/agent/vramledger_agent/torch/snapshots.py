@@ -26,10 +26,9 @@ class WouldImportError(RuntimeError):
 def take_without_import(
     torch: ModuleType, take: Callable[[], _Snapshot], *, own_thread: bool = False
 ) -> _Snapshot:
-    """Return what ``take`` returns, which is a snapshot of the allocator.
+    """Return the snapshot that ``take`` gives.
 
-    ``own_thread``: this is a thread of the program, on which an import is only slow. Raises WouldImportError
-    if PyTorch would import a part of itself, and the program has taken our import hook away.
+    Raises WouldImportError if it would import, off ``own_thread``.
     """
     with RefusedImport("torch._inductor") as holds:
         if not holds and not own_thread and _would_import(torch):

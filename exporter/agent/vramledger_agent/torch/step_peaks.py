@@ -136,9 +136,8 @@ def step_peaks(
 ) -> list[StepPeaks]:
     """Return the peaks of the steps in a snapshot, the oldest first; the last one may be unfinished.
 
-    ``snapshot``: as PyTorch gives it. ``device``: PyTorch's number. ``marks``: the ends of steps, the oldest
-    first. ``known``: the category of each tensor that an optimizer knows at the moment of the snapshot, by
-    address. ``whole``: the events begin with a step.
+    ``marks``: the ends of steps, the oldest first. ``known``: the category of each tensor that an optimizer
+    knows at the moment of the snapshot, by address. ``whole``: the events begin with a step.
     """
     traces = snapshot.get("device_traces") or []
     trace = traces[device] if device < len(traces) else []

@@ -1,7 +1,4 @@
-"""Lay out an allocator's memory as a picture: its segments as rows, and its allocations over time by address.
-
-The layouts are in bytes, seconds and rows; :mod:`vramledger_agent.torch_snapshots.html` draws them.
-"""
+"""Lay out an allocator's memory as a picture, in bytes, seconds and rows; :mod:`html` draws it."""
 
 from __future__ import annotations
 

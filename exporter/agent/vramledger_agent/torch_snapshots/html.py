@@ -1,7 +1,7 @@
 """Write an allocation snapshot as one HTML file that needs nothing else: no script, no font, no network.
 
 The pictures are SVG in the page. Every text that comes from the snapshot is escaped, because other people
-chose the names in it. For the same reason the page's policy forbids scripts and downloads.
+chose the names in it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ _COLOURS = (
     *("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866", "#44bb99"),
     *("#999999", "#dddddd"),
 )
-"""Colour-blind people can distinguish these colours too; the greys are for bytes without a site of their
-own."""
+"""Colours that colour-blind people can distinguish; greys are for bytes without a site of their own."""
 
 _COLOUR_OF = dict(
     zip(

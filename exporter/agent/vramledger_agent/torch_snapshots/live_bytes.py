@@ -59,10 +59,7 @@ def live_bytes(
     key_of: Callable[[AllocationEvent], Key] = by_site,
     most: int = 8,
 ) -> LiveBytes | None:
-    """Return a device's live bytes over time, with a series for each of the largest sites or categories.
-
-    Returns None when the snapshot has no events of the device.
-    """
+    """Return live bytes over time, by the largest sites or categories; None without events."""
     events = [event for event in snapshot.events if event.device == device]
     sizes = {block.address: block.size for block in snapshot.blocks if block.device == device}
     changes = _changes(events, key_of, sizes)

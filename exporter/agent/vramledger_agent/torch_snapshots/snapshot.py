@@ -25,8 +25,7 @@ from vramledger_agent.torch_snapshots.user_lines import (
 )
 
 ENTRIES_MAX = 5_000_000
-"""The maximum number of blocks, events and frames that are read; a small file can refer to one list a million
-times."""
+"""The maximum number of blocks, events and frames; a small file can refer to one list a million times."""
 
 _LIVE_STATES = ("active_allocated", "active_awaiting_free", "active_pending_free")
 """The third is the older name of the second: freed by the program, still in use by a stream."""

@@ -1,6 +1,6 @@
-"""Parse what the agent adds to a snapshot: the peaks within the steps, types of numbers, and garbage.
+"""Parse what the agent adds to a snapshot: peaks of steps, number types, garbage.
 
-Nothing is trusted, as in :mod:`vramledger_agent.torch_snapshots.snapshot`.
+Nothing in it is trusted.
 """
 
 from __future__ import annotations
@@ -84,10 +84,7 @@ class Training(NamedTuple):
 
 
 def parse_training(data: object) -> Training:
-    """Read the agent's part of a snapshot.
-
-    Raises SnapshotError if it is not of the structure that the agent writes.
-    """
+    """Read the agent's part of a snapshot. Raises SnapshotError if it is not what the agent writes."""
     whole = mapping(data, "vramledger")
     devices = mapping(whole.get("devices", {}), "devices")
     garbage = whole.get("garbage")

@@ -1,7 +1,7 @@
 """Join agents' reports to the holders of a sample, by identity and device by device.
 
-An agent's figures count only for the process that the kernel attested, on devices where the driver lists that
-process, and only while the agent's user is the user that /proc shows.
+A figure counts only for the process that the kernel attested, where the driver lists it, and while the
+agent's user is /proc's.
 """
 
 from __future__ import annotations
@@ -254,10 +254,7 @@ class AgentJoiner:
 
 
 def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
-    """Return what a process holds minus what its frameworks took, None if one is not known.
-
-    Also None where they contradict each other: a pool of managed memory may lie on the host.
-    """
+    """Return held minus taken bytes; None if unknown or contradictory: managed pools may lie on the host."""
     pool = agent.pool(uuid)
     if pool is None or holding.held is None or pool > holding.held:
         return None
@@ -341,9 +338,9 @@ def _least(framework: FrameworkReport, device: DeviceReport) -> int:
 
 
 def _held_bytes(reading: Reading) -> dict[int, dict[str, int | None]]:
-    """Return the bytes that a process can have at most, by pid and device: charged, and mapped as managed.
+    """Return each process' most bytes by pid and device: charged and mapped.
 
-    A GPU in MIG mode lists the bytes of its instances a second time.
+    A MIG GPU repeats its instances'.
     """
     mapped = {each.pid: each.bound or 0 for each in reading.managed}
     held: dict[int, dict[str, int | None]] = {}

@@ -1,9 +1,9 @@
 """Translate a framework's device numbers to UUIDs, without asking CUDA.
 
 A process numbers the devices that it sees from 0, in the order that CUDA_VISIBLE_DEVICES and
-CUDA_DEVICE_ORDER give. In a container or a job it sees only the devices that were assigned to it. The driver
-tells us how many bytes the process holds on each device. We translate a number only where both facts together
-leave one possible device: a figure on the wrong device is worse than none.
+CUDA_DEVICE_ORDER give. In a container or a job it sees only the devices that were assigned to it. We
+translate a number only where both facts together leave one possible device: a figure on the wrong device is
+worse than none.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ def translate(
 ) -> dict[int, str]:
     """Return the UUIDs of those ordinals that are certain.
 
-    ``wanted``: ordinal to the minimum of bytes that the process has there, by its own report. ``held``: UUID
-    to bytes of the process' holdings, None where NVML does not give the bytes. ``visible``:
-    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER when CUDA was initialised; None when not known. ``devices``: of
-    the host, in NVML's order, which is the order of the PCI addresses. ``apart``: the process may see fewer
-    devices than we do, so its numbers may differ from ours.
+    ``apart``: the process may see fewer devices than we do, so its numbers may differ from ours.
     """
     wanted = {ordinal: least for ordinal, least in wanted.items() if least > 0}
     order = _enumerate(visible, devices, apart=apart)

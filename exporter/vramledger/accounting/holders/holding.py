@@ -79,10 +79,9 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
         return self.utilization.sm if self.utilization is not None and fresh else 0.0
 
     def record_sample(self, entry: ProcessEntry, on_device: DeviceSample) -> None:
-        """Record what one sample says: the bytes, and whether the holder worked.
+        """Record a sample: bytes and work.
 
-        Where samples are missing before this one, we do not know that the quiet lasted, unless the exporter
-        was only restarted.
+        After missing samples quiet is not known, except across a restart.
         """
         sample, device, work = on_device.sample, on_device.device, on_device.work
         changed = None not in (self.memory, entry.memory) and entry.memory != self.memory
@@ -173,9 +172,9 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
             self.pattern = MemoryPattern(memory, device.memory.total)
 
     def follow(self, verdict: StateVerdict, sample: Sample) -> float | None:
-        """Return for how many seconds a state has lasted that may pass; None for one that is told at once.
+        """Return a passing state's seconds; None for one told at once.
 
-        A program that works meanwhile is not stopped: somebody slows it down, or traces its calls.
+        A program that works meanwhile is not stopped.
         """
         if verdict.state not in PASSING or verdict.state is self.state:
             self.turning = None

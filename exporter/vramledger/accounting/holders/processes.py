@@ -1,7 +1,4 @@
-"""Remember each process that NVML lists: its facts, the evidence of an orphan, its policy.
-
-A process is (pid, start time). :mod:`vramledger.accounting.tracker` handles its bytes.
-"""
+"""Remember each process that NVML lists: its facts, the evidence of an orphan, its policy."""
 
 from __future__ import annotations
 
@@ -28,16 +25,14 @@ from vramledger.model.snapshot import NO_POLICY, UNKNOWN, Grade, Holding, Policy
 
 SETTLED_AFTER = 60.0
 """Seconds that a verdict on the policy must have stood, and that a process must have lived, before the
-verdict becomes a label of ``vramledger_process_info``. By then the process has loaded its libraries (the
-sampler looks again after 30 seconds)."""
+verdict becomes a label of ``vramledger_process_info``."""
 
 
 _ID = re.compile(r"[0-9a-f]{12}|")
 """The short id of a container, by which it is called while its name is not known."""
 
 MOST_REPORTED_RANKS = 8
-"""A process may report this number of different ranks. They are labels, and a program must not be able to
-make a new series with each report; what it reports beyond is not shown."""
+"""The most ranks of a process: they are labels, and no program may make a series with each report."""
 
 
 class TrackedProcess(msgspec.Struct, omit_defaults=True):
@@ -109,10 +104,7 @@ class ProcessTracker:
         return None if known is None else known.since
 
     def is_bystander(self, row: ProcessRow, sample: Sample) -> bool:
-        """Tell whether a process certainly does not use a GPU: bytes under its pid are not its own.
-
-        That is certain only where a user of the driver can be recognised: we ourselves or another holder.
-        """
+        """Tell whether a process certainly uses no GPU: some user of the driver must be recognised."""
         facts = self.facts_of(row.pid, row.start)
         if facts is None or facts.uses_gpu is not False or row.state in "ZX":
             return False
@@ -227,11 +219,7 @@ class ProcessTracker:
         patterns: Mapping[int, tuple[MemoryPattern, ...]],
         agent_policy: Callable[[int, Policy], Policy | None],
     ) -> None:
-        """Classify the processes whose facts or bytes have changed, and settle each long-standing policy.
-
-        ``patterns``: the memory patterns, by pid. ``agent_policy``: returns the policy that a process' agent
-        reports, given the one seen from outside.
-        """
+        """Classify the processes whose facts or bytes have changed, and settle each long-standing policy."""
         for row in sample.rows.values():
             known = self.get(row.pid, row.start)
             if known is None:
@@ -254,11 +242,7 @@ class ProcessTracker:
                     known.shown = replace(shown, settled=settled)
 
     def record_rank(self, pid: int, start: int, rank: ReportedRank) -> None:
-        """Record the rank that a process' agent reports.
-
-        It stays when a later report names none, and when there is no later report: a rank that is stopped
-        cannot report, and a group that was destroyed was that of this rank.
-        """
+        """Record the rank that an agent reports; it stays: a stopped rank cannot report."""
         known = self.get(pid, start)
         if known is None:
             return

@@ -1,8 +1,4 @@
-"""Join the limits of cgroups with the owners of the holders in these cgroups; pure functions.
-
-The kernel's figures are an account of their own, beside NVML's: what it charges to the cgroups of an owner is
-compared with the owner's holdings.
-"""
+"""Join the limits of cgroups with their holders' owners, and the kernel's charge with the holdings; pure."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A program that does not catch its OutOfMemoryError ends within a second: its agent sends a last report, and no
 scrape sees the process afterwards. torch counts its failures itself, on every device, including devices that
-we cannot match to a GPU. Of other frameworks we know only when the newest failure happened.
+we cannot match to a GPU.
 """
 
 from __future__ import annotations

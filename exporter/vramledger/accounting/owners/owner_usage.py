@@ -26,37 +26,26 @@ OTHER = ("other", "other")
 """The entry for all owners beyond ``--owners.max``; no resolver gives this type."""
 
 KEPT = 300.0
-"""Seconds for which an owner that holds nothing any more keeps its entry, even if a new owner needs one. So a
-slow scrape still sees it."""
+"""Seconds for which an owner that holds nothing keeps its entry, so that a slow scrape still sees it."""
 
 GONE_MAX = 5
 """The maximum number of a device's owners that hold nothing any more and still have series: those that left
-last. This keeps the page of 8 GPUs and 64 holders below 1,730 series, however often owners change. If
-more than 5 owners leave one device between two scrapes, the usage of the first of them since the last scrape
-is not seen."""
+last. This keeps the page of 8 GPUs and 64 holders below 1,730 series, however often owners change."""
 
 SETTLE = 2.0
-"""Seconds from the end of a holding until we measure what was freed.
-
-A killed holder of 20 GiB took 94 ms on an H200; the list of processes and the used memory are read a moment
-apart.
-"""
+"""Seconds from a holding's end until what was freed is measured: 20 GiB took 94 ms on an H200."""
 
 EPISODE_MAX = 10.0
 """Seconds after which we measure anyway, when holdings keep ending one after the other."""
 
 NOISE = 66 * 2**20
-"""Bytes by which ``unattributed`` changes without a cause (measured: 0 to 66 MiB in an hour of work on an
-H200)."""
+"""Bytes by which ``unattributed`` changes without a cause: 0 to 66 MiB in an hour on an H200."""
 
 Key = tuple[str, str]
 
 
 class Charge(NamedTuple):
-    """One holding as its owner is charged for it.
-
-    ``owner`` is (type, name), None while not known. ``wasted`` says that the bytes are held without any work.
-    """
+    """One holding as its owner, (type, name) or None, is charged for it; ``wasted``: held without work."""
 
     pid: int
     start: int | None
@@ -148,12 +137,10 @@ class DeviceUsage:
     ) -> OwnerUsageTotals:
         """Record one sample.
 
-        ``charges``: every holding that NVML lists on the device. ``ledger``: the balance of the same sample,
-        None if the driver gave no figures for one. ``now``: monotonic seconds of the sample. ``gap``: the
+        ``ledger``: the balance of the same sample, None if the driver gave no figures for one. ``gap``: the
         longest span between two samples that still counts, in seconds. ``shared``: bytes that one of several
-        holders has; if all of them have one owner, they are its own. ``left``: bytes that ended holders have
-        left to others. ``kept_by_system``: whether the operating system manages the memory, and may keep
-        pages.
+        holders has; if all of them have one owner, they are its own. ``kept_by_system``: whether the
+        operating system manages the memory, and may keep pages.
         """
         state = self.state
         self._integrate(now, gap)
@@ -284,8 +271,7 @@ class DeviceUsage:
 
         NVML does not say which process a byte belonged to. But what an ended holding leaves behind is in use
         and belongs to no listed process, so ``unattributed`` rises by it. Where bytes were counted twice
-        (shared memory), the overlap shrinks instead, and the other process goes on holding them. Another
-        process also goes on holding what was left to it.
+        (shared memory), the overlap shrinks instead, and the other process goes on holding them.
         """
         state = self.state
         gone = [(each.owner, each.charge.memory) for each in ended if each.charge.memory]

@@ -122,10 +122,7 @@ class SchedulerGrants:
         )
 
     def _was_read_since(self, seen: float | None) -> bool:
-        """Tell whether the schedulers were read after a holder was first seen.
-
-        A read before that may have come before its job, or before the ``exec`` that gave it its variables.
-        """
+        """Tell whether schedulers were read after a holder was seen: not before its job or ``exec``."""
         return self.read is None or (seen is not None and seen <= self.read)
 
     @staticmethod

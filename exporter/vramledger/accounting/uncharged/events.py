@@ -1,8 +1,4 @@
-"""Remember what happened to the uncharged bytes of each pool of memory.
-
-That is: what came, and whether we watched; what a holder that ended left behind; who certainly had what, as
-long as nothing can have moved.
-"""
+"""Remember what happened to the uncharged bytes of each pool of memory."""
 
 from __future__ import annotations
 
@@ -27,16 +23,13 @@ from vramledger.model.device_signs import LEAST_BYTES, MIB, beyond_contexts
 from vramledger.model.snapshot import Holding, Ledger
 
 CONTEXT_LEAST = 128 * MIB
-"""What every program is charged without being able to share it: its context. On an H100 it takes 518 MiB, on
-small cards less."""
+"""What every program is charged without sharing it, its context: 518 MiB on an H100, less on small cards."""
 
 PRESSURE = 256 * MIB
-"""With less free memory than this the driver moves managed pages of one program out for those of another, and
-the sum stays as it is."""
+"""With less free memory the driver swaps one program's managed pages for another's, at the same sum."""
 
 WATCHED = 2.5
-"""The longest span between two looks at the used bytes, in seconds, in which no creator can have started,
-shared its memory and ended."""
+"""The longest seconds between two looks at the used bytes in which no creator can have come and gone."""
 
 READ_LATE = 30.0
 """Seconds after bytes have moved within which a mapping that has grown may have grown before them: mappings
@@ -93,10 +86,7 @@ class UnchargedState(msgspec.Struct):
 
 
 def record_calm(state: PoolState, ledger: Ledger, listed: Sequence[tuple[str, Holding]], now: float) -> bool:
-    """Record a sample of a pool in which nothing is uncharged; say whether that was all.
-
-    Nearly every sample is like this, and a host may have hundreds of holders.
-    """
+    """Record a sample in which nothing is uncharged (nearly every one); say whether that was all."""
     if state.rest or state.unwatched or state.lefts or _rest_of(ledger, len(listed)):
         return False
     state.at, state.free = now, ledger.free
@@ -106,20 +96,14 @@ def record_calm(state: PoolState, ledger: Ledger, listed: Sequence[tuple[str, Ho
 
 
 def _rest_of(ledger: Ledger, holders: int) -> int:
-    """Return the uncharged bytes of a pool that the contexts of its holders do not explain.
-
-    A driver that does not report its own reserve counts it as used, so nothing can be said there.
-    """
+    """Return uncharged bytes beyond contexts; 0 where the driver counts its own reserve as used."""
     return 0 if ledger.driver_reserved is None else beyond_contexts(ledger.unattributed, holders)
 
 
 def record_events(
     state: PoolState, pool: MemoryPool, moment: PoolMoment, user_of: Callable[[int, int | None], str | None]
 ) -> Sources:
-    """Record what has changed since the last sample, and return who can have the bytes of this one.
-
-    ``user_of`` returns the name of a process' user.
-    """
+    """Record what has changed, and return who can have the bytes now; ``user_of`` names a process' user."""
     rest = _rest_of(pool.ledger, len(pool.holders))
     if state.at is None:
         state.rest = state.reference = state.unwatched = state.late = rest
@@ -190,8 +174,8 @@ def _of_ended(ended: Iterable[HolderBefore]) -> Range:
 def _was_read_late(state: PoolState, holders: Mapping[Identity, PoolHolder], now: float) -> bool:
     """Tell whether a mapping has grown that perhaps was there before the bytes that have last moved.
 
-    Who has these bytes was then found out with a bound that was too low. JAX that grows takes them and maps
-    them at once, and its mapping is read some seconds later (measured on an H100).
+    JAX that grows takes them and maps them at once, and its mapping is read some seconds later (measured on
+    an H100).
     """
     if now - state.moved > READ_LATE:
         return False

@@ -21,8 +21,7 @@ TOLERANCE = 16 * MIB
 """Bytes by which two figures that mean the same memory differ, besides 1 % of them."""
 
 UNEXPLAINED = 256 * MIB
-"""Uncharged bytes beyond all mappings that say nothing against the mappings. JAX with unified memory had 126
-MiB beyond its own on an H100; other programs had 0 to 66."""
+"""Uncharged bytes beyond all mappings that contradict nothing: 126 MiB with JAX on an H100."""
 
 _MILDEST = (
     *(State.ACTIVE, State.UNKNOWN, State.IDLE, State.STOPPED),
@@ -66,8 +65,7 @@ _S = TypeVar("_S")
 def narrow(total: int, ranges: Mapping[_S, Range]) -> dict[_S, Range]:
     """Narrow the ranges of sources that together have a number of bytes.
 
-    A source has at least what all others cannot have, and at most what no other certainly has. Where they
-    certainly have more than there is, nothing is certain any more.
+    A source has at least what all others cannot have, and at most what no other certainly has.
     """
     least, most = sum(each.least for each in ranges.values()), sum(each.most for each in ranges.values())
     if least > total and not alike(least, total):
@@ -147,10 +145,7 @@ class Sources:
     settled: Mapping[Identity, Range]  # the ranges of the last sample, if nothing can have moved since
 
     def heirs(self, left: Left) -> frozenset[Identity]:
-        """Return the holders that can have what an ended one left: those of that moment, otherwise all.
-
-        Only one of them can have passed the handle on to a later one.
-        """
+        """Return who can have what an ended one left: who was there then, as it may pass it on, or all."""
         there = left.group & frozenset(self.able)
         return there if there or left.elsewhere else frozenset(self.able)
 
@@ -180,9 +175,9 @@ def collect_sources(  # noqa: PLR0913 one argument a fact
 ) -> Sources:
     """Collect who can have the uncharged bytes of a pool.
 
-    ``lefts``: what ended holders left behind. ``now``: monotonic seconds. ``unwatched``: bytes of which
-    somebody may have got a handle while we did not watch. ``late``: bytes that came while we did not watch,
-    whoever has them. ``settled``: the ranges of the last sample, if nothing can have moved since.
+    ``unwatched``: bytes of which somebody may have got a handle while we did not watch. ``late``: bytes that
+    came while we did not watch, whoever has them. ``settled``: the ranges of the last sample, if nothing can
+    have moved since.
     """
     able = {each.identity: each for each in pool.holders}
     hidden = tuple(each for each in pool.hidden or () if each.kind != "monitor")
@@ -218,10 +213,7 @@ def collect_sources(  # noqa: PLR0913 one argument a fact
 
 
 def solve(sources: Sources, foreign: Mapping[Identity, int]) -> Solution:
-    """Return the range of each source.
-
-    ``foreign`` are bytes on a holder's devices that cannot be its own; on which device is not known.
-    """
+    """Return the range of each source; ``foreign`` bytes on a holder's devices cannot be its own."""
     ranges: dict[Source, Range] = {identity: Range(0, most) for identity, most in sources.managed.items()}
     ranges.update({left: left.range for left in (*sources.lefts, *sources.pending)})
     ranges[_UNWATCHED] = Range(0, sources.unwatched)
@@ -241,8 +233,8 @@ def solve(sources: Sources, foreign: Mapping[Identity, int]) -> Solution:
 def foreign_bytes(pools: Iterable[Sources]) -> dict[Identity, int]:
     """Return by how much a process would have more managed memory on its devices than it has mapped.
 
-    Then some of these bytes are not its own. It may also be that the driver keeps copies of its pages on
-    several devices, which it does for memory that is mostly read.
+    It may also be that the driver keeps copies of its pages on several devices, which it does for memory that
+    is mostly read.
     """
     certain: dict[Identity, int] = {}
     bounds: dict[Identity, int] = {}

@@ -87,10 +87,7 @@ class UnchargedTracker:
         sharers: Mapping[str, tuple[str, ...]],
         sample: Sample,
     ) -> dict[str, PoolResult]:
-        """Find who has what NVML charges to nobody, and add it to the holdings in ``held``.
-
-        Where NVML lists no process to us, the holders are not known, and nothing is added.
-        """
+        """Add who has what NVML charges to nobody to ``held``; nothing where NVML lists no process to us."""
         bounds = {(each.pid, each.start): each.bound for each in sample.reading.managed}
         pools = []
         found: dict[str, PoolResult] = {}
@@ -168,10 +165,7 @@ def _with_uncharged(uuid: str, holdings: Sequence[Holding], found: PoolResult) -
 
 
 def _hidden_users(device: DeviceReading, reading: Reading) -> tuple[HiddenHolder, ...] | None:
-    """Return the processes that have a device open and that NVML does not list, forked children too.
-
-    A child that outlives its parent may have the parent's memory.
-    """
+    """Return processes with an open device that NVML does not list; children may have a parent's memory."""
     if reading.hidden is None or device.minor is None:
         return None
     listed = {entry.pid for each in reading.devices for entry in each.processes or ()}

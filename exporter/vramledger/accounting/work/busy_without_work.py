@@ -41,7 +41,7 @@ PIPE_SHARE = 1e-4
 
 INTEGER_SHARE = 0.01
 """The same for the integer units, with which a kernel that waits asks whether it may go on: 0.0016 in a
-collective. A kernel that only computes with integers, as in cryptography, is far above."""
+collective."""
 
 INTEGER_PER_SM = 0.08
 """The same for each SM that runs a kernel: a kernel on one SM of 132 uses at most 0.0076 of all. Measured on
@@ -108,9 +108,8 @@ class BusyWithoutWorkWatch:
     def update(self, device: DeviceReading, sample: Sample, *, in_turns: bool = False) -> float | None:
         """Record a sample of a device; return the Unix time since which it has been busy without work.
 
-        None until that has lasted for :data:`WAITS_AFTER` seconds, and where it cannot be known. One sample
-        without counters changes nothing, because the next one covers its time too. ``in_turns``: several
-        processes keep it busy.
+        None until that has lasted for :data:`WAITS_AFTER` seconds, and where it cannot be known.
+        ``in_turns``: several processes keep it busy.
         """
         now = sample.monotonic
         span = self.state.spans.get(device.uuid)
@@ -136,10 +135,7 @@ class BusyWithoutWorkWatch:
 
 
 def who_keeps_busy(shares: Mapping[int, float]) -> frozenset[int]:
-    """Return the processes that keep a device busy, given each one's share of its time.
-
-    They are those with at least half of an equal part of the time, so one alone has at least half of all.
-    """
+    """Return who keeps a device busy: with at least half of an equal part of its time."""
     runners = sum(share >= LEAST_TURN for share in shares.values())
     least = 0.5 / max(1, runners)
     return frozenset(pid for pid, share in shares.items() if share >= least)

@@ -26,8 +26,7 @@ QUIET_KEPT, QUIET_NEEDED = 31, 8
 BURSTS_KEPT, BURSTS_RECENT = 15, 5
 
 OUTLIERS = 3
-"""How many of the kept bursts stand out where a program works in some of them only. Two may be chance: with
-two, one of 22 idle programs beside a pipeline was taken for one that may work; with three, none."""
+"""Kept bursts that must stand out where a program works in some only; of idle ones two may, by chance."""
 
 SATURATED = 0.5
 """The share of a core from which CPU time says nothing: a program that spins does not take more to launch."""
@@ -46,12 +45,7 @@ class CpuBesideWork(msgspec.Struct, omit_defaults=True):
     bursts: list[bool] = []
 
     def update(self, taken: float | None, elapsed: float, *, busy: bool, own: bool) -> None:
-        """Record a sample.
-
-        ``taken``: the CPU time of the process since the sample before, None when not known. ``elapsed``:
-        seconds since the sample before. ``busy``: whether the device worked since then. ``own``: whether it
-        is known that this holder worked.
-        """
+        """Record a sample. ``own``: whether it is known that this holder worked."""
         self.known = taken is not None
         if own or taken is None:
             self.bursts.clear()

@@ -19,16 +19,13 @@ from vramledger.model.device_signs import read_counters
 from vramledger.model.reading import DeviceReading, ProcessUtilization
 
 ROW_DELAY = 3.0
-"""Seconds within which the driver names the process that ran: it notes one twice a second. We read the notes
-once a second, and every 3 s where the device has done the same for some time: see ``query_pace``."""
+"""Seconds within which the driver names the process that ran: it notes one twice a second."""
 
 LONGEST_BURST = 10.0
-"""Seconds for which another holder may keep the device busy without a break: small work beside it is not
-seen."""
+"""Seconds for which another holder may keep the device busy: small work beside it is not seen."""
 
 BUSY_SHARE = 0.5
-"""The share of the idle threshold for which other holders may work. The work of a holder that has nothing to
-do with theirs falls into the rest of the time sooner or later."""
+"""The share of the idle threshold in which others may work: unrelated work falls outside sooner or later."""
 
 _CODERS = ("device_encoder_utilization_ratio", "device_decoder_utilization_ratio")
 
@@ -167,10 +164,7 @@ def _record_signs(
 
 
 def _is_instance_at_rest(device: DeviceReading) -> bool:
-    """Return whether the counters of a MIG instance show no movement, perhaps because they never do.
-
-    The links of a GPU are not counted for its instances, so on an idle one no counter may move at all.
-    """
+    """Return whether an instance's counters show no movement; they lack its links, so all may be 0."""
     return device.parent is not None and (device.activity or {}).get("sm") == 0
 
 

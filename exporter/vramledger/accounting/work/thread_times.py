@@ -35,12 +35,10 @@ HELPER_BEYOND = 0.00002
 """Seconds of CPU time that it takes in a second beyond 0.1 ms a wake or 0.2 ms a second, at most."""
 
 RHYTHM_SHARE, RHYTHM_WAKES = 0.04, 2.0
-"""By how much the number of wakes may differ from that of the same time before: a clock makes the same number
-again, requests do not."""
+"""By how much wakes may differ from the time before: a clock makes the same number, requests do not."""
 
 NEWEST = 90.0
-"""Seconds after which the newest look is too old to prove anything. A main thread that wakes up is looked at
-in the next sample; the others every 30 s, later only where there are very many."""
+"""Seconds after which the newest look is too old to prove anything."""
 
 BRIDGED = 180.0
 """Seconds without looks, as after a restart, that quiet before and after them may bridge without proof."""
@@ -88,10 +86,7 @@ class ThreadTimesTracker:
         self.state = state
 
     def update(self, reading: Reading, *, after_gap: bool) -> Mapping[HolderId, ThreadQuiet]:
-        """Record the looks of a reading, and return what is known of each process.
-
-        After missing samples, nothing is said of a process until there is a new look at it.
-        """
+        """Record a reading's looks, and return what is known; after missing samples a new look counts."""
         offset = reading.time - reading.monotonic
         known = {(pid, start): each for pid, some in self.state.known.items() for start, each in some.items()}
         if after_gap:
@@ -173,8 +168,6 @@ def quiet_by_threads(
 ) -> Quiet | None:
     """Return since when the threads of a holder show that it does nothing; None if they do not.
 
-    ``known``: what is remembered of its threads. ``signs``: what the device says of work that was launched
-    before. ``workless_since``: the moment of the last sign of work of any kind. ``now``: monotonic time.
     ``idle_after``: for how many seconds it must have been quiet.
     """
     if known is None or not known.fresh or now - known.until > NEWEST:
