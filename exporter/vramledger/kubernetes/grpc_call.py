@@ -42,11 +42,7 @@ class _Http2Frame(NamedTuple):
 
 
 def call_method(path: str, method: str, timeout: float) -> bytes:
-    """Call a method that takes an empty message, and return the message of its answer.
-
-    ``timeout``: seconds for all of it. Raises GrpcError if no server listens, or the answer does not come in
-    time, is too long, or is not valid.
-    """
+    """Call a method that takes an empty message, and return the message of its answer."""
     deadline = time.monotonic() + timeout
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

@@ -8,7 +8,7 @@ A DRA claim names a device only in the words of its driver (``gpu-0-mig-9-4-4``)
 driver writes into its checkpoint on the node. From documentation, not seen on a node: ``v1``, ``v2`` and
 ``v3`` hold the same claims in ``preparedClaims``. Below that, each prepared device has a member ``device``
 with the name that the kubelet shows. Its UUID is beside it, in ``info`` or a member of another name. Newer
-drivers move them, so they are searched for. A claim whose preparation has only begun has no device yet.
+drivers move them, so they are searched for.
 """
 
 from __future__ import annotations
@@ -40,10 +40,7 @@ _LONGEST_VARINT = 10
 
 
 def read_kubelet(rootfs: Path) -> Scheduler | None:
-    """Read from the kubelet of a host; None when there is no kubelet or it does not answer.
-
-    It waits for at most twice :data:`TIMEOUT`.
-    """
+    """Read from the kubelet of a host; None without an answer within twice :data:`TIMEOUT`."""
     path = rootfs / SOCKET
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
@@ -65,10 +62,7 @@ def read_kubelet(rootfs: Path) -> Scheduler | None:
 
 
 def parse_grants(message: bytes) -> Iterator[Grant]:
-    """Read a ``ListPodResourcesResponse``: one grant for each pod that has GPUs.
-
-    Raises ValueError if this is not such a message.
-    """
+    """Read a ``ListPodResourcesResponse``: one grant for each pod with GPUs. Raises ValueError."""
     for pod in _read_fields(message, 1):
         name, namespace = _read_string(pod, 1), _read_string(pod, 2)
         devices: list[str] = []
@@ -83,10 +77,7 @@ def parse_grants(message: bytes) -> Iterator[Grant]:
 
 
 def parse_allocatable(message: bytes) -> tuple[str, ...]:
-    """Read an ``AllocatableResourcesResponse``: the GPUs that device plugins offer.
-
-    Raises ValueError if this is not such a message.
-    """
+    """Read the GPUs of an ``AllocatableResourcesResponse``. Raises ValueError if it is something else."""
     return tuple(
         dict.fromkeys(device for each in _read_fields(message, 1) for device in _parse_plugin_devices(each))
     )
@@ -101,10 +92,7 @@ def _parse_plugin_devices(message: bytes) -> list[str]:
 
 
 def _parse_claimed_devices(message: bytes) -> list[str]:
-    """Return the device of a ``ClaimResource``, by its name in the driver's pool (``gpu-0``).
-
-    If this name is missing, return the CDI name: ``nvidia.com/gpu=GPU-…``, or ``…claim=UID-gpu-0``.
-    """
+    """Return the device of a ``ClaimResource`` by its name in the driver's pool, else its CDI name."""
     names = [_read_string(part, 1) for part in _read_fields(message, 1)]
     if _read_string(message, 2) == DRA_DRIVER:
         return (
@@ -122,10 +110,7 @@ def _device_of_claim(name: str) -> str:
 
 
 def _read_fields(message: bytes, wanted: int) -> Iterator[bytes]:
-    """Yield the length-delimited fields with a number.
-
-    Raises ValueError if this is not a protobuf message.
-    """
+    """Yield the length-delimited fields with a number. Raises ValueError if this is not protobuf."""
     at = 0
     while at < len(message):
         key, at = _read_varint(message, at)

@@ -36,10 +36,7 @@ class KubernetesNode:
     def __init__(
         self, name: str, taint: Taint, environ: Mapping[str, str], account: Path = SERVICE_ACCOUNT
     ) -> None:
-        """Find the API server in the environment that the kubelet makes.
-
-        Raises StartupError if this is not a pod with a token.
-        """
+        """Find the API server by the environment. Raises StartupError outside of a pod with a token."""
         server = find_api_server(environ, account)
         if server is None or not (account / "token").is_file():
             message = (
@@ -56,10 +53,7 @@ class KubernetesNode:
         return self._marks(await self._request("GET"))
 
     async def write(self, marks: NodeMarks, present: NodeMarks) -> None:
-        """Change the marks of the node to these; all other taints and annotations stay as they are.
-
-        Raises ClusterError if the API server did not carry it out.
-        """
+        """Change the node's marks to these; others stay. Raises ClusterError if the API server did not."""
         if (marks.tainted, marks.annotation) != (present.tainted, present.annotation):
             await self._write_taint(marks)
         await self._write_condition(marks, changed=marks.status != present.status)
@@ -132,8 +126,5 @@ class KubernetesNode:
 
 
 def in_cluster(name: str, taint: Taint) -> KubernetesNode:
-    """Return a node of the cluster in which this pod runs.
-
-    Raises StartupError if this is not a pod with a token.
-    """
+    """Return a node of this pod's cluster. Raises StartupError if this is not a pod with a token."""
     return KubernetesNode(name, taint, os.environ)

@@ -60,10 +60,7 @@ FAMILIES = (RESERVATION_INFO, RESERVATIONS, UNRESERVED_HOLDERS, UNRESERVED_MEMOR
 
 
 def collect(snapshot: Snapshot) -> Collected:
-    """Return the owners for whom each device is reserved, and its holders without a reservation.
-
-    There are no samples where no scheduler reserves.
-    """
+    """Return the owners for whom each device is reserved, and holders without; nothing without schedulers."""
     info: list[Sample] = []
     uses: list[Sample] = []
     holders: list[Sample] = []

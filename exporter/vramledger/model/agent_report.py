@@ -310,11 +310,7 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 def read_report(message: Mapping[str, Any], before: AgentReport | None = None) -> AgentReport:
-    """Read a report out of a message.
-
-    ``before``: the report before this one; if its frameworks are equal, they are the same objects. Raises
-    RefusedError if something in it is not what it must be.
-    """
+    """Read a report; frameworks equal to those ``before`` are the same objects. Raises RefusedError."""
     told = dict(message)
     if isinstance(listed := told.get("frameworks"), list):
         told["frameworks"] = [each for each in listed if _is_known(each)]

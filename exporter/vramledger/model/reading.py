@@ -36,11 +36,7 @@ RELEASED = "released"
 
 
 class MemoryReading(NamedTuple):
-    """A device's memory, bytes (``nvmlDeviceGetMemoryInfo_v2``).
-
-    ``reserved`` is None where only version 1 of the call exists; ``used`` then includes the driver's reserve
-    (615 MiB on an empty H200).
-    """
+    """A device's memory, bytes; without ``reserved`` (version 1), ``used`` includes the driver's reserve."""
 
     total: int
     free: int
@@ -208,8 +204,7 @@ class ParentFacts(NamedTuple):
 class Owner(NamedTuple):
     """The owner of a process; the most specific one that is known gives ``type`` and ``name``.
 
-    ``type`` is ``slurm``, ``pod``, ``container``, ``unit`` or ``user``: what the kernel attests. The fields
-    after ``name`` hold what else is known; a field is empty if its value is not known.
+    ``type`` is ``slurm``, ``pod``, ``container``, ``unit`` or ``user``: what the kernel attests.
     """
 
     type: str

@@ -31,10 +31,7 @@ UNKNOWN = "unknown"
 
 
 class Policy(NamedTuple):
-    """A verdict.
-
-    ``source`` is ``agent``, ``environ``, ``pattern``, ``default`` or ``none``, ``why`` a sentence.
-    """
+    """A verdict; ``source`` is ``agent``, ``environ``, ``pattern``, ``default`` or ``none``."""
 
     framework: str = UNKNOWN
     policy: str = UNKNOWN
@@ -75,8 +72,7 @@ class Grade(str, enum.Enum):
 
 
 WASTED_STATES = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.STOPPED})
-"""The states in which memory is always wasted. Idle and orphaned memory is if it is proven or seen that
-its holder does not work."""
+"""States in which memory is always wasted; idle and orphaned memory is, if its holder certainly rests."""
 
 
 LEFTOVERS = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.ORPHANED})
@@ -171,10 +167,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A device's ledger, bytes; total is exactly the sum of the parts.
-
-    The parts are free, driver_reserved, operating_system, the states and unattributed.
-    """
+    """A device's ledger, bytes: total = free + driver_reserved + operating_system + states + unattributed."""
 
     total: int  # all memory of the device
     free: int  # what a process could still take

@@ -16,8 +16,7 @@ Health = tuple[bool, float | None]
 """Whether a collector has given all its data, and the seconds that it took; None for the time of the read."""
 
 PATIENCE = 0.5
-"""Seconds after which a collector counts as hanging, beyond those for which it waits itself. A read takes
-some milliseconds at most, but on a host that is short of CPUs it may have to wait for one."""
+"""Seconds after which a collector hangs, beyond its own waits; a host may be short of CPUs."""
 
 
 @dataclass(slots=True)

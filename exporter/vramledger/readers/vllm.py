@@ -78,10 +78,7 @@ def request_metrics(listener: Listener) -> bytes | None:
 
 
 def _exchange(listener: Listener) -> bytes:
-    """Return all that the server sends until it closes the connection.
-
-    Raises OSError if it sends too much, or for too long.
-    """
+    """Return all that the server sends. Raises OSError if it is too much or too long."""
     deadline = time.monotonic() + TIMEOUT
     received = bytearray()
     with socket.create_connection((listener.host, listener.port), TIMEOUT) as connection:
@@ -98,11 +95,7 @@ def _exchange(listener: Listener) -> bytes:
 
 
 def parse_figures(page: bytes) -> CacheFigures:
-    """Return what a page of metrics says of the KV cache.
-
-    A server with several engines has a cache for each, and does not say which process has which: then nothing
-    is known of any.
-    """
+    """Return the KV cache of a metrics page; None for several engines, whose processes are not told."""
     lines = [match[0] for match in islice(_LINE.finditer(page), _MAX_LINES + 1)]
     samples = [match for line in lines if len(line) <= _MAX_LINE and (match := _SAMPLE.fullmatch(line))]
     usages = next(filter(None, ([each for each in samples if each["name"] == name] for name in _USAGE)), [])
@@ -135,8 +128,7 @@ def _count(value: bytes) -> int | None:
 _DEFAULT_PORT = 8000
 _PORT_MAX = 65535
 _ANCESTORS_MAX = 4
-"""How far above a holder its server may be: a worker's parent is the engine, and the engine's is the server.
-One more starts several servers."""
+"""How far above a holder its server may be: a worker's parent is the engine, its parent the server."""
 
 _MODULE = re.compile(r"(?:.*/)?vllm[./]entrypoints[./](?:openai[./])?api_server(?:\.py)?", re.DOTALL)
 _UNREACHABLE = ("--ssl-keyfile", "--ssl-certfile", "--uds", "--headless")
@@ -196,8 +188,7 @@ READ_INTERVAL = 10.0
 """Seconds between two rounds."""
 
 KEEP = 60.0
-"""Seconds from the beginning of a round for which its figures are shown: longer than two rounds take, one of
-them with silent servers only."""
+"""Seconds for which a round's figures are shown: more than two rounds, one with silent servers."""
 
 MAX_SERVERS = 16
 """Servers that are asked in a round."""
@@ -227,11 +218,7 @@ class KvCacheReader(Collector):
         request: Callable[[Server], bytes | None] = lambda server: request_metrics(server.listener),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; nobody is asked before :meth:`update` has a holder.
-
-        ``root``: where the host's proc file system is. ``request``: returns a server's page of metrics.
-        ``clock``: monotonic seconds.
-        """
+        """Prepare; nobody is asked before :meth:`update` has a holder. ``request`` gets a metrics page."""
         self._root = root
         self._request = request
         self._clock = clock

@@ -14,8 +14,7 @@ from vramledger.model.reading import Reading
 from vramledger.readers.collector import Collector, Context, Health, Part
 
 TOGETHER = 1.5
-"""Seconds for all collectors of a sample: the exporter waits two seconds longer for it than for the GPUs.
-Where several begin to hang in the same sample, those after them are left out of it."""
+"""Seconds for all collectors of a sample; where several begin to hang, later ones are left out."""
 
 
 _FIELDS = frozenset(Reading.__struct_fields__)
@@ -91,10 +90,7 @@ class _CollectorThread(threading.Thread):
 
 
 class CollectorRunner:
-    """Run collectors in a thread of their own, and go on in a new one when a collector hangs.
-
-    One that hangs is not run again before its call returns, so that each of them costs one thread at most.
-    """
+    """Run collectors in a thread, and in a new one if one hangs: each costs one thread at most."""
 
     def __init__(self, slots: Iterable[Slot]) -> None:
         """Start without a thread; the collectors are run in the order of their slots."""
@@ -103,10 +99,7 @@ class CollectorRunner:
         self._failing = FailureStreaks(COLLECTOR_FAILED)
 
     def read(self, context: Context, go_on: Callable[[Slot], bool] = lambda _: True) -> None:
-        """Have each give its part of the reading; what it gives is in the context, its health in its slot.
-
-        It ends after a collector for which ``go_on`` is False.
-        """
+        """Have each give its part of the reading, into the context; end after one without ``go_on``."""
 
         def use(outcome: _Outcome) -> bool:
             self._use(outcome, context)

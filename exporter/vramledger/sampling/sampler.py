@@ -51,10 +51,7 @@ class Sampler:
     """Take samples of all devices and of the processes that they list."""
 
     def __init__(self, config: SamplingConfig, driver: Driver, host: Host) -> None:
-        """Start a thread for each GPU of an open driver.
-
-        Raises DriverError if the driver is gone again, or we may use none of its GPUs.
-        """
+        """Start a thread for each GPU. Raises DriverError if the driver is gone, or none may be used."""
         self._config = config
         self._driver = driver
         self._host = host
@@ -112,11 +109,7 @@ class Sampler:
         return self._sample(time.time(), time.monotonic())
 
     def sample_if_changed(self, longest: float) -> Reading | None:
-        """Take a sample, unless a look at each GPU shows that it would say what the last one said.
-
-        ``longest``: seconds after the last sample from which one is taken in any case. Raises DriverError if
-        the driver as a whole does not work.
-        """
+        """Take a sample unless no GPU has changed, after ``longest`` in any case. Raises DriverError."""
         wall, now = time.time(), time.monotonic()
         eventful = self._xids is not None and self._xids.pending
         if now - self._sampled_at < longest and not eventful and self._devices.is_unchanged(now):

@@ -116,11 +116,7 @@ class Starter:
         self._loop.add_reader(self._socket, self._receive)
 
     async def start(self, _config: SamplingConfig) -> SamplerProcess:
-        """Have a sampler started; its configuration was given to the starter.
-
-        Raises OSError if it could not be started. Raises StartupError if the process that starts samplers has
-        ended, and only a new exporter has its rights.
-        """
+        """Have a sampler started. Raises OSError if that failed, StartupError if its starter has ended."""
         with open(os.devnull, "rb") as nothing:  # noqa: ASYNC230, PTH123 a device
             reader, writer = os.pipe2(os.O_CLOEXEC)
             try:
@@ -176,10 +172,7 @@ class Starter:
 
 
 def request_start(starter: socket.socket, child: str, source: int, target: int) -> None:
-    """Have a starter start a child of this name, with these descriptors as its input and output.
-
-    Raises OSError if it cannot be requested now.
-    """
+    """Have a starter start a named child with these descriptors. Raises OSError if it cannot now."""
     descriptors = array.array("i", [source, target])
     starter.sendmsg([child.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
 

@@ -20,12 +20,10 @@ from errno import EBUSY, EMFILE
 from vramledger.sampling.capabilities import READ_CAPABILITIES, keep_only
 
 STARTER_KILL = "kill"
-"""The request to kill the children that are supervised; any other is a child's name, and starts it with the
-two descriptors that come with it, as its input and output."""
+"""The request to kill supervised children; any other starts a named child, with two descriptors."""
 
 STARTER_STARTED, STARTER_FAILED, STARTER_ENDED = "started", "failed", "ended"
-"""The answers about one that is supervised, each with a number: its pid, an error of the system, its exit
-status."""
+"""Answers about a supervised child, each with a number: its pid, an errno, its exit status."""
 
 SAMPLER = "sampler"
 

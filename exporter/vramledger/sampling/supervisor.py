@@ -32,12 +32,10 @@ SILENCE_GRACE = 2.0
 """Seconds beyond interval and timeout after which a silent sampler counts as hung."""
 
 SECOND_READ_TIMEOUT = 0.1
-"""Seconds for an answer after the deadline: if the exporter itself was stopped, the answer is in the pipe
-already."""
+"""Seconds for an answer after the deadline: of a stopped exporter it is in the pipe already."""
 
 HUNG_AFTER = 30.0
-"""Seconds without an answer from any device after which a new sampler is started: it may find the devices
-again."""
+"""Seconds without an answer from any device until a new sampler, which may find them again."""
 
 BACKOFF = (0.1, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the first, second, … restart; the last value repeats. New driver files end the wait."""
@@ -209,10 +207,7 @@ class Supervisor:
         return called
 
     async def _back_off(self, *, worked: bool) -> None:
-        """Wait before the next start, longer after each failed one; a change of the driver's files ends it.
-
-        ``worked``: the sampler that has ended had data.
-        """
+        """Wait before the next start, longer after each failed one, or until the driver's files change."""
         if worked and not self._retried_at_once:
             self._retried_at_once = True
             await self._wait_for_call(BACKOFF[0])
@@ -269,10 +264,7 @@ class Supervisor:
                 return
 
     def _is_current(self, reading: Reading) -> bool:
-        """Tell whether a reading may be shown; keep it if not.
-
-        After a stop of the whole exporter the pipe holds old readings, which must never be shown as new.
-        """
+        """Tell whether a reading may be shown: after a stop of the exporter the pipe holds old ones."""
         if time.monotonic() - reading.monotonic <= reading_timeout(self._config):
             return True
         self._late_readings.append(reading)
@@ -290,10 +282,7 @@ class Supervisor:
         )
 
     async def _read_next(self, process: SamplerProcess, deadline: float) -> tuple[Reading | None, bool]:
-        """Return the next reading, or the failure that ends the sampler, and whether it is such a failure.
-
-        Returns no reading when the sampler has ended and its last line has already said why.
-        """
+        """Return the next reading or failure; nothing if the sampler's last line has said why it ended."""
         out = process.stdout
         assert out is not None  # noqa: S101 PIPE was requested
         line: bytes | None = None

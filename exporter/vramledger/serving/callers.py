@@ -57,10 +57,7 @@ class Caller(NamedTuple):
 
 
 def identify_caller(connection: socket.socket) -> Caller:
-    """Return who has connected; the caller closes the ``pidfd`` of its peer.
-
-    Raises RefusedError if the peer is outside our PID namespace, or has ended already.
-    """
+    """Return who connected; the caller closes ``pidfd``. Raises RefusedError if outside or ended."""
     peer = identify_peer(connection, str(PROC))
     # If the process still runs now, the namespaces that were read were its own.
     outside = is_outside_containers(peer.pid) and not has_ended(peer.pidfd)

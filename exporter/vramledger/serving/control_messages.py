@@ -123,10 +123,7 @@ def read_question(parameters: dict[str, str]) -> PastQuestion:
 
 
 def read(raw: bytes | dict[str, str], kind: type[Message]) -> Message:
-    """Read a message: a line of JSON, or the parameters of a path.
-
-    Raises ControlError if it is something else.
-    """
+    """Read a message, a JSON line or a path's parameters. Raises ControlError if it is something else."""
     try:
         if isinstance(raw, dict):
             return msgspec.convert(raw, kind, strict=False)

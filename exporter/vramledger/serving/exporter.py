@@ -182,10 +182,7 @@ def _store(  # noqa: PLR0913, PLR0917 what it joins
 
 
 def _choose_user(config: Config) -> User | None:
-    """Return the user that we become, None to stay who we are; make the sockets' directories for it.
-
-    Raises StartupError if there is no user of this name.
-    """
+    """Return the user that we become, with its directories, or None. Raises StartupError if unknown."""
     user = find_user(config.web_user)
     if user is None:
         return None

@@ -37,10 +37,7 @@ class Answering(Protocol):
 
 
 async def while_alive(pidfd: int, answering: Coroutine[Any, Any, _Answer]) -> _Answer:
-    """Return an answer; it is not computed any further when the process that asked has ended.
-
-    Raises ControlError if that process has ended.
-    """
+    """Return an answer, not computed further if who asked ends. Raises ControlError then."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(answering)
     if pidfd >= 0:
@@ -73,10 +70,7 @@ class PastDesk:
         return await self.storage.request({**question, **self._hiding}, asker=VISITORS)
 
     async def answer(self, asked: PastQuestion, caller: Caller) -> tuple[PastHead, bytes]:
-        """Return the answer to a command's question.
-
-        Raises ControlError if this caller may not ask that, or nothing is stored, or not yet.
-        """
+        """Return the answer to a command. Raises ControlError if not allowed, or nothing is stored yet."""
         if self.storage is None:
             raise ControlError(self._without())
         if isinstance(asked, Readings):

@@ -65,18 +65,14 @@ LAST_SECONDS = 0.5
 """Seconds of the wait that are kept for the end of the sampler, so that the answer comes in time."""
 
 ATTEMPTS = 3
-"""How often a driver that does not answer is asked during the wait: one that is slow once gets a third of
-it."""
+"""How often a mute driver is asked during the wait: one that is slow once gets a third of it."""
 
 _CONTEXTS = ("prolog", "epilog", "health")
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """The job for which slurmd runs a script, from the environment that slurmd has made.
-
-    ``gpus`` is what slurmd calls its GPUs; empty for a job without any, and for the health check.
-    """
+    """The job of slurmd's script, by its environment; ``gpus`` is empty without any and in a health check."""
 
     number: str = ""
     gpus: str = ""
@@ -276,11 +272,7 @@ class _NodeCheck:
     def _check(
         self, snapshot: Snapshot, searched: Reading | None, sampler: int | None
     ) -> tuple[Snapshot, list[CheckResult], list[CheckResult]]:
-        """Judge a snapshot; with its reading, also after a search for hidden holders.
-
-        The second results are those to end with if there is no time for more: a search that has not ended is
-        not one that has found nothing.
-        """
+        """Judge a snapshot, with a reading after a search too; the second results say it has not ended."""
         jobs = NodeJobs(
             running_jobs(self._host),
             read_records(HostFiles(Path("/")), self._records),

@@ -24,8 +24,7 @@ from vramledger.readers.owners.cgroups import CgroupPlace, own_containers, parse
 from vramledger.readers.owners.host_files import HostFiles
 
 RECORDS = "run/vramledger-slurm"
-"""Where the scripts of deploy/slurm keep what they know, below the root file system; only root may write
-there."""
+"""Where the scripts of deploy/slurm keep what they know; only root may write there."""
 
 _RECORD_CAP = 65_536
 
@@ -105,10 +104,7 @@ def _daemons(host: Host) -> Iterator[tuple[int, str]]:
 
 
 def _is_roots(host: Host, pid: int) -> bool:
-    """Tell whether a process is root's, and not that of a container's root or of who starts a setuid program.
-
-    Both choose its name and its title. Our own container is where slurmd is if it is in one.
-    """
+    """Tell whether it is the host root's process: others choose name and title; our container is slurmd's."""
     if not host.is_roots(pid):
         return False
     place = place_of(host, pid)
@@ -118,8 +114,7 @@ def _is_roots(host: Host, pid: int) -> bool:
 class JobNumbers:
     """Give a job its number where cgroups name it by its SLUID, as those of Slurm 26.05 do.
 
-    The step daemon says it, and so does the prolog's record. A number stays known after its job has ended,
-    for what the job has left.
+    The step daemon says it, and so does the prolog's record.
     """
 
     def __init__(self, host: Host, files: HostFiles) -> None:
@@ -190,8 +185,7 @@ def job_of(host: Host, row: ProcessRow, jobs: NodeJobs) -> str | None:
 def possible_jobs(host: Host, row: ProcessRow, jobs: NodeJobs) -> frozenset[str]:
     """Return the jobs to which a process may belong: the one that is known, or none.
 
-    A container that a daemon has started for a job's client (``docker run``) shows no job. It may belong to
-    any job that has begun before it and still runs.
+    A container that a daemon has started for a job's client (``docker run``) shows no job.
     """
     job = job_of(host, row, jobs)
     if job is not None:

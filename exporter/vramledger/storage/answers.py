@@ -54,11 +54,7 @@ DAMAGED = "damaged"
 
 @contextmanager
 def open_past(directory: Path, host: str = "") -> Iterator[PastReader]:
-    """Open the past of a directory to read it.
-
-    Raises RecordingError if nothing is stored there, or it cannot be used. Raises OSError if the disk does
-    not answer.
-    """
+    """Open a directory's past to read. Raises RecordingError if unusable, OSError if the disk hangs."""
     try:
         connection = connect_reader(directory / NAME, host)
     except FileNotFoundError as error:
@@ -69,11 +65,7 @@ def open_past(directory: Path, host: str = "") -> Iterator[PastReader]:
 
 
 def answer(directory: Path, request: dict[str, Any], host: str = "") -> bytes:
-    """Return the answer to a request.
-
-    Raises RecordingError if there is nothing stored that answers it, or it cannot be used. Raises OSError if
-    the disk does not answer. Raises LookupError if the request is not complete.
-    """
+    """Return the answer. Raises RecordingError without one, LookupError if incomplete, or OSError."""
     if request["ask"] == RESTORE and not (directory / NAME).exists():
         return json.dumps({"found": False}).encode() + b"\n"  # the first start
     with open_past(directory, host) as past:

@@ -90,11 +90,7 @@ _NO_LOG = ("unable to open database file", "attempt to write a readonly database
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise errors of SQLite as what they mean.
-
-    Raises DamagedError if the file is not what was written. Raises OSError if the disk does not answer, is
-    full, or the file cannot be opened or locked.
-    """
+    """Raise SQLite's errors as DamagedError, or as OSError if the disk or the lock is at fault."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -108,11 +104,7 @@ def translated() -> Iterator[None]:
 
 
 def connect_writer(path: Path, host: str) -> sqlite3.Connection:
-    """Open the file to write, and make its tables if it is new.
-
-    Raises DamagedError if it is not what was written, UnfitError if it is of another host or a newer version,
-    OSError if it cannot be opened.
-    """
+    """Open the file to write, with its tables. Raises DamagedError, UnfitError (other host) or OSError."""
     with suppress(FileNotFoundError):
         _require_plain(path)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
@@ -141,12 +133,7 @@ def connect_writer(path: Path, host: str) -> sqlite3.Connection:
 
 
 def connect_reader(path: Path, host: str = "") -> sqlite3.Connection:
-    """Open the file to read; a running exporter is not delayed by that.
-
-    Where nobody may write beside the file, as on a file system that is read-only, it is read without its log.
-    Raises DamagedError if it is not what was written, UnfitError if it is of another host or a newer version,
-    FileNotFoundError if there is none, OSError if it cannot be opened.
-    """
+    """Open the file to read, without its log if read-only. Raises as :func:`connect_writer`."""
     _require_plain(path)
     with translated():
         for how in ("mode=ro", "mode=ro&immutable=1"):

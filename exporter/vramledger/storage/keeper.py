@@ -41,8 +41,7 @@ def open_directory(path: Path, owner: tuple[int, int] | None = None) -> int:
     """Open the directory of a storage, and make it if it is not there; return its descriptor.
 
     ``owner``: user and group that it must belong to; None for our own. Root gives them a directory that is
-    new, empty, or was made by us. Raises StartupError if it is another user's, is not a directory, or cannot
-    be opened.
+    new, empty, or was made by us.
     """
     ours = owner or (os.geteuid(), os.getegid())
     try:
@@ -101,10 +100,7 @@ def lock_directory(directory: int) -> bool:
 
 
 def _open(config: dict[str, Any]) -> int:
-    """Open the directory, and wait for its lock.
-
-    Raises StartupError if it cannot be used, or another exporter uses it.
-    """
+    """Open the directory, and wait for its lock. Raises StartupError if unusable or another's."""
     path, user = Path(config["path"]), config["user"]
     directory = open_directory(path, tuple(user) if user else None)
     end = time.monotonic() + LOCK_SECONDS

@@ -42,8 +42,7 @@ OURS = re.compile(rf"{re.escape(NAME)}(\.(damaged|other-host|newer)-\d+)?(-wal|-
 """The file of the past, and what its directory has besides: files that were put aside, and SQLite's."""
 
 SEGMENT_SECONDS = 1800.0
-"""How long a segment is: its first state takes as much as the changes of some minutes, and to find a moment
-the segment is read from its beginning."""
+"""A segment's length: its first state takes minutes of changes, and it is read from its begin."""
 
 LONGEST_GAP = 10.0
 """Seconds without a reading after which a new segment begins: within a segment nothing is missing."""
@@ -89,10 +88,7 @@ _TIME_AT = len('{"k":"r","t":')
 
 
 def read_head(line: bytes) -> tuple[str, float]:
-    """Return kind and time of a line that :func:`write_entry` wrote, without reading the rest.
-
-    Raises ValueError if it is another line.
-    """
+    """Read kind and time of a line of :func:`write_entry`. Raises ValueError if it is another line."""
     return line[_KIND_AT : _KIND_AT + 1].decode("latin-1"), float(line[_TIME_AT : line.index(b",", _TIME_AT)])
 
 

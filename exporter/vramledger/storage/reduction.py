@@ -85,10 +85,7 @@ def reduce_reading(reading: Reading) -> dict[str, Any]:
 
 
 def _set_fields(value: Reading | DeviceReading | ProcessFacts, names: Iterable[str]) -> dict[str, Any]:
-    """Return these fields, without those that are empty by default and now.
-
-    An empty value of another field differs from one that is not known: root's uid is 0.
-    """
+    """Return these fields, without those empty by default; root's uid of 0 is not that."""
     defaults = _DEFAULTS[type(value)]
     return {name: item for name in names if (item := getattr(value, name)) or item != defaults[name]}
 
@@ -112,11 +109,7 @@ def _agents(agents: Iterable[Agent]) -> dict[str, Any]:
 
 
 def expand_reading(value: Mapping[str, Any], time: float) -> dict[str, Any]:
-    """Return a stored reading as :func:`vramledger.model.reading_json.decode` reads it.
-
-    ``value``: its JSON values, which stay as they are. ``time``: of its entry. Raises LookupError or
-    TypeError if it is not what :func:`reduce_reading` has made.
-    """
+    """Return a stored reading as ``decode`` does. Raises LookupError or TypeError if it is not one."""
     plain: dict[str, Any] = copy.deepcopy(dict(value))
     plain["time"] = time
     plain["monotonic"] = round(time - plain.pop("monotonic_before"), 2)

@@ -68,10 +68,7 @@ class SummaryTables:
         self._watch = None
 
     def write(self, until: float) -> None:
-        """Write what was added, and up to when it was true: the time of the newest reading.
-
-        Raises sqlite3.Error if it cannot be written.
-        """
+        """Write what was added, true up to the newest reading. Raises sqlite3.Error if it cannot."""
         for number, summary in enumerate(self._waiting):
             self._write_summary(summary, last=number == len(self._waiting) - 1)
         self._waiting.clear()

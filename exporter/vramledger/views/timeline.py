@@ -39,10 +39,7 @@ class HoldingGrowth(NamedTuple):
 
 
 class SizeHistory(msgspec.Struct):
-    """Sizes of one holding, a minute apart: ``times`` in Unix seconds, ``sizes`` in bytes.
-
-    ``seen`` is the Unix time of the newest sample.
-    """
+    """A holding's sizes, a minute apart: ``times`` and the newest ``seen`` in Unix seconds, bytes."""
 
     seen: float
     times: list[float] = []
@@ -120,10 +117,7 @@ class Timeline:
             del times[0], sizes[0]
 
     def growth(self, snapshot: Snapshot) -> Mapping[Key, HoldingGrowth]:
-        """Return how each holding of a snapshot has changed.
-
-        Holdings seen for the first time are left out.
-        """
+        """Return how each holding has changed; those seen for the first time are left out."""
         found: dict[Key, HoldingGrowth] = {}
         now = snapshot.time or 0.0
         with self._lock:

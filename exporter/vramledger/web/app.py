@@ -42,10 +42,7 @@ def make_app(
     access: AccessControl | None = None,
     state: PageState | None = None,
 ) -> web.Application:
-    """Build the application that serves ``services``; it owns the threads on which it renders.
-
-    It answers every request: ``access`` only gives its metrics and headers, :func:`serve` refuses.
-    """
+    """Build the application of ``services``, and its threads; :func:`serve` refuses requests."""
     if access is None:
         access = AccessControl(None)
     state = state or PageState()
@@ -148,11 +145,7 @@ async def _run_application(
 
 
 def _guarded(answer: RequestHandler, access: AccessControl, connections: Connections) -> RequestHandler:
-    """Return a handler that lets only allowed requests through to the application.
-
-    In front of the application, and not one of its middlewares: those run after the path is resolved and an
-    Expect header is answered.
-    """
+    """Let only allowed requests through; middlewares would run after the path is resolved."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         connections.request_begins(request)

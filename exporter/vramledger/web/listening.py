@@ -72,10 +72,7 @@ def _refuses_descriptors(listening: socket.socket) -> bool:
 
 
 def _check_trusted(listening: socket.socket) -> None:
-    """Check that not every user may connect: to drop a descriptor may take as long as its sender likes.
-
-    Raises StartupError if every user may.
-    """
+    """Check that not every user may connect: their descriptors may hang. Raises StartupError if so."""
     path = Path(os.fsdecode(listening.getsockname()))
     try:
         open_to_all = bool(path.stat().st_mode & stat.S_IWOTH)

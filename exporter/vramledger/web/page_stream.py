@@ -94,11 +94,7 @@ class Viewer:
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # set when the stream is to end
 
     def write(self, event: PageEvent) -> None:
-        """Hand an event to the connection.
-
-        Not with aiohttp's ``write``: it waits until a viewer has read a large event, and meanwhile all others
-        would wait, or each viewer and event would cost a task.
-        """
+        """Hand over an event, not by aiohttp's ``write``: it waits for a slow viewer, and all with it."""
         body = event.packed if self.packed else event.plain
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.chunked else body)
 

@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 from vramledger.model.reading import DeviceReading
 
 REST: Final = 30.0
-"""Seconds after which a GPU that can sleep is not asked if nobody uses it, and for how many: a command that
-looks for seconds gets its answers."""
+"""Seconds after which an unused GPU that can sleep is not asked, and for how many: commands get answers."""
 
 _ENABLED: Final = "Runtime D3 status:"
 

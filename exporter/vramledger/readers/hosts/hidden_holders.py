@@ -36,8 +36,7 @@ ROUND_MAX = 300.0
 
 _LINKS_AT_ONCE = 64
 _LINKS_MAX = 1024
-"""The open files of a process that are looked at; it may have a million. One with more has a context only if
-it maps a device, which is looked for instead."""
+"""The open files of a process that are looked at; it may have a million."""
 
 _MAPS_CAP = 16 * 1024 * 1024
 """Enough bytes for 170,000 mappings; vm.max_map_count is 65,530 unless raised."""
@@ -73,9 +72,7 @@ class HiddenSearch(Collector):
     ) -> None:
         """Start with nothing known.
 
-        ``host``: where to search. ``own_pids``: the exporter and its sampler, which have the devices open to
-        read NVML. ``devices``: path of the device files up to their number. ``round_interval``: seconds
-        between the starts of two rounds. ``clock``: seconds that only grow.
+        ``own_pids``: the exporter and its sampler, which have the devices open to read NVML.
         """
         self._host = host
         self._own = frozenset(own_pids)
@@ -214,7 +211,7 @@ class HiddenSearch(Collector):
         """Add the device numbers that a process has open; return whether not all of its files were looked at.
 
         It calls readlink and not stat: readlink does not touch the file, while stat asks the file system,
-        which may be on a network and hang. It lists the files piece by piece: there may be millions.
+        which may be on a network and hang.
         """
         directory = f"{self._host.root}/{pid}/fd"
         with os.scandir(directory) as entries:
@@ -232,10 +229,7 @@ class HiddenSearch(Collector):
         return False
 
     def _submit_classification(self, row: ProcessRow, minors: set[int], *, more: bool) -> None:
-        """Queue a process for the thread of ``readers.bounded``: reading ``maps`` may hang.
-
-        It has these devices open, or perhaps others if it has ``more`` files.
-        """
+        """Queue a process for the reader's thread, as ``maps`` may hang; ``more``: it has more files."""
 
         def classified(
             facts: ProcessFacts | None, kind: str | None, mapped: Collection[int] = ()
@@ -299,11 +293,7 @@ def find_hidden_holders(
     devices: str = "/dev/nvidia",
     patience: float = ROUND_INTERVAL,
 ) -> tuple[tuple[HiddenHolder, ...], int] | None:
-    """Search one whole round without a pause, as the one-off commands do.
-
-    Returns what was found, and how many processes could not be looked into; None when ``patience`` seconds
-    were not enough.
-    """
+    """Search a whole round; return hidden holders and how many were unreadable, None after ``patience``."""
     search = HiddenSearch(host, own_pids, devices=devices)
     deadline = time.monotonic() + patience
     while not search.complete and time.monotonic() < deadline:

@@ -29,8 +29,7 @@ _CPU_CLOCK = 2
 """CPUCLOCK_SCHED of the kernel: the time for which a process has run."""
 
 CLOCK_STEP = 0.1
-"""Seconds by which the clock must have been set to count as a step: between the reads of two clocks a busy
-host may let milliseconds pass. A clock that NTP slows down or speeds up takes the boot time along."""
+"""Seconds of a clock step: two clocks are read milliseconds apart; NTP's slow drift moves boot along."""
 
 
 class Host:
@@ -41,9 +40,9 @@ class Host:
     ) -> None:
         """Look at a host.
 
-        ``procfs``: root of the proc file system. ``rootfs``: root of the host's file system, for the names of
-        its users. ``boot_by_clocks``: the Unix time of boot by the system's clocks; they count, and not
-        ``procfs``, for how far it has moved since. Raises StartupError if there is no proc file system.
+        ``procfs``: root of the proc file system. ``boot_by_clocks``: the Unix time of boot by the system's
+        clocks; they count, and not ``procfs``, for how far it has moved since. Raises StartupError if there
+        is no proc file system.
         """
         self.root = str(procfs)  # where the proc file system is mounted
         self.ticks = os.sysconf("SC_CLK_TCK")  # clock ticks a second, the unit of start times
@@ -58,8 +57,7 @@ class Host:
     def boot_time(self) -> float:
         """The Unix time of boot in seconds; it moves when the clock is set, by hand or by NTP.
 
-        ``/proc/stat`` has this time too, but to read it, the kernel adds up all interrupts first: 19 µs here,
-        and milliseconds on a host with hundreds of cores.
+        19 µs here, and milliseconds on a host with hundreds of cores.
         """
         moved = self._boot_by_clocks() - self._boot_clock
         if abs(moved) >= CLOCK_STEP:
@@ -120,18 +118,14 @@ class Host:
         return facts.read_full_facts(self.root, row, self._users)
 
     def basic_facts(self, row: ProcessRow) -> ProcessFacts | None:
-        """Return the facts that cannot hang; the files that need the process' memory count as denied.
-
-        A user whose name was not looked up yet has its number as its name: the name service may hang (LDAP,
-        SSSD).
-        """
+        """Return facts that cannot hang, without the process' memory; a user never looked up is a number."""
         known = facts.read_basic_facts(self.root, row, self._users.cached_name)
         return known and replace(known, denied=(*known.denied, "cmdline", "environ", "maps"))
 
     def variables(self, pid: int, names: frozenset[str]) -> dict[str, str] | None:
-        """Return the named variables of a process' environment, None when we may not read all of it.
+        """Return a process' named variables, dropping others; None if unreadable.
 
-        All others are dropped while reading. It may hang: see ``bounded``.
+        It may hang: see ``bounded``.
         """
         denied: list[str] = []
         data = facts.read_environment(f"{self.root}/{pid}", denied)
@@ -182,10 +176,7 @@ class Host:
         return set(status.get(b"Uid", b"").split()) == {b"0"}
 
     def title(self, pid: int) -> bytes:
-        """Return what a process has written as its own title; empty when it is gone, hidden or a zombie.
-
-        It may hang: see ``bounded``.
-        """
+        """Return a process' own title; empty if gone, hidden or a zombie. It may hang: see ``bounded``."""
         return facts.read_file(f"{self.root}/{pid}/cmdline", TITLE_CAP, [])
 
     def _exists(self, pid: int) -> bool:
@@ -209,10 +200,7 @@ class Host:
 
 
 def _is_same_pid_namespace(procfs: Path) -> bool:
-    """Tell whether a procfs numbers processes as our own PID namespace does.
-
-    ``NSpid`` of ourselves starts at the procfs' namespace and ends at ours: a single number is both.
-    """
+    """Tell whether a procfs numbers processes as we do: then ``NSpid`` of ourselves is one number."""
     status = facts.status_fields(facts.read_file(f"{procfs}/self/status", facts.FILE_CAP, []))
     return status.get(b"NSpid", b"") == b"%d" % os.getpid()
 

@@ -36,7 +36,6 @@ def find_listener(root: str, pid: int, port: int) -> Listener | None:
 
     It is certain only in our own network namespace: elsewhere our connection would reach another socket. And
     every socket that listens at this port must be open in this process, so that no other one can answer.
-    ``root``: where the host's proc file system is.
     """
     directory = f"{root}/{pid}"
     try:
@@ -66,9 +65,9 @@ def _read_sockets(directory: str) -> frozenset[int]:
 
 
 def _read_listening(path: str) -> list[Listener]:
-    """Read the sockets that listen; the kernel lists them before all connections, of which there may be many.
+    """Read the sockets that listen, which the kernel lists first.
 
-    Raises OSError if the table cannot be read, or is too long.
+    Raises OSError if unreadable or too long.
     """
     found = []
     try:

@@ -27,8 +27,7 @@ BASE_BYTES = 2 * MIB
 """What every CUDA program maps of ``/dev/nvidia-uvm``, with and without managed memory."""
 
 TIMEOUT = 0.05
-"""Seconds for which a sample waits for mappings; a read takes below a millisecond, and a late one comes with
-the next sample."""
+"""Seconds that a sample waits for mappings; a late one comes with the next sample."""
 
 READ_INTERVAL = 10.0
 """The minimum time between two reads of one process while its devices do not change, in seconds."""
@@ -131,7 +130,7 @@ def _wanted(devices: Iterable[DeviceReading]) -> dict[int, int]:
     """Return the pids whose mappings are worth a look, each with the uncharged bytes of its devices.
 
     A GPU instance lists the holders of each of its compute instances separately, with the memory of all of
-    them. Their sum is then too large, and costs a few reads.
+    them.
     """
     wanted: dict[int, int] = {}
     for device in devices:

@@ -117,11 +117,7 @@ def _read_unix(data: bytes, listed: dict[int, tuple[int, int, dict[int, bytes]]]
 
 
 def tcp_sockets(directory: str, chosen_ports: range) -> dict[int, SocketEnd]:
-    """Return the TCP sockets of the network namespace of a process, by its directory in /proc.
-
-    ``directory``: of the process. ``chosen_ports``: those that the kernel chooses itself. Raises OSError if
-    they cannot be read, or are too many.
-    """
+    """Return a process' TCP sockets; the kernel chooses ``chosen_ports``. Raises OSError if too many."""
     ends = _read_ends(directory, "tcp")
     by_ends = {(local, remote): inode for local, remote, _, inode in ends}
     listening = {local[1] for local, _, state, _ in ends if state == _LISTENS}
@@ -143,10 +139,7 @@ def tcp_sockets(directory: str, chosen_ports: range) -> dict[int, SocketEnd]:
 
 
 def udp_sockets(directory: str, chosen_ports: range) -> dict[int, SocketEnd]:
-    """Return the UDP sockets of the network namespace of a process, as :func:`tcp_sockets` does.
-
-    Without a connection no event says that the other end has gone, so none is severed.
-    """
+    """Return a process' UDP sockets as :func:`tcp_sockets` does; none is severed, as no event says so."""
     ends = _read_ends(directory, "udp")
     connected = {(local, remote): inode for local, remote, state, inode in ends if state == _CONNECTED}
     bound = {local[1]: inode for local, _, state, inode in ends if state != _CONNECTED}

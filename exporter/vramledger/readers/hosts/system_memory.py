@@ -110,10 +110,7 @@ class SystemMemory:
 
 
 def _read(path: Path) -> dict[str, int]:
-    """Return the bytes by name of a file like ``/proc/meminfo``; empty when it is not readable.
-
-    In the file of a node each line begins with ``Node 1``.
-    """
+    """Return the bytes by name of a file like ``/proc/meminfo``, or a node's; empty if unreadable."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):

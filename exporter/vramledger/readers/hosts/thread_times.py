@@ -29,8 +29,7 @@ LOOK_INTERVAL = 30.0
 """Seconds between two looks at a holder in which nothing happens."""
 
 BUDGET = 0.002
-"""Seconds of a sample that are spent at most: about 250 threads. 25 holders with 30 threads each need 6 ms
-every 30 s, 500 of them need a minute for a round."""
+"""Seconds of a sample for looks, about 250 threads; 500 holders of 30 threads need a minute."""
 
 THREADS_MAX = 10_000
 """Of a process with more threads nothing is known."""
@@ -122,11 +121,7 @@ class ThreadTimesReader(Collector):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start with nothing known.
-
-        ``procfs``: where the proc file system is mounted. ``cpu_seconds``: the CPU time of a process, with
-        that of its ended threads; None where not known. ``clock``: seconds that only grow.
-        """
+        """Start with nothing known; ``cpu_seconds`` gives a process' CPU time, with that of ended threads."""
         self._root = procfs
         self._cpu_seconds = cpu_seconds
         self._clock = clock
@@ -320,10 +315,7 @@ class ThreadTimesReader(Collector):
     def _driver_threads(
         self, holder: _LookedAt, ran: Iterable[_Ran], elapsed: float, process: float | None
     ) -> set[int]:
-        """Return the threads that have the name and the rhythm of the driver's.
-
-        If there are more of them than the process uses GPUs, nobody knows which is the driver's: then none.
-        """
+        """Return threads with the driver's name and rhythm; none if there are more than it uses GPUs."""
         lowest, highest = (wakes * elapsed for wakes in DRIVER_WAKES)
         alike = set()
         for each in ran:
@@ -359,10 +351,7 @@ def _has_schedstat(directory: str) -> bool:
 
 
 def _read_figures(directory: str, *, by_switches: bool) -> _Figures:
-    """Read how long and how often a thread ran.
-
-    Raises OSError if it has ended, or we may not read it. Raises ValueError if the kernel does not say it.
-    """
+    """Read how long and how often a thread ran. Raises OSError, or ValueError if the kernel does not say."""
     if not by_switches:
         cpu, _, runs = read_small(f"{directory}/schedstat").split()
         return int(cpu) / 1e9, int(runs)

@@ -49,8 +49,7 @@ _COMMAND_SIGNS = frozenset("multiprocessing title jupyter".split())
 """Those in the command line, which a program that is started does not inherit, and a forked child does."""
 
 _NAMED_LAUNCHER = {"RAY_RAYLET_PID": b"RAY_RAYLET_PID", "jupyter": b"JPY_PARENT_PID"}
-"""The variable with the pid of the launcher, by the sign of the worker to whom it was given: those that
-this one starts inherit it too."""
+"""The variable of the launcher's pid by the worker's sign: a worker's own children inherit it."""
 
 _LAUNCHER_PORT = re.compile(
     rb"(?:^|\0)(?:PMI_PORT|PMIX_SERVER_URI\w*|OMPI_MCA_orte_\w*uri)=[^\0]*:(\d{1,5})(?=\0|$)"
@@ -112,10 +111,7 @@ class _End(NamedTuple):
 
 
 class _Search:
-    """One look at all processes.
-
-    A process is read when it is asked for; all of them only if there is a suspect.
-    """
+    """A look at all processes, each read when asked for; all of them only if there is a suspect."""
 
     def __init__(self, root: str, *, host_namespace: bool) -> None:
         self.root = root
@@ -199,10 +195,7 @@ class _Search:
         return _with_ways(suspect, own)
 
     def _topmost(self, row: ProcessRow, signs: frozenset[str], holders: Collection[int]) -> ProcessRow:
-        """Return the outermost wrapper around a worker: it has the same signs, and holds nothing.
-
-        Whose command line says worker was started by its parent, which has not said so to a wrapper.
-        """
+        """Return a worker's outermost wrapper, with its signs and no memory; a title's parent is none."""
         variables, top = frozenset() if signs & _COMMAND_SIGNS else signs, row
         for _ in range(_WRAPPERS_MAX if variables else 0):
             parent = self.row(top.ppid)
@@ -268,8 +261,7 @@ class _Search:
     def _is_adopted(self, row: ProcessRow, parent: ProcessRow) -> bool:
         """Tell whether a process cannot be the child of its parent: a child begins in its session and group.
 
-        Who leads a session or a group may have made it. A group without its leader, outside of its parent's,
-        may be the rest of a pipeline at a prompt, which has a terminal.
+        Who leads a session or a group may have made it.
         """
         if row.session not in (0, row.pid, parent.session):
             return True
@@ -296,8 +288,7 @@ class _Search:
     def is_worker(self, pid: int) -> bool:
         """Tell whether a process is a worker by its own strong signs.
 
-        Only then its launcher has ended too. Another program that lost its session may run on purpose, after
-        ``nohup`` and a logout, and what it has started may want the holder.
+        Only then its launcher has ended too.
         """
         directory = f"{self.root}/{pid}"
         command = split_arguments(read_file(f"{directory}/cmdline", FILE_CAP, []))
@@ -326,10 +317,7 @@ class _Search:
         return {each.pid for each in group if not _is_over(each)} - above
 
     def ends(self, pid: int, wanted: Collection[str] | None = None) -> Iterator[_End]:
-        """Yield the pipes and sockets of a process: all, or those wanted.
-
-        Raises OSError if we may not read them.
-        """
+        """Yield the pipes and sockets of a process, all or those wanted. Raises OSError if unreadable."""
         row = self.row(pid)
         directory = f"{self.root}/{pid}/fd" if row is None else f"{find_memory_directory(self.root, row)}/fd"
         for number in os.listdir(directory):  # noqa: PTH208 3 x faster
@@ -388,20 +376,13 @@ def _own_if_rank(row: ProcessRow, signs: frozenset[str]) -> frozenset[str]:
 
 
 def _own_if_started(row: ProcessRow, signs: Iterable[str]) -> frozenset[str]:
-    """Return the strong signs that a process does not have of whoever forked it.
-
-    ``multiprocessing`` makes no worker the leader of a session or a group; a daemon that a worker forks is.
-    """
+    """Return strong signs that it did not inherit; a worker's daemon leads a session, a worker never."""
     strong = STRONG_SIGNS.intersection(signs)
     return strong - {"multiprocessing"} if row.pid in (row.session, row.pgrp) else strong
 
 
 def find_ties(root: str, holders: Iterable[Watched], *, host_namespace: bool) -> tuple[Ties, ...]:
-    """Return what ties the suspects among the holders.
-
-    ``root``: where the host's proc file system is. ``host_namespace``: whether we are in the host's PID
-    namespace.
-    """
+    """Return what ties the suspects among the holders; ``host_namespace``: we are in the host's."""
     search, holders = _Search(root, host_namespace=host_namespace), tuple(holders)
     pids = {each.row.pid for each in holders}
     suspects = [suspect for each in holders if (suspect := search.suspect(each, pids)) is not None]
@@ -435,10 +416,7 @@ def _only_frozen(holder: Watched) -> Ties:
 
 
 def _socket_ends(search: _Search, suspects: Iterable[_Suspect]) -> dict[str, SocketEnd]:
-    """Return the sockets in the network namespaces of the suspects, by their names in /proc.
-
-    The kernel lists the Unix sockets of our own namespace only; those of another one are not known.
-    """
+    """Return the suspects' sockets, by network namespace; Unix sockets only in our own."""
     ports, found = ports_the_kernel_chooses(search.root), dict[int, SocketEnd]()
     read: set[int | None] = set()
     try:

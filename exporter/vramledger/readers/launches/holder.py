@@ -88,12 +88,7 @@ class HolderCounter:
         pool: CounterPool,
         submits: Callable[[str], bool] = submits_work,
     ) -> None:
-        """Prepare.
-
-        ``root``: where the proc file system is mounted; its pids must be those of our own PID namespace.
-        ``holder``: pid and start time of the program, so that no other program is ever touched. ``pool``: the
-        counters of all holders. ``submits``: tells whether a function hands work to a GPU.
-        """
+        """Prepare; ``root``'s pids must be ours, ``submits`` tells which functions hand work to a GPU."""
         self._root, (self._pid, self._start) = root, holder
         self._pool = pool
         self._submits = submits
@@ -176,9 +171,9 @@ class HolderCounter:
             self._since = None
 
     def _check_libraries(self) -> None:
-        """Begin again if the program maps other libraries than before: it has loaded one, or has called exec.
+        """Begin again if libraries have changed (loaded, or exec).
 
-        Raises CannotCountError if it can work without libcuda, or does not map it.
+        Raises CannotCountError without libcuda.
         """
         denied: list[str] = []
         maps = read_file(f"{self._root}/{self._pid}/maps", MAPS_CAP, denied)
@@ -238,10 +233,7 @@ class HolderCounter:
             self._pool.close(list(ended.counters.values()))
 
     def _attach(self, thread: int) -> None:
-        """Count the calls of one thread; a thread that has ended meanwhile gets no counter.
-
-        Raises CannotCountError if the limit is reached, or the breakpoint is not in the program's memory.
-        """
+        """Count a thread's calls, unless it has ended. Raises CannotCountError at the limit, or unmapped."""
         if self._functions is None:
             self._functions = self._read_functions()
         if self._ended:
@@ -270,10 +262,7 @@ class HolderCounter:
             self._checked = True
 
     def _read_functions(self) -> tuple[_Function, ...]:
-        """Find the functions in the files and in the program's memory; those of one address are one.
-
-        Raises CannotCountError if a library cannot be read, or is not what the program has mapped.
-        """
+        """Find the functions in files and memory, one an address. Raises CannotCountError if they differ."""
         found: dict[tuple[str, int], _Function] = {}
         for path in {each.path for each in self._libraries or ()}:
             mappings = [each for each in self._libraries or () if each.path == path]
@@ -322,10 +311,7 @@ def _reason(error: Exception) -> str:
 
 
 def _find_libraries(maps: bytes) -> tuple[Mapping, ...]:
-    """Return where a program has the code of libcuda.
-
-    Raises CannotCountError if it can work without libcuda, or does not map it.
-    """
+    """Return where the code of libcuda is mapped. Raises CannotCountError if it is not, or not needed."""
     libraries = []
     for mapping in find_mappings(maps):
         name = mapping.path.rpartition("/")[2].removesuffix(DELETED)
@@ -341,10 +327,7 @@ def _find_libraries(maps: bytes) -> tuple[Mapping, ...]:
 
 
 def _read_library(path: str, submits: Callable[[str], bool]) -> tuple[set[int], dict[int, bytes]]:
-    """Return the offsets of the functions that hand over work, and the first bytes of each.
-
-    Raises ElfError if it is not a library, OSError if it cannot be read.
-    """
+    """Return the submitting functions' offsets and first bytes. Raises ElfError if no library, or OSError."""
     descriptor = os.open(path, READ_ONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,7 +1,4 @@
-"""Know which threads of a program certainly have not run since the last look.
-
-A thread that sleeps at two looks and has been scheduled at neither moment in between has called nothing.
-"""
+"""Know which threads certainly have not run: asleep at two looks, without a switch in between."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ _STATE = re.compile(rb"^State:\s*(\S)", re.MULTILINE)
 _SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _SLEEPS = b"SDTtIK"
 _DRIVER_THREAD = re.compile(rb"^Name:\tcuda-EvtHandlr$", re.MULTILINE)
-"""The thread of libcuda itself that wakes several times a second in every CUDA program and calls none of its
-functions. A program that gives its own thread this name hides that thread's calls, and harms itself."""
+"""libcuda's own waking thread, which calls nothing; a program that takes its name harms itself."""
 
 _SCHEDULER_CLOCK = 2
 """``CPUCLOCK_SCHED``: with a pid it makes the number of the clock of a process' CPU time, in nanoseconds."""
@@ -30,8 +26,8 @@ def list_threads(root: str, pid: int) -> list[int]:
 def sleep_mark(root: str, pid: int, thread: int) -> int | None:
     """Return a number that stays the same while a sleeping thread does not run; None if it does not sleep.
 
-    It is the thread's count of context switches: a thread cannot run and sleep again without one. A thread of
-    the driver itself counts as asleep. Raises OSError if it has ended.
+    It is the thread's count of context switches: a thread cannot run and sleep again without one. Raises
+    OSError if it has ended.
     """
     status = read_small(f"{root}/{pid}/task/{thread}/status")
     if _DRIVER_THREAD.search(status):
@@ -44,10 +40,7 @@ def sleep_mark(root: str, pid: int, thread: int) -> int | None:
 
 
 def cpu_time(pid: int) -> int | None:
-    """Return the CPU time of a process with all its threads, also those that ended, in nanoseconds.
-
-    It is None where it cannot be read. If it is the same at two looks, no thread has run in between.
-    """
+    """Return a process' CPU time in ns, ended threads too, None if unreadable; equal: nothing ran."""
     try:
         return time.clock_gettime_ns((~pid << 3) | _SCHEDULER_CLOCK)
     except OSError:

@@ -53,10 +53,7 @@ class LimitReader:
         self._unsupported = False
 
     def read(self, gpu: Handle, pci_bus_id: str | None, paths: Iterable[str], failed: Failures) -> Limits:
-        """Return the limits of these cgroups on a GPU; ``failed`` gets ``limits`` if the query fails.
-
-        Raises DriverError if the driver is gone for all devices, DeviceLostError if this GPU is gone.
-        """
+        """Return a GPU's limits of these cgroups. Raises DriverError or DeviceLostError if it is gone."""
         own = self._cgroups.own_chain()
         wanted = tuple(dict.fromkeys((*own, *paths)))
         if len(wanted) > MOST_CGROUPS:
@@ -104,8 +101,7 @@ class LimitReader:
 
 
 _INTEGRATED: Final = "(nvgpu)"
-"""The end of the name of a Tegra's GPU with the nvgpu driver, as in "Orin (nvgpu)". Jetson Thor has the
-ordinary driver."""
+"""The end of a Tegra GPU's name with the nvgpu driver ("Orin (nvgpu)"); Thor has the ordinary one."""
 
 _COHERENT_PRODUCT: Final = re.compile(r"\bG[HB][23]00\b")
 """The products whose memory may be a NUMA node, for drivers that do not tell."""
@@ -117,15 +113,11 @@ _LAST_NODE: Final = 2**16
 
 
 _VIRTUALIZATION: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
-"""NVML's virtualization modes: a GPU of this host, one given to a virtual machine, a part of one there, and
-the host of such parts."""
+"""NVML's virtualization modes: this host's, a machine's, a part of one there, the host of parts."""
 
 
 def read_virtualization(nvml: Nvml, gpu: Handle) -> str | None:
-    """Return how a GPU is shared with virtual machines, None for a mode that is not known.
-
-    Raises NVMLError if the query failed, or is not supported.
-    """
+    """Return how a GPU is shared with virtual machines, or None. Raises NVMLError if the query failed."""
     mode = call_function(nvml, "nvmlDeviceGetVirtualizationMode", gpu)
     return _VIRTUALIZATION[mode] if isinstance(mode, int) and 0 <= mode < len(_VIRTUALIZATION) else None
 
@@ -133,8 +125,7 @@ def read_virtualization(nvml: Nvml, gpu: Handle) -> str | None:
 def read_confidential(nvml: Nvml, _: Handle) -> str:
     """Return whether confidential computing is on in this virtual machine: ``off``, ``on`` or ``devtools``.
 
-    NVIDIA documents that the performance counters are off in the mode ``on``, and that ``devtools`` has no
-    such protection. Raises NVMLError if the query failed, or is not supported, or the answer is garbage.
+    Raises NVMLError if the query failed, or is not supported, or the answer is garbage.
     """
     state: Any = call_function(nvml, "nvmlSystemGetConfComputeState")
     if state.ccFeature not in (0, 1) or state.devToolsMode not in (0, 1):
@@ -145,11 +136,7 @@ def read_confidential(nvml: Nvml, _: Handle) -> str:
 
 
 def is_integrated(name: str | None) -> bool:
-    """Tell whether a GPU has the driver of which NVML knows little more than the name.
-
-    Reports of JetPack 6: most queries are not supported, and others succeed with zeros, or with processes
-    that do not exist. So none of its answers is evidence.
-    """
+    """Tell of the driver that knows only a name: its zeros and processes prove nothing."""
     return name is not None and name.endswith(_INTEGRATED)
 
 
@@ -201,11 +188,7 @@ class MemoryReader:
         self._has_bar1 = None
 
     def read(self, device: NamedDevice, gpu: NamedDevice, failed: Failures) -> DeviceMemory:
-        """Return the memory of a device; without figures if they failed or the driver does not report them.
-
-        ``device``: a GPU or an instance. ``gpu``: the GPU that it is, or that it is a part of. ``failed``:
-        gets the name of each query that failed.
-        """
+        """Return a device's memory, without figures if unknown; ``failed`` gets each failed query."""
         handle = device.handle
         if is_integrated(gpu.name):
             host = self._system.host()
@@ -263,10 +246,9 @@ class MemoryReader:
         return reading
 
     def _may_be_unified(self, gpu: NamedDevice, failed: Failures) -> bool:
-        """Tell whether a GPU may have no memory of its own.
+        """Tell whether a GPU may have no own memory: without a bus window (BAR1).
 
-        One that has its own has a window to it on the bus (BAR1). Without this, one call that fails would
-        turn it into the host's memory.
+        One failed call is not enough.
         """
         if self._worked:
             return False

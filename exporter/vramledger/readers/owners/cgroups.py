@@ -44,11 +44,7 @@ DELETED = " (deleted)"
 
 
 class ContainerMark(NamedTuple):
-    """A container in a cgroup path.
-
-    ``runtime`` is ``docker``, ``containerd``, ``cri-o``, ``podman``, ``nerdctl``, ``lxc`` or ``nspawn``,
-    empty where the path does not show it. ``id`` is its 64 digits, for LXC and nspawn its name.
-    """
+    """A container in a cgroup path: its ``runtime``, empty if not shown, and its 64 digits or name."""
 
     runtime: str
     id: str
@@ -99,9 +95,7 @@ def parse_cgroup(
     """Find the pod, container, job and unit of a process in its ``cgroup`` file (version 1, 2 or both).
 
     The path that names the most owners counts: with version 1 a job may be in some hierarchies only (Slurm
-    leaves systemd's alone), and a runtime may leave out one that it does not manage. ``ours``: the containers
-    that we are in ourselves: what is below them is our own root's. ``users_own``: tells whether the cgroup at
-    a path belongs to another user than root, as far as is known.
+    leaves systemd's alone), and a runtime may leave out one that it does not manage.
     """
     places = [(order, _parse_path(path, ours, users_own)) for order, path in sorted(_ordered_paths(lines))]
     if not places:

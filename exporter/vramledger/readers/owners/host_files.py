@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 MAX_NAMES = 20_000
-"""The maximum number of entries of a directory; a kubelet runs a few hundred pods. We do not read a part of a
-larger directory, because it would not show which entries are missing."""
+"""The maximum number of entries of a directory; a part of a larger one would not show what is missing."""
 
 _HIERARCHIES = ("sys/fs/cgroup", "sys/fs/cgroup/unified", "sys/fs/cgroup/systemd")
 """Where systemd delegates cgroups: version 2, or the named hierarchy of version 1."""

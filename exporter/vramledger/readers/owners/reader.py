@@ -33,8 +33,7 @@ NAMES_TIMEOUT = 0.25
 """Seconds for which a sample waits for the owners of new processes; late ones come with the next sample."""
 
 NAME_ATTEMPTS = 6
-"""The maximum number of searches for a missing name: a kubelet that has not made its directory after a minute
-will not make it."""
+"""The most searches for a missing name: what a kubelet has not made in a minute it never makes."""
 
 _Identity = tuple[int, int]
 
@@ -59,11 +58,7 @@ class _OwnerCheck(NamedTuple):
 
 
 class OwnerReader(Collector):
-    """Find the owners of processes, and notice when an owner ends.
-
-    Files are read in threads of their own. If an answer is late, it is first given without names, and again
-    with them.
-    """
+    """Find owners, and notice their end; threads read files, and late answers come first without names."""
 
     patience = PATIENCE + NAMES_TIMEOUT
 
@@ -107,10 +102,7 @@ class OwnerReader(Collector):
         yield from errors
 
     def add_owners(self, facts: Iterable[ProcessFacts], timeout: float) -> list[ProcessFacts]:
-        """Return facts with their owners, after waiting at most ``timeout`` seconds for the names.
-
-        If names were late in an earlier call, its facts are returned again with them.
-        """
+        """Return facts with owners after ``timeout`` at most; later names bring their facts again."""
         requested: dict[_Identity, ProcessFacts] = {}
         for each in facts:
             requested[each.pid, each.start] = each
@@ -128,10 +120,7 @@ class OwnerReader(Collector):
         return list(answered.values())
 
     def check_owners(self, rows: Iterable[ProcessRow]) -> tuple[dict[int, str], list[ProcessFacts]]:
-        """Return the processes that have lost their owner, with the reason, and facts with names found late.
-
-        Never waits: what it returns is the result of the last check, one each :data:`CHECK_INTERVAL` seconds.
-        """
+        """Return processes without their owner, and late names, of the last check; it never waits."""
         present = {(row.pid, row.start) for row in rows}
         for identity in self._holders.keys() - present:
             del self._holders[identity]
@@ -219,7 +208,7 @@ _DYNAMIC = range(61184, 65536)
 
 
 class UnitUsers:
-    """Look at the users of a service's processes; with hidepid we may not see them, and it stays one owner.
+    """Look at the users of a service's processes, which hidepid may hide: then it has one owner.
 
     A daemon that gives up root for a user of its own (nginx, MPS) has two users as well, and is one owner:
     only a person can be the owner within a service.

@@ -57,11 +57,7 @@ def resolve_owner(
     is_shared: Callable[[ProcessFacts, str], bool] = lambda _facts, _unit: False,
     ours: Collection[ContainerMark] = (),
 ) -> ResolvedOwner:
-    """Return the owner of a process, with the names that the host's files give. It may hang.
-
-    ``number_of`` gives the number of a Slurm job for the name that its cgroup has; ``is_shared`` tells
-    whether the process is a person's in a unit of several users; ``ours`` are the containers that we are in.
-    """
+    """Return the owner of a process, with the names that the host's files give. It may hang."""
     place = parse_cgroup(facts.cgroup or (), ours, files.users_own)
     if place.slurm is not None:
         place = place._replace(slurm=place.slurm._replace(job=number_of(place.slurm.job)))

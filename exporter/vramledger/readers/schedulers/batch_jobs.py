@@ -35,12 +35,10 @@ VARIABLES = frozenset(
 """The only variables of an environment that are kept here; the rest is dropped while reading."""
 
 MAX_CGROUPS = 4_000
-"""The maximum number of cgroups in one read: a step of Slurm has five, and a node runs some hundred steps or
-tasks."""
+"""The maximum number of cgroups in one read: a step of Slurm has five, and a node runs some hundred."""
 
 MAX_PROCESSES = 64
-"""The maximum number of processes of a cgroup that are read. Not every process has the variables: one that
-was just forked has them only after its exec, and ``env -i`` drops them."""
+"""The maximum number of processes of a cgroup read: one just forked or under ``env -i`` lacks the variables."""
 
 _CGROUPS = "sys/fs/cgroup"
 _SYSTEM = f"{_CGROUPS}/system.slice"
@@ -90,11 +88,7 @@ class _JobReader:
                 yield from self._below(f"{cgroup}/{name}", part, depth - 1)
 
     def first_answer(self, cgroup: str, parse: Callable[[Mapping[str, str]], _T | None]) -> _T | None:
-        """Return the first result that ``parse`` gives for a process of a cgroup.
-
-        The process with the lowest number comes first. If there is no answer, and there may be one in a
-        process that was not read, the result as a whole is not complete.
-        """
+        """Return the first result of ``parse``, by pid; incomplete if none and a process was not read."""
         listed = self._files.read(f"{cgroup}/cgroup.procs", _LIST_CAP)
         if listed is None:
             self._missed(cgroup)
@@ -121,10 +115,7 @@ class _JobReader:
 def read_slurm(
     files: HostFiles, environment: Environment, number_of: Callable[[str], str] = str
 ) -> Scheduler | None:
-    """Read which devices Slurm's jobs on this host have; None if the host has no slurmd.
-
-    ``number_of`` gives the number of a job for the name that its cgroup has.
-    """
+    """Return the devices of Slurm's jobs, None without slurmd; ``number_of`` numbers a cgroup's name."""
     records = read_records(files)
     recorded = {job: each for job, each in records.items() if each.devices is not None}
     roots = [
@@ -210,10 +201,7 @@ def _slurm_roots_v1(files: HostFiles) -> list[str]:
 
 
 def _read_gres(files: HostFiles) -> tuple[str, ...] | None:
-    """Return the devices of Slurm's numbers: as slurmd has said to the scripts, or from gres.conf.
-
-    Where several slurmd of a host differ, or the configuration does not say it, it is not known.
-    """
+    """Return devices by Slurm's numbers, from slurmd or gres.conf; None if slurmds differ or are mute."""
     capabilities = files.read("proc/driver/nvidia-caps/mig-minors", _LIST_CAP) or b""
     places = [
         f"{RECORDS}/{name}" for name in sorted(files.list_names(RECORDS) or ()) if name.startswith("gres.")

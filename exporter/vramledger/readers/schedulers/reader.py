@@ -26,11 +26,7 @@ Schedulers = tuple[Scheduler, ...]
 
 
 class _Variables(NamedTuple):
-    """The variables of a process while it runs one program: an ``exec`` may give it others.
-
-    ``settled`` is False for a first read that found none: within an ``exec`` the kernel has the new program
-    before it has its variables. They are read once more.
-    """
+    """A program's variables; unless ``settled`` read again: an ``exec`` may not have set them yet."""
 
     program: str
     values: Mapping[str, str]
@@ -77,10 +73,7 @@ class SchedulerReader(Collector):
             yield self._error
 
     def read_schedulers(self) -> Schedulers:
-        """Return the reservations, as the last finished read found them.
-
-        It waits only for the first read, at most :data:`FIRST_WAIT` seconds.
-        """
+        """Return the last finished reservations; only the first read is awaited, up to :data:`FIRST_WAIT`."""
         timeout, self._timeout = self._timeout, 0.0
         if self._clock() >= self._next_read:
             self._next_read = self._clock() + READ_INTERVAL
@@ -117,7 +110,7 @@ class SchedulerReader(Collector):
         """Return the variables of a process, which are read once for each program that it runs.
 
         slurmstepd and Nomad's executor fork a process into the cgroup of a job first, and the job's variables
-        come with the ``exec``. A zombie has neither a program nor variables any more.
+        come with the ``exec``.
         """
         program = self._host.program_path(pid)
         if known is not None and (program is None or (known.settled and program == known.program)):

@@ -70,10 +70,7 @@ class AccessControl:
     """The rules for all requests."""
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the file; without a file there are no rules.
-
-        Raises StartupError if the file, or one that it names, is wrong.
-        """
+        """Read the file; without one there are no rules. Raises StartupError if it is wrong."""
         self._path = path
         self._clock = clock
         self._settings = AccessSettings()
@@ -128,10 +125,7 @@ class AccessControl:
     # --- one request ---------------------------------------------------------------------------------
 
     async def refusal(self, request: web.BaseRequest) -> web.StreamResponse | None:
-        """Return the answer to a request that is refused, None for one that is allowed.
-
-        It decides before anything reads the path, so all paths look the same from outside.
-        """
+        """Return the answer to a refused request; all paths look the same, as none is read."""
         reason = await self._reason(request)
         if reason is None:
             return None
@@ -207,11 +201,7 @@ class AccessControl:
         self._current, self._loaded_at = True, time.time()
 
     def _check_restrictions(self, fresh: AccessSettings) -> None:
-        """Refuse a file that removes a restriction: a file may be empty while it is written.
-
-        Raises StartupError if the file no longer requires TLS, certificates, their names or passwords, or
-        limits. Raises no rate. if .
-        """
+        """Refuse a file that removes a restriction: it may be half written. Raises StartupError."""
         old = self._settings
         lost = [
             what
@@ -255,10 +245,7 @@ class AccessControl:
 
 
 def _bucket(settings: AccessSettings, now: float) -> TokenBucket | None:
-    """Return a bucket that holds ``burst`` tokens and gains one in each ``interval``.
-
-    Return None when there is no limit.
-    """
+    """Return a bucket of ``burst`` tokens, one more each ``interval``; None without a limit."""
     return TokenBucket(now, 1 / settings.interval, float(settings.burst)) if settings.interval else None
 
 
@@ -303,10 +290,7 @@ def _load(path: Path) -> _Loaded:
 
 
 def _digest(path: Path) -> Digest:
-    """Return a value that changes with the content of a file, or with what keeps us from reading it.
-
-    Not its time: two changes within one tick of the kernel's clock have the same.
-    """
+    """Return a value of a file's content, not its time: two changes may have the same."""
     try:
         return hashlib.sha256(path.read_bytes()).digest()
     except OSError as error:

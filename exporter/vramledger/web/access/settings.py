@@ -34,8 +34,7 @@ CIPHERS: Mapping[str, str] = {
     # Neither Go nor Python lets a program choose among those of TLS 1.3.
     **dict.fromkeys(("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"), ""),
 }
-"""Go's names of the cipher suites that Go considers secure, and OpenSSL's names, empty for those of TLS
-1.3."""
+"""Go's names of secure cipher suites with OpenSSL's, which are empty for TLS 1.3."""
 
 CURVES: Mapping[str, str] = {
     "CurveP256": "prime256v1",
