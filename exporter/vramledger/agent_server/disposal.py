@@ -27,7 +27,7 @@ _MAX_PROCESSES = 4
 """The maximum number of processes that may hang at the same time; until there are fewer, sockets wait."""
 
 _MAX_DRAINED = 1024
-"""The maximum number of messages read to find a socket empty; the kernel lets 10 wait (net.unix.max_dgram_qlen)."""
+"""The maximum number of messages read to find a socket empty; the kernel lets 10 wait by default."""
 
 _MAX_WAITING = 256
 """The maximum number of sockets that may wait for a process before no new connection is accepted."""

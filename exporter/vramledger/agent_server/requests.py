@@ -102,7 +102,7 @@ def _send_with_descriptors(to: socket.socket, data: bytes, descriptors: list[int
 
 ROOT_UID = 0
 _MAX_HOLDERS = (64, 16, 4, 0)
-"""The maximum number of holders of a device in an answer: numbers are tried in turn until it fits in a message."""
+"""The maximum number of holders in an answer: numbers are tried until it fits in a message."""
 
 
 def failure_response(error: str) -> bytes:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vramledger_agent.torch.allocator import TorchAllocator
 
 MAX_REPORTS = 20
-"""The maximum number of reports of one process: a program that searches for the largest size fails often, on purpose."""
+"""The maximum number of reports of one process: a search for the largest size fails often, on purpose."""
 
 REPORT_PAUSE_SECONDS = 5.0
 """The shortest pause between two reports, and between two that are sent to the exporter immediately."""

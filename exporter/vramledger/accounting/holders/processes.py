@@ -32,7 +32,7 @@ _ID = re.compile(r"[0-9a-f]{12}|")
 """The short id of a container, by which it is called while its name is not known."""
 
 MOST_REPORTED_RANKS = 8
-"""The maximum number of ranks of a process: they are labels, and no program may make a series with each report."""
+"""The maximum number of ranks of a process: no program may make a series with each report."""
 
 
 class TrackedProcess(msgspec.Struct, omit_defaults=True):

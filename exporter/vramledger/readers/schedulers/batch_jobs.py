@@ -38,7 +38,7 @@ MAX_CGROUPS = 4_000
 """The maximum number of cgroups in one read: a step of Slurm has five, and a node runs some hundred."""
 
 MAX_PROCESSES = 64
-"""The maximum number of processes of a cgroup read: one just forked or under ``env -i`` lacks the variables."""
+"""The maximum number of processes of a cgroup read: one just forked lacks the variables."""
 
 _CGROUPS = "sys/fs/cgroup"
 _SYSTEM = f"{_CGROUPS}/system.slice"
