@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from vramledger.commands.alert_rules import rendered_files, written
+from vramledger.commands.rules import rendered_files, written
 from vramledger.commands.alert_settings import read_content, read_settings
 
 ALERTS = Path(__file__).parents[1]

@@ -4,11 +4,14 @@ A thread that does not run calls nothing. So only threads that run get counters,
 others have not run; a program whose threads all sleep gets no counter. Each look finds out which threads have
 run or are new, and whether the program still maps the same libraries. Whenever a call may have been missed,
 the quiet time begins again.
+
+Know which threads certainly have not run: asleep at two looks, without a switch in between.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +21,7 @@ from typing import NamedTuple
 from vramledger.model.reading import LaunchCount
 from vramledger.readers.hosts.facts import read_file
 from vramledger.readers.hosts.libraries import MAPS_CAP
-from vramledger.readers.hosts.stat import READ_ONLY, read_row
+from vramledger.readers.hosts.stat import READ_ONLY, read_row, read_small
 from vramledger.readers.launches.counter_pool import CounterPool
 from vramledger.readers.launches.elf import (
     ElfError,
@@ -27,7 +30,6 @@ from vramledger.readers.launches.elf import (
     is_library,
     submits_work,
 )
-from vramledger.readers.launches.threads import cpu_time, list_threads, sleep_mark
 from vramledger.readers.launches.uprobes import (
     Mapping,
     ThreadStarts,
@@ -39,6 +41,45 @@ from vramledger.readers.launches.uprobes import (
     uprobe_type,
 )
 from vramledger_agent.printable import printable
+
+_STATE = re.compile(rb"^State:\s*(\S)", re.MULTILINE)
+_SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+_SLEEPS = b"SDTtIK"
+_DRIVER_THREAD = re.compile(rb"^Name:\tcuda-EvtHandlr$", re.MULTILINE)
+"""libcuda's own waking thread, which calls nothing; a program that takes its name harms itself."""
+
+_SCHEDULER_CLOCK = 2
+"""``CPUCLOCK_SCHED``: with a pid it makes the number of the clock of a process' CPU time, in nanoseconds."""
+
+
+def list_threads(root: str, pid: int) -> list[int]:
+    """Return the threads of a process. Raises OSError if it has ended."""
+    return [int(name) for name in os.listdir(f"{root}/{pid}/task")]  # noqa: PTH208 pathlib is 3 x slower
+
+
+def sleep_mark(root: str, pid: int, thread: int) -> int | None:
+    """Return a number that stays the same while a sleeping thread does not run; None if it does not sleep.
+
+    It is the thread's count of context switches: a thread cannot run and sleep again without one. Raises
+    OSError if it has ended.
+    """
+    status = read_small(f"{root}/{pid}/task/{thread}/status")
+    if _DRIVER_THREAD.search(status):
+        return 0
+    state = _STATE.search(status)
+    counts = _SWITCHES.findall(status)
+    if state is None or state[1] not in _SLEEPS or len(counts) != 2:  # noqa: PLR2004 voluntary and not
+        return None
+    return sum(map(int, counts))
+
+
+def cpu_time(pid: int) -> int | None:
+    """Return a process' CPU time in ns, ended threads too, None if unreadable; equal: nothing ran."""
+    try:
+        return time.clock_gettime_ns((~pid << 3) | _SCHEDULER_CLOCK)
+    except OSError:
+        return None
+
 
 MAX_THREADS = 4096
 """The maximum number of threads of a program that is counted: one look at 1,000 takes 15 ms."""
