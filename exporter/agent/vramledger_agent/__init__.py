@@ -1,7 +1,9 @@
 """Report from the user's process what its frameworks hold, without disturbing it.
 
 ``vramledger-agent run -- CMD`` starts the agent; ``vramledger_agent.start()`` does it from a program's own
-code. It has neither thread nor socket until the program itself has an allocator.
+code. The agent makes no GPU call and initialises no framework. It has neither thread nor socket until the
+program itself has an allocator. It imports only the standard library, and only a small part of it before the
+program has an allocator.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Notice that the program imports a framework, without importing it, wrapping it or slowing it.
 
-A finder in ``sys.meta_path`` that finds nothing sees every import. So this module imports only the
-declarations of the frameworks and what Python has loaded already. No loader is wrapped: a framework's module
-is exactly what it is without us.
+A finder in ``sys.meta_path`` that finds nothing sees every import. In a process that uses no framework, this
+is the whole agent. So this module imports only the declarations of the frameworks and what Python has loaded
+already. No loader is wrapped: a framework's module is exactly what it is without us.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class ImportHook:
     """A finder that finds nothing of the program's.
 
     It sees every import, and adds a framework's provider once the framework is there: after the import where
-    it announces its allocator, otherwise as soon as it is being executed.
+    it announces its allocator, otherwise as soon as it is being executed. That it was looked for says
+    nothing: it may not be installed.
     """
 
     def __init__(self, find_own: FindSpec | None = None) -> None:

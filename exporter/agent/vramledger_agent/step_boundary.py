@@ -52,7 +52,8 @@ def is_awaited() -> bool:
 def run_pending() -> None:
     """Run what waits for the end of a step, now and on this thread: the program is between two steps.
 
-    An error of the function is its caller's. What a signal handler of the program raises meanwhile is raised
+    A function that is added meanwhile waits for the next boundary: a caller that runs two wants two steps. An
+    error of the function is its caller's. What a signal handler of the program raises meanwhile is raised
     here, in the program.
     """
     for call in tuple(_pending):

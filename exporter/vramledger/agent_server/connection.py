@@ -63,9 +63,10 @@ class AgentConnection:
     def receive_newest(self) -> Message | None:
         """Return the newest of the waiting messages, None if none waits.
 
-        Before the first report only one message is read: it may be a request, and what follows on its
-        connection is for the agent. Raises EOFError if the peer has closed. Raises RefusedError if a message
-        was too long, or came with descriptors.
+        A report is the full state, so the older ones say nothing more. Before the first report only one
+        message is read: it may be a request, and what follows on its connection is for the agent. Raises
+        EOFError if the peer has closed. Raises RefusedError if a message was too long, or came with
+        descriptors.
         """
         newest: Message | None = None
         self.overfull = False

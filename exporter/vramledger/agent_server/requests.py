@@ -72,7 +72,9 @@ def _forward_request(
 ) -> str | None:
     """Pass a request on to an agent; return why that was not possible.
 
-    The agent takes the client's credentials from the passed connection itself, and decides.
+    The agent takes the client's credentials from the passed connection itself, and decides. It also receives
+    the client's file from there: we receive no descriptor. We already refuse another user's request, so that
+    it causes the agent no work.
     """
     pid = content["to"]
     if not isinstance(pid, int) or isinstance(pid, bool):

@@ -281,7 +281,8 @@ _PAGE_URL = (
 def dashboard_url(alert: str, description: str, settings: RuleSettings) -> str:
     """Return the template of an alert's link to the dashboard of what it is about, with its variables set.
 
-    What an alert is about shows in the labels that its description uses.
+    What an alert is about shows in the labels that its description uses. One that is about no node in
+    particular, as the heartbeat, has no labels: empty variables would choose nothing.
     """
     named = set(re.findall(r"\$labels\.(\w+)", description))
     if not named:

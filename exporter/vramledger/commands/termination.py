@@ -255,7 +255,8 @@ def end_targets(
 ) -> list[Termination]:
     """End these holders: SIGTERM to all, and SIGKILL to those that still run after ``grace`` seconds.
 
-    Raises VramledgerError if this kernel has no pidfd.
+    A stopped process gets SIGCONT as well, or it could not act on SIGTERM. Raises VramledgerError if this
+    kernel has no pidfd.
     """
     terminations: list[Termination] = []
     try:

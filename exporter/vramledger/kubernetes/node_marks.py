@@ -130,7 +130,12 @@ class NodeJudge:
     """Follow the exporter's answers, and say how the node should be marked."""
 
     def __init__(self, after: float, gap: float, boot: str) -> None:
-        """Start without knowledge, in this ``boot``; after a ``gap`` of seconds nothing is known of it."""
+        """Start without knowledge.
+
+        ``after``: seconds for which the same must be seen before a mark changes. ``gap``: seconds between two
+        answers after which nothing is known of the time between them. ``boot``: the id of this boot of the
+        node.
+        """
         self._after = after
         self._gap = gap
         self._boot = boot

@@ -26,7 +26,8 @@ class KvCache(NamedTuple):
     def within(self, held: int) -> KvCache | None:
         """Return what can be true of a holder of so many bytes: its cache is a part of them.
 
-        A server is told a size before it takes it.
+        A server is told a size before it takes it. So at its start, and for its processes that have no cache,
+        the size is not that of the holding.
         """
         fits = self.memory is not None and self.memory <= held
         known = self if fits else self._replace(memory=None)

@@ -46,7 +46,8 @@ def log_failures(failed: Iterable[OSError]) -> None:
 def find_user(name: str | None) -> User | None:
     """Return the user that the part which listens becomes; None where we are not root, or it is root.
 
-    Raises StartupError if there is no such user.
+    Without a name it is ``vramledger`` where the host has this user, otherwise :data:`DEFAULT_UID`, which
+    needs no entry. Raises StartupError if there is no such user.
     """
     if os.geteuid() != _ROOT:
         return None

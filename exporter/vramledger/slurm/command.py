@@ -272,7 +272,11 @@ class _NodeCheck:
     def _check(
         self, snapshot: Snapshot, searched: Reading | None, sampler: int | None
     ) -> tuple[Snapshot, list[CheckResult], list[CheckResult]]:
-        """Judge a snapshot, with a reading after a search too; the second results say it has not ended."""
+        """Judge a snapshot; with its reading, also after a search for hidden holders.
+
+        The second results are those to end with if there is no time for more: a search that has not ended is
+        not one that has found nothing.
+        """
         jobs = NodeJobs(
             running_jobs(self._host),
             read_records(HostFiles(Path("/")), self._records),

@@ -104,7 +104,10 @@ def _daemons(host: Host) -> Iterator[tuple[int, str]]:
 
 
 def _is_roots(host: Host, pid: int) -> bool:
-    """Tell whether it is the host root's process: others choose name and title; our container is slurmd's."""
+    """Tell whether a process is root's, and not that of a container's root or of who starts a setuid program.
+
+    Both choose its name and its title. Our own container is where slurmd is if it is in one.
+    """
     if not host.is_roots(pid):
         return False
     place = place_of(host, pid)

@@ -41,7 +41,8 @@ def open_directory(path: Path, owner: tuple[int, int] | None = None) -> int:
     """Open the directory of a storage, and make it if it is not there; return its descriptor.
 
     ``owner``: user and group that it must belong to; None for our own. Root gives them a directory that is
-    new, empty, or was made by us.
+    new, empty, or was made by us. Raises StartupError if it is another user's, is not a directory, or cannot
+    be opened.
     """
     ours = owner or (os.geteuid(), os.getegid())
     try:

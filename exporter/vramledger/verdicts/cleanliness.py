@@ -24,7 +24,7 @@ CLEAN, NOT_CLEAN, CANNOT_TELL = 0, 1, 3
 
 MAX_LEFTOVER = 128 * 2**20
 """The bytes that do not count: ``unattributed`` moved between 0 and 66 MiB on a healthy H200, and the MPS
-server holds 66 MiB."""
+server holds 66 MiB. The smallest CUDA context that was measured holds 518 MiB."""
 
 NO_SUCH_GPU = "the driver lists no such GPU"
 
@@ -131,6 +131,7 @@ def check_devices(
 ) -> list[CheckResult]:
     """Check the wanted devices, as :func:`device_matches` knows them, or all of them if none is named.
 
+    Without a ``search`` for hidden holders the results are provisional: they say nothing about such holders.
     A GPU that MIG divides has no memory of its own: its instances are checked.
     """
     if not snapshot.up:
@@ -263,7 +264,10 @@ def _unknowns(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[CheckReaso
 def _unsearched(
     device: DeviceSnapshot, tolerance: CheckTolerance, search: SearchExtent | None
 ) -> Iterator[CheckReason]:
-    """Say where a hidden holder may be; where live ones are allowed it is no ``doubt``."""
+    """Say where there may be a hidden holder that was not searched for.
+
+    If live processes are allowed, so are hidden ones, and the result is then certain (no ``doubt``).
+    """
     text = ""
     if search is None:
         return

@@ -54,4 +54,5 @@ GRAFANA: Mapping[str, str] = {
     "driver_reserved": "#64647f",
     "free": "#808892",
 }
-"""The same hues for both themes, as in a dashboard; ``operating_system`` differs by 9.5."""
+"""The same hues, for places where one colour is used in both themes, as in a dashboard; the same search found
+them. There ``operating_system`` differs from the others by 9.5."""

@@ -19,7 +19,8 @@ _WORKING_WITHIN = 2.0
 
 _ROUND_TO_MIN = 2**20
 _ROUND_SHIFT = 11
-"""The rounding of agents' figures: below a thousandth of a larger holding, in powers of two."""
+"""The bytes to which an agent's figures are rounded for a small holding. For others it is less than a
+thousandth of the holding, in powers of two, so that a round figure stays round."""
 
 Rows = dict[str, dict[str, Json]]
 

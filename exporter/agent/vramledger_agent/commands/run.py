@@ -119,7 +119,8 @@ def run(args: argparse.Namespace) -> int:
 def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
     """Become a program that is found as shells find it: the first on PATH that may run.
 
-    A script that does not name its interpreter is one for the shell.
+    A script that does not name its interpreter is one for the shell. Raises OSError if there is none, or it
+    cannot run.
     """
     directories = [""] if "/" in command[0] else os.get_exec_path(environ)
     refused: OSError | None = None
@@ -186,7 +187,10 @@ def agent_environment(args: argparse.Namespace, environ: Mapping[str, str]) -> d
 
 
 def python_path(before: str) -> str:
-    """Return PYTHONPATH with our directory first."""
+    """Return PYTHONPATH with our directory first.
+
+    An empty entry is the current directory and stays; a variable that is empty as a whole has no entry.
+    """
     inherited = before.split(os.pathsep) if before else []
     return os.pathsep.join([STARTUP, *(entry for entry in inherited if entry != STARTUP)])
 

@@ -123,7 +123,8 @@ def _in_a_child(paths: Sequence[Path], work: Callable[[], int]) -> int:
     """Read files of strangers in a child process with little memory; return the exit status.
 
     A small file can refer to a list so often that it needs gigabytes, and nest values so deeply that the
-    interpreter crashes.
+    interpreter crashes. Raises SnapshotError if the child has crashed, or needs more memory than such files
+    can need.
     """
     sys.stdout.flush()
     child = os.fork()

@@ -47,7 +47,10 @@ class Jax(Provider):
         self._environ: Mapping[str, str] = {}
 
     def hook_initialisation(self, announce: Callable[[], None]) -> bool:
-        """Be called when JAX has found its plugins, one of which is for CUDA, and before it starts them."""
+        """Be called when JAX has found its plugins, one of which is for CUDA, and before it starts them.
+
+        A jaxlib that has CUDA built in (before 0.4.20) has no such moment.
+        """
         bridge = sys.modules.get(BRIDGE_MODULE)
         register = getattr(bridge, "register_plugin_callbacks", None)
         factories = getattr(bridge, "_backend_factories", None) or ()

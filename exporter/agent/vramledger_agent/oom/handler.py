@@ -1,9 +1,9 @@
 """Write down why PyTorch ran out of memory, before the program sees its own exception.
 
-torch calls the observer on the thread that failed, after its retries and before the stack unwinds. An
-exception from the observer would replace the program's OutOfMemoryError, so it raises nothing but what a
-signal handler of the program raises meanwhile. It cannot be detached, so there is one observer in the
-process.
+torch calls the observer on the thread that failed, after its retries and before the stack unwinds. Only at
+that moment does the code that took too much still hold its memory. An exception from the observer would
+replace the program's OutOfMemoryError, so it raises nothing but what a signal handler of the program raises
+meanwhile. It cannot be detached, so there is one observer in the process.
 """
 
 from __future__ import annotations

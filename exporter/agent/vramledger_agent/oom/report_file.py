@@ -259,8 +259,10 @@ def make_private_directory(directory: str) -> None:
     """Make the directory, ours alone.
 
     In a directory that everybody may write to, such as /tmp, another user may have created its name before
-    us. We follow a link that belongs to us or to root, because that is how a directory is moved elsewhere.
-    Raises OSError if it cannot be made, or it or the link to it belongs to another user.
+    us. It could be a directory in which this user can read or replace what we write. It could be a link with
+    which this user chooses where we write. We follow a link that belongs to us or to root, because that is
+    how a directory is moved elsewhere. Raises OSError if it cannot be made, or it or the link to it belongs
+    to another user.
     """
     os.makedirs(directory, mode=0o700, exist_ok=True)
     # Where others may write and the sticky bit is set, only the owner can replace the directory or the link.

@@ -2,7 +2,8 @@
 
 A survey takes a snapshot of the allocator, whose cost grows with the blocks (1 ms for 401 segments on an
 H200), while it holds the interpreter's lock. So the first survey is made once the program is under way, and
-then at most one every half minute, less often the longer it took.
+then at most one every half minute, less often the longer it took. It leaves out the traces of a history that
+the program records, and there is none for a heap that would take too long.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 It asks Python's collector for the objects (0.1 s for half a million), so it is used only for a snapshot that
 the program has consented to, and only on the program's own thread: the answer refers to every object, so
-nothing that another thread drops meanwhile is freed.
+nothing that another thread drops meanwhile is freed. Only tensors of PyTorch's own type are touched: a
+subclass may run code of its own.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 First the collector runs, then the cache is emptied: the memory of tensors in dead reference cycles becomes
 cache only once the collector has freed them. Both run on the program's own thread, where its finalizers
-expect to run and no kernel launch is half done.
+expect to run and no kernel launch is half done. The next steps have to allocate from the driver again.
 """
 
 from __future__ import annotations

@@ -338,9 +338,9 @@ def _least(framework: FrameworkReport, device: DeviceReport) -> int:
 
 
 def _held_bytes(reading: Reading) -> dict[int, dict[str, int | None]]:
-    """Return each process' most bytes by pid and device: charged and mapped.
+    """Return the bytes that a process can have at most, by pid and device: charged, and mapped as managed.
 
-    A MIG GPU repeats its instances'.
+    A GPU in MIG mode lists the bytes of its instances a second time.
     """
     mapped = {each.pid: each.bound or 0 for each in reading.managed}
     held: dict[int, dict[str, int | None]] = {}

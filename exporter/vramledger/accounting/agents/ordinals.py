@@ -1,9 +1,9 @@
 """Translate a framework's device numbers to UUIDs, without asking CUDA.
 
 A process numbers the devices that it sees from 0, in the order that CUDA_VISIBLE_DEVICES and
-CUDA_DEVICE_ORDER give. In a container or a job it sees only the devices that were assigned to it. We
-translate a number only where both facts together leave one possible device: a figure on the wrong device is
-worse than none.
+CUDA_DEVICE_ORDER give. In a container or a job it sees only the devices that were assigned to it. The driver
+tells us how many bytes the process holds on each device. We translate a number only where both facts together
+leave one possible device: a figure on the wrong device is worse than none.
 """
 
 from __future__ import annotations

@@ -40,7 +40,9 @@ class PidUse(enum.Enum):
 def pid_use(state: HoldingState, entry: ProcessEntry, row: ProcessRow, sample: Sample) -> PidUse:
     """Tell which process has the pid of a holding whose start time differs from that of the row.
 
-    If the pid now names another process and the bytes are unchanged, they belong to the first process.
+    If the pid now names another process and the bytes are unchanged, they belong to the first process. A
+    process that starts with exactly what its predecessor held is unlikely; a pid that is reused while the
+    driver leaks its bytes is not.
     """
     started = sample.started_at(row.start)
     if state.start is None and not (state.state is State.DEAD and started > state.updated):

@@ -65,7 +65,8 @@ _S = TypeVar("_S")
 def narrow(total: int, ranges: Mapping[_S, Range]) -> dict[_S, Range]:
     """Narrow the ranges of sources that together have a number of bytes.
 
-    A source has at least what all others cannot have, and at most what no other certainly has.
+    A source has at least what all others cannot have, and at most what no other certainly has. Where they
+    certainly have more than there is, nothing is certain any more.
     """
     least, most = sum(each.least for each in ranges.values()), sum(each.most for each in ranges.values())
     if least > total and not alike(least, total):
@@ -233,8 +234,8 @@ def solve(sources: Sources, foreign: Mapping[Identity, int]) -> Solution:
 def foreign_bytes(pools: Iterable[Sources]) -> dict[Identity, int]:
     """Return by how much a process would have more managed memory on its devices than it has mapped.
 
-    It may also be that the driver keeps copies of its pages on several devices, which it does for memory that
-    is mostly read.
+    Then some of these bytes are not its own. It may also be that the driver keeps copies of its pages on
+    several devices, which it does for memory that is mostly read.
     """
     certain: dict[Identity, int] = {}
     bounds: dict[Identity, int] = {}

@@ -108,8 +108,9 @@ class BusyWithoutWorkWatch:
     def update(self, device: DeviceReading, sample: Sample, *, in_turns: bool = False) -> float | None:
         """Record a sample of a device; return the Unix time since which it has been busy without work.
 
-        None until that has lasted for :data:`WAITS_AFTER` seconds, and where it cannot be known.
-        ``in_turns``: several processes keep it busy.
+        None until that has lasted for :data:`WAITS_AFTER` seconds, and where it cannot be known. One sample
+        without counters changes nothing, because the next one covers its time too. ``in_turns``: several
+        processes keep it busy.
         """
         now = sample.monotonic
         span = self.state.spans.get(device.uuid)

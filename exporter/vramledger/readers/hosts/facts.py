@@ -258,7 +258,7 @@ def read_environment(directory: str, denied: list[str]) -> bytes:
     """Return the environment with which a program was started; empty, and in ``denied``, if it is not known.
 
     A program that sets its title (setproctitle) writes it over arguments and environment, and fills the rest
-    with zeros.
+    with zeros. An environment that is really empty has no bytes at all.
     """
     data = read_file(f"{directory}/environ", ENVIRON_CAP, denied)
     if data and (data.endswith(b"\0\0") or _ASSIGNMENT.search(data) is None):

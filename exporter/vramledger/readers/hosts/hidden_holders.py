@@ -36,7 +36,8 @@ ROUND_MAX = 300.0
 
 _LINKS_AT_ONCE = 64
 _LINKS_MAX = 1024
-"""The open files of a process that are looked at; it may have a million."""
+"""The open files of a process that are looked at; it may have a million. One with more has a context only if
+it maps a device, which is looked for instead."""
 
 _MAPS_CAP = 16 * 1024 * 1024
 """Enough bytes for 170,000 mappings; vm.max_map_count is 65,530 unless raised."""
@@ -211,7 +212,7 @@ class HiddenSearch(Collector):
         """Add the device numbers that a process has open; return whether not all of its files were looked at.
 
         It calls readlink and not stat: readlink does not touch the file, while stat asks the file system,
-        which may be on a network and hang.
+        which may be on a network and hang. It lists the files piece by piece: there may be millions.
         """
         directory = f"{self._host.root}/{pid}/fd"
         with os.scandir(directory) as entries:

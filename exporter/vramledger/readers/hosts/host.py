@@ -40,9 +40,9 @@ class Host:
     ) -> None:
         """Look at a host.
 
-        ``procfs``: root of the proc file system. ``boot_by_clocks``: the Unix time of boot by the system's
-        clocks; they count, and not ``procfs``, for how far it has moved since. Raises StartupError if there
-        is no proc file system.
+        ``procfs``: root of the proc file system. ``rootfs``: root of the host's file system, for the names of
+        its users. ``boot_by_clocks``: the Unix time of boot by the system's clocks; they count, and not
+        ``procfs``, for how far it has moved since. Raises StartupError if there is no proc file system.
         """
         self.root = str(procfs)  # where the proc file system is mounted
         self.ticks = os.sysconf("SC_CLK_TCK")  # clock ticks a second, the unit of start times
@@ -57,7 +57,8 @@ class Host:
     def boot_time(self) -> float:
         """The Unix time of boot in seconds; it moves when the clock is set, by hand or by NTP.
 
-        19 µs here, and milliseconds on a host with hundreds of cores.
+        ``/proc/stat`` has this time too, but to read it, the kernel adds up all interrupts first: 19 µs here,
+        and milliseconds on a host with hundreds of cores.
         """
         moved = self._boot_by_clocks() - self._boot_clock
         if abs(moved) >= CLOCK_STEP:

@@ -195,7 +195,10 @@ class _Search:
         return _with_ways(suspect, own)
 
     def _topmost(self, row: ProcessRow, signs: frozenset[str], holders: Collection[int]) -> ProcessRow:
-        """Return a worker's outermost wrapper, with its signs and no memory; a title's parent is none."""
+        """Return the outermost wrapper around a worker: it has the same signs, and holds nothing.
+
+        Whose command line says worker was started by its parent, which has not said so to a wrapper.
+        """
         variables, top = frozenset() if signs & _COMMAND_SIGNS else signs, row
         for _ in range(_WRAPPERS_MAX if variables else 0):
             parent = self.row(top.ppid)
@@ -261,7 +264,8 @@ class _Search:
     def _is_adopted(self, row: ProcessRow, parent: ProcessRow) -> bool:
         """Tell whether a process cannot be the child of its parent: a child begins in its session and group.
 
-        Who leads a session or a group may have made it.
+        Who leads a session or a group may have made it. A group without its leader, outside of its parent's,
+        may be the rest of a pipeline at a prompt, which has a terminal.
         """
         if row.session not in (0, row.pid, parent.session):
             return True
@@ -288,7 +292,8 @@ class _Search:
     def is_worker(self, pid: int) -> bool:
         """Tell whether a process is a worker by its own strong signs.
 
-        Only then its launcher has ended too.
+        Only then its launcher has ended too. Another program that lost its session may run on purpose, after
+        ``nohup`` and a logout, and what it has started may want the holder.
         """
         directory = f"{self.root}/{pid}"
         command = split_arguments(read_file(f"{directory}/cmdline", FILE_CAP, []))
@@ -376,7 +381,10 @@ def _own_if_rank(row: ProcessRow, signs: frozenset[str]) -> frozenset[str]:
 
 
 def _own_if_started(row: ProcessRow, signs: Iterable[str]) -> frozenset[str]:
-    """Return strong signs that it did not inherit; a worker's daemon leads a session, a worker never."""
+    """Return the strong signs that a process does not have of whoever forked it.
+
+    ``multiprocessing`` makes no worker the leader of a session or a group; a daemon that a worker forks is.
+    """
     strong = STRONG_SIGNS.intersection(signs)
     return strong - {"multiprocessing"} if row.pid in (row.session, row.pgrp) else strong
 

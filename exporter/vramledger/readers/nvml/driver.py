@@ -171,7 +171,8 @@ class Driver:
     def wait_events(self, timeout_seconds: float) -> list[XidEvent]:
         """Wait for XID errors for at most ``timeout_seconds``; if no GPU reports them, it only pauses.
 
-        After a failure it pauses for :data:`_RETRY` at most, because errors of that time are lost.
+        After a failure it pauses for :data:`_RETRY` at most, because errors of that time are lost. Raises
+        DriverError: ``driver-lost``.
         """
         pause = min(timeout_seconds, _RETRY)
         try:

@@ -125,7 +125,8 @@ def read_virtualization(nvml: Nvml, gpu: Handle) -> str | None:
 def read_confidential(nvml: Nvml, _: Handle) -> str:
     """Return whether confidential computing is on in this virtual machine: ``off``, ``on`` or ``devtools``.
 
-    Raises NVMLError if the query failed, or is not supported, or the answer is garbage.
+    NVIDIA documents that the performance counters are off in the mode ``on``, and that ``devtools`` has no
+    such protection. Raises NVMLError if the query failed, or is not supported, or the answer is garbage.
     """
     state: Any = call_function(nvml, "nvmlSystemGetConfComputeState")
     if state.ccFeature not in (0, 1) or state.devToolsMode not in (0, 1):

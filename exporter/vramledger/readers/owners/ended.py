@@ -63,7 +63,10 @@ _Listings = dict[str, DirectoryListing | None]
 
 @dataclass(slots=True)
 class WatchedProcess:
-    """A process whose owner can end, by Unix start: marks ``seen``, with their directory, and misses."""
+    """One process whose owner can end: its first cgroup, the marks seen, the checks that missed.
+
+    ``started`` is the Unix time of its start. ``seen`` has the identity of the directory in which a mark was.
+    """
 
     place: CgroupPlace
     cgroup: tuple[str, ...]

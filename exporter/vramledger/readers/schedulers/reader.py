@@ -209,7 +209,10 @@ def _slurm_roots_v1(files: HostFiles) -> list[str]:
 
 
 def _read_gres(files: HostFiles) -> tuple[str, ...] | None:
-    """Return devices by Slurm's numbers, from slurmd or gres.conf; None if slurmds differ or are mute."""
+    """Return the devices of Slurm's numbers: as slurmd has said to the scripts, or from gres.conf.
+
+    Where several slurmd of a host differ, or the configuration does not say it, it is not known.
+    """
     capabilities = files.read("proc/driver/nvidia-caps/mig-minors", _LIST_CAP) or b""
     places = [
         f"{RECORDS}/{name}" for name in sorted(files.list_names(RECORDS) or ()) if name.startswith("gres.")

@@ -19,7 +19,10 @@ from vramledger.config import ListenAddress
 def names_of_loopback(
     listened: Iterable[ListenAddress], configured: Iterable[ListenAddress]
 ) -> frozenset[str] | None:
-    """Return the names a request may have for this host; None if others reach us by any."""
+    """Return the names of this host that a request may have; None if other hosts may reach us, by any name.
+
+    ``listened``: the addresses on which we listen. ``configured``: the same as they were given, also by name.
+    """
     if not all(_is_loopback(each.host) for each in listened):
         return None
     return frozenset({"localhost", socket.gethostname().lower(), *(each.host.lower() for each in configured)})
