@@ -245,7 +245,8 @@ class OfferedDevice(NamedTuple):
         """Return the limits of all cgroups above a program.
 
         Where it is not known which these are, or what they may take here, a limit that is not known is among
-        them. Of another one only those cgroups are known that had a limit then and there.
+        them. The limits of a program that is ``live`` are read on every device, so where none is read it has
+        none. Of another one only those cgroups are known that had a limit then and there.
         """
         limits = self.limits or ()
         if program.limited_by is None:
