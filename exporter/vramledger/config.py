@@ -170,10 +170,7 @@ _KUBELET_PORT = 10250
 
 
 def parse_kubelet_address(text: str) -> ListenAddress:
-    """Read ``HOST``, ``HOST:PORT``, ``[IPv6]:PORT`` or a bare IPv6 address.
-
-    Raises UsageError if it is none.
-    """
+    """Read ``HOST``, ``HOST:PORT``, ``[IPv6]:PORT`` or bare IPv6. Raises UsageError if it is none."""
     alone = text.count(":") > 1 and not text.startswith("[")
     if alone or ":" not in text or text.endswith("]"):
         text = f"{f'[{text}]' if alone else text}:{_KUBELET_PORT}"

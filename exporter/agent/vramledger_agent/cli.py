@@ -96,10 +96,7 @@ def run_command(
 
 
 def _open_closed_streams() -> None:
-    """Replace closed standard streams (``show >&-``): the next opened file would be one.
-
-    Writing to it fails.
-    """
+    """Replace closed standard streams (``show >&-``), or the next opened file is one. Writing fails."""
     for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)

@@ -44,10 +44,7 @@ class ImportHook:
         self.find_own = find_own  # finds the agent's own modules where they are not on the program's path
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Find nothing but ours; add frameworks.
-
-        Raises AttributeError if this thread must not import it now.
-        """
+        """Find nothing but ours; add frameworks. Raises AttributeError if it must not be imported now."""
         del target
         if name.startswith("vramledger_agent."):
             return self.find_own(name, path) if self.find_own is not None else None

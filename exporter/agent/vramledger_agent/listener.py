@@ -26,10 +26,7 @@ class UntrustedListenerError(VramledgerError):
 
 
 def check_listener(connection: socket.socket, path: Path) -> None:
-    """Check that root, our user or root's exporter listens.
-
-    Raises UntrustedListenerError if not, or OSError.
-    """
+    """Check that root, our user or root's exporter listens, or raise UntrustedListenerError or OSError."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     if uid == _ROOT:

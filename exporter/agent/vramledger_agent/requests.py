@@ -46,10 +46,7 @@ class Request:
         self.uid = uid  # of the client, from the kernel
 
     def number(self, name: str, default: float, maximum: float) -> float:
-        """Return a numeric argument, or the default.
-
-        Raises ValueError if it is no number or out of bounds.
-        """
+        """Return a numeric argument, or the default. Raises ValueError if it is wrong or out of bounds."""
         value = self.arguments.get(name)
         if value is None:
             return default

@@ -33,10 +33,7 @@ FULL_GENERATION = 2
 
 
 def collector_entry() -> dict[str, object]:
-    """Return the cyclic collector's counts.
-
-    It must not call us: a Ctrl-C during its callback would be lost.
-    """
+    """Return the cyclic collector's counts, without a callback: there a Ctrl-C would be lost."""
     return {"enabled": gc.isenabled(), "collections": gc.get_stats()[FULL_GENERATION]["collections"]}
 
 

@@ -88,10 +88,7 @@ def run(function: Callable[[], object], seconds: float) -> object:
 
 
 def run_both(first: Callable[[], object], second: Callable[[], object], seconds: float) -> object:
-    """Run a function at the next step boundary, another at the one after it; return its result.
-
-    Raises as :func:`run`.
-    """
+    """Run a function at a step boundary, another at the next; return its result. Raises as :func:`run`."""
     following = _PendingCall(second)
 
     def run_first() -> None:

@@ -132,10 +132,7 @@ def file_identity(descriptor: int) -> tuple[int, int]:
 
 
 def connect(path: str) -> socket.socket:
-    """Return a connected socket that never waits.
-
-    Raises OSError if nothing listens, or we may not connect.
-    """
+    """Return a connected socket that never waits. Raises OSError if nothing listens, or we may not."""
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         if opened.fileno() < LOWEST_DESCRIPTOR:
@@ -152,10 +149,7 @@ def connect(path: str) -> socket.socket:
 
 
 def receive(connected: socket.socket) -> tuple[bytes, list[int]]:
-    """Return a message and its descriptors; empty at the end.
-
-    Raises BlockingIOError if none came, or OSError.
-    """
+    """Return a message and descriptors; empty at the end. Raises BlockingIOError if none came, or OSError."""
     # A socket that the exporter has accepted gives credentials, too, and before the descriptors.
     space = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_LEN(
         MAX_RECEIVED_DESCRIPTORS * array.array("i").itemsize

@@ -43,10 +43,7 @@ class ExporterStatus(NamedTuple):
 
 
 def request_agents(path: Path) -> tuple[Agent, ...]:
-    """Return the agents that we may see.
-
-    Raises OSError if nobody answers, RefusedError if no exporter does.
-    """
+    """Return the agents that we may see. Raises OSError without an answer, RefusedError if not ours."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(TIMEOUT)
         connection.connect(str(path))

@@ -34,28 +34,19 @@ _MAX_WAITING = 256
 
 
 def holds_descriptors(connection: socket.socket) -> bool:
-    """Tell of descriptors with the next message, not received.
-
-    Raises BlockingIOError if none waits, or OSError.
-    """
+    """Tell of descriptors with the next message. Raises BlockingIOError if none waits, or OSError."""
     _, _, flags, _ = connection.recvmsg(1, _CREDENTIALS_SPACE, _PEEK)
     return bool(flags & _TRUNCATED_CONTROL)
 
 
 def receive_plain(connection: socket.socket, size: int) -> tuple[bytes, list[tuple[int, int, bytes]], int]:
-    """Receive a message without descriptors, with credentials and flags.
-
-    Raises as :func:`holds_descriptors`.
-    """
+    """Receive a message without descriptors, its credentials and flags. Raises as for descriptors."""
     data, ancillary, flags, _ = connection.recvmsg(size, _CREDENTIALS_SPACE, _DO_NOT_WAIT)
     return data, ancillary, flags
 
 
 def receive_bytes(connection: socket.socket, size: int) -> bytes | None:
-    """Receive from a stream what waits; None if a descriptor is among it, which stays there.
-
-    Raises BlockingIOError if nothing waits, OSError if the connection broke.
-    """
+    """Receive what waits; None if a descriptor is in it, which stays. Raises BlockingIOError or OSError."""
     seen, _, flags, _ = connection.recvmsg(size, _CREDENTIALS_SPACE, _PEEK)
     if flags & _TRUNCATED_CONTROL:
         return None

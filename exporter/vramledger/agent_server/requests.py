@@ -35,10 +35,7 @@ class RequestContext(Protocol):
 
 
 def answer_request(asker: AgentConnection, content: Mapping[str, Any], exporter: RequestContext) -> None:
-    """Answer a request or pass it on.
-
-    Raises RefusedError if it breaks the format, OSError if the client left.
-    """
+    """Answer a request or pass it on. Raises RefusedError if its format is wrong, OSError if they left."""
     name = content["ask"]
     if not isinstance(name, str):
         refuse("format", "a request must have a name")

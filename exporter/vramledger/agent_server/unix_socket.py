@@ -35,10 +35,7 @@ class SocketFile:
     """A listening socket at a path; the file is removed at the end if it is still ours."""
 
     def __init__(self, path: Path, settings: SocketSettings, owner: int | None = None) -> None:
-        """Listen; make the directory of root, us or ``owner``, replace a dead socket.
-
-        Raises StartupError if not.
-        """
+        """Listen in a directory of root, us or ``owner``, replace a dead socket. Raises StartupError."""
         self.path = path
         try:
             _make_directory(path.parent, parents=settings.parents)

@@ -34,10 +34,7 @@ FINE, LACK = True, False
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked; a ``limit`` is never told here, and not a fault.
-
-    ``remedy`` may be empty.
-    """
+    """One thing that was checked; a ``limit`` is not a fault; ``remedy`` is empty where nothing helps."""
 
     good: bool
     subject: str

@@ -411,10 +411,7 @@ def _framework(seen: _FrameworkSeen) -> FrameworkUse:
 
 
 def read_oom_report(raw: object, where: str) -> tuple[Program, tuple[DeviceUse, ...]]:
-    """Read an out-of-memory report as what was seen of the program.
-
-    Raises RecordingError if it is not one.
-    """
+    """Read an out-of-memory report as what was seen of a program. Raises RecordingError if it is none."""
     what = "an out-of-memory report"
     report = _read(raw, _ReportSeen, where, what)
     name = report.framework

@@ -33,10 +33,7 @@ def add_storage(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse_time(text: str) -> float:
-    """Read ``03:12``, ``-6h``, ``2026-11-22 03:12`` or Unix seconds.
-
-    Raises UsageError if not one in the past.
-    """
+    """Read ``03:12``, ``-6h``, ``2026-11-22 03:12`` or Unix seconds of the past. Raises UsageError."""
     now = time.time()
     found = _read_time(text, now)
     if found is None:

@@ -190,10 +190,7 @@ def text_for_all(host: str, found: Sequence[Unused]) -> str:
 
 
 def _deliver(args: argparse.Namespace, host: str, found: Sequence[Unused]) -> None:
-    """Send each user theirs, the administrator all; one failure stops no other.
-
-    Raises StartupError if any.
-    """
+    """Send each user theirs, the administrator all; one failure stops no other. Raises StartupError."""
     own: dict[str, list[Unused]] = {}
     for each in found:
         if _PERSON.fullmatch(each.user) and each.user != "root":

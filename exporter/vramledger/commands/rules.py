@@ -60,10 +60,7 @@ class Snippets:
     def __init__(
         self, texts: Mapping[str, str], reserved: Collection[str], given: Mapping[str, str] = {}
     ) -> None:
-        """Take the snippets in file order.
-
-        Raises ValueError if one uses itself or one below, or a taken name.
-        """
+        """Take snippets in file order. Raises ValueError if one uses itself or a later one, or is taken."""
         self._expanded = dict(given)
         self._used = set(given)
         for name, text in texts.items():
@@ -134,10 +131,7 @@ def growth_snippet() -> dict[str, str]:
 
 
 def read_sources(settings: RuleSettings, home: Path = HOME) -> dict[Path, dict[str, Any]]:
-    """Read every source of rules below a folder, with snippets.
-
-    Raises ValueError if one is unusable or unused.
-    """
+    """Read every source of rules below a folder. Raises ValueError if a snippet is wrong or unused."""
     shared = home / "src" / "snippets.yml"
     paths = sorted(path for path in shared.parent.glob("*.yml") if path != shared)
     contents: dict[Path, dict[str, Any]] = {
@@ -358,10 +352,7 @@ def render_file(content: dict[str, Any], settings: RuleSettings) -> dict[str, An
 
 
 def rendered_files(settings: RuleSettings, home: Path = HOME) -> dict[str, dict[str, Any]]:
-    """Return every rule file's content by source.
-
-    Raises ValueError, with the source's name, if one is unusable.
-    """
+    """Return every rule file's content by source. Raises ValueError if one is wrong, with its name."""
     files = {}
     sources = read_sources(settings, home)
     expressions = [

@@ -164,10 +164,7 @@ class PodLabelReader(Collector):
     def __init__(
         self, ask: Callable[[], Pods], labels: tuple[str, ...], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Prepare; nobody is asked before :meth:`update` names a pod.
-
-        ``ask`` may raise :class:`ClusterError`.
-        """
+        """Prepare; nobody is asked before :meth:`update`. ``ask`` may raise :class:`ClusterError`."""
         self._ask = ask
         self._labels = labels
         self._clock = clock

@@ -53,10 +53,7 @@ def encode_header(note: str = "", idle_after: float | None = None, *, simulated:
 
 
 def read_recording(path: Path) -> Iterator[Reading]:
-    """Yield the readings of a file.
-
-    Raises RecordingError if it cannot be read, is not a recording, or is cut off.
-    """
+    """Yield a file's readings. Raises RecordingError if it is unreadable, cut off or none."""
     try:
         with _open_recording(path) as lines:
             _read_header(path, lines.readline(MAX_LINE_BYTES))
@@ -121,10 +118,7 @@ class Replay:
     """The name of the file, followed by "(simulated)" if the header says so."""
 
     def __init__(self, path: Path, speed: float, skip: float = 0.0) -> None:
-        """Open a recording, its first ``skip`` seconds played at once.
-
-        Raises RecordingError if unreadable.
-        """
+        """Open a recording, its first ``skip`` seconds played at once. Raises RecordingError."""
         self.path = path
         self._speed = speed
         self._skip = skip

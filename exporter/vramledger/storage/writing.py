@@ -206,10 +206,7 @@ class PastWriter:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Close the file where the disk fails, and put it aside where it is damaged.
-
-        Raises OSError if either.
-        """
+        """Close the file where the disk fails, put it aside where damaged; raise OSError in both cases."""
         try:
             with self._damaging():
                 yield

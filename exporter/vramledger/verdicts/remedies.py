@@ -116,10 +116,7 @@ def _for_idle(pid: int, process: ProcessSnapshot | None) -> str:
 
 
 def allocator_advice(reserved: int | None, between: int | None, settings: Mapping[str, str]) -> str | None:
-    """Say what a setting of PyTorch's allocator would free; None where nothing, or where it is set already.
-
-    ``reserved``: bytes that the allocator has taken from the driver.
-    """
+    """Say what a setting of PyTorch's allocator would free; None where nothing, or it is set already."""
     if not reserved or not between or settings.get("expandable_segments") == "true":
         return None
     if between < _FRAGMENTED_BYTES or between < _FRAGMENTED_SHARE * reserved:

@@ -134,10 +134,7 @@ def add_log(parser: argparse.ArgumentParser) -> None:
 
 
 def write_output(text: str, controls: Collection[str] = ()) -> None:
-    """Write text to stdout now, so that a full disk is noticed here and not at exit.
-
-    Raises BrokenPipeError if the reader has gone, StartupError if it cannot be written.
-    """
+    """Write to stdout now: a full disk shows here. Raises BrokenPipeError or StartupError if it fails."""
     try:
         write_plain(text, controls=controls, flush=True)
     except BrokenPipeError:

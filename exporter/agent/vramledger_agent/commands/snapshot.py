@@ -199,7 +199,7 @@ def _memory_file() -> Iterator[int]:
 
 
 def _copy_sealed(source: int, target: int) -> int:
-    """Copy what the agent has written, and return the size.
+    """Copy what the agent has written; return the size.
 
     Raises SnapshotError if it still writes, or OSError.
     """

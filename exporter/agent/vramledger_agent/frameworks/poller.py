@@ -104,10 +104,7 @@ class ProviderPoller:
         return any(_needs_polling(state) for state in self._listed())
 
     def start_initialised(self) -> float | None:
-        """Start the providers whose frameworks have an allocator by now.
-
-        Returns seconds until the next poll is due, None when no framework has to be polled.
-        """
+        """Start the providers with an allocator; return seconds until the next poll, None if none is due."""
         with self._starting:
             return self._start_initialised()
 

@@ -86,10 +86,7 @@ class Provider:
         return None
 
     def recognise_out_of_memory(self, error: BaseException) -> OutOfMemoryMessage | None:
-        """Return what an error of this framework says of a failed allocation on a GPU; None for any other.
-
-        Called at the end of the program, with the error that has ended it.
-        """
+        """Return what the error that ends the program says of a failed GPU allocation, or None."""
         del error
         return None
 

@@ -209,10 +209,7 @@ class OomDiagnosis:
 
 
 def _autocast(torch: ModuleType, stack: dict[str, object] | None) -> str | None:
-    """Return autocast's type on this thread; ``off`` without it.
-
-    It tells something only in the forward pass.
-    """
+    """Return autocast's type on this thread, or ``off``; it tells something in the forward pass only."""
     if stack is None or stack["phase"] != "forward":
         return None
     try:

@@ -84,10 +84,7 @@ class Recording:
         self.active = True
 
     def end(self, torch: ModuleType, snapshot: Mapping[str, Any] | None = None) -> None:
-        """Stop our recording; one of the program, which has replaced ours, goes on.
-
-        ``snapshot``: shows which of the two it is; without one, a snapshot is taken for it.
-        """
+        """Stop our recording, not one of the program that replaced it, as ``snapshot`` or a new one tells."""
         if self.is_active(torch):
             with suppress(WouldImportError):
                 self.compare(
@@ -121,10 +118,7 @@ class Recording:
         self.marks.append(StepMark(begun, ended, batch, peak, allocated))
 
     def take_snapshot(self, torch: ModuleType, *, tensors: bool = True) -> TakenSnapshot:
-        """Return a snapshot with events and steps; ``tensors`` only on the program's thread.
-
-        Raises WouldImportError.
-        """
+        """Return a snapshot and steps; ``tensors`` on the program's thread only. Raises WouldImportError."""
         marks = tuple(self.marks)  # first: a step that ends meanwhile has events after the snapshot
         snapshot: dict[str, Any] = take_without_import(torch, torch.cuda.memory._snapshot, own_thread=tensors)
         self.compare(snapshot)

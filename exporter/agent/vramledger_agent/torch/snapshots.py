@@ -26,10 +26,7 @@ class WouldImportError(RuntimeError):
 def take_without_import(
     torch: ModuleType, take: Callable[[], _Snapshot], *, own_thread: bool = False
 ) -> _Snapshot:
-    """Return the snapshot that ``take`` gives.
-
-    Raises WouldImportError if it would import, off ``own_thread``.
-    """
+    """Return what ``take`` gives. Raises WouldImportError if it would import, unless on ``own_thread``."""
     with RefusedImport("torch._inductor") as holds:
         if not holds and not own_thread and _would_import(torch):
             message = (

@@ -97,10 +97,7 @@ strings that they contain."""
 
 
 def load_plain(path: Path, *, largest: int = LARGEST) -> object:
-    """Return a pickle's plain data, also gzipped.
-
-    Raises SnapshotError if unreadable, too large, broken or more.
-    """
+    """Return a pickle's plain data, also gzipped. Raises SnapshotError if it is too large or has more."""
     try:
         with path.open("rb") as file:
             packed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP  # it may be a pipe

@@ -1,7 +1,4 @@
-"""Parse what the agent adds to a snapshot: peaks of steps, number types, garbage.
-
-Nothing in it is trusted.
-"""
+"""Parse what the agent adds to a snapshot: peaks of steps, number types, garbage; nothing is trusted."""
 
 from __future__ import annotations
 

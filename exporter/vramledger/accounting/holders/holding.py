@@ -63,10 +63,7 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
     turning: tuple[State, Clock] | None = None
 
     def mark_bystander(self, *, bystander: bool) -> None:
-        """Record whether the process that has the pid now is a bystander, and not the holder.
-
-        A holder that we saw before the pid was reused stays known.
-        """
+        """Record whether the pid is a bystander's; a holder seen before its pid was reused stays known."""
         self.outlived = bystander and self.pid_successor is not None
         self.bystander = bystander and self.pid_successor is None
         if self.bystander:
@@ -79,10 +76,7 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
         return self.utilization.sm if self.utilization is not None and fresh else 0.0
 
     def record_sample(self, entry: ProcessEntry, on_device: DeviceSample) -> None:
-        """Record a sample: bytes and work.
-
-        After missing samples quiet is not known, except across a restart.
-        """
+        """Record a sample's bytes and work; after missing ones quiet is not known, unless by a restart."""
         sample, device, work = on_device.sample, on_device.device, on_device.work
         changed = None not in (self.memory, entry.memory) and entry.memory != self.memory
         missed = sample.monotonic - self.watched > sample.longest_gap
@@ -172,10 +166,7 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
             self.pattern = MemoryPattern(memory, device.memory.total)
 
     def follow(self, verdict: StateVerdict, sample: Sample) -> float | None:
-        """Return a passing state's seconds; None for one told at once.
-
-        A program that works meanwhile is not stopped.
-        """
+        """Return a passing state's seconds, None if told at once; who works meanwhile is not stopped."""
         if verdict.state not in PASSING or verdict.state is self.state:
             self.turning = None
             return None

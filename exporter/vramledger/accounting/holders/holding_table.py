@@ -141,10 +141,7 @@ class HoldingTable:
         return set(chain.from_iterable(self.state.known.values()))
 
     def newest_holders(self, uuids: Collection[str]) -> frozenset[tuple[int, int | None]] | None:
-        """Return who was in the newest lists of some devices, by pid and start.
-
-        None if one of them has never given a list.
-        """
+        """Return who was in the newest lists of devices, by pid and start; None if one never gave a list."""
         if not self.state.ever_answered.issuperset(uuids):
             return None
         return frozenset(

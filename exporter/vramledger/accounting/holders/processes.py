@@ -116,10 +116,7 @@ class ProcessTracker:
         return None if known is None else known.owner
 
     def owner_of_holding(self, holding: Holding, sample: Sample) -> Key | None:
-        """Return the owner of a holding, None while it is not known.
-
-        A bystander did not hold the bytes under its pid, so its owner is not charged for them.
-        """
+        """Return a holding's owner, None if unknown; a bystander did not hold the bytes under its pid."""
         if holding.start is None and holding.pid in sample.rows:
             return owner_usage.UNKNOWN
         return self.owner_of(holding.pid, holding.start)

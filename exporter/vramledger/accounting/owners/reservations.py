@@ -86,10 +86,7 @@ class SchedulerGrants:
         *,
         blind: bool,
     ) -> ReservationStatus | None:
-        """Join one device's reservations with its holdings; return None where no scheduler manages it.
-
-        ``blind``: from our PID namespace no holder can be seen.
-        """
+        """Join reservations with holdings; None without a scheduler. ``blind``: no holder can be seen."""
         managers = [each for each in self.schedulers if any(fits(name, device) for name in each.managed)]
         if not managers or device.divided:
             return None

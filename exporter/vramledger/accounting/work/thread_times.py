@@ -166,10 +166,7 @@ def _is_small(times: ThreadTimes) -> bool:
 def quiet_by_threads(
     known: ThreadQuiet | None, signs: DeviceSigns, workless_since: Clock, now: float, idle_after: float
 ) -> Quiet | None:
-    """Return since when the threads of a holder show that it does nothing; None if they do not.
-
-    ``idle_after``: for how many seconds it must have been quiet.
-    """
+    """Return since when a holder's threads show it quiet, for ``idle_after`` seconds at least, or None."""
     if known is None or not known.fresh or now - known.until > NEWEST:
         return None
     for since, words in (

@@ -71,10 +71,7 @@ class HiddenSearch(Collector):
         round_interval: float = ROUND_INTERVAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start with nothing known.
-
-        ``own_pids``: the exporter and its sampler, which have the devices open to read NVML.
-        """
+        """Start with nothing known; ``own_pids``, ours, have the devices open to read NVML."""
         self._host = host
         self._own = frozenset(own_pids)
         self._prefix = devices

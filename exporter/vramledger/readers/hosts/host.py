@@ -124,10 +124,7 @@ class Host:
         return known and replace(known, denied=(*known.denied, "cmdline", "environ", "maps"))
 
     def variables(self, pid: int, names: frozenset[str]) -> dict[str, str] | None:
-        """Return a process' named variables, dropping others; None if unreadable.
-
-        It may hang: see ``bounded``.
-        """
+        """Return a process' named variables alone; None if unreadable. It may hang: see ``bounded``."""
         denied: list[str] = []
         data = facts.read_environment(f"{self.root}/{pid}", denied)
         if len(data) >= facts.ENVIRON_CAP:

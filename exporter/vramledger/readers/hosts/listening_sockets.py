@@ -65,10 +65,7 @@ def _read_sockets(directory: str) -> frozenset[int]:
 
 
 def _read_listening(path: str) -> list[Listener]:
-    """Read the sockets that listen, which the kernel lists first.
-
-    Raises OSError if unreadable or too long.
-    """
+    """Read listening sockets, which come first. Raises OSError if unreadable or too long."""
     found = []
     try:
         descriptor = os.open(path, READ_ONLY)

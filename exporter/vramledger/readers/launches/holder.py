@@ -212,10 +212,7 @@ class HolderCounter:
             self._since = None
 
     def _check_libraries(self) -> None:
-        """Begin again if libraries have changed (loaded, or exec).
-
-        Raises CannotCountError without libcuda.
-        """
+        """Begin again if libraries have changed (by exec, too). Raises CannotCountError without libcuda."""
         denied: list[str] = []
         maps = read_file(f"{self._root}/{self._pid}/maps", MAPS_CAP, denied)
         if denied:

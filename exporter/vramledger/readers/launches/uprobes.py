@@ -99,10 +99,7 @@ def _open_event(attributes: tuple[int, ...], thread: int) -> int:
 
 
 def open_counter(pmu: int, path: str, offset: int, thread: int) -> int:
-    """Return a counter of a thread's calls at an ``offset``.
-
-    Raises OSError if refused or ended (``ESRCH``).
-    """
+    """Return a counter of a thread's calls. Raises OSError if refused, or it has ended (``ESRCH``)."""
     name = ctypes.create_string_buffer(os.fsencode(path))
     at = ctypes.addressof(name)
     return _open_event((pmu, _ATTRIBUTES.size, 0, 0, 0, 0, 0, 0, 0, at, offset), thread)

@@ -155,10 +155,7 @@ class Driver:
         cgroups: DeviceMemoryCgroups | None = None,
         sleep: GpuSleep | None = None,
     ) -> list[DeviceReader]:
-        """Return a reader for every GPU, in NVML's order, lost ones included; none is open yet.
-
-        Raises DriverError if the driver is gone.
-        """
+        """Return a reader, not open yet, for every GPU in NVML's order. Raises DriverError if it is gone."""
         system = system or SystemMemory()
         cgroups = cgroups or DeviceMemoryCgroups()
         self._sleep = sleep = sleep or self._sleep

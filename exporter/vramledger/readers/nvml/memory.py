@@ -247,10 +247,7 @@ class MemoryReader:
         return reading
 
     def _may_be_unified(self, gpu: NamedDevice, failed: Failures) -> bool:
-        """Tell whether a GPU may have no own memory: without a bus window (BAR1).
-
-        One failed call is not enough.
-        """
+        """Tell whether a GPU may lack own memory: no bus window (BAR1), as one failed call proves nothing."""
         if self._worked:
             return False
         if self._has_bar1 is None:

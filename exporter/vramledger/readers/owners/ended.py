@@ -93,10 +93,7 @@ def check_owners(
     cgroup_of: Callable[[int], tuple[str, ...] | None],
     running_steps: Callable[[], Collection[tuple[str, str]] | None] = lambda: None,
 ) -> dict[int, str]:
-    """Check every process; return the evidence of ended owners.
-
-    ``running_steps`` are daemons' (job, step).
-    """
+    """Check every process; return evidence of ended owners. ``running_steps``: daemons' (job, step)."""
     by_daemon = {pid: step for pid, each in processes.items() if (step := _step_by_daemon(each.place))}
     steps = running_steps() if by_daemon else None
     listings: _Listings = {}
