@@ -41,7 +41,7 @@ def wait_for_report():
 
 
 class FakeExporter:
-    """Receive reports, by the kernel's pid; ``ended`` has those whose connection for reports has ended."""
+    """Receive the reports, by the kernel's pid; ``ended`` has those who have closed their connection."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
