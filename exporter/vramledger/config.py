@@ -14,8 +14,7 @@ from vramledger_agent.protocol.messages import DEFAULT_SOCKET
 DEFAULT_PORT = 10839
 
 CALM_INTERVALS, CALM_INTERVAL_MAX = 5, 5.0
-"""The sampling intervals between two samples of an exporter whose GPUs go on with what they do and hold, and
-their maximum in seconds: what no look at a GPU shows, as a holder that is stopped, is seen so much later."""
+"""Intervals between samples of calm GPUs, and their maximum in seconds: other changes are seen that late."""
 
 IDLE_AFTER = 600.0
 """Seconds: longer than most evaluations, checkpoints and compilations that leave a GPU unused."""
@@ -30,8 +29,7 @@ CONTROL_VARIABLE = "VRAMLEDGER_CONTROL_SOCKET"
 """Where commands find the exporter, for scripts that call several of them."""
 
 OWNERS_MAX = 25
-"""The number of a device's owners that have series of their own: with it, a host of 8 GPUs and 64 holders
-stays below 1,500 series."""
+"""Owners with series of their own: a host of 8 GPUs and 64 holders stays below 1,500 series."""
 
 COLLECTORS: Mapping[str, tuple[bool, str]] = {
     "ledger": (True, "the ledger of every device: bytes by state, holders, peaks"),
@@ -85,101 +83,64 @@ class ListenAddress:
 
 @dataclass(frozen=True, slots=True)
 class PodConfig:
-    """Which labels of pods are read, and from where.
+    """Which labels of pods are read, and from where."""
 
-    Attributes:
-        labels: the allow-list, sorted.
-        node: the name of this node in the cluster.
-        kubelet: address of the kubelet, which is asked first; None to ask only the API server.
-        credentials: folder with ``token`` and the authority ``ca.crt``.
-    """
-
-    labels: tuple[str, ...]
-    node: str
+    labels: tuple[str, ...]  # the allow-list, sorted
+    node: str  # the name of this node in the cluster
+    # address of the kubelet, which is asked first; None to ask only the API server
     kubelet: ListenAddress | None = None
-    credentials: Path = SERVICE_ACCOUNT
+    credentials: Path = SERVICE_ACCOUNT  # folder with ``token`` and the authority ``ca.crt``
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingConfig:
-    """What the sampler needs to know; durations in seconds.
+    """What the sampler needs to know; durations in seconds."""
 
-    Attributes:
-        interval: from the start of one sample to the start of the next.
-        calm_interval: the same at most, while looks at each GPU, one an interval, show that nothing changes.
-        timeout: how long a sample waits for a device.
-        procfs: root of the proc file system.
-        rootfs: root of the host's file system.
-        collectors: the names in :data:`COLLECTORS` that are on.
-        pods: labels of pods; None to read none, and then nobody is asked for them.
-    """
-
-    interval: float = 1.0
+    interval: float = 1.0  # from the start of one sample to the start of the next
+    # the same at most, while looks at each GPU, one an interval, show that nothing changes
     calm_interval: float = 0.0
-    timeout: float = 1.0
-    procfs: Path = Path("/proc")
-    rootfs: Path = Path("/")
+    timeout: float = 1.0  # how long a sample waits for a device
+    procfs: Path = Path("/proc")  # root of the proc file system
+    rootfs: Path = Path("/")  # root of the host's file system
+    # the names in :data:`COLLECTORS` that are on
     collectors: frozenset[str] = frozenset(name for name, (on, _) in COLLECTORS.items() if on)
-    pods: PodConfig | None = None
+    pods: PodConfig | None = None  # labels of pods; None to read none, and then nobody is asked for them
 
 
 @dataclass(frozen=True, slots=True)
 class StorageConfig:
-    """Where the past is stored, and how much of it.
+    """Where the past is stored, and how much of it."""
 
-    Attributes:
-        path: the directory.
-        retention: seconds after which it is removed.
-        size: bytes that it may have.
-    """
-
-    path: Path
-    retention: float = 7 * 86400.0
-    size: int = 512 * 2**20
+    path: Path  # the directory
+    retention: float = 7 * 86400.0  # seconds after which it is removed
+    size: int = 512 * 2**20  # bytes that it may have
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All settings of ``vramledger serve``.
+    """All settings of ``vramledger serve``."""
 
-    Attributes:
-        listen: addresses to listen on.
-        telemetry_path: where the metrics are.
-        max_requests: scrapes served at the same time before 503; 0 means no limit.
-        web_config: file with TLS, users and rates; None for plain HTTP without a password.
-        systemd_socket: listen on the sockets that systemd passes on, instead of ``listen``.
-        control_socket: of ``vramledger release``; None for the usual path, if we may use it.
-        page: whether the live page is served.
-        hide_names: whether only root and the exporter's user see names of users and programs, and paths.
-        web_user: the user that root's exporter becomes; None for the usual one.
-        source: ``nvml``, ``auto``, or ``replay:FILE``.
-        replay_speed: how many recorded seconds pass in a second.
-        idle_after: seconds without a sign of work after which a holding is idle; None for what a recording
-            says, or :data:`IDLE_AFTER`.
-        processes_max: holdings of a device shown one by one; 0 means all.
-        owners_max: owners of a device with series of their own; 0 means all.
-        agent_socket: where agents connect; no socket without the collector ``agent``, or in a replay.
-        storage: where the past is stored; None to store nothing.
-        sampling: see :class:`SamplingConfig`.
-    """
-
-    listen: tuple[ListenAddress, ...] = (ListenAddress("", DEFAULT_PORT),)
-    telemetry_path: str = "/metrics"
-    max_requests: int = 40
-    web_config: Path | None = None
-    systemd_socket: bool = False
-    control_socket: Path | None = None
-    page: bool = True
+    listen: tuple[ListenAddress, ...] = (ListenAddress("", DEFAULT_PORT),)  # addresses to listen on
+    telemetry_path: str = "/metrics"  # where the metrics are
+    max_requests: int = 40  # scrapes served at the same time before 503; 0 means no limit
+    web_config: Path | None = None  # file with TLS, users and rates; None for plain HTTP without a password
+    systemd_socket: bool = False  # listen on the sockets that systemd passes on, instead of ``listen``
+    control_socket: Path | None = None  # of ``vramledger release``; None for the usual path, if we may use it
+    page: bool = True  # whether the live page is served
+    # whether only root and the exporter's user see names of users and programs, and paths
     hide_names: bool = False
-    web_user: str | None = None
-    source: str = "nvml"
-    replay_speed: float = 1.0
+    web_user: str | None = None  # the user that root's exporter becomes; None for the usual one
+    source: str = "nvml"  # ``nvml``, ``auto``, or ``replay:FILE``
+    replay_speed: float = 1.0  # how many recorded seconds pass in a second
+    # seconds without a sign of work after which a holding is idle; None for what a recording says, or
+    # :data:`IDLE_AFTER`
     idle_after: float | None = None
-    processes_max: int = 100
-    owners_max: int = OWNERS_MAX
+    processes_max: int = 100  # holdings of a device shown one by one; 0 means all
+    owners_max: int = OWNERS_MAX  # owners of a device with series of their own; 0 means all
+    # where agents connect; no socket without the collector ``agent``, or in a replay
     agent_socket: Path = AGENT_SOCKET
-    storage: StorageConfig | None = None
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    storage: StorageConfig | None = None  # where the past is stored; None to store nothing
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)  # see :class:`SamplingConfig`
 
 
 _HIGHEST_PORT = 65535
@@ -191,11 +152,7 @@ _POD_LABELS_MAX = 20
 
 
 def parse_pod_labels(text: str) -> tuple[str, ...]:
-    """Read names of labels of Kubernetes, with commas between them (``team,app.kubernetes.io/name``).
-
-    Raises:
-        UsageError: there is none, there are too many, or one cannot be the name of a label.
-    """
+    """Read label names (``team,app.kubernetes.io/name``). Raises UsageError if none, too many or unusable."""
     names = tuple(sorted({name.strip() for name in text.split(",")}))
     for name in names:
         if not _POD_LABEL.fullmatch(name):
@@ -213,11 +170,7 @@ _KUBELET_PORT = 10250
 
 
 def parse_kubelet_address(text: str) -> ListenAddress:
-    """Read ``HOST``, ``HOST:PORT``, ``[IPv6]:PORT``, or an IPv6 address alone, as a pod's status has it.
-
-    Raises:
-        UsageError: it is not an address.
-    """
+    """Read ``HOST``, ``HOST:PORT``, ``[IPv6]:PORT`` or bare IPv6. Raises UsageError if it is none."""
     alone = text.count(":") > 1 and not text.startswith("[")
     if alone or ":" not in text or text.endswith("]"):
         text = f"{f'[{text}]' if alone else text}:{_KUBELET_PORT}"
@@ -229,11 +182,7 @@ def parse_kubelet_address(text: str) -> ListenAddress:
 
 
 def parse_listen_address(text: str) -> ListenAddress:
-    """Read ``:PORT``, ``HOST:PORT`` or ``[IPv6]:PORT``; port 0 lets the system choose.
-
-    Raises:
-        UsageError: it is not an address with a port.
-    """
+    """Read ``:PORT``, ``HOST:PORT`` or ``[IPv6]:PORT``; 0 lets the system choose. Raises UsageError."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -1,8 +1,7 @@
 """The errors that a user may see, each with its exit code: those of the agent's commands, and two more.
 
-VramledgerError
-├── RecordingError          1   a recording is corrupt or of another version
-└── DriverError             1   NVML cannot be used at all (carries a reason)
+VramledgerError ├── RecordingError          1   a recording is corrupt or of another version └── DriverError
+1   NVML cannot be used at all (carries a reason)
 """
 
 from __future__ import annotations
@@ -25,12 +24,8 @@ class RecordingError(VramledgerError):
 
 
 class DriverError(VramledgerError):
-    """Say that NVML as a whole does not work, and why.
-
-    Attributes:
-        reason: one of :data:`vramledger.model.reading.FAILURE_REASONS`, used as a label value.
-    """
+    """Say that NVML as a whole does not work, and why."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason = reason  # one of :data:`vramledger.model.reading.FAILURE_REASONS`, used as a label value

@@ -28,7 +28,7 @@ import yaml
 from tests.support.ports import free_port
 from tests.support.requirements import NEWER, PROJECT
 from vramledger.config import PodConfig
-from vramledger.kubernetes.node_api import KubernetesNode, Taint
+from vramledger.kubernetes.command import KubernetesNode, Taint
 from vramledger.kubernetes.node_marks import CONDITION, NodeMarks, Recorded
 from vramledger.kubernetes.pod_labels import PodApi
 

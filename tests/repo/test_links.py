@@ -59,3 +59,12 @@ def test_tests_that_deployment_names_exist() -> None:
         if not (ROOT / path).exists()
         or (name and f"def {name}(" not in (ROOT / path).read_text(encoding="utf-8"))
     ] == []
+
+
+@pytest.mark.parametrize("path", [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "exporter/docs").glob("*.md"))])
+def test_modules_that_documents_name_exist(path: Path) -> None:
+    """Every ``folder/module.py`` that CONTRIBUTING or a page of exporter/docs names exists."""
+    named = re.findall(r"`([\w/]+/[a-z_]+\.py)`", path.read_text(encoding="utf-8"))
+    modules = [*ROOT.glob("exporter/**/*.py"), *ROOT.glob("tests/**/*.py")]
+
+    assert [name for name in named if not any(str(each).endswith(f"/{name}") for each in modules)] == []

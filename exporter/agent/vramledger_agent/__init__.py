@@ -23,22 +23,11 @@ if TYPE_CHECKING:  # typing itself takes longer to import than this package may
 
     _T = TypeVar("_T")
 
-__all__ = [
-    "IsolatedPool",
-    "PrometheusCollector",
-    "isolated",
-    "isolated_async",
-    "safe_point",
-    "start",
-    "stop",
-]
+__all__ = ["IsolatedPool", "PrometheusCollector", "isolated", "isolated_async", "safe_point", "start", "stop"]
 
 
 def start() -> None:
-    """Watch this process from now on: report what its frameworks hold once they hold anything.
-
-    A second call changes nothing. It never raises: a program runs the same without the agent.
-    """
+    """Report what this process' frameworks hold from now on; never raises. A second call changes nothing."""
     from vramledger_agent import import_hook
 
     os.environ.setdefault("VRAMLEDGER_AGENT", "1")

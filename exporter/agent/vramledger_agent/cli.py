@@ -71,10 +71,7 @@ def run_command(
     set_up_logs: Callable[[argparse.Namespace], None] = _no_logs,
     log_traceback: Callable[[argparse.Namespace, VramledgerError], None] = _print_traceback,
 ) -> int:
-    """Run one of some commands; return its exit status, as ``errors.py`` has them.
-
-    A command is loaded only when its parser is built: all of them would cost the exporter 1 MiB for ever.
-    """
+    """Run one of some commands; return its exit status. Each is loaded late: all cost the exporter 1 MiB."""
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal in ASCII shows a question mark, not a traceback
@@ -99,11 +96,7 @@ def run_command(
 
 
 def _open_closed_streams() -> None:
-    """Replace standard streams that are closed (``vramledger show >&-``).
-
-    Otherwise the next file that is opened would be standard output. Nothing can be written to the
-    replacement, so that output that is lost is an error.
-    """
+    """Replace closed standard streams (``show >&-``), or the next opened file is one. Writing fails."""
     for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)

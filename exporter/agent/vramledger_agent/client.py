@@ -22,8 +22,7 @@ from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES, make_request
 _T = TypeVar("_T")
 
 _EXTRA_TIME = 10.0
-"""Seconds that an answer may take beyond the requested time, to write a snapshot or collect garbage.
-"""
+"""Seconds that an answer may take beyond the requested time, to write a snapshot or collect garbage."""
 
 
 def request_agent(
@@ -31,15 +30,8 @@ def request_agent(
 ) -> dict[str, Any]:
     """Return an agent's answer; ``arguments["seconds"]`` says how long it may take to begin.
 
-    Args:
-        path: of the exporter's socket.
-        pid: of the agent's process.
-        name: what is requested.
-        arguments: of the request.
-        file: a descriptor that the agent writes to.
-
-    Raises:
-        AgentError: no exporter listens, there is no such agent, it refused, or did not answer in time.
+    ``file``: a descriptor that the agent writes to. Raises AgentError if no exporter listens, there is no
+    such agent, it refused, or did not answer in time.
     """
     if file is not None:
         arguments = {**arguments, "file": True}
@@ -94,10 +86,7 @@ def _exchange(  # noqa: PLR0913 what the messages need
 
 
 def _again_after_reset(receive: Callable[[], _T]) -> _T:
-    """Receive, twice if need be.
-
-    Where a file that we sent was not read, the kernel first says so, and then gives the answer.
-    """
+    """Receive, twice if need be: if our file was not read, the kernel says so before it gives the answer."""
     try:
         return receive()
     except ConnectionResetError:

@@ -1,7 +1,6 @@
 """Tell whether a process is in a container: by its namespaces and its root file system.
 
 A user ID alone says little: the root of a container is uid 0, too, and may reach a socket through a mount.
-All that is read here may be read by every user, so the part of the exporter that has no right can read it.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ _INIT = 1
 class _Place(NamedTuple):
     """Where a process lives.
 
-    ``users`` is the mapping of its user namespace to ours; ``depth`` counts the PID namespaces below ours
-    in which it is; ``root`` is device and directory of its root file system.
+    ``users`` is the mapping of its user namespace to ours; ``depth`` counts the PID namespaces below ours in
+    which it is; ``root`` is device and directory of its root file system.
     """
 
     users: str
@@ -30,8 +29,7 @@ class _Place(NamedTuple):
 def is_outside_containers(pid: int) -> bool:
     """Tell whether a process is in our own container or in none; False if that cannot be read.
 
-    In none: it has our user namespace and PID namespace, and the root file system of pid 1. So a container
-    that shares only some of these with the host is a container.
+    In none: it has our user namespace and PID namespace, and the root file system of pid 1.
     """
     place, ours = _read_place(str(pid)), _read_place("self")
     if place is None or ours is None or place[:2] != ours[:2]:

@@ -1,8 +1,8 @@
 """Notice that the program imports a framework, without importing it, wrapping it or slowing it.
 
-A finder in ``sys.meta_path`` that finds nothing sees every import. In a process that uses no
-framework, this is the whole agent. So this module imports only the declarations of the frameworks and what
-Python has loaded already. No loader is wrapped: a framework's module is exactly what it is without us.
+A finder in ``sys.meta_path`` that finds nothing sees every import. In a process that uses no framework, this
+is the whole agent. So this module imports only the declarations of the frameworks and what Python has loaded
+already. No loader is wrapped: a framework's module is exactly what it is without us.
 """
 
 from __future__ import annotations
@@ -33,26 +33,18 @@ class ImportHook:
     It sees every import, and adds a framework's provider once the framework is there: after the import where
     it announces its allocator, otherwise as soon as it is being executed. That it was looked for says
     nothing: it may not be installed.
-
-    Attributes:
-        awaited: the frameworks' modules that have not been added.
-        added: those of frameworks that do not announce their allocator: each import is a moment to look.
-        refused: by thread, the module that it must not import now; see :class:`RefusedImport`.
-        find_own: finds the agent's own modules where they are not on the program's path.
     """
 
     def __init__(self, find_own: FindSpec | None = None) -> None:
-        self.awaited = set(PROVIDERS)
+        self.awaited = set(PROVIDERS)  # the frameworks' modules that have not been added
+        # those of frameworks that do not announce their allocator: each import is a moment to look
         self.added: set[str] = set()
+        # by thread, the module that it must not import now; see :class:`RefusedImport`
         self.refused: dict[int, str] = {}
-        self.find_own = find_own
+        self.find_own = find_own  # finds the agent's own modules where they are not on the program's path
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Find nothing but what is ours; add the frameworks that are there by now.
-
-        Raises:
-            AttributeError: this thread must not import the module now.
-        """
+        """Find nothing but ours; add frameworks. Raises AttributeError if it must not be imported now."""
         del target
         if name.startswith("vramledger_agent."):
             return self.find_own(name, path) if self.find_own is not None else None
@@ -127,10 +119,8 @@ _hook: ImportHook | None = None
 def install(replaced: object = None, find_own: FindSpec | None = None) -> None:
     """See every import from now on; a framework that is already imported is added immediately.
 
-    Args:
-        replaced: a finder that did so until now. The hook takes its place in ``sys.meta_path``: a program may
-            have put finders of its own in front, which it takes out by their place.
-        find_own: finds the agent's own modules.
+    ``replaced``: a finder that did so until now. The hook takes its place in ``sys.meta_path``: a program may
+    have put finders of its own in front, which it takes out by their place.
     """
     global _hook  # noqa: PLW0603 a process has one
     places = [number for number, each in enumerate(sys.meta_path) if each is replaced]

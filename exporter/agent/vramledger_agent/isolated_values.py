@@ -28,10 +28,7 @@ _GPU_KINDS = (2, 10, 13)
 
 
 class _HostMemoryPickler(pickle.Pickler):
-    """A pickler that refuses what lives on a GPU: unpickling it would allocate on that GPU here.
-
-    A function of a notebook cannot be imported by the child, so its code is passed.
-    """
+    """A pickler that refuses what lives on a GPU, and passes the code of a notebook's functions."""
 
     def reducer_override(self, obj: object) -> Any:  # noqa: ANN401 pickle's own
         _refuse_gpu(obj)
@@ -80,10 +77,7 @@ def _is_of_notebook(obj: object) -> bool:
 
 
 def _reduce_function(function: types.FunctionType) -> Any:  # noqa: ANN401 pickle's own
-    """Reduce a function to its code and to what this uses of its module.
-
-    The content comes after the function itself, so that it may refer to the function.
-    """
+    """Reduce a function to its code and what it uses of its module, which comes later and may refer to it."""
     names = _global_names(function.__code__)
     content = (
         {name: value for name, value in function.__globals__.items() if name in names},

@@ -4,11 +4,9 @@ This is the one sure way to free GPU memory: frameworks keep pools, and TensorFl
 their process lives. The child is forked from Python's fork server, a process that never saw a GPU, or it is
 spawned. Both import the caller's main module as ``multiprocessing`` does, so a script needs the usual ``if
 __name__ == "__main__":``. A pool keeps its children for a while, for programs that call often: the import of
-TensorFlow takes seconds.
-
-Arguments and result are in anonymous memory, whose descriptor is passed (:mod:`isolated_values`). This memory
-has no name and is freed with its last user. The child leads a session of its own, watches for the parent's
-end, and ends with it and with all its own children.
+TensorFlow takes seconds. Arguments and result are in anonymous memory, whose descriptor is passed
+(:mod:`isolated_values`). This memory has no name and is freed with its last user. The child leads a session
+of its own, watches for the parent's end, and ends with it and with all its own children.
 """
 
 from __future__ import annotations
@@ -64,8 +62,8 @@ def isolated(
     Args:
         function: of a module, a script or a notebook. Lambdas, closures and classes of a notebook need the
             package ``cloudpickle``, which is used where it is installed.
-        arguments: for it; they and the result must be picklable. Arrays of NumPy are not copied twice.
-            They must not contain arrays in GPU memory: use host memory.
+        arguments: for it; they and the result must be picklable. Arrays of NumPy are not copied twice. They
+            must not contain arrays in GPU memory: use host memory.
         timeout: seconds after which the child is killed, with all processes that it has started.
         method: ``forkserver``, or ``spawn`` for a child that shares nothing with earlier ones.
         named: keyword arguments for the function.
@@ -313,11 +311,7 @@ class _Child:
 
 
 def _start(child: Any) -> None:  # noqa: ANN401 a process of the context's own kind
-    """Start a child, also in a daemonic process.
-
-    The workers of Celery and of ``multiprocessing.Pool`` are daemonic. Python forbids them children, because
-    these would be left when a worker is terminated. Ours end with their parent by themselves.
-    """
+    """Start a child, also in a daemonic process such as Celery's: ours ends with its parent by itself."""
     child.daemon = False  # its own function may use processes
     configuration = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     daemonic = configuration.pop("daemon", None)
@@ -401,10 +395,7 @@ def _exit_with_descendants(status: int) -> NoReturn:
 
 
 def _kill_with_descendants(pid: int) -> None:
-    """Kill a process and all that it has started, also what has left its session or its parent.
-
-    Each is stopped before its children are read, so that it cannot start others meanwhile.
-    """
+    """Kill a process and all that it has started; each is stopped first, so that it cannot start others."""
     found = [pid]
     for each in found:
         _send_signal(each, signal.SIGSTOP)

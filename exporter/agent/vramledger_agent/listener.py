@@ -26,12 +26,7 @@ class UntrustedListenerError(VramledgerError):
 
 
 def check_listener(connection: socket.socket, path: Path) -> None:
-    """Check that what listens is root's, our own user's, or an exporter's that root has set up.
-
-    Raises:
-        UntrustedListenerError: it is not; the message says whose it is.
-        OSError: the connection broke.
-    """
+    """Check that root, our user or root's exporter listens, or raise UntrustedListenerError or OSError."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     if uid == _ROOT:
@@ -45,11 +40,7 @@ def check_listener(connection: socket.socket, path: Path) -> None:
 
 
 def _check_root(pid: int, path: Path) -> None:
-    """Check that root is the host's, where others may have put the socket: a container's root has uid 0, too.
-
-    Raises:
-        UntrustedListenerError: it is a container's, or its end came too early to tell.
-    """
+    """Check that root is the host's: a container's is uid 0, too. Raises UntrustedListenerError if not."""
     if exporters_user(Path(os.path.realpath(path.parent))) == _ROOT:
         return
     from vramledger_agent.containment import is_outside_containers

@@ -18,11 +18,7 @@ def agent_version() -> object:
 
 
 def drop_unknown(entry: dict[str, object]) -> dict[str, object]:
-    """Return an entry without what is None, down to the last device: not known is never zero.
-
-    A framework that counts below zero has lost count, so its figure is not known either; the exporter would
-    refuse the whole report for it.
-    """
+    """Return an entry without what is None (not known is never zero), or negative, which would be refused."""
     found: dict[str, object] = {}
     for name, value in entry.items():
         if isinstance(value, dict):

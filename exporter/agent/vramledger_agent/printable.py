@@ -22,14 +22,7 @@ def printable(text: str, replacement: str = "?") -> str:
 def write_plain(
     text: str, *, error: bool = False, controls: Collection[str] = (), flush: bool = False
 ) -> None:
-    """Write text to standard output or standard error: the only place that does it.
-
-    Whatever a text has of others, none of it controls the terminal: except for line feeds, and for these
-    ``controls`` of ours, what is not printable is replaced.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write text to stdout or stderr; line feeds and ``controls`` alone stay. Raises OSError."""
     parts = re.split(f"({'|'.join(map(re.escape, controls))})", text) if controls else [text]
     shown = (each if each in controls else "\n".join(map(printable, each.split("\n"))) for each in parts)
     print("".join(shown), end="", file=sys.stderr if error else sys.stdout, flush=flush)

@@ -13,16 +13,10 @@ from vramledger_agent.errors import StartupError
 def create_private(path: Path, *, exclusive: bool = False) -> int:
     """Open an empty file for writing, mode 0600; return its descriptor.
 
-    Nothing that another user has put there is written to: no link, no pipe, no file of theirs.
-
-    Args:
-        path: where; an existing file of our own is emptied.
-        exclusive: refuse any existing file.
-
-    Raises:
-        FileExistsError: it exists already.
-        StartupError: it belongs to another user, or is neither a file nor a device.
-        OSError: it cannot be made.
+    Nothing that another user has put there is written to: no link, no pipe, no file of theirs. ``path``:
+    where; an existing file of our own is emptied. ``exclusive``: refuse any existing file. Raises
+    FileExistsError if it exists already. Raises StartupError if it belongs to another user, or is neither a
+    file nor a device. Raises OSError if it cannot be made.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_EXCL if exclusive else 0)
     file = os.open(path, flags, 0o600)

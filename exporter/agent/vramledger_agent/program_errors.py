@@ -150,11 +150,8 @@ def make_main_thread_call(
 ) -> Callable[[], object]:
     """Return a callable that queues a function, which the main thread calls soon after.
 
-    No instruction of Python runs in the callable itself, so no exception can be lost in it. What signal
-    handlers raise in the function is raised in the program.
-
-    Raises:
-        ImportError: this Python has no ``ctypes``.
+    No instruction of Python runs in the callable itself, so no exception can be lost in it. Raises
+    ImportError if this Python has no ``ctypes``.
     """
     import ctypes
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class PrometheusCollector:
     """Add this process' framework figures to a registry: ``REGISTRY.register(PrometheusCollector())``.
 
-    It starts the agent in this process. It reads when it is scraped, and makes no GPU call. If no framework
-    has used a GPU, the families have no samples.
+    It reads when it is scraped, and makes no GPU call. If no framework has used a GPU, the families have no
+    samples.
     """
 
     def __init__(self) -> None:

@@ -34,29 +34,19 @@ SEND_TIMEOUT_SECONDS = 5.0
 
 
 class Request:
-    """One request; its sender is root or our own user, and the program has consented to it.
-
-    Attributes:
-        name: what is requested, as ``snapshot``.
-        arguments: the message, parsed; it is a JSON object; nothing in it was checked.
-        descriptors: files that the client sent behind it; they are closed after the response.
-        uid: of the client, from the kernel.
-    """
+    """One request; its sender is root or our own user, and the program has consented to it."""
 
     __slots__ = ("arguments", "descriptors", "name", "uid")
 
     def __init__(self, name: str, arguments: Mapping[str, object], descriptors: list[int], uid: int) -> None:
-        self.name = name
-        self.arguments = arguments
+        self.name = name  # what is requested, as ``snapshot``
+        self.arguments = arguments  # the message, parsed; it is a JSON object; nothing in it was checked
+        # files that the client sent behind it; they are closed after the response
         self.descriptors = descriptors
-        self.uid = uid
+        self.uid = uid  # of the client, from the kernel
 
     def number(self, name: str, default: float, maximum: float) -> float:
-        """Return a numeric argument, or the default if the message lacks it.
-
-        Raises:
-            ValueError: it is not a number, or out of bounds.
-        """
+        """Return a numeric argument, or the default. Raises ValueError if it is wrong or out of bounds."""
         value = self.arguments.get(name)
         if value is None:
             return default
@@ -67,11 +57,8 @@ class Request:
 
 
 Handler = Callable[[Request], "dict[str, object]"]
-"""Handle the request and return the response without its ``ok``; runs on its own thread, one at a time.
-
-What it raises is the response's ``error``. What must run between two training steps goes through
-``step_boundary.run``.
-"""
+"""Handle the request and return the response without its ``ok``; runs on its own thread, one at a time. What
+must run between two training steps goes through ``step_boundary.run``."""
 
 
 def load_handlers(consents: frozenset[str]) -> dict[str, Handler]:

@@ -1,7 +1,4 @@
-"""Exchange messages with the exporter: reports go out, requests come in, over one connection.
-
-A report is the full state each time, in the wire format's version 1.
-"""
+"""Exchange messages with the exporter over one connection; a report is the full state, wire format 1."""
 
 from __future__ import annotations
 
@@ -36,28 +33,19 @@ FULL_GENERATION = 2
 
 
 def collector_entry() -> dict[str, object]:
-    """Return what the report has about Python's cyclic collector.
-
-    We ask the collector for its counts. It does not call us: a program's Ctrl-C that Python delivers during
-    a callback of the collector is lost.
-    """
+    """Return the cyclic collector's counts, without a callback: there a Ctrl-C would be lost."""
     return {"enabled": gc.isenabled(), "collections": gc.get_stats()[FULL_GENERATION]["collections"]}
 
 
 class ExporterSession:
-    """The reports and requests of one process; a forked child has a session of its own.
-
-    Attributes:
-        last_oom: the newest failed allocation, as the report has it.
-        sequence: the number of the newest report.
-    """
+    """The reports and requests of one process; a forked child has a session of its own."""
 
     def __init__(
         self, settings: Settings, poller: ProviderPoller, handlers: dict[str, Handler], errors: dict[str, int]
     ) -> None:
         self.transport = AgentTransport(settings.socket_path)
-        self.last_oom: dict[str, object] | None = None
-        self.sequence = 0
+        self.last_oom: dict[str, object] | None = None  # the newest failed allocation, as the report has it
+        self.sequence = 0  # the number of the newest report
         self._settings = settings
         self._poller = poller
         self._errors = errors
@@ -75,8 +63,8 @@ class ExporterSession:
     def send_now(self, timeout: float) -> bool:
         """Send a report from the calling thread.
 
-        Return False without a connection, or if another send blocks it. For reports that cannot wait for
-        the agent's thread, because the program may have ended by then.
+        Return False without a connection, or if another send blocks it. For reports that cannot wait for the
+        agent's thread, because the program may have ended by then.
         """
         try:
             # A signal handler may raise directly after this call, so only the lock knows who has it.
@@ -147,10 +135,7 @@ Found = tuple[int, int, str]
 
 
 def rank_entry() -> dict[str, object] | None:
-    """Return the rank for the report, None where nothing tells it.
-
-    A group of one rank says nothing about a job of several, so the environment may tell it still.
-    """
+    """Return the rank, None if unknown; the environment may tell it where a group of one does not."""
     named = find_rank(_read_variable)
     groups = (each for each in (_torch_group(), _jax_cluster()) if each is not None)
     found = next((each for each in groups if is_rank(*each[:2])), named)

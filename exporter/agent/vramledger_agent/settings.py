@@ -25,32 +25,24 @@ SHORTEST_INTERVAL_SECONDS = 0.25
 
 
 class Settings:
-    """What this process does, read from the environment once.
-
-    Attributes:
-        socket_path: of the exporter's socket.
-        interval: seconds between two reports.
-        consents: the requests that this process allows: ``reclaim``, ``snapshot``.
-        records_from_start: record PyTorch's memory history from its first allocation on.
-        report_directory: for the out-of-memory reports, None for the default one.
-    """
+    """What this process does, read from the environment once."""
 
     __slots__ = ("consents", "interval", "records_from_start", "report_directory", "socket_path")
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self.socket_path = environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET
-        self.interval = parse_interval(environ.get(INTERVAL_VARIABLE))
+        self.socket_path = environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET  # of the exporter's socket
+        self.interval = parse_interval(environ.get(INTERVAL_VARIABLE))  # seconds between two reports
         consents = environ.get(CONSENT_VARIABLE, "")
+        # the requests that this process allows: ``reclaim``, ``snapshot``
         self.consents = frozenset(word.strip() for word in consents.split(",") if word.strip())
+        # record PyTorch's memory history from its first allocation on
         self.records_from_start = environ.get(FROM_START_VARIABLE) == "1"
+        # for the out-of-memory reports, None for the default one
         self.report_directory = environ.get(REPORTS_VARIABLE) or None
 
 
 def parse_interval(text: str | None) -> float:
-    """Return an interval that the exporter accepts; the default one for text that is not a number.
-
-    A bad value is not reported: this is the user's program, not ours.
-    """
+    """Return an interval that the exporter accepts; the default one for what is not a number."""
     try:
         value = float(text or DEFAULT_INTERVAL_SECONDS)
     except ValueError:

@@ -1,7 +1,6 @@
 """Run something on the program's own thread between two training steps, where a pause hurts least.
 
-What ends a step (the optimizer's hook, see ``torch.optimizer_steps``) calls :func:`run_pending`. Another
-thread that needs this moment calls :func:`run` and waits for it.
+What ends a step (the optimizer's hook, see ``torch.optimizer_steps``) calls :func:`run_pending`.
 """
 
 from __future__ import annotations
@@ -21,12 +20,7 @@ WITHDRAWN = -1
 
 
 class _PendingCall:
-    """A function that waits for the boundary, and its outcome.
-
-    Attributes:
-        done: held until the function has run.
-        owner: the thread that runs it. To claim the call is one operation that no signal can cut in two.
-    """
+    """A function that waits for the boundary, and its outcome; no signal can interrupt its claim."""
 
     __slots__ = ("_owner", "done", "error", "function", "result")
 
@@ -34,7 +28,7 @@ class _PendingCall:
         self.function = function
         self.result: object = None
         self.error: BaseException | None = None
-        self.done = _thread.allocate_lock()
+        self.done = _thread.allocate_lock()  # held until the function has run
         self.done.acquire()
         self._owner: dict[str, int] = {}
 
@@ -85,10 +79,8 @@ def _run(call: _PendingCall, ident: int) -> None:
 def run(function: Callable[[], object], seconds: float) -> object:
     """Run a function at the next step boundary, and return what it returned.
 
-    Raises:
-        TimeoutError: there was no step within that many seconds; the function will not run any more.
-        InterruptedError: a signal handler of the program ended it.
-        BaseException: what the function raised.
+    Raises TimeoutError if there was no step within that many seconds; the function will not run any more.
+    Raises BaseException: what the function raised.
     """
     call = _PendingCall(function)
     _pending.append(call)
@@ -96,12 +88,7 @@ def run(function: Callable[[], object], seconds: float) -> object:
 
 
 def run_both(first: Callable[[], object], second: Callable[[], object], seconds: float) -> object:
-    """Run a function at the next step boundary and another one at the boundary after it; return its result.
-
-    Raises:
-        TimeoutError: no step ended within that many seconds, before the first or between them.
-        BaseException: as :func:`run`.
-    """
+    """Run a function at a step boundary, another at the next; return its result. Raises as :func:`run`."""
     following = _PendingCall(second)
 
     def run_first() -> None:

@@ -26,9 +26,7 @@ def start_thread(function: Callable[..., object], arguments: tuple[object, ...])
 
     A program that blocks a signal and waits for it in ``sigwait`` would lose it to a thread that does not
     block it. A new thread has the mask of its creator. A mask that the thread set itself would come too late.
-
-    Raises:
-        RuntimeError: no thread is available.
+    Raises RuntimeError if no thread is available.
     """
     # With no signals this only reads the mask. If a pending signal's handler raises below, the mask has
     # already been changed, so it must be known before.

@@ -20,8 +20,7 @@ from vramledger_agent.program_errors import belongs_to_program
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
 LOWEST_DESCRIPTOR = 3
-"""The lowest descriptor that we use: a program that closed its standard streams must not print into our
-socket."""
+"""The lowest descriptor that we use: a program may have closed its standard streams and still print."""
 
 MAX_RECEIVED_DESCRIPTORS = 8
 """The maximum number of descriptors that come with one message."""
@@ -34,26 +33,18 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class AgentTransport:
-    """The connection of this process, which opens and closes with the exporter.
-
-    Attributes:
-        dropped: messages that the socket would not take.
-    """
+    """The connection of this process, which opens and closes with the exporter."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.dropped = 0
+        self.dropped = 0  # messages that the socket would not take
         self._socket: socket.socket | None = None
         self._identity = (0, 0)
         self._next_try = 0.0
         self._retry_seconds = FIRST_RETRY_SECONDS
 
     def open(self, now: float) -> bool:
-        """Return whether there is a connection; try to make one when it is due.
-
-        Args:
-            now: of a clock that never goes back, in seconds.
-        """
+        """Return whether there is a connection; try to make one when it is due."""
         if self._is_still_ours():
             return True
         if now < self._next_try:
@@ -141,11 +132,7 @@ def file_identity(descriptor: int) -> tuple[int, int]:
 
 
 def connect(path: str) -> socket.socket:
-    """Return a socket that is connected and never waits.
-
-    Raises:
-        OSError: nothing listens on the path, or we may not connect.
-    """
+    """Return a connected socket that never waits. Raises OSError if nothing listens, or we may not."""
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         if opened.fileno() < LOWEST_DESCRIPTOR:
@@ -162,12 +149,7 @@ def connect(path: str) -> socket.socket:
 
 
 def receive(connected: socket.socket) -> tuple[bytes, list[int]]:
-    """Return one message and its descriptors; an empty one is the end of the connection.
-
-    Raises:
-        BlockingIOError: no message has arrived.
-        OSError: the connection broke.
-    """
+    """Return a message and descriptors; empty at the end. Raises BlockingIOError if none came, or OSError."""
     # A socket that the exporter has accepted gives credentials, too, and before the descriptors.
     space = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_LEN(
         MAX_RECEIVED_DESCRIPTORS * array.array("i").itemsize
@@ -183,11 +165,7 @@ def receive(connected: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def peer_credentials(connected: socket.socket) -> tuple[int, int]:
-    """Return the pid and user at the other end of a socket, from the kernel.
-
-    Raises:
-        OSError: the socket is not a Unix socket.
-    """
+    """Return the pid and user at the other end, from the kernel. Raises OSError if it is no Unix socket."""
     if connected.family != socket.AF_UNIX:
         raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
     data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

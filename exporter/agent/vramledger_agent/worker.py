@@ -34,8 +34,7 @@ if TYPE_CHECKING:  # a program that uses no framework need not load it
     from collections.abc import Callable
 
 STOP_TIMEOUT_SECONDS = 1.0
-"""A fork or an exit waits this long for our thread to end; it cannot end while it waits for a lock that the
-program holds."""
+"""A fork or an exit waits this long for our thread, which may wait for a lock that the program holds."""
 
 WARNS_AT_FORK = sys.version_info[:2] >= (3, 12)
 """Python warns of a fork in a process with several threads; it gets their number from the kernel."""
@@ -48,28 +47,19 @@ OOM_REPORT_TIMEOUT_SECONDS = 0.5
 
 
 class WorkerRun:
-    """One run of the thread.
-
-    Attributes:
-        stop: held until the thread is to stop.
-        stopping: the thread is to stop.
-        done: held until it has stopped.
-        ended: it has stopped.
-        pid: of the process that it runs in; a forked child has the object, and no thread.
-        native_id: the kernel's number of the thread.
-    """
+    """One run of the thread."""
 
     __slots__ = ("done", "ended", "native_id", "pid", "stop", "stopping")
 
     def __init__(self) -> None:
-        self.stop = _thread.allocate_lock()
+        self.stop = _thread.allocate_lock()  # held until the thread is to stop
         self.stop.acquire()
-        self.done = _thread.allocate_lock()
+        self.done = _thread.allocate_lock()  # held until it has stopped
         self.done.acquire()
-        self.stopping = False
-        self.ended = False
-        self.pid = os.getpid()
-        self.native_id = 0
+        self.stopping = False  # the thread is to stop
+        self.ended = False  # it has stopped
+        self.pid = os.getpid()  # of the process that it runs in; a forked child has the object, and no thread
+        self.native_id = 0  # the kernel's number of the thread
 
     def request_stop(self) -> None:
         """Tell the thread to end; if a signal interrupts this, it ends at its next turn."""
@@ -92,30 +82,22 @@ class WorkerRun:
 
 
 class Worker:
-    """What the agent does in this process: at most one thread, one connection, one report at a time.
-
-    Attributes:
-        pid: of the process that all this is about.
-        errors: how many were caught, by the framework's name, or ``agent`` for those of the thread.
-        handlers: of the requests that the program consents to; None until a framework is added.
-        session: with the exporter; None until the thread is needed.
-        current_run: of the thread; None while there is no thread.
-        suspended: the thread was stopped for a fork, and starts again after it.
-        stopped: no thread starts until a framework is added.
-        uncaught_reporter: looks at the error that has ended the program; None until a framework is added,
-            whose import has loaded what it needs.
-    """
+    """What the agent does in this process: at most one thread, one connection, one report at a time."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.pid = os.getpid()  # of the process that all this is about
         self.settings = Settings()
+        # how many were caught, by the framework's name, or ``agent`` for those of the thread
         self.errors: dict[str, int] = {}
         self.poller = ProviderPoller(self.count_error)
+        # of the requests that the program consents to; None until a framework is added
         self.handlers: dict[str, Handler] | None = None
-        self.session: ExporterSession | None = None
-        self.current_run: WorkerRun | None = None
-        self.suspended = False
-        self.stopped = False
+        self.session: ExporterSession | None = None  # with the exporter; None until the thread is needed
+        self.current_run: WorkerRun | None = None  # of the thread; None while there is no thread
+        self.suspended = False  # the thread was stopped for a fork, and starts again after it
+        self.stopped = False  # no thread starts until a framework is added
+        # looks at the error that has ended the program; None until a framework is added, whose import has
+        # loaded what it needs
         self.uncaught_reporter: Callable[..., dict[str, object] | None] | None = None
         self._alone = False
         self._due = 0.0
@@ -147,10 +129,7 @@ class Worker:
             self.start()
 
     def start(self) -> None:
-        """Start the thread unless it runs.
-
-        What a signal handler raises here goes on into the program, and the thread is not started.
-        """
+        """Start the thread unless it runs; what a signal handler raises here goes on into the program."""
         self.adopt_process()
         run = self.current_run
         if run is not None and not run.stopping:
@@ -265,11 +244,7 @@ class Worker:
         return hooks
 
     def _stop_before_fork(self) -> None:
-        """Stop the thread before a fork if Python would warn of it.
-
-        If the program has other threads, as every program that uses a GPU driver, Python warns in any case,
-        and our thread goes on.
-        """
+        """Stop the thread before a fork if Python would warn of it; beside other threads it always does."""
         run = self.current_run
         if not self._alone or run is None:
             return

@@ -27,17 +27,14 @@ class DeviceMatch(NamedTuple):
 
 
 class DevicesState(msgspec.Struct):
-    """What is remembered of devices, by UUID.
+    """What is remembered of devices, by UUID."""
 
-    Attributes:
-        known: the identity of each device that has answered and was not destroyed, as it is while missing.
-        peaks: monotonic times of the last minute with used bytes that fall from one to the next, so that the
-            first are the highest.
-        xids: how many XID errors of each number it has had since the exporter started.
-    """
-
+    # the identity of each device that has answered and was not destroyed, as it is while missing
     known: dict[str, DeviceReading] = {}
+    # monotonic times of the last minute with used bytes that fall from one to the next, so that the first are
+    # the highest
     peaks: dict[str, list[tuple[float, int]]] = {}
+    # how many XID errors of each number it has had since the exporter started
     xids: dict[str, dict[int, int]] = {}
 
 
@@ -63,10 +60,7 @@ class DeviceTracker:
         return self.state.known.keys()
 
     def match(self, reading: Reading) -> DeviceMatch:
-        """Return the devices of this reading, then the earlier ones that are missing from it.
-
-        A MIG instance that is gone while its GPU answers was destroyed on purpose and is forgotten.
-        """
+        """Return this reading's devices, then missing earlier ones; a destroyed instance is forgotten."""
         devices = [self._recognise(device, reading) for device in reading.devices]
         present = {device.uuid: device for device in devices}
         destroyed = []
@@ -155,8 +149,8 @@ def hidden_on(
 ) -> tuple[HiddenHolder, ...] | None:
     """Return the processes that have this device's file open and might themselves hold memory on it.
 
-    A monitor holds no memory. A process that has only inherited the open file from a process that NVML lists
-    holds none either. A MIG instance has no device file that we could search for.
+    A process that has only inherited the open file from a process that NVML lists holds none either. A MIG
+    instance has no device file that we could search for.
     """
     if hidden is None or device.minor is None or device.parent is not None:
         return None

@@ -1,9 +1,7 @@
 """Balance one device: its parts add up to the total, exactly.
 
 The parts are free, the driver's reserve, what the operating system holds, the holdings by state, and
-unattributed.
-
-This is integer arithmetic only; it reads nothing and remembers nothing.
+unattributed. This is integer arithmetic only; it reads nothing and remembers nothing.
 """
 
 from __future__ import annotations
@@ -16,22 +14,14 @@ from vramledger.model.snapshot import Holding, Ledger, State, UndividedBytes
 
 
 class SystemBytes(NamedTuple):
-    """What the operating system may hold of a device's used memory.
+    """What the operating system may hold of a device's used memory."""
 
-    Attributes:
-        least: what it counts as its own or as ordinary memory of programs; None when not known.
-        most: all that it counts as used, the holdings included.
-    """
-
-    least: int | None
-    most: int
+    least: int | None  # what it counts as its own or as ordinary memory of programs; None when not known
+    most: int  # all that it counts as used, the holdings included
 
 
 def system_bytes(device: DeviceReading) -> SystemBytes | None:
-    """Return what the operating system may hold of a device's memory; None where it does not manage it.
-
-    Where it is not known what it counts, it may hold everything.
-    """
+    """Return the most that the operating system may hold of a device; None where it manages no memory."""
     if device.memory is None or device.memory_kind is None:
         return None
     total, node = device.memory.total, device.node
@@ -70,21 +60,15 @@ def balance(
     """Balance a device's memory over (state, bytes) of its holdings.
 
     ``uncharged`` are the bytes that NVML charges to no process and whose holders are known, at most those
-    that the holdings leave over.
-
-    We are ``blind`` outside the host's PID namespace, where NVML lists no process to us. The bytes beyond the
-    holdings then belong to holders that we cannot see: they are unknown, and not unattributed.
-
-    Where the operating system manages the memory, it has the bytes that nobody is charged for, up to the
-    limit in ``system``. If we are blind, only what it counts as its own; None when that is not known.
-
-    Used is what is neither free nor the driver's reserve. The driver's own ``used`` is read in the same call,
-    but only the difference makes the ledger add up to the byte on every driver. The holdings may add up to
-    more than used, where processes share memory or the readings are a moment apart. This excess is subtracted
-    from the state with the most bytes first, and is returned as the overlap.
-
-    Returns:
-        None when the driver's figures contradict themselves (free and the reserve exceed the total).
+    that the holdings leave over. We are ``blind`` outside the host's PID namespace, where NVML lists no
+    process to us. The bytes beyond the holdings then belong to holders that we cannot see: they are unknown,
+    and not unattributed. Where the operating system manages the memory, it has the bytes that nobody is
+    charged for, up to the limit in ``system``. If we are blind, only what it counts as its own; None when
+    that is not known. Used is what is neither free nor the driver's reserve. The driver's own ``used`` is
+    read in the same call, but only the difference makes the ledger add up to the byte on every driver. The
+    holdings may add up to more than used, where processes share memory or the readings are a moment apart.
+    This excess is subtracted from the state with the most bytes first, and is returned as the overlap.
+    Returns None when the driver's figures contradict themselves (free and the reserve exceed the total).
     """
     used = memory.total - memory.free - (memory.reserved or 0)
     if used < 0 or memory.free < 0:

@@ -1,8 +1,4 @@
-"""Declare all that the accounting remembers from one sample to the next, and move it with the host's clock.
-
-Each part is declared beside the step that changes it. The storage writes the whole as it is declared, so
-every field is of a type that msgspec writes and reads.
-"""
+"""Declare all that the accounting remembers between samples, and move it with the host's clock."""
 
 from __future__ import annotations
 
@@ -33,43 +29,25 @@ def _part(kind: type[Any]) -> Any:  # noqa: ANN401 a field of that kind
 
 
 class Remembered(msgspec.Struct):
-    """All that the accounting remembers.
+    """All that the accounting remembers."""
 
-    Attributes:
-        serial: how many readings there were.
-        failures: how many of them failed, by reason.
-        devices: which devices exist.
-        ooms: failed allocations.
-        holdings: which holding is which, and how long each was quiet.
-        processes: facts, orphans and policies.
-        owners: byte-seconds, and what was freed.
-        agents: what agents have reported.
-        ghosts: devices that are busy without a process.
-        work: what each device did.
-        threads: since when the threads of holders have been quiet.
-        waits: devices that are busy without work.
-        uncharged: what NVML charges to nobody.
-        last: monotonic time of the newest sample.
-        boot_time: Unix time of boot, as of that sample.
-        watched_since: the first sample.
-    """
-
-    serial: int = 0
-    failures: dict[str, int] = {}
-    devices: DevicesState = _part(DevicesState)
-    ooms: OomsState = _part(OomsState)
+    serial: int = 0  # how many readings there were
+    failures: dict[str, int] = {}  # how many of them failed, by reason
+    devices: DevicesState = _part(DevicesState)  # which devices exist
+    ooms: OomsState = _part(OomsState)  # failed allocations
+    # which holding is which, and how long each was quiet
     holdings: HoldingTableState = _part(HoldingTableState)
-    processes: ProcessesState = _part(ProcessesState)
-    owners: UsageState = _part(UsageState)
-    agents: AgentsState = _part(AgentsState)
-    ghosts: GhostState = _part(GhostState)
-    work: DeviceWorkState = _part(DeviceWorkState)
-    threads: ThreadTimesState = _part(ThreadTimesState)
-    waits: BusyWithoutWorkState = _part(BusyWithoutWorkState)
-    uncharged: UnchargedState = _part(UnchargedState)
-    last: float | None = None
-    boot_time: float | None = None
-    watched_since: UnixTime | None = None
+    processes: ProcessesState = _part(ProcessesState)  # facts, orphans and policies
+    owners: UsageState = _part(UsageState)  # byte-seconds, and what was freed
+    agents: AgentsState = _part(AgentsState)  # what agents have reported
+    ghosts: GhostState = _part(GhostState)  # devices that are busy without a process
+    work: DeviceWorkState = _part(DeviceWorkState)  # what each device did
+    threads: ThreadTimesState = _part(ThreadTimesState)  # since when the threads of holders have been quiet
+    waits: BusyWithoutWorkState = _part(BusyWithoutWorkState)  # devices that are busy without work
+    uncharged: UnchargedState = _part(UnchargedState)  # what NVML charges to nobody
+    last: float | None = None  # monotonic time of the newest sample
+    boot_time: float | None = None  # Unix time of boot, as of that sample
+    watched_since: UnixTime | None = None  # the first sample
 
     def since_start(self) -> Remembered:
         """Return what is counted since the exporter started, and nothing else."""

@@ -17,42 +17,31 @@ Clock = tuple[float, UnixTime]
 
 @dataclass(slots=True)
 class Sample:
-    """What the accounting steps pass on to each other.
+    """What the accounting steps pass on to each other."""
 
-    Attributes:
-        reading: what was read.
-        rows: the processes that /proc shows, by pid.
-        longest_gap: seconds; if the sample before is further away, samples are missing between them.
-        after_gap: samples are missing before this one, or it is the first.
-        bridged: the samples that are missing before this one are those of a short restart, after which
-            everything that was remembered is known again.
-        watched: seconds from the sample before until the newest look at the GPUs, which found them
-            unchanged; 0 without one.
-        threads: since when the threads of each process have been quiet, by pid and start time.
-        launches: what was counted of quiet holders, by pid and start time.
-        cpu: the CPU seconds of each process since the sample before, by pid.
-        mps_servers: the pids of the MPS servers, which launch nothing themselves while their clients work.
-        verdicts: the state that a process has on all its devices, by pid; None where each device's work
-            decides.
-        time: Unix time of the sample, seconds.
-        monotonic: monotonic time of the sample, seconds.
-        clock: both, the monotonic time first.
-    """
-
-    reading: Reading
-    rows: Mapping[int, ProcessRow]
-    longest_gap: float
-    after_gap: bool
+    reading: Reading  # what was read
+    rows: Mapping[int, ProcessRow]  # the processes that /proc shows, by pid
+    longest_gap: float  # seconds; if the sample before is further away, samples are missing between them
+    after_gap: bool  # samples are missing before this one, or it is the first
+    # the samples that are missing before this one are those of a short restart, after which everything that
+    # was remembered is known again
     bridged: bool = False
+    # seconds from the sample before until the newest look at the GPUs, which found them unchanged; 0 without
+    # one
     watched: float = 0.0
+    # the state that a process has on all its devices, by pid; None where each device's work decides
     verdicts: Mapping[int, StateVerdict | None] = field(default_factory=dict)
+    # the pids of the MPS servers, which launch nothing themselves while their clients work
     mps_servers: set[int] = field(default_factory=set)
+    # since when the threads of each process have been quiet, by pid and start time
     threads: Mapping[tuple[int, int], ThreadQuiet] = field(default_factory=dict)
+    # what was counted of quiet holders, by pid and start time
     launches: Mapping[tuple[int, int], LaunchCount] = field(init=False)
+    # the CPU seconds of each process since the sample before, by pid
     cpu: Mapping[int, float] = field(init=False)
-    time: float = field(init=False)
-    monotonic: float = field(init=False)
-    clock: Clock = field(init=False)
+    time: float = field(init=False)  # Unix time of the sample, seconds
+    monotonic: float = field(init=False)  # monotonic time of the sample, seconds
+    clock: Clock = field(init=False)  # both, the monotonic time first
 
     def __post_init__(self) -> None:
         # Plain attributes, not properties: every holding reads them, 512 on a host with 8 GPUs and 64 holders
@@ -68,35 +57,25 @@ class Sample:
 
 
 class WorkEvidence(NamedTuple):
-    """What a sample of a device says of the work of its holders.
+    """What a sample of a device says of the work of its holders."""
 
-    Attributes:
-        workers: the pids that worked since the sample before.
-        nothing_since: since when the counters have proven that the device did nothing; None when it did
-            something, or there are no counters.
-        nothing_seconds: for how long they have proven it, since the first sample altogether.
-        attributed_since: since when all work was done in short bursts by processes that the driver named, and
-            ``nothing_seconds`` of that moment; None without counters.
-        unknown: the device worked, or may have worked, and nothing says for whom.
-        clients_unknown: the same for a client of MPS.
-        clients: the clients of MPS: the driver names their server in place of them.
-        busy: whether the device worked since the sample before.
-        named_since: since when every sample had rows, and all work was somebody's whom they named.
-        free_at: monotonic time of the newest sample in which the device was not fully busy.
-        rated: whether the device has a rate of utilisation.
-    """
-
-    workers: frozenset[int] = frozenset()
+    workers: frozenset[int] = frozenset()  # the pids that worked since the sample before
+    # since when the counters have proven that the device did nothing; None when it did something, or there
+    # are no counters
     nothing_since: Clock | None = None
-    nothing_seconds: float = 0.0
+    nothing_seconds: float = 0.0  # for how long they have proven it, since the first sample altogether
+    # since when all work was done in short bursts by processes that the driver named, and ``nothing_seconds``
+    # of that moment; None without counters
     attributed_since: tuple[Clock, float] | None = None
-    unknown: bool = True
-    clients_unknown: bool = True
+    unknown: bool = True  # the device worked, or may have worked, and nothing says for whom
+    clients_unknown: bool = True  # the same for a client of MPS
+    # the clients of MPS: the driver names their server in place of them
     clients: frozenset[int] = frozenset()
-    busy: bool = False
+    busy: bool = False  # whether the device worked since the sample before
+    # since when every sample had rows, and all work was somebody's whom they named
     named_since: Clock | None = None
-    free_at: float | None = None
-    rated: bool = False
+    free_at: float | None = None  # monotonic time of the newest sample in which the device was not fully busy
+    rated: bool = False  # whether the device has a rate of utilisation
 
     def signs_for(self, pid: int) -> DeviceSigns:
         """Return what the device says of work of this holder that was launched earlier."""
@@ -108,21 +87,14 @@ class WorkEvidence(NamedTuple):
 
 
 class DeviceSample(NamedTuple):
-    """One device in a sample.
+    """One device in a sample."""
 
-    Attributes:
-        sample: the sample.
-        device: what the driver reported.
-        utilization: the holders' own utilisation samples, as far as the driver gave any, by pid.
-        work: what it says of the holders' work.
-        allocated: pids whose agents report an allocation there since the previous report.
-    """
-
-    sample: Sample
-    device: DeviceReading
+    sample: Sample  # the sample
+    device: DeviceReading  # what the driver reported
+    # the holders' own utilisation samples, as far as the driver gave any, by pid
     utilization: Mapping[int, ProcessUtilization]
-    work: WorkEvidence
-    allocated: Collection[int] = ()
+    work: WorkEvidence  # what it says of the holders' work
+    allocated: Collection[int] = ()  # pids whose agents report an allocation there since the previous report
 
 
 def started_at(reading: Reading, start: int) -> float:

@@ -80,13 +80,8 @@ class HoldingTracker:
     ) -> None:
         """Start with nothing remembered.
 
-        Args:
-            idle_after: seconds without a sign of work after which a holding is idle.
-            interval: seconds between samples, to recognise a gap.
-            source: ``nvml`` or ``replay``.
-            recording: name of the recording that is replayed.
-            owners_max: the number of owners of a device that get an entry of their own; 0 means all.
-            told_after: see :data:`TOLD_AFTER`; who looks only once tells at once.
+        ``owners_max``: the number of owners of a device that get an entry of their own; 0 means all.
+        ``told_after``: see :data:`TOLD_AFTER`; who looks only once tells at once.
         """
         self._told_after = told_after
         self._idle_after = idle_after
@@ -252,13 +247,9 @@ class HoldingTracker:
     ) -> DeviceSnapshot:
         """Make a device's part of the snapshot: its holdings, its balance, its owners.
 
-        Args:
-            device: what the driver reported.
-            held: the holdings of every device that answered, by UUID; None where they are not known.
-            sharers: the UUIDs of the devices that have the same memory: this one, and where it is a compute
-                instance, the others of its GPU instance.
-            uncharged: who has what NVML charges to nobody.
-            sample: the sample.
+        ``held``: the holdings of every device that answered, by UUID; None where they are not known.
+        ``sharers``: the UUIDs of the devices that have the same memory: this one, and where it is a compute
+        instance, the others of its GPU instance.
         """
         xids = self._devices.xids(device.uuid)
         if device.error is not None:
@@ -312,10 +303,7 @@ class HoldingTracker:
     def _update_holdings(
         self, device: DeviceReading, sample: Sample, *, shared: bool
     ) -> tuple[Holding, ...] | None:
-        """Match what NVML lists with the known holdings and classify each; the largest first.
-
-        None where NVML did not give the list.
-        """
+        """Match what NVML lists with known holdings and classify each, largest first; None without a list."""
         servers = reservations.mps_servers(device, sample.rows, self._processes.facts_of)
         sample.mps_servers.update(servers)
         work = self._work.update(device, servers, sample, shared=shared)

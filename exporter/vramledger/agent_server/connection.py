@@ -14,16 +14,13 @@ from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
 MESSAGE_RATE = 4.0
 MESSAGE_BURST = 16.0
-"""Messages that are read from one connection: the number per second, and the maximum in one burst after a
-pause."""
+"""Messages that are read from one connection: per second, and in one burst after a pause."""
 
 SILENT_AFTER = 10.0
-"""Seconds without a report after which an agent counts as silent, or five of its intervals if that is more.
-"""
+"""Seconds without a report after which an agent is silent, or five intervals if that is more."""
 
 _RECEIVES_AT_ONCE = 128
-"""The maximum number of messages that are read from one connection at once; the kernel queues about as many.
-"""
+"""Messages that are read from one connection at once; the kernel queues about as many."""
 
 
 _TRUNCATED = int(socket.MSG_TRUNC)
@@ -39,27 +36,16 @@ class Message(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class AgentConnection:
-    """A connected process.
+    """A connected process."""
 
-    Attributes:
-        socket: our end.
-        peer: which process it is.
-        since: when it connected (the server's clock).
-        report_time: when its newest report came.
-        received: the time of the newest report in Unix time.
-        report: the newest report.
-        overfull: whether more messages waited at the last reading than are read at once.
-        passed_on: whether an agent has got this connection, to answer a request.
-    """
-
-    socket: socket.socket
-    peer: Peer
-    since: float
-    report_time: float | None = None
-    received: float | None = None
-    report: AgentReport | None = None
-    overfull: bool = False
-    passed_on: bool = False
+    socket: socket.socket  # our end
+    peer: Peer  # which process it is
+    since: float  # when it connected (the server's clock)
+    report_time: float | None = None  # when its newest report came
+    received: float | None = None  # the time of the newest report in Unix time
+    report: AgentReport | None = None  # the newest report
+    overfull: bool = False  # whether more messages waited at the last reading than are read at once
+    passed_on: bool = False  # whether an agent has got this connection, to answer a request
     bucket: TokenBucket = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,11 +64,9 @@ class AgentConnection:
         """Return the newest of the waiting messages, None if none waits.
 
         A report is the full state, so the older ones say nothing more. Before the first report only one
-        message is read: it may be a request, and what follows on its connection is for the agent.
-
-        Raises:
-            EOFError: the peer has closed.
-            RefusedError: a message was too long, or came with descriptors.
+        message is read: it may be a request, and what follows on its connection is for the agent. Raises
+        EOFError if the peer has closed. Raises RefusedError if a message was too long, or came with
+        descriptors.
         """
         newest: Message | None = None
         self.overfull = False

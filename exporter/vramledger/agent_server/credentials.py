@@ -24,10 +24,7 @@ SCM_CREDENTIALS = 2
 
 
 class Peer(NamedTuple):
-    """A connected process.
-
-    ``start`` is in clock ticks since boot; ``pidfd`` becomes readable when it ends.
-    """
+    """A connected process; ``start`` in clock ticks since boot. Its end makes ``pidfd`` readable."""
 
     pid: int
     start: int
@@ -36,12 +33,7 @@ class Peer(NamedTuple):
 
 
 def require_pidfd() -> None:
-    """Check that pidfd_open works; Linux before 5.3 and some containers' seccomp profiles refuse it.
-
-    Raises:
-        StartupError: it does not work. Without it we could not tell a process from another that reuses its
-            pid.
-    """
+    """Check that pidfd_open works (Linux 5.3, no seccomp filter): pids are reused. Raises StartupError."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError) as error:  # the first error of a Python that was built on such a system
@@ -61,11 +53,7 @@ def read_credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def identify_peer(connection: socket.socket, procfs: str) -> Peer:
-    """Return the connected process; the caller closes the ``pidfd``.
-
-    Raises:
-        RefusedError: the peer is outside our PID namespace, or has ended already.
-    """
+    """Return the connected process; the caller closes ``pidfd``. Raises RefusedError if outside or ended."""
     pid, uid = read_credentials(connection)
     if pid <= 0:
         refuse("pid", "the peer is outside our PID namespace")

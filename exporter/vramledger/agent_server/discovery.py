@@ -1,7 +1,4 @@
-"""Find the exporter that agents report to, and what they report, for a command.
-
-The exporter shows a client the agents of the client's user; root sees the agents of all users.
-"""
+"""Find the exporter that agents report to, and what they report; only root sees all users' agents."""
 
 from __future__ import annotations
 
@@ -19,9 +16,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from vramledger.model.agent_report import Agent, RefusedError, parse
-from vramledger.model.reading import (
-    Reading,
-)
+from vramledger.model.reading import Reading
 from vramledger.model.records import RecordError, read_record
 from vramledger_agent.listener import UntrustedListenerError, check_listener
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES, make_request
@@ -48,12 +43,7 @@ class ExporterStatus(NamedTuple):
 
 
 def request_agents(path: Path) -> tuple[Agent, ...]:
-    """Return the agents that an exporter knows and lets us see.
-
-    Raises:
-        OSError: no exporter answers there.
-        RefusedError: the program that answers is not an exporter of this version.
-    """
+    """Return the agents that we may see. Raises OSError without an answer, RefusedError if not ours."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(TIMEOUT)
         connection.connect(str(path))

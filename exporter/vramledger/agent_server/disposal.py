@@ -16,8 +16,7 @@ import sys
 from contextlib import ExitStack, suppress
 
 _CREDENTIALS_SPACE = socket.CMSG_SPACE(12)
-"""Room for the credentials of a message and for nothing else: a descriptor does not fit, and MSG_CTRUNC says
-that there was one."""
+"""Room for a message's credentials alone: a descriptor does not fit, and MSG_CTRUNC tells of it."""
 
 _PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 _DO_NOT_WAIT = int(socket.MSG_DONTWAIT)
@@ -28,44 +27,26 @@ _MAX_PROCESSES = 4
 """The maximum number of processes that may hang at the same time; until there are fewer, sockets wait."""
 
 _MAX_DRAINED = 1024
-"""The maximum number of messages that we read to find a socket empty. The kernel lets 10 wait, unless
-net.unix.max_dgram_qlen is higher."""
+"""The maximum number of messages read to find a socket empty; the kernel lets 10 wait by default."""
 
 _MAX_WAITING = 256
 """The maximum number of sockets that may wait for a process before no new connection is accepted."""
 
 
 def holds_descriptors(connection: socket.socket) -> bool:
-    """Tell whether descriptors came with the next message, without receiving them.
-
-    Raises:
-        BlockingIOError: no message waits.
-        OSError: the connection broke.
-    """
+    """Tell of descriptors with the next message. Raises BlockingIOError if none waits, or OSError."""
     _, _, flags, _ = connection.recvmsg(1, _CREDENTIALS_SPACE, _PEEK)
     return bool(flags & _TRUNCATED_CONTROL)
 
 
 def receive_plain(connection: socket.socket, size: int) -> tuple[bytes, list[tuple[int, int, bytes]], int]:
-    """Receive a message that holds no descriptors; return it with its credentials and flags.
-
-    Raises:
-        BlockingIOError: no message waits.
-        OSError: the connection broke.
-    """
+    """Receive a message without descriptors, its credentials and flags. Raises as for descriptors."""
     data, ancillary, flags, _ = connection.recvmsg(size, _CREDENTIALS_SPACE, _DO_NOT_WAIT)
     return data, ancillary, flags
 
 
 def receive_bytes(connection: socket.socket, size: int) -> bytes | None:
-    """Receive from a stream what waits; None if a descriptor is among it, which stays there.
-
-    A read may go on into the next message, so just what a look has shown is read.
-
-    Raises:
-        BlockingIOError: nothing waits.
-        OSError: the connection broke.
-    """
+    """Receive what waits; None if a descriptor is in it, which stays. Raises BlockingIOError or OSError."""
     seen, _, flags, _ = connection.recvmsg(size, _CREDENTIALS_SPACE, _PEEK)
     if flags & _TRUNCATED_CONTROL:
         return None

@@ -1,7 +1,4 @@
-"""Handle requests over the socket: pass them on to an agent with the client's connection, or answer them.
-
-What each client may see is decided here.
-"""
+"""Handle requests over the socket: answer, or pass to an agent; what a client may see is decided here."""
 
 from __future__ import annotations
 
@@ -38,12 +35,7 @@ class RequestContext(Protocol):
 
 
 def answer_request(asker: AgentConnection, content: Mapping[str, Any], exporter: RequestContext) -> None:
-    """Answer a request, or pass it on with the client's connection.
-
-    Raises:
-        RefusedError: it breaks the format.
-        OSError: the client has gone.
-    """
+    """Answer a request or pass it on. Raises RefusedError if its format is wrong, OSError if they left."""
     name = content["ask"]
     if not isinstance(name, str):
         refuse("format", "a request must have a name")
@@ -109,8 +101,7 @@ def _send_with_descriptors(to: socket.socket, data: bytes, descriptors: list[int
 
 ROOT_UID = 0
 _MAX_HOLDERS = (64, 16, 4, 0)
-"""The maximum number of holders of a device: the numbers are tried in turn until the answer fits in a
-message."""
+"""The maximum number of holders in an answer: numbers are tried until it fits in a message."""
 
 
 def failure_response(error: str) -> bytes:
@@ -126,11 +117,8 @@ def success_response(**more: object) -> bytes:
 def devices_response(snapshot: Snapshot, pid: int, uid: int) -> bytes:
     """Return the devices and their holders; only root gets the pids and names of other users' holders.
 
-    Args:
-        snapshot: the newest.
-        pid: of the client as the kernel tells it to us. In another PID namespace it differs from the client's
-            own number. The client's own holdings are marked ``self``, and never left out.
-        uid: of the client.
+    ``pid``: of the client as the kernel tells it to us. In another PID namespace it differs from the client's
+    own number. The client's own holdings are marked ``self``, and never left out.
     """
     if not snapshot.up:
         return failure_response(snapshot.failure[1] if snapshot.failure else "no sample has finished yet")

@@ -1,8 +1,10 @@
 """Run the agents' socket in the exporter's event loop: connections, last reports, requests.
 
-Every message costs a bounded time: it is short, only a few a second of one peer are read, and of several
-that wait only the newest is read. All messages together get a small share of our time, which users share
-fairly, so that scrapes come first. A peer that breaks the format is disconnected and counted.
+Every message costs a bounded time: it is short, only a few a second of one peer are read, and of several that
+wait only the newest is read. All messages together get a small share of our time, which users share fairly,
+so that scrapes come first. A peer that breaks the format is disconnected and counted.
+
+Choose whose messages are read next, so that each user gets a fair share of time and connections.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import os
 import resource
 import socket
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,6 @@ from msgspec.structs import replace
 from vramledger.agent_server.connection import MESSAGE_BURST, MESSAGE_RATE, AgentConnection, Message
 from vramledger.agent_server.credentials import Peer, identify_peer, read_credentials, require_pidfd
 from vramledger.agent_server.disposal import Disposal
-from vramledger.agent_server.fair_queue import FairQueue, connection_to_close
 from vramledger.agent_server.requests import answer_request
 from vramledger.agent_server.sweeping import SWEEP_INTERVAL, call_next_second
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
@@ -43,6 +44,67 @@ from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
 from vramledger.rate_limit import TokenBucket
 
+
+class FairQueue:
+    """Connections by user; who took the least time is first, without what others used in a long silence."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, deque[AgentConnection]] = {}
+        self._used: dict[int, float] = {}
+        self._served = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, connection: AgentConnection) -> None:
+        """Add a connection at the end of its user's queue."""
+        uid = connection.peer.uid
+        if uid not in self._waiting:
+            self._waiting[uid] = deque()
+            self._used[uid] = max(self._used.get(uid, 0.0), self._served)
+        self._waiting[uid].append(connection)
+
+    def pop(self) -> AgentConnection:
+        """Take out the connection that is next."""
+        uid = min(self._waiting, key=self._used.__getitem__)
+        self._served = self._used[uid]
+        connection = self._waiting[uid].popleft()
+        if not self._waiting[uid]:
+            del self._waiting[uid]
+        return connection
+
+    def charge(self, uid: int, seconds: float) -> None:
+        """Record the time that a message of a user took."""
+        self._used[uid] = self._used.get(uid, self._served) + seconds
+
+    def forget_users(self, connected: Collection[int]) -> None:
+        """Forget the users without a connection whose time is not above that of the others."""
+        self._used = {
+            uid: used for uid, used in self._used.items() if uid in connected or used > self._served
+        }
+
+
+def connection_to_close(
+    connections: Iterable[AgentConnection],
+    counts: Mapping[int, int],
+    uid: int,
+    *,
+    holders: Collection[int],
+    holds: bool,
+) -> AgentConnection | None:
+    """Return the connection that must make room for a new one, None if the new one must go.
+
+    Processes that hold GPU memory come before all others: the socket is for their agents. Among equals, a
+    user with fewer connections comes first.
+    """
+    others = [each for each in connections if each.peer.pid not in holders]
+    if not holds or not others:
+        fewer = counts.get(uid, 0) + 1
+        pool = others if not holds else connections
+        others = [each for each in pool if counts[each.peer.uid] > fewer]
+    return max(others, key=lambda each: (counts[each.peer.uid], each.since), default=None)
+
+
 MAX_CONNECTIONS = 1024
 MAX_CONNECTIONS_PER_USER = 64
 _DESCRIPTORS_SHARE = 8
@@ -56,9 +118,7 @@ _TIME_SHARE = 0.1
 _TIME_BURST = 0.1
 _TURN = 0.005
 """The share of one core that agents' messages may take, the seconds that they may take in one burst, and
-those after which anything else has its turn. A usual report takes 0.03 ms, the most expensive one 1.5 ms:
-without a limit the agents of four users, each message at its allowed rate, delayed scrapes by more than 10
-s."""
+those after which anything else has its turn."""
 
 _MILLISECONDS = 1000.0
 RETRY_INTERVAL = 30.0
@@ -75,14 +135,11 @@ _ACCEPTS_AT_ONCE = 16
 ACCEPT_RATE = 200.0
 ACCEPT_BURST = 128.0
 """Connections that are accepted: the number per second, and the maximum in one burst, as many as the kernel
-queues. Without a limit, a program that does nothing but connect took a fifth of a core, and scrapes waited
-for 40 ms.
-"""
+queues."""
 
 _USER_ACCEPT_RATE = 50.0
 _USER_ACCEPT_BURST = 64.0
-"""The same for one user. Further connections are closed before we look at who it is, and do not count
-above."""
+"""The same for one user; more are closed before we look who it is, and do not count above."""
 
 _CLOSE_RATE = 1000.0
 _CLOSE_BURST = 128.0
@@ -123,15 +180,7 @@ class AgentServer:
         clock: Callable[[], float] = boot_clock,
         owner: int | None = None,
     ) -> None:
-        """Prepare the server.
-
-        Args:
-            path: where to listen.
-            procfs: root of the proc file system.
-            snapshot: returns the newest, for a client that requests the devices.
-            clock: seconds that only grow.
-            owner: who may own the socket's directory, besides root and us.
-        """
+        """Prepare the server. ``owner``: who may own the socket's directory, besides root and us."""
         self._path = path
         self._owner = owner
         self._procfs = str(procfs)
@@ -174,8 +223,8 @@ class AgentServer:
     async def add_agents(self, reading: Reading) -> Reading:
         """Return a reading with the agents of the processes that the driver lists in it.
 
-        The last reports of programs that ran out of memory and have ended since the reading before come
-        too: no other reading will have them.
+        The last reports of programs that ran out of memory and have ended since the reading before come too:
+        no other reading will have them.
         """
         self._read_resting()
         pids = {entry.pid for device in reading.devices for entry in device.processes or ()}
@@ -315,10 +364,7 @@ class AgentServer:
         return identify_peer(accepted, self._procfs)
 
     def _end_connection(self, connection: AgentConnection) -> None:
-        """Close the connection of a process that has ended, once its last report is read.
-
-        Of a connection without a report only one message is read, so a second look finds the last one.
-        """
+        """Close an ended process' connection after its last report, which a second look finds."""
         for _ in range(2):
             if connection in self._connections:
                 self._receive(connection)

@@ -10,9 +10,6 @@ SWEEP_INTERVAL = 1.0
 
 
 def call_next_second(callback: Callable[[], None]) -> asyncio.TimerHandle:
-    """Call it when the loop's clock has its next full second.
-
-    To wake for each of two things took 50 µs more than to do both at once.
-    """
+    """Call it at the loop's next full second: one wake for two things took 50 µs less than two."""
     loop = asyncio.get_running_loop()
     return loop.call_at(loop.time() // SWEEP_INTERVAL + SWEEP_INTERVAL, callback)

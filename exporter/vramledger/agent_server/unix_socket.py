@@ -15,45 +15,27 @@ from vramledger.errors import StartupError
 _ROOT = 0
 _DIRECTORY_MODE = 0o755
 _MAX_PATH_BYTES = 107
-"""The longest path that the kernel takes (sun_path, less the zero byte); the name that is bound first is
-shorter."""
+"""The longest path that the kernel takes (sun_path, less the zero byte); the name bound first is shorter."""
 
 
 class SocketSettings(NamedTuple):
-    """Which kind of socket to make, and what to tell a user when that fails.
+    """Which kind of socket to make, and what to tell a user when that fails."""
 
-    Attributes:
-        kind: SOCK_SEQPACKET or SOCK_STREAM.
-        mode: permissions of the file.
-        backlog: connections that wait in the kernel.
-        failure: begins every message; the path follows.
-        in_use: says that another exporter listens at the path, and what to do.
-        remedy: ends the message after an error of the operating system.
-        parents: whether missing directories above its own are made, too.
-        pass_credentials: whether the kernel says with each message who sent it.
-    """
-
-    kind: socket.SocketKind
-    mode: int
-    backlog: int
-    failure: str
-    in_use: str
-    remedy: str = ""
-    parents: bool = False
-    pass_credentials: bool = False
+    kind: socket.SocketKind  # SOCK_SEQPACKET or SOCK_STREAM
+    mode: int  # permissions of the file
+    backlog: int  # connections that wait in the kernel
+    failure: str  # begins every message; the path follows
+    in_use: str  # says that another exporter listens at the path, and what to do
+    remedy: str = ""  # ends the message after an error of the operating system
+    parents: bool = False  # whether missing directories above its own are made, too
+    pass_credentials: bool = False  # whether the kernel says with each message who sent it
 
 
 class SocketFile:
     """A listening socket at a path; the file is removed at the end if it is still ours."""
 
     def __init__(self, path: Path, settings: SocketSettings, owner: int | None = None) -> None:
-        """Listen; make the directory if it is missing, replace a socket that nobody listens on.
-
-        Besides root and us, only ``owner`` may own the directory: the user that we become.
-
-        Raises:
-            StartupError: that is not possible here; the message says what to do.
-        """
+        """Listen in a directory of root, us or ``owner``, replace a dead socket. Raises StartupError."""
         self.path = path
         try:
             _make_directory(path.parent, parents=settings.parents)
@@ -128,11 +110,7 @@ def _make_directory(directory: Path, *, parents: bool) -> None:
 
 
 def _check_directory(directory: Path, owners: Collection[int | None]) -> None:
-    """Check that nobody else may put another file in the place of ours.
-
-    Raises:
-        ValueError: others may.
-    """
+    """Check that nobody else may put another file in the place of ours. Raises ValueError if others may."""
     place = directory.stat()
     private = place.st_gid in {_ROOT, place.st_uid}  # root's group, or a user's own
     others = stat.S_IWOTH if private else stat.S_IWOTH | stat.S_IWGRP

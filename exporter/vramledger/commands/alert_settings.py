@@ -1,7 +1,4 @@
-"""Read thresholds.yml: the settings of the alert rules, and those that somebody has instead.
-
-An owner may have thresholds of its own. An error names the key whose value cannot be used.
-"""
+"""Read thresholds.yml, with owners' own thresholds; an error names the key that cannot be used."""
 
 from __future__ import annotations
 
@@ -32,8 +29,7 @@ DECLARED = ("command", "framework", "policy", "notebook")
 """Labels that a program chooses for itself, by a variable, its command line or a mapped file."""
 
 OWN_TROUBLE = re.compile("(growth|hung)_.*")
-"""Thresholds for what harms the program itself. Only these may depend on what it says of itself: otherwise
-every program could excuse itself from what it keeps from others."""
+"""Thresholds for what harms the program itself: only these may depend on what it says of itself."""
 
 
 class Override(NamedTuple):
@@ -65,11 +61,7 @@ class RuleSettings(NamedTuple):
 
 
 def parse_quantity(value: object, *, share: bool = False) -> float | str:
-    """Return a threshold in base units: ``10GiB`` in bytes, ``1h`` in seconds; ``never`` stays.
-
-    Raises:
-        ValueError: it is not a number, size, duration or ``never``, or a share that is not from 0 to 1.
-    """
+    """Return ``10GiB`` or ``1h`` in base units; ``never`` stays. Raises ValueError for anything else."""
     if value == "never":
         return "never"
     found = _QUANTITY.fullmatch(str(value))
@@ -141,11 +133,7 @@ def _entries(content: Mapping[str, Any], key: str) -> Iterator[tuple[str, dict[s
 
 
 def _pattern(value: object) -> str:
-    """Return a regular expression that Prometheus accepts too: RE2 looks neither ahead nor back.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return an expression that Prometheus' RE2 (no look-around) accepts. Raises ValueError if it is none."""
     text = str(value)
     try:
         re.compile(text)
@@ -159,11 +147,7 @@ def _pattern(value: object) -> str:
 
 
 def read_content(text: str) -> dict[str, Any]:
-    """Return what a file of thresholds says; an empty one says nothing.
-
-    Raises:
-        ValueError: it is not YAML, or has no keys.
-    """
+    """Return what a file of thresholds says. Raises ValueError if it is not YAML, or has no keys."""
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -181,10 +165,8 @@ def merged(own: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]
     """Return the default content with somebody's own in its place.
 
     A map gets the keys that are given. Owners that are given come before the others, as the first that
-    matches counts; one with the name of another takes its place.
-
-    Raises:
-        ValueError: a key is not known, or a value is of another kind than the default.
+    matches counts; one with the name of another takes its place. Raises ValueError if a key is not known, or
+    a value is of another kind than the default.
     """
     _known(own, default.keys())
     result = {**default, **own}
@@ -202,11 +184,7 @@ def merged(own: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]
 
 
 def read_settings(content: Mapping[str, Any]) -> RuleSettings:
-    """Read and validate the content of a whole thresholds.yml.
-
-    Raises:
-        ValueError: a value, a matcher or a name in it cannot be used; the message begins with its key.
-    """
+    """Read a whole thresholds.yml. Raises ValueError, which begins with the key, if something is unusable."""
     defaults = {}
     for name, value in content["defaults"].items():
         with naming_place(f"defaults: {name}"):

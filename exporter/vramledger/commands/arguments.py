@@ -183,12 +183,7 @@ def control_socket(args: argparse.Namespace) -> Path:
 
 
 def sampling_config(args: argparse.Namespace) -> SamplingConfig:
-    """Return what the sampler needs to know.
-
-    Raises:
-        UsageError: --path.procfs is not a proc file system, --path.rootfs is not a root file system, or
-            --pods.labels comes without the node's name.
-    """
+    """Return what the sampler needs to know. Raises UsageError if a path or --pods.labels cannot be used."""
     on = frozenset(
         name for name, (default, _) in COLLECTORS.items() if getattr(args, f"collector_{name}", default)
     )
@@ -229,8 +224,7 @@ def _pods(args: argparse.Namespace) -> PodConfig:
 def _rootfs_problem(rootfs: Path) -> str:
     """Say why a directory cannot be the host's root file system; empty if it may be.
 
-    An image may have an empty directory there, as the place for a mount that was forgotten. Without the
-    host's files every owner would lose its name, without any message.
+    An image may have an empty directory there, as the place for a mount that was forgotten.
     """
     try:
         with os.scandir(rootfs) as entries:

@@ -15,9 +15,7 @@ from vramledger.commands.arguments import add_control, add_sampling, sampling_co
 from vramledger.commands.interrupts import run_until_interrupted
 from vramledger.commands.past import add_storage, ask_past
 from vramledger.errors import DriverError, StartupError
-from vramledger.model.reading import (
-    Reading,
-)
+from vramledger.model.reading import Reading
 from vramledger.model.reading_json import decode, encode
 from vramledger.sampling.masking import Mask
 from vramledger.sampling.replay import encode_header
@@ -112,11 +110,8 @@ async def capture(
     """Write a header and the readings of a span to a file; return the number of readings.
 
     The file is opened only when there is something to write, so a capture that fails does not delete an older
-    file of that name.
-
-    Raises:
-        DriverError: the first reading says that the driver does not work.
-        StartupError: the file cannot be written.
+    file of that name. Raises DriverError if the first reading says that the driver does not work,
+    StartupError if the file cannot be written.
     """
     masking = Mask()
     count = 0

@@ -102,11 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _run_check(config: SamplingConfig, options: CheckOptions) -> int:
-    """Print a result for each device and return the exit status.
-
-    A device that is not clean is checked again until ``wait`` is over: a process that has just ended needs a
-    moment to free its memory.
-    """
+    """Print each device's result, again until clean or ``wait`` is over: an ended process needs a moment."""
     try:
         async with aclosing(exporter_snapshots(options.control_socket)) as snapshots:  # type: ignore[type-var]
             results, since = await _check(snapshots, config, options, lambda: None)

@@ -1,7 +1,4 @@
-"""Run ``vramledger doctor``: say what this host does not let us see, and how to fix it.
-
-Findings are pure conclusions from one reading and a few facts about our own process.
-"""
+"""Run ``vramledger doctor``: say what this host does not let us see, and how to fix it."""
 
 from __future__ import annotations
 
@@ -16,12 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vramledger.agent_server.discovery import NO_SOCKET, ExporterStatus, find_exporter
-from vramledger.commands.arguments import (
-    add_control,
-    add_sampling,
-    control_socket,
-    sampling_config,
-)
+from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
 from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interrupts import run_until_interrupted
 from vramledger.config import CONTROL_VARIABLE
@@ -42,11 +34,7 @@ FINE, LACK = True, False
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked.
-
-    With ``limit`` it is something that will never be told here, and not a fault. ``remedy`` is empty if
-    nothing helps, or if nothing is wrong.
-    """
+    """One thing that was checked; a ``limit`` is not a fault; ``remedy`` is empty where nothing helps."""
 
     good: bool
     subject: str
@@ -56,21 +44,13 @@ class Finding:
 
 
 class ExporterContact(NamedTuple):
-    """Whether commands and agents reach an exporter.
+    """Whether commands and agents reach an exporter."""
 
-    Attributes:
-        path: where commands look for it.
-        problem: why it gives no answer there, None if it does.
-        snapshot: its newest one, None if it does not answer.
-        agents: the state of the agents' socket.
-        running: the exporters that run, wherever their sockets are.
-    """
-
-    path: Path
-    problem: str | None
-    snapshot: Snapshot | None
-    agents: ExporterStatus
-    running: tuple[RunningExporter, ...]
+    path: Path  # where commands look for it
+    problem: str | None  # why it gives no answer there, None if it does
+    snapshot: Snapshot | None  # its newest one, None if it does not answer
+    agents: ExporterStatus  # the state of the agents' socket
+    running: tuple[RunningExporter, ...]  # the exporters that run, wherever their sockets are
 
 
 def diagnose(
@@ -79,14 +59,7 @@ def diagnose(
     contact: ExporterContact | None = None,
     launch_obstacle: str | None = None,
 ) -> Iterator[Finding]:
-    """Yield what was found, the most important first.
-
-    Args:
-        reading: one sample.
-        own_rights: our own rights.
-        contact: how commands and agents reach an exporter.
-        launch_obstacle: why launches cannot be counted, empty if they can; None where nobody has tried.
-    """
+    """Yield what was found, the most important first; ``launch_obstacle`` is None where nobody has tried."""
     yield from _driver(reading)
     yield _namespace(reading, own_rights)
     yield from _rights(reading, own_rights)

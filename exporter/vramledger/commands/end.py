@@ -40,8 +40,7 @@ FREED_WITHIN = 10.0
 """Seconds for which ``end`` watches for memory to be freed; 20 GiB took 94 ms on an H200."""
 
 ORPHANS_WATCHED = 5.0
-"""Seconds for which ``end`` watches before it judges orphans, so that it knows which of them work. An H200's
-driver has a row of utilisation for a busy process each second."""
+"""Seconds of watching before ``end`` judges orphans: a busy process has a row of utilisation each second."""
 
 LONG_WAIT = 10.0
 """Seconds of waiting that ``end`` says something about."""
@@ -52,10 +51,7 @@ _STOPPED = ("T", "t")
 
 @dataclass(frozen=True, slots=True)
 class EndOptions:
-    """The options of ``end``: ``grace`` is the time from SIGTERM to SIGKILL, seconds.
-
-    Without ``yes`` the holders are only listed. ``idle_after`` is None where the user has not chosen it.
-    """
+    """The options of ``end``; without ``yes`` only listed, ``grace`` from SIGTERM to SIGKILL in seconds."""
 
     selection: Selection
     grace: float
@@ -174,11 +170,7 @@ async def _observe(
 
 
 async def _ask_exporter(options: EndOptions) -> Snapshot:
-    """Return what the exporter knows of the holders, from a sample that began after the question.
-
-    Raises:
-        StartupError: no exporter answers, or none knows what was asked for.
-    """
+    """Return holders of a sample begun after the question. Raises StartupError without exporter or answer."""
     count = 0
     async with aclosing(follow_exporter(options.control_socket)) as ledgers:  # type: ignore[type-var]
         async for snapshot, _, idle_after in ledgers:
@@ -214,10 +206,7 @@ def _watch_time(options: EndOptions, idle_after: float) -> float:
 def _with_idle_threshold(snapshot: Snapshot, idle_after: float | None, exporters: float) -> Snapshot:
     """Return a snapshot in which nobody counts as idle or not working for less than ``idle_after``.
 
-    Args:
-        snapshot: what the exporter says.
-        idle_after: the threshold that the user gave, None if the exporter's is meant.
-        exporters: the exporter's own threshold, which is not longer.
+    ``idle_after``: the threshold that the user gave, None if the exporter's is meant.
     """
     if idle_after is None:
         return snapshot

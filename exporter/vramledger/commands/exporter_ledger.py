@@ -24,29 +24,19 @@ _RETRY_INTERVAL = 0.25
 
 
 class ExporterLedger(NamedTuple):
-    """What the exporter knows now.
+    """What the exporter knows now."""
 
-    Attributes:
-        snapshot: its newest.
-        growth: how the holdings have grown, as its page shows it.
-        idle_after: its idle threshold, seconds.
-    """
-
-    snapshot: Snapshot
-    growth: Mapping[Key, HoldingGrowth]
-    idle_after: float
+    snapshot: Snapshot  # its newest
+    growth: Mapping[Key, HoldingGrowth]  # how the holdings have grown, as its page shows it
+    idle_after: float  # its idle threshold, seconds
 
 
 async def follow_exporter(path: Path) -> AsyncIterator[ExporterLedger]:
     """Yield what the exporter knows: the newest at once, then whenever it has a newer sample.
 
-    An exporter that has just started answers with its first sample.
-
-    When it restarts, what follows is from the new one, which has watched for less time.
-
-    Raises:
-        NoExporterError: no exporter answers, or none does any more.
-        StartupError: it refuses, or has another version.
+    When it restarts, what follows is from the new one, which has watched for less time. Raises
+    NoExporterError if no exporter answers, or none does any more. Raises StartupError if it refuses, or has
+    another version.
     """
     token: str | None = None
     wait = 0.0

@@ -105,23 +105,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Fit(NamedTuple):
-    """The whole answer.
+    """The whole answer."""
 
-    Attributes:
-        seen: what was seen of the program.
-        needs: of each device that it holds memory on, the largest first.
-        offers: of each device here, for each need.
-        here: where the devices are from, a sentence.
-        of_this_host: the devices are those of this host, as they are now.
-        headroom: as chosen.
-    """
-
-    seen: Seen
-    needs: tuple[MemoryNeed, ...]
-    offers: tuple[tuple[Offer, ...], ...]
-    here: str
-    of_this_host: bool
-    headroom: float
+    seen: Seen  # what was seen of the program
+    needs: tuple[MemoryNeed, ...]  # of each device that it holds memory on, the largest first
+    offers: tuple[tuple[Offer, ...], ...]  # of each device here, for each need
+    here: str  # where the devices are from, a sentence
+    of_this_host: bool  # the devices are those of this host, as they are now
+    headroom: float  # as chosen
 
     @property
     def status(self) -> int:

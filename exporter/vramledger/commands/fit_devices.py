@@ -9,39 +9,27 @@ from vramledger.commands.fit_input import CgroupRoom, Evictable, OfferedDevice, 
 from vramledger.commands.memory_need import MemoryNeed
 
 YES, TIGHT, AFTER, PERHAPS, NO, UNKNOWN = "yes", "tight", "after", "perhaps", "no", "unknown"
-"""The verdicts about a device: it has room; without headroom; after others have freed theirs; perhaps, as the
-need is not known; it has none; nothing is known of its memory."""
+"""The verdicts: room; without headroom; after others free theirs; need not known; none; nothing known."""
 
 _FITS = (YES, TIGHT)
 
 
 class Offer(NamedTuple):
-    """What one device offers to a program.
-
-    Attributes:
-        device: the device.
-        verdict: one of the verdicts above.
-        runs_here: the program holds memory there; when it is started again, that is free.
-        room: bytes that it could have now, None when not known; an upper bound where ``limit`` is not known.
-        limit: what the cgroup above it that leaves it least may take, or one of which that is not known; None
-            without a limit.
-        evict: whose memory would have to be freed for ``after``.
-        copies_now: how many such programs the room is enough for; None when not known.
-        copies_empty: how many the whole device is enough for; None when not known.
-        allowed: False if schedulers decide who gets the device and this program has not got it.
-        reserved: whom it is reserved for, or whom to ask; empty where no scheduler manages it.
-    """
+    """What one device offers to a program."""
 
     device: OfferedDevice
-    verdict: str
-    runs_here: bool
+    verdict: str  # one of the verdicts above
+    runs_here: bool  # the program holds memory there; when it is started again, that is free
+    # bytes that it could have now, None when not known; an upper bound where ``limit`` is not known
     room: int | None
+    # what the cgroup above it that leaves it least may take, or one of which that is not known; None without
+    # a limit
     limit: CgroupRoom | None
-    evict: tuple[Evictable, ...]
-    copies_now: int | None
-    copies_empty: int | None
-    allowed: bool
-    reserved: str
+    evict: tuple[Evictable, ...]  # whose memory would have to be freed for ``after``
+    copies_now: int | None  # how many such programs the room is enough for; None when not known
+    copies_empty: int | None  # how many the whole device is enough for; None when not known
+    allowed: bool  # False if schedulers decide who gets the device and this program has not got it
+    reserved: str  # whom it is reserved for, or whom to ask; empty where no scheduler manages it
 
     @property
     def usable(self) -> bool:
@@ -50,14 +38,7 @@ class Offer(NamedTuple):
 
 
 def make_offer(need: MemoryNeed, device: OfferedDevice, program: Program, *, live: bool) -> Offer:
-    """Say what a device offers.
-
-    Args:
-        need: of the program.
-        device: as it is now.
-        program: whose need it is.
-        live: the program is one of the holders of this device's sample; otherwise only its pid is the same.
-    """
+    """Say what a device offers; if not ``live``, a holder of the program's pid may be another one."""
     own = device.holdings.get(program.pid, 0) if live else 0
     limits = device.limits_of(program, live=live)
     allowance = min((most for each in limits if (most := each.most(own)) is not None), default=None)

@@ -140,11 +140,7 @@ class _ReportSeen(Struct, frozen=True):
 
 
 def _read(raw: object, shape: type[_T], where: str, what: str) -> _T:
-    """Return a document as far as we use it.
-
-    Raises:
-        RecordingError: it is not such a document.
-    """
+    """Return a document as far as we use it. Raises RecordingError if it is not such a document."""
     try:
         return convert(_told(raw), shape)
     except (ValidationError, RecursionError, UnicodeEncodeError) as error:
@@ -153,21 +149,13 @@ def _read(raw: object, shape: type[_T], where: str, what: str) -> _T:
 
 
 class FrameworkUse(NamedTuple):
-    """What one framework of the program reported on one device, in bytes; None means not known.
+    """What one framework of the program reported on one device, in bytes; None means not known."""
 
-    Attributes:
-        name: as it is declared.
-        ordinal: its own number of the device.
-        in_use_peak: its highest use.
-        pool: what it had taken from the driver.
-        advice: what a setting of its allocator would free, otherwise empty.
-    """
-
-    name: str
-    ordinal: int | None
-    in_use_peak: int | None
-    pool: int | None
-    advice: str = ""
+    name: str  # as it is declared
+    ordinal: int | None  # its own number of the device
+    in_use_peak: int | None  # its highest use
+    pool: int | None  # what it had taken from the driver
+    advice: str = ""  # what a setting of its allocator would free, otherwise empty
 
     @property
     def title(self) -> str:
@@ -177,60 +165,35 @@ class FrameworkUse(NamedTuple):
 
 
 class DeviceUse(NamedTuple):
-    """What was seen of the program on one device in one sample; bytes, None means not known.
+    """What was seen of the program on one device in one sample; bytes, None means not known."""
 
-    Attributes:
-        uuid: of the device.
-        gpu: its index.
-        name: its product name.
-        capacity: what programs can have of it, without the driver's reserve.
-        held: what the program held, charged or not.
-        peak: the highest of that so far.
-        overhead: what it held outside the frameworks' pools.
-        framework: the one that holds the memory.
-        policy: how that takes memory.
-        frameworks: those that reported.
-        whole_life: it was watched since its start, so ``peak`` is the peak of its life.
-        time_busy: the share of the time in which it had a kernel on the device.
-        sm_busy: the share of the device's SMs that its kernels kept busy, by the device's own counters.
-        failed: an allocation has failed here, or perhaps here.
-        failed_request: bytes of its newest allocation that failed here.
-        used_at_failure: what the framework had in use at that moment.
-    """
-
-    uuid: str
-    gpu: int | None
-    name: str
-    capacity: int | None
-    held: int | None
-    peak: int | None
-    overhead: int | None
-    framework: str
-    policy: str
-    frameworks: tuple[FrameworkUse, ...]
-    whole_life: bool
-    time_busy: float | None = None
+    uuid: str  # of the device
+    gpu: int | None  # its index
+    name: str  # its product name
+    capacity: int | None  # what programs can have of it, without the driver's reserve
+    held: int | None  # what the program held, charged or not
+    peak: int | None  # the highest of that so far
+    overhead: int | None  # what it held outside the frameworks' pools
+    framework: str  # the one that holds the memory
+    policy: str  # how that takes memory
+    frameworks: tuple[FrameworkUse, ...]  # those that reported
+    whole_life: bool  # it was watched since its start, so ``peak`` is the peak of its life
+    time_busy: float | None = None  # the share of the time in which it had a kernel on the device
+    # the share of the device's SMs that its kernels kept busy, by the device's own counters
     sm_busy: float | None = None
-    failed: bool = False
-    failed_request: int | None = None
-    used_at_failure: int | None = None
+    failed: bool = False  # an allocation has failed here, or perhaps here
+    failed_request: int | None = None  # bytes of its newest allocation that failed here
+    used_at_failure: int | None = None  # what the framework had in use at that moment
 
 
 class Program(NamedTuple):
-    """A program whose need is asked for.
+    """A program whose need is asked for."""
 
-    Attributes:
-        pid: its process id.
-        command: its name, empty when not known.
-        owner: type and name of its owner, empty when not known.
-        started: Unix time, None when not known; another program may get its pid later.
-        limited_by: the cgroups above it that had a limit on any device; None when its cgroup is not known.
-    """
-
-    pid: int
-    command: str = ""
-    owner: tuple[str, str] = ("", "")
-    started: float | None = None
+    pid: int  # its process id
+    command: str = ""  # its name, empty when not known
+    owner: tuple[str, str] = ("", "")  # type and name of its owner, empty when not known
+    started: float | None = None  # Unix time, None when not known; another program may get its pid later
+    # the cgroups above it that had a limit on any device; None when its cgroup is not known
     limited_by: tuple[str, ...] | None = None
 
 
@@ -243,17 +206,11 @@ class Evictable(NamedTuple):
 
 
 class CgroupRoom(NamedTuple):
-    """What the programs in a cgroup may take of a device, bytes.
+    """What the programs in a cgroup may take of a device, bytes."""
 
-    Attributes:
-        cgroup: its path; empty where it is not known whether the cgroup of the program has a limit.
-        maximum: the limit; None when not known.
-        used: what the cgroup has, with all below it; None when not known.
-    """
-
-    cgroup: str
-    maximum: int | None
-    used: int | None
+    cgroup: str  # its path; empty where it is not known whether the cgroup of the program has a limit
+    maximum: int | None  # the limit; None when not known
+    used: int | None  # what the cgroup has, with all below it; None when not known
 
     @property
     def known(self) -> bool:
@@ -268,43 +225,28 @@ class CgroupRoom(NamedTuple):
 
 
 class OfferedDevice(NamedTuple):
-    """A device on which a program may run.
+    """A device on which a program may run."""
 
-    Attributes:
-        uuid: of the device.
-        gpu: its index.
-        name: its product name, for a MIG instance with profile and UUID: several have the same index.
-        capacity: what programs can have of it, without the driver's reserve; None when not known.
-        free: what a program could take now; None when not known.
-        problem: why nothing is known of its memory, otherwise empty.
-        holdings: bytes held by each pid.
-        evictable: what others hold without work, or have cached, by pid.
-        schedulers: those that manage it.
-        granted: type and name of the owners for whom it is reserved.
-        limits: what cgroups with a limit may take; None when not known, or when nothing limits memory by
-            cgroup.
-        limits_failed: these could not be read, or not all of them.
-    """
-
-    uuid: str
-    gpu: int | None
-    name: str
-    capacity: int | None
-    free: int | None
-    problem: str
-    holdings: Mapping[int, int]
-    evictable: Mapping[int, Evictable]
-    schedulers: tuple[str, ...]
-    granted: tuple[tuple[str, str], ...]
+    uuid: str  # of the device
+    gpu: int | None  # its index
+    name: str  # its product name, for a MIG instance with profile and UUID: several have the same index
+    capacity: int | None  # what programs can have of it, without the driver's reserve; None when not known
+    free: int | None  # what a program could take now; None when not known
+    problem: str  # why nothing is known of its memory, otherwise empty
+    holdings: Mapping[int, int]  # bytes held by each pid
+    evictable: Mapping[int, Evictable]  # what others hold without work, or have cached, by pid
+    schedulers: tuple[str, ...]  # those that manage it
+    granted: tuple[tuple[str, str], ...]  # type and name of the owners for whom it is reserved
+    # what cgroups with a limit may take; None when not known, or when nothing limits memory by cgroup
     limits: tuple[CgroupRoom, ...] | None
-    limits_failed: bool
+    limits_failed: bool  # these could not be read, or not all of them
 
     def limits_of(self, program: Program, *, live: bool) -> tuple[CgroupRoom, ...]:
         """Return the limits of all cgroups above a program.
 
-        Where it is not known which these are, or what they may take here, a limit that is not known is
-        among them. The limits of a program that is ``live`` are read on every device, so where none is
-        read it has none. Of another one only those cgroups are known that had a limit then and there.
+        Where it is not known which these are, or what they may take here, a limit that is not known is among
+        them. The limits of a program that is ``live`` are read on every device, so where none is read it has
+        none. Of another one only those cgroups are known that had a limit then and there.
         """
         limits = self.limits or ()
         if program.limited_by is None:
@@ -342,11 +284,7 @@ def _told(value: Any) -> Any:  # noqa: ANN401 JSON
 
 
 def read_ledger(raw: object, where: str) -> LedgerSample:
-    """Read a ledger.
-
-    Raises:
-        RecordingError: it is not one.
-    """
+    """Read a ledger. Raises RecordingError if it is not one."""
     what = "what 'vramledger show --json' of this version prints"
     ledger = _read(raw, _LedgerSeen, where, what)
     if ledger.version != JSON_VERSION:
@@ -473,11 +411,7 @@ def _framework(seen: _FrameworkSeen) -> FrameworkUse:
 
 
 def read_oom_report(raw: object, where: str) -> tuple[Program, tuple[DeviceUse, ...]]:
-    """Read an out-of-memory report as what was seen of the program on the device where it failed.
-
-    Raises:
-        RecordingError: it is not one.
-    """
+    """Read an out-of-memory report as what was seen of a program. Raises RecordingError if it is none."""
     what = "an out-of-memory report"
     report = _read(raw, _ReportSeen, where, what)
     name = report.framework

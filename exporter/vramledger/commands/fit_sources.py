@@ -34,19 +34,13 @@ _PIDS_SHOWN = 8
 
 
 class Seen(NamedTuple):
-    """What was seen of a program.
+    """What was seen of a program."""
 
-    Attributes:
-        program: the program.
-        uses: for each device that it holds memory on, what was seen in each sample.
-        ledger: the newest sample; None for a report, which has none.
-        origin: where this comes from, a sentence.
-    """
-
-    program: Program
+    program: Program  # the program
+    # for each device that it holds memory on, what was seen in each sample
     uses: tuple[tuple[DeviceUse, ...], ...]
-    ledger: LedgerSample | None
-    origin: str
+    ledger: LedgerSample | None  # the newest sample; None for a report, which has none
+    origin: str  # where this comes from, a sentence
 
 
 async def watch_host(args: argparse.Namespace, seconds: float) -> tuple[list[LedgerSample], str]:
@@ -86,11 +80,7 @@ def _ledger(snapshot: Snapshot) -> LedgerSample:
 
 
 def choose_program(ledgers: list[LedgerSample], pid: int | None, origin: str) -> Seen:
-    """Return what was seen of a program; without a pid, of the only one that there is.
-
-    Raises:
-        StartupError: no such program holds memory, or there are several.
-    """
+    """Return what was seen of a program, or of the only one. Raises StartupError if none, or several."""
     holders = {holder for ledger in ledgers for holder in ledger.programs}
     if pid is None:
         if len(holders) != 1:
@@ -126,11 +116,7 @@ def _is_same(one: Program, other: Program) -> bool:
 
 
 async def past_sample(args: argparse.Namespace, at: float) -> list[LedgerSample]:
-    """Return a stored moment.
-
-    Raises:
-        StartupError: nothing is stored of it.
-    """
+    """Return a stored moment. Raises StartupError if nothing is stored of it."""
     _, content, _ = await ask_past(args, {"ask": AT, "at": at})
     try:
         return [_ledger(read_answer(content).snapshot)]
@@ -140,12 +126,7 @@ async def past_sample(args: argparse.Namespace, at: float) -> list[LedgerSample]
 
 
 def read_file(path: Path, pid: int | None) -> Seen:
-    """Return what a file says of a program.
-
-    Raises:
-        RecordingError: it is none of the files that this command reads.
-        StartupError: it does not show the program.
-    """
+    """Return what a file says. Raises RecordingError if unreadable, StartupError without the program."""
     content = _read_content(path)
     documents = _documents(path, content)
     first = documents[0]
@@ -181,10 +162,7 @@ def _read_content(path: Path) -> bytes:
 
 
 def _documents(path: Path, content: bytes) -> list[Any]:
-    """Return the JSON documents of a file: one over all its lines, or one in each line.
-
-    Of a recording only the header is read here.
-    """
+    """Return a file's JSON documents: one in all, or one a line; of a recording only the header."""
     lines = [line for line in content.split(b"\n") if line.strip()]
     head = _parse(lines[:1])
     if head and isinstance(head[0], dict) and head[0].get("format") == FORMAT:

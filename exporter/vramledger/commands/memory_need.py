@@ -1,7 +1,7 @@
 """Judge what a program needs of a device, and what to limit it to, from what was seen of it.
 
-A framework's own peak of memory in use is the need. What NVML charges is an upper bound: a cache,
-a pool or a preallocation is part of it.
+A framework's own peak of memory in use is the need. What NVML charges is an upper bound: a cache, a pool or a
+preallocation is part of it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from vramledger_agent.protocol.frameworks import FRAMEWORKS_BY_NAME
 MIB = 2**20
 
 HEADROOM = 0.10
-"""The share that a pool has to be larger than what is in use at the peak: allocators round sizes up, and free
-blocks lie between those in use."""
+"""The share that a pool needs beyond the peak in use: sizes round up, free blocks lie between."""
 
 HEADROOM_LEAST = 64 * MIB
 """A small program's first matrix product takes as much for cuBLAS (68 MiB on an H200)."""
@@ -42,33 +41,21 @@ class Busy(NamedTuple):
 
 
 class MemoryNeed(NamedTuple):
-    """What a program needs of one device, bytes.
+    """What a program needs of one device, bytes."""
 
-    Attributes:
-        use: what was seen last.
-        bytes: its need at its peak so far; None when not known.
-        planned: the same with headroom for the pool; None when not known.
-        failed: an allocation has failed.
-        wanted: what it would have needed for that allocation; None when not known, or if none has failed.
-        most: its highest holding so far, with which it ran; None when not known.
-        grade: how good the evidence for ``bytes``, or else for ``most``, is.
-        why: the evidence, one sentence.
-        frameworks: those whose peak is known.
-        time_busy: the share of the time in which it had a kernel on the device; None when not known.
-        sm_busy: the share of the SMs that it kept busy; None when not known.
-    """
-
-    use: DeviceUse
-    bytes: int | None
-    planned: int | None
-    failed: bool
+    use: DeviceUse  # what was seen last
+    bytes: int | None  # its need at its peak so far; None when not known
+    planned: int | None  # the same with headroom for the pool; None when not known
+    failed: bool  # an allocation has failed
+    # what it would have needed for that allocation; None when not known, or if none has failed
     wanted: int | None
-    most: int | None
-    grade: Grade
-    why: str
-    frameworks: tuple[FrameworkUse, ...]
+    most: int | None  # its highest holding so far, with which it ran; None when not known
+    grade: Grade  # how good the evidence for ``bytes``, or else for ``most``, is
+    why: str  # the evidence, one sentence
+    frameworks: tuple[FrameworkUse, ...]  # those whose peak is known
+    # the share of the time in which it had a kernel on the device; None when not known
     time_busy: Busy | None
-    sm_busy: Busy | None
+    sm_busy: Busy | None  # the share of the SMs that it kept busy; None when not known
 
     @property
     def unused(self) -> bool:
@@ -100,12 +87,7 @@ class LimitAdvice(NamedTuple):
 
 
 def assess_need(seen: Sequence[DeviceUse], headroom: float = HEADROOM) -> MemoryNeed:
-    """Say what a program needs of one device.
-
-    Args:
-        seen: one device in each sample, in their order; at least one.
-        headroom: the share by which a pool must be larger than what is in use.
-    """
+    """Say what a program needs of one device."""
     last = seen[-1]
     frameworks = _highest_peaks(seen)
     most = max((use.peak for use in seen if use.peak is not None), default=None)
@@ -153,11 +135,7 @@ def _highest_peaks(seen: Sequence[DeviceUse]) -> list[FrameworkUse]:
     found = []
     for each in seen[-1].frameworks:
         same = [other for use in seen for other in use.frameworks if other.name == each.name]
-        found.append(
-            each._replace(
-                in_use_peak=_highest([other.in_use_peak for other in same]),
-            )
-        )
+        found.append(each._replace(in_use_peak=_highest([other.in_use_peak for other in same])))
     return found
 
 
@@ -221,10 +199,7 @@ def copies_by_compute(busy: Busy | None) -> int | None:
 
 
 def limit_advice(need: MemoryNeed, capacity: int | None, headroom: float = HEADROOM) -> Iterator[LimitAdvice]:
-    """Yield how to limit each framework whose peak is known, on a device of this capacity.
-
-    Nothing where it would not fit, and after a failed allocation: a limit could only be too small.
-    """
+    """Yield how to limit each framework with a known peak; nothing if it does not fit, or has failed."""
     if need.failed:
         return
     for each in need.frameworks:

@@ -1,7 +1,4 @@
-"""Sample in a command: fast, only as long as necessary, and knowing nothing of what was before.
-
-The running exporter is asked first (:mod:`exporter_ledger`), because it has watched since it started.
-"""
+"""Sample in a command, briefly, without a past; the running exporter is asked first, as it has watched."""
 
 from __future__ import annotations
 

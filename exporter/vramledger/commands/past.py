@@ -33,11 +33,7 @@ def add_storage(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse_time(text: str) -> float:
-    """Read a moment of the past: ``03:12``, ``-6h``, ``2026-11-22 03:12``, or Unix seconds.
-
-    Raises:
-        UsageError: it is something else, or not in the past.
-    """
+    """Read ``03:12``, ``-6h``, ``2026-11-22 03:12`` or Unix seconds of the past. Raises UsageError."""
     now = time.time()
     found = _read_time(text, now)
     if found is None:
@@ -72,11 +68,7 @@ past_time = argparse_type(_parse_time, "time")
 
 
 async def ask_past(args: argparse.Namespace, question: dict[str, Any]) -> tuple[dict[str, Any], bytes, str]:
-    """Return the head and content of an answer, and who gave it.
-
-    Raises:
-        StartupError: nobody can answer.
-    """
+    """Return the head and content of an answer, and who gave it. Raises StartupError if nobody can answer."""
     try:
         program, head, content = await request_past(control_socket(args), question)
     except NoExporterError as error:

@@ -48,23 +48,14 @@ _INFERRED = (
 
 
 class Unused(NamedTuple):
-    """Memory that a program holds without work.
+    """Memory that a program holds without work."""
 
-    Attributes:
-        user: the name of its user; empty when not known.
-        command: the name of its program; empty when not known.
-        device: where.
-        holding: the bytes and why.
-        notebook: the path of its notebook, empty where it is none.
-        advice: what the administrator can do.
-    """
-
-    user: str
-    command: str
-    device: DeviceSnapshot
-    holding: Holding
-    notebook: str
-    advice: str
+    user: str  # the name of its user; empty when not known
+    command: str  # the name of its program; empty when not known
+    device: DeviceSnapshot  # where
+    holding: Holding  # the bytes and why
+    notebook: str  # the path of its notebook, empty where it is none
+    advice: str  # what the administrator can do
 
 
 def add_command(commands: Commands) -> None:
@@ -121,11 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _newest(path: Path) -> Snapshot:
-    """Return what the exporter knows.
-
-    Raises:
-        StartupError: no exporter answers, or it has no data.
-    """
+    """Return what the exporter knows. Raises StartupError if no exporter answers, or it has no data."""
     try:
         async with aclosing(follow_exporter(path)) as ledgers:  # type: ignore[type-var]
             snapshot = (await anext(ledgers)).snapshot
@@ -203,11 +190,7 @@ def text_for_all(host: str, found: Sequence[Unused]) -> str:
 
 
 def _deliver(args: argparse.Namespace, host: str, found: Sequence[Unused]) -> None:
-    """Send each user their own and the administrator all of it; one that fails does not stop the others.
-
-    Raises:
-        StartupError: a message could not be sent.
-    """
+    """Send each user theirs, the administrator all; one failure stops no other. Raises StartupError."""
     own: dict[str, list[Unused]] = {}
     for each in found:
         if _PERSON.fullmatch(each.user) and each.user != "root":

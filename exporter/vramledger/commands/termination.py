@@ -31,11 +31,7 @@ _LONGEST_POLL = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which holders to end: those that fit every kind of selector that is given.
-
-    Orphans that work on a GPU, or may work, are not ended unless ``working`` is set or they
-    are named by pid.
-    """
+    """Which holders to end: who fits all selectors; working orphans only with ``working`` or by pid."""
 
     pids: frozenset[int] = frozenset()
     states: frozenset[State] = frozenset()
@@ -51,27 +47,16 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class EndTarget:
-    """A selected holder, over all its devices.
+    """A selected holder, over all its devices."""
 
-    Attributes:
-        pid: its pid.
-        start: start time in ticks since boot, None when it has no process.
-        about: its program and owner.
-        memory: bytes by the device's (index, UUID), None where NVML does not report them.
-        states: its states on these devices.
-        why: the evidence for its state.
-        grade: how good that is.
-        refusal: why it must not be ended, None when it may be ended.
-    """
-
-    pid: int
-    start: int | None
-    about: str
-    memory: dict[Key, int | None]
-    states: frozenset[State]
-    why: str
-    grade: Grade
-    refusal: str | None
+    pid: int  # its pid
+    start: int | None  # start time in ticks since boot, None when it has no process
+    about: str  # its program and owner
+    memory: dict[Key, int | None]  # bytes by the device's (index, UUID), None where NVML does not report them
+    states: frozenset[State]  # its states on these devices
+    why: str  # the evidence for its state
+    grade: Grade  # how good that is
+    refusal: str | None  # why it must not be ended, None when it may be ended
 
     @property
     def line(self) -> str:
@@ -84,13 +69,7 @@ class EndTarget:
 
 
 def select_targets(snapshot: Snapshot, selection: Selection, own: Collection[int]) -> list[EndTarget]:
-    """Return the selected holders by pid, also those that may not be ended.
-
-    Args:
-        snapshot: the newest sample.
-        selection: the given selectors.
-        own: pids that must not be ended: this program, its sampler, what started it.
-    """
+    """Return selected holders by pid, also those of ``own``, which must not be ended."""
     held: dict[int, list[tuple[DeviceSnapshot, Holding]]] = {}
     for device in snapshot.devices:
         for holding in device.holdings:
@@ -207,25 +186,12 @@ def _may_work(holding: Holding) -> bool:
 
 
 class Termination:
-    """The ending of one target, whose process is held by a pidfd; a context manager that closes it.
-
-    Attributes:
-        target: the holder to end.
-        outcome: the result as words, None while not finished.
-    """
+    """The ending of one target, whose process is held by a pidfd; a context manager that closes it."""
 
     def __init__(self, target: EndTarget, start_of: Callable[[int], int | None]) -> None:
-        """Open a pidfd of the process.
-
-        Args:
-            target: the holder to end.
-            start_of: start time of a pid's process in ticks since boot, None when it is gone.
-
-        Raises:
-            VramledgerError: this kernel has no pidfd.
-        """
-        self.target = target
-        self.outcome: str | None = None
+        """Open a process' pidfd; ``start_of`` gives a pid's start. Raises VramledgerError without pidfds."""
+        self.target = target  # the holder to end
+        self.outcome: str | None = None  # the result as words, None while not finished
         self.ended = False
         self._descriptor: int | None = None
         try:
@@ -289,10 +255,8 @@ def end_targets(
 ) -> list[Termination]:
     """End these holders: SIGTERM to all, and SIGKILL to those that still run after ``grace`` seconds.
 
-    A stopped process gets SIGCONT as well, or it could not act on SIGTERM.
-
-    Raises:
-        VramledgerError: this kernel has no pidfd.
+    A stopped process gets SIGCONT as well, or it could not act on SIGTERM. Raises VramledgerError if this
+    kernel has no pidfd.
     """
     terminations: list[Termination] = []
     try:

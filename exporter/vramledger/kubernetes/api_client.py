@@ -47,10 +47,8 @@ class ClusterServer(NamedTuple):
         """Return the body of an answer.
 
         The token and the certificate are read for each request, because the kubelet renews both. The token is
-        sent only to a server whose certificate the cluster's authority has signed.
-
-        Raises:
-            ClusterError: there is none, or it is a refusal.
+        sent only to a server whose certificate the cluster's authority has signed. Raises ClusterError if
+        there is none, or it is a refusal.
         """
         # With ssl it takes 5 MiB of the sampler (Python 3.11), which asks only with --pods.labels.
         from http.client import HTTPException, HTTPSConnection  # noqa: PLC0415

@@ -1,4 +1,7 @@
-"""Run ``vramledger taint``: mark this Kubernetes node while its GPUs hold memory of work that has ended."""
+"""Run ``vramledger taint``: mark this Kubernetes node while its GPUs hold memory of work that has ended.
+
+Read and write the marks of one node through the API of Kubernetes, with the token of this pod.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +15,153 @@ import signal
 import socket
 import ssl
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from http import HTTPStatus
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from vramledger.commands.interrupts import run_until_interrupted
-from vramledger.config import SamplingConfig
-from vramledger.kubernetes.api_client import ClusterError
-from vramledger.kubernetes.node_api import KubernetesNode, Taint, in_cluster
-from vramledger.kubernetes.node_marks import NodeJudge, NodeMarks, Observation, cannot_tell, read_answer
+from vramledger.config import SERVICE_ACCOUNT, SamplingConfig
+from vramledger.errors import StartupError
+from vramledger.kubernetes.api_client import ClusterError, find_api_server
+from vramledger.kubernetes.node_marks import (
+    CONDITION,
+    NodeJudge,
+    NodeMarks,
+    Observation,
+    cannot_tell,
+    read_answer,
+)
 from vramledger.logs import fields, log
 from vramledger.readers.hosts.host import Host
 from vramledger.web.access.local_users import find_listening_user
 from vramledger_agent.commands.parser import Commands, add_log, duration
 
+TIMEOUT = 10.0
+"""Seconds for a whole request."""
+
+_ATTEMPTS = 5
+"""How often a change is tried that another program's change of the node came before."""
+
+
+class Taint(NamedTuple):
+    """The taint: its key, which is also that of the annotation, and its effect."""
+
+    key: str
+    effect: str
+
+
+class KubernetesNode:
+    """One node of the cluster in which this pod runs."""
+
+    def __init__(
+        self, name: str, taint: Taint, environ: Mapping[str, str], account: Path = SERVICE_ACCOUNT
+    ) -> None:
+        """Find the API server by the environment. Raises StartupError outside of a pod with a token."""
+        server = find_api_server(environ, account)
+        if server is None or not (account / "token").is_file():
+            message = (
+                f"this is not a pod with a token (KUBERNETES_SERVICE_HOST, {account}/token);"
+                " the chart runs this command with nodeTaint.enabled=true"
+            )
+            raise StartupError(message)
+        self._server = server
+        self._path = f"/api/v1/nodes/{name}"
+        self._taint = taint
+
+    async def read(self) -> NodeMarks:
+        """Return the marks of the node. Raises ClusterError if the API server did not say it."""
+        return self._marks(await self._request("GET"))
+
+    async def write(self, marks: NodeMarks, present: NodeMarks) -> None:
+        """Change the node's marks to these; others stay. Raises ClusterError if the API server did not."""
+        if (marks.tainted, marks.annotation) != (present.tainted, present.annotation):
+            await self._write_taint(marks)
+        await self._write_condition(marks, changed=marks.status != present.status)
+
+    async def _write_taint(self, marks: NodeMarks) -> None:
+        for attempt in range(1, _ATTEMPTS + 1):
+            node = await self._request("GET")
+            others = [each for each in node["spec"].get("taints") or [] if each.get("key") != self._taint.key]
+            own = [{"key": self._taint.key, "effect": self._taint.effect}] if marks.tainted else []
+            change = {
+                # A patch replaces the whole list. With the version it fails if somebody else has changed it.
+                "metadata": {
+                    "resourceVersion": node["metadata"]["resourceVersion"],
+                    "annotations": {self._taint.key: marks.annotation or None},
+                },
+                "spec": {"taints": [*others, *own] or None},
+            }
+            try:
+                await self._request("PATCH", "", change, "application/merge-patch+json")
+            except ClusterError as error:
+                if error.status != HTTPStatus.CONFLICT or attempt == _ATTEMPTS:
+                    raise
+                continue
+            return
+
+    async def _write_condition(self, marks: NodeMarks, *, changed: bool) -> None:
+        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        reason = {"True": "LeftOver", "False": "Clean", "Unknown": "CannotTell"}[marks.status]
+        condition = {
+            "type": CONDITION,
+            "status": marks.status,
+            "reason": reason,
+            "message": marks.message,
+            "lastHeartbeatTime": now,
+        }
+        if changed:
+            condition["lastTransitionTime"] = now
+        # The strategic merge changes the one condition of this type and keeps all others.
+        kind = "application/strategic-merge-patch+json"
+        await self._request("PATCH", "/status", {"status": {"conditions": [condition]}}, kind)
+
+    def _marks(self, node: Mapping[str, Any]) -> NodeMarks:
+        taints = node["spec"].get("taints") or []
+        conditions = node.get("status", {}).get("conditions") or []
+        ours: Mapping[str, str] = next((each for each in conditions if each.get("type") == CONDITION), {})
+        return NodeMarks(
+            any(each.get("key") == self._taint.key for each in taints),
+            (node["metadata"].get("annotations") or {}).get(self._taint.key, ""),
+            ours.get("status", ""),
+            ours.get("message", ""),
+        )
+
+    async def _request(
+        self, method: str, of: str = "", body: Mapping[str, Any] | None = None, kind: str = "application/json"
+    ) -> dict[str, Any]:
+        """Send a request about the node or a part ``of`` it, and return the object in the answer."""
+        path = self._path + of
+        about = f"{method} {path} at {self._server.host}:{self._server.port}"
+        content = None if body is None else json.dumps(body).encode()
+        request = asyncio.to_thread(self._server.request, method, path, {"Content-Type": kind}, content)
+        try:
+            found = json.loads(await asyncio.wait_for(request, TIMEOUT))
+        except (asyncio.TimeoutError, ClusterError, ValueError) as error:
+            message = f"{about}: {str(error) or type(error).__name__}"
+            raise ClusterError(message, getattr(error, "status", None)) from error
+        if not isinstance(found, dict) or not isinstance(found.get("spec"), dict):
+            message = f"{about}: the answer is not a node"
+            raise ClusterError(message)
+        return found
+
+
+def in_cluster(name: str, taint: Taint) -> KubernetesNode:
+    """Return a node of this pod's cluster. Raises StartupError if this is not a pod with a token."""
+    return KubernetesNode(name, taint, os.environ)
+
+
 ASK_INTERVAL = 5.0
 """Seconds from one question to the exporter to the next."""
 
 HEARTBEAT = 300.0
-"""Seconds after which the node is read and its condition written again, as the node problem detector does:
-each write of a node costs the API server, and a fleet has thousands."""
+"""Seconds after which the node's condition is written again; writes cost the API server of a fleet."""
 
 MAX_ANSWER_BYTES = 4 * 2**20
 GAPS = 4
@@ -49,16 +176,11 @@ _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ExporterAddress:
-    """Where the exporter is, and how to be let in.
+    """Where the exporter is, and how to be let in."""
 
-    Attributes:
-        url: its address.
-        server_name: the name in its certificate, if it is not that of the address.
-        credentials: a folder that may have ca.crt, username, password, tls.crt and tls.key; None without one.
-    """
-
-    url: str
-    server_name: str | None = None
+    url: str  # its address
+    server_name: str | None = None  # the name in its certificate, if it is not that of the address
+    # a folder that may have ca.crt, username, password, tls.crt and tls.key; None without one
     credentials: Path | None = None
 
 
@@ -134,10 +256,7 @@ async def _run_until_terminated(node: KubernetesNode, address: ExporterAddress, 
 async def follow(
     node: KubernetesNode, address: ExporterAddress, judge: NodeJudge, interval: float = ASK_INTERVAL
 ) -> None:
-    """Ask the exporter again and again, and keep the marks of the node as they should be.
-
-    What the API server refuses is logged, and tried again after the next answer.
-    """
+    """Keep the marks of the node by the exporter's answers; a refusal is logged, and tried again."""
     present: NodeMarks | None = None
     written = 0.0
     while True:
@@ -201,11 +320,7 @@ async def ask_exporter(address: ExporterAddress) -> Observation:
 
 
 def _check_listener(url: str, *, secret: bool) -> None:
-    """Check who listens at an address without TLS: it would get the password, and its answer marks the node.
-
-    Raises:
-        ValueError: it is another user of this host, or a password would go to somebody who is not known.
-    """
+    """Check who listens without TLS: it gets a password and its answer marks. Raises ValueError if unsafe."""
     parts = urlsplit(url)
     if parts.scheme == "https":
         return

@@ -43,19 +43,12 @@ class Leftover(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """One answer of the exporter.
+    """One answer of the exporter."""
 
-    Attributes:
-        verdict: ``clean``, ``not-clean`` or ``cannot-tell``.
-        message: the reasons, one line.
-        leftovers: what makes a device not clean.
-        holders: every process that holds memory, guilty or not.
-    """
-
-    verdict: str
-    message: str
-    leftovers: frozenset[Leftover] = frozenset()
-    holders: frozenset[Process] = frozenset()
+    verdict: str  # ``clean``, ``not-clean`` or ``cannot-tell``
+    message: str  # the reasons, one line
+    leftovers: frozenset[Leftover] = frozenset()  # what makes a device not clean
+    holders: frozenset[Process] = frozenset()  # every process that holds memory, guilty or not
 
 
 def cannot_tell(why: str) -> Observation:
@@ -125,19 +118,12 @@ def read_recorded(text: str) -> Recorded | None:
 
 @dataclass(frozen=True, slots=True)
 class NodeMarks:
-    """The marks of a node.
+    """The marks of a node."""
 
-    Attributes:
-        tainted: it has our taint.
-        annotation: the text beside the taint; empty without one.
-        status: of the condition, ``True``, ``False`` or ``Unknown``; empty when it has none.
-        message: of the condition.
-    """
-
-    tainted: bool
-    annotation: str = ""
-    status: str = ""
-    message: str = ""
+    tainted: bool  # it has our taint
+    annotation: str = ""  # the text beside the taint; empty without one
+    status: str = ""  # of the condition, ``True``, ``False`` or ``Unknown``; empty when it has none
+    message: str = ""  # of the condition
 
 
 class NodeJudge:
@@ -146,10 +132,9 @@ class NodeJudge:
     def __init__(self, after: float, gap: float, boot: str) -> None:
         """Start without knowledge.
 
-        Args:
-            after: seconds for which the same must be seen before a mark changes.
-            gap: seconds between two answers after which nothing is known of the time between them.
-            boot: the id of this boot of the node.
+        ``after``: seconds for which the same must be seen before a mark changes. ``gap``: seconds between two
+        answers after which nothing is known of the time between them. ``boot``: the id of this boot of the
+        node.
         """
         self._after = after
         self._gap = gap

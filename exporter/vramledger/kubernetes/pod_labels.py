@@ -2,7 +2,7 @@
 
 The kubelet's ``/pods`` needs ``get`` on ``nodes/pods`` (Kubernetes 1.33). Before that it needs
 ``nodes/proxy``, which also allows to run commands in every pod, so nobody should have it for this. The API
-server needs ``list`` on ``pods``. It is asked only for the metadata of pods, and only for those of this node.
+server needs ``list`` on ``pods``.
 """
 
 from __future__ import annotations
@@ -40,12 +40,7 @@ class PodApi:
     """The kubelet and the API server, as this pod reaches them."""
 
     def __init__(self, config: PodConfig, environ: Mapping[str, str]) -> None:
-        """Find both; nobody is asked yet.
-
-        Args:
-            config: what to ask for, and the kubelet's address.
-            environ: the environment, in which the kubelet names the API server.
-        """
+        """Find both; nobody is asked yet. The kubelet names the API server in ``environ``."""
         self._allowed = frozenset(config.labels)
         self._sources = []
         if config.kubelet is not None:
@@ -57,11 +52,7 @@ class PodApi:
             self._sources.append(_Source("the API server", server, f"/api/v1/pods?{chosen}"))
 
     def read(self) -> Pods:
-        """Return the labels of this node's pods, from the first source that tells them.
-
-        Raises:
-            ClusterError: no source does.
-        """
+        """Return this node's pods' labels, from the first source that tells. Raises ClusterError if none."""
         problems = []
         for name, server, path in self._sources:
             try:
@@ -88,11 +79,7 @@ class _PodList(msgspec.Struct):
 
 
 def parse_pods(body: bytes, allowed: frozenset[str]) -> Pods:
-    """Read a list of pods, whole ones or their metadata alone; what is not a pod is left out.
-
-    Raises:
-        ClusterError: this is not such a list.
-    """
+    """Read a list of pods, whole or metadata; others are left out. Raises ClusterError if it is no list."""
     try:
         listed = msgspec.json.decode(body, type=_PodList).items or []
     except READ_ERRORS as error:
@@ -150,10 +137,7 @@ class HolderPods:
         facts: Iterable[ProcessFacts],
         schedulers: Iterable[Scheduler],
     ) -> set[Pod]:
-        """Return the pods of one sample; facts come once for each process.
-
-        A pid that NVML lists and /proc does not show any more has the pod that its process had.
-        """
+        """Return a sample's pods; a pid that only NVML lists has the pod that its process had."""
         for each in facts:
             if each.owner is not None and each.owner.pod and each.owner.namespace:
                 self._pods[each.pid, each.start] = (each.owner.namespace, each.owner.pod)
@@ -178,19 +162,9 @@ class PodLabelReader(Collector):
     """Ask in a thread, and only while there are pods that concern us."""
 
     def __init__(
-        self,
-        ask: Callable[[], Pods],
-        labels: tuple[str, ...],
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, ask: Callable[[], Pods], labels: tuple[str, ...], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Prepare; nobody is asked before :meth:`update` names a pod.
-
-        Args:
-            ask: returns the labels of this node's pods, or raises a :class:`ClusterError`.
-            labels: the allow-list.
-            clock: monotonic seconds.
-        """
+        """Prepare; nobody is asked before :meth:`update`. ``ask`` may raise :class:`ClusterError`."""
         self._ask = ask
         self._labels = labels
         self._clock = clock
@@ -225,10 +199,7 @@ class PodLabelReader(Collector):
             yield self._error
 
     def update(self, wanted: Collection[Pod]) -> tuple[PodLabels, ...]:
-        """Return what is known of these pods, and have it read again when it is time.
-
-        A pod that has ended keeps the labels that it had, as long as it is wanted.
-        """
+        """Return what is known of these pods, also after their end, and have it read when it is time."""
         pods = frozenset(sorted(wanted)[:MAX_PODS])
         for answer in self._requests.collect(0.0):
             self._accept_answer(answer)

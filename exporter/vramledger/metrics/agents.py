@@ -1,7 +1,4 @@
-"""Declare the families of agents' reports and of their socket.
-
-Joined to NVML's bytes where both are known.
-"""
+"""Declare the families of agents' reports, joined to NVML's bytes where both are known, and their socket."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Hold the whole contract: every family by name, and the collectors that give their samples.
 
 To add or change a metric, edit its declaration in the module of its subject and its section in
-``exporter/docs/metrics/``, and run ``make generate``. A family's type and unit follow from its name, so
-they cannot contradict it. A sample with the value None is left out.
+``exporter/docs/metrics/``, and run ``make generate``. A family's type and unit follow from its name, so they
+cannot contradict it. A sample with the value None is left out.
 """
 
 from __future__ import annotations

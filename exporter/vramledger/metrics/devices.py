@@ -22,10 +22,7 @@ Value = float | Mapping[str, float] | None
 
 @dataclass(frozen=True, slots=True)
 class DeviceFamily(Family):
-    """A family with one sample for each device.
-
-    If ``read`` gives a mapping, it has one sample for each value of its third label.
-    """
+    """A family with a sample for each device, or for each key (third label) of what ``read`` gives."""
 
     read: Callable[[DeviceSnapshot], Value]
     down: bool = False

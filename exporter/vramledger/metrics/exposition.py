@@ -40,10 +40,7 @@ _EOF = b"# EOF\n"
 
 
 class ScrapeRequest(NamedTuple):
-    """What one scrape requests; two scrapes that request the same share a render.
-
-    ``collectors`` are the selected ones; ``names`` are the family or sample names to keep, None for all.
-    """
+    """What one scrape requests: ``collectors``, and family or sample ``names`` to keep, None for all."""
 
     collectors: frozenset[str]
     names: frozenset[str] | None = None
@@ -54,12 +51,8 @@ class ScrapeRequest(NamedTuple):
 class Exposition:
     """Render snapshots, and remember the series of the newest one.
 
-    Args:
-        most: holdings of a device shown one by one (``--processes.max``).
-        sampler_pid: the sampler's process id, None while there is none.
-        clock: seconds, for the collectors' durations.
-        collect: the collectors to run by name, instead of those of the contract.
-        collect_own: gives the families of the exporter itself: its access rules, its storage.
+    ``collect``: the collectors to run by name, instead of those of the contract. ``collect_own``: gives the
+    families of the exporter itself: its access rules, its storage.
     """
 
     def __init__(
@@ -159,11 +152,7 @@ class Exposition:
 
 
 def _write(family: Family, samples: list[Sample], known: dict[Labels, str]) -> tuple[str, dict[Labels, str]]:
-    """Return the lines of a family in the order of its samples, and its series: the text before each value.
-
-    A duplicate series would make Prometheus reject the whole scrape: its last sample counts. A value that is
-    not a finite number is left out.
-    """
+    """Return a family's lines and its series' texts. A duplicate's last sample counts; NaN is left out."""
     series, lines = {}, {}
     for labels, value in samples:
         if isfinite(value):
@@ -237,8 +226,6 @@ def negotiate_format(accept: str) -> ExpositionFormat:
     """Choose the format that an Accept header prefers, the first of equals; text 0.0.4 as the fallback.
 
     OpenMetrics 0.0.1 is not offered; a client that accepts 1.0.0 or newer, or names no version, gets 1.0.0.
-    Our names are legal in every escaping scheme that leaves underscores unchanged, and we say so to a client
-    that sends a scheme.
     """
     best, best_weight = _TEXT, 0.0
     for item in accept.split(","):
@@ -276,11 +263,7 @@ def _parse_accepted(item: str) -> tuple[str, dict[str, str], float]:
 
 
 def select_collectors(config: Config, collect: list[str], exclude: list[str]) -> frozenset[str]:
-    """Return the enabled collectors that ``collect[]`` and ``exclude[]`` select.
-
-    Raises:
-        UsageError: both are given, or one names a collector that does not exist or is off.
-    """
+    """Return the collectors that ``collect[]`` or ``exclude[]`` selects. Raises UsageError if unusable."""
     on = config.sampling.collectors
     if collect and exclude:
         message = "collect[] and exclude[] cannot be combined; give one of them"

@@ -24,23 +24,14 @@ _UNITS = ("bytes_per_second", "bytes", "seconds", "ratio", "celsius", "watts", "
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric family of the contract.
+    """One metric family of the contract."""
 
-    Attributes:
-        name: as on the text page, with ``_total`` or ``_info``.
-        labels: label names in the order of a sample's label values.
-        help: one sentence: the meaning, the source, the delay.
-        collector: a key of :data:`vramledger.config.COLLECTORS`, or :data:`SAMPLING`.
-        source: the call, file or message that the value comes from; Markdown.
-        absent: when a device that is up has no sample: "never", or words that begin with "when" or
-            "before"; Markdown.
-    """
-
-    name: str
-    labels: Labels
-    help: str
-    collector: str
-    source: str
+    name: str  # as on the text page, with ``_total`` or ``_info``
+    labels: Labels  # label names in the order of a sample's label values
+    help: str  # one sentence: the meaning, the source, the delay
+    collector: str  # a key of :data:`vramledger.config.COLLECTORS`, or :data:`SAMPLING`
+    source: str  # the call, file or message that the value comes from; Markdown
+    # when a device that is up has no sample: "never", or words that begin with "when" or "before"; Markdown
     absent: str
 
     @property
@@ -63,15 +54,10 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class HolderFactFamily(Family):
-    """A family with a series for each holder of which a fact of ``model/holder_facts`` is known.
+    """A family with a series for each holder of which a fact of ``model/holder_facts`` is known."""
 
-    Attributes:
-        fact: the field of the snapshot.
-        read: returns the value; None for no series.
-    """
-
-    fact: str
-    read: Callable[[Any], float | None]
+    fact: str  # the field of the snapshot
+    read: Callable[[Any], float | None]  # returns the value; None for no series
 
 
 Collected = list[tuple[Family, list[Sample]]]

@@ -14,13 +14,7 @@ _UNSUPPORTED = "when device or driver do not support it"
 
 
 def _hardware(  # noqa: PLR0913 - one argument a fact
-    collector: str,
-    name: str,
-    help_: str,
-    by: str | None = None,
-    *,
-    source: str,
-    absent: str = _UNSUPPORTED,
+    collector: str, name: str, help_: str, by: str | None = None, *, source: str, absent: str = _UNSUPPORTED
 ) -> DeviceFamily:
     return DeviceFamily(
         PREFIX + name,
@@ -235,9 +229,7 @@ ACTIVITY_FAMILIES = (
         figure="sm",
     ),
     _activity(
-        "device_sm_occupancy_ratio",
-        "Warps on the SMs as a share of their maximum",
-        figure="occupancy",
+        "device_sm_occupancy_ratio", "Warps on the SMs as a share of their maximum", figure="occupancy"
     ),
     _activity(
         "device_pipe_active_ratio",

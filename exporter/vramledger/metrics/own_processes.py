@@ -1,7 +1,7 @@
 """Declare the families of the exporter's own processes as prometheus_client's ProcessCollector does.
 
 The collector itself makes each family at each scrape. That took 0.4 ms, half of what our process did for a
-scrape of an unchanged snapshot. A test compares names, texts and values with its own.
+scrape of an unchanged snapshot.
 """
 
 from __future__ import annotations

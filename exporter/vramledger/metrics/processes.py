@@ -35,12 +35,7 @@ class HoldingFamily(Family):
 
 
 def _holding(
-    name: str,
-    read: Callable[[Holding], float | None],
-    help_: str,
-    *by: str,
-    source: str,
-    absent: str,
+    name: str, read: Callable[[Holding], float | None], help_: str, *by: str, source: str, absent: str
 ) -> HoldingFamily:
     return HoldingFamily(PREFIX + name, (*HOLDING, *by), help_, "process", source, absent, read)
 
@@ -248,10 +243,7 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
 
 
 def _about_processes(snapshot: Snapshot, pids: Iterable[int]) -> Collected:
-    """Return what is known of these processes, whatever they hold.
-
-    A holder that /proc no longer shows has a row of its own too, otherwise a join would lose the dead.
-    """
+    """Return what is known of these processes, also of the dead that /proc no longer shows."""
     rows: Collected = [(PROCESS_START, []), (PROCESS_INFO, []), (RANK_INFO, []), (FRAMEWORK_POLICY, [])]
     (_, starts), (_, info), (_, ranks), (_, policies) = rows
     for pid in pids:

@@ -56,20 +56,11 @@ RESERVATION_ACCOUNT_INFO = Family(
     absent="when the job has no record, and with other schedulers",
 )
 
-FAMILIES = (
-    RESERVATION_INFO,
-    RESERVATIONS,
-    UNRESERVED_HOLDERS,
-    UNRESERVED_MEMORY,
-    RESERVATION_ACCOUNT_INFO,
-)
+FAMILIES = (RESERVATION_INFO, RESERVATIONS, UNRESERVED_HOLDERS, UNRESERVED_MEMORY, RESERVATION_ACCOUNT_INFO)
 
 
 def collect(snapshot: Snapshot) -> Collected:
-    """Return the owners for whom each device is reserved, and its holders without a reservation.
-
-    There are no samples where no scheduler reserves.
-    """
+    """Return the owners for whom each device is reserved, and holders without; nothing without schedulers."""
     info: list[Sample] = []
     uses: list[Sample] = []
     holders: list[Sample] = []

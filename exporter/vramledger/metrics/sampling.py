@@ -36,10 +36,7 @@ class SnapshotFamily(Family):
 
 @functools.cache
 def revision() -> str:
-    """Return the commit of PEP 610's record beside the package; empty if there is no record.
-
-    ``importlib.metadata`` finds the record as well, but loads modules that keep 0.7 MiB of memory.
-    """
+    """Return the commit of PEP 610's record; ``importlib.metadata`` would find it, for 0.7 MiB of memory."""
     packages = Path(vramledger.__file__).parents[1]
     record = packages / f"vramledger-{vramledger.__version__}.dist-info" / "direct_url.json"
     try:

@@ -12,31 +12,18 @@ _WRITER = "the process that stores"
 
 
 class StorageFigures(NamedTuple):
-    """What the exporter knows of its storage; None where it does not know it yet.
+    """What the exporter knows of its storage; None where it does not know it yet."""
 
-    Attributes:
-        up: whether readings reach the disk.
-        size: bytes on the disk.
-        size_limit: the bytes that it may have.
-        age_limit: seconds for which it is kept.
-        oldest: Unix time of the oldest moment that can be shown.
-        newest: Unix time of the newest reading that is on the disk.
-        written: bytes written since the exporter started.
-        dropped: readings that were not stored, since the exporter started.
-        restarts: how often the process that stores was started again.
-        last_error: Unix time and text of the newest error.
-    """
-
-    up: bool | None
-    size: int | None
-    size_limit: int
-    age_limit: float
-    oldest: float | None
-    newest: float | None
-    written: int
-    dropped: int
-    restarts: int
-    last_error: tuple[float, str] | None
+    up: bool | None  # whether readings reach the disk
+    size: int | None  # bytes on the disk
+    size_limit: int  # the bytes that it may have
+    age_limit: float  # seconds for which it is kept
+    oldest: float | None  # Unix time of the oldest moment that can be shown
+    newest: float | None  # Unix time of the newest reading that is on the disk
+    written: int  # bytes written since the exporter started
+    dropped: int  # readings that were not stored, since the exporter started
+    restarts: int  # how often the process that stores was started again
+    last_error: tuple[float, str] | None  # Unix time and text of the newest error
 
 
 def _family(
@@ -101,18 +88,7 @@ LAST_ERROR = _family(
     absent="before the first error",
 )
 
-FAMILIES = (
-    UP,
-    SIZE,
-    SIZE_LIMIT,
-    AGE_LIMIT,
-    OLDEST,
-    NEWEST,
-    WRITTEN,
-    DROPPED,
-    RESTARTS,
-    LAST_ERROR,
-)
+FAMILIES = (UP, SIZE, SIZE_LIMIT, AGE_LIMIT, OLDEST, NEWEST, WRITTEN, DROPPED, RESTARTS, LAST_ERROR)
 
 
 def collect(figures: StorageFigures) -> Collected:

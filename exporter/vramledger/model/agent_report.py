@@ -110,29 +110,18 @@ else:
 
 
 class FrameworkReport(Struct, frozen=True, omit_defaults=True):
-    """One framework in the process.
-
-    Attributes:
-        framework: its name.
-        version: as it states it.
-        supported: False where its allocator gives no statistics.
-        allocator: the name of the allocator.
-        policy: how it takes memory.
-        devices: what it holds on each device.
-        settings: those of its allocator, by the names of ``messages.ALLOCATOR_SETTINGS``.
-        pinned: bytes of the host's memory that it has pinned for the GPUs.
-        pinned_in_use: those of them that the program uses.
-    """
+    """One framework in the process."""
 
     framework: str
-    version: str | None = None
-    supported: bool = True
-    allocator: str | None = None
-    policy: str | None = None
-    devices: tuple[DeviceReport, ...] = ()
+    version: str | None = None  # as it states it
+    supported: bool = True  # False where its allocator gives no statistics
+    allocator: str | None = None  # the name of the allocator
+    policy: str | None = None  # how it takes memory
+    devices: tuple[DeviceReport, ...] = ()  # what it holds on each device
+    # those of its allocator, by the names of ``messages.ALLOCATOR_SETTINGS``
     settings: Mapping[str, str] = {}
-    pinned: Count | None = None
-    pinned_in_use: Count | None = None
+    pinned: Count | None = None  # bytes of the host's memory that it has pinned for the GPUs
+    pinned_in_use: Count | None = None  # those of them that the program uses
 
     def __post_init__(self) -> None:
         _tidy(self, "version", "allocator")
@@ -203,38 +192,23 @@ class OutOfMemory(Struct, frozen=True):
 
 
 class AgentReport(Struct, frozen=True, omit_defaults=True):
-    """One message: the full state of a process as its agent sees it.
+    """One message: the full state of a process as its agent sees it."""
 
-    Attributes:
-        sequence: grows by one with each report that was built, sent or not.
-        dropped: reports that the socket would not take.
-        agent: the agent's version.
-        interval: seconds that it promises between reports.
-        monotonic: CLOCK_BOOTTIME of the report, seconds.
-        python: version of the interpreter.
-        visible: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER when CUDA was initialised, each None when not
-            set; None when not known.
-        consents: the requests that it accepts.
-        errors: failures so far, by provider.
-        collector: see :class:`GarbageReport`.
-        frameworks: those with an initialised allocator.
-        last_oom: see :class:`OutOfMemory`.
-        rank: see :class:`ReportedRank`; None where the program does not know it.
-    """
-
-    sequence: Count
-    interval: Interval
-    dropped: Count | None = None
-    agent: str | None = None
-    monotonic: Seconds | None = None
-    python: str | None = None
+    sequence: Count  # grows by one with each report that was built, sent or not
+    interval: Interval  # seconds that it promises between reports
+    dropped: Count | None = None  # reports that the socket would not take
+    agent: str | None = None  # the agent's version
+    monotonic: Seconds | None = None  # CLOCK_BOOTTIME of the report, seconds
+    python: str | None = None  # version of the interpreter
+    # CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER when CUDA was initialised, each None when not set; None when
+    # not known
     visible: Mapping[str, str | None] | None = None
-    consents: tuple[str, ...] = ()
-    errors: Mapping[str, Count] = {}
-    collector: GarbageReport | None = None
-    frameworks: tuple[FrameworkReport, ...] = ()
-    last_oom: OutOfMemory | None = None
-    rank: ReportedRank | None = None
+    consents: tuple[str, ...] = ()  # the requests that it accepts
+    errors: Mapping[str, Count] = {}  # failures so far, by provider
+    collector: GarbageReport | None = None  # see :class:`GarbageReport`
+    frameworks: tuple[FrameworkReport, ...] = ()  # those with an initialised allocator
+    last_oom: OutOfMemory | None = None  # see :class:`OutOfMemory`
+    rank: ReportedRank | None = None  # see :class:`ReportedRank`; None where the program does not know it
 
     def __post_init__(self) -> None:
         _tidy(self, "agent", "python")
@@ -319,11 +293,7 @@ REASONS = (
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """Read a message as a JSON object of our version.
-
-    Raises:
-        RefusedError: it is not such an object.
-    """
+    """Read a message as a JSON object of our version. Raises RefusedError if it is not such an object."""
     if len(data) > MAX_MESSAGE_BYTES:
         refuse("size", f"longer than {MAX_MESSAGE_BYTES} bytes")
     try:
@@ -340,15 +310,7 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 def read_report(message: Mapping[str, Any], before: AgentReport | None = None) -> AgentReport:
-    """Read a report out of a message.
-
-    Args:
-        message: the message.
-        before: the report before this one; if its frameworks are equal, they are the same objects.
-
-    Raises:
-        RefusedError: something in it is not what it must be.
-    """
+    """Read a report; frameworks equal to those ``before`` are the same objects. Raises RefusedError."""
     told = dict(message)
     if isinstance(listed := told.get("frameworks"), list):
         told["frameworks"] = [each for each in listed if _is_known(each)]

@@ -1,7 +1,4 @@
-"""Say what follows from the figures of a device alone: what ran, and what nobody holds.
-
-GPM's counters show the first, the used bytes that NVML charges to no process the second.
-"""
+"""Say from a device's figures alone what ran (GPM's counters), and what nobody holds (uncharged bytes)."""
 
 from __future__ import annotations
 
@@ -11,21 +8,16 @@ from typing import NamedTuple
 from vramledger.model.reading import DeviceReading
 
 COPY_RATE = 4.0 * 2**20
-"""Bytes a second over PCIe or NVLink above which somebody copies. Reading the driver, as we do, moves up to
-0.6 MiB/s on an idle H200."""
+"""Bytes a second over PCIe or NVLink of a copy; reading the driver moves up to 0.6 MiB/s on an H200."""
 
 MEMORY_SHARE = 1e-4
-"""The share of the memory's bandwidth above which somebody copies within the device; an idle H200 uses
-4e-6."""
+"""The share of memory bandwidth above which somebody copies in the device; 4e-6 on an idle H200."""
 
 _LINKS = ("pcie_transmit", "pcie_receive", "nvlink_transmit", "nvlink_receive")
 
 
 def mean_activity(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-    """Return the means over two spans that follow each other; a figure that one of them lacks is left out.
-
-    A span without figures, as the first one of all has none, counts for nothing.
-    """
+    """Return the means over two consecutive spans, without figures that one lacks; an empty span is none."""
     if not first or not second:
         return dict(first or second)
     seconds = first["seconds"] + second["seconds"]
@@ -45,10 +37,7 @@ class CountedActivity(NamedTuple):
 
 
 def read_counters(activity: Mapping[str, float] | None) -> CountedActivity | None:
-    """Return what the counters say; None where there are none, or where none of them moves.
-
-    Some counter of a live GPU always moves: reading the driver takes some bytes over PCIe.
-    """
+    """Return what the counters say; None if none moves: reading the driver alone takes bytes over PCIe."""
     if activity is None or "sm" not in activity:
         return None
     if not any(value > 0 for name, value in activity.items() if name != "seconds"):
@@ -61,12 +50,10 @@ def read_counters(activity: Mapping[str, float] | None) -> CountedActivity | Non
 MIB = 2**20
 
 CONTEXT_BYTES = 9 * MIB
-"""Bytes of each context that NVML charges to no process: 9 MiB for every program alone on an H100, 14 MiB for
-two on an H200."""
+"""Bytes of each context that NVML charges to nobody: 9 MiB on an H100, 14 for two on an H200."""
 
 LEAST_BYTES = 32 * MIB
-"""The uncharged bytes, beyond those of the contexts, that are worth a look: readings a moment apart differ by
-less."""
+"""Uncharged bytes, beyond contexts, that are worth a look: readings a moment apart differ by less."""
 
 
 def uncharged_bytes(device: DeviceReading) -> int | None:

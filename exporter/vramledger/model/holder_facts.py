@@ -15,21 +15,13 @@ from msgspec import Struct
 
 
 class KvCache(NamedTuple):
-    """What the vLLM server of a holder says of its KV cache; a value that it does not say is None.
+    """What the vLLM server of a holder says of its KV cache; a value that it does not say is None."""
 
-    Attributes:
-        pid: the holder.
-        start: its start time in clock ticks since boot.
-        usage: the share of the cache's blocks that running requests have.
-        memory: the bytes of the cache on each GPU.
-        tokens: how many tokens fit into the cache.
-    """
-
-    pid: int
-    start: int
-    usage: float | None
-    memory: int | None
-    tokens: int | None
+    pid: int  # the holder
+    start: int  # its start time in clock ticks since boot
+    usage: float | None  # the share of the cache's blocks that running requests have
+    memory: int | None  # the bytes of the cache on each GPU
+    tokens: int | None  # how many tokens fit into the cache
 
     def within(self, held: int) -> KvCache | None:
         """Return what can be true of a holder of so many bytes: its cache is a part of them.
@@ -43,33 +35,21 @@ class KvCache(NamedTuple):
 
 
 class Ties(NamedTuple):
-    """What ties a holder, whose launcher may have ended, to those who may want it; or that it is frozen.
+    """What ties a holder, whose launcher may have ended, to those who may want it; or that it is frozen."""
 
-    Attributes:
-        pid: the holder.
-        start: its start time in clock ticks since boot.
-        adopted: another process than its parent has started it, and that one has ended.
-        worker: it is a worker by strong signs of its own, which it has not inherited.
-        severed: its pipes and sockets, without its standard streams, whose other end no process has any more.
-        live: those whose other end a process has that was not left behind with it, or another host.
-        listening: anybody may still connect to it.
-        fellows: how many processes were left behind with it: by the same dead session, group or launcher.
-        mates: how many other processes of its group live.
-        unread: how many processes or sockets could not be read, where an other end may be.
-        frozen: its cgroup is frozen, as that of a paused container is.
-    """
-
-    pid: int
-    start: int
-    adopted: bool
-    worker: bool
+    pid: int  # the holder
+    start: int  # its start time in clock ticks since boot
+    adopted: bool  # another process than its parent has started it, and that one has ended
+    worker: bool  # it is a worker by strong signs of its own, which it has not inherited
+    # its pipes and sockets, without its standard streams, whose other end no process has any more
     severed: int = 0
-    live: int = 0
-    listening: bool = False
+    live: int = 0  # those whose other end a process has that was not left behind with it, or another host
+    listening: bool = False  # anybody may still connect to it
+    # how many processes were left behind with it: by the same dead session, group or launcher
     fellows: int = 0
-    mates: int = 0
-    unread: int = 0
-    frozen: bool = False
+    mates: int = 0  # how many other processes of its group live
+    unread: int = 0  # how many processes or sockets could not be read, where an other end may be
+    frozen: bool = False  # its cgroup is frozen, as that of a paused container is
 
     @property
     def abandoned(self) -> bool:
@@ -79,14 +59,11 @@ class Ties(NamedTuple):
 
 
 class ReadHolderFacts(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What was read of holders; the fields of a reading.
+    """What was read of holders; the fields of a reading."""
 
-    Attributes:
-        kv_caches: what the vLLM servers of holders say of their KV caches, with ``--collector.vllm``.
-        ties: what ties those whose launcher may have ended, or who are frozen; the others have none.
-    """
-
+    # what the vLLM servers of holders say of their KV caches, with ``--collector.vllm``
     kv_caches: tuple[KvCache, ...] = ()
+    # what ties those whose launcher may have ended, or who are frozen; the others have none
     ties: tuple[Ties, ...] = ()
 
 
@@ -99,23 +76,15 @@ class KnownHolderFacts:
 
 
 class HolderFact(NamedTuple):
-    """A fact about holders.
+    """A fact about holders."""
 
-    Attributes:
-        field: its name in :class:`ReadHolderFacts` and :class:`KnownHolderFacts`.
-        kind: its type; a method ``within(bytes)`` may leave out what a holder of so many bytes cannot have.
-        collector: the name of its collector, a flag: ``--collector.NAME``.
-        on: whether the collector runs unless told otherwise.
-        help: what it gives.
-        module: the module of the collector, below ``vramledger.readers``; its ``make_collector`` takes the
-            :class:`vramledger.readers.hosts.host.Host`.
-    """
-
-    field: str
-    kind: Any
-    collector: str
-    on: bool
-    help: str
+    field: str  # its name in :class:`ReadHolderFacts` and :class:`KnownHolderFacts`
+    kind: Any  # its type; a method ``within(bytes)`` may leave out what a holder of so many bytes cannot have
+    collector: str  # the name of its collector, a flag: ``--collector.NAME``
+    on: bool  # whether the collector runs unless told otherwise
+    help: str  # what it gives
+    # the module of the collector, below ``vramledger.readers``; its ``make_collector`` takes the
+    # :class:`vramledger.readers.hosts.host.Host`
     module: str
 
 

@@ -305,10 +305,7 @@ class PublicHolding(msgspec.Struct):
         ),
     ]
     uncharged: Uncharged | None
-    state: Annotated[
-        State,
-        _said("Why it exists now."),
-    ]
+    state: Annotated[State, _said("Why it exists now.")]
     grade: Annotated[Grade, _said("How good the evidence for the state is.")]
     since: Annotated[float, _said("Unix time at which the state began.")]
     why: Annotated[str, _said("The evidence, one sentence.")]

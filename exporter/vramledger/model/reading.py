@@ -36,11 +36,7 @@ RELEASED = "released"
 
 
 class MemoryReading(NamedTuple):
-    """A device's memory, bytes (``nvmlDeviceGetMemoryInfo_v2``).
-
-    ``reserved`` is None where only version 1 of the call exists; ``used`` then includes the
-    driver's reserve (615 MiB on an empty H200).
-    """
+    """A device's memory, bytes; without ``reserved`` (version 1), ``used`` includes the driver's reserve."""
 
     total: int
     free: int
@@ -54,42 +50,25 @@ and the host's, which a device without memory of its own uses (GB10, Jetson)."""
 
 
 class NodeMemory(NamedTuple):
-    """The memory of a NUMA node, bytes, as the kernel counts it.
-
-    Attributes:
-        node: its number.
-        total: all of it that the kernel manages.
-        free: what nobody uses.
-        file: the page cache, shared memory and tmpfs.
-        anonymous: ordinary memory of programs.
-        kernel: the kernel's own, as far as it counts it: slabs, stacks and page tables.
-        shared: the part of ``file`` that is shared memory and tmpfs, which the kernel cannot drop; None when
-            not known.
-    """
+    """The memory of a NUMA node, bytes, as the kernel counts it."""
 
     node: int
-    total: int
-    free: int
-    file: int
-    anonymous: int
-    kernel: int
+    total: int  # all of it that the kernel manages
+    free: int  # what nobody uses
+    file: int  # the page cache, shared memory and tmpfs
+    anonymous: int  # ordinary memory of programs
+    kernel: int  # the kernel's own, as far as it counts it: slabs, stacks and page tables
+    # the part of ``file`` that is shared memory and tmpfs, which the kernel cannot drop; None when not known
     shared: int | None = None
 
 
 class CgroupLimit(NamedTuple):
-    """What a cgroup, with all below it, may take of a device, and what it has.
+    """What a cgroup, with all below it, may take of a device, and what it has."""
 
-    Attributes:
-        cgroup: its path in version 2 of cgroups.
-        minimum: bytes that are guaranteed to it; beyond them it may be evicted. None when not known.
-        maximum: bytes beyond which its allocations fail; None without such a limit.
-        current: bytes that it has; None when not known.
-    """
-
-    cgroup: str
-    minimum: int | None
-    maximum: int | None
-    current: int | None
+    cgroup: str  # its path in version 2 of cgroups
+    minimum: int | None  # bytes that are guaranteed to it; beyond them it may be evicted. None when not known
+    maximum: int | None  # bytes beyond which its allocations fail; None without such a limit
+    current: int | None  # bytes that it has; None when not known
 
 
 class ProcessEntry(NamedTuple):
@@ -140,75 +119,48 @@ class ProcessRow(NamedTuple):
 
 
 class DriverWait(NamedTuple):
-    """A thread of a holder that sleeps in the NVIDIA driver and cannot be interrupted (state ``D``).
-
-    Attributes:
-        pid: the process.
-        start: its start time in clock ticks since boot.
-        thread: the thread's id.
-        channel: the driver's function in which it sleeps, from ``/proc/PID/task/TID/wchan``.
-        seconds: for how long it has certainly slept there: the time from the first look to the newest one at
-            which it had not been scheduled in between.
-    """
+    """A thread of a holder that sleeps in the NVIDIA driver and cannot be interrupted (state ``D``)."""
 
     pid: int
-    start: int
-    thread: int
-    channel: str
+    start: int  # its start time in clock ticks since boot
+    thread: int  # the thread's id
+    channel: str  # the driver's function in which it sleeps, from ``/proc/PID/task/TID/wchan``
+    # for how long it has certainly slept there: the time from the first look to the newest one at which it
+    # had not been scheduled in between
     seconds: float
 
 
 class LaunchCount(NamedTuple):
-    """What was counted of the kernel launches, copies and memsets of a process, from outside.
-
-    Attributes:
-        pid: the process.
-        start: its start time in clock ticks since boot.
-        quiet: for how many seconds every such call would have been counted, and there was none; None while
-            that is not known.
-        calls: the calls that were counted; after the first ones the counting ends.
-        problem: why its calls cannot be counted, as a sentence about it; empty if they can.
-    """
+    """What was counted of the kernel launches, copies and memsets of a process, from outside."""
 
     pid: int
-    start: int
+    start: int  # its start time in clock ticks since boot
+    # for how many seconds every such call would have been counted, and there was none; None while that is not
+    # known
     quiet: float | None
-    calls: int = 0
-    problem: str = ""
+    calls: int = 0  # the calls that were counted; after the first ones the counting ends
+    problem: str = ""  # why its calls cannot be counted, as a sentence about it; empty if they can
 
 
 class ThreadTimes(NamedTuple):
-    """Which threads of a holder ran between two looks at all of them; CPU times in seconds.
-
-    Attributes:
-        pid: the process.
-        start: its start time in clock ticks since boot.
-        since: monotonic time of the first look, seconds; it is the second one of the span before.
-        until: the same of the second look: nothing is known of what ran after it.
-        complete: whether every thread could be read at both looks; otherwise nothing is known.
-        main_runs: how often the main thread ran.
-        main_cpu: its CPU time, None when not known.
-        other_runs: how often the others ran, without the driver's own, which goes on in an idle program.
-        other_cpu: their CPU time, None when not known.
-        longest: the longest mean CPU time of one run among them.
-        beyond: the most CPU time a second that one of them took beyond what a helper that does nothing takes:
-            0.1 ms for each of its runs, or 0.2 ms a second if that is less.
-        changed: how many threads began or ended.
-        python: whether the file that the process runs is a Python interpreter; None when not known.
-    """
+    """Which threads of a holder ran between two looks at all of them; CPU times in seconds."""
 
     pid: int
-    start: int
-    since: float
-    until: float
-    complete: bool
-    main_runs: int = 0
-    main_cpu: float | None = None
+    start: int  # its start time in clock ticks since boot
+    since: float  # monotonic time of the first look, seconds; it is the second one of the span before
+    until: float  # the same of the second look: nothing is known of what ran after it
+    complete: bool  # whether every thread could be read at both looks; otherwise nothing is known
+    main_runs: int = 0  # how often the main thread ran
+    main_cpu: float | None = None  # its CPU time, None when not known
+    # how often the others ran, without the driver's own, which goes on in an idle program
     other_runs: int = 0
-    other_cpu: float | None = None
-    longest: float | None = None
+    other_cpu: float | None = None  # their CPU time, None when not known
+    longest: float | None = None  # the longest mean CPU time of one run among them
+    # the most CPU time a second that one of them took beyond what a helper that does nothing takes: 0.1 ms
+    # for each of its runs, or 0.2 ms a second if that is less
     beyond: float | None = None
-    changed: int = 0
+    changed: int = 0  # how many threads began or ended
+    # whether the file that the process runs is a Python interpreter; None when not known
     python: bool | None = None
 
     @property
@@ -218,17 +170,12 @@ class ThreadTimes(NamedTuple):
 
 
 class ManagedMappings(NamedTuple):
-    """What a holder maps of ``/dev/nvidia-uvm`` beyond the little that every CUDA program maps.
-
-    Attributes:
-        pid: the process.
-        start: its start time in clock ticks since boot.
-        bound: the bytes of managed memory that it can have at most, on all devices and on the host together;
-            None when its mappings could not be read.
-    """
+    """What a holder maps of ``/dev/nvidia-uvm`` beyond the little that every CUDA program maps."""
 
     pid: int
-    start: int
+    start: int  # its start time in clock ticks since boot
+    # the bytes of managed memory that it can have at most, on all devices and on the host together; None when
+    # its mappings could not be read
     bound: int | None
 
 
@@ -257,8 +204,7 @@ class ParentFacts(NamedTuple):
 class Owner(NamedTuple):
     """The owner of a process; the most specific one that is known gives ``type`` and ``name``.
 
-    ``type`` is ``slurm``, ``pod``, ``container``, ``unit`` or ``user``: what the kernel attests. The fields
-    after ``name`` hold what else is known; a field is empty if its value is not known.
+    ``type`` is ``slurm``, ``pod``, ``container``, ``unit`` or ``user``: what the kernel attests.
     """
 
     type: str
@@ -280,51 +226,35 @@ class Rank(NamedTuple):
 
 
 class ProcessFacts(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is read once for a process, and again when its parent changes.
+    """What is read once for a process, and again when its parent changes."""
 
-    Attributes:
-        pid: process id in the namespace of the procfs that was read.
-        start: start time in clock ticks since boot.
-        uid: real user id, None when unreadable.
-        user: name of that user; the number as text when it has no name.
-        comm: the kernel's name of the main thread, at most 15 bytes.
-        command: the program's own name (script or module for an interpreter), never its arguments.
-        nspid: the pid in each nested PID namespace, outermost first.
-        ignores: the signals among HUP, INT and QUIT that it ignores, which shows a background job.
-        signs: the worker evidence: what in its environment or command says that it is a worker.
-        service_main: it is the main process of a systemd service (``SYSTEMD_EXEC_PID``).
-        may_be_service_main: it may be, where systemd does not say so (before version 248).
-        cgroup: the lines of ``/proc/PID/cgroup``, None when unreadable.
-        owner: its owner, None when not even the user is known.
-        libraries: the GPU frameworks' libraries that it has mapped, None when unreadable.
-        settings: (name, value) of the allow-listed environment variables that control GPU memory.
-        parent: its parent at that moment, None when it had no visible parent.
-        uses_gpu: whether it has a GPU's device file open or maps the driver's libraries; None if not known.
-        leader_alive: whether the leader of its process group lives, None when not known.
-        denied: the files that we could not read (``environ``, ``cmdline``, …): we were not allowed to, the
-            read hung, or the program has overwritten its environment with its title.
-        rank: which rank of a distributed job it is, by its environment; None if that does not say it.
-    """
-
-    pid: int
-    start: int
-    uid: int | None = None
-    user: str | None = None
-    comm: str = ""
-    command: str = ""
-    nspid: tuple[int, ...] = ()
+    pid: int  # process id in the namespace of the procfs that was read
+    start: int  # start time in clock ticks since boot
+    uid: int | None = None  # real user id, None when unreadable
+    user: str | None = None  # name of that user; the number as text when it has no name
+    comm: str = ""  # the kernel's name of the main thread, at most 15 bytes
+    command: str = ""  # the program's own name (script or module for an interpreter), never its arguments
+    nspid: tuple[int, ...] = ()  # the pid in each nested PID namespace, outermost first
+    # the signals among HUP, INT and QUIT that it ignores, which shows a background job
     ignores: tuple[str, ...] = ()
+    # the worker evidence: what in its environment or command says that it is a worker
     signs: tuple[str, ...] = ()
-    service_main: bool = False
-    may_be_service_main: bool = False
-    cgroup: tuple[str, ...] | None = None
-    owner: Owner | None = None
+    service_main: bool = False  # it is the main process of a systemd service (``SYSTEMD_EXEC_PID``)
+    may_be_service_main: bool = False  # it may be, where systemd does not say so (before version 248)
+    cgroup: tuple[str, ...] | None = None  # the lines of ``/proc/PID/cgroup``, None when unreadable
+    owner: Owner | None = None  # its owner, None when not even the user is known
+    # the GPU frameworks' libraries that it has mapped, None when unreadable
     libraries: tuple[str, ...] | None = None
+    # (name, value) of the allow-listed environment variables that control GPU memory
     settings: tuple[tuple[str, str], ...] = ()
-    parent: ParentFacts | None = None
-    leader_alive: bool | None = None
+    parent: ParentFacts | None = None  # its parent at that moment, None when it had no visible parent
+    leader_alive: bool | None = None  # whether the leader of its process group lives, None when not known
+    # whether it has a GPU's device file open or maps the driver's libraries; None if not known
     uses_gpu: bool | None = None
+    # the files that we could not read (``environ``, ``cmdline``, …): we were not allowed to, the read hung,
+    # or the program has overwritten its environment with its title
     denied: tuple[str, ...] = ()
+    # which rank of a distributed job it is, by its environment; None if that does not say it
     rank: Rank | None = None
 
     def __post_init__(self) -> None:
@@ -362,53 +292,33 @@ class HiddenHolder(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Devices that a scheduler has reserved for one owner.
+    """Devices that a scheduler has reserved for one owner."""
 
-    Attributes:
-        type: ``pod``, ``slurm`` or ``nomad``.
-        name: ``NAMESPACE/POD``, the job's number, or ``JOB/TASK/ALLOCATION``.
-        devices: the scheduler's own ids: a UUID, or ``nvidiaN`` or ``gpu-N`` for the number of the
-            device file, with the suffix of a replica or a slice.
-        place: the part of the cgroup path that its processes share, if they are not known by name.
-        user: the name of its user, as the scheduler has it; empty when not known.
-        account: the account that the scheduler charges; empty when not known.
-    """
-
-    type: str
-    name: str
+    type: str  # ``pod``, ``slurm`` or ``nomad``
+    name: str  # ``NAMESPACE/POD``, the job's number, or ``JOB/TASK/ALLOCATION``
+    # the scheduler's own ids: a UUID, or ``nvidiaN`` or ``gpu-N`` for the number of the device file, with the
+    # suffix of a replica or a slice
     devices: tuple[str, ...]
-    place: str = ""
-    user: str = ""
-    account: str = ""
+    place: str = ""  # the part of the cgroup path that its processes share, if they are not known by name
+    user: str = ""  # the name of its user, as the scheduler has it; empty when not known
+    account: str = ""  # the account that the scheduler charges; empty when not known
 
 
 class Scheduler(NamedTuple):
-    """What one scheduler assigns on this host.
+    """What one scheduler assigns on this host."""
 
-    Attributes:
-        name: ``kubelet``, ``slurm`` or ``nomad``.
-        managed: the devices that it manages, assigned or not; ``*`` for all of the host.
-        grants: what it has assigned.
-        complete: False when there may be grants that we were not allowed to see.
-    """
-
-    name: str
-    managed: tuple[str, ...]
-    grants: tuple[Grant, ...]
-    complete: bool = True
+    name: str  # ``kubelet``, ``slurm`` or ``nomad``
+    managed: tuple[str, ...]  # the devices that it manages, assigned or not; ``*`` for all of the host
+    grants: tuple[Grant, ...]  # what it has assigned
+    complete: bool = True  # False when there may be grants that we were not allowed to see
 
 
 class PodLabels(NamedTuple):
-    """What a pod has of the labels on the allow-list.
-
-    Attributes:
-        namespace: its namespace.
-        pod: its name.
-        labels: every label of the allow-list with its value; None if the pod does not have this label.
-    """
+    """What a pod has of the labels on the allow-list."""
 
     namespace: str
     pod: str
+    # every label of the allow-list with its value; None if the pod does not have this label
     labels: tuple[tuple[str, str | None], ...]
 
 
@@ -427,81 +337,65 @@ ASLEEP = "asleep"
 
 
 class DeviceReading(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One device in one sample: a GPU, a MIG instance, or the GPU that MIG instances divide.
+    """One device in one sample: a GPU, a MIG instance, or the GPU that MIG instances divide."""
 
-    Attributes:
-        index: NVML index of the GPU (of the parent, for a MIG instance).
-        uuid: its identity.
-        name: product name.
-        pci_bus_id: of the GPU, lower case, as in sysfs (``0000:0b:00.0``).
-        minor: N of ``/dev/nvidiaN``.
-        parent: UUID of the GPU that this MIG instance is a part of.
-        mig_profile: e.g. ``1g.18gb``, for an instance.
-        gpu_instance: GPU instance id, for an instance.
-        compute_instance: compute instance id, for an instance.
-        mig_placement: the place of its GPU instance among the GPU's memory slices: the first one and how
-            many, as ``nvidia-smi mig -lgi`` writes it (``4:4``). None where the driver does not tell us.
-        divided: True for a GPU in MIG mode: its instances hold the memory, it has no ledger itself.
-        error: None when the device answered; otherwise why not (``lost``, ``timeout``, ``failed``,
-            ``asleep``).
-        duration: seconds spent in NVML for this device.
-        memory: None when NVML does not report it (a divided GPU). Of unified memory it is the host's: free is
-            what a program could take (``MemAvailable``).
-        memory_kind: ``coherent`` or ``unified`` (:data:`COHERENT`), None for ordinary memory.
-        node: the memory of the NUMA node that a coherent device is, None when it could not be read.
-        addressing_mode: ``none``, ``hmm`` or ``ats``: how the device reaches the memory of programs; None if
-            the driver does not report it.
-        virtualization: ``none``, ``passthrough``, ``vgpu``, ``host_vgpu``, ``host_vsga``; None if not known.
-        confidential: ``off``, ``on`` or ``devtools``: confidential computing; None if not known. If it is
-            ``on``, the counters of ``activity`` are hidden.
-        limits: what the cgroups of holders may take, as last read; None when nothing limits memory by cgroup.
-        partition: what we ourselves may take of it by our cgroup; then NVML shows us no more than that.
-        processes: the holders of memory; None when the query failed, empty when there are none.
-        utilization: ``gpu`` and ``memory`` as ratios over the driver's last sampling period; before Hopper
-            also ``gpu_peak``, the highest ``gpu`` of all periods since the previous reading.
-        process_utilization: the rows that are new since the previous reading, at most one a process; None
-            when the query failed or is not supported, empty when no process ran since.
-        activity: the means of GPM's counters since the previous reading that had them: ``seconds`` (the time
-            that they cover), the busy shares ``sm``, ``occupancy``, ``integer``, ``tensor``, ``fp64``,
-            ``fp32``, ``fp16``, ``dram``, ``video`` (the busiest engine) and, of an instance, ``graphics`` as
-            ratios, and the bytes a second ``pcie_transmit``, ``pcie_receive``, ``nvlink_transmit`` and
-            ``nvlink_receive``; empty in the first reading, None when the query failed, and before Hopper.
-            ``sm`` is exactly 0 if and only if no kernel ran.
-        hardware: further readings by the key that :data:`vramledger.metrics.hardware.HARDWARE` declares; a
-            value, or values by label.
-        failed: the queries that failed for another reason than "not supported".
-        words: the driver's words for the first of them, or for the refusal until a reset; None without any.
-        reset_required: whether the driver has refused a query until the GPU is reset; None where not asked.
-    """
-
-    index: int
-    uuid: str
-    name: str | None = None
-    pci_bus_id: str | None = None
-    minor: int | None = None
-    parent: str | None = None
-    mig_profile: str | None = None
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
+    index: int  # NVML index of the GPU (of the parent, for a MIG instance)
+    uuid: str  # its identity
+    name: str | None = None  # product name
+    pci_bus_id: str | None = None  # of the GPU, lower case, as in sysfs (``0000:0b:00.0``)
+    minor: int | None = None  # N of ``/dev/nvidiaN``
+    parent: str | None = None  # UUID of the GPU that this MIG instance is a part of
+    mig_profile: str | None = None  # e.g. ``1g.18gb``, for an instance
+    gpu_instance: int | None = None  # GPU instance id, for an instance
+    compute_instance: int | None = None  # compute instance id, for an instance
+    # the place of its GPU instance among the GPU's memory slices: the first one and how many, as ``nvidia-smi
+    # mig -lgi`` writes it (``4:4``). None where the driver does not tell us
     mig_placement: str | None = None
+    # True for a GPU in MIG mode: its instances hold the memory, it has no ledger itself
     divided: bool = False
+    # None when the device answered; otherwise why not (``lost``, ``timeout``, ``failed``, ``asleep``)
     error: str | None = None
-    duration: float = 0.0
+    duration: float = 0.0  # seconds spent in NVML for this device
+    # None when NVML does not report it (a divided GPU). Of unified memory it is the host's: free is what a
+    # program could take (``MemAvailable``)
     memory: MemoryReading | None = None
-    memory_kind: str | None = None
+    memory_kind: str | None = None  # ``coherent`` or ``unified`` (:data:`COHERENT`), None for ordinary memory
+    # the memory of the NUMA node that a coherent device is, None when it could not be read
     node: NodeMemory | None = None
+    # ``none``, ``hmm`` or ``ats``: how the device reaches the memory of programs; None if the driver does not
+    # report it
     addressing_mode: str | None = None
+    # ``none``, ``passthrough``, ``vgpu``, ``host_vgpu``, ``host_vsga``; None if not known
     virtualization: str | None = None
+    # ``off``, ``on`` or ``devtools``: confidential computing; None if not known. If it is ``on``, the
+    # counters of ``activity`` are hidden
     confidential: str | None = None
+    # what the cgroups of holders may take, as last read; None when nothing limits memory by cgroup
     limits: tuple[CgroupLimit, ...] | None = None
+    # what we ourselves may take of it by our cgroup; then NVML shows us no more than that
     partition: int | None = None
+    # the holders of memory; None when the query failed, empty when there are none
     processes: tuple[ProcessEntry, ...] | None = None
+    # ``gpu`` and ``memory`` as ratios over the driver's last sampling period; before Hopper also
+    # ``gpu_peak``, the highest ``gpu`` of all periods since the previous reading
     utilization: Mapping[str, int | float] | None = None  # a whole number stays one
+    # the rows that are new since the previous reading, at most one a process; None when the query failed or
+    # is not supported, empty when no process ran since
     process_utilization: tuple[ProcessUtilization, ...] | None = None
+    # the means of GPM's counters since the previous reading that had them: ``seconds`` (the time that they
+    # cover), the busy shares ``sm``, ``occupancy``, ``integer``, ``tensor``, ``fp64``, ``fp32``, ``fp16``,
+    # ``dram``, ``video`` (the busiest engine) and, of an instance, ``graphics`` as ratios, and the bytes a
+    # second ``pcie_transmit``, ``pcie_receive``, ``nvlink_transmit`` and ``nvlink_receive``; empty in the
+    # first reading, None when the query failed, and before Hopper. ``sm`` is exactly 0 if and only if no
+    # kernel ran
     activity: Mapping[str, float] | None = None
+    # further readings by the key that :data:`vramledger.metrics.hardware.HARDWARE` declares; a value, or
+    # values by label
     hardware: Mapping[str, HardwareValue] = {}
-    failed: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()  # the queries that failed for another reason than "not supported"
+    # the driver's words for the first of them, or for the refusal until a reset; None without any
     words: str | None = None
+    # whether the driver has refused a query until the GPU is reset; None where not asked
     reset_required: bool | None = None
 
     def without_data(self, error: str) -> DeviceReading:
@@ -528,77 +422,61 @@ class DeviceReading(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class Reading(ReadHolderFacts, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Everything that one sample read; also the facts of :mod:`vramledger.model.holder_facts`.
+    """Everything that one sample read; also the facts of :mod:`vramledger.model.holder_facts`."""
 
-    Attributes:
-        time: Unix time at the start of the sample, seconds.
-        monotonic: the monotonic clock at the same moment, seconds; spans are measured with it.
-        duration: seconds that the sample took.
-        unchanged: the monotonic time, seconds, of the newest look since the sample before that found the used
-            bytes and the work of all GPUs unchanged; None without one.
-        boot_id: ``/proc/sys/kernel/random/boot_id``.
-        boot_time: Unix time of boot, seconds (``btime`` of ``/proc/stat``).
-        ticks: clock ticks a second, the unit of process start times.
-        host_pid_namespace: True when we are in the initial PID namespace of the host; None when not known. In
-            WSL2 the host is Windows, so it is False there.
-        failure: (reason, message) when NVML as a whole could not be used; no devices then.
-        released_until: Unix time at which the exporter reopens released GPUs, None if they are not released.
-        driver_version: e.g. ``580.159.04``.
-        cuda_version: highest CUDA version that the driver supports, e.g. ``13.0``.
-        devices: one per device, GPUs in NVML's order, the instances of a GPU after it.
-        rows: one row for each process that NVML lists and /proc shows.
-        unseen: pids that NVML lists without a /proc entry: ``gone`` (no such process), ``denied`` (it exists,
-            we may not see it) or ``unread`` (reading /proc failed).
-        ended: pids whose owner (container, pod, job) has ended, with the evidence as a sentence.
-        facts: for processes seen for the first time or with a new parent.
-        device_files: whether a user of the driver can be recognised by open device files: we have some.
-        waits: the holders' threads that sleep in the driver, as the newest search found them.
-        launches: what was counted of quiet holders; the exporter adds it to what the sampler read.
-        managed: the mappings of holders on devices with bytes that NVML charges to nobody, as last read.
-        cpu_taken: pid and CPU seconds since the sample before, in 0.1 ms, of each holder that is not alone on
-            its devices; without those that were not there then.
-        threads: which threads of holders ran, of the looks that ended since the sample before.
-        hidden: result of the last complete search for hidden holders, None before the first.
-        hidden_unreadable: processes that this search may not look into, None before the first.
-        schedulers: the schedulers of this host and what they assigned when last read; empty without any.
-        schedulers_read: the monotonic time at which that read began, seconds; None when not known.
-        pods: the labels of pods that hold memory or have a device reserved, as far as they are known.
-        events: XID errors since the previous sample.
-        collectors: per collector (succeeded, seconds).
-        agents: the connected agents of processes that NVML lists; the exporter adds them to what the sampler
-            read.
-        agent_socket: the state of the agents' socket, None when there is no such socket.
-    """
-
-    time: float
-    monotonic: float
-    duration: float = 0.0
+    time: float  # Unix time at the start of the sample, seconds
+    monotonic: float  # the monotonic clock at the same moment, seconds; spans are measured with it
+    duration: float = 0.0  # seconds that the sample took
+    # the monotonic time, seconds, of the newest look since the sample before that found the used bytes and
+    # the work of all GPUs unchanged; None without one
     unchanged: float | None = None
-    boot_id: str = ""
-    boot_time: float = 0.0
-    ticks: int = 100
+    boot_id: str = ""  # ``/proc/sys/kernel/random/boot_id``
+    boot_time: float = 0.0  # Unix time of boot, seconds (``btime`` of ``/proc/stat``)
+    ticks: int = 100  # clock ticks a second, the unit of process start times
+    # True when we are in the initial PID namespace of the host; None when not known. In WSL2 the host is
+    # Windows, so it is False there
     host_pid_namespace: bool | None = None
+    # (reason, message) when NVML as a whole could not be used; no devices then
     failure: tuple[str, str] | None = None
+    # Unix time at which the exporter reopens released GPUs, None if they are not released
     released_until: float | None = None
-    driver_version: str | None = None
-    cuda_version: str | None = None
+    driver_version: str | None = None  # e.g. ``580.159.04``
+    cuda_version: str | None = None  # highest CUDA version that the driver supports, e.g. ``13.0``
+    # one per device, GPUs in NVML's order, the instances of a GPU after it
     devices: tuple[DeviceReading, ...] = ()
-    rows: tuple[ProcessRow, ...] = ()
+    rows: tuple[ProcessRow, ...] = ()  # one row for each process that NVML lists and /proc shows
+    # pids that NVML lists without a /proc entry: ``gone`` (no such process), ``denied`` (it exists, we may
+    # not see it) or ``unread`` (reading /proc failed)
     unseen: Mapping[int, str] = {}
+    # pids whose owner (container, pod, job) has ended, with the evidence as a sentence
     ended: Mapping[int, str] = {}
-    facts: tuple[ProcessFacts, ...] = ()
+    facts: tuple[ProcessFacts, ...] = ()  # for processes seen for the first time or with a new parent
+    # whether a user of the driver can be recognised by open device files: we have some
     device_files: bool = False
+    # the holders' threads that sleep in the driver, as the newest search found them
     waits: tuple[DriverWait, ...] = ()
+    # what was counted of quiet holders; the exporter adds it to what the sampler read
     launches: tuple[LaunchCount, ...] = ()
+    # the mappings of holders on devices with bytes that NVML charges to nobody, as last read
     managed: tuple[ManagedMappings, ...] = ()
+    # pid and CPU seconds since the sample before, in 0.1 ms, of each holder that is not alone on its devices;
+    # without those that were not there then
     cpu_taken: tuple[tuple[int, float], ...] = ()
+    # which threads of holders ran, of the looks that ended since the sample before
     threads: tuple[ThreadTimes, ...] = ()
+    # result of the last complete search for hidden holders, None before the first
     hidden: tuple[HiddenHolder, ...] | None = None
+    # processes that this search may not look into, None before the first
     hidden_unreadable: int | None = None
+    # the schedulers of this host and what they assigned when last read; empty without any
     schedulers: tuple[Scheduler, ...] = ()
+    # the monotonic time at which that read began, seconds; None when not known
     schedulers_read: float | None = None
+    # the labels of pods that hold memory or have a device reserved, as far as they are known
     pods: tuple[PodLabels, ...] = ()
-    events: tuple[XidEvent, ...] = ()
-    collectors: Mapping[str, tuple[bool, float]] = {}
+    events: tuple[XidEvent, ...] = ()  # XID errors since the previous sample
+    collectors: Mapping[str, tuple[bool, float]] = {}  # per collector (succeeded, seconds)
+    # the connected agents of processes that NVML lists; the exporter adds them to what the sampler read
     agents: tuple[Agent, ...] = ()
+    # the state of the agents' socket, None when there is no such socket
     agent_socket: AgentSocket | None = None

@@ -20,11 +20,7 @@ def encode(reading: Reading) -> bytes:
 
 
 def decode(line: bytes | str) -> Reading:
-    """Read one line that :func:`encode` wrote, and check it against the types of a reading.
-
-    Raises:
-        RecordingError: the line is not a reading.
-    """
+    """Read a line of :func:`encode`, checked as a reading. Raises RecordingError if it is not one."""
     try:
         return _DECODER.decode(line)
     except (RefusedError, UnicodeEncodeError, *READ_ERRORS) as error:

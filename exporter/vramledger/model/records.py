@@ -1,7 +1,6 @@
 """Write what is declared in this package as JSON, and read and check it by its declaration: the one codec.
 
-A record is a Struct, a NamedTuple or a dataclass of numbers, texts, other records, and tuples and mappings of
-them. What is read is checked, because the program at the other end may not be ours.
+What is read is checked, because the program at the other end may not be ours.
 """
 
 from __future__ import annotations
@@ -42,11 +41,7 @@ def write_record(record: object) -> bytes:
 
 
 def read_record(text: bytes | str, shape: type[_T]) -> _T:
-    """Return the record of a class that :func:`write_record` wrote.
-
-    Raises:
-        RecordError: it is not a record of this class.
-    """
+    """Return what :func:`write_record` wrote of a class. Raises RecordError if it is not one."""
     try:
         return msgspec.json.decode(text, type=shape)
     except READ_ERRORS as error:

@@ -31,10 +31,7 @@ UNKNOWN = "unknown"
 
 
 class Policy(NamedTuple):
-    """A verdict.
-
-    ``source`` is ``agent``, ``environ``, ``pattern``, ``default`` or ``none``, ``why`` a sentence.
-    """
+    """A verdict; ``source`` is ``agent``, ``environ``, ``pattern``, ``default`` or ``none``."""
 
     framework: str = UNKNOWN
     policy: str = UNKNOWN
@@ -75,8 +72,7 @@ class Grade(str, enum.Enum):
 
 
 WASTED_STATES = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.STOPPED})
-"""The states in which memory is always wasted. Idle and orphaned memory is if it is proven or seen that
-its holder does not work."""
+"""States in which memory is always wasted; idle and orphaned memory is, if its holder certainly rests."""
 
 
 LEFTOVERS = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.ORPHANED})
@@ -84,104 +80,63 @@ LEFTOVERS = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.ORPHANED})
 
 
 class UnchargedBytes(NamedTuple):
-    """What a holder has on a device besides what NVML charges to it.
+    """What a holder has on a device besides what NVML charges to it."""
 
-    Attributes:
-        least: bytes that are certainly its own.
-        most: bytes that it can have at most; about as many as ``least`` where that is exact.
-        managed: those of ``least`` that are managed memory, which gives way to an allocation of another
-            program.
-        grade: how good the evidence for ``least`` is, or for the range.
-        why: the evidence, one sentence.
-    """
-
-    least: int
-    most: int
+    least: int  # bytes that are certainly its own
+    most: int  # bytes that it can have at most; about as many as ``least`` where that is exact
+    # those of ``least`` that are managed memory, which gives way to an allocation of another program
     managed: int
-    grade: Grade
-    why: str
+    grade: Grade  # how good the evidence for ``least`` is, or for the range
+    why: str  # the evidence, one sentence
 
 
 class UndividedBytes(NamedTuple):
-    """Bytes that NVML charges to nobody and that one of several holders has, or several of them together.
+    """Bytes that NVML charges to nobody and that one of several holders has, or several of them together."""
 
-    Attributes:
-        bytes: how many.
-        pids: who can have them, among the holders that NVML lists.
-        state: the state under which the ledger counts them, the mildest of these holders.
-        wasted: all of these holders hold their memory without any work.
-        owner: type and name of the owner of all of them; None if they have several, or if it is not known.
-    """
-
-    bytes: int
-    pids: tuple[int, ...]
-    state: State
-    wasted: bool
+    bytes: int  # how many
+    pids: tuple[int, ...]  # who can have them, among the holders that NVML lists
+    state: State  # the state under which the ledger counts them, the mildest of these holders
+    wasted: bool  # all of these holders hold their memory without any work
+    # type and name of the owner of all of them; None if they have several, or if it is not known
     owner: tuple[str, str] | None
 
 
 class LeftBytes(NamedTuple):
-    """Memory that a holder left behind when it ended, because another process has a handle of it.
+    """Memory that a holder left behind when it ended, because another process has a handle of it."""
 
-    Attributes:
-        pid: who had created it.
-        user: the name of its user, None when not known.
-        ended: Unix time at which its end was seen.
-        least: bytes that are certainly still there.
-        most: bytes that can still be there.
-        pids: the holders that can have them.
-        why: the evidence, one clause.
-    """
-
-    pid: int
-    user: str | None
-    ended: float
-    least: int
-    most: int
-    pids: tuple[int, ...]
-    why: str
+    pid: int  # who had created it
+    user: str | None  # the name of its user, None when not known
+    ended: float  # Unix time at which its end was seen
+    least: int  # bytes that are certainly still there
+    most: int  # bytes that can still be there
+    pids: tuple[int, ...]  # the holders that can have them
+    why: str  # the evidence, one clause
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The bytes that one process has on one device.
+    """The bytes that one process has on one device."""
 
-    Attributes:
-        pid: as NVML lists it.
-        start: start time in ticks since boot, None when /proc does not show the process.
-        memory: bytes as NVML reports them, None when it does not.
-        peak: highest ``memory`` since we first saw this holding, None when never known.
-        kinds: see :class:`vramledger.model.reading.ProcessEntry`.
-        state: why it exists now.
-        since: Unix time at which that began; for ``idle`` the last sign of work, or the first sample.
-        why: the evidence, one sentence.
-        sm: SM utilisation as a ratio, None when the driver gave no sample.
-        last_active: Unix time of the last sign of GPU work, None when none was ever seen.
-        quiet_since: Unix time since which every sample gave evidence of quiet.
-        evidence: whether the newest sample gave evidence of work or of quiet.
-        working: True if work was seen within the idle threshold, False if it is proven or seen that there was
-            none for at least that long, None while neither is known.
-        grade: how good the evidence for the state is.
-        busy_without_work_since: Unix time since which it keeps the device busy, which has computed and moved
-            nothing; None when that is not so, not for minutes yet, or not known.
-        uncharged: what it has besides ``memory``, None when it has nothing, or when nothing is known.
-    """
-
-    pid: int
-    start: int | None
-    memory: int | None
-    peak: int | None
-    kinds: str
-    state: State
-    since: float
-    why: str
-    sm: float | None = None
-    last_active: float | None = None
-    quiet_since: float | None = None
-    evidence: bool = False
+    pid: int  # as NVML lists it
+    start: int | None  # start time in ticks since boot, None when /proc does not show the process
+    memory: int | None  # bytes as NVML reports them, None when it does not
+    peak: int | None  # highest ``memory`` since we first saw this holding, None when never known
+    kinds: str  # see :class:`vramledger.model.reading.ProcessEntry`
+    state: State  # why it exists now
+    since: float  # Unix time at which that began; for ``idle`` the last sign of work, or the first sample
+    why: str  # the evidence, one sentence
+    sm: float | None = None  # SM utilisation as a ratio, None when the driver gave no sample
+    last_active: float | None = None  # Unix time of the last sign of GPU work, None when none was ever seen
+    quiet_since: float | None = None  # Unix time since which every sample gave evidence of quiet
+    evidence: bool = False  # whether the newest sample gave evidence of work or of quiet
+    # True if work was seen within the idle threshold, False if it is proven or seen that there was none for
+    # at least that long, None while neither is known
     working: bool | None = None
-    grade: Grade = Grade.INFERRED
+    grade: Grade = Grade.INFERRED  # how good the evidence for the state is
+    # Unix time since which it keeps the device busy, which has computed and moved nothing; None when that is
+    # not so, not for minutes yet, or not known
     busy_without_work_since: float | None = None
+    # what it has besides ``memory``, None when it has nothing, or when nothing is known
     uncharged: UnchargedBytes | None = None
 
     @property
@@ -212,31 +167,21 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A device's ledger, bytes; total is exactly the sum of the parts.
+    """A device's ledger, bytes: total = free + driver_reserved + operating_system + states + unattributed."""
 
-    The parts are free, driver_reserved, operating_system, the states and unattributed.
-
-    Attributes:
-        total: all memory of the device.
-        free: what a process could still take.
-        driver_reserved: the driver's own; None where the driver does not report it separately from used.
-        states: bytes of the holdings by state, minus the overlap; every state is present.
-        unattributed: used by no process that NVML lists, and by none that can be named.
-        overlap: the excess of the sum of the holdings over used.
-        uncharged: bytes that NVML charges to no process; all that is not unattributed is among the states, or
-            the operating system's.
-        operating_system: what the operating system holds for itself and for programs that NVML does not list,
-            and pages that it or the driver keeps after a program's end; None where it does not manage the
-            memory, and where neither this nor the holders are known.
-    """
-
-    total: int
-    free: int
+    total: int  # all memory of the device
+    free: int  # what a process could still take
+    # the driver's own; None where the driver does not report it separately from used
     driver_reserved: int | None
-    states: Mapping[State, int]
-    unattributed: int
-    overlap: int
+    states: Mapping[State, int]  # bytes of the holdings by state, minus the overlap; every state is present
+    unattributed: int  # used by no process that NVML lists, and by none that can be named
+    overlap: int  # the excess of the sum of the holdings over used
+    # bytes that NVML charges to no process; all that is not unattributed is among the states, or the
+    # operating system's
     uncharged: int = 0
+    # what the operating system holds for itself and for programs that NVML does not list, and pages that it
+    # or the driver keeps after a program's end; None where it does not manage the memory, and where neither
+    # this nor the holders are known
     operating_system: int | None = None
 
     @property
@@ -246,49 +191,32 @@ class Ledger:
 
 
 class OwnerLimit(NamedTuple):
-    """What an owner may take of a device by its cgroups, and what these are charged.
+    """What an owner may take of a device by its cgroups, and what these are charged."""
 
-    Attributes:
-        type: see :class:`vramledger.model.reading.Owner`.
-        name: its name.
-        cgroup: the cgroup whose limit it reaches first; None without a limit.
-        maximum: that limit, bytes.
-        used: what that cgroup has, with those of other owners in it; None when not known.
-        minimum: bytes that are guaranteed to its own cgroups; None when not known.
-        charged: what its own cgroups are charged; None where that is not its own alone.
-    """
-
-    type: str
+    type: str  # see :class:`vramledger.model.reading.Owner`
     name: str
-    cgroup: str | None
-    maximum: int | None
-    used: int | None
-    minimum: int | None
-    charged: int | None
+    cgroup: str | None  # the cgroup whose limit it reaches first; None without a limit
+    maximum: int | None  # that limit, bytes
+    used: int | None  # what that cgroup has, with those of other owners in it; None when not known
+    minimum: int | None  # bytes that are guaranteed to its own cgroups; None when not known
+    charged: int | None  # what its own cgroups are charged; None where that is not its own alone
 
 
 class OwnerUsage(NamedTuple):
-    """What one owner holds on one device, and has held.
+    """What one owner holds on one device, and has held."""
 
-    Attributes:
-        type: see :class:`vramledger.model.reading.Owner`; ``unknown``, or ``other`` for all beyond the limit.
-        name: its name, in the form of a label value.
-        held: bytes now, by state; a state in which it holds nothing is left out.
-        byte_seconds: bytes times seconds so far, by state.
-        wasted_byte_seconds: bytes held without any work (:attr:`Holding.wasted`) times seconds so far; None
-            for an owner that has wasted nothing.
-        freed: bytes that were freed when its holdings ended; None where the operating system manages the
-            memory, which keeps pages after a program's end.
-        not_freed: bytes that were not freed then.
-    """
-
+    # see :class:`vramledger.model.reading.Owner`; ``unknown``, or ``other`` for all beyond the limit
     type: str
-    name: str
-    held: Mapping[State, int]
-    byte_seconds: Mapping[State, float]
+    name: str  # its name, in the form of a label value
+    held: Mapping[State, int]  # bytes now, by state; a state in which it holds nothing is left out
+    byte_seconds: Mapping[State, float]  # bytes times seconds so far, by state
+    # bytes held without any work (:attr:`Holding.wasted`) times seconds so far; None for an owner that has
+    # wasted nothing
     wasted_byte_seconds: float | None
+    # bytes that were freed when its holdings ended; None where the operating system manages the memory, which
+    # keeps pages after a program's end
     freed: int | None
-    not_freed: int
+    not_freed: int  # bytes that were not freed then
 
 
 class OwnerOoms(NamedTuple):
@@ -302,17 +230,11 @@ class OwnerOoms(NamedTuple):
 
 
 class OwnerUsageTotals(NamedTuple):
-    """What all owners have used of one device.
+    """What all owners have used of one device."""
 
-    Attributes:
-        owners: by type and name; also those that hold nothing any more.
-        dropped: owners that hold memory now and are in ``other``.
-        uncounted: seconds since the first sample for which no owner was charged.
-    """
-
-    owners: tuple[OwnerUsage, ...]
-    dropped: int
-    uncounted: float
+    owners: tuple[OwnerUsage, ...]  # by type and name; also those that hold nothing any more
+    dropped: int  # owners that hold memory now and are in ``other``
+    uncounted: float  # seconds since the first sample for which no owner was charged
 
     @property
     def holding(self) -> int:
@@ -337,61 +259,42 @@ class Reservation(NamedTuple):
 
 
 class ReservationStatus(NamedTuple):
-    """The reservations of a device that a scheduler manages.
+    """The reservations of a device that a scheduler manages."""
 
-    Attributes:
-        reservations: for whom, by type and name.
-        unreserved_pids: pids of the holders whose owner certainly has no reservation of it; None when that
-            is not known.
-        schedulers: the schedulers that manage it.
-    """
-
-    reservations: tuple[Reservation, ...]
+    reservations: tuple[Reservation, ...]  # for whom, by type and name
+    # pids of the holders whose owner certainly has no reservation of it; None when that is not known
     unreserved_pids: tuple[int, ...] | None
-    schedulers: tuple[str, ...]
+    schedulers: tuple[str, ...]  # the schedulers that manage it
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSnapshot:
-    """One device of a snapshot.
+    """One device of a snapshot."""
 
-    Attributes:
-        reading: what the driver reported.
-        up: it answered in this sample.
-        ledger: None when the device has no memory of its own, or did not report enough. For a compute
-            instance it is that of its GPU instance, with the holdings of all that share the memory.
-        undivided: bytes that one of several holders has; None if there are none.
-        left: what ended holders have left behind.
-        memory_counted_under: the UUID of the compute instance under which this memory is counted; None if
-            it is counted under the device itself.
-        used_peak: highest used bytes over the last minute of samples.
-        holdings: largest first.
-        hidden: processes with the device open that NVML does not list; None when not known.
-        xids: XID errors by number since the exporter started.
-        blind: its holders cannot be seen from our PID namespace, so their number is not known.
-        owner_usage: the owners of the memory; None when its holders are not known.
-        reservation_status: its reservations; None when no known scheduler manages it.
-        limits: what its owners may take of it, where cgroups limit that.
-        ghost: whether it is busy for minutes at idle power without any holder; None when not known.
-        ghost_since: Unix time since which it is a ghost, None if it is not.
-    """
-
-    reading: DeviceReading
-    up: bool
+    reading: DeviceReading  # what the driver reported
+    up: bool  # it answered in this sample
+    # None when the device has no memory of its own, or did not report enough. For a compute instance it is
+    # that of its GPU instance, with the holdings of all that share the memory
     ledger: Ledger | None = None
-    used_peak: int | None = None
-    holdings: tuple[Holding, ...] = ()
+    used_peak: int | None = None  # highest used bytes over the last minute of samples
+    holdings: tuple[Holding, ...] = ()  # largest first
+    # processes with the device open that NVML does not list; None when not known
     hidden: tuple[HiddenHolder, ...] | None = None
-    xids: Mapping[int, int] = field(default_factory=dict)
-    blind: bool = False
+    xids: Mapping[int, int] = field(default_factory=dict)  # XID errors by number since the exporter started
+    blind: bool = False  # its holders cannot be seen from our PID namespace, so their number is not known
+    # the owners of the memory; None when its holders are not known
     owner_usage: OwnerUsageTotals | None = None
+    # its reservations; None when no known scheduler manages it
     reservation_status: ReservationStatus | None = None
+    # whether it is busy for minutes at idle power without any holder; None when not known
     ghost: bool | None = None
-    ghost_since: float | None = None
+    ghost_since: float | None = None  # Unix time since which it is a ghost, None if it is not
+    # the UUID of the compute instance under which this memory is counted; None if it is counted under the
+    # device itself
     memory_counted_under: str | None = None
-    undivided: UndividedBytes | None = None
-    left: tuple[LeftBytes, ...] = ()
-    limits: tuple[OwnerLimit, ...] = ()
+    undivided: UndividedBytes | None = None  # bytes that one of several holders has; None if there are none
+    left: tuple[LeftBytes, ...] = ()  # what ended holders have left behind
+    limits: tuple[OwnerLimit, ...] = ()  # what its owners may take of it, where cgroups limit that
 
     @property
     def wasted(self) -> int | None:
@@ -422,26 +325,16 @@ class DeviceSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSnapshot:
-    """One holder, over all devices.
+    """One holder, over all devices."""
 
-    Attributes:
-        pid: as NVML lists it.
-        start_time: Unix seconds.
-        facts: the newest, None when they have not come yet.
-        first: the facts when first seen, with the parent of that moment.
-        policy: its framework and how that takes memory, with the evidence.
-        settled: framework and policy for labels that must not change: empty until they are certain
-            to stay.
-        reported_rank: the newest rank that its agent has reported, None without one.
-    """
-
-    pid: int
-    start_time: UnixTime
-    facts: ProcessFacts | None
-    first: ProcessFacts | None = None
-    policy: Policy = NO_POLICY
+    pid: int  # as NVML lists it
+    start_time: UnixTime  # Unix seconds
+    facts: ProcessFacts | None  # the newest, None when they have not come yet
+    first: ProcessFacts | None = None  # the facts when first seen, with the parent of that moment
+    policy: Policy = NO_POLICY  # its framework and how that takes memory, with the evidence
+    # framework and policy for labels that must not change: empty until they are certain to stay
     settled: tuple[str, str] = ("", "")
-    reported_rank: ReportedRank | None = None
+    reported_rank: ReportedRank | None = None  # the newest rank that its agent has reported, None without one
 
     @property
     def rank(self) -> Rank | None:
@@ -458,21 +351,13 @@ class ProcessSnapshot:
 
 
 class Pool(NamedTuple):
-    """What a framework in a process reports of its memory on one device, through its agent.
+    """What a framework in a process reports of its memory on one device, through its agent."""
 
-    Attributes:
-        framework: a key of :data:`vramledger_agent.protocol.frameworks.REPORTING_FRAMEWORKS`.
-        ordinal: the framework's own number of the device, where it gave one.
-        figures: by the names there; counters among them never fall.
-        categories: bytes by category, where it reports them.
-        managed: bytes that are certainly managed memory, None where it does not know.
-    """
-
-    framework: str
-    ordinal: int | None
-    figures: Mapping[str, int]
-    categories: Mapping[str, int]
-    managed: int | None = None
+    framework: str  # a key of :data:`vramledger_agent.protocol.frameworks.REPORTING_FRAMEWORKS`
+    ordinal: int | None  # the framework's own number of the device, where it gave one
+    figures: Mapping[str, int]  # by the names there; counters among them never fall
+    categories: Mapping[str, int]  # bytes by category, where it reports them
+    managed: int | None = None  # bytes that are certainly managed memory, None where it does not know
 
     @property
     def general(self) -> dict[str, int]:
@@ -482,32 +367,20 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AgentSnapshot:
-    """What one process' agent reports.
+    """What one process' agent reports."""
 
-    Attributes:
-        up: it reports, and nothing in it failed lately.
-        problem: why ``up`` is False: ``missing``, ``silent``, ``refused``, ``degraded`` or ``foreign``;
-            otherwise empty.
-        why: the same as a sentence.
-        received: Unix time of its newest report.
-        report: the newest, None when none may be shown as current.
-        pools: its figures by device UUID.
-        unmapped: devices of the report that could not be assigned to one of ours.
-        errors: failures by provider; this and the following counters never fall.
-        dropped: reports that it could not send.
-        collections: runs of Python's cyclic collector.
-    """
-
-    up: bool
+    up: bool  # it reports, and nothing in it failed lately
+    # why ``up`` is False: ``missing``, ``silent``, ``refused``, ``degraded`` or ``foreign``; otherwise empty
     problem: str = ""
-    why: str = ""
-    received: float | None = None
-    report: AgentReport | None = None
-    pools: Mapping[str, tuple[Pool, ...]] = field(default_factory=dict)
-    unmapped: int = 0
+    why: str = ""  # the same as a sentence
+    received: float | None = None  # Unix time of its newest report
+    report: AgentReport | None = None  # the newest, None when none may be shown as current
+    pools: Mapping[str, tuple[Pool, ...]] = field(default_factory=dict)  # its figures by device UUID
+    unmapped: int = 0  # devices of the report that could not be assigned to one of ours
+    # failures by provider; this and the following counters never fall
     errors: Mapping[str, int] = field(default_factory=dict)
-    dropped: int | None = None
-    collections: int | None = None
+    dropped: int | None = None  # reports that it could not send
+    collections: int | None = None  # runs of Python's cyclic collector
 
     def pool(self, uuid: str) -> int | None:
         """Return what all frameworks together have taken on a device, None if one does not report it."""
@@ -544,61 +417,43 @@ def _sum(parts: Iterable[int | None]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(KnownHolderFacts):
-    """The newest finished sample, and the state of sampling; also what :mod:`holder_facts` declares.
+    """The newest finished sample, and the state of sampling; also what :mod:`holder_facts` declares."""
 
-    Attributes:
-        serial: grows by one with each published snapshot, so a render can be shared.
-        up: the driver answered.
-        failure: (reason, message) when not up; also None before the first sample has ended.
-        released_until: see :class:`vramledger.model.reading.Reading`.
-        time: Unix time of the sample, None before the first.
-        duration: seconds that the sample took.
-        source: ``nvml``, or ``replay`` when the data is a recording.
-        recording: name of the recording, for a replay.
-        host_pid_namespace: see :class:`vramledger.model.reading.Reading`.
-        driver_version: see :class:`vramledger.model.reading.Reading`.
-        cuda_version: see :class:`vramledger.model.reading.Reading`.
-        devices: see :class:`DeviceSnapshot`.
-        processes: the holders that /proc shows, by pid.
-        rows: what /proc says of every listed process in this sample, by pid.
-        failures: failed samples by reason, every reason present.
-        collectors: per collector of the sampler (succeeded, seconds).
-        hidden_unreadable: see :class:`vramledger.model.reading.Reading`.
-        agents: what the agents of holders report, by pid.
-        agent_socket: the state of the agents' socket, None when there is no such socket.
-        ooms: failed allocations since the exporter started, by owner and framework.
-        launches: what was counted of quiet holders; None when nothing is counted on this host.
-        to_count: the holders whose launches should be counted from now on, by pid and start time.
-        watched_since: Unix time of the first sample; nothing is known of what was before. None before it.
-        unowned: pids of the holders whose owner (container, pod, job) has certainly ended.
-        pods: see :class:`vramledger.model.reading.Reading`.
-    """
-
-    serial: int = 0
-    up: bool = False
+    serial: int = 0  # grows by one with each published snapshot, so a render can be shared
+    up: bool = False  # the driver answered
+    # (reason, message) when not up; also None before the first sample has ended
     failure: tuple[str, str] | None = None
-    released_until: float | None = None
-    time: float | None = None
-    duration: float = 0.0
-    source: str = "nvml"
-    recording: str | None = None
-    host_pid_namespace: bool | None = None
-    driver_version: str | None = None
-    cuda_version: str | None = None
-    devices: tuple[DeviceSnapshot, ...] = ()
+    released_until: float | None = None  # see :class:`vramledger.model.reading.Reading`
+    time: float | None = None  # Unix time of the sample, None before the first
+    duration: float = 0.0  # seconds that the sample took
+    source: str = "nvml"  # ``nvml``, or ``replay`` when the data is a recording
+    recording: str | None = None  # name of the recording, for a replay
+    host_pid_namespace: bool | None = None  # see :class:`vramledger.model.reading.Reading`
+    driver_version: str | None = None  # see :class:`vramledger.model.reading.Reading`
+    cuda_version: str | None = None  # see :class:`vramledger.model.reading.Reading`
+    devices: tuple[DeviceSnapshot, ...] = ()  # see :class:`DeviceSnapshot`
+    # the holders that /proc shows, by pid
     processes: Mapping[int, ProcessSnapshot] = field(default_factory=dict)
+    # what /proc says of every listed process in this sample, by pid
     rows: Mapping[int, ProcessRow] = field(default_factory=dict)
+    # failed samples by reason, every reason present
     failures: Mapping[str, int] = field(default_factory=dict)
+    # per collector of the sampler (succeeded, seconds)
     collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
-    hidden_unreadable: int | None = None
+    hidden_unreadable: int | None = None  # see :class:`vramledger.model.reading.Reading`
+    # what the agents of holders report, by pid
     agents: Mapping[int, AgentSnapshot] = field(default_factory=dict)
+    # the state of the agents' socket, None when there is no such socket
     agent_socket: AgentSocket | None = None
-    ooms: tuple[OwnerOoms, ...] = ()
+    ooms: tuple[OwnerOoms, ...] = ()  # failed allocations since the exporter started, by owner and framework
+    # what was counted of quiet holders; None when nothing is counted on this host
     launches: tuple[LaunchCount, ...] | None = None
+    # the holders whose launches should be counted from now on, by pid and start time
     to_count: tuple[tuple[int, int], ...] = ()
+    # Unix time of the first sample; nothing is known of what was before. None before it
     watched_since: float | None = None
-    unowned: tuple[int, ...] = ()
-    pods: tuple[PodLabels, ...] = ()
+    unowned: tuple[int, ...] = ()  # pids of the holders whose owner (container, pod, job) has certainly ended
+    pods: tuple[PodLabels, ...] = ()  # see :class:`vramledger.model.reading.Reading`
 
     def pod_labels_of(self, owner: Owner | None) -> dict[str, str] | None:
         """Return the allowed labels that the pod of an owner has; None when they are not known."""

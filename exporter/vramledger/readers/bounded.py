@@ -44,7 +44,7 @@ class BoundedReader(Generic[T]):
 
     A task comes with a fallback, which runs instead in these cases: the task hangs, another task with its key
     hangs, or too many threads are already lost. If a fallback hangs too, there is no answer until it returns.
-    At most ``max_stuck`` + 1 threads are lost. The thread ends when there is nothing to do.
+    At most ``max_stuck`` + 1 threads are lost.
     """
 
     def __init__(

@@ -16,20 +16,15 @@ Health = tuple[bool, float | None]
 """Whether a collector has given all its data, and the seconds that it took; None for the time of the read."""
 
 PATIENCE = 0.5
-"""Seconds after which a collector counts as hanging, beyond those for which it waits itself. A read takes
-some milliseconds at most, but on a host that is short of CPUs it may have to wait for one."""
+"""Seconds after which a collector hangs, beyond its own waits; a host may be short of CPUs."""
 
 
 @dataclass(slots=True)
 class Context:
-    """What a sample has read so far; a collector changes nothing in it.
+    """What a sample has read so far; a collector changes nothing in it."""
 
-    Attributes:
-        devices: what the GPUs answered.
-        parts: what the collectors before this one gave, by field of the reading.
-    """
-
-    devices: tuple[DeviceReading, ...] = ()
+    devices: tuple[DeviceReading, ...] = ()  # what the GPUs answered
+    # what the collectors before this one gave, by field of the reading
     parts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -67,16 +62,11 @@ class Collector:
 
     A sample without its part has the defaults of :class:`vramledger.model.reading.Reading`, which say that
     nothing is known. Its methods are called one after the other, in any thread.
-
-    Attributes:
-        needs: the collectors without whose answer it is not asked.
-        patience: seconds after which it counts as hanging.
-        work_at: the monotonic time from which it has something to do between two samples.
     """
 
-    needs: tuple[str, ...] = ("process",)
-    patience: float = PATIENCE
-    work_at: float = inf
+    needs: tuple[str, ...] = ("process",)  # the collectors without whose answer it is not asked
+    patience: float = PATIENCE  # seconds after which it counts as hanging
+    work_at: float = inf  # the monotonic time from which it has something to do between two samples
 
     def read(self, context: Context) -> Part:
         """Return its part of the reading."""

@@ -12,11 +12,7 @@ _CAPABILITIES = {"dac_read_search": 2, "sys_ptrace": 19, "sys_admin": 21}
 
 
 class OwnRights(NamedTuple):
-    """Our own rights.
-
-    ``capabilities`` are the effective ones among dac_read_search, sys_ptrace and sys_admin;
-    ``hidepid`` is True when the proc file system hides other users' processes; ``wsl`` in a Linux in Windows.
-    """
+    """Our effective capabilities, ``hidepid`` (others' processes are hidden), ``wsl`` (Linux in Windows)."""
 
     uid: int
     capabilities: frozenset[str]

@@ -48,17 +48,11 @@ _REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\nC
 
 
 class CacheFigures(NamedTuple):
-    """What a server says of its KV cache; a value that it does not say is None.
+    """What a server says of its KV cache; a value that it does not say is None."""
 
-    Attributes:
-        usage: the share of the cache's blocks that running requests have.
-        memory: the bytes of the cache on each GPU, where the server's command line sets them.
-        tokens: how many tokens fit into the cache.
-    """
-
-    usage: float | None
-    memory: int | None
-    tokens: int | None
+    usage: float | None  # the share of the cache's blocks that running requests have
+    memory: int | None  # the bytes of the cache on each GPU, where the server's command line sets them
+    tokens: int | None  # how many tokens fit into the cache
 
 
 NOTHING = CacheFigures(None, None, None)
@@ -84,11 +78,7 @@ def request_metrics(listener: Listener) -> bytes | None:
 
 
 def _exchange(listener: Listener) -> bytes:
-    """Return all that the server sends until it closes the connection.
-
-    Raises:
-        OSError: it sends too much, or for too long.
-    """
+    """Return all that the server sends. Raises OSError if it is too much or too long."""
     deadline = time.monotonic() + TIMEOUT
     received = bytearray()
     with socket.create_connection((listener.host, listener.port), TIMEOUT) as connection:
@@ -105,11 +95,7 @@ def _exchange(listener: Listener) -> bytes:
 
 
 def parse_figures(page: bytes) -> CacheFigures:
-    """Return what a page of metrics says of the KV cache.
-
-    A server with several engines has a cache for each, and does not say which process has which: then nothing
-    is known of any.
-    """
+    """Return the KV cache of a metrics page; None for several engines, whose processes are not told."""
     lines = [match[0] for match in islice(_LINE.finditer(page), _MAX_LINES + 1)]
     samples = [match for line in lines if len(line) <= _MAX_LINE and (match := _SAMPLE.fullmatch(line))]
     usages = next(filter(None, ([each for each in samples if each["name"] == name] for name in _USAGE)), [])
@@ -142,8 +128,7 @@ def _count(value: bytes) -> int | None:
 _DEFAULT_PORT = 8000
 _PORT_MAX = 65535
 _ANCESTORS_MAX = 4
-"""How far above a holder its server may be: a worker's parent is the engine, and the engine's is the server.
-One more starts several servers."""
+"""How far above a holder its server may be: a worker's parent is the engine, its parent the server."""
 
 _MODULE = re.compile(r"(?:.*/)?vllm[./]entrypoints[./](?:openai[./])?api_server(?:\.py)?", re.DOTALL)
 _UNREACHABLE = ("--ssl-keyfile", "--ssl-certfile", "--uds", "--headless")
@@ -203,8 +188,7 @@ READ_INTERVAL = 10.0
 """Seconds between two rounds."""
 
 KEEP = 60.0
-"""Seconds from the beginning of a round for which its figures are shown: longer than two rounds take, one of
-them with silent servers only."""
+"""Seconds for which a round's figures are shown: more than two rounds, one with silent servers."""
 
 MAX_SERVERS = 16
 """Servers that are asked in a round."""
@@ -234,13 +218,7 @@ class KvCacheReader(Collector):
         request: Callable[[Server], bytes | None] = lambda server: request_metrics(server.listener),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; nobody is asked before :meth:`update` has a holder.
-
-        Args:
-            root: where the host's proc file system is.
-            request: returns a server's page of metrics.
-            clock: monotonic seconds.
-        """
+        """Prepare; nobody is asked before :meth:`update` has a holder. ``request`` gets a metrics page."""
         self._root = root
         self._request = request
         self._clock = clock

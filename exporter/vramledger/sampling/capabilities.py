@@ -1,8 +1,4 @@
-"""Keep some capabilities of our own process, and give up all other rights permanently.
-
-The process that starts samplers imports this and is there all the time. So this module imports little, and
-returns what failed instead of logging it: logging alone takes 3 MiB.
-"""
+"""Keep some capabilities and give up all other rights; it imports little, as logging takes 3 MiB."""
 
 from __future__ import annotations
 
@@ -54,11 +50,7 @@ def _prctl(option: int, first: int = 0, second: int = 0) -> None:
 
 
 def read_permitted() -> int:
-    """Return the capabilities that this thread may use, as a bit mask.
-
-    Raises:
-        OSError: the kernel does not tell.
-    """
+    """Return the thread's capabilities as a bit mask. Raises OSError if the kernel does not tell."""
     data = (_CapabilityData * 2)()
     _call_libc("capget", ctypes.byref(_CapabilityHeader(_VERSION_3, 0)), data)
     low, high = data
@@ -85,9 +77,7 @@ def keep_only(
     After that, no process that we start can gain any other right, not even through a setuid program. With
     ``become``, root becomes that user and group. If ``use`` is empty, other processes of our user cannot read
     our memory or our files in /proc. Returns what the kernel did not let us give up; all else is given up.
-
-    Raises:
-        OSError: the kernel does not tell what we have.
+    Raises OSError if the kernel does not tell what we have.
     """
     permitted = read_permitted()
     kept = _bit_mask(inherit | use)

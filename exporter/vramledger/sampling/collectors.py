@@ -14,32 +14,23 @@ from vramledger.model.reading import Reading
 from vramledger.readers.collector import Collector, Context, Health, Part
 
 TOGETHER = 1.5
-"""Seconds for all collectors of a sample: the exporter waits two seconds longer for it than for the GPUs.
-Where several begin to hang in the same sample, those after them are left out of it."""
+"""Seconds for all collectors of a sample; where several begin to hang, later ones are left out."""
 
 
 _FIELDS = frozenset(Reading.__struct_fields__)
 
 
 class Slot:
-    """The place of a collector, which is made when it is first run: that may fail too.
-
-    Attributes:
-        name: the collector's name.
-        collector: the collector, once it is made.
-        health: how it did in the newest sample; None if it had nothing to do.
-        answered: the newest sample has its part.
-        hangs: it is still in a call that was given up.
-        failed_between: it has failed since that sample.
-    """
+    """The place of a collector, which is made when it is first run: that may fail too."""
 
     def __init__(self, name: str, make: Callable[[], Collector]) -> None:
-        self.name = name
-        self.collector: Collector | None = None
+        self.name = name  # the collector's name
+        self.collector: Collector | None = None  # the collector, once it is made
+        # how it did in the newest sample; None if it had nothing to do
         self.health: tuple[bool, float] | None = None
-        self.answered = False
-        self.hangs = False
-        self.failed_between = False
+        self.answered = False  # the newest sample has its part
+        self.hangs = False  # it is still in a call that was given up
+        self.failed_between = False  # it has failed since that sample
         self._make = make
 
     def made(self) -> Collector:
@@ -99,10 +90,7 @@ class _CollectorThread(threading.Thread):
 
 
 class CollectorRunner:
-    """Run collectors in a thread of their own, and go on in a new one when a collector hangs.
-
-    One that hangs is not run again before its call returns, so that each of them costs one thread at most.
-    """
+    """Run collectors in a thread, and in a new one if one hangs: each costs one thread at most."""
 
     def __init__(self, slots: Iterable[Slot]) -> None:
         """Start without a thread; the collectors are run in the order of their slots."""
@@ -111,10 +99,7 @@ class CollectorRunner:
         self._failing = FailureStreaks(COLLECTOR_FAILED)
 
     def read(self, context: Context, go_on: Callable[[Slot], bool] = lambda _: True) -> None:
-        """Have each give its part of the reading; what it gives is in the context, its health in its slot.
-
-        It ends after a collector for which ``go_on`` is False.
-        """
+        """Have each give its part of the reading, into the context; end after one without ``go_on``."""
 
         def use(outcome: _Outcome) -> bool:
             self._use(outcome, context)

@@ -20,8 +20,7 @@ from vramledger.readers.nvml.driver import Driver
 from vramledger.readers.nvml.hardware import HARDWARE_METRICS
 
 OPEN_TIMEOUT = 5.0
-"""Seconds for which the start waits for GPUs: without the persistence daemon a first query wakes each GPU
-for seconds. A GPU that hangs there must not delay the data of the others."""
+"""Seconds that the start waits for GPUs, which may need waking; one that hangs delays no other."""
 
 EVENT_WAIT = 5.0
 """Seconds for which the driver is asked to wait for an XID error; one that comes ends the wait at once."""
@@ -39,10 +38,7 @@ _COLLECTOR_BY_QUERY = {
 
 
 def failed_collectors(devices: Iterable[DeviceReading]) -> Iterator[str]:
-    """Yield the collectors that lack an answer.
-
-    A query that belongs to no other collector is the ledger's.
-    """
+    """Yield the collectors that lack an answer; a query of no other collector is the ledger's."""
     for device in devices:
         if device.error not in (None, ASLEEP):
             yield "ledger"
@@ -139,11 +135,7 @@ class DeviceThreads:
     """The threads of all GPUs; used by one thread."""
 
     def __init__(self, readers: Sequence[DeviceReader], timeout: float) -> None:
-        """Start a thread for each GPU and open it; ``timeout`` is for how many seconds a sample waits.
-
-        Raises:
-            DriverError: the driver is gone again.
-        """
+        """Start a thread for each GPU, ``timeout`` a sample. Raises DriverError if the driver is gone."""
         self._readers = readers
         self._timeout = timeout
         self._finished: queue.SimpleQueue[_DeviceThread] = queue.SimpleQueue()
@@ -174,21 +166,13 @@ class DeviceThreads:
         return all(thread in answered and thread.unchanged for thread in self._threads)
 
     def read(self, wall: float, begun: float) -> tuple[DeviceReading, ...]:
-        """Read all GPUs.
-
-        Raises:
-            DriverError: the driver as a whole does not work.
-        """
+        """Read all GPUs. Raises DriverError if the driver as a whole does not work."""
         return self._read(self._threads, wall, begun)
 
     def read_again(
         self, devices: Sequence[DeviceReading], pids: Iterable[int], wall: float, begun: float
     ) -> tuple[DeviceReading, ...]:
-        """Return the readings of a sample, newer ones of the GPUs that list one of these pids.
-
-        Raises:
-            DriverError: the driver as a whole does not work.
-        """
+        """Read GPUs that list one of these pids again. Raises DriverError if the driver does not work."""
         wanted = frozenset(pids)
         self.read_lists_again()
         again = [thread for thread in self._threads if wanted & listed_pids(thread.known) and not thread.busy]
@@ -199,7 +183,7 @@ class DeviceThreads:
         """Request a reading from the threads that are free, and wait for their answers until the deadline.
 
         A thread that is still in a call of an earlier sample is not waited for. Its answer is then old and is
-        dropped, except the work that it shows. The thread gets a new request in the next sample.
+        dropped, except the work that it shows.
         """
         while not self._finished.empty():
             self._finished.get().keep_late_result()

@@ -17,20 +17,14 @@ from vramledger.readers.owners.cgroups import unified_path
 
 
 class FactsReader:
-    """Read facts in a thread: the facts of a process that is stuck in the driver can hang.
-
-    ``cmdline``, ``environ`` and ``maps`` can hang. Such a process is reported without them (they are in its
-    ``denied``), and again with them if the read returns.
-
-    Attributes:
-        failed: what was raised instead of facts before the last :meth:`collect`, by pid and start time.
-    """
+    """Read facts in a thread: one stuck in the driver comes without ``cmdline``, and later with it."""
 
     def __init__(self, host: Host, *, stuck_after: float = STUCK_AFTER, max_stuck: int = MAX_STUCK) -> None:
         self._host = host
         self._reads: BoundedReader[ProcessFacts | None] = BoundedReader(
             stuck_after=stuck_after, max_stuck=max_stuck
         )
+        # what was raised instead of facts before the last :meth:`collect`, by pid and start time
         self.failed: Mapping[Hashable, Exception] = {}
 
     @property
@@ -45,10 +39,7 @@ class FactsReader:
         )
 
     def collect(self, timeout: float) -> list[ProcessFacts]:
-        """Return the facts read since the last call; wait at most ``timeout`` seconds for those under way.
-
-        A process that has ended meanwhile has none.
-        """
+        """Return the facts read since; wait at most ``timeout``. A process that has ended has none."""
         found = [facts for facts in self._reads.collect(timeout) if facts is not None]
         self.failed = self._reads.take_errors()
         return found
@@ -58,12 +49,10 @@ FACTS_TIMEOUT = 0.25
 """Seconds for which a sample waits for facts of new processes; late ones come with the next sample."""
 
 REFRESH_DELAYS = (30.0, 300.0)
-"""Seconds after its first facts at which a holder is read again: NVML lists it from its first context on, and
-we would miss what it loads later. It is read the second time only if no framework was found."""
+"""Seconds after which a holder is read again, as it may load more; the second only without framework."""
 
 REFRESH_BATCH, REFRESH_SPACING, REFRESH_SPREAD = 32, 1.0, 20.0
-"""Holders that were first seen together are read again in groups: the size of a group, the pause between two
-groups, and the longest delay. The facts of 512 in one sample made the sampler grow by 0.9 MiB."""
+"""Groups in which holders are read again: size, pause, longest delay; 512 at once took 0.9 MiB."""
 
 UNREAD = "unread"
 """Why a process has no row when /proc could not be read: then nothing is known of it."""
@@ -188,11 +177,7 @@ class CpuTimes(Collector):
         self._accepted = False
 
     def read(self, context: Context) -> Part:
-        """Return what each took since the sample before.
-
-        The sum since their start has digits that change each second; stored, they would take more than all
-        else.
-        """
+        """Return each one's time since the last sample: a sum's digits change and cost storage."""
         lists = [each.processes for each in context.devices if each.processes and len(each.processes) > 1]
         pids = {entry.pid for entries in lists for entry in entries}
         before = self._before if self._accepted else {}  # else it is not of one sample alone

@@ -31,8 +31,7 @@ RETRY_AFTER = 300.0
 """Seconds after which a holder that could not be counted is tried again."""
 
 MAX_COUNTERS = 600
-"""Counters that are open at once. They let our end take 60 s at most; a holder of which two threads run needs
-about 200."""
+"""Counters open at once: our end takes 60 s at most; a holder with two threads needs about 200."""
 
 HANGS_AFTER = 30.0
 """Seconds after which a look at one holder is given up: its files may be on a file system of its user."""
@@ -44,12 +43,7 @@ class LaunchCounter:
     """The holders that are counted."""
 
     def __init__(self, root: str, *, hangs_after: float = HANGS_AFTER) -> None:
-        """Start without holders.
-
-        Args:
-            root: where the proc file system is mounted.
-            hangs_after: seconds after which a look at one holder is given up.
-        """
+        """Start without holders; after ``hangs_after`` seconds a look at a holder is given up."""
         self._root = root
         self._pool = CounterPool(MAX_COUNTERS)
         self._looks: BoundedReader[LaunchCount | None] = BoundedReader(stuck_after=hangs_after)

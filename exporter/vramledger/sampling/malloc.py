@@ -1,7 +1,4 @@
-"""Make the C library keep little memory in a process that runs for months, and free what it can.
-
-C libraries other than glibc lack these functions, and keep their behaviour.
-"""
+"""Make glibc keep little memory in a process that runs for months; other C libraries stay as they are."""
 
 from __future__ import annotations
 
@@ -15,11 +12,7 @@ FREE_INTERVAL = 60.0
 
 
 def use_one_arena() -> None:
-    """Have all threads share one heap; by default each gets one of its own, and each is partly empty.
-
-    Because of the interpreter's lock, several heaps would bring almost no speed. Call it before there are
-    threads.
-    """
+    """Have all threads share one heap, before there are any; the GIL leaves several hardly any speed."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_ARENA_MAX, 1)
@@ -28,8 +21,7 @@ def use_one_arena() -> None:
 def freeze_objects() -> None:
     """Mark all loaded objects as permanent, so that no garbage collection visits them again.
 
-    The young ones are looked through first, because what is permanent is never freed. The old ones would take
-    15 ms of each start, and have less than 20 objects of garbage.
+    The young ones are looked through first, because what is permanent is never freed.
     """
     gc.collect(1)
     gc.freeze()
@@ -41,8 +33,7 @@ def free_unused() -> None:
 
     A full garbage collection runs first, because only that empties CPython's lists of free tuples: up to
     2,000 of each length, 4 MiB in all. These lists grow for an hour, which looks like a leak, and keep almost
-    empty pages in use. Without this call a full collection hardly ever runs, because almost nothing here has
-    cycles.
+    empty pages in use.
     """
     gc.collect()
     _trim_heap()

@@ -1,7 +1,4 @@
-"""Give up permanently the rights that our own process does not need; end a child with its parent.
-
-Linux keeps capabilities for each thread, so this is done before there is a second one.
-"""
+"""Give up rights that we do not need, before a second thread (Linux keeps them by thread); die together."""
 
 from __future__ import annotations
 
@@ -50,10 +47,7 @@ def find_user(name: str | None) -> User | None:
     """Return the user that the part which listens becomes; None where we are not root, or it is root.
 
     Without a name it is ``vramledger`` where the host has this user, otherwise :data:`DEFAULT_UID`, which
-    needs no entry.
-
-    Raises:
-        StartupError: there is no such user.
+    needs no entry. Raises StartupError if there is no such user.
     """
     if os.geteuid() != _ROOT:
         return None
@@ -113,8 +107,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _RULE_PATH_BENEATH = 1
 _WRITE_FILE, _REMOVE_FILE, _MAKE_FILE, _MAKE_SOCKET = 1 << 1, 1 << 5, 1 << 8, 1 << 9
 _CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
-"""Write to a file, and remove or make one of any kind: what the first version of Landlock knows, without
-reading and running."""
+"""Write, remove or make files of any kind: the first Landlock, without reading and running."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -132,8 +125,8 @@ class _PathBeneath(ctypes.Structure):
 def forbid_changes(sockets_in: Iterable[Path], files_in: Iterable[Path] = ()) -> None:
     """Change no file from now on, except in these directories: of sockets, and of files.
 
-    Files that are open stay as they are. /dev/null may be written to. If the kernel has no Landlock, or a
-    filter of system calls forbids it, we log it and go on. It needs ``no_new_privs``.
+    If the kernel has no Landlock, or a filter of system calls forbids it, we log it and go on. It needs
+    ``no_new_privs``.
     """
     try:
         ruleset = _call(_CREATE_RULESET, ctypes.byref(_Ruleset(_CHANGES)), ctypes.sizeof(_Ruleset), 0)

@@ -1,8 +1,4 @@
-"""Define how the exporter starts its children that read: command line, configuration, exit statuses.
-
-This is a separate module, so that the exporter need not load what only the sampler uses: the driver's
-bindings alone take 3.5 MiB and 11 ms.
-"""
+"""Define how the exporter starts its children; apart, as the driver's bindings take 3.5 MiB."""
 
 from __future__ import annotations
 
@@ -16,8 +12,7 @@ import vramledger_agent
 from vramledger.config import SamplingConfig
 
 DEVICES_CHANGED = 4
-"""The exit status that requests an immediate restart: NVML lists only the devices that existed at its
-initialisation."""
+"""The exit status that asks for a restart: NVML lists only the devices of its initialisation."""
 
 DRIVER_FAILED = 3
 """The exit status after a failure of the driver as a whole, which the last line has reported."""
@@ -41,10 +36,7 @@ packages.)"""
 
 
 def child_command(module: str, *arguments: str, flags: tuple[str, ...] = ()) -> list[str]:
-    """Return the command line of a child process of the exporter: a module of ours that has a ``main``.
-
-    ``flags`` are the interpreter's.
-    """
+    """Return the command line of a child, a module of ours with ``main``; ``flags`` are Python's."""
     return [sys.executable, *flags, "-c", _PROGRAM.replace("{}", module), *arguments]
 
 
@@ -54,10 +46,7 @@ def sampler_command(*arguments: str) -> list[str]:
 
 
 def starter_command(*arguments: str) -> list[str]:
-    """Return the command line of the process that starts samplers with these arguments.
-
-    It needs no installed package (``-S``), which a start would look for.
-    """
+    """Return the starter's command line; ``-S``, as it needs no package that a start would look for."""
     return child_command("sampling.starter", *sampler_command(*arguments), flags=("-S",))
 
 

@@ -22,10 +22,7 @@ from msgspec.structs import replace
 from vramledger.errors import RecordingError
 from vramledger.model.agent_report import Agent
 from vramledger.model.holder_facts import HOLDER_FACTS
-from vramledger.model.reading import (
-    ParentFacts,
-    Reading,
-)
+from vramledger.model.reading import ParentFacts, Reading
 from vramledger.model.reading_json import decode
 
 FORMAT = "vramledger-recording"
@@ -36,8 +33,7 @@ MAX_LINE_BYTES = 8 * 2**20
 line of gigabytes, compressed, and what JSON makes of a line takes up to twenty times its length."""
 
 END_PAUSE = 1.0
-"""How long the last reading, or the failure at the end, is shown before the recording starts again, in
-recorded seconds."""
+"""How long the end is shown before the recording starts again, in recorded seconds."""
 
 MIN_END_PAUSE = 0.02
 """Seconds; otherwise a very short recording would repeat as fast as the processor allows."""
@@ -49,13 +45,7 @@ def demo_recording() -> Path:
 
 
 def encode_header(note: str = "", idle_after: float | None = None, *, simulated: bool = False) -> bytes:
-    """Write a recording's first line.
-
-    Args:
-        note: for a person who opens the file.
-        idle_after: fits the recorded span better than the default.
-        simulated: it was made up, and not recorded on a machine.
-    """
+    """Write a recording's first line: its ``idle_after``, whether ``simulated``, a note for people."""
     head: dict[str, object] = {"format": FORMAT, "version": VERSION, "note": note, "idle_after": idle_after}
     if simulated:
         head["simulated"] = True
@@ -63,12 +53,7 @@ def encode_header(note: str = "", idle_after: float | None = None, *, simulated:
 
 
 def read_recording(path: Path) -> Iterator[Reading]:
-    """Yield the readings of a file.
-
-    Raises:
-        RecordingError: it cannot be read, is not a recording, or is cut off. The readings before the fault
-            have been yielded by then.
-    """
+    """Yield a file's readings. Raises RecordingError if it is unreadable, cut off or none."""
     try:
         with _open_recording(path) as lines:
             _read_header(path, lines.readline(MAX_LINE_BYTES))
@@ -133,16 +118,7 @@ class Replay:
     """The name of the file, followed by "(simulated)" if the header says so."""
 
     def __init__(self, path: Path, speed: float, skip: float = 0.0) -> None:
-        """Open a recording.
-
-        Args:
-            path: of the file.
-            speed: how many recorded seconds pass in a second.
-            skip: recorded seconds that the first run plays at once, as if they had just passed.
-
-        Raises:
-            RecordingError: not even its first reading can be read.
-        """
+        """Open a recording, its first ``skip`` seconds played at once. Raises RecordingError."""
         self.path = path
         self._speed = speed
         self._skip = skip
@@ -157,11 +133,10 @@ class Replay:
     async def readings(self) -> AsyncIterator[Reading | None]:
         """Yield the readings at their own pace; yield None each time before the recording starts again.
 
-        The first time, the recording starts now. It starts again only after its end, also if a high speed has
-        moved that end into the future: time never goes back. Each time it starts again, its processes get
-        later start times. Otherwise a reader that identifies processes by pid and start time would mistake
-        them for those of the run before. After a fault in the file there is a failed reading, then the
-        recording starts again.
+        It starts again only after its end, also if a high speed has moved that end into the future: time
+        never goes back. Each time it starts again, its processes get later start times. Otherwise a reader
+        that identifies processes by pid and start time would mistake them for those of the run before. After
+        a fault in the file there is a failed reading, then the recording starts again.
         """
         first_shift: float | None = None
         skip = self._skip
@@ -213,10 +188,7 @@ def shift_times(reading: Reading, shift: float) -> Reading:
 
 
 def shift_starts(reading: Reading, later: float) -> Reading:
-    """Return a reading of a host that booted ``later`` seconds earlier; all other times stay the same.
-
-    A process is identified by its start in ticks since boot, so each process becomes a new one.
-    """
+    """Return a reading of a host booted ``later`` seconds earlier: each process becomes a new one."""
     if not later:
         return reading
     ticks = round(later * reading.ticks)

@@ -35,12 +35,7 @@ from vramledger.readers.schedulers.reader import SchedulerReader
 from vramledger.sampling import malloc
 from vramledger.sampling.capabilities import READ_CAPABILITIES
 from vramledger.sampling.collectors import CollectorRunner, Slot
-from vramledger.sampling.device_threads import (
-    DEVICE_COLLECTORS,
-    DeviceThreads,
-    XidWatch,
-    failed_collectors,
-)
+from vramledger.sampling.device_threads import DEVICE_COLLECTORS, DeviceThreads, XidWatch, failed_collectors
 from vramledger.sampling.holder_watch import CpuTimes, FactsWatch, LimitWatch, RowReader, unread
 from vramledger.sampling.privileges import drop_privileges, end_with_parent
 from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED, decode_config
@@ -56,11 +51,7 @@ class Sampler:
     """Take samples of all devices and of the processes that they list."""
 
     def __init__(self, config: SamplingConfig, driver: Driver, host: Host) -> None:
-        """Start a thread for each GPU of an open driver.
-
-        Raises:
-            DriverError: the driver is gone again, or we may use none of its GPUs.
-        """
+        """Start a thread for each GPU. Raises DriverError if the driver is gone, or none may be used."""
         self._config = config
         self._driver = driver
         self._host = host
@@ -114,22 +105,11 @@ class Sampler:
                 yield Slot(fact.collector, lambda fact=fact: _make_collector(fact, host))  # type: ignore[misc]
 
     def sample(self) -> Reading:
-        """Take one sample.
-
-        Raises:
-            DriverError: the driver as a whole does not work.
-        """
+        """Take one sample. Raises DriverError if the driver as a whole does not work."""
         return self._sample(time.time(), time.monotonic())
 
     def sample_if_changed(self, longest: float) -> Reading | None:
-        """Take a sample, unless a look at each GPU shows that it would say what the last one said.
-
-        Args:
-            longest: seconds after the last sample from which one is taken in any case.
-
-        Raises:
-            DriverError: the driver as a whole does not work.
-        """
+        """Take a sample unless no GPU has changed, after ``longest`` in any case. Raises DriverError."""
         wall, now = time.time(), time.monotonic()
         eventful = self._xids is not None and self._xids.pending
         if now - self._sampled_at < longest and not eventful and self._devices.is_unchanged(now):

@@ -15,13 +15,7 @@ from vramledger.config import SamplingConfig
 from vramledger.errors import StartupError
 from vramledger.logs import settings
 from vramledger.sampling.protocol import encode_config, sampler_command, starter_command
-from vramledger.sampling.starter import (
-    SAMPLER,
-    STARTER_ENDED,
-    STARTER_FAILED,
-    STARTER_KILL,
-    STARTER_STARTED,
-)
+from vramledger.sampling.starter import SAMPLER, STARTER_ENDED, STARTER_FAILED, STARTER_KILL, STARTER_STARTED
 
 LINE_LIMIT = 64 * 1024 * 1024
 _END_SECONDS = 2.0
@@ -102,11 +96,7 @@ class Starter:
     """The process that starts samplers, as the exporter sees it; used from the event loop only."""
 
     def __init__(self, config: SamplingConfig) -> None:
-        """Start it, with the rights that we have now.
-
-        Raises:
-            StartupError: no process can be started.
-        """
+        """Start it, with the rights that we have now. Raises StartupError if no process can be started."""
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)  # noqa: FBT003 the standard library's
         try:
@@ -126,12 +116,7 @@ class Starter:
         self._loop.add_reader(self._socket, self._receive)
 
     async def start(self, _config: SamplingConfig) -> SamplerProcess:
-        """Have a sampler started; its configuration was given to the starter.
-
-        Raises:
-            OSError: it could not be started.
-            StartupError: the process that starts samplers has ended, and only a new exporter has its rights.
-        """
+        """Have a sampler started. Raises OSError if that failed, StartupError if its starter has ended."""
         with open(os.devnull, "rb") as nothing:  # noqa: ASYNC230, PTH123 a device
             reader, writer = os.pipe2(os.O_CLOEXEC)
             try:
@@ -187,11 +172,7 @@ class Starter:
 
 
 def request_start(starter: socket.socket, child: str, source: int, target: int) -> None:
-    """Have a starter start a child of this name, with these descriptors as its input and output.
-
-    Raises:
-        OSError: it cannot be requested now.
-    """
+    """Have a starter start a named child with these descriptors. Raises OSError if it cannot now."""
     descriptors = array.array("i", [source, target])
     starter.sendmsg([child.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
 

@@ -3,9 +3,8 @@
 The exporter listens on the network and has no right at all, so it cannot give a child one. Such a process
 listens to nobody but the exporter, starts nothing but the children that it has declared, and ends with the
 exporter. There are two, because their rights differ: the one below may read /proc, and starts the sampler
-that its command line describes; that of the storage (``storage/keeper.py``) may change one directory.
-
-It is there all the time, so it imports little: its memory counts. The modules ``signal``, ``socket`` and
+that its command line describes; that of the storage (``storage/keeper.py``) may change one directory. It is
+there all the time, so it imports little: its memory counts. The modules ``signal``, ``socket`` and
 ``contextlib`` would take 1 MiB.
 """
 
@@ -21,12 +20,10 @@ from errno import EBUSY, EMFILE
 from vramledger.sampling.capabilities import READ_CAPABILITIES, keep_only
 
 STARTER_KILL = "kill"
-"""The request to kill the children that are supervised; any other is a child's name, and starts it with the
-two descriptors that come with it, as its input and output."""
+"""The request to kill supervised children; any other starts a named child, with two descriptors."""
 
 STARTER_STARTED, STARTER_FAILED, STARTER_ENDED = "started", "failed", "ended"
-"""The answers about one that is supervised, each with a number: its pid, an error of the system, its exit
-status."""
+"""Answers about a supervised child, each with a number: its pid, an errno, its exit status."""
 
 SAMPLER = "sampler"
 
@@ -42,12 +39,10 @@ class DeclaredChild:
     def __init__(self, command: list[str], *, supervised: bool = False, single: bool = False) -> None:
         """Start nothing.
 
-        Args:
-            command: its command line.
-            supervised: the exporter is told of its start and end, can have it killed, and takes it along when
-                it ends. It begins with the usual effects of signals.
-            single: the next one waits for its end, or is refused if this one is supervised. We wait, too, for
-                one that is not.
+        ``command``: its command line. ``supervised``: the exporter is told of its start and end, can have it
+        killed, and takes it along when it ends. It begins with the usual effects of signals. ``single``: the
+        next one waits for its end, or is refused if this one is supervised. We wait, too, for one that is
+        not.
         """
         self.command = command
         self.supervised = supervised

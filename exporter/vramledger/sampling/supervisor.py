@@ -19,11 +19,7 @@ from msgspec.structs import replace
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, RecordingError
 from vramledger.logs import fields, log
-from vramledger.model.reading import (
-    ASLEEP,
-    RELEASED,
-    Reading,
-)
+from vramledger.model.reading import ASLEEP, RELEASED, Reading
 from vramledger.model.reading_json import decode
 from vramledger.readers.hosts.driver_watch import DriverWatch
 from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED
@@ -36,12 +32,10 @@ SILENCE_GRACE = 2.0
 """Seconds beyond interval and timeout after which a silent sampler counts as hung."""
 
 SECOND_READ_TIMEOUT = 0.1
-"""Seconds for an answer after the deadline: if the exporter itself was stopped, the answer is in the pipe
-already."""
+"""Seconds for an answer after the deadline: of a stopped exporter it is in the pipe already."""
 
 HUNG_AFTER = 30.0
-"""Seconds without an answer from any device after which a new sampler is started: it may find the devices
-again."""
+"""Seconds without an answer from any device until a new sampler, which may find them again."""
 
 BACKOFF = (0.1, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the first, second, … restart; the last value repeats. New driver files end the wait."""
@@ -142,11 +136,8 @@ class Supervisor:
     async def release(self, seconds: float) -> float:
         """End the sampler, which releases every driver handle, and start no other one for some time.
 
-        Returns:
-            The Unix time at which sampling goes on by itself.
-
-        Raises:
-            DriverError: the sampler cannot be ended now; the GPUs will be released as soon as it ends.
+        Returns the Unix time at which sampling goes on by itself. Raises DriverError if the sampler cannot be
+        ended now; the GPUs will be released as soon as it ends.
         """
         # A release that replaces another one waits for the same event.
         settled = asyncio.Event() if self._release is None else self._release.settled
@@ -216,11 +207,7 @@ class Supervisor:
         return called
 
     async def _back_off(self, *, worked: bool) -> None:
-        """Wait before the next start, longer after each failed one; a change of the driver's files ends it.
-
-        Args:
-            worked: the sampler that has ended had data.
-        """
+        """Wait before the next start, longer after each failed one, or until the driver's files change."""
         if worked and not self._retried_at_once:
             self._retried_at_once = True
             await self._wait_for_call(BACKOFF[0])
@@ -277,10 +264,7 @@ class Supervisor:
                 return
 
     def _is_current(self, reading: Reading) -> bool:
-        """Tell whether a reading may be shown; keep it if not.
-
-        After a stop of the whole exporter the pipe holds old readings, which must never be shown as new.
-        """
+        """Tell whether a reading may be shown: after a stop of the exporter the pipe holds old ones."""
         if time.monotonic() - reading.monotonic <= reading_timeout(self._config):
             return True
         self._late_readings.append(reading)
@@ -298,10 +282,7 @@ class Supervisor:
         )
 
     async def _read_next(self, process: SamplerProcess, deadline: float) -> tuple[Reading | None, bool]:
-        """Return the next reading, or the failure that ends the sampler, and whether it is such a failure.
-
-        Returns no reading when the sampler has ended and its last line has already said why.
-        """
+        """Return the next reading or failure; nothing if the sampler's last line has said why it ended."""
         out = process.stdout
         assert out is not None  # noqa: S101 PIPE was requested
         line: bytes | None = None
@@ -343,17 +324,11 @@ def _failed_reading(reason: str, message: str) -> Reading:
 
 
 class _Release(NamedTuple):
-    """A release of the GPUs.
+    """A release of the GPUs."""
 
-    Attributes:
-        end: the monotonic time at which it ends.
-        until: the same as Unix time.
-        settled: whether the GPUs are released, or another command has ended it before.
-    """
-
-    end: float
-    until: float
-    settled: asyncio.Event
+    end: float  # the monotonic time at which it ends
+    until: float  # the same as Unix time
+    settled: asyncio.Event  # whether the GPUs are released, or another command has ended it before
 
 
 async def read_once(config: SamplingConfig, samples: int = 1) -> list[Reading]:

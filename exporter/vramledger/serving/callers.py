@@ -32,11 +32,7 @@ class Caller(NamedTuple):
         return self.outside and self.peer.uid in (_ROOT, os.geteuid())
 
     def check_read(self, *, page_open: bool) -> None:
-        """Check that it may read the ledger.
-
-        Raises:
-            ControlError: it may not.
-        """
+        """Check that it may read the ledger. Raises ControlError if it may not."""
         self._check_outside()
         if not self.trusted and not page_open:
             message = (
@@ -45,11 +41,7 @@ class Caller(NamedTuple):
             raise ControlError(message)
 
     def check_control(self) -> None:
-        """Check that it may make the exporter do something.
-
-        Raises:
-            ControlError: it may not.
-        """
+        """Check that it may make the exporter do something. Raises ControlError if it may not."""
         self._check_outside()
         if not self.trusted:
             message = "only root and the exporter's own user may request that"
@@ -65,11 +57,7 @@ class Caller(NamedTuple):
 
 
 def identify_caller(connection: socket.socket) -> Caller:
-    """Return who has connected; the caller closes the ``pidfd`` of its peer.
-
-    Raises:
-        RefusedError: the peer is outside our PID namespace, or has ended already.
-    """
+    """Return who connected; the caller closes ``pidfd``. Raises RefusedError if outside or ended."""
     peer = identify_peer(connection, str(PROC))
     # If the process still runs now, the namespaces that were read were its own.
     outside = is_outside_containers(peer.pid) and not has_ended(peer.pidfd)

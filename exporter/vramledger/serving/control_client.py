@@ -46,12 +46,7 @@ class NoExporterError(StartupError):
 
 
 async def request_release(path: Path, seconds: float | None) -> float | None:
-    """Have the GPUs released for so many seconds, or reopened (None); return until when they are released.
-
-    Raises:
-        NoExporterError: no exporter answers.
-        StartupError: it refuses this request.
-    """
+    """Have GPUs released or, with None, reopened; return until when. Raises NoExporterError, StartupError."""
     target, body = (RESUME, b"") if seconds is None else (RELEASE, write(ReleaseRequest(seconds)))
     answer = await _exchange(path, RELEASE_SECONDS, "POST", target, body)
     return _read(lambda: read(answer, Released)).released_until
@@ -62,14 +57,8 @@ async def request_snapshot(
 ) -> tuple[SnapshotHead, bytes]:
     """Return the exporter's newest snapshot as it sent it, and its head.
 
-    Args:
-        path: of the control socket.
-        after: the token of a snapshot; wait for a newer one.
-        wait: seconds for which the exporter may wait for it, as its last answer said.
-
-    Raises:
-        NoExporterError: no exporter answers.
-        StartupError: it refuses, or is of another version.
+    ``wait``: seconds for which the exporter may wait for it, as its last answer said. Raises NoExporterError
+    if no exporter answers. Raises StartupError if it refuses, or is of another version.
     """
     query = "" if after is None else f"?{urlencode({'after': after})}"
     answer = await _exchange(path, LEDGER_SECONDS + wait, "GET", SNAPSHOT + query)
@@ -78,12 +67,7 @@ async def request_snapshot(
 
 
 async def request_past(path: Path, question: dict[str, Any]) -> tuple[str, dict[str, Any], bytes]:
-    """Return the exporter's version, and head and content of its answer to a question about the past.
-
-    Raises:
-        NoExporterError: no exporter answers.
-        StartupError: it refuses, or keeps no past.
-    """
+    """Return version, head and content of an answer about the past. Raises NoExporterError, StartupError."""
     answer = await _exchange(path, PAST_SECONDS, "GET", f"{PAST}?{urlencode(question)}")
     line, _, content = answer.partition(b"\n")
     head = _read(lambda: read(line, PastHead))
@@ -120,12 +104,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 async def _exchange(path: Path, seconds: float, method: str, target: str, body: bytes = b"") -> bytes:
-    """Return the body of the answer to a request.
-
-    Raises:
-        NoExporterError: no exporter answers in time.
-        StartupError: it refuses.
-    """
+    """Return the body of an answer. Raises NoExporterError if there is none, StartupError if refused."""
     connection = _UnixConnection(path, seconds)
     exchange = asyncio.to_thread(_request, connection, method, target, body)
     try:
@@ -157,11 +136,7 @@ def _request(connection: _UnixConnection, method: str, target: str, body: bytes)
 
 
 def _read(reading: Callable[[], _T]) -> _T:
-    """Return what an exporter of this version has said.
-
-    Raises:
-        StartupError: it is something else.
-    """
+    """Return what an exporter of this version has said. Raises StartupError if it is something else."""
     try:
         return reading()
     except ControlError as error:

@@ -73,19 +73,12 @@ class SnapshotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
-    """What precedes a snapshot.
+    """What precedes a snapshot."""
 
-    Attributes:
-        program: the exporter's version; only the same version writes snapshots that we can read.
-        token: names this snapshot.
-        wait: seconds within which the exporter answers when there is no newer snapshot.
-        idle_after: the exporter's idle threshold, seconds.
-    """
-
-    program: str
-    token: Token
-    wait: Seconds
-    idle_after: Seconds
+    program: str  # the exporter's version; only the same version writes snapshots that we can read
+    token: Token  # names this snapshot
+    wait: Seconds  # seconds within which the exporter answers when there is no newer snapshot
+    idle_after: Seconds  # the exporter's idle threshold, seconds
 
 
 class At(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="ask", tag="at"):
@@ -123,22 +116,14 @@ Message = TypeVar("Message")
 
 
 def read_question(parameters: dict[str, str]) -> PastQuestion:
-    """Read a question about the past from the parameters of its path.
-
-    Raises:
-        ControlError: it is none.
-    """
+    """Read a question about the past from the parameters of its path. Raises ControlError if it is none."""
     kinds: Any = PastQuestion  # to mypy, a union is not a type
     question: PastQuestion = read(parameters, kinds)
     return question
 
 
 def read(raw: bytes | dict[str, str], kind: type[Message]) -> Message:
-    """Read a message: a line of JSON, or the parameters of a path.
-
-    Raises:
-        ControlError: it is something else.
-    """
+    """Read a message, a JSON line or a path's parameters. Raises ControlError if it is something else."""
     try:
         if isinstance(raw, dict):
             return msgspec.convert(raw, kind, strict=False)

@@ -1,13 +1,11 @@
 """Run the control socket, through which commands and people ask the exporter, and make it release the GPUs.
 
-It speaks HTTP by aiohttp; :mod:`vramledger.serving.control_messages` has the paths. Every user may connect
-to it, and :mod:`vramledger.serving.callers` decides who may request what. A connection has one request. It
-costs little and has a deadline, and a user has only few at the same time.
-
-aiohttp never reads a stranger's socket. Any read of a Unix socket, also one that asks for no descriptors,
-closes those that come with the bytes, and waits for that as long as their owner likes: 5 s with a TCP socket
-that lingers for 5. So we look at what waits before we take it, refuse what has a descriptor, and pass only
-bytes on to aiohttp.
+It speaks HTTP by aiohttp; :mod:`vramledger.serving.control_messages` has the paths. Every user may connect to
+it, and :mod:`vramledger.serving.callers` decides who may request what. A connection has one request. It costs
+little and has a deadline, and a user has only few at the same time. aiohttp never reads a stranger's socket.
+Any read of a Unix socket, also one that asks for no descriptors, closes those that come with the bytes, and
+waits for that as long as their owner likes: 5 s with a TCP socket that lingers for 5. So we look at what
+waits before we take it, refuse what has a descriptor, and pass only bytes on to aiohttp.
 """
 
 from __future__ import annotations
@@ -89,21 +87,17 @@ _SOCKET = SocketSettings(
 
 
 class ControlHandlers(NamedTuple):
-    """What the exporter does on request.
+    """What the exporter does on request."""
 
-    Attributes:
-        release: release the GPUs for so many seconds, or reopen them (None); only the trusted get here.
-        document: return the JSON document of the ledger, as the page's address gives it.
-        snapshot: return a snapshot, as this caller may see it, and its head.
-        past: answer a question about the past, as this caller may know it.
-        page_open: whether everybody may read the page.
-    """
-
+    # release the GPUs for so many seconds, or reopen them (None); only the trusted get here
     release: Callable[[float | None], Awaitable[Released]]
+    # return the JSON document of the ledger, as the page's address gives it
     document: Callable[[], Awaitable[bytes]]
+    # return a snapshot, as this caller may see it, and its head
     snapshot: Callable[[SnapshotRequest, Caller], Awaitable[tuple[SnapshotHead, bytes]]]
+    # answer a question about the past, as this caller may know it
     past: Callable[[PastQuestion, Caller], Awaitable[tuple[PastHead, bytes]]]
-    page_open: Callable[[], bool]
+    page_open: Callable[[], bool]  # whether everybody may read the page
 
 
 @asynccontextmanager
@@ -112,11 +106,9 @@ async def serve_control(
 ) -> AsyncIterator[None]:
     """Answer on the socket until the block ends.
 
-    Besides root and us, only ``owner`` may own its directory: the user that we become.
-    If that is not possible the exporter goes on without the socket, unless it is ``required``.
-
-    Raises:
-        StartupError: it is required, and cannot be made.
+    Besides root and us, only ``owner`` may own its directory: the user that we become. If that is not
+    possible the exporter goes on without the socket, unless it is ``required``. Raises StartupError if it is
+    required, and cannot be made.
     """
     try:
         file = SocketFile(path, _SOCKET, owner)

@@ -33,11 +33,7 @@ from vramledger.serving.launch_counting import COLLECTOR as LAUNCHES
 from vramledger.serving.launch_counting import LaunchCounting, count_launches
 from vramledger.serving.past_desk import PastDesk
 from vramledger.serving.publisher import HidingPublisher, SnapshotPublisher
-from vramledger.serving.service_manager import (
-    is_managed,
-    notify_service_manager,
-    wait_for_forbidden_driver,
-)
+from vramledger.serving.service_manager import is_managed, notify_service_manager, wait_for_forbidden_driver
 from vramledger.serving.source import (
     Attach,
     SnapshotSource,
@@ -186,11 +182,7 @@ def _store(  # noqa: PLR0913, PLR0917 what it joins
 
 
 def _choose_user(config: Config) -> User | None:
-    """Return the user that we become, None to stay who we are; make the sockets' directories for it.
-
-    Raises:
-        StartupError: there is no user of this name.
-    """
+    """Return the user that we become, with its directories, or None. Raises StartupError if unknown."""
     user = find_user(config.web_user)
     if user is None:
         return None

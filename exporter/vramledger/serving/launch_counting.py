@@ -25,12 +25,10 @@ from vramledger.web.cancellation import background_task
 COLLECTOR = "launches"
 
 LIFETIME = 3 * COUNT_INTERVAL
-"""Seconds for which an answer is shown: one comes every :data:`COUNT_INTERVAL` seconds, and takes as long
-again where a program's files hang."""
+"""Seconds for which an answer is shown: twice :data:`COUNT_INTERVAL`, as a program's files may hang."""
 
 END_TIMEOUT = 10.0
-"""Seconds for which our end waits for that of the process: it takes up to 0.1 s for each open counter, and a
-service manager waits for it too."""
+"""Seconds to wait for the process' end: 0.1 s a counter; a service manager waits for it too."""
 
 
 class LaunchCounting:

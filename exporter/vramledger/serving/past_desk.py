@@ -37,11 +37,7 @@ class Answering(Protocol):
 
 
 async def while_alive(pidfd: int, answering: Coroutine[Any, Any, _Answer]) -> _Answer:
-    """Return an answer; it is not computed any further when the process that asked has ended.
-
-    Raises:
-        ControlError: that process has ended.
-    """
+    """Return an answer, not computed further if who asked ends. Raises ControlError then."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(answering)
     if pidfd >= 0:
@@ -68,21 +64,13 @@ class PastDesk:
         self._hiding = {} if hidden is None else {HIDE: hidden.key.hex()}
 
     async def answer_page(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """Return the answer to a question of the page.
-
-        Raises:
-            StorageError: there is none, or not yet.
-        """
+        """Return the answer to a question of the page. Raises StorageError if there is none, or not yet."""
         if self.storage is None:
             raise StorageError(self._without())
         return await self.storage.request({**question, **self._hiding}, asker=VISITORS)
 
     async def answer(self, asked: PastQuestion, caller: Caller) -> tuple[PastHead, bytes]:
-        """Return the answer to a command's question.
-
-        Raises:
-            ControlError: this caller may not ask that, or nothing is stored, or not yet.
-        """
+        """Return the answer to a command. Raises ControlError if not allowed, or nothing is stored yet."""
         if self.storage is None:
             raise ControlError(self._without())
         if isinstance(asked, Readings):

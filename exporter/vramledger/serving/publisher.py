@@ -22,13 +22,7 @@ class SnapshotPublisher:
     def __init__(
         self, blank: Snapshot, *, lifetime: float | None = None, clock: Callable[[], float] = _running_time
     ) -> None:
-        """Show ``blank`` until the first sample has finished.
-
-        Args:
-            blank: what to show when there is no data.
-            lifetime: seconds for which a snapshot may be shown; None means that it never gets too old.
-            clock: seconds that only grow.
-        """
+        """Show ``blank`` until the first sample; a snapshot is shown for ``lifetime``, None for ever."""
         self.ready = False
         self.sampler_pid: int | None = None
         self._blank = blank

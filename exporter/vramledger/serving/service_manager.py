@@ -48,12 +48,8 @@ async def wait_for_forbidden_driver(
     """Return when a driver has come whose devices are forbidden to us; never, if it was there before.
 
     systemd translates ``DeviceAllow=char-nvidia`` into numbers when it starts a unit. A class that does not
-    exist then stays forbidden (seen with systemd 252: EPERM), until the unit is started again.
-
-    Args:
-        has_class: tells whether the kernel has the driver's class of devices.
-        open_device: opens one of them and returns 0 or errno. Its file may come later than the class.
-        interval: seconds between two looks.
+    exist then stays forbidden (seen with systemd 252: EPERM), until the unit is started again. Its file may
+    come later than the class.
     """
     found = 0 if has_class() else errno.ENODEV
     while found != errno.EPERM:

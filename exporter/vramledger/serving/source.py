@@ -19,12 +19,10 @@ from vramledger.sampling.replay import Replay, demo_recording
 from vramledger.sampling.supervisor import Supervisor, read_once
 
 DEMO_SKIP = 480.0
-"""Seconds of the bundled recording after which it has a holder that is idle, one that is orphaned, and one
-that works. At its beginning the GPUs are empty."""
+"""Seconds after which the bundled recording has a holder that is idle, one orphaned, one working."""
 
 NO_DRIVER = ("no-library", "no-driver", "no-devices")
-"""Without a GPU, --source=auto shows a recording. Any other failure is a failure of this host, and may
-end."""
+"""Without a GPU, --source=auto shows a recording; any other failure is this host's, and may end."""
 
 _QUICK = 0.003
 """Seconds: a reading whose predecessor took less is accounted in the event loop. A thread costs 0.2 ms
@@ -54,10 +52,7 @@ def idle_threshold(configured: float | None, source: SnapshotSource) -> float:
 async def open_source(
     source: str, speed: float, sampling: SamplingConfig, *, demo_skip: float = 0.0
 ) -> tuple[SnapshotSource, str, str | None]:
-    """Return the source, its kind, and the name of the recording if it is one.
-
-    With ``--source=auto`` the bundled recording begins after ``demo_skip`` recorded seconds.
-    """
+    """Return the source, its kind, and its recording's name, begun after ``demo_skip`` with auto."""
     if source.startswith("replay:"):
         replay = Replay(Path(source.removeprefix("replay:")), speed)
         return replay, "replay", replay.name

@@ -56,8 +56,7 @@ from vramledger.views.timeline import Timeline
 from vramledger.web.cancellation import background_task
 
 START_SECONDS = 8.0
-"""Seconds within which the process opens its directory; if the disk hangs longer, the exporter starts without
-waiting, and goes on from nothing."""
+"""Seconds to wait for the directory; if the disk hangs, the exporter starts from nothing."""
 
 RESTORE_SECONDS = 10.0
 """Seconds within which it says what to go on from; then the exporter starts without it."""
@@ -107,12 +106,7 @@ class _Pipes:
 
     @classmethod
     async def start(cls, requests: socket.socket, kind: str) -> _Pipes:
-        """Have a process of a kind started.
-
-        Raises:
-            ConnectionError: nobody is there who starts it.
-            OSError: it cannot be requested now.
-        """
+        """Have a process started. Raises ConnectionError without a starter, OSError if it cannot now."""
         loop = asyncio.get_running_loop()
         with ExitStack() as opened:
             source, to_it = map(opened.enter_context, _open_pipe())
@@ -136,12 +130,7 @@ class _Pipes:
         self._to_it.write(pack(kind, content))
 
     async def receive(self) -> tuple[bytes, bytes]:
-        """Return the kind and content of the next message.
-
-        Raises:
-            asyncio.IncompleteReadError: the process has ended.
-            OSError: the same.
-        """
+        """Return a message's kind and content. Raises asyncio.IncompleteReadError or OSError at its end."""
         kind, size = HEADER.unpack(await self._output.readexactly(HEADER.size))
         return kind, await self._output.readexactly(size)
 
@@ -176,10 +165,8 @@ class Storage:
     async def open(self, timeout: float = START_SECONDS) -> None:
         """Wait until the directory is open, and have the process that stores started.
 
-        Raises:
-            StartupError: it cannot be used.
-            asyncio.TimeoutError: the disk does not answer; :meth:`run` waits on.
-            OSError: the process cannot be requested.
+        Raises StartupError if it cannot be used. Raises asyncio.TimeoutError if the disk does not answer;
+        :meth:`run` waits on. Raises OSError if the process cannot be requested.
         """
         await asyncio.wait_for(self._wait_until_ready(), timeout)
         await self._start()
@@ -193,12 +180,7 @@ class Storage:
         self._ready = True
 
     async def _start(self) -> None:
-        """Have a process that stores started.
-
-        Raises:
-            ConnectionError: nobody is there who starts it.
-            OSError: it cannot be requested now.
-        """
+        """Have a process that stores started. Raises ConnectionError without a starter, or OSError."""
         self._writer = await _Pipes.start(self._requests, WRITE)
 
     def send(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
@@ -227,14 +209,8 @@ class Storage:
     ) -> tuple[dict[str, Any], bytes]:
         """Return the answer to a question: its head and its content.
 
-        Args:
-            question: what is asked.
-            timeout: seconds to wait.
-            asker: who asks. Each of them has one question in the queue of all, and a share of the time; None
-                for those who may have all of it.
-
-        Raises:
-            StorageError: there is none, or it says why not.
+        Each of them has one question in the queue of all, and a share of the time; None for those who may
+        have all of it. Raises StorageError if there is none, or it says why not.
         """
         if not self._ready:
             raise StorageError(self._error)
@@ -286,12 +262,7 @@ class Storage:
         return self._spent.setdefault(asker, TokenBucket(now, SHARE, SHARE_BURST))
 
     async def _answer(self, question: dict[str, Any]) -> bytes:
-        """Have an answer computed by the process that reads; if nobody waits for it any more, end that.
-
-        Raises:
-            asyncio.IncompleteReadError: the process has ended.
-            OSError: it cannot be started.
-        """
+        """Have the reader compute an answer, until nobody waits. Raises as :meth:`receive`, or OSError."""
         if self._idle is not None:
             self._idle.cancel()
         reader, self._reader = self._reader, None
@@ -349,11 +320,7 @@ class Storage:
             )
 
     async def _start_until_it_works(self, wait: float) -> float:
-        """Wait, have the process started, and return for how long to wait the next time.
-
-        Raises:
-            ConnectionError: who starts it has ended, so it is of no use to try again.
-        """
+        """Have the process started again, return the next wait. Raises ConnectionError without a starter."""
         while True:
             await asyncio.sleep(wait)
             wait = min(max(2 * wait, RESTART_SECONDS), RESTART_SECONDS_MAX)
@@ -410,10 +377,7 @@ def _open_pipe() -> tuple[FileIO, FileIO]:
 
 
 class StoredTracker:
-    """The accounting of an exporter that stores: record each reading, and go on from the last one.
-
-    A bug of the storage costs the storage alone.
-    """
+    """The accounting that records each reading and goes on; a bug of the storage costs it alone."""
 
     def __init__(
         self, tracker: HoldingTracker, timeline: Timeline, recorder: Recorder, storage: Storage
@@ -513,17 +477,12 @@ async def store(  # noqa: PLR0913 what it joins
     user: User | None,
     health: StorageHealth,
 ) -> AsyncIterator[tuple[Storage, StoredTracker]]:
-    """Start the process that stores, and yield it with the accounting that records.
-
-    Raises:
-        StartupError: the directory cannot be used.
-    """
+    """Start the process that stores; yield it with its accounting. Raises StartupError if unusable."""
     ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)  # noqa: FBT003 the standard library's
     with other:
         keeper = await asyncio.create_subprocess_exec(
-            *keeper_command(_arguments(config, sampling.rootfs, user), *settings()),
-            stdin=other.fileno(),
+            *keeper_command(_arguments(config, sampling.rootfs, user), *settings()), stdin=other.fileno()
         )
     storage = Storage(keeper, ours, health)
     recorder = Recorder(tracker, timeline, idle_after, sampling.interval)
@@ -546,11 +505,7 @@ async def store(  # noqa: PLR0913 what it joins
 
 
 async def _open(storage: Storage, path: Path) -> None:
-    """Open a storage; the exporter starts also when the disk hangs.
-
-    Raises:
-        StartupError: the directory cannot be used.
-    """
+    """Open a storage, or start with a hanging disk. Raises StartupError if it cannot be used."""
     try:
         await storage.open()
     except asyncio.TimeoutError:

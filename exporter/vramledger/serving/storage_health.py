@@ -9,8 +9,7 @@ from typing import Any
 from vramledger.metrics.storage import StorageFigures
 
 LATE_SECONDS = 30.0
-"""Seconds without a confirmation after which readings no longer count as stored: they are written every 4 s,
-with a low priority, and in between a segment is thinned, which takes a second."""
+"""Seconds without confirmation until readings do not count as stored: 4 s a write, thinning a second."""
 
 SLOW_DISK = "the disk does not keep up"
 NO_ANSWER = "the process that stores does not answer"

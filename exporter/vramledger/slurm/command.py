@@ -65,18 +65,14 @@ LAST_SECONDS = 0.5
 """Seconds of the wait that are kept for the end of the sampler, so that the answer comes in time."""
 
 ATTEMPTS = 3
-"""How often a driver that does not answer is asked during the wait: one that is slow once gets a third of
-it."""
+"""How often a mute driver is asked during the wait: one that is slow once gets a third of it."""
 
 _CONTEXTS = ("prolog", "epilog", "health")
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """The job for which slurmd runs a script, from the environment that slurmd has made.
-
-    ``gpus`` is what slurmd calls its GPUs; empty for a job without any, and for the health check.
-    """
+    """The job of slurmd's script, by its environment; ``gpus`` is empty without any and in a health check."""
 
     number: str = ""
     gpus: str = ""

@@ -24,29 +24,20 @@ from vramledger.readers.owners.cgroups import CgroupPlace, own_containers, parse
 from vramledger.readers.owners.host_files import HostFiles
 
 RECORDS = "run/vramledger-slurm"
-"""Where the scripts of deploy/slurm keep what they know, below the root file system; only root may write
-there."""
+"""Where the scripts of deploy/slurm keep what they know; only root may write there."""
 
 _RECORD_CAP = 65_536
 
 
 class JobRecord(msgspec.Struct, frozen=True):
-    """What slurmd has told the prolog of a job.
-
-    Attributes:
-        job: its number.
-        sluid: its other name, which the cgroups of Slurm 26.05 have; empty before.
-        uid: the number of its user, None when not known.
-        user: the name of its user.
-        account: its account; empty without accounting.
-        devices: its devices as :mod:`vramledger.slurm.names` names them, None when they are not known.
-    """
+    """What slurmd has told the prolog of a job."""
 
     job: str
-    sluid: str = ""
-    uid: int | None = None
-    user: str = ""
-    account: str = ""
+    sluid: str = ""  # its other name, which the cgroups of Slurm 26.05 have; empty before
+    uid: int | None = None  # the number of its user, None when not known
+    user: str = ""  # the name of its user
+    account: str = ""  # its account; empty without accounting
+    # its devices as :mod:`vramledger.slurm.names` names them, None when they are not known
     devices: tuple[str, ...] | None = None
 
 
@@ -126,8 +117,7 @@ def _is_roots(host: Host, pid: int) -> bool:
 class JobNumbers:
     """Give a job its number where cgroups name it by its SLUID, as those of Slurm 26.05 do.
 
-    The step daemon says it, and so does the prolog's record. A number stays known after its job has ended,
-    for what the job has left.
+    The step daemon says it, and so does the prolog's record.
     """
 
     def __init__(self, host: Host, files: HostFiles) -> None:
@@ -150,17 +140,13 @@ _MAX_ANCESTORS = 64
 
 @dataclass(frozen=True, slots=True)
 class NodeJobs:
-    """The jobs of this host.
+    """The jobs of this host."""
 
-    Attributes:
-        running: those with a step daemon, with the start of the first of them in clock ticks since boot.
-        records: what is known of jobs that have begun and not ended, by number.
-        numbers: the numbers of running jobs by their SLUIDs.
-    """
-
+    # those with a step daemon, with the start of the first of them in clock ticks since boot
     running: Mapping[str, int] = field(default_factory=dict)
+    # what is known of jobs that have begun and not ended, by number
     records: Mapping[str, JobRecord] = field(default_factory=dict)
-    numbers: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)  # the numbers of running jobs by their SLUIDs
 
     def number(self, name: str) -> str:
         """Return the number of a job that a cgroup names by number or by SLUID."""
@@ -202,8 +188,7 @@ def job_of(host: Host, row: ProcessRow, jobs: NodeJobs) -> str | None:
 def possible_jobs(host: Host, row: ProcessRow, jobs: NodeJobs) -> frozenset[str]:
     """Return the jobs to which a process may belong: the one that is known, or none.
 
-    A container that a daemon has started for a job's client (``docker run``) shows no job. It may belong to
-    any job that has begun before it and still runs.
+    A container that a daemon has started for a job's client (``docker run``) shows no job.
     """
     job = job_of(host, row, jobs)
     if job is not None:

@@ -36,8 +36,7 @@ def parse_capabilities(text: str) -> dict[int, str]:
 def parse_gres(text: str, capabilities: Capabilities | None = None) -> tuple[str, ...] | None:
     """Return the device of each of Slurm's numbers, in their order; None when the text does not say it.
 
-    A device is ``nvidia2`` for ``/dev/nvidia2``, or ``nvidia2/gi1`` for an instance of it. The text does not
-    say it if nodes differ in it, if it includes another file, or if it leaves the device files to AutoDetect.
+    A device is ``nvidia2`` for ``/dev/nvidia2``, or ``nvidia2/gi1`` for an instance of it.
     """
     found: dict[str, list[str]] = {}
     for written in text.splitlines():
@@ -112,10 +111,7 @@ _UID_SEGMENT = re.compile(r"uid_(?P<uid>[0-9]{1,10})")
 
 
 class SlurmMark(NamedTuple):
-    """A Slurm job in a cgroup path; ``step`` is empty and ``uid`` None if the path does not show them.
-
-    ``job`` is the number, or from Slurm 26.05 on the SLUID (``s5K1KKYAYG5D00``).
-    """
+    """A Slurm job in a cgroup path, by number or (26.05) SLUID; ``step`` and ``uid`` may be missing."""
 
     job: str
     step: str = ""

@@ -33,17 +33,12 @@ JobsOf = Callable[[int], Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class SlurmQuestion:
-    """What a script asks.
+    """What a script asks."""
 
-    Attributes:
-        devices: the devices to judge, as Slurm's configuration names them; None for all of the host.
-        ended: the job that has ended, so that nothing of it may be left; empty outside an epilog.
-        tolerance: what a clean device may have.
-    """
-
+    # the devices to judge, as Slurm's configuration names them; None for all of the host
     devices: tuple[str, ...] | None
-    ended: str
-    tolerance: CheckTolerance
+    ended: str  # the job that has ended, so that nothing of it may be left; empty outside an epilog
+    tolerance: CheckTolerance  # what a clean device may have
 
 
 def check_job_devices(
@@ -53,10 +48,7 @@ def check_job_devices(
     jobs_of: JobsOf,
     search: SearchExtent | None = None,
 ) -> list[CheckResult]:
-    """Judge the devices; a device that the driver does not list cannot be judged.
-
-    Without a ``search`` for hidden holders the results are provisional.
-    """
+    """Judge the devices, provisionally without a ``search``; an unlisted one cannot be judged."""
     readings = tuple(each.reading for each in snapshot.devices)
     devices = tuple(
         _without_running_jobs(each, readings, question, jobs, jobs_of) for each in snapshot.devices
@@ -85,8 +77,7 @@ def _without_running_jobs(
     """Return a device without what running jobs may have on it.
 
     If something was taken off, bytes that NVML charges to nobody may be those jobs' managed memory, so they
-    are not judged. A hidden holder's instance is not known, so any of the GPU that its job was given is
-    enough.
+    are not judged.
     """
     siblings = tuple(each for each in readings if each.minor == device.reading.minor)
     kept = tuple(
@@ -106,10 +97,7 @@ def _without_running_jobs(
 def _may_be_here(
     possible: Collection[str], devices: tuple[DeviceReading, ...], question: SlurmQuestion, jobs: NodeJobs
 ) -> bool:
-    """Tell whether one of these jobs runs, and has one of these devices as far as is known.
-
-    A cgroup's SLUID without a record may be that of any job that runs.
-    """
+    """Tell whether a job runs here, as far as is known; a SLUID without a record may be any."""
     return any(_has_one(job, devices, jobs) for job in possible if job != question.ended)
 
 
@@ -132,10 +120,7 @@ _SHORT = {
 
 
 def reason_line(results: list[CheckResult], snapshot: Snapshot | None) -> str:
-    """Return the reason for which a node is drained, in one line; empty if all devices are clean.
-
-    ``sinfo -R`` shows 20 characters of it: they name the GPU, who holds it and how much. The UUID comes last.
-    """
+    """Return a drained node's reason; ``sinfo -R`` shows 20 characters: the GPU, holder and bytes."""
     status = overall_status(results)
     parts = (
         sorted(

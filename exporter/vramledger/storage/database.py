@@ -82,10 +82,7 @@ class UnfitError(RecordingError):
         self.suffix = suffix
 
 
-_ERRORS = {
-    "database or disk is full": errno.ENOSPC,
-    "attempt to write a readonly database": errno.EROFS,
-}
+_ERRORS = {"database or disk is full": errno.ENOSPC, "attempt to write a readonly database": errno.EROFS}
 
 _NO_LOG = ("unable to open database file", "attempt to write a readonly database")
 """What SQLite says where the log that belongs to the file cannot be made."""
@@ -93,12 +90,7 @@ _NO_LOG = ("unable to open database file", "attempt to write a readonly database
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise errors of SQLite as what they mean.
-
-    Raises:
-        DamagedError: the file is not what was written.
-        OSError: the disk does not answer, is full, or the file cannot be opened or locked.
-    """
+    """Raise SQLite's errors as DamagedError, or as OSError if the disk or the lock is at fault."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -112,13 +104,7 @@ def translated() -> Iterator[None]:
 
 
 def connect_writer(path: Path, host: str) -> sqlite3.Connection:
-    """Open the file to write, and make its tables if it is new.
-
-    Raises:
-        DamagedError: it is not what was written.
-        UnfitError: it is of another host or a newer version.
-        OSError: it cannot be opened.
-    """
+    """Open the file to write, with its tables. Raises DamagedError, UnfitError (other host) or OSError."""
     with suppress(FileNotFoundError):
         _require_plain(path)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
@@ -147,16 +133,7 @@ def connect_writer(path: Path, host: str) -> sqlite3.Connection:
 
 
 def connect_reader(path: Path, host: str = "") -> sqlite3.Connection:
-    """Open the file to read; a running exporter is not delayed by that.
-
-    Where nobody may write beside the file, as on a file system that is read-only, it is read without its log.
-
-    Raises:
-        DamagedError: it is not what was written.
-        UnfitError: it is of another host or a newer version.
-        FileNotFoundError: there is none.
-        OSError: it cannot be opened.
-    """
+    """Open the file to read, without its log if read-only. Raises as :func:`connect_writer`."""
     _require_plain(path)
     with translated():
         for how in ("mode=ro", "mode=ro&immutable=1"):
@@ -203,11 +180,7 @@ def _check(connection: sqlite3.Connection, host: str) -> None:
 
 
 def read_lines(connection: sqlite3.Connection, segment: int) -> Iterator[bytes]:
-    """Yield the lines of a segment.
-
-    Raises:
-        DamagedError: they are not what was written.
-    """
+    """Yield the lines of a segment. Raises DamagedError if they are not what was written."""
     stream, rest, size = zlib.decompressobj(), b"", 0
     found = connection.execute(
         "SELECT checksum, lines FROM piece WHERE id BETWEEN ? AND ? ORDER BY id",

@@ -61,11 +61,7 @@ def _is_nested(values: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def apply(before: Any, patch: Any) -> Any:  # noqa: ANN401
-    """Return the document that a patch makes of ``before``, which stays as it is.
-
-    Raises:
-        ValueError: the patch does not fit.
-    """
+    """Return what a patch makes of ``before``, which stays. Raises ValueError if it does not fit."""
     if not isinstance(patch, dict):
         return patch
     if SET in patch:

@@ -40,13 +40,9 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def open_directory(path: Path, owner: tuple[int, int] | None = None) -> int:
     """Open the directory of a storage, and make it if it is not there; return its descriptor.
 
-    Args:
-        path: where.
-        owner: user and group that it must belong to; None for our own. Root gives them a directory that is
-            new, empty, or was made by us.
-
-    Raises:
-        StartupError: it is another user's, is not a directory, or cannot be opened.
+    ``owner``: user and group that it must belong to; None for our own. Root gives them a directory that is
+    new, empty, or was made by us. Raises StartupError if it is another user's, is not a directory, or cannot
+    be opened.
     """
     ours = owner or (os.geteuid(), os.getegid())
     try:
@@ -105,11 +101,7 @@ def lock_directory(directory: int) -> bool:
 
 
 def _open(config: dict[str, Any]) -> int:
-    """Open the directory, and wait for its lock.
-
-    Raises:
-        StartupError: it cannot be used, or another exporter uses it.
-    """
+    """Open the directory, and wait for its lock. Raises StartupError if unusable or another's."""
     path, user = Path(config["path"]), config["user"]
     directory = open_directory(path, tuple(user) if user else None)
     end = time.monotonic() + LOCK_SECONDS

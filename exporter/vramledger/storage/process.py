@@ -165,10 +165,7 @@ class StorageProcess:
             self._writing = self._try(self._past.end)
 
     def _try(self, write: Callable[[], None], *, proves: bool = True) -> bool:
-        """Write; after a failure, begin again some time later.
-
-        A file can be made on a full disk, so that alone does not prove that something is stored again.
-        """
+        """Write, or begin again later: that a file can be made on a full disk proves nothing."""
         try:
             write()
         except OSError as error:

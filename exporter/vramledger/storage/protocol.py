@@ -2,9 +2,8 @@
 
 A message has a kind of one byte, its length in four, and its content. The process that writes gets
 :data:`BEGIN`, :data:`ADD`, :data:`SUMMARY` and :data:`CHECK`, and sends :data:`STATUS` and :data:`AGAIN`. The
-one that reads gets :data:`ASK`, and sends an :data:`ANSWER` for each.
-
-A third process starts both. The exporter sends it a packet with two pipes for each start.
+one that reads gets :data:`ASK`, and sends an :data:`ANSWER` for each. A third process starts both. The
+exporter sends it a packet with two pipes for each start.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ OURS = re.compile(rf"{re.escape(NAME)}(\.(damaged|other-host|newer)-\d+)?(-wal|-
 """The file of the past, and what its directory has besides: files that were put aside, and SQLite's."""
 
 SEGMENT_SECONDS = 1800.0
-"""How long a segment is: its first state takes as much as the changes of some minutes, and to find a moment
-the segment is read from its beginning."""
+"""A segment's length: its first state takes minutes of changes, and it is read from its begin."""
 
 LONGEST_GAP = 10.0
 """Seconds without a reading after which a new segment begins: within a segment nothing is missing."""
@@ -60,37 +58,24 @@ STATE, READING = "s", "r"
 
 
 class Entry(NamedTuple):
-    """A state or a reading of a segment.
+    """A state or a reading of a segment."""
 
-    Attributes:
-        kind: :data:`STATE` or :data:`READING`.
-        time: Unix time of the reading; of a state, that of the reading before it.
-        value: its JSON values.
-    """
-
-    kind: str
-    time: float
-    value: Any
+    kind: str  # :data:`STATE` or :data:`READING`
+    time: float  # Unix time of the reading; of a state, that of the reading before it
+    value: Any  # its JSON values
 
 
 class Moment(NamedTuple):
-    """What is stored for a moment.
+    """What is stored for a moment."""
 
-    Attributes:
-        state: what the accounting knew before the first of the readings.
-        readings: those from there to the moment, with their times; the last one is what was seen then.
-        until: Unix time of the last thing that was stored without a gap; None where more follows it.
-        next_time: Unix time of what is stored next after a gap; None where there is nothing.
-        step: seconds from one stored reading to the next, there.
-        header: of the segment.
-    """
-
-    state: Any
+    state: Any  # what the accounting knew before the first of the readings
+    # those from there to the moment, with their times; the last one is what was seen then
     readings: list[Entry]
+    # Unix time of the last thing that was stored without a gap; None where more follows it
     until: float | None
-    next_time: float | None
-    step: float
-    header: dict[str, Any]
+    next_time: float | None  # Unix time of what is stored next after a gap; None where there is nothing
+    step: float  # seconds from one stored reading to the next, there
+    header: dict[str, Any]  # of the segment
 
 
 def write_entry(kind: str, time: float, patch: Any) -> bytes:  # noqa: ANN401 JSON values
@@ -103,11 +88,7 @@ _TIME_AT = len('{"k":"r","t":')
 
 
 def read_head(line: bytes) -> tuple[str, float]:
-    """Return kind and time of a line that :func:`write_entry` wrote, without reading the rest.
-
-    Raises:
-        ValueError: it is another line.
-    """
+    """Read kind and time of a line of :func:`write_entry`. Raises ValueError if it is another line."""
     return line[_KIND_AT : _KIND_AT + 1].decode("latin-1"), float(line[_TIME_AT : line.index(b",", _TIME_AT)])
 
 

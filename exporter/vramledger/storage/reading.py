@@ -35,11 +35,7 @@ class StoredSegment(NamedTuple):
 
 
 def read_entries(lines: Iterator[bytes]) -> Iterator[Entry]:
-    """Yield the entries of a segment's lines.
-
-    Raises:
-        DamagedError: they are not what was written.
-    """
+    """Yield the entries of a segment's lines. Raises DamagedError if they are not what was written."""
     values: dict[str, Any] = {STATE: {}, READING: {}}
     for text in lines:
         try:
@@ -57,14 +53,11 @@ class PastReader:
 
     All methods raise ``sqlite3.Error`` or :class:`DamagedError` where the file is damaged, and the former
     where the disk does not answer.
-
-    Attributes:
-        damaged: whether such a segment was met.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
-        self.damaged = False
+        self.damaged = False  # whether such a segment was met
 
     def segments(self, rest: str = "ORDER BY begin, id", *values: float) -> Iterator[StoredSegment]:
         """Yield segments, the oldest first or as the rest of the statement wants."""

@@ -34,8 +34,7 @@ from vramledger.storage.summary import MINUTE, outline_of, summarise
 from vramledger.views.timeline import Timeline
 
 STATE_INTERVAL = 120.0
-"""Seconds from one stored state to the next. A state of 25 holders takes 2.9 kB and 1.5 ms; a moment is
-computed from the state before it and the readings since, a millisecond each."""
+"""Seconds between states: one of 25 holders takes 2.9 kB; a moment is the state and its readings."""
 
 AGENT_INTERVAL = 30.0
 """Seconds for which a stored report of an agent stands for the next ones, unless one has an out-of-memory

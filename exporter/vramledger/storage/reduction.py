@@ -1,12 +1,10 @@
 """Reduce a reading to what a verdict or the ledger needs, so that a second of it takes some bytes only.
 
 Left out are the sensors that no verdict uses (temperatures, clocks, energy, ECC) and how long reading took.
-STORAGE.md names all that is left out.
-Ratios and rates keep two digits, times a hundredth of a second, those of utilisation rows a tenth. What is
-not 0 stays above 0, and bytes stay exact.
-
-What follows from the rest is left out, and what changes only because time has passed is written as a distance
-in time. :func:`expand_reading` makes both again. This saves a quarter of an hour's bytes.
+STORAGE.md names all that is left out. Ratios and rates keep two digits, times a hundredth of a second, those
+of utilisation rows a tenth. What is not 0 stays above 0, and bytes stay exact. What follows from the rest is
+left out, and what changes only because time has passed is written as a distance in time.
+:func:`expand_reading` makes both again. This saves a quarter of an hour's bytes.
 """
 
 from __future__ import annotations
@@ -21,11 +19,7 @@ from msgspec.structs import fields
 
 from vramledger.model.agent_report import Agent
 from vramledger.model.holder_facts import HOLDER_FACTS
-from vramledger.model.reading import (
-    DeviceReading,
-    ProcessFacts,
-    Reading,
-)
+from vramledger.model.reading import DeviceReading, ProcessFacts, Reading
 from vramledger.model.reading_json import agent_plain
 
 _HARDWARE = (
@@ -91,10 +85,7 @@ def reduce_reading(reading: Reading) -> dict[str, Any]:
 
 
 def _set_fields(value: Reading | DeviceReading | ProcessFacts, names: Iterable[str]) -> dict[str, Any]:
-    """Return these fields, without those that are empty by default and now.
-
-    An empty value of another field differs from one that is not known: root's uid is 0.
-    """
+    """Return these fields, without those empty by default; root's uid of 0 is not that."""
     defaults = _DEFAULTS[type(value)]
     return {name: item for name in names if (item := getattr(value, name)) or item != defaults[name]}
 
@@ -118,16 +109,7 @@ def _agents(agents: Iterable[Agent]) -> dict[str, Any]:
 
 
 def expand_reading(value: Mapping[str, Any], time: float) -> dict[str, Any]:
-    """Return a stored reading as :func:`vramledger.model.reading_json.decode` reads it.
-
-    Args:
-        value: its JSON values, which stay as they are.
-        time: of its entry.
-
-    Raises:
-        LookupError: it is not what :func:`reduce_reading` has made.
-        TypeError: the same.
-    """
+    """Return a stored reading as ``decode`` does. Raises LookupError or TypeError if it is not one."""
     plain: dict[str, Any] = copy.deepcopy(dict(value))
     plain["time"] = time
     plain["monotonic"] = round(time - plain.pop("monotonic_before"), 2)

@@ -41,11 +41,7 @@ def write_state(tracker: HoldingTracker, timeline: Timeline) -> dict[str, Any]:
 
 
 def recall(tracker: HoldingTracker, timeline: Timeline, state: Any) -> None:  # noqa: ANN401 JSON values
-    """Let accounting and timeline go on from a state.
-
-    Raises:
-        RecordingError: the state cannot be used by this version.
-    """
+    """Let accounting and timeline go on from a state. Raises RecordingError if it cannot be used."""
     version = state.get("version") if isinstance(state, dict) else None
     if version != VERSION:
         message = f"the accounting's state is of version {version}, and this program reads version {VERSION}"
@@ -60,30 +56,19 @@ def recall(tracker: HoldingTracker, timeline: Timeline, state: Any) -> None:  # 
 
 
 class Past(NamedTuple):
-    """What was known at a moment.
+    """What was known at a moment."""
 
-    Attributes:
-        snapshot: of the newest reading that is not later.
-        timeline: the 15 minutes before it.
-        asked: the Unix time that was asked for.
-        step: seconds from one stored reading to the next.
-        gap_until: the time of the next reading, where nothing was stored at the time that was asked for; 0
-            where nothing newer is stored.
-    """
-
-    snapshot: Snapshot
-    timeline: Timeline
-    asked: float
-    step: float
+    snapshot: Snapshot  # of the newest reading that is not later
+    timeline: Timeline  # the 15 minutes before it
+    asked: float  # the Unix time that was asked for
+    step: float  # seconds from one stored reading to the next
+    # the time of the next reading, where nothing was stored at the time that was asked for; 0 where nothing
+    # newer is stored
     gap_until: float | None
 
 
 def compute(moment: Moment, asked: float) -> Past:
-    """Return what was known at a moment.
-
-    Raises:
-        RecordingError: what is stored cannot be used by this version.
-    """
+    """Return what was known at a moment. Raises RecordingError if this version cannot use it."""
     tracker, timeline = start_from(moment.header, moment.state)
     snapshot = tracker.blank
     for entry in moment.readings:
@@ -96,11 +81,7 @@ def compute(moment: Moment, asked: float) -> Past:
 
 
 def start_from(header: dict[str, Any], state: Any) -> tuple[HoldingTracker, Timeline]:  # noqa: ANN401 JSON values
-    """Return accounting and timeline as they were when a state was stored.
-
-    Raises:
-        RecordingError: the state cannot be used by this version.
-    """
+    """Return accounting and timeline of a state. Raises RecordingError if it cannot be used."""
     try:
         tracker = HoldingTracker(
             idle_after=float(header["idle_after"]),
@@ -117,11 +98,7 @@ def start_from(header: dict[str, Any], state: Any) -> tuple[HoldingTracker, Time
 
 
 def advance(tracker: HoldingTracker, timeline: Timeline, entry: Entry) -> Snapshot:
-    """Account for a stored reading.
-
-    Raises:
-        RecordingError: it is not a reading that this version can account for.
-    """
+    """Account for a stored reading. Raises RecordingError if this version cannot."""
     try:
         reading = decode(json.dumps(expand_reading(entry.value, entry.time)))
         snapshot = tracker.update(reading)

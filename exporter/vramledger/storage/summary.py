@@ -17,10 +17,7 @@ UNKNOWN = "unknown"
 
 
 class HolderSummary(NamedTuple):
-    """One holding in a summary: who it is, its state, its bytes, and whether they are held without work.
-
-    ``held`` and ``wasted`` are None where they are not known.
-    """
+    """One holding in a summary; ``held`` and ``wasted`` are None where they are not known."""
 
     owner_type: str
     owner: str
@@ -100,7 +97,7 @@ class TimelineMark(NamedTuple):
     """Something that happened on a device, or on the host where ``uuid`` is empty.
 
     ``kind`` is ``came``, ``went``, the name of the state that a holder got, ``oom``, ``lost`` (the GPUs gave
-    no data any more), or ``back``. ``key`` and ``holder`` are those of the summary; of ``oom``, ``owner``.
+    no data any more), or ``back``.
     """
 
     time: float

@@ -41,11 +41,7 @@ class SummaryTables:
     """What is written to the tables next; a new one is made after a failure of the disk."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        """Go on from what is in the file.
-
-        Raises:
-            sqlite3.Error: it cannot be read.
-        """
+        """Go on from what is in the file. Raises sqlite3.Error if it cannot be read."""
         self._connection = connection
         found = connection.execute("SELECT value FROM meta WHERE name = 'summary'").fetchone()
         self._before: dict[str, Any] | None = None
@@ -72,11 +68,7 @@ class SummaryTables:
         self._watch = None
 
     def write(self, until: float) -> None:
-        """Write what was added, and up to when it was true: the time of the newest reading.
-
-        Raises:
-            sqlite3.Error: it cannot be written.
-        """
+        """Write what was added, true up to the newest reading. Raises sqlite3.Error if it cannot."""
         for number, summary in enumerate(self._waiting):
             self._write_summary(summary, last=number == len(self._waiting) - 1)
         self._waiting.clear()

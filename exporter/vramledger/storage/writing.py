@@ -1,7 +1,6 @@
 """Write what the exporter sends, in a transaction each 4 s; thin what is old, remove what is too much.
 
-One process writes. Others read at the same time and wait for nothing. A file that cannot be used is renamed,
-and a new one is begun.
+A file that cannot be used is renamed, and a new one is begun.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ LOG_BYTES = 2**20
 """When the log (``past.sqlite-wal``) is larger, what it has is moved into the file."""
 
 LOG_SHARE = 8
-"""The log may take this part of the size, from 4 to 64 MiB, where somebody reads for so long that
-it cannot be moved."""
+"""The log's share of the size, 4 to 64 MiB, while somebody reads so long that it cannot be moved."""
 
 HELD = "somebody has the past open for too long; end that: its log is full"
 
@@ -78,12 +76,7 @@ _SUFFIXES = ("", "-wal", "-shm")
 
 
 class PastWriter:
-    """The file of the past, as the process that writes it uses it.
-
-    Attributes:
-        written: the bytes of the log that were written so far.
-        aside: the name that the last file was renamed to which could not be used, and why; None without one.
-    """
+    """The file of the past, as the process that writes it uses it."""
 
     def __init__(
         self,
@@ -96,12 +89,8 @@ class PastWriter:
     ) -> None:
         """Use a directory; the file is opened with the first segment.
 
-        Args:
-            directory: where it is.
-            host: the identity of this host; a file of another one is put aside. Empty if not known.
-            retention: seconds after which something is removed.
-            size: bytes that all files may have.
-            clock: Unix time.
+        ``host``: the identity of this host; a file of another one is put aside. ``retention``: seconds after
+        which something is removed.
         """
         self._directory = directory
         self._path = directory / NAME
@@ -118,17 +107,14 @@ class PastWriter:
         self._newest = float("-inf")
         self._boot = ""
         self._log = self._looks = 0
-        self.written = 0
+        self.written = 0  # the bytes of the log that were written so far
+        # the name that the last file was renamed to which could not be used, and why; None without one
         self.aside: str | None = None
 
     # Writing
 
     def begin(self, header: dict[str, Any]) -> None:
-        """Begin a new segment; the one before is finished.
-
-        Raises:
-            OSError: the disk does not take it.
-        """
+        """Begin a new segment; the one before is finished. Raises OSError if the disk does not take it."""
         self.flush()
         with self._failing():
             connection = self._open()
@@ -154,11 +140,7 @@ class PastWriter:
             self._tables.add(summary)
 
     def flush(self) -> None:
-        """Write what was added, so that it survives our end and that of the machine.
-
-        Raises:
-            OSError: the disk does not take it: the segment has ended, with what it had before.
-        """
+        """Write what was added, durably. Raises OSError if the disk does not take it; the segment ends."""
         if self._segment is None or self._tables is None or not self._waiting:
             return
         with self._failing():
@@ -187,20 +169,12 @@ class PastWriter:
         connection.execute("INSERT INTO piece VALUES (?, ?, ?)", (number, zlib.crc32(packed), packed))
 
     def end(self) -> None:
-        """Write what was added, and close the file: then its log is gone.
-
-        Raises:
-            OSError: the disk does not take it.
-        """
+        """Write what was added, and close the file and its log. Raises OSError if the disk fails."""
         self.flush()
         self._close()
 
     def _open(self) -> sqlite3.Connection:
-        """Return the open file; one that cannot be used is put aside before.
-
-        Raises:
-            OSError: the disk does not answer.
-        """
+        """Return the open file; one that cannot be used is put aside. Raises OSError if the disk hangs."""
         if self._connection is None:
             try:
                 self._connection = connect_writer(self._path, self._host)
@@ -221,11 +195,7 @@ class PastWriter:
 
     @contextmanager
     def _damaging(self) -> Iterator[None]:
-        """Put the file aside where it is damaged.
-
-        Raises:
-            OSError: it was, or the disk does not answer.
-        """
+        """Put the file aside where it is damaged. Raises OSError if it was, or the disk does not answer."""
         try:
             with translated():
                 yield
@@ -236,11 +206,7 @@ class PastWriter:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Close the file where the disk fails, and put it aside where it is damaged.
-
-        Raises:
-            OSError: either.
-        """
+        """Close the file where the disk fails, put it aside where damaged; raise OSError in both cases."""
         try:
             with self._damaging():
                 yield
@@ -276,11 +242,7 @@ class PastWriter:
         )
 
     def check(self) -> None:
-        """Look for damage that a reader has met, and put the file aside or drop the segment that has it.
-
-        Raises:
-            OSError: the file was put aside, or the disk does not answer.
-        """
+        """Put the file aside, or drop a segment, that a reader found damaged. Raises OSError."""
         with self._failing():
             connection = self._open()
             (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -326,11 +288,7 @@ class PastWriter:
     # Keeping house
 
     def keep_house(self) -> None:
-        """Remove what is too old or too much, and thin one segment.
-
-        Raises:
-            OSError: the disk does not answer or is full, or a file cannot be removed.
-        """
+        """Remove what is too old or too much, and thin a segment. Raises OSError if the disk fails."""
         failures: list[OSError] = []
         self._looks += 1
         files = self._files()
@@ -455,11 +413,7 @@ class PastWriter:
                 self._insert_piece(connection, segment.id * PIECES, packed)
 
     def usage(self) -> tuple[int, float | None]:
-        """Return the bytes of all files, and the time of the oldest moment that can be shown.
-
-        Raises:
-            OSError: the disk does not answer.
-        """
+        """Return the bytes of all files, and the oldest moment. Raises OSError if the disk hangs."""
         size = sum(each for each, _ in self._files().values())
         if self._connection is None:
             return size, None

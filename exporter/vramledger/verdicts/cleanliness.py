@@ -107,8 +107,7 @@ def amount(memory: int | None) -> str:
 def device_matches(wanted: Collection[str], device: DeviceSnapshot) -> bool:
     """Tell whether one of these names means this device.
 
-    A name is an index, a UUID or a device file. The name of a GPU that MIG divides also means each of its
-    instances.
+    The name of a GPU that MIG divides also means each of its instances.
     """
     names = {*device.key, device.reading.parent}
     if device.reading.minor is not None:
@@ -167,10 +166,7 @@ def find_leftovers(snapshot: Snapshot, leftover: int = MAX_LEFTOVER) -> list[Che
 
 
 def _with_running_owners(device: DeviceSnapshot, snapshot: Snapshot) -> DeviceSnapshot:
-    """Return a device on which the leftovers of owners that may still have it count as live.
-
-    If there are any, bytes that NVML charges to nobody may be those owners' too, so they are not judged.
-    """
+    """Return a device on which owners that may still have it count as live, its uncharged bytes too."""
     own = {each.pid for each in device.holdings if each.left_over and _owner_may_have(device, each, snapshot)}
     if not own:
         return device
@@ -204,10 +200,7 @@ def _scheduled(snapshot: Snapshot, holding: Holding) -> str:
 
 
 def overall_status(results: Iterable[CheckResult]) -> int:
-    """Return the exit status for all devices: what is certain comes first.
-
-    Without a result it is not known.
-    """
+    """Return the exit status for all devices: what is certain first, not known without a result."""
     found = {result.status for result in results} or {CANNOT_TELL}
     return next((status for status in (NOT_CLEAN, CANNOT_TELL) if status in found), CLEAN)
 
@@ -339,10 +332,7 @@ def _unreserved(device: DeviceSnapshot, holding: Holding) -> bool:
 
 
 def _reservations(device: DeviceSnapshot) -> Iterator[CheckReason]:
-    """Name owners that have a reservation but hold nothing, and how many owners share.
-
-    Neither counts against the device.
-    """
+    """Name owners with a reservation that hold nothing, and how many share; neither counts."""
     for each in device.reservation_status.reservations if device.reservation_status is not None else ():
         if each.held is False:
             yield CheckReason(
@@ -353,10 +343,7 @@ def _reservations(device: DeviceSnapshot) -> Iterator[CheckReason]:
 
 
 def _hidden(device: DeviceSnapshot, tolerance: CheckTolerance) -> Iterator[CheckReason]:
-    """Name the processes that use the device and that NVML does not list.
-
-    The device file is that of the whole GPU, so it is not known which process uses a MIG instance.
-    """
+    """Name processes that NVML does not list; the file is the whole GPU's, not an instance's."""
     instance = device.reading.parent is not None
     for each in device.hidden or ():
         ours = each.user is not None and owner_matches(tolerance.owners, ("user", each.user))
@@ -384,13 +371,7 @@ def _reason(holding: Holding, snapshot: Snapshot, why: str, *, counts: bool) -> 
 def leftovers(
     results: Iterable[CheckResult], watched_since: float | None = None, time: float | None = None
 ) -> Leftovers:
-    """Return the results as a public document.
-
-    Args:
-        results: one for each device.
-        watched_since: Unix time since which the holders were watched.
-        time: Unix time of the newest sample.
-    """
+    """Return the results as a public document, times as Unix seconds."""
     results = list(results)
     words: dict[int, Verdict] = {CLEAN: "clean", NOT_CLEAN: "not-clean", CANNOT_TELL: "cannot-tell"}
     status = overall_status(results)

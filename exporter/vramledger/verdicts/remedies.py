@@ -1,7 +1,7 @@
 """Say what to do about a holding, or about unattributed memory: one sentence for each case, written once.
 
 The page, ``vramledger show`` and the JSON use these sentences. A sentence that says to end an idle or
-orphaned program also says to ask its user first. Where nothing is wrong, there is no sentence.
+orphaned program also says to ask its user first.
 """
 
 from __future__ import annotations
@@ -72,13 +72,7 @@ _GROWN = "Its pool never shrinks; only the end of the program frees the memory."
 
 
 def remedy(holding: Holding, process: ProcessSnapshot | None, device: DeviceSnapshot) -> str | None:
-    """Say what to do about a holding; None when nothing needs to be done.
-
-    Args:
-        holding: the bytes and why they are held.
-        process: what is known of the holder, None when /proc does not show it.
-        device: where they are held.
-    """
+    """Say what to do about a holding; None when nothing needs to be done."""
     gpu = device.reading.index
     if holding.state is State.ACTIVE:
         return None
@@ -122,13 +116,7 @@ def _for_idle(pid: int, process: ProcessSnapshot | None) -> str:
 
 
 def allocator_advice(reserved: int | None, between: int | None, settings: Mapping[str, str]) -> str | None:
-    """Say what a setting of PyTorch's allocator would free; None where nothing, or where it is set already.
-
-    Args:
-        reserved: bytes that the allocator has taken from the driver.
-        between: those that lie free between tensors in use (``inactive_split``).
-        settings: as the agent reports them; with expandable segments PyTorch counts nothing between tensors.
-    """
+    """Say what a setting of PyTorch's allocator would free; None where nothing, or it is set already."""
     if not reserved or not between or settings.get("expandable_segments") == "true":
         return None
     if between < _FRAGMENTED_BYTES or between < _FRAGMENTED_SHARE * reserved:

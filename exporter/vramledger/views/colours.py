@@ -15,20 +15,13 @@ BACKGROUND = ("#ffffff", "#161b22")
 
 
 class PartStyle(NamedTuple):
-    """The look of one part.
+    """The look of one part."""
 
-    Attributes:
-        light: colour in the light theme.
-        dark: colour in the dark theme.
-        texture: ``plain``, ``rising``, ``falling``, ``crossed``, ``level``, ``upright``, ``dotted`` or
-            ``grid``.
-        meaning: what the part is, in a few words.
-    """
-
-    light: str
-    dark: str
+    light: str  # colour in the light theme
+    dark: str  # colour in the dark theme
+    # ``plain``, ``rising``, ``falling``, ``crossed``, ``level``, ``upright``, ``dotted`` or ``grid``
     texture: str
-    meaning: str
+    meaning: str  # what the part is, in a few words
 
 
 PARTS: Mapping[str, PartStyle] = {

@@ -37,10 +37,7 @@ def evidence_lines(snapshot: Snapshot, pid: int) -> list[str]:
 
 
 def evidence_json(snapshot: Snapshot, pid: int) -> dict[str, Json] | None:
-    """Return everything that is known about a holder as JSON values; None when the pid holds nothing.
-
-    Bytes, ratios and Unix seconds, and clock ticks since boot for ``start``; null means not known.
-    """
+    """Return all that is known of a holder as JSON values, ``start`` in ticks; None without one."""
     held = _held_by(snapshot, pid)
     if not held:
         return None
@@ -199,10 +196,7 @@ def _counters(device: DeviceSnapshot) -> Iterator[str]:
 
 
 def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:
-    """Say what schedulers have reserved for this holder on the device.
-
-    Nothing where no scheduler reserves.
-    """
+    """Say what schedulers have reserved for this holder; nothing where none does."""
     if device.reservation_status is None:
         return
     schedulers = " and ".join(device.reservation_status.schedulers)

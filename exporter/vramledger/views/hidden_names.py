@@ -168,10 +168,7 @@ def _words(process: ProcessSnapshot) -> Iterator[str]:
 
 
 def public_view(snapshot: Snapshot, uid: int) -> Snapshot:
-    """Return what a user may see of a snapshot where the page asks for no password.
-
-    That is everything of own programs, and of others' what the page shows to everybody.
-    """
+    """Return what a user may see without a password: own programs, and what everybody may."""
     own = {
         pid for pid, each in snapshot.processes.items() if each.facts is not None and each.facts.uid == uid
     }

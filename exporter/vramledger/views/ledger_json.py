@@ -12,14 +12,7 @@ from vramledger.model import public_ledger as public
 from vramledger.model.agent_report import FrameworkReport, OutOfMemory
 from vramledger.model.reading import ProcessFacts
 from vramledger.model.records import JSON_VERSION, read_record, write_record
-from vramledger.model.snapshot import (
-    AgentSnapshot,
-    DeviceSnapshot,
-    Holding,
-    Ledger,
-    Pool,
-    Snapshot,
-)
+from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Ledger, Pool, Snapshot
 from vramledger.readers.hosts.dmem import chain_of
 from vramledger.readers.owners.cgroups import unified_path
 from vramledger.verdicts.remedies import about_hidden, about_operating_system, about_unattributed, remedy
@@ -259,9 +252,5 @@ def write_answer(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth]) -> byt
 
 
 def read_answer(text: bytes) -> LedgerAnswer:
-    """Read an answer.
-
-    Raises:
-        RecordError: it is not an answer of this version.
-    """
+    """Read an answer. Raises RecordError if it is not an answer of this version."""
     return read_record(text, LedgerAnswer)

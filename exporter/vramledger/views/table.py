@@ -170,10 +170,7 @@ def _limit_lines(device: DeviceSnapshot) -> Iterator[str]:
 
 
 def _reservation_lines(device: DeviceSnapshot) -> Iterator[str]:
-    """Say for whom a device is reserved, and who holds memory without a reservation.
-
-    There are no lines if no scheduler assigns devices here.
-    """
+    """Say for whom a device is reserved, and who holds without; no lines without a scheduler."""
     if device.reservation_status is None:
         return
     words = {True: "which holds memory here", False: "which HOLDS NOTHING here", None: "held or not: unknown"}

@@ -39,10 +39,7 @@ class HoldingGrowth(NamedTuple):
 
 
 class SizeHistory(msgspec.Struct):
-    """Sizes of one holding, a minute apart: ``times`` in Unix seconds, ``sizes`` in bytes.
-
-    ``seen`` is the Unix time of the newest sample.
-    """
+    """A holding's sizes, a minute apart: ``times`` and the newest ``seen`` in Unix seconds, bytes."""
 
     seen: float
     times: list[float] = []
@@ -50,19 +47,12 @@ class SizeHistory(msgspec.Struct):
 
 
 class TimelineState(msgspec.Struct):
-    """What is remembered of the last 15 minutes.
+    """What is remembered of the last 15 minutes."""
 
-    Attributes:
-        newest: the number of the newest step, since 1970; None before the first.
-        devices: the packed parts of each step, by UUID and number of the step.
-        index: the NVML index of each device.
-        holdings: the sizes of each holding, by :func:`_key_text`.
-    """
-
-    newest: int | None = None
-    devices: dict[str, dict[int, bytes]] = {}
-    index: dict[str, int] = {}
-    holdings: dict[str, SizeHistory] = {}
+    newest: int | None = None  # the number of the newest step, since 1970; None before the first
+    devices: dict[str, dict[int, bytes]] = {}  # the packed parts of each step, by UUID and number of the step
+    index: dict[str, int] = {}  # the NVML index of each device
+    holdings: dict[str, SizeHistory] = {}  # the sizes of each holding, by :func:`_key_text`
 
 
 class Timeline:
@@ -127,10 +117,7 @@ class Timeline:
             del times[0], sizes[0]
 
     def growth(self, snapshot: Snapshot) -> Mapping[Key, HoldingGrowth]:
-        """Return how each holding of a snapshot has changed.
-
-        Holdings seen for the first time are left out.
-        """
+        """Return how each holding has changed; those seen for the first time are left out."""
         found: dict[Key, HoldingGrowth] = {}
         now = snapshot.time or 0.0
         with self._lock:

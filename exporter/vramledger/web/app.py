@@ -1,29 +1,146 @@
-"""Build the web application, and the servers in front of it."""
+"""Build the web application, and the servers in front of it.
+
+Route each path to its answer, make those of JSON, and write errors: one line of plain text.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
+import msgspec
 from aiohttp import hdrs, web
 
 from vramledger.config import Config, ListenAddress
 from vramledger.logs import fields, log
 from vramledger.metrics.exposition import Exposition
+from vramledger.model.public_ledger import DOCUMENTS, schema
+from vramledger.verdicts.cleanliness import find_leftovers, leftovers
+from vramledger.views.ledger_json import public_ledger
+from vramledger.views.timeline import Timeline
 from vramledger.web.access.access_control import AccessControl
 from vramledger.web.access.host_names import names_of_loopback
 from vramledger.web.cancellation import background_task
 from vramledger.web.connections import Connections, raise_descriptor_limit
 from vramledger.web.error_log import RequestErrorFilter, limited_exception_handler
 from vramledger.web.listening import bound_address, listen, systemd_sockets
+from vramledger.web.page import Page, Runbooks, read_host_name
+from vramledger.web.page_stream import PageStream
+from vramledger.web.past_api import PastApi
 from vramledger.web.render_cache import RenderCache
-from vramledger.web.response_headers import NO_SNIFFING
-from vramledger.web.routes import add_routes, plain_errors
-from vramledger.web.scrape import Scrape
+from vramledger.web.response_headers import NO_SNIFFING, takes_gzip
+from vramledger.web.scrape import RequestLimiter, Scrape
 from vramledger.web.services import CONFIG, SERVICES, AppServices, PageState
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def add_routes(
+    app: web.Application, scrape: Scrape, render_cache: RenderCache, state: PageState
+) -> PageStream:
+    """Route all paths, each for GET and HEAD; return the streams of the page."""
+    config, services = app[CONFIG], app[SERVICES]
+    timeline = state.timeline
+    page_stream = PageStream(services, timeline)
+    app.cleanup_ctx.append(page_stream.run)
+    app.on_shutdown.append(page_stream.end_streams)
+    add_json_routes(app, timeline, render_cache)
+    PastApi(state.past).add_routes(app)
+    app.router.add_get(config.telemetry_path, scrape.serve)
+    app.router.add_get("/-/healthy", _healthy)
+    app.router.add_get("/-/ready", _ready)
+    # The runbooks are also served without the live page: alerts link to them.
+    live = config.page and config.telemetry_path != "/"
+    page = Page(config.telemetry_path, live=live, host=read_host_name(config.sampling.rootfs))
+    runbooks = Runbooks(page)
+    app.router.add_get("/page/{folder}/{name}", page.serve_file)
+    app.router.add_get("/runbooks", runbooks.redirect)
+    app.router.add_get("/runbooks/", runbooks.serve)
+    app.router.add_get("/runbooks/{name}", runbooks.serve)
+    if live:
+        app.router.add_get("/", page.serve_index)
+        app.router.add_get("/api/v1/events", page_stream.serve)
+    return page_stream
+
+
+async def _healthy(_: web.Request) -> web.Response:
+    return web.Response(text="vramledger is healthy.\n")
+
+
+async def _ready(request: web.Request) -> web.Response:
+    if request.app[SERVICES].ready:
+        return web.Response(text="vramledger is ready.\n")
+    return web.Response(status=503, text="vramledger has not finished its first sample yet.\n")
+
+
+@web.middleware
+async def plain_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn every error into one line of text, and a bug of ours into one line of the log as well."""
+    try:
+        return await handler(request)
+    except web.HTTPNotFound:
+        path = request.app[CONFIG].telemetry_path
+        return web.Response(status=404, text=f"There is nothing here; the metrics are at {path}\n")
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        text = f"This path accepts only {allowed}.\n"
+        return web.Response(status=405, text=text, headers={"Allow": allowed})
+    except web.HTTPException:
+        raise
+    except ConnectionError:
+        raise  # the client has gone away: there is nobody to answer and nothing to report
+    except Exception as error:  # noqa: BLE001 - a defect must cost its own request only
+        what = f"{type(error).__name__}: {error}"
+        log.exception("Request failed", extra=fields(path=request.path, err=what))
+        return web.Response(status=500, text="An internal error; the log of vramledger has the reason.\n")
+
+
+def add_json_routes(app: web.Application, timeline: Timeline, render_cache: RenderCache) -> None:
+    """Route the JSON documents and their schemas."""
+    services = app[SERVICES]
+    # These documents have a separate limiter, so that their readers cannot block Prometheus' scrapes.
+    limiter = RequestLimiter(app[CONFIG].max_requests)
+
+    async def respond(request: web.Request, name: str, make: Callable[[], object]) -> web.Response:
+        packed = takes_gzip(request)
+
+        def render() -> bytes:
+            text = msgspec.json.encode(make())
+            return gzip.compress(text, 1, mtime=0) if packed else text
+
+        headers = {"Content-Type": "application/json", "Vary": "Accept-Encoding", "Cache-Control": "no-store"}
+        if packed:
+            headers["Content-Encoding"] = "gzip"
+        body = await render_cache.share(services.snapshot, (name, packed), render)
+        return web.Response(body=body, headers=headers)
+
+    def make_ledger() -> object:
+        snapshot = services.snapshot
+        return public_ledger(snapshot, timeline.growth(snapshot))
+
+    def make_leftovers() -> object:
+        snapshot = services.snapshot
+        return leftovers(find_leftovers(snapshot), snapshot.watched_since, snapshot.time)
+
+    documents = {"ledger": make_ledger, "history": timeline.history, "leftovers": make_leftovers}
+    for name, make in documents.items():
+        app.router.add_get(
+            f"/api/v1/{name}", partial(limiter.serve, respond=partial(respond, name=name, make=make))
+        )
+    app.router.add_get("/api/v1/schema/{name}", _schema)
+
+
+async def _schema(request: web.Request) -> web.Response:
+    name = request.match_info["name"]
+    if name not in DOCUMENTS:
+        raise web.HTTPNotFound
+    return web.Response(body=schema(name), content_type="application/schema+json")
+
 
 RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -42,10 +159,7 @@ def make_app(
     access: AccessControl | None = None,
     state: PageState | None = None,
 ) -> web.Application:
-    """Build the application that serves ``services``; it owns the threads on which it renders.
-
-    It answers every request: ``access`` only gives its metrics and headers, :func:`serve` refuses.
-    """
+    """Build the application of ``services``, and its threads; :func:`serve` refuses requests."""
     if access is None:
         access = AccessControl(None)
     state = state or PageState()
@@ -89,13 +203,8 @@ async def serve(
 
     ``on_bound`` is called after the last step that may need a privilege, a low port, and before the first
     step that must later work without it: reading the files of ``--web.config.file``. ``state`` is filled for
-    the control socket.
-
-    Yields:
-        The addresses with the ports that the system chose.
-
-    Raises:
-        StartupError: an address cannot be listened on, or the web configuration is wrong.
+    the control socket. Yields the addresses with the ports that the system chose. Raises StartupError if an
+    address cannot be listened on, or the web configuration is wrong.
     """
     raise_descriptor_limit()
     asyncio.get_running_loop().set_exception_handler(limited_exception_handler())
@@ -153,11 +262,7 @@ async def _run_application(
 
 
 def _guarded(answer: RequestHandler, access: AccessControl, connections: Connections) -> RequestHandler:
-    """Return a handler that lets only allowed requests through to the application.
-
-    In front of the application, and not one of its middlewares: those run after the path is resolved and an
-    Expect header is answered.
-    """
+    """Let only allowed requests through; middlewares would run after the path is resolved."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         connections.request_begins(request)

@@ -37,8 +37,7 @@ _DESCRIPTORS_SHARE = 2
 """Connections take at most one of this number of descriptors."""
 
 MAX_REQUEST_BYTES = 1 << 16
-"""The maximum size of a request's head, and of its body: no request of ours has a body, and no client sends
-longer heads."""
+"""The largest head and body of a request: ours have no body, clients no longer heads."""
 
 MAX_REQUEST_LINES = 512
 """The maximum number of lines in them. Each chunk of a body, each header and each request of many costs time
@@ -53,7 +52,7 @@ of our loop, and 256 KiB of KeyUpdates took seconds."""
 
 _OTHER_BYTES, _OVERHEAD = 1 << 16, 4
 """Bytes that a client may send besides its requests, and in all for each byte of them: for the handshake and
-what TLS adds. A client that sends KeyUpdates sends more."""
+what TLS adds."""
 
 _BYTES_RECEIVED = slice(128, 136)
 """Where the kernel has ``tcpi_bytes_received`` (Linux 4.1)."""
@@ -87,7 +86,6 @@ class _Protocol(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
     """A connection that reads no more than a request may have; its errors do not name our software.
 
     Attributes:
-        received: bytes that count towards a request's maximum.
         received_in_all: bytes of all requests.
     """
 
@@ -102,7 +100,7 @@ class _Protocol(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             **options,
         )
         self._connections = connections
-        self.received = self.received_in_all = self.lines = 0
+        self.received = self.received_in_all = self.lines = 0  # bytes that count towards a request's maximum
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._connections.forget(self)
@@ -167,10 +165,8 @@ class Connections:
     ) -> None:
         """Prepare.
 
-        Args:
-            server: answers the requests.
-            context: returns the newest for TLS, None for plain HTTP.
-            options: of aiohttp's protocol.
+        ``server``: answers the requests. ``context``: returns the newest for TLS, None for plain HTTP.
+        ``options``: of aiohttp's protocol.
         """
         self._make_protocol = partial(_Protocol, server, self, **options)
         self._context = context
@@ -289,11 +285,7 @@ class Connections:
         return self._close_oldest()
 
     def _close_oldest(self) -> bool:
-        """Close the connection that has been idle for the longest time, if there is one.
-
-        Connections without an allowed request are closed first, from the address that has most of them: a
-        stranger loses his own.
-        """
+        """Close the longest idle connection, first unallowed ones of the busiest address."""
         addresses = Counter(each.address for each in self._strangers.values())
         for connections in (self._strangers, self._idle):
             for protocol, connection in connections.items():

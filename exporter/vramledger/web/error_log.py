@@ -1,8 +1,4 @@
-"""Limit the errors that clients can cause to one log line a minute, so that they cannot fill the log.
-
-Without descriptors, asyncio reports a hundred errors a second, a traceback each; a scanner sends thousands of
-malformed requests a second.
-"""
+"""Limit the errors that clients can cause to one log line a minute, so that they cannot fill the log."""
 
 from __future__ import annotations
 
@@ -37,10 +33,7 @@ def limited_exception_handler(clock: Callable[[], float] = time.monotonic) -> Ex
 
 
 class RequestErrorFilter(logging.Filter):
-    """Turn aiohttp's error for every malformed request into one warning of ours a minute.
-
-    A scanner, or a client that wants to fill our disk, sends thousands of them a second.
-    """
+    """Turn aiohttp's errors of malformed requests, of which scanners send thousands, into one a minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

@@ -21,11 +21,7 @@ _FIRST_DESCRIPTOR = 3
 
 
 def listen(addresses: tuple[ListenAddress, ...]) -> list[socket.socket]:
-    """Listen on all addresses.
-
-    Raises:
-        StartupError: one of them cannot be listened on.
-    """
+    """Listen on all addresses. Raises StartupError if one of them cannot be listened on."""
     sockets: list[socket.socket] = []
     try:
         for address in addresses:
@@ -38,11 +34,7 @@ def listen(addresses: tuple[ListenAddress, ...]) -> list[socket.socket]:
 
 
 def systemd_sockets() -> list[socket.socket]:
-    """Take over the sockets that systemd listens on for us.
-
-    Raises:
-        StartupError: systemd passed none.
-    """
+    """Take over the sockets that systemd listens on for us. Raises StartupError if systemd passed none."""
     count, pid = os.environ.pop("LISTEN_FDS", ""), os.environ.pop("LISTEN_PID", "")
     os.environ.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdigit() or int(count) < 1:
@@ -80,11 +72,7 @@ def _refuses_descriptors(listening: socket.socket) -> bool:
 
 
 def _check_trusted(listening: socket.socket) -> None:
-    """Check that not every user may connect: to drop a descriptor may take as long as its sender likes.
-
-    Raises:
-        StartupError: every user may.
-    """
+    """Check that not every user may connect: their descriptors may hang. Raises StartupError if so."""
     path = Path(os.fsdecode(listening.getsockname()))
     try:
         open_to_all = bool(path.stat().st_mode & stat.S_IWOTH)

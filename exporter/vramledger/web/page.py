@@ -63,9 +63,9 @@ class Page:
     """The page at ``/`` and its files, which the runbooks use too."""
 
     def __init__(self, telemetry_path: str, *, live: bool, host: str) -> None:
-        """Read the files; the pages link to the metrics at ``telemetry_path``, and name the ``host``.
+        """Read the files; pages link to ``telemetry_path`` and name ``host``.
 
-        Without ``live`` there is no page at ``/``, and runbooks link back to the metrics instead.
+        Without ``live`` there is no page.
         """
         found = {path.name: path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
         found["colours.css"] = "\n".join(_colour_rules()).encode()

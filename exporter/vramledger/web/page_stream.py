@@ -3,7 +3,6 @@
 An event has the rows that changed since the previous event: 0.7 kB, while all rows are 12.6 kB (compressed; 8
 GPUs with 64 holders each, of which one works). A viewer that is new, or was too slow for the last event, gets
 all rows instead. So we keep nothing for a single viewer except its connection and at most one unsent event.
-
 Events are compressed once for all viewers. Each event is a piece of raw deflate that refers to nothing before
 it and ends at a byte boundary. So any sequence of events after a gzip header is one valid stream.
 """
@@ -85,30 +84,17 @@ _FIRST_EVENT = PageEvent.from_text(b"retry: 2000\n\n")
 
 @dataclass(eq=False)
 class Viewer:
-    """One open stream.
+    """One open stream."""
 
-    Attributes:
-        transport: its connection.
-        chunked: whether the body is in chunks: HTTP/1.1, and not 1.0, which nginx uses by default.
-        packed: whether it accepts gzip.
-        last_event: number of the last event that it got, None when it needs all rows.
-        stalled_since: when it stopped reading, None while it keeps up.
-        ended: set when the stream is to end.
-    """
-
-    transport: asyncio.Transport
-    chunked: bool
-    packed: bool
-    last_event: int | None = None
-    stalled_since: float | None = None
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    transport: asyncio.Transport  # its connection
+    chunked: bool  # whether the body is in chunks: HTTP/1.1, and not 1.0, which nginx uses by default
+    packed: bool  # whether it accepts gzip
+    last_event: int | None = None  # number of the last event that it got, None when it needs all rows
+    stalled_since: float | None = None  # when it stopped reading, None while it keeps up
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # set when the stream is to end
 
     def write(self, event: PageEvent) -> None:
-        """Hand an event to the connection.
-
-        Not with aiohttp's ``write``: it waits until a viewer has read a large event, and meanwhile all
-        others would wait, or each viewer and event would cost a task.
-        """
+        """Hand over an event, not by aiohttp's ``write``: it waits for a slow viewer, and all with it."""
         body = event.packed if self.packed else event.plain
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.chunked else body)
 

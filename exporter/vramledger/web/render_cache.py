@@ -10,9 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from vramledger.model.snapshot import Snapshot
 
 _RENDERS_MAX = 16
-"""The maximum number of renders of one snapshot that are kept. Two Prometheus servers and a browser need
-three renders; the others are for requests with filters. A client that always sends new filters must not fill
-our memory."""
+"""The maximum number of renders of one snapshot that are kept. A client that always sends new filters must
+not fill our memory."""
 
 _QUICK = 0.003
 """Seconds: a page that took less the last time is rendered in the event loop. To hand it to a thread costs
@@ -23,10 +22,7 @@ _THREADS = 2
 
 
 class RenderCache:
-    """Run renders on a small pool of threads, and keep them until the next snapshot or second.
-
-    The second limits the age of what is in no snapshot: the exporter's own CPU time and memory.
-    """
+    """Run renders on threads, and keep them for a snapshot or a second, as our own CPU changes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -16,8 +16,7 @@ NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
 
 
 _LIST_MAX = 1024
-"""The characters of a header with alternatives; Prometheus and browsers send 300. A longer one would cost us
-time, and counts as absent."""
+"""The characters of a header with alternatives, of which browsers send 300; longer is absent."""
 
 
 def read_list(request: BaseRequest, name: str) -> str:
@@ -34,8 +33,8 @@ def takes_gzip(request: BaseRequest) -> bool:
 class BareResponse(web.StreamResponse):
     """A response of one line that does not say what we are, and ends its connection.
 
-    For what the application does not see: it sends no signal for a malformed request. It writes itself,
-    because aiohttp adds its name and version. An open connection would cost the client nothing and us a lot.
+    For what the application does not see: it sends no signal for a malformed request. An open connection
+    would cost the client nothing and us a lot.
     """
 
     def __init__(self, status: int, headers: Iterable[tuple[str, str]] = (), text: str = "") -> None:

@@ -16,8 +16,7 @@ from vramledger.web.response_headers import read_list, takes_gzip
 from vramledger.web.services import AppServices
 
 _WRITE_TIMEOUT = 30.0
-"""Seconds within which a client must read its answer. Without this limit, forty clients that never read
-would hold all of --web.max-requests for ever."""
+"""Seconds in which a client must read: forty that do not would hold all --web.max-requests."""
 
 _SLOW = 2.0
 """Seconds within which a client should have read its answer. If another client could not be served, the

@@ -1,7 +1,7 @@
 """Import aiohttp's server without its client: the exporter is none, and it starts in each test.
 
 ``import aiohttp`` loads the client, which takes 70 ms and 4 MiB, and reads the certificate authorities of the
-host. Importing ``aiohttp.web`` does the same, because a package is imported before its modules.
+host.
 """
 
 from __future__ import annotations

@@ -36,19 +36,12 @@ class AppServices(Protocol):
 
 @dataclass
 class PageState:
-    """What the pages share with the control socket.
+    """What the pages share with the control socket."""
 
-    Attributes:
-        timeline: what the page remembers.
-        past: asks the storage; None where nothing is stored.
-        collect: gives the families of the storage.
-        check_open: tells whether everybody who reaches the page may read it.
-    """
-
-    timeline: Timeline = field(default_factory=Timeline)
-    past: AskPast | None = None
-    collect: Callable[[], Collected] = list
-    check_open: Callable[[], bool] = lambda: False
+    timeline: Timeline = field(default_factory=Timeline)  # what the page remembers
+    past: AskPast | None = None  # asks the storage; None where nothing is stored
+    collect: Callable[[], Collected] = list  # gives the families of the storage
+    check_open: Callable[[], bool] = lambda: False  # tells whether everybody who reaches the page may read it
 
     def open_to_all(self) -> bool:
         """Tell whether everybody who reaches the page may read it; nobody before it is served."""

@@ -102,7 +102,7 @@ def fail_again():
 wait_for_report()
 from vramledger_agent import import_hook
 from vramledger_agent.oom import handler as oom_handler
-from vramledger_agent.torch.cycles import collect_cycles
+from vramledger_agent.torch.memory_history import collect_cycles
 from vramledger_agent.worker import worker
 parameter = torch.Tensor(8)
 parameter.grad = torch.Tensor(8)

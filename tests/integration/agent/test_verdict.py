@@ -10,7 +10,8 @@ import pytest
 from vramledger_agent import message, settings
 from vramledger_agent.oom import report_file, verdict
 from vramledger_agent.oom.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN
-from vramledger_agent.torch import block_survey, leak_detector
+from vramledger_agent.torch import allocator as leak_detector
+from vramledger_agent.torch import block_survey
 from vramledger_agent.torch.allocator import (
     enables_expandable_segments,
     private_pool_bytes,

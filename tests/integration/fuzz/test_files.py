@@ -15,7 +15,7 @@ from vramledger.errors import RecordingError, StartupError
 from vramledger.model.reading import Reading
 from vramledger.model.reading_json import decode, encode
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.owners.resolver import resolve_from_facts
+from vramledger.readers.owners.reader import resolve_from_facts
 from vramledger.sampling.replay import encode_header, read_recording
 from vramledger.web.access.config_file import read_settings
 

@@ -25,8 +25,14 @@ from tests.support.serving import served
 from tests.support.waiting import PATIENCE
 from vramledger.errors import StartupError
 from vramledger.kubernetes.api_client import ClusterError
-from vramledger.kubernetes.command import MAX_ANSWER_BYTES, ExporterAddress, ask_exporter, follow
-from vramledger.kubernetes.node_api import KubernetesNode, Taint
+from vramledger.kubernetes.command import (
+    MAX_ANSWER_BYTES,
+    ExporterAddress,
+    KubernetesNode,
+    Taint,
+    ask_exporter,
+    follow,
+)
 from vramledger.kubernetes.node_marks import CONDITION, NodeJudge, NodeMarks
 from vramledger.model.snapshot import Snapshot, State
 

@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.kubelet import allocatable, claim, devices, kubelet, listed, pod
-from vramledger.kubernetes.grpc_call import GrpcError, call_method
 from vramledger.kubernetes.kubelet import (
     CHECKPOINT,
     REGISTRY,
     SOCKET,
+    GrpcError,
+    call_method,
     parse_allocatable,
     parse_devices,
     parse_grants,

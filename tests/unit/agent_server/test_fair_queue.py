@@ -10,7 +10,7 @@ import pytest
 
 from vramledger.agent_server.connection import AgentConnection
 from vramledger.agent_server.credentials import Peer
-from vramledger.agent_server.fair_queue import FairQueue, connection_to_close
+from vramledger.agent_server.server import FairQueue, connection_to_close
 
 NEW = 99
 """The pid of a process that has just connected."""

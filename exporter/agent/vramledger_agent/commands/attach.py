@@ -46,8 +46,7 @@ def begin():
         pass
 begin()
 """
-"""The script runs in the main thread, in a namespace of its own, and removes itself if nobody waits any more.
-"""
+"""It runs in the main thread, in a namespace of its own, and removes itself if nobody waits any more."""
 
 
 def add_command(commands: Commands) -> None:
@@ -109,10 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def effective_user(number: int) -> int | None:
-    """Return the effective user of a process; None when there is none, or it is hidden from us.
-
-    A thread's number has a status too, which names the process that it belongs to.
-    """
+    """Return the effective user of a process; None when there is none, or it is hidden from us."""
     try:
         status = Path(f"/proc/{number}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -122,11 +118,7 @@ def effective_user(number: int) -> int | None:
 
 
 def await_answer(directory: int, deadline: float) -> str | None:
-    """Return what the process reports of its attempt, None if it has not run the script in time.
-
-    Raises:
-        OSError: the answer is not a plain file; the open directory belongs to the process' user.
-    """
+    """Return what the process reports; None if it is late. Raises OSError if it is not a plain file."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     while time.monotonic() < deadline:
         try:

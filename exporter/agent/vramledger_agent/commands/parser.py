@@ -1,8 +1,4 @@
-"""Build a command's parser and write its output, with nothing that takes long to import.
-
-``vramledger-agent run`` stands before each start of a program, so the modules that it imports count: there is
-:mod:`argparse`, and neither ``typing`` nor ``pathlib`` nor ``logging``.
-"""
+"""Build a command's parser and write its output, with no import that takes long."""
 
 from __future__ import annotations
 
@@ -74,11 +70,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
 def parse_duration(text: str) -> float:
-    """Read a duration as Prometheus writes it (``250ms``, ``1m30s``), in seconds.
-
-    Raises:
-        UsageError: it is not a positive duration, or longer than ten years.
-    """
+    """Read a duration as Prometheus writes it (``1m30s``), in seconds. Raises UsageError if it is not one."""
     seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
     if _DURATION.sub("", text) or seconds <= 0:
         message = f"{text!r} is not a duration; write for example 500ms, 1s, 10m or 1h30m"
@@ -111,10 +103,7 @@ def add_consents(parser: argparse.ArgumentParser) -> None:
 
 
 def agent_settings(args: argparse.Namespace) -> dict[str, str]:
-    """Return the environment variables that start an agent with the consents that were given.
-
-    Without any, the program's own variable decides.
-    """
+    """Return the variables that start an agent with these consents; by default the program's own count."""
     consents = [name for name in CONSENTS if getattr(args, f"allow_{name}")]
     return {ENABLE_VARIABLE: "1", **({CONSENT_VARIABLE: ",".join(consents)} if consents else {})}
 
@@ -145,14 +134,7 @@ def add_log(parser: argparse.ArgumentParser) -> None:
 
 
 def write_output(text: str, controls: Collection[str] = ()) -> None:
-    """Write text to stdout now, so that a full disk is noticed here and not at exit.
-
-    Of what is not printable, only line feeds and these ``controls`` are written.
-
-    Raises:
-        BrokenPipeError: the reader has gone.
-        StartupError: it cannot be written.
-    """
+    """Write to stdout now: a full disk shows here. Raises BrokenPipeError or StartupError if it fails."""
     try:
         write_plain(text, controls=controls, flush=True)
     except BrokenPipeError:

@@ -119,10 +119,8 @@ def run(args: argparse.Namespace) -> int:
 def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
     """Become a program that is found as shells find it: the first on PATH that may run.
 
-    A script that does not name its interpreter is one for the shell.
-
-    Raises:
-        OSError: there is none, or it cannot run.
+    A script that does not name its interpreter is one for the shell. Raises OSError if there is none, or it
+    cannot run.
     """
     directories = [""] if "/" in command[0] else os.get_exec_path(environ)
     refused: OSError | None = None
@@ -143,8 +141,8 @@ def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
 def caller_environment() -> dict[str, str]:
     """Return the environment that our caller gave us, in its order.
 
-    The shell that starts us (``vramledger.sh``) hands it on, because it drops what it cannot name,
-    and Python itself adds ``LC_CTYPE`` where the locale is C.
+    The shell that starts us (``vramledger.sh``) hands it on, because it drops what it cannot name, and Python
+    itself adds ``LC_CTYPE`` where the locale is C.
     """
     try:
         block = binascii.a2b_base64(os.environ[CALLER_ENVIRON])
@@ -161,8 +159,7 @@ def caller_environment() -> dict[str, str]:
 def restore_signals() -> None:
     """Give the signals that Python ignores from its start on what they had before.
 
-    Only a shell that was there before can know it. Without one (``python -m vramledger``) they get what
-    Python's ``subprocess`` gives them.
+    Without one (``python -m vramledger``) they get what Python's ``subprocess`` gives them.
     """
     try:
         ignored = int(os.environ.get(CALLER_IGNORES, ""), 16)
@@ -199,11 +196,7 @@ def python_path(before: str) -> str:
 
 
 def change_startup_hook(packages: Path, *, remove: bool) -> int:
-    """Put the start-up files into an environment's packages, or take them out.
-
-    Raises:
-        StartupError: they cannot be written there.
-    """
+    """Put the start-up files into an environment's packages, or out. Raises StartupError if that fails."""
     try:
         ending, content = (".pth", PTH) if sys.version_info < START_FILES_SINCE else (".start", START)
         if remove:

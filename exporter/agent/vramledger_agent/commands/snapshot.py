@@ -52,10 +52,7 @@ _ORIGINS = {
 def add_command(commands: Commands) -> None:
     """Declare the command."""
     snapshot = commands.add_parser(
-        "snapshot",
-        help=_HELP,
-        epilog=_FORMS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "snapshot", help=_HELP, epilog=_FORMS, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     snapshot.description = (
         "Show where a program's GPU memory was allocated. The program must run with "
@@ -126,10 +123,8 @@ def _in_a_child(paths: Sequence[Path], work: Callable[[], int]) -> int:
     """Read files of strangers in a child process with little memory; return the exit status.
 
     A small file can refer to a list so often that it needs gigabytes, and nest values so deeply that the
-    interpreter crashes.
-
-    Raises:
-        SnapshotError: the child has crashed, or needs more memory than such files can need.
+    interpreter crashes. Raises SnapshotError if the child has crashed, or needs more memory than such files
+    can need.
     """
     sys.stdout.flush()
     child = os.fork()
@@ -204,11 +199,9 @@ def _memory_file() -> Iterator[int]:
 
 
 def _copy_sealed(source: int, target: int) -> int:
-    """Copy what the agent has written, which it cannot change any more; return the size.
+    """Copy what the agent has written; return the size.
 
-    Raises:
-        SnapshotError: it still writes, or has written more than a snapshot has.
-        OSError: it cannot be copied.
+    Raises SnapshotError if it still writes, or OSError.
     """
     try:
         fcntl.fcntl(source, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE)

@@ -1,11 +1,8 @@
 """Read CuPy's pools in this process: the default one, and the one that the program has set instead.
 
-A program sets a pool of its own for managed memory, for example. A pool answers for the calling thread's
-current device, so it is read only where there can be only one device.
-
-A pool is one of managed memory if its allocator is ``cupy.cuda.malloc_managed``. CuPy has no attribute for
-the allocator, but Python's collector tells to which objects a pool refers. That was checked with CuPy 14.2; a
-version that keeps the allocator elsewhere leaves it not known.
+A pool answers for the calling thread's current device, so it is read only where there can be only one device.
+CuPy has no attribute for the allocator, but Python's collector tells to which objects a pool refers. That was
+checked with CuPy 14.2; a version that keeps the allocator elsewhere leaves it not known.
 """
 
 from __future__ import annotations

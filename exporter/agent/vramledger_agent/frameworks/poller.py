@@ -1,8 +1,4 @@
-"""Find the frameworks that have an allocator by now, and read what they hold, when it is due.
-
-If a provider fails, its framework has no figures, and an error is counted. A provider that is slow or fails
-repeatedly is paused for a while.
-"""
+"""Find the frameworks that have an allocator by now and read them; a slow or failing one is paused."""
 
 from __future__ import annotations
 
@@ -32,8 +28,7 @@ QUICK_POLLS = 100
 SLOW_START_POLL_SECONDS = 0.2
 
 MAX_ANNOUNCED_POLLS = 400
-"""When this number of polls has found no allocator, although the framework announced it, the framework's
-start has failed."""
+"""After this number of polls without an allocator that was announced, the framework's start has failed."""
 
 MAX_BAD_READS = 3
 """A provider may be slow or fail this number of times in a row before it is paused."""
@@ -42,59 +37,37 @@ RETRY_SECONDS = 60.0
 """How long a provider is paused."""
 
 MAX_READ_SECONDS = 0.05
-"""The longest time that a reading may take by the clock; :data:`SLOW_READ_SECONDS` limits its CPU time.
-"""
+"""The longest time that a reading may take by the clock; :data:`SLOW_READ_SECONDS` limits its CPU time."""
 
 
 class ProviderState:
-    """A provider, and the state of its readings.
-
-    Attributes:
-        hooked: its framework announces when it is about to have an allocator.
-        announced: the framework has announced its allocator.
-        started: the allocator exists, and :meth:`Provider.start` was called.
-        polls: since its framework was added or announced its allocator.
-        bad_reads: the number of consecutive readings that were slow or failed.
-        retry_at: it is paused until then.
-        imported: the framework's module whose import was noticed.
-    """
+    """A provider, and the state of its readings."""
 
     __slots__ = ("announced", "bad_reads", "hooked", "imported", "polls", "provider", "retry_at", "started")
 
     def __init__(self, provider: Provider, imported: str) -> None:
         self.provider = provider
-        self.imported = imported
-        self.hooked = False
-        self.announced = False
-        self.started = False
-        self.polls = 0
-        self.bad_reads = 0
-        self.retry_at = 0.0
+        self.imported = imported  # the framework's module whose import was noticed
+        self.hooked = False  # its framework announces when it is about to have an allocator
+        self.announced = False  # the framework has announced its allocator
+        self.started = False  # the allocator exists, and :meth:`Provider.start` was called
+        self.polls = 0  # since its framework was added or announced its allocator
+        self.bad_reads = 0  # the number of consecutive readings that were slow or failed
+        self.retry_at = 0.0  # it is paused until then
 
 
 class ProviderPoller:
-    """The frameworks that this process has imported.
-
-    Attributes:
-        states: by the name of the provider's module.
-        visibility: the variables that choose the program's devices, as they were when its first framework
-            started.
-    """
+    """The frameworks that this process has imported."""
 
     def __init__(self, count_error: Callable[[str], None]) -> None:
-        self.states: dict[str, ProviderState] = {}
+        self.states: dict[str, ProviderState] = {}  # by the name of the provider's module
+        # the variables that choose the program's devices, as they were when its first framework started
         self.visibility: dict[str, str | None] = {}
         self._count_error = count_error
         self._starting = _thread.allocate_lock()
 
     def add(self, module: str, imported: str, announced: Callable[[], None]) -> None:
-        """Add a framework that the program imports, given its provider's module.
-
-        Args:
-            module: by its full name.
-            imported: the framework's module that was noticed.
-            announced: called when the framework announces its allocator, on any thread.
-        """
+        """Add an imported framework; its allocator calls ``announced``, on any thread."""
         __import__(module)
         state = ProviderState(sys.modules[module].make_provider(), imported)
         count_error = partial(self._count_error, state.provider.name)
@@ -131,11 +104,7 @@ class ProviderPoller:
         return any(_needs_polling(state) for state in self._listed())
 
     def start_initialised(self) -> float | None:
-        """Start the providers whose frameworks have an allocator by now.
-
-        Returns:
-            Seconds until the next poll is due, None when no framework has to be polled.
-        """
+        """Start the providers with an allocator; return seconds until the next poll, None if none is due."""
         with self._starting:
             return self._start_initialised()
 

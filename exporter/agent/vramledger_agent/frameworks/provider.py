@@ -2,12 +2,10 @@
 
 A provider is a module of this package that the framework's declaration names, with a function
 ``make_provider()``. The module is imported when the program starts to import the framework, never before, so
-it may import what the framework imports anyway. It never imports the framework itself but finds it in
-``sys.modules``.
-
-The rules for every method: make no GPU call, initialise nothing, change no setting, reset no peak. An
-exception is caught and counted as an error of this provider; the program never sees it. A provider that takes
-more than :data:`SLOW_READ_SECONDS` three times in a row is paused for a while.
+it may import what the framework imports anyway. The rules for every method: make no GPU call, initialise
+nothing, change no setting, reset no peak. An exception is caught and counted as an error of this provider;
+the program never sees it. A provider that takes more than :data:`SLOW_READ_SECONDS` three times in a row is
+paused for a while.
 """
 
 from __future__ import annotations
@@ -39,34 +37,23 @@ class OutOfMemoryMessage:
 
 
 class Provider:
-    """One framework in this process; these methods are the defaults, and report no memory.
-
-    Attributes:
-        name: of the framework, as it is declared.
-    """
+    """One framework in this process, by its declared ``name``; these defaults report no memory."""
 
     name = ""
 
     def hook_initialisation(self, announce: Callable[[], None]) -> bool:
         """Have ``announce()`` called once the allocator is initialised, if the framework can do that.
 
-        Called once, on the thread that imports the framework, after the module that
-        its declaration names was imported. ``announce`` never raises, takes any arguments, and may be called
-        on any thread and more than once.
-
-        Returns:
-            True when it will be called. False when the framework has no such moment: then
-            :meth:`may_initialise` decides.
+        Called once, on the thread that imports the framework, after the module that its declaration names was
+        imported. ``announce`` never raises, takes any arguments, and may be called on any thread and more
+        than once. Returns True when it will be called. False when the framework has no such moment: then
+        :meth:`may_initialise` decides.
         """
         del announce
         return False
 
     def may_initialise(self) -> bool:
-        """Return whether the framework may make an allocator in this process without announcing it.
-
-        Where it may, a thread of ours calls :meth:`is_initialised` every two seconds while the framework is
-        loaded.
-        """
+        """Return whether it may make an allocator without announcing it: then it is polled every 2 s."""
         return visible_devices.may_exist() or self.is_initialised()
 
     def is_initialised(self) -> bool:
@@ -80,9 +67,8 @@ class Provider:
     def start(self) -> None:
         """Prepare for :meth:`read`: called once, when the allocator is initialised, on any thread.
 
-        It sets up what must exist before the first report: hooks, observers, imports, a copy of the
-        environment. After a fork the child has new providers. Those whose framework was initialised in the
-        parent are gone, because the child cannot use that framework.
+        After a fork the child has new providers. Those whose framework was initialised in the parent are
+        gone, because the child cannot use that framework.
         """
 
     def update(self) -> None:
@@ -94,17 +80,13 @@ class Provider:
     def read(self) -> dict[str, object] | None:
         """Return the framework's entry of the report, None while there is nothing to report.
 
-        Called at every report, on the agent's thread, after :meth:`start`. The keys are those of the wire
-        format: ``framework``, ``version``, ``supported``, ``allocator``, ``policy``, ``devices``. A key whose
-        value is None is left out of the report: not known is never zero.
+        Called at every report, on the agent's thread, after :meth:`start`. A key whose value is None is left
+        out of the report: not known is never zero.
         """
         return None
 
     def recognise_out_of_memory(self, error: BaseException) -> OutOfMemoryMessage | None:
-        """Return what an error of this framework says of a failed allocation on a GPU; None for any other.
-
-        Called at the end of the program, with the error that has ended it.
-        """
+        """Return what the error that ends the program says of a failed GPU allocation, or None."""
         del error
         return None
 

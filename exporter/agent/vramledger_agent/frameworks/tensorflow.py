@@ -3,11 +3,10 @@
 TensorFlow's context is a Python object with all that the program configured. To read its attributes is not a
 call into TensorFlow. The functions of ``tf.config`` are such calls: most of them create the devices, and with
 them take the memory. So this module reads attributes. It calls one function, ``get_memory_info``, and only
-when the context says that its devices exist (TensorFlow 2.21; ``_context_handle`` set).
-
-A program of TensorFlow 1 makes a ``Session``, and its context stays empty. TensorFlow counts the sessions.
-When one is new, we ask Python's collector once for the objects of that class. The session's ``ConfigProto``
-and its list of devices say what it may take. What it uses of that is not known.
+when the context says that its devices exist (TensorFlow 2.21; ``_context_handle`` set). A program of
+TensorFlow 1 makes a ``Session``, and its context stays empty. TensorFlow counts the sessions. When one is
+new, we ask Python's collector once for the objects of that class. The session's ``ConfigProto`` and its list
+of devices say what it may take. What it uses of that is not known.
 
 What the environment forces (``TF_FORCE_GPU_ALLOW_GROWTH``, ``TF_GPU_ALLOCATOR``) is read in C++ as the
 devices are created and shows in no attribute. So we read the environment at that moment.
@@ -34,13 +33,12 @@ from vramledger_agent.program_errors import belongs_to_program
 CONTEXT_MODULE = "tensorflow.python.eager.context"
 SESSION_MODULE = "tensorflow.python.client.session"
 SEARCH_PAUSE_TO_COST = 10_000
-"""The pause after a search for sessions is at least this number of times what the search took: 100 ms at
-340,000 objects, during which the program is stopped."""
+"""The pause after a search for sessions, in times of what it took: 100 ms at 340,000 objects."""
 
 _MIB = 2**20
 _POLICY_VARIABLES = ("TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR")
 _POLICIES_BY_SIZE = ("no_gpu", "growth", "limit", "fraction", "preallocate")
-"""Policies from the smallest to the largest amount that they take; devices may differ, and the largest is
+"""Policies from the smallest to the largest amount that they take; of several devices the largest is
 reported."""
 
 
@@ -106,13 +104,10 @@ class TensorFlow(Provider):
 
 
 class Sessions:
-    """The sessions of this process.
-
-    Attributes:
-        gpu_options: of the first session that has a GPU: it made the devices, also for those after it.
-    """
+    """The sessions of this process."""
 
     def __init__(self) -> None:
+        # of the first session that has a GPU: it made the devices, also for those after it
         self.gpu_options: object = None
         self._devices: list[dict[str, object]] = []
         self._created = 0

@@ -40,17 +40,11 @@ class PartPeak(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step that succeeded.
+    """A step that succeeded."""
 
-    Attributes:
-        batch: its size.
-        peak: its highest bytes.
-        parts: the peaks of its forward pass, its backward pass and its optimizer; empty where they are not
-            known.
-    """
-
-    batch: int
-    peak: int
+    batch: int  # its size
+    peak: int  # its highest bytes
+    # the peaks of its forward pass, its backward pass and its optimizer; empty where they are not known
     parts: Mapping[str, PartPeak]
 
 
@@ -98,10 +92,7 @@ def _beside_the_same(peaks: Peaks) -> Peaks:
 
 
 def _fits(peaks: Peaks, usable: int) -> int | None:
-    """Return the largest batch that fits by one part's peaks; None where they do not rise with the batch.
-
-    It is 0 where they rise in a way that says of no batch that it fits.
-    """
+    """Return the largest batch by one part's peaks; 0 if none fits, None if they do not rise with it."""
     base, slope = _line_through(peaks) if _has_several_sizes(peaks) else _line_of_one(peaks)
     if slope > 0 and base < 0:  # they rise faster than the batch
         base, slope = _line_of_one(peaks)

@@ -24,24 +24,18 @@ if TYPE_CHECKING:
     from vramledger_agent.torch.allocator import TorchAllocator
 
 MAX_REPORTS = 20
-"""The maximum number of reports that one process writes: a program that searches for the largest size has
-many failures, on purpose."""
+"""The maximum number of reports of one process: a search for the largest size fails often, on purpose."""
 
 REPORT_PAUSE_SECONDS = 5.0
 """The shortest pause between two reports, and between two that are sent to the exporter immediately."""
 
 
 class OomObserver:
-    """The observer that is attached to torch, once in the process.
-
-    Attributes:
-        allocator: whose failures are reported; None while none are.
-        attached: torch has the observer, and calls it.
-    """
+    """The observer that is attached to torch, once in the process."""
 
     def __init__(self) -> None:
-        self.allocator: TorchAllocator | None = None
-        self.attached = False
+        self.allocator: TorchAllocator | None = None  # whose failures are reported; None while none are
+        self.attached = False  # torch has the observer, and calls it
         self._pid = 0
         self._reports = 0
         self._next_report = 0.0

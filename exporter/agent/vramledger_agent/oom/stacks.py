@@ -18,11 +18,7 @@ Line = dict[str, object]
 
 
 def failing_stack(frame: FrameType | None) -> dict[str, object]:
-    """Return where an allocation failed, given the innermost frame of the program on this thread.
-
-    PyTorch runs the backward pass on a thread without frames of the program. Then the stack is that of the
-    thread that waits for the backward pass, if only one does.
-    """
+    """Return where an allocation failed; for a thread of the backward pass, the stack of who waits for it."""
     lines = frame_lines(frame)
     phase = phase_of([(str(line["file"]), str(line["function"])) for line in lines])
     if not any(code_origin(str(line["file"])) != FRAMEWORK for line in lines):

@@ -1,7 +1,6 @@
 """Report a failed allocation of a framework that tells nobody of it, from the error that ended the program.
 
-The interpreter keeps the error that nobody caught until its exit. So no hook is needed, and none is
-replaced. A program that catches the error has no report.
+The interpreter keeps the error that nobody caught until its exit. So no hook is needed, and none is replaced.
 """
 
 from __future__ import annotations

@@ -16,26 +16,11 @@ MIN_LEAK_SHARE = 0.1
 
 
 MIN_PIECES_SHARE = 0.01
-"""Free pieces below this share of what the process could have are not the reason: the memory is full. On an
-H200 a program that kept its graph failed with 12 MiB of 6.98 GiB in pieces."""
+"""Free pieces below this share of what the process could have are not the reason: the memory is full."""
 
 
 class AllocationFailure:
-    """What was known when an allocation failed; bytes, None where not known.
-
-    Attributes:
-        requested: what the program tried to allocate.
-        capacity: of the device, or what the process may use of it.
-        limited: the process has a limit of its own, below the device's size.
-        device_total: bytes of the device, also where the process has a limit below it.
-        held: what this process holds on the device, its context included, as the exporter last saw it.
-        free: on the device.
-        reserved: by this process's allocator.
-        active: the part of ``reserved`` that is in use.
-        largest_free: block in the allocator's cache.
-        others: what other processes hold on the device.
-        leaked: the rise of the minimum of the allocated bytes, 0 when it does not rise steadily.
-    """
+    """What was known when an allocation failed; bytes, None where not known."""
 
     __slots__ = (
         "active",
@@ -66,16 +51,18 @@ class AllocationFailure:
         device_total: int | None = None,
         held: int | None = None,
     ) -> None:
-        self.requested = requested
-        self.capacity = capacity
-        self.limited = limited
-        self.device_total = device_total
+        self.requested = requested  # what the program tried to allocate
+        self.capacity = capacity  # of the device, or what the process may use of it
+        self.limited = limited  # the process has a limit of its own, below the device's size
+        self.device_total = device_total  # bytes of the device, also where the process has a limit below it
+        # what this process holds on the device, its context included, as the exporter last saw it
         self.held = held
-        self.free = free
-        self.reserved = reserved
-        self.active = active
-        self.largest_free = largest_free
-        self.others = others
+        self.free = free  # on the device
+        self.reserved = reserved  # by this process's allocator
+        self.active = active  # the part of ``reserved`` that is in use
+        self.largest_free = largest_free  # block in the allocator's cache
+        self.others = others  # what other processes hold on the device
+        # the rise of the minimum of the allocated bytes, 0 when it does not rise steadily
         self.leaked = leaked
 
 
@@ -125,11 +112,7 @@ def _would_fit_in_pieces(failure: AllocationFailure, free: int) -> bool:
 
 
 def _present_bytes_of_others(failure: AllocationFailure, reserved: int) -> int | None:
-    """Return what other processes hold now.
-
-    The exporter's sample may be a second old. A holder that has ended since cannot be the reason: the others
-    hold at most what is neither free nor ours.
-    """
+    """Return what others hold now: at most what is neither free nor ours, as a holder may have ended."""
     if failure.others is None or failure.device_total is None:
         return failure.others
     ours = max(reserved, failure.held or 0)

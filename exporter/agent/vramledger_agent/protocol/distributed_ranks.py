@@ -2,8 +2,6 @@
 
 The exporter applies these rules to the environment that the kernel shows, the agent to the one that the
 program has by now. So both give ranks of one job the same name.
-
-This module imports nothing: see :mod:`vramledger_agent.protocol.messages`.
 """
 
 from __future__ import annotations
@@ -27,10 +25,8 @@ def find_rank(value: Callable[[str], str]) -> tuple[int, int, str] | None:
 
     A job is named by its rendezvous (torchrun, DeepSpeed, Accelerate), by its namespace of PMIx (Open MPI,
     MPICH), or by its step of Slurm. A batch script of Slurm has a rank too, but no step: what it starts is
-    not a job of several ranks. A job of a single rank is none.
-
-    Args:
-        value: returns the value of a variable, at most :data:`LONGEST_VALUE` characters, empty if not set.
+    not a job of several ranks. A job of a single rank is none. ``value``: returns the value of a variable, at
+    most :data:`LONGEST_VALUE` characters, empty if not set.
     """
     for find in (_rendezvous, _pmix, _slurm_step):
         job, rank, size = find(value)
@@ -50,10 +46,7 @@ def name_rendezvous(address: str, port: str) -> str:
 
 
 def name_file(path: str) -> str:
-    """Return the name of the job that meets in a file, without the node.
-
-    Two nodes may have different files of this name, so ranks on another node count as another job.
-    """
+    """Return the name of the job that meets in a file, without the node: other nodes are other jobs."""
     return f":{path[-LONGEST_VALUE:]}"
 
 

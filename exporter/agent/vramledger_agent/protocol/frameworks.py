@@ -3,9 +3,8 @@
 These follow from the declarations: the agent's import hook and start-up file, what the exporter accepts of a
 report, the metrics and the JSON schema, which mapped files and variables the exporter looks for, how it
 judges a policy, and the words of the page. :data:`FRAMEWORKS` is in the order of precedence: if a program has
-loaded several, the first one is assumed to hold the memory.
-
-This module imports nothing: see :mod:`vramledger_agent.protocol.messages`.
+loaded several, the first one is assumed to hold the memory. This module imports nothing: see
+:mod:`vramledger_agent.protocol.messages`.
 """
 
 from __future__ import annotations
@@ -57,15 +56,7 @@ def _pool_figures(*names: str) -> dict[str, str]:
 
 
 class Setting:
-    """A variable of the environment that decides how a framework takes memory.
-
-    Attributes:
-        variable: its name.
-        policy: what it decides; None where it forbids growth, and the memory pattern decides the rest.
-        why: what it does, worded to follow its name: one clause.
-        matches: says whether a value does so; never called with an empty value.
-        keys: keys of the value's ``key:value`` items that may be shown; the rest of a value is never shown.
-    """
+    """A variable of the environment that decides how a framework takes memory."""
 
     __slots__ = ("keys", "matches", "policy", "variable", "why")
 
@@ -78,9 +69,11 @@ class Setting:
         keys: tuple[str, ...] = (),
     ) -> None:
         self.variable = variable
+        # what it decides; None where it forbids growth, and the memory pattern decides the rest
         self.policy = policy
-        self.why = why
-        self.matches = matches
+        self.why = why  # what it does, worded to follow its name: one clause
+        self.matches = matches  # says whether a value does so; never called with an empty value
+        # keys of the value's ``key:value`` items that may be shown; the rest of a value is never shown
         self.keys = keys
 
 
@@ -111,85 +104,43 @@ def _is_positive_number(value: str) -> bool:
 
 
 class Library:
-    """Mapped files that show that a framework is loaded.
-
-    Attributes:
-        name: in evidence and recordings.
-        stems: names of shared objects up to ``.so``.
-        programs: names of executables that are often linked statically: nothing else is mapped then.
-        path: regular expression for modules of a Python package whose file names other packages share.
-        weak: others load it too, so it counts only where nothing else does.
-    """
+    """Mapped files that show that a framework is loaded."""
 
     __slots__ = ("name", "path", "programs", "stems", "weak")
 
     def __init__(
-        self,
-        name: str,
-        *stems: str,
-        programs: tuple[str, ...] = (),
-        path: str = "",
-        weak: bool = False,
+        self, name: str, *stems: str, programs: tuple[str, ...] = (), path: str = "", weak: bool = False
     ) -> None:
-        self.name = name
-        self.stems = stems
+        self.name = name  # in evidence and recordings
+        self.stems = stems  # names of shared objects up to ``.so``
+        # names of executables that are often linked statically: nothing else is mapped then
         self.programs = programs
+        # regular expression for modules of a Python package whose file names other packages share
         self.path = path
-        self.weak = weak
+        self.weak = weak  # others load it too, so it counts only where nothing else does
 
 
 # --- what limits it ------------------------------------------------------------------------------------
 
 
 class MemoryLimit:
-    """A way to limit what a framework takes, from the next start of the program on.
-
-    Attributes:
-        where: ``code`` or ``environment``.
-        text: what to write there, with these fields: ``mib`` and ``bytes`` (the limit), ``share`` (the limit
-            as a share of the device), ``ordinal`` (the framework's number of the device).
-        about: what it does, and when it must be set: one clause.
-    """
+    """A way to limit what a framework takes, from the next start of the program on."""
 
     __slots__ = ("about", "text", "where")
 
     def __init__(self, where: str, text: str, about: str) -> None:
-        self.where = where
+        self.where = where  # ``code`` or ``environment``
+        # what to write there, with these fields: ``mib`` and ``bytes`` (the limit), ``share`` (the limit as a
+        # share of the device), ``ordinal`` (the framework's number of the device)
         self.text = text
-        self.about = about
+        self.about = about  # what it does, and when it must be set: one clause
 
 
 # --- a framework ---------------------------------------------------------------------------------------
 
 
 class Framework:
-    """One framework.
-
-    Attributes:
-        name: in labels, JSON and reports.
-        title: as its makers write it.
-        libraries: the mapped files that show it.
-        settings: variables that decide its policy, the one that wins first.
-        default: its policy by default, and why; None where only the program decides.
-        preallocates: share of the device, 1 for all free memory, that it takes at its start by default; None
-            where it takes what it needs.
-        stepwise: what its policy is when its memory grew in steps; None where that says nothing.
-        often_idle: programs import it and use another, so a preallocation that only the other makes is the
-            other's.
-        imports: frameworks that it imports by itself where they are installed.
-        serves: it manages the pool of the frameworks that it is built on, so their agents do not know its
-            policy.
-        remedies: what frees memory that the program does not need, by policy: what the next start should
-            set, or for ``caching`` what the program should call.
-        limits: how to limit its pool.
-        imported_module: its import shows that the framework is being loaded; the provider hooks into it.
-        announces: its module lets the agent know when it makes its allocator.
-        provider: the agent's module that reads it; empty if the agent cannot read it.
-        source: the framework's own function from which the provider gets the figures.
-        figures: what the provider may report of a device, and what it means.
-        general: which of the figures are those of :data:`POOL_FIGURES`, where they have other names.
-        has_categories: the provider says what live bytes are for (``messages.CATEGORIES``).
-    """
+    """One framework."""
 
     __slots__ = (
         *("_own_names", "announces", "default", "figures", "general", "has_categories", "imported_module"),
@@ -232,25 +183,35 @@ class Framework:
         general: Mapping[str, str] = {},
         has_categories: bool = False,
     ) -> None:
-        self.name = name
-        self.title = title
-        self.libraries = libraries
-        self.settings = settings
-        self.default = default
+        self.name = name  # in labels, JSON and reports
+        self.title = title  # as its makers write it
+        self.libraries = libraries  # the mapped files that show it
+        self.settings = settings  # variables that decide its policy, the one that wins first
+        self.default = default  # its policy by default, and why; None where only the program decides
+        # share of the device, 1 for all free memory, that it takes at its start by default; None where it
+        # takes what it needs
         self.preallocates = preallocates
+        # what its policy is when its memory grew in steps; None where that says nothing
         self.stepwise = stepwise
+        # programs import it and use another, so a preallocation that only the other makes is the other's
         self.often_idle = often_idle
-        self.imports = imports
+        self.imports = imports  # frameworks that it imports by itself where they are installed
+        # it manages the pool of the frameworks that it is built on, so their agents do not know its policy
         self.serves = serves
+        # what frees memory that the program does not need, by policy: what the next start should set, or for
+        # ``caching`` what the program should call
         self.remedies = remedies
-        self.limits = limits
+        self.limits = limits  # how to limit its pool
+        # its import shows that the framework is being loaded; the provider hooks into it
         self.imported_module = imported_module
-        self.announces = announces
-        self.provider = provider
-        self.source = source
-        self.figures = figures
+        self.announces = announces  # its module lets the agent know when it makes its allocator
+        self.provider = provider  # the agent's module that reads it; empty if the agent cannot read it
+        self.source = source  # the framework's own function from which the provider gets the figures
+        self.figures = figures  # what the provider may report of a device, and what it means
+        # which of the figures are those of :data:`POOL_FIGURES`, where they have other names
         self.general = general
         self._own_names = [(name, general.get(name, name)) for name in POOL_FIGURES]
+        # the provider says what live bytes are for (``messages.CATEGORIES``)
         self.has_categories = has_categories
 
     def general_figures(self, figures: Mapping[str, int]) -> dict[str, int]:
@@ -507,11 +468,7 @@ FRAMEWORKS = (
         ),
         stepwise="steps",
     ),
-    Framework(
-        "cuda",
-        "CUDA",
-        libraries=(Library("libcuda", "libcuda", weak=True),),
-    ),
+    Framework("cuda", "CUDA", libraries=(Library("libcuda", "libcuda", weak=True),)),
 )
 
 FRAMEWORKS_BY_NAME = {framework.name: framework for framework in FRAMEWORKS}

@@ -1,9 +1,6 @@
 """Say who wrote a line of code, and in which part of a training step it ran, from the frames of its stack.
 
-The agent says this of a failed allocation, the commands say it of a snapshot. A frame is a file and a
-function; the frames of a stack begin with the innermost one.
-
-This module imports nothing: see :mod:`vramledger_agent.protocol.messages`.
+A frame is a file and a function; the frames of a stack begin with the innermost one.
 """
 
 from __future__ import annotations

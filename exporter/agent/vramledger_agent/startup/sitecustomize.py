@@ -24,10 +24,7 @@ IMPORTED_MODULES = (
 
 
 class _FrameworkFinder:
-    """See imports, find nothing, and load the agent, which takes over, once a framework is being executed.
-
-    To look for a framework is not enough: it may not be installed.
-    """
+    """Load the agent once a framework is executed; that it is looked for is not enough: it may be missing."""
 
     def __init__(self):  # type: () -> None # noqa: ANN204
         self.asked = False
@@ -65,7 +62,7 @@ class _FrameworkFinder:
 def _find_own(name, path):  # type: (str, Any) -> Any # noqa: ANN001, ANN202
     """Find a module of the agent in its own directory: the program's import path stays as it is.
 
-    Path is that of its package. Where the program has imported an agent of its own, that one goes on.
+    Where the program has imported an agent of its own, that one goes on.
     """
     if name.partition(".")[0] != "vramledger_agent":
         return None
@@ -127,10 +124,7 @@ def _is_ours(error):  # type: (BaseException) -> bool # noqa: ANN001, ANN202
 
 
 def _install_finder():  # type: () -> None # noqa: ANN202
-    """Watch imports, if the environment says so, this Python can run the agent, and no agent is there yet.
-
-    The hook of ``vramledger-agent run --install`` comes before this file.
-    """
+    """Watch imports, if the environment says so, this Python can run the agent, and none is there yet."""
     if "vramledger_agent.import_hook" in sys.modules:
         return
     if sys.version_info[:2] >= (3, 10) and os.environ.get("VRAMLEDGER_AGENT") == "1":
@@ -151,10 +145,7 @@ def _remove_compiled():  # type: () -> None # noqa: ANN202
 
 
 def _import_hidden_sitecustomize(directory):  # type: (str) -> None # noqa: ANN001, ANN202
-    """Import the sitecustomize that the program would have without this one.
-
-    If there is none, this one is not there either: its import fails as one that was not found.
-    """
+    """Import the sitecustomize that this one hides; without one, our import fails as one not found."""
     ours = [entry for entry in sys.path if os.path.abspath(entry) == directory]
     sys.path[:] = [entry for entry in sys.path if entry not in ours]
     for entry in ours:

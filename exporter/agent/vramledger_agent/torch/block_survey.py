@@ -20,8 +20,7 @@ if TYPE_CHECKING:  # a program that uses no framework need not load it
     from types import ModuleType
 
 FIRST_READING = 3
-"""The first survey is at the third reading with live blocks: at the first reading a program has hardly begun.
-"""
+"""The first survey is at the third reading with live blocks: before that a program has hardly begun."""
 
 MIN_PAUSE_SECONDS = 30.0
 """The shortest pause between two surveys."""
@@ -37,20 +36,14 @@ MAX_AGE_PAUSES = 4.0
 
 
 class DeviceBlocks:
-    """The blocks of one device at the last survey.
-
-    Attributes:
-        has_expandable: it has expandable segments.
-        largest_free: bytes of the largest block that a new tensor could have.
-        private: bytes that private pools reserve.
-    """
+    """The blocks of one device at the last survey."""
 
     __slots__ = ("has_expandable", "largest_free", "private")
 
     def __init__(self) -> None:
-        self.has_expandable = False
-        self.largest_free = 0
-        self.private = 0
+        self.has_expandable = False  # it has expandable segments
+        self.largest_free = 0  # bytes of the largest block that a new tensor could have
+        self.private = 0  # bytes that private pools reserve
 
 
 class BlockSurvey:
@@ -117,7 +110,7 @@ def count_blocks(stats: Iterable[dict[str, object]]) -> int:
 def take_snapshot(torch: ModuleType) -> list[dict[str, object]] | None:
     """Return the allocator's segments; None where a recorded history makes that too expensive or unsafe.
 
-    Before torch 2.12 they would contain the whole history. They always have the stacks of the blocks.
+    Before torch 2.12 they would contain the whole history.
     """
     native = torch._C
     code = getattr(getattr(torch.cuda.memory, "memory_snapshot", None), "__code__", None)

@@ -27,8 +27,7 @@ BATCH_NODES = 400
 """The number of operations that are looked at for the size of the batch, after every step."""
 
 YOUNG_GENERATIONS = (0, 1)
-"""The collector's generations in which the loss of a step is: 22,000 objects at most with the limits
-of Python 3.13, 7,700 before."""
+"""The collector's generations in which a step's loss is: at most 22,000 objects in Python 3.13."""
 
 MAX_YOUNG_OBJECTS = 30_000
 """With more young objects the batch is not looked for: a program may have turned the collector off."""
@@ -41,25 +40,19 @@ MIN_SHARE_OF_BATCH = 0.25
 
 
 class TensorFacts:
-    """What is known of the program's tensors at one moment.
-
-    Attributes:
-        known: the tensors were read; without that, no category is known.
-        addresses: the category of each tensor that an optimizer knows, by its address, by device.
-        types: bytes by category and type of number, by device.
-        forward_types: bytes of the outputs of the forward operations, by type of number; empty where no graph
-            is alive.
-        batch: the size of the batch of that graph.
-    """
+    """What is known of the program's tensors at one moment."""
 
     __slots__ = ("addresses", "batch", "forward_types", "known", "types")
 
     def __init__(self) -> None:
-        self.known = False
+        self.known = False  # the tensors were read; without that, no category is known
+        # the category of each tensor that an optimizer knows, by its address, by device
         self.addresses: dict[int, dict[int, str]] = {}
+        # bytes by category and type of number, by device
         self.types: dict[int, dict[str, dict[str, int]]] = {}
+        # bytes of the outputs of the forward operations, by type of number; empty where no graph is alive
         self.forward_types: dict[str, int] = {}
-        self.batch: int | None = None
+        self.batch: int | None = None  # the size of the batch of that graph
 
 
 def read_tensors(torch: ModuleType) -> TensorFacts:

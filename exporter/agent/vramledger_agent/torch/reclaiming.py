@@ -20,14 +20,10 @@ if TYPE_CHECKING:
 
 
 def reclaim(request: Request) -> dict[str, object]:
-    """Wait for the end of a step, free what can be freed, and return each device's bytes before and after.
+    """Run both at the end of a step, awaited for ``seconds``; return each device's bytes before and after.
 
-    Argument of the request: ``seconds`` to wait for a step.
-
-    Raises:
-        RuntimeError: PyTorch is not loaded, not initialised, or captures a CUDA graph.
-        TimeoutError: there was no step, nor a call of ``safe_point``.
-        ValueError: the argument is invalid.
+    Raises RuntimeError if PyTorch is not in use or captures a graph, TimeoutError without a step or
+    ``safe_point``.
     """
     seconds = request.number("seconds", 30.0, MAX_SECONDS)
     torch = initialised_torch()

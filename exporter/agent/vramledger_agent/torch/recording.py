@@ -2,10 +2,9 @@
 
 A recording is a ring: PyTorch drops the oldest events, but keeps the stack of every block in use. So in a
 recording from the start of the program even an old block has its line of code. It costs about two
-microseconds an allocation, so there is one only by consent.
-
-A program may begin a recording of its own, which replaces ours without a sign. With PyTorch's defaults that
-one has C++ frames, and ours has none. PyTorch takes seconds to name these frames (5 s for 17 with 2.13).
+microseconds an allocation, so there is one only by consent. A program may begin a recording of its own, which
+replaces ours without a sign. With PyTorch's defaults that one has C++ frames, and ours has none. PyTorch
+takes seconds to name these frames (5 s for 17 with 2.13).
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ MAX_MARKS = 64
 """The number of steps whose ends are remembered."""
 
 _OPTIONAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
-"""Only newer versions of PyTorch accept ``skip_actions``. We skip the requests to free a block, because the
-event that completes a request says the same."""
+"""Only newer PyTorch accepts ``skip_actions``; a completed free says what its request said."""
 
 
 _Found = TypeVar("_Found")
@@ -49,17 +47,12 @@ class TakenSnapshot(NamedTuple):
 
 
 class Recording:
-    """The recording of this process, of which there is at most one that is ours.
-
-    Attributes:
-        from_start: it began before the program's first allocation.
-        marks: the ends of the newest steps, since it began.
-        used_devices: returns the devices whose counters may be read now.
-    """
+    """The recording of this process, of which there is at most one that is ours."""
 
     def __init__(self) -> None:
-        self.from_start = False
-        self.marks: deque[StepMark] = deque(maxlen=MAX_MARKS)
+        self.from_start = False  # it began before the program's first allocation
+        self.marks: deque[StepMark] = deque(maxlen=MAX_MARKS)  # the ends of the newest steps, since it began
+        # returns the devices whose counters may be read now
         self.used_devices: Callable[[], Iterable[int]] = tuple
         self.active = False
         self._at_boundary = False
@@ -77,14 +70,8 @@ class Recording:
     ) -> None:
         """Begin to record, unless somebody does already.
 
-        Args:
-            torch: in which CUDA is initialised, or about to be.
-            events: the number of events to keep.
-            from_start: there was no allocation yet.
-            boundary: the program is between two steps.
-
-        Raises:
-            RuntimeError: this PyTorch cannot record.
+        ``from_start``: there was no allocation yet. ``boundary``: the program is between two steps. Raises
+        RuntimeError if this PyTorch cannot record.
         """
         if is_history_enabled(torch):
             return
@@ -97,12 +84,7 @@ class Recording:
         self.active = True
 
     def end(self, torch: ModuleType, snapshot: Mapping[str, Any] | None = None) -> None:
-        """Stop our recording; one of the program, which has replaced ours, goes on.
-
-        Args:
-            torch: that records.
-            snapshot: shows which of the two it is; without one, a snapshot is taken for it.
-        """
+        """Stop our recording, not one of the program that replaced it, as ``snapshot`` or a new one tells."""
         if self.is_active(torch):
             with suppress(WouldImportError):
                 self.compare(
@@ -136,15 +118,7 @@ class Recording:
         self.marks.append(StepMark(begun, ended, batch, peak, allocated))
 
     def take_snapshot(self, torch: ModuleType, *, tensors: bool = True) -> TakenSnapshot:
-        """Return a snapshot with the recorded events, and what is known of steps and tensors.
-
-        Args:
-            torch: that records.
-            tensors: read the tensors; only on the program's own thread, see :mod:`live_tensors`.
-
-        Raises:
-            WouldImportError: as :func:`take_without_import`.
-        """
+        """Return a snapshot and steps; ``tensors`` on the program's thread only. Raises WouldImportError."""
         marks = tuple(self.marks)  # first: a step that ends meanwhile has events after the snapshot
         snapshot: dict[str, Any] = take_without_import(torch, torch.cuda.memory._snapshot, own_thread=tensors)
         self.compare(snapshot)
@@ -204,10 +178,7 @@ def _read_or(unknown: _Found, read: Callable[[ModuleType], _Found], torch: Modul
 
 
 def plain_step(step: StepPeaks, facts: TensorFacts) -> dict[str, object]:
-    """Return a step as plain data, with categories only where the tensors were read.
-
-    Without that, a parameter that is older than the events would count as an activation.
-    """
+    """Return a step as plain data; without tensors read, old parameters would seem activations."""
     return {
         "whole": step.whole,
         "finished": step.ended is not None,
@@ -234,11 +205,7 @@ def _has_native_frames(snapshot: Mapping[str, Any]) -> bool:
 
 
 def is_history_enabled(torch: ModuleType) -> bool:
-    """Return whether PyTorch records, for us or for the program.
-
-    Raises:
-        RuntimeError: this PyTorch does not say.
-    """
+    """Return whether PyTorch records, for us or for the program. Raises RuntimeError if it does not say."""
     try:
         return bool(torch._C._cuda_isHistoryEnabled())
     except AttributeError:
@@ -247,11 +214,7 @@ def is_history_enabled(torch: ModuleType) -> bool:
 
 
 def start_history(torch: ModuleType, events: int) -> None:
-    """Have PyTorch record.
-
-    Raises:
-        RuntimeError: this PyTorch records in a way that we do not know.
-    """
+    """Have PyTorch record. Raises RuntimeError if this PyTorch records in a way that we do not know."""
     for optional in _OPTIONAL_ARGUMENTS:
         arguments: dict[str, Any] = {
             "context": "alloc",

@@ -26,17 +26,7 @@ class WouldImportError(RuntimeError):
 def take_without_import(
     torch: ModuleType, take: Callable[[], _Snapshot], *, own_thread: bool = False
 ) -> _Snapshot:
-    """Return what ``take`` returns, which is a snapshot of the allocator.
-
-    Args:
-        torch: whose allocator it is.
-        take: takes the snapshot.
-        own_thread: this is a thread of the program, on which an import is only slow.
-
-    Raises:
-        WouldImportError: PyTorch would import a part of itself, and the program has taken our import hook
-            away.
-    """
+    """Return what ``take`` gives. Raises WouldImportError if it would import, unless on ``own_thread``."""
     with RefusedImport("torch._inductor") as holds:
         if not holds and not own_thread and _would_import(torch):
             message = (

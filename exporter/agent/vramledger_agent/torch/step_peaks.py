@@ -26,21 +26,13 @@ MODULE = "module"
 
 
 class StepMark(NamedTuple):
-    """One optimizer step as its hooks saw it; times in microseconds since 1970, as in the events.
+    """One optimizer step as its hooks saw it; times in microseconds since 1970, as in the events."""
 
-    Attributes:
-        begun: when the optimizer's step began; None where this PyTorch has no hook for that.
-        ended: when it ended.
-        batch: the size of the batch; None where it is not known.
-        peak: the allocator's own highest allocated bytes up to this moment, by device.
-        allocated: bytes at this moment, by device.
-    """
-
-    begun: int | None
-    ended: int
-    batch: int | None
-    peak: Mapping[int, int]
-    allocated: Mapping[int, int]
+    begun: int | None  # when the optimizer's step began; None where this PyTorch has no hook for that
+    ended: int  # when it ended
+    batch: int | None  # the size of the batch; None where it is not known
+    peak: Mapping[int, int]  # the allocator's own highest allocated bytes up to this moment, by device
+    allocated: Mapping[int, int]  # bytes at this moment, by device
 
 
 class Peak(NamedTuple):
@@ -51,22 +43,14 @@ class Peak(NamedTuple):
 
 
 class StepPeaks(NamedTuple):
-    """The peaks of one step on one device.
+    """The peaks of one step on one device."""
 
-    Attributes:
-        whole: the recording has the whole step.
-        phases: by the part of the step; a part without an event is not there.
-        gradients_before_backward: bytes of gradients that existed when the backward pass began; None if there
-            was no backward pass.
-        batch: see :class:`StepMark`.
-        ended: as the step's mark has it; None for a step that has not ended.
-    """
-
-    whole: bool
-    phases: dict[str, Peak]
+    whole: bool  # the recording has the whole step
+    phases: dict[str, Peak]  # by the part of the step; a part without an event is not there
+    # bytes of gradients that existed when the backward pass began; None if there was no backward pass
     gradients_before_backward: int | None
-    batch: int | None
-    ended: int | None
+    batch: int | None  # see :class:`StepMark`
+    ended: int | None  # as the step's mark has it; None for a step that has not ended
 
     @property
     def highest(self) -> Peak | None:
@@ -152,12 +136,8 @@ def step_peaks(
 ) -> list[StepPeaks]:
     """Return the peaks of the steps in a snapshot, the oldest first; the last one may be unfinished.
 
-    Args:
-        snapshot: as PyTorch gives it.
-        device: PyTorch's number.
-        marks: the ends of steps, the oldest first.
-        known: the category of each tensor that an optimizer knows at the moment of the snapshot, by address.
-        whole: the events begin with a step.
+    ``marks``: the ends of steps, the oldest first. ``known``: the category of each tensor that an optimizer
+    knows at the moment of the snapshot, by address. ``whole``: the events begin with a step.
     """
     traces = snapshot.get("device_traces") or []
     trace = traces[device] if device < len(traces) else []
@@ -214,10 +194,9 @@ def _categorise(
 
     What lives at the end is known by its address. A gradient of an earlier step was made in the backward pass
     and still lived when the optimizer began. An optimizer's state outlives the step that made it. A parameter
-    was made by a module, before any step.
-
-    Where the optimizers' gradients are known, what lives at the end and is none of them does not count:
-    cuBLAS takes a workspace in the first backward pass and keeps it (32 MiB on an H200).
+    was made by a module, before any step. Where the optimizers' gradients are known, what lives at the end
+    and is none of them does not count: cuBLAS takes a workspace in the first backward pass and keeps it (32
+    MiB on an H200).
     """
     ended = [mark.ended for mark in marks]
     begun = [mark.begun for mark in marks if mark.begun is not None]

@@ -23,19 +23,14 @@ _LONGEST_PAUSE = 0.25
 
 
 class LiveBytes(NamedTuple):
-    """Live bytes of one device over time.
+    """Live bytes of one device over time."""
 
-    Attributes:
-        device: PyTorch's number.
-        seconds: the time of each point since the first event; event numbers where no time was recorded.
-        timed: whether ``seconds`` are seconds.
-        bands: for each site or category, bytes at each point; :data:`REST` is the sum of all other sites, and
-            :data:`BEFORE` the bytes from before the recording or without a stack.
-    """
-
-    device: int
+    device: int  # PyTorch's number
+    # the time of each point since the first event; event numbers where no time was recorded
     seconds: tuple[float, ...]
-    timed: bool
+    timed: bool  # whether ``seconds`` are seconds
+    # for each site or category, bytes at each point; :data:`REST` is the sum of all other sites, and
+    # :data:`BEFORE` the bytes from before the recording or without a stack
     bands: tuple[tuple[Frame | str, tuple[int, ...]], ...]
 
 
@@ -64,11 +59,7 @@ def live_bytes(
     key_of: Callable[[AllocationEvent], Key] = by_site,
     most: int = 8,
 ) -> LiveBytes | None:
-    """Return a device's live bytes over time, with a series for each of the largest sites or categories.
-
-    Returns:
-        None when the snapshot has no events of the device.
-    """
+    """Return live bytes over time, by the largest sites or categories; None without events."""
     events = [event for event in snapshot.events if event.device == device]
     sizes = {block.address: block.size for block in snapshot.blocks if block.device == device}
     changes = _changes(events, key_of, sizes)
@@ -166,11 +157,10 @@ def _changes(
     """Return what was allocated and freed, in order.
 
     Only ``free_completed`` frees memory: before it, and after ``free_requested``, another stream still uses
-    the memory. A recording may leave out ``free_requested``, as our agent's recordings do.
-
-    An event has the size that was requested, and a block may be larger: up to 1 MiB is not split off. What
-    lives at the end counts with the ``sizes`` of its block, by address. Otherwise this rest would seem to be
-    older than the recording (2 MiB of 346 in a training on an H200 that was recorded from its start).
+    the memory. A recording may leave out ``free_requested``, as our agent's recordings do. An event has the
+    size that was requested, and a block may be larger: up to 1 MiB is not split off. What lives at the end
+    counts with the ``sizes`` of its block, by address. Otherwise this rest would seem to be older than the
+    recording (2 MiB of 346 in a training on an H200 that was recorded from its start).
     """
     found: list[_Change] = []
     alive: dict[int, tuple[Key, int, int]] = {}

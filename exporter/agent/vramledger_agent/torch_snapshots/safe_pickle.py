@@ -77,18 +77,13 @@ def items(
 
 
 def raise_malformed(place: str, wanted: str) -> NoReturn:
-    """Refuse a snapshot.
-
-    Raises:
-        SnapshotError: always.
-    """
+    """Refuse a snapshot. Raises SnapshotError."""
     message = f"this is not a memory snapshot of PyTorch that we know: {place!r} is not {wanted}"
     raise SnapshotError(message)
 
 
 LARGEST = 512 * 2**20
-"""The largest file, in bytes. PyTorch's own viewer is unusable beyond this; our agent writes 10,000 events
-at most."""
+"""The largest file, in bytes; our agent writes 10,000 events at most."""
 
 _GZIP = b"\x1f\x8b"
 """The first bytes of a file of gzip; its last ones are the size of its content."""
@@ -102,11 +97,7 @@ strings that they contain."""
 
 
 def load_plain(path: Path, *, largest: int = LARGEST) -> object:
-    """Return the plain data of a pickle file, which gzip may have packed.
-
-    Raises:
-        SnapshotError: it cannot be read, is too large, is broken, or holds more than plain data.
-    """
+    """Return a pickle's plain data, also gzipped. Raises SnapshotError if it is too large or has more."""
     try:
         with path.open("rb") as file:
             packed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP  # it may be a pipe
@@ -137,11 +128,7 @@ def load_plain(path: Path, *, largest: int = LARGEST) -> object:
 
 
 def unpacked_size(path: Path) -> int:
-    """Return the bytes of a file, of one of gzip what its last four bytes say of its content; 0 for a pipe.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return the bytes of a file (of gzip by its last four bytes); 0 for a pipe. Raises OSError."""
     if not path.is_file():
         return 0
     with path.open("rb") as file:

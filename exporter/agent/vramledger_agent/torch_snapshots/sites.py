@@ -13,19 +13,12 @@ OLDER = "(allocated before the recording)"
 
 
 class AllocationSite(NamedTuple):
-    """A line of the user's program with the live memory that it allocated.
+    """A line of the user's program with the live memory that it allocated."""
 
-    Attributes:
-        frame: the user's innermost line; None for what is older than the recording.
-        callers: the user's lines above it through which most bytes came, innermost first.
-        size: live bytes.
-        blocks: live allocations.
-    """
-
-    frame: Frame | None
-    callers: Stack
-    size: int
-    blocks: int
+    frame: Frame | None  # the user's innermost line; None for what is older than the recording
+    callers: Stack  # the user's lines above it through which most bytes came, innermost first
+    size: int  # live bytes
+    blocks: int  # live allocations
 
 
 class SiteGrowth(NamedTuple):
@@ -47,22 +40,15 @@ class SiteGrowth(NamedTuple):
 
 
 class SnapshotDifference(NamedTuple):
-    """What grew between two snapshots.
+    """What grew between two snapshots."""
 
-    Attributes:
-        grown: the sites, the one that grew most first.
-        through: a line through which nine tenths of the growth came, preferably one that frees nothing
-            again; None if there is no such line.
-        before: live bytes in all, first snapshot.
-        after: live bytes in all, second snapshot.
-        older: by how much the bytes without a line grew.
-    """
-
-    grown: tuple[SiteGrowth, ...]
+    grown: tuple[SiteGrowth, ...]  # the sites, the one that grew most first
+    # a line through which nine tenths of the growth came, preferably one that frees nothing again; None if
+    # there is no such line
     through: Frame | None
-    before: int
-    after: int
-    older: int
+    before: int  # live bytes in all, first snapshot
+    after: int  # live bytes in all, second snapshot
+    older: int  # by how much the bytes without a line grew
 
 
 def site_frame(stack: Stack) -> Frame | None:

@@ -25,8 +25,7 @@ from vramledger_agent.torch_snapshots.user_lines import (
 )
 
 ENTRIES_MAX = 5_000_000
-"""The maximum number of blocks, events and frames that are read; a small file can refer to one list a million
-times."""
+"""The maximum number of blocks, events and frames; a small file can refer to one list a million times."""
 
 _LIVE_STATES = ("active_allocated", "active_awaiting_free", "active_pending_free")
 """The third is the older name of the second: freed by the program, still in use by a stream."""
@@ -47,21 +46,13 @@ class Block(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Memory that the allocator has taken from the driver in one piece, with the blocks in use.
+    """Memory that the allocator has taken from the driver in one piece, with the blocks in use."""
 
-    Attributes:
-        device: PyTorch's number.
-        address: where it begins.
-        size: bytes.
-        about: its pool, in a few words.
-        blocks: in the order of their addresses; between them it is free.
-    """
-
-    device: int
-    address: int
+    device: int  # PyTorch's number
+    address: int  # where it begins
     size: int
-    about: str
-    blocks: tuple[Block, ...]
+    about: str  # its pool, in a few words
+    blocks: tuple[Block, ...]  # in the order of their addresses; between them it is free
 
 
 class AllocationEvent(NamedTuple):
@@ -102,11 +93,7 @@ class AllocationSnapshot(NamedTuple):
 
 
 def parse_snapshot(data: object, *, most: int = ENTRIES_MAX) -> AllocationSnapshot:
-    """Read the plain data of a snapshot.
-
-    Raises:
-        SnapshotError: it is not of the documented structure.
-    """
+    """Read the plain data of a snapshot. Raises SnapshotError if it is not of the documented structure."""
     return _SnapshotParser(most).parse(data)
 
 

@@ -1,7 +1,4 @@
-"""Parse what the agent adds to a snapshot: the peaks within the steps, types of numbers, and garbage.
-
-Nothing is trusted, as in :mod:`vramledger_agent.torch_snapshots.snapshot`.
-"""
+"""Parse what the agent adds to a snapshot: peaks of steps, number types, garbage; nothing is trusted."""
 
 from __future__ import annotations
 
@@ -31,20 +28,13 @@ class PhasePeak(NamedTuple):
 
 
 class TrainingStep(NamedTuple):
-    """One step on one device.
+    """One step on one device."""
 
-    Attributes:
-        whole: all of it was recorded.
-        finished: it had ended when the snapshot was taken.
-        batch: the size of its batch, None where not known.
-        peaks: by the part of the step.
-        gradients_before: bytes of gradients that existed when the backward pass began, None without one.
-    """
-
-    whole: bool
-    finished: bool
-    batch: int | None
-    peaks: Mapping[str, PhasePeak]
+    whole: bool  # all of it was recorded
+    finished: bool  # it had ended when the snapshot was taken
+    batch: int | None  # the size of its batch, None where not known
+    peaks: Mapping[str, PhasePeak]  # by the part of the step
+    # bytes of gradients that existed when the backward pass began, None without one
     gradients_before: int | None
 
 
@@ -65,19 +55,12 @@ class FreedBlock(NamedTuple):
 
 
 class Cycle(NamedTuple):
-    """Cycles that the same code made.
+    """Cycles that the same code made."""
 
-    Attributes:
-        size: bytes of their tensors.
-        cycles: how many there were.
-        members: the objects of the first one.
-        objects: the type and the code of some of these.
-    """
-
-    size: int
-    cycles: int
-    members: int
-    objects: tuple[tuple[str, Frame], ...]
+    size: int  # bytes of their tensors
+    cycles: int  # how many there were
+    members: int  # the objects of the first one
+    objects: tuple[tuple[str, Frame], ...]  # the type and the code of some of these
 
 
 class Garbage(NamedTuple):
@@ -88,28 +71,17 @@ class Garbage(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What the agent has added.
+    """What the agent has added."""
 
-    Attributes:
-        from_start: the recording began before the first allocation.
-        devices: those with live bytes.
-        forward_types: bytes of the results of the forward operations by type of number, empty where not
-            known.
-        garbage: None where the collector was not asked.
-    """
-
-    from_start: bool
-    devices: tuple[DeviceTraining, ...]
+    from_start: bool  # the recording began before the first allocation
+    devices: tuple[DeviceTraining, ...]  # those with live bytes
+    # bytes of the results of the forward operations by type of number, empty where not known
     forward_types: Mapping[str, int]
-    garbage: Garbage | None
+    garbage: Garbage | None  # None where the collector was not asked
 
 
 def parse_training(data: object) -> Training:
-    """Read the agent's part of a snapshot.
-
-    Raises:
-        SnapshotError: it is not of the structure that the agent writes.
-    """
+    """Read the agent's part of a snapshot. Raises SnapshotError if it is not what the agent writes."""
     whole = mapping(data, "vramledger")
     devices = mapping(whole.get("devices", {}), "devices")
     garbage = whole.get("garbage")

@@ -35,8 +35,8 @@ def category_of(stack: Stack) -> str:
 
     Memory that the recording saw allocated without a frame of Python is the backward pass': its threads run
     no Python (2,769 allocations of a training on an H200: all 1,195 without a frame were gradients or
-    temporary values of the backward pass). PyTorch's default is to record C++ frames as well; they are
-    passed over.
+    temporary values of the backward pass). PyTorch's default is to record C++ frames as well; they are passed
+    over.
     """
     if not stack:
         return UNRECORDED
@@ -91,10 +91,7 @@ class Frame(NamedTuple):
 
 
 NATIVE = Frame("(C++ code that no Python line called, such as a backward pass)", 0, "")
-"""Replaces the line of code for memory that was allocated in the recording, but outside of Python.
-
-The backward pass runs on threads of its own, so its gradients have no Python frames.
-"""
+"""The line of memory allocated outside of Python: the backward pass runs on threads without its frames."""
 
 
 Stack = tuple[Frame, ...]
@@ -115,10 +112,7 @@ def code_origin(frame: Frame) -> CodeOrigin:
 
 
 def user_frames(stack: Stack) -> Stack:
-    """Return the user's own frames of a stack, innermost first.
-
-    If a program consists only of libraries, it returns their frames; if there are none, the framework's.
-    """
+    """Return the user's frames, innermost first; without any, those of libraries, or else the framework's."""
     classified = [(code_origin(frame), frame) for frame in stack]
     nearest = min((origin for origin, _ in classified), default=CodeOrigin.FRAMEWORK)
     return tuple(frame for origin, frame in classified if origin == nearest)
@@ -131,13 +125,9 @@ def common_frame(
 
     A model's layer allocates for the training step, which frees its memory, and for the evaluation, which
     does not: the evaluation's line explains the leak. So of the lines on the common path we choose those that
-    keep the largest part of what they allocate, and of those the innermost.
-
-    Args:
-        weighted: stacks with what each weighs, bytes.
-        kept: by line, the part that was kept of all that came through it, 0 to 1; without it, the innermost
-            line wins.
-        share: from above one half to 1, so that all frames that qualify lie on a common path.
+    keep the largest part of what they allocate, and of those the innermost. ``kept``: by line, the part that
+    was kept of all that came through it, 0 to 1; without it, the innermost line wins. ``share``: from above
+    one half to 1, so that all frames that qualify lie on a common path.
     """
     total = 0
     weights: dict[Frame, int] = {}

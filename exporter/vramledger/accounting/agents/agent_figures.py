@@ -1,7 +1,7 @@
 """Join agents' reports to the holders of a sample, by identity and device by device.
 
-An agent's figures count only for the process that the kernel attested, on devices where the driver lists that
-process, and only while the agent's user is the user that /proc shows.
+A figure counts only for the process that the kernel attested, where the driver lists it, and while the
+agent's user is /proc's.
 """
 
 from __future__ import annotations
@@ -15,13 +15,7 @@ from msgspec.structs import replace
 from vramledger.accounting.agents.ordinals import translate
 from vramledger.accounting.holders.processes import ProcessTracker, TrackedProcess
 from vramledger.accounting.sample import Sample
-from vramledger.model.agent_report import (
-    Agent,
-    AgentReport,
-    DeviceReport,
-    FrameworkReport,
-    GarbageReport,
-)
+from vramledger.model.agent_report import Agent, AgentReport, DeviceReport, FrameworkReport, GarbageReport
 from vramledger.model.reading import ProcessFacts, Reading
 from vramledger.model.snapshot import AgentSnapshot, Holding, Policy, Pool
 from vramledger_agent.protocol.frameworks import COUNTER_FIGURES, FRAMEWORKS_BY_NAME, REPORTING_FRAMEWORKS
@@ -51,9 +45,9 @@ class AgentHistory(msgspec.Struct, omit_defaults=True):
 
     ``counts`` hold, for each counter, its newest value as reported and the value that is published. A counter
     that restarts in the process (an agent started again, statistics reset) goes on from the published value.
-    ``errors`` are failures by provider, ``allocations`` counts by UUID and framework.
-    ``versions`` of agent and Python, and ``settings`` of allocators, are the first that it reported: they are
-    labels, and a program must not be able to make a new series with each report.
+    ``errors`` are failures by provider, ``allocations`` counts by UUID and framework. ``versions`` of agent
+    and Python, and ``settings`` of allocators, are the first that it reported: they are labels, and a program
+    must not be able to make a new series with each report.
     """
 
     counts: dict[str, tuple[int, int]] = {}
@@ -101,21 +95,14 @@ class AgentHistory(msgspec.Struct, omit_defaults=True):
 
 
 class _Places(NamedTuple):
-    """What the figures of a report were assigned to devices by: equal inputs give the same assignment.
+    """What the figures of a report were assigned to devices by: equal inputs give the same assignment."""
 
-    Attributes:
-        frameworks: the figures; the same object where the report, or that part of it, came again.
-        visible: the devices that the process sees.
-        held: what it holds by device.
-        devices: what the devices are called and how they are divided.
-        apart: whether it may see fewer devices than we do.
-    """
-
+    # the figures; the same object where the report, or that part of it, came again
     frameworks: tuple[FrameworkReport, ...]
-    visible: Mapping[str, str | None] | None
-    held: Mapping[str, int | None]
-    devices: tuple[tuple[object, ...], ...]
-    apart: bool
+    visible: Mapping[str, str | None] | None  # the devices that the process sees
+    held: Mapping[str, int | None]  # what it holds by device
+    devices: tuple[tuple[object, ...], ...]  # what the devices are called and how they are divided
+    apart: bool  # whether it may see fewer devices than we do
 
     def is_same(self, other: _Places) -> bool:
         """Tell whether both give the same assignment, without a look into the figures."""
@@ -137,10 +124,7 @@ class AgentsState(msgspec.Struct):
 
 
 class AgentJoiner:
-    """Join the reports of each sample to its holders.
-
-    What is not in its state, each sample makes again.
-    """
+    """Join the reports of each sample to its holders. What is not in its state, each sample makes again."""
 
     def __init__(self, state: AgentsState) -> None:
         self.state = state
@@ -270,10 +254,7 @@ class AgentJoiner:
 
 
 def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
-    """Return what a process holds minus what its frameworks took, None if one is not known.
-
-    Also None where they contradict each other: a pool of managed memory may lie on the host.
-    """
+    """Return held minus taken bytes; None if unknown or contradictory: managed pools may lie on the host."""
     pool = agent.pool(uuid)
     if pool is None or holding.held is None or pool > holding.held:
         return None

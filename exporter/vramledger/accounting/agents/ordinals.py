@@ -27,12 +27,7 @@ def translate(
 ) -> dict[int, str]:
     """Return the UUIDs of those ordinals that are certain.
 
-    Args:
-        wanted: ordinal to the minimum of bytes that the process has there, by its own report.
-        held: UUID to bytes of the process' holdings, None where NVML does not give the bytes.
-        visible: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER when CUDA was initialised; None when not known.
-        devices: of the host, in NVML's order, which is the order of the PCI addresses.
-        apart: the process may see fewer devices than we do, so its numbers may differ from ours.
+    ``apart``: the process may see fewer devices than we do, so its numbers may differ from ours.
     """
     wanted = {ordinal: least for ordinal, least in wanted.items() if least > 0}
     order = _enumerate(visible, devices, apart=apart)

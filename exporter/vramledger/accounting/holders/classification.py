@@ -23,14 +23,8 @@ def classify(  # noqa: PLR0913 one argument a fact
 ) -> StateVerdict:
     """Say why a holding exists, once that has lasted: what passes in a moment is the end of a program.
 
-    Args:
-        state: what is remembered of it.
-        on_device: the newest sample of its device.
-        quiet: that it was quiet for the idle threshold, and how well that is known.
-        idle_after: the idle threshold in seconds.
-        working: whether it works, None where that is not known.
-        xids: the numbers of the XID errors that its device has had.
-        told_after: seconds for which a state of :data:`states.PASSING` must last before it is told.
+    ``quiet``: that it was quiet for the idle threshold, and how well that is known. ``told_after``: seconds
+    for which a state of :data:`states.PASSING` must last before it is told.
     """
     verdict = _classify_now(state, on_device, quiet, idle_after, working=working, xids=xids)
     seconds = state.follow(verdict, on_device.sample)

@@ -19,11 +19,7 @@ def join_holder_facts(
     devices: Iterable[DeviceSnapshot],
     reused: Collection[int],
 ) -> dict[str, Any]:
-    """Return fields of the snapshot: the facts of each holder by pid, and the collectors of the reading.
-
-    A fact is left out unless its process, by pid and start time, is a holder. If joining a fact
-    fails, its collector has failed.
-    """
+    """Return the facts of holders by pid, and the collectors: one fails if its facts cannot be joined."""
     collectors = dict(reading.collectors)
     joined: dict[str, Any] = {"collectors": collectors}
     told = [(fact, values) for fact in HOLDER_FACTS if (values := getattr(reading, fact.field))]

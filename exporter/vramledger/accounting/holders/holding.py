@@ -22,78 +22,48 @@ SAMPLE_LIFETIME = 2.5
 
 
 class HoldingState(msgspec.Struct, omit_defaults=True):
-    """The state of one holding.
+    """The state of one holding."""
 
-    Attributes:
-        program: the program that took it, as in its row; 0 when not known.
-        start: start ticks of the holder, None when /proc never showed it.
-        pid: as NVML lists it.
-        seen: Unix time of the first sample that listed it.
-        updated: Unix time of the last sample that listed it.
-        watched: monotonic time of the last sample that listed it.
-        memory: the last bytes that NVML reported.
-        peak: highest bytes so far.
-        quiet_since: the moment since which every sample gave evidence of quiet.
-        workless_since: the moment of the last sign of work, or of the first sample.
-        device_quiet: for how many seconds the device's own counters prove the quiet.
-        nothing_seconds: the device's ``nothing_seconds`` of that moment.
-        evidence: whether the newest sample gave evidence of work or of quiet.
-        last_active: Unix time of the last sign of work.
-        worked_at: monotonic time of the last sign of work.
-        utilization: newest utilisation row.
-        utilization_at: monotonic time at which that row was new; its own stamp is of a clock that may be set.
-        state: last published state.
-        grade: how good the evidence for it was.
-        since: Unix time at which that state began.
-        pid_successor: start ticks of a process that has got the pid while the bytes stayed.
-        outlived: that process certainly does not use a GPU, so the bytes are not its own.
-        bystander: the process that has the pid now certainly does not use a GPU; the holder is not known.
-        from_start: the sample before did not list the holding, so we saw it appear.
-        pattern: the memory pattern, a new object when the bytes change; None while not known.
-        cpu: its CPU time beside the work of others.
-        unrelated_since: since when that CPU time has shown no work.
-        unrelated_nothing: the device's ``nothing_seconds`` of that moment.
-        turning: the state of :data:`PASSING` that it seems to be in, but was not told yet, and since when.
-        before_restart: since when it was idle, by better evidence than inferred, before a short restart of
-            the exporter; None after work.
-    """
-
-    pid: int
-    start: int | None
-    seen: UnixTime
-    updated: UnixTime
-    watched: float
-    quiet_since: Clock
-    workless_since: Clock
-    device_quiet: float = 0.0
-    nothing_seconds: float = 0.0
-    memory: int | None = None
-    peak: int | None = None
-    evidence: bool = False
-    last_active: UnixTime | None = None
-    worked_at: float | None = None
-    utilization: ProcessUtilization | None = None
+    pid: int  # as NVML lists it
+    start: int | None  # start ticks of the holder, None when /proc never showed it
+    seen: UnixTime  # Unix time of the first sample that listed it
+    updated: UnixTime  # Unix time of the last sample that listed it
+    watched: float  # monotonic time of the last sample that listed it
+    quiet_since: Clock  # the moment since which every sample gave evidence of quiet
+    workless_since: Clock  # the moment of the last sign of work, or of the first sample
+    device_quiet: float = 0.0  # for how many seconds the device's own counters prove the quiet
+    nothing_seconds: float = 0.0  # the device's ``nothing_seconds`` of that moment
+    memory: int | None = None  # the last bytes that NVML reported
+    peak: int | None = None  # highest bytes so far
+    evidence: bool = False  # whether the newest sample gave evidence of work or of quiet
+    last_active: UnixTime | None = None  # Unix time of the last sign of work
+    worked_at: float | None = None  # monotonic time of the last sign of work
+    utilization: ProcessUtilization | None = None  # newest utilisation row
+    # monotonic time at which that row was new; its own stamp is of a clock that may be set
     utilization_at: float = 0.0
-    state: State | None = None
-    grade: Grade | None = None
-    since: UnixTime = 0.0
-    pid_successor: int | None = None
-    outlived: bool = False
+    state: State | None = None  # last published state
+    grade: Grade | None = None  # how good the evidence for it was
+    since: UnixTime = 0.0  # Unix time at which that state began
+    pid_successor: int | None = None  # start ticks of a process that has got the pid while the bytes stayed
+    outlived: bool = False  # that process certainly does not use a GPU, so the bytes are not its own
+    # the process that has the pid now certainly does not use a GPU; the holder is not known
     bystander: bool = False
-    from_start: bool = False
+    from_start: bool = False  # the sample before did not list the holding, so we saw it appear
+    # the memory pattern, a new object when the bytes change; None while not known
     pattern: MemoryPattern | None = None
+    # its CPU time beside the work of others
     cpu: CpuBesideWork = msgspec.field(default_factory=CpuBesideWork)
-    unrelated_since: Clock = (0.0, 0.0)
-    unrelated_nothing: float = 0.0
+    unrelated_since: Clock = (0.0, 0.0)  # since when that CPU time has shown no work
+    unrelated_nothing: float = 0.0  # the device's ``nothing_seconds`` of that moment
+    # since when it was idle, by better evidence than inferred, before a short restart of the exporter; None
+    # after work
     before_restart: Clock | None = None
-    program: int = 0
+    program: int = 0  # the program that took it, as in its row; 0 when not known
+    # the state of :data:`PASSING` that it seems to be in, but was not told yet, and since when
     turning: tuple[State, Clock] | None = None
 
     def mark_bystander(self, *, bystander: bool) -> None:
-        """Record whether the process that has the pid now is a bystander, and not the holder.
-
-        A holder that we saw before the pid was reused stays known.
-        """
+        """Record whether the pid is a bystander's; a holder seen before its pid was reused stays known."""
         self.outlived = bystander and self.pid_successor is not None
         self.bystander = bystander and self.pid_successor is None
         if self.bystander:
@@ -106,11 +76,7 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
         return self.utilization.sm if self.utilization is not None and fresh else 0.0
 
     def record_sample(self, entry: ProcessEntry, on_device: DeviceSample) -> None:
-        """Record what one sample says: the bytes, and whether the holder worked.
-
-        Where samples are missing before this one, we do not know that the quiet lasted, unless the exporter
-        was only restarted.
-        """
+        """Record a sample's bytes and work; after missing ones quiet is not known, unless by a restart."""
         sample, device, work = on_device.sample, on_device.device, on_device.work
         changed = None not in (self.memory, entry.memory) and entry.memory != self.memory
         missed = sample.monotonic - self.watched > sample.longest_gap
@@ -147,12 +113,8 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
         """Return since when the holder has been quiet, by the best evidence that goes back far enough.
 
         What was quiet by good evidence before and after a short restart of the exporter was quiet all the
-        time: for the time between, its bytes, its rows and its agent show no work.
-
-        Args:
-            work: what the newest sample says.
-            sample: the newest sample.
-            idle_after: for how many seconds it must have been quiet; None is returned if it was not.
+        time: for the time between, its bytes, its rows and its agent show no work. ``idle_after``: for how
+        many seconds it must have been quiet; None is returned if it was not.
         """
         found = self._quiet_without_restart(work, sample, idle_after)
         if found is None or self.before_restart is None or found.grade is Grade.INFERRED:
@@ -204,10 +166,7 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
             self.pattern = MemoryPattern(memory, device.memory.total)
 
     def follow(self, verdict: StateVerdict, sample: Sample) -> float | None:
-        """Return for how many seconds a state has lasted that may pass; None for one that is told at once.
-
-        A program that works meanwhile is not stopped: somebody slows it down, or traces its calls.
-        """
+        """Return a passing state's seconds, None if told at once; who works meanwhile is not stopped."""
         if verdict.state not in PASSING or verdict.state is self.state:
             self.turning = None
             return None

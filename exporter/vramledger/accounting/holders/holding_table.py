@@ -59,17 +59,11 @@ def has_other_program(program: int, row: ProcessRow) -> bool:
 
 
 class HoldingTableState(msgspec.Struct):
-    """What is remembered of all holdings.
+    """What is remembered of all holdings."""
 
-    Attributes:
-        known: the state of each, by UUID and pid.
-        answered: the devices that gave a list of processes in the newest sample.
-        ever_answered: those that ever gave one, a divided GPU included.
-    """
-
-    known: dict[str, dict[int, HoldingState]] = {}
-    answered: frozenset[str] = frozenset()
-    ever_answered: set[str] = set()
+    known: dict[str, dict[int, HoldingState]] = {}  # the state of each, by UUID and pid
+    answered: frozenset[str] = frozenset()  # the devices that gave a list of processes in the newest sample
+    ever_answered: set[str] = set()  # those that ever gave one, a divided GPU included
 
 
 class HoldingTable:
@@ -147,10 +141,7 @@ class HoldingTable:
         return set(chain.from_iterable(self.state.known.values()))
 
     def newest_holders(self, uuids: Collection[str]) -> frozenset[tuple[int, int | None]] | None:
-        """Return who was in the newest lists of some devices, by pid and start.
-
-        None if one of them has never given a list.
-        """
+        """Return who was in the newest lists of devices, by pid and start; None if one never gave a list."""
         if not self.state.ever_answered.issuperset(uuids):
             return None
         return frozenset(

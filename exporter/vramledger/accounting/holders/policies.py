@@ -4,9 +4,6 @@ There are three kinds of evidence, in this order: the environment that the progr
 memory pattern of its holding, and what the framework does by default. What a program sets in itself
 (``set_memory_growth``, ``os.environ``) shows in the memory pattern alone. No part of a variable's value ever
 gets into a verdict, only the names of this module.
-
-The figures (H200, 143,771 MiB): TensorFlow takes 141,350 MiB at its first operation; 22,885 of 24,265 and
-47,853 of 48,000 were published for other cards. JAX takes 75 %, 107,986 MiB. A context alone is 518 MiB.
 """
 
 from __future__ import annotations
@@ -19,12 +16,10 @@ from vramledger_agent.protocol.frameworks import FRAMEWORKS, FRAMEWORKS_BY_NAME,
 
 MIB = 2**20
 STEP_BYTES = 128 * MIB
-"""A smaller rise is a context, a library's code or its workspace (cuBLAS: 68 MiB), and does not count as a
-step."""
+"""A smaller rise is a context, a library's code or its workspace (cuBLAS: 68 MiB), and not a step."""
 
 GROWTH_STEPS = 3
-"""This number of steps counts as growth: TensorFlow with a limit takes a context, its pool and perhaps a
-second pool."""
+"""Steps that count as growth: TensorFlow with a limit takes a context and one or two pools."""
 
 PREALLOCATED_SHARE = 0.9
 """The share of the free memory that only a preallocation takes at once."""
@@ -40,30 +35,20 @@ CONTEXT_BYTES = 1024 * MIB
 
 _FRAMEWORK_BY_LIBRARY = {library.name: each for each in FRAMEWORKS for library in each.libraries}
 _LIBRARIES_BY_PRECEDENCE = sorted(
-    (library for framework in FRAMEWORKS for library in framework.libraries),
-    key=lambda library: library.weak,
+    (library for framework in FRAMEWORKS for library in framework.libraries), key=lambda library: library.weak
 )
 _CUDA = FRAMEWORKS_BY_NAME["cuda"]
 
 
 class MemoryPattern(NamedTuple):
-    """The memory pattern of a holding, in bytes.
+    """The memory pattern of a holding, in bytes."""
 
-    Attributes:
-        memory: held now.
-        total: of the device.
-        watched: we saw it appear, so its first bytes were taken within one sampling interval.
-        jump: the largest rise between two samples; the first bytes count if ``watched``.
-        left: what was free on the device after that rise, None when not known.
-        steps: the number of rises of at least :data:`STEP_BYTES` since the first sample.
-    """
-
-    memory: int
-    total: int
-    watched: bool = False
-    jump: int = 0
-    left: int | None = None
-    steps: int = 0
+    memory: int  # held now
+    total: int  # of the device
+    watched: bool = False  # we saw it appear, so its first bytes were taken within one sampling interval
+    jump: int = 0  # the largest rise between two samples; the first bytes count if ``watched``
+    left: int | None = None  # what was free on the device after that rise, None when not known
+    steps: int = 0  # the number of rises of at least :data:`STEP_BYTES` since the first sample
 
     def after_change(self, memory: int, free: int | None) -> MemoryPattern:
         """Return the pattern after the bytes of the holding have changed."""
@@ -87,12 +72,7 @@ def classify(
 ) -> Policy:
     """Say which framework a process uses and by which policy it takes memory.
 
-    Args:
-        libraries: what it has mapped, by the names of :mod:`vramledger.readers.hosts.libraries`;
-            None when they could not be read.
-        settings: the allow-listed variables of its environment.
-        patterns: of its holdings, one for each device; the one with the largest share of its device counts.
-        environ: whether the environment could be read.
+    ``patterns``: of its holdings, one for each device; the one with the largest share of its device counts.
     """
     pattern = max(patterns, key=lambda each: each.memory / max(1, each.total), default=None)
     framework = _framework(libraries, dict(settings), pattern)
@@ -198,11 +178,7 @@ def _by_preallocation(framework: Framework, pattern: MemoryPattern) -> Found | N
 
 
 def _preallocated(framework: Framework, pattern: MemoryPattern, *, seen: bool = False) -> bool:
-    """Tell whether a holding has the size that the framework takes by default.
-
-    If the default is a share of the device and we did not see the first bytes, the first size that we saw
-    counts; with ``seen`` it does not.
-    """
+    """Tell whether a holding has the default size; a share fits the first size too, unless ``seen``."""
     share = framework.preallocates
     if share is None or share == 1:
         return share is not None and _took_all(pattern)

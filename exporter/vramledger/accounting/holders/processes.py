@@ -1,7 +1,4 @@
-"""Remember each process that NVML lists: its facts, the evidence of an orphan, its policy.
-
-A process is (pid, start time). :mod:`vramledger.accounting.tracker` handles its bytes.
-"""
+"""Remember each process that NVML lists: its facts, the evidence of an orphan, its policy."""
 
 from __future__ import annotations
 
@@ -28,26 +25,24 @@ from vramledger.model.snapshot import NO_POLICY, UNKNOWN, Grade, Holding, Policy
 
 SETTLED_AFTER = 60.0
 """Seconds that a verdict on the policy must have stood, and that a process must have lived, before the
-verdict becomes a label of ``vramledger_process_info``. By then the process has loaded its libraries (the
-sampler looks again after 30 seconds)."""
+verdict becomes a label of ``vramledger_process_info``."""
 
 
 _ID = re.compile(r"[0-9a-f]{12}|")
 """The short id of a container, by which it is called while its name is not known."""
 
 MOST_REPORTED_RANKS = 8
-"""A process may report this number of different ranks. They are labels, and a program must not be able to
-make a new series with each report; what it reports beyond is not shown."""
+"""The maximum number of ranks of a process: no program may make a series with each report."""
 
 
 class TrackedProcess(msgspec.Struct, omit_defaults=True):
     """A process that NVML lists.
 
     ``shown`` is what is published of it, with its first facts (and the parent of that moment) and its newest.
-    ``since`` is the monotonic time at which it was first seen. ``outside_policy`` is its policy without
-    its agent's report, found with ``patterns``. ``policy_since`` is the monotonic time since which the
-    published policy has not changed. ``ranks`` are those that its agent has reported. ``program`` is the one
-    that it ran when the facts were read; 0 when not known.
+    ``since`` is the monotonic time at which it was first seen. ``outside_policy`` is its policy without its
+    agent's report, found with ``patterns``. ``policy_since`` is the monotonic time since which the published
+    policy has not changed. ``ranks`` are those that its agent has reported. ``program`` is the one that it
+    ran when the facts were read; 0 when not known.
     """
 
     shown: ProcessSnapshot
@@ -109,10 +104,7 @@ class ProcessTracker:
         return None if known is None else known.since
 
     def is_bystander(self, row: ProcessRow, sample: Sample) -> bool:
-        """Tell whether a process certainly does not use a GPU: bytes under its pid are not its own.
-
-        That is certain only where a user of the driver can be recognised: we ourselves or another holder.
-        """
+        """Tell whether a process certainly uses no GPU: some user of the driver must be recognised."""
         facts = self.facts_of(row.pid, row.start)
         if facts is None or facts.uses_gpu is not False or row.state in "ZX":
             return False
@@ -124,10 +116,7 @@ class ProcessTracker:
         return None if known is None else known.owner
 
     def owner_of_holding(self, holding: Holding, sample: Sample) -> Key | None:
-        """Return the owner of a holding, None while it is not known.
-
-        A bystander did not hold the bytes under its pid, so its owner is not charged for them.
-        """
+        """Return a holding's owner, None if unknown; a bystander did not hold the bytes under its pid."""
         if holding.start is None and holding.pid in sample.rows:
             return owner_usage.UNKNOWN
         return self.owner_of(holding.pid, holding.start)
@@ -151,10 +140,8 @@ class ProcessTracker:
     ) -> dict[int, ProcessSnapshot]:
         """Return what is published of the holders, by pid, also of the dead.
 
-        Args:
-            sample: the sample.
-            held: pid and start of every known holding.
-            reused: the pids that programs have only got from a dead holder.
+        ``held``: pid and start of every known holding. ``reused``: the pids that programs have only got from
+        a dead holder.
         """
         holders = {
             row.pid: self.snapshot_of(row, sample) for row in sample.rows.values() if row.pid not in reused
@@ -229,13 +216,7 @@ class ProcessTracker:
         patterns: Mapping[int, tuple[MemoryPattern, ...]],
         agent_policy: Callable[[int, Policy], Policy | None],
     ) -> None:
-        """Classify the processes whose facts or bytes have changed, and settle each long-standing policy.
-
-        Args:
-            sample: the sample.
-            patterns: the memory patterns, by pid.
-            agent_policy: returns the policy that a process' agent reports, given the one seen from outside.
-        """
+        """Classify the processes whose facts or bytes have changed, and settle each long-standing policy."""
         for row in sample.rows.values():
             known = self.get(row.pid, row.start)
             if known is None:
@@ -258,11 +239,7 @@ class ProcessTracker:
                     known.shown = replace(shown, settled=settled)
 
     def record_rank(self, pid: int, start: int, rank: ReportedRank) -> None:
-        """Record the rank that a process' agent reports.
-
-        It stays when a later report names none, and when there is no later report: a rank that is stopped
-        cannot report, and a group that was destroyed was that of this rank.
-        """
+        """Record the rank that an agent reports; it stays: a stopped rank cannot report."""
         known = self.get(pid, start)
         if known is None:
             return

@@ -21,8 +21,7 @@ PASSING = frozenset({State.DEAD, State.ZOMBIE, State.ORPHANED, State.STOPPED})
 FROZEN = "its cgroup is frozen, as that of a paused container is"
 
 STUCK_AFTER = 60.0
-"""Seconds after which a thread that sleeps in the driver is stuck. Milliseconds are usual, for example while
-the driver frees memory."""
+"""Seconds after which a thread that sleeps in the driver is stuck; freeing memory takes milliseconds."""
 
 
 class StateVerdict(NamedTuple):
@@ -59,13 +58,9 @@ def judge_orphan(
 
     Who saw its parent end and who came later use the same evidence. That a parent has ended is ``inferred``
     alone: a start script and a daemon end the parent of healthy work too. Where its ties were not looked at
-    it is not an orphan, because they may excuse it.
-
-    Args:
-        row: its newest row.
-        first: its facts when we first saw it, with the parent of that moment.
-        now: its facts after the last change of parent.
-        ties: what ties it to others, if its launcher may have ended.
+    it is not an orphan, because they may excuse it. ``first``: its facts when we first saw it, with the
+    parent of that moment. ``now``: its facts after the last change of parent. ``ties``: what ties it to
+    others, if its launcher may have ended.
     """
     before = first.parent
     watched = before is not None and row.ppid != before.pid
@@ -130,12 +125,6 @@ def classify_process(
     """Return the state that a process has on all its devices; None means idle or active, device by device.
 
     What is only ``inferred`` depends on the work of its threads too.
-
-    Args:
-        row: its newest row.
-        orphaned: that it is an orphan.
-        stuck: the longest wait of its threads in the driver, if one is long enough.
-        frozen: its cgroup is frozen.
     """
     waits = ""
     if stuck is not None:
@@ -163,13 +152,7 @@ def classify_process(
 
 
 def is_working(quiet: Quiet | None, worked_ago: float | None, idle_after: float) -> bool | None:
-    """Tell whether a holder works: True by a sign of work, False if it is proven or seen that it does not.
-
-    Args:
-        quiet: that it was quiet for the idle threshold, and how well that is known.
-        worked_ago: seconds since the last sign of work, None if none was ever seen.
-        idle_after: after how many seconds without work it no longer works.
-    """
+    """Tell whether a holder works: True by a sign of work, False if it is proven or seen that it does not."""
     if worked_ago is not None and worked_ago < idle_after:
         return True
     return False if quiet is not None and quiet.grade is not Grade.INFERRED else None
@@ -223,12 +206,7 @@ def classify_active(
 ) -> StateVerdict:
     """Say why a holder that lives is not idle.
 
-    Args:
-        quiet: for how many seconds every sample has shown that no work was done.
-        idle_after: after how many such seconds a process is idle.
-        worked: whether work was ever seen.
-        evidence: whether the newest sample shows anything, work or no work.
-        uncounted: nothing counts work there: a MIG instance of a GPU without GPM, without counted launches.
+    ``uncounted``: nothing counts work there: a MIG instance of a GPU without GPM, without counted launches.
     """
     if uncounted and not (evidence and worked):
         return StateVerdict(State.ACTIVE, _UNCOUNTED)

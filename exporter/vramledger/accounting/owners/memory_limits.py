@@ -1,8 +1,4 @@
-"""Join the limits of cgroups with the owners of the holders in these cgroups; pure functions.
-
-The kernel's figures are an account of their own, beside NVML's: what it charges to the cgroups of an owner is
-compared with the owner's holdings.
-"""
+"""Join the limits of cgroups with their holders' owners, and the kernel's charge with the holdings; pure."""
 
 from __future__ import annotations
 
@@ -45,10 +41,7 @@ def owner_limits(
 
 
 def _owner_limit(
-    owner: tuple[str, str],
-    paths: set[str],
-    known: Mapping[str, CgroupLimit],
-    placed: Iterable[PlacedHolding],
+    owner: tuple[str, str], paths: set[str], known: Mapping[str, CgroupLimit], placed: Iterable[PlacedHolding]
 ) -> OwnerLimit:
     above = {place for path in paths for place in chain_of(path)}
     limited = [known[place] for place in above if place in known and known[place].maximum is not None]

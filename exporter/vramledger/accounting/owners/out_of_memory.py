@@ -2,7 +2,7 @@
 
 A program that does not catch its OutOfMemoryError ends within a second: its agent sends a last report, and no
 scrape sees the process afterwards. torch counts its failures itself, on every device, including devices that
-we cannot match to a GPU. Of other frameworks we know only when the newest failure happened.
+we cannot match to a GPU.
 """
 
 from __future__ import annotations
@@ -27,17 +27,11 @@ class Told(msgspec.Struct):
 
 
 class OomsState(msgspec.Struct):
-    """What is remembered of failed allocations.
+    """What is remembered of failed allocations."""
 
-    Attributes:
-        began: the first reading.
-        told: what each program has reported, by pid and start.
-        owners: what was counted of each owner and framework.
-    """
-
-    began: UnixTime | None = None
-    told: dict[int, dict[int, Told]] = {}
-    owners: list[OwnerOoms] = []
+    began: UnixTime | None = None  # the first reading
+    told: dict[int, dict[int, Told]] = {}  # what each program has reported, by pid and start
+    owners: list[OwnerOoms] = []  # what was counted of each owner and framework
 
 
 class OomCounter:

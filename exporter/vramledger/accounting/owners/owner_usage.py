@@ -1,10 +1,10 @@
 """Charge each device's memory to its owners, and measure what was freed when holders ended.
 
 Byte-seconds are integrated by the left rule: what a sample saw counts, in the state that it saw, until the
-next sample. On average we notice a holder's start as late as its end, so both delays cancel. Only
-spans that are fully covered by samples count. A span that is longer than the gap rule, or that has a failed
-sample in it, is added to :attr:`OwnerUsageTotals.uncounted` instead. The clock is the monotonic one, so
-setting the wall clock changes nothing.
+next sample. On average we notice a holder's start as late as its end, so both delays cancel. Only spans that
+are fully covered by samples count. A span that is longer than the gap rule, or that has a failed sample in
+it, is added to :attr:`OwnerUsageTotals.uncounted` instead. The clock is the monotonic one, so setting the
+wall clock changes nothing.
 """
 
 from __future__ import annotations
@@ -26,37 +26,26 @@ OTHER = ("other", "other")
 """The entry for all owners beyond ``--owners.max``; no resolver gives this type."""
 
 KEPT = 300.0
-"""Seconds for which an owner that holds nothing any more keeps its entry, even if a new owner needs one. So a
-slow scrape still sees it."""
+"""Seconds for which an owner that holds nothing keeps its entry, so that a slow scrape still sees it."""
 
 GONE_MAX = 5
 """The maximum number of a device's owners that hold nothing any more and still have series: those that left
-last. This keeps the page of 8 GPUs and 64 holders below 1,730 series, however often owners change. If
-more than 5 owners leave one device between two scrapes, the usage of the first of them since the last scrape
-is not seen."""
+last. This keeps the page of 8 GPUs and 64 holders below 1,730 series, however often owners change."""
 
 SETTLE = 2.0
-"""Seconds from the end of a holding until we measure what was freed.
-
-A killed holder of 20 GiB took 94 ms on an H200; the list of processes and the used memory are read a moment
-apart.
-"""
+"""Seconds from a holding's end until what was freed is measured: 20 GiB took 94 ms on an H200."""
 
 EPISODE_MAX = 10.0
 """Seconds after which we measure anyway, when holdings keep ending one after the other."""
 
 NOISE = 66 * 2**20
-"""Bytes by which ``unattributed`` changes without a cause (measured: 0 to 66 MiB in an hour of work on an
-H200)."""
+"""Bytes by which ``unattributed`` changes without a cause: 0 to 66 MiB in an hour on an H200."""
 
 Key = tuple[str, str]
 
 
 class Charge(NamedTuple):
-    """One holding as its owner is charged for it.
-
-    ``owner`` is (type, name), None while not known. ``wasted`` says that the bytes are held without any work.
-    """
+    """One holding as its owner, (type, name) or None, is charged for it; ``wasted``: held without work."""
 
     pid: int
     start: int | None
@@ -73,27 +62,16 @@ def owner_of(facts: ProcessFacts | None) -> Key | None:
 
 
 class Usage(msgspec.Struct, omit_defaults=True):
-    """What one owner has used and wasted.
+    """What one owner has used and wasted."""
 
-    Attributes:
-        owner: its type and name.
-        seconds: byte-seconds by state.
-        wasted_seconds: those that were wasted, None while it never wasted any.
-        freed: bytes that its ended holdings have freed.
-        not_freed: bytes that they have not.
-        gone: the monotonic time since which it holds nothing.
-        held: the bytes that it holds now, by state.
-        wasting: those that it wastes now.
-    """
-
-    owner: Key
-    seconds: dict[State, float] = {}
-    wasted_seconds: float | None = None
-    freed: int = 0
-    not_freed: int = 0
-    gone: float | None = None
-    held: dict[State, int] = {}
-    wasting: int = 0
+    owner: Key  # its type and name
+    seconds: dict[State, float] = {}  # byte-seconds by state
+    wasted_seconds: float | None = None  # those that were wasted, None while it never wasted any
+    freed: int = 0  # bytes that its ended holdings have freed
+    not_freed: int = 0  # bytes that they have not
+    gone: float | None = None  # the monotonic time since which it holds nothing
+    held: dict[State, int] = {}  # the bytes that it holds now, by state
+    wasting: int = 0  # those that it wastes now
 
 
 class ChargedHolding(msgspec.Struct, omit_defaults=True):
@@ -126,25 +104,16 @@ class Episode(msgspec.Struct):
 
 
 class DeviceUsageState(msgspec.Struct, omit_defaults=True):
-    """What is remembered of one device's owners.
+    """What is remembered of one device's owners."""
 
-    Attributes:
-        owners: what each has used, by :func:`_entry`.
-        known: the holdings of the newest sample, by pid.
-        unclaimed: what belonged to nobody in the newest sample, None when it had no balance.
-        last: monotonic time of the newest sample.
-        unanswered: whether a sample without data came after it.
-        uncounted: the seconds that no sample covers.
-        episode: the holdings that have just ended.
-    """
-
-    owners: dict[str, Usage] = {}
-    known: dict[int, ChargedHolding] = {}
+    owners: dict[str, Usage] = {}  # what each has used, by :func:`_entry`
+    known: dict[int, ChargedHolding] = {}  # the holdings of the newest sample, by pid
+    # what belonged to nobody in the newest sample, None when it had no balance
     unclaimed: Unclaimed | None = None
-    last: float | None = None
-    unanswered: bool = False
-    uncounted: float = 0.0
-    episode: Episode | None = None
+    last: float | None = None  # monotonic time of the newest sample
+    unanswered: bool = False  # whether a sample without data came after it
+    uncounted: float = 0.0  # the seconds that no sample covers
+    episode: Episode | None = None  # the holdings that have just ended
 
 
 class DeviceUsage:
@@ -168,14 +137,10 @@ class DeviceUsage:
     ) -> OwnerUsageTotals:
         """Record one sample.
 
-        Args:
-            charges: every holding that NVML lists on the device.
-            ledger: the balance of the same sample, None if the driver gave no figures for one.
-            now: monotonic seconds of the sample.
-            gap: the longest span between two samples that still counts, in seconds.
-            shared: bytes that one of several holders has; if all of them have one owner, they are its own.
-            left: bytes that ended holders have left to others.
-            kept_by_system: whether the operating system manages the memory, and may keep pages.
+        ``ledger``: the balance of the same sample, None if the driver gave no figures for one. ``gap``: the
+        longest span between two samples that still counts, in seconds. ``shared``: bytes that one of several
+        holders has; if all of them have one owner, they are its own. ``kept_by_system``: whether the
+        operating system manages the memory, and may keep pages.
         """
         state = self.state
         self._integrate(now, gap)
@@ -306,8 +271,7 @@ class DeviceUsage:
 
         NVML does not say which process a byte belonged to. But what an ended holding leaves behind is in use
         and belongs to no listed process, so ``unattributed`` rises by it. Where bytes were counted twice
-        (shared memory), the overlap shrinks instead, and the other process goes on holding them. Another
-        process also goes on holding what was left to it.
+        (shared memory), the overlap shrinks instead, and the other process goes on holding them.
         """
         state = self.state
         gone = [(each.owner, each.charge.memory) for each in ended if each.charge.memory]

@@ -86,10 +86,7 @@ class SchedulerGrants:
         *,
         blind: bool,
     ) -> ReservationStatus | None:
-        """Join one device's reservations with its holdings; return None where no scheduler manages it.
-
-        ``blind``: from our PID namespace no holder can be seen.
-        """
+        """Join reservations with holdings; None without a scheduler. ``blind``: no holder can be seen."""
         managers = [each for each in self.schedulers if any(fits(name, device) for name in each.managed)]
         if not managers or device.divided:
             return None
@@ -122,10 +119,7 @@ class SchedulerGrants:
         )
 
     def _was_read_since(self, seen: float | None) -> bool:
-        """Tell whether the schedulers were read after a holder was first seen.
-
-        A read before that may have come before its job, or before the ``exec`` that gave it its variables.
-        """
+        """Tell whether schedulers were read after a holder was seen: not before its job or ``exec``."""
         return self.read is None or (seen is not None and seen <= self.read)
 
     @staticmethod
@@ -168,10 +162,7 @@ def _grants(reading: Reading, known: tuple[DeviceReading, ...]) -> SchedulerGran
 
 
 def fits(name: str, device: DeviceReading) -> bool:
-    """Tell whether a scheduler's id means this device.
-
-    The id of a whole GPU includes all its instances.
-    """
+    """Tell whether a scheduler's id means this device. The id of a whole GPU includes all its instances."""
     name = name.partition(_REPLICA)[0]
     if name in (_EVERY, device.uuid) or (device.parent is not None and name == device.parent):
         return True

@@ -1,8 +1,4 @@
-"""Remember what happened to the uncharged bytes of each pool of memory.
-
-That is: what came, and whether we watched; what a holder that ended left behind; who certainly had what, as
-long as nothing can have moved.
-"""
+"""Remember what happened to the uncharged bytes of each pool of memory."""
 
 from __future__ import annotations
 
@@ -27,16 +23,13 @@ from vramledger.model.device_signs import LEAST_BYTES, MIB, beyond_contexts
 from vramledger.model.snapshot import Holding, Ledger
 
 CONTEXT_LEAST = 128 * MIB
-"""What every program is charged without being able to share it: its context. On an H100 it takes 518 MiB, on
-small cards less."""
+"""What every program is charged without sharing it, its context: 518 MiB on an H100, less on small cards."""
 
 PRESSURE = 256 * MIB
-"""With less free memory than this the driver moves managed pages of one program out for those of another, and
-the sum stays as it is."""
+"""With less free memory the driver swaps one program's managed pages for another's, at the same sum."""
 
 WATCHED = 2.5
-"""The longest span between two looks at the used bytes, in seconds, in which no creator can have started,
-shared its memory and ended."""
+"""The longest seconds between two looks at the used bytes in which no creator can have come and gone."""
 
 READ_LATE = 30.0
 """Seconds after bytes have moved within which a mapping that has grown may have grown before them: mappings
@@ -44,42 +37,26 @@ are read every 3 to 10 s, of many holders more slowly."""
 
 
 class PoolMoment(NamedTuple):
-    """When a sample was taken, and who held memory then.
+    """When a sample was taken, and who held memory then."""
 
-    Attributes:
-        now: monotonic seconds.
-        clock: Unix time.
-        gap: the longest span since the sample before without samples missing between them, in seconds.
-        watched: seconds after the sample before until the newest look, which found the used bytes unchanged.
-        everybody: the holders of all devices of the host; of one that does not answer, those that it listed
-            last.
-        complete: whether each device has listed its holders at least once.
-    """
-
-    now: float
-    clock: float
-    gap: float
+    now: float  # monotonic seconds
+    clock: float  # Unix time
+    gap: float  # the longest span since the sample before without samples missing between them, in seconds
+    # seconds after the sample before until the newest look, which found the used bytes unchanged
     watched: float
+    # the holders of all devices of the host; of one that does not answer, those that it listed last
     everybody: frozenset[Identity]
-    complete: bool
+    complete: bool  # whether each device has listed its holders at least once
 
 
 class HolderBefore(NamedTuple):
-    """A holder of a pool in the last sample.
+    """A holder of a pool in the last sample."""
 
-    Attributes:
-        pid: as NVML lists it.
-        start: its start.
-        memory: what it was charged there.
-        managed: what it had in managed memory, None where nothing was to be found out.
-        bound: what it could have in managed memory at most, None when not known.
-    """
-
-    pid: int
+    pid: int  # as NVML lists it
     start: int | None
-    memory: int | None
-    managed: Range | None = None
-    bound: int | None = None
+    memory: int | None  # what it was charged there
+    managed: Range | None = None  # what it had in managed memory, None where nothing was to be found out
+    bound: int | None = None  # what it could have in managed memory at most, None when not known
 
     @property
     def identity(self) -> Identity:
@@ -88,31 +65,18 @@ class HolderBefore(NamedTuple):
 
 
 class PoolState(msgspec.Struct, omit_defaults=True):
-    """What is remembered of a pool.
+    """What is remembered of a pool."""
 
-    Attributes:
-        at: monotonic time of the last sample, None before the first.
-        rest: uncharged bytes then, beyond those of the contexts.
-        reference: the steady part of them when bytes last moved.
-        moved: monotonic time at which they last moved.
-        there: who was listed then.
-        free: free bytes then.
-        unwatched: bytes of which somebody may have got a handle while we did not watch.
-        late: bytes that came while we did not watch, whoever has them.
-        lefts: what ended holders left behind.
-        holders: who was listed in the last sample.
-    """
-
-    at: float | None = None
-    rest: int = 0
-    reference: int = 0
-    moved: float = 0.0
-    there: frozenset[Identity] = frozenset()
-    free: int = 0
-    unwatched: int = 0
-    late: int = 0
-    lefts: list[Left] = []
-    holders: list[HolderBefore] = []
+    at: float | None = None  # monotonic time of the last sample, None before the first
+    rest: int = 0  # uncharged bytes then, beyond those of the contexts
+    reference: int = 0  # the steady part of them when bytes last moved
+    moved: float = 0.0  # monotonic time at which they last moved
+    there: frozenset[Identity] = frozenset()  # who was listed then
+    free: int = 0  # free bytes then
+    unwatched: int = 0  # bytes of which somebody may have got a handle while we did not watch
+    late: int = 0  # bytes that came while we did not watch, whoever has them
+    lefts: list[Left] = []  # what ended holders left behind
+    holders: list[HolderBefore] = []  # who was listed in the last sample
 
 
 class UnchargedState(msgspec.Struct):
@@ -122,10 +86,7 @@ class UnchargedState(msgspec.Struct):
 
 
 def record_calm(state: PoolState, ledger: Ledger, listed: Sequence[tuple[str, Holding]], now: float) -> bool:
-    """Record a sample of a pool in which nothing is uncharged; say whether that was all.
-
-    Nearly every sample is like this, and a host may have hundreds of holders.
-    """
+    """Record a sample in which nothing is uncharged (nearly every one); say whether that was all."""
     if state.rest or state.unwatched or state.lefts or _rest_of(ledger, len(listed)):
         return False
     state.at, state.free = now, ledger.free
@@ -135,20 +96,14 @@ def record_calm(state: PoolState, ledger: Ledger, listed: Sequence[tuple[str, Ho
 
 
 def _rest_of(ledger: Ledger, holders: int) -> int:
-    """Return the uncharged bytes of a pool that the contexts of its holders do not explain.
-
-    A driver that does not report its own reserve counts it as used, so nothing can be said there.
-    """
+    """Return uncharged bytes beyond contexts; 0 where the driver counts its own reserve as used."""
     return 0 if ledger.driver_reserved is None else beyond_contexts(ledger.unattributed, holders)
 
 
 def record_events(
     state: PoolState, pool: MemoryPool, moment: PoolMoment, user_of: Callable[[int, int | None], str | None]
 ) -> Sources:
-    """Record what has changed since the last sample, and return who can have the bytes of this one.
-
-    ``user_of`` returns the name of a process' user.
-    """
+    """Record what has changed, and return who can have the bytes now; ``user_of`` names a process' user."""
     rest = _rest_of(pool.ledger, len(pool.holders))
     if state.at is None:
         state.rest = state.reference = state.unwatched = state.late = rest
@@ -219,8 +174,8 @@ def _of_ended(ended: Iterable[HolderBefore]) -> Range:
 def _was_read_late(state: PoolState, holders: Mapping[Identity, PoolHolder], now: float) -> bool:
     """Tell whether a mapping has grown that perhaps was there before the bytes that have last moved.
 
-    Who has these bytes was then found out with a bound that was too low. JAX that grows takes them and maps
-    them at once, and its mapping is read some seconds later (measured on an H100).
+    JAX that grows takes them and maps them at once, and its mapping is read some seconds later (measured on
+    an H100).
     """
     if now - state.moved > READ_LATE:
         return False

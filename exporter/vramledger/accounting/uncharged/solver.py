@@ -21,8 +21,7 @@ TOLERANCE = 16 * MIB
 """Bytes by which two figures that mean the same memory differ, besides 1 % of them."""
 
 UNEXPLAINED = 256 * MIB
-"""Uncharged bytes beyond all mappings that say nothing against the mappings. JAX with unified memory had 126
-MiB beyond its own on an H100; other programs had 0 to 66."""
+"""Uncharged bytes beyond all mappings that contradict nothing: 126 MiB with JAX on an H100."""
 
 _MILDEST = (
     *(State.ACTIVE, State.UNKNOWN, State.IDLE, State.STOPPED),
@@ -81,21 +80,13 @@ def narrow(total: int, ranges: Mapping[_S, Range]) -> dict[_S, Range]:
 
 
 class PoolHolder(NamedTuple):
-    """A holder of a pool of memory, as NVML and /proc show it.
+    """A holder of a pool of memory, as NVML and /proc show it."""
 
-    Attributes:
-        uuid: the device on which it is listed.
-        holding: its holding there.
-        owner: type and name of its owner, None when not known.
-        bound: the managed memory that it can have at most, None when not known.
-        reported: managed memory that its agent reports there, None without such a report.
-    """
-
-    uuid: str
-    holding: Holding
-    owner: tuple[str, str] | None
-    bound: int | None
-    reported: int | None = None
+    uuid: str  # the device on which it is listed
+    holding: Holding  # its holding there
+    owner: tuple[str, str] | None  # type and name of its owner, None when not known
+    bound: int | None  # the managed memory that it can have at most, None when not known
+    reported: int | None = None  # managed memory that its agent reports there, None without such a report
 
     @property
     def identity(self) -> Identity:
@@ -104,42 +95,28 @@ class PoolHolder(NamedTuple):
 
 
 class MemoryPool(NamedTuple):
-    """The memory of a device, or of the compute instances that share one.
+    """The memory of a device, or of the compute instances that share one."""
 
-    Attributes:
-        key: the UUID under which it is counted.
-        ledger: its balance before anything uncharged has a holder.
-        holders: everybody whom NVML lists there.
-        hidden: processes that have the device open and that NVML does not list; None when not known.
-    """
-
-    key: str
-    ledger: Ledger
-    holders: tuple[PoolHolder, ...]
+    key: str  # the UUID under which it is counted
+    ledger: Ledger  # its balance before anything uncharged has a holder
+    holders: tuple[PoolHolder, ...]  # everybody whom NVML lists there
+    # processes that have the device open and that NVML does not list; None when not known
     hidden: tuple[HiddenHolder, ...] | None
 
 
 class Left(msgspec.Struct, eq=False):
-    """Memory that a holder left behind when it ended. It can only become less.
+    """Memory that a holder left behind when it ended. It can only become less."""
 
-    Attributes:
-        creator: its pid and the name of its user.
-        ended: Unix time at which its end was seen.
-        at: the same moment on the monotonic clock.
-        group: the holders of that moment.
-        elsewhere: the holders of other devices at that moment. One that has mapped the memory keeps it, and
-            NVML does not list it here: measured with ``cuMemCreate`` and NCCL on two H100s.
-        range: the bytes that it left and that are still in use.
-        unlisted: whether the holders of another device were not known at that moment, so that one of them may
-            have the memory too.
-    """
-
-    creator: tuple[int, str | None]
-    ended: UnixTime
-    at: float
-    group: frozenset[Identity]
+    creator: tuple[int, str | None]  # its pid and the name of its user
+    ended: UnixTime  # Unix time at which its end was seen
+    at: float  # the same moment on the monotonic clock
+    group: frozenset[Identity]  # the holders of that moment
+    # the holders of other devices at that moment. One that has mapped the memory keeps it, and NVML does not
+    # list it here: measured with ``cuMemCreate`` and NCCL on two H100s
     elsewhere: frozenset[Identity]
-    range: Range
+    range: Range  # the bytes that it left and that are still in use
+    # whether the holders of another device were not known at that moment, so that one of them may have the
+    # memory too
     unlisted: bool = False
 
 
@@ -151,41 +128,25 @@ _UNWATCHED, _UNKNOWN = "unwatched", "unknown"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sources:
-    """Who can have the uncharged bytes of a pool in one sample.
+    """Who can have the uncharged bytes of a pool in one sample."""
 
-    Attributes:
-        pool: the pool.
-        bytes: its uncharged bytes beyond those of the contexts.
-        able: the holders.
-        managed: how much managed memory each of them can have; empty without evidence for any.
-        lefts: what ended holders left, once it is certain that it was not only freed late.
-        pending: what was perhaps only freed late.
-        hidden: processes that NVML does not list and that may have what an ended holder left.
-        matched: the mappings are together as large as the uncharged bytes.
-        alone: only one holder is there, nobody is hidden, and its mappings are known.
-        unwatched: bytes of which an unknown holder may have a handle.
-        late: some of the bytes came while we did not watch.
-        settled: the ranges of the last sample, if nothing can have moved since.
-    """
-
-    pool: MemoryPool
-    bytes: int
-    able: Mapping[Identity, PoolHolder]
+    pool: MemoryPool  # the pool
+    bytes: int  # its uncharged bytes beyond those of the contexts
+    able: Mapping[Identity, PoolHolder]  # the holders
+    # how much managed memory each of them can have; empty without evidence for any
     managed: Mapping[Identity, int]
-    lefts: tuple[Left, ...]
-    pending: tuple[Left, ...]
+    lefts: tuple[Left, ...]  # what ended holders left, once it is certain that it was not only freed late
+    pending: tuple[Left, ...]  # what was perhaps only freed late
+    # processes that NVML does not list and that may have what an ended holder left
     hidden: tuple[HiddenHolder, ...]
-    matched: bool
-    alone: bool
-    unwatched: int
-    late: bool
-    settled: Mapping[Identity, Range]
+    matched: bool  # the mappings are together as large as the uncharged bytes
+    alone: bool  # only one holder is there, nobody is hidden, and its mappings are known
+    unwatched: int  # bytes of which an unknown holder may have a handle
+    late: bool  # some of the bytes came while we did not watch
+    settled: Mapping[Identity, Range]  # the ranges of the last sample, if nothing can have moved since
 
     def heirs(self, left: Left) -> frozenset[Identity]:
-        """Return the holders that can have what an ended one left: those of that moment, otherwise all.
-
-        Only one of them can have passed the handle on to a later one.
-        """
+        """Return who can have what an ended one left: who was there then, as it may pass it on, or all."""
         there = left.group & frozenset(self.able)
         return there if there or left.elsewhere else frozenset(self.able)
 
@@ -215,14 +176,9 @@ def collect_sources(  # noqa: PLR0913 one argument a fact
 ) -> Sources:
     """Collect who can have the uncharged bytes of a pool.
 
-    Args:
-        pool: the pool.
-        count: the bytes.
-        lefts: what ended holders left behind.
-        now: monotonic seconds.
-        unwatched: bytes of which somebody may have got a handle while we did not watch.
-        late: bytes that came while we did not watch, whoever has them.
-        settled: the ranges of the last sample, if nothing can have moved since.
+    ``unwatched``: bytes of which somebody may have got a handle while we did not watch. ``late``: bytes that
+    came while we did not watch, whoever has them. ``settled``: the ranges of the last sample, if nothing can
+    have moved since.
     """
     able = {each.identity: each for each in pool.holders}
     hidden = tuple(each for each in pool.hidden or () if each.kind != "monitor")
@@ -258,10 +214,7 @@ def collect_sources(  # noqa: PLR0913 one argument a fact
 
 
 def solve(sources: Sources, foreign: Mapping[Identity, int]) -> Solution:
-    """Return the range of each source.
-
-    ``foreign`` are bytes on a holder's devices that cannot be its own; on which device is not known.
-    """
+    """Return the range of each source; ``foreign`` bytes on a holder's devices cannot be its own."""
     ranges: dict[Source, Range] = {identity: Range(0, most) for identity, most in sources.managed.items()}
     ranges.update({left: left.range for left in (*sources.lefts, *sources.pending)})
     ranges[_UNWATCHED] = Range(0, sources.unwatched)

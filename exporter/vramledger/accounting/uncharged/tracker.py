@@ -1,18 +1,21 @@
 """Find the holders of bytes that NVML charges to no process, and never guess one.
 
 Two kinds of memory are in no process' bytes (measured on H100 and H200, driver 580): managed memory, and
-memory whose creator has ended while another process still has an exported handle of it. What is known of
-them are bounds. A process has no more managed memory than its mappings of ``/dev/nvidia-uvm``; a creator
-leaves no more than what was charged to it; together they are what NVML reports as used and charges to nobody.
+memory whose creator has ended while another process still has an exported handle of it. What is known of them
+are bounds. A process has no more managed memory than its mappings of ``/dev/nvidia-uvm``; a creator leaves no
+more than what was charged to it; together they are what NVML reports as used and charges to nobody.
 
 So each possible holder is a source with a range, and the ranges must add up to these bytes. If a source has
 all that the others cannot have, that much is certainly its own. Bytes that were there at our first look may
 come from a creator that we never saw, so another holder may have them too. What stays uncertain is published
 as a range, and its bytes are undivided: one of the named holders has them.
+
+Say in words what a holder has of the bytes that NVML charges to no process, and how that is known.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -30,7 +33,6 @@ from vramledger.accounting.uncharged.events import (
     record_events,
     record_found,
 )
-from vramledger.accounting.uncharged.evidence import HolderEvidence, LeftEvidence, created, describe
 from vramledger.accounting.uncharged.solver import (
     NOTHING,
     Identity,
@@ -40,35 +42,121 @@ from vramledger.accounting.uncharged.solver import (
     Range,
     Solution,
     Sources,
+    alike,
     foreign_bytes,
     rivals_of,
     share_out,
     solve,
     undivided_bytes,
 )
+from vramledger.model.device_signs import LEAST_BYTES, MIB
 from vramledger.model.reading import DeviceReading, HiddenHolder, Reading
-from vramledger.model.snapshot import Holding, Ledger, LeftBytes, UnchargedBytes, UndividedBytes
+from vramledger.model.snapshot import Grade, Holding, Ledger, LeftBytes, UnchargedBytes, UndividedBytes
+
+GIB = 2**30
+
+_PIDS_SHOWN = 5
+
+
+class LeftEvidence(NamedTuple):
+    """Memory of an ended holder that this one can have."""
+
+    range: Range  # how many bytes
+    created: str  # :func:`created`
+    heirs: Collection[int]  # the pids that can have them
+    hidden: int | None  # a process that NVML does not list and that may have them too, None without one
+    elsewhere: Collection[int] = ()  # the pids on other GPUs that may have them mapped
+
+
+class HolderEvidence(NamedTuple):
+    """What is known of one holder's uncharged bytes."""
+
+    share: Range  # how many of them it has
+    charged: int  # what NVML charges to it
+    managed: Range  # how many of them can be managed memory
+    bound: int | None  # its mappings of ``/dev/nvidia-uvm``, None when we may not read them
+    reported: int | None  # managed memory that its agent reports, None without such a report
+    left: Collection[LeftEvidence]  # what ended holders left and this one can have
+    rivals: Collection[int]  # the other holders that can have some of the same bytes
+    matched: bool  # all mappings on the device are together as large as its uncharged bytes
+    late: bool  # some of these bytes came while we did not watch
+
+
+def describe(known: HolderEvidence) -> UnchargedBytes:
+    """Return what a holder has, with the grade and a sentence of the evidence."""
+    share, managed = known.share, known.managed
+    grade = Grade.SEEN if share.exact and not known.late else Grade.INFERRED
+    reasons = []
+    if managed.most >= LEAST_BYTES:
+        maps = "its mappings, which we may not read"
+        if known.bound is not None:
+            maps = f"its {_size(known.bound)} of /dev/nvidia-uvm mappings"
+        if known.reported and alike(known.reported, known.bound or 0):
+            maps += f" and its agent's report of {_size(known.reported)}"
+            grade = Grade.PROVEN if share.exact else grade
+        verb = "are" if managed.exact else "can be"
+        reasons.append(f"{_amount(managed)} {verb} managed memory, from {maps}")
+    for left in known.left:
+        grade = Grade.INFERRED
+        hidden = "" if left.hidden is None else f" or hidden pid {left.hidden}"
+        others = f" or {_pids(left.elsewhere)} on another GPU" if left.elsewhere else ""
+        holds = "still has them" if len(left.heirs) == 1 else "still have them"
+        reasons.append(f"{_amount(left.range)} {left.created}; {_pids(left.heirs)}{others}{hidden} {holds}")
+    if not share.exact:
+        reasons.append(
+            f"{_pids(known.rivals)} can have them too"
+            if known.rivals
+            else "a process that NVML does not list here can have them too"
+        )
+    elif known.matched:
+        reasons.append("the mappings here are as large as what NVML charges to nobody")
+    elif managed.exact:
+        reasons.append("nobody else here can have them")
+    return UnchargedBytes(
+        least=share.least,
+        most=share.most,
+        managed=min(share.least, managed.most if share.exact else managed.least),
+        grade=grade,
+        why="; ".join((f"NVML charges {_size(known.charged)}", *reasons)),
+    )
+
+
+def created(pid: int, user: str | None, ended: float) -> str:
+    """Say who created memory that is still there, and when its creator ended."""
+    when = dt.datetime.fromtimestamp(ended, dt.timezone.utc)
+    return f"created by pid {pid} of {user or 'an unknown user'}, which ended at {when:%H:%M} UTC"
+
+
+def _pids(pids: Collection[int]) -> str:
+    known = sorted(set(pids))
+    more = f" and {len(known) - _PIDS_SHOWN} more" if len(known) > _PIDS_SHOWN else ""
+    return f"pid {', '.join(map(str, known[:_PIDS_SHOWN]))}{more}"
+
+
+def _amount(found: Range) -> str:
+    if found.exact:
+        return _size(found.most)
+    return f"{_size(found.least)} to {_size(found.most)}" if found.least else f"up to {_size(found.most)}"
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count // MIB} MiB"
+
 
 Held = dict[str, tuple[Holding, ...] | None]
 """The holdings of every device that answered, by UUID; None where they are not known."""
 
 
 class PoolResult(NamedTuple):
-    """What was found out about a pool.
+    """What was found out about a pool."""
 
-    Attributes:
-        key: the UUID under which it is counted; empty when nothing is known of it.
-        held: what each holder has uncharged, by (UUID, pid); one that cannot have any is not in it.
-        undivided: the bytes that one of several holders has; None if there are none.
-        left: what ended holders have left behind.
-        ledger: the balance of the pool, if nothing is uncharged there beyond contexts.
-    """
-
-    key: str = ""
+    key: str = ""  # the UUID under which it is counted; empty when nothing is known of it
+    # what each holder has uncharged, by (UUID, pid); one that cannot have any is not in it
     held: Mapping[tuple[str, int], UnchargedBytes] = {}
+    # the bytes that one of several holders has; None if there are none
     undivided: UndividedBytes | None = None
-    left: tuple[LeftBytes, ...] = ()
-    ledger: Ledger | None = None
+    left: tuple[LeftBytes, ...] = ()  # what ended holders have left behind
+    ledger: Ledger | None = None  # the balance of the pool, if nothing is uncharged there beyond contexts
 
 
 class UnchargedTracker:
@@ -93,10 +181,7 @@ class UnchargedTracker:
         sharers: Mapping[str, tuple[str, ...]],
         sample: Sample,
     ) -> dict[str, PoolResult]:
-        """Find who has what NVML charges to nobody, and add it to the holdings in ``held``.
-
-        Where NVML lists no process to us, the holders are not known, and nothing is added.
-        """
+        """Add who has what NVML charges to nobody to ``held``; nothing where NVML lists no process to us."""
         bounds = {(each.pid, each.start): each.bound for each in sample.reading.managed}
         pools = []
         found: dict[str, PoolResult] = {}
@@ -174,10 +259,7 @@ def _with_uncharged(uuid: str, holdings: Sequence[Holding], found: PoolResult) -
 
 
 def _hidden_users(device: DeviceReading, reading: Reading) -> tuple[HiddenHolder, ...] | None:
-    """Return the processes that have a device open and that NVML does not list, forked children too.
-
-    A child that outlives its parent may have the parent's memory.
-    """
+    """Return processes with an open device that NVML does not list; children may have a parent's memory."""
     if reading.hidden is None or device.minor is None:
         return None
     listed = {entry.pid for each in reading.devices for entry in each.processes or ()}

@@ -41,7 +41,7 @@ PIPE_SHARE = 1e-4
 
 INTEGER_SHARE = 0.01
 """The same for the integer units, with which a kernel that waits asks whether it may go on: 0.0016 in a
-collective. A kernel that only computes with integers, as in cryptography, is far above."""
+collective."""
 
 INTEGER_PER_SM = 0.08
 """The same for each SM that runs a kernel: a kernel on one SM of 132 uses at most 0.0076 of all. Measured on
@@ -76,21 +76,13 @@ NEEDED = frozenset({*PIPES, *PCIE, "dram", "integer", "sm"})
 
 
 class Span(NamedTuple):
-    """A time in which a device is busy without work.
+    """A time in which a device is busy without work."""
 
-    Attributes:
-        begun: its beginning, monotonic.
-        begun_at: its beginning, Unix time.
-        updated: the newest sample, monotonic.
-        waited: the newest sample in which nothing was moved, monotonic.
-        moved: seconds in which something was moved.
-    """
-
-    begun: float
-    begun_at: UnixTime
-    updated: float
-    waited: float
-    moved: float = 0.0
+    begun: float  # its beginning, monotonic
+    begun_at: UnixTime  # its beginning, Unix time
+    updated: float  # the newest sample, monotonic
+    waited: float  # the newest sample in which nothing was moved, monotonic
+    moved: float = 0.0  # seconds in which something was moved
 
     def after_movement(self, now: float) -> Span | None:
         """Return the span after a sample in which something was moved; None if that was too much."""
@@ -144,10 +136,7 @@ class BusyWithoutWorkWatch:
 
 
 def who_keeps_busy(shares: Mapping[int, float]) -> frozenset[int]:
-    """Return the processes that keep a device busy, given each one's share of its time.
-
-    They are those with at least half of an equal part of the time, so one alone has at least half of all.
-    """
+    """Return who keeps a device busy: with at least half of an equal part of its time."""
     runners = sum(share >= LEAST_TURN for share in shares.values())
     least = 0.5 / max(1, runners)
     return frozenset(pid for pid, share in shares.items() if share >= least)

@@ -1,8 +1,4 @@
-"""Choose the holders whose launches are counted, and say what the counts prove.
-
-A holder is counted from half of the idle threshold on. So a holder that works is never counted, and one that
-does not is proven idle at the threshold.
-"""
+"""Choose the holders whose launches are counted, from half the idle threshold on, and judge the counts."""
 
 from __future__ import annotations
 
@@ -26,19 +22,12 @@ HolderId = tuple[int, int]
 
 
 class Candidate(NamedTuple):
-    """One holding, as far as it matters here.
+    """One holding, as far as it matters here."""
 
-    Attributes:
-        holder: its process.
-        memory: its bytes.
-        quiet: for how many seconds there was no sign of work.
-        proven: the device's own counters prove its quiet already.
-    """
-
-    holder: HolderId
-    memory: int
-    quiet: float
-    proven: bool
+    holder: HolderId  # its process
+    memory: int  # its bytes
+    quiet: float  # for how many seconds there was no sign of work
+    proven: bool  # the device's own counters prove its quiet already
 
 
 def proves_quiet(count: LaunchCount | None, idle_after: float) -> bool:
@@ -57,8 +46,7 @@ def choose_holders(
 ) -> tuple[HolderId, ...]:
     """Return the holders that are to be counted: quiet on all their devices, and not proven idle on one.
 
-    Those that are counted already stay, then come those with the most memory. One that cannot be counted
-    takes no place.
+    Those that are counted already stay, then come those with the most memory.
     """
     memory: dict[HolderId, int] = {}
     busy: set[HolderId] = set()

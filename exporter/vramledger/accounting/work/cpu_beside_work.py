@@ -4,8 +4,8 @@ The driver's rows name the process that ran last. Of two programs in a pipeline,
 soon as the first one has, they name only the second. But nobody launches anything without CPU time. Measured
 on an H200 with one sample a second: the first program of a pipeline took 1.45 ms in seconds in which the GPU
 worked (1.33 at least), and 0.57 in the others. Idle programs beside it took the same in both: an idle context
-0.61 and 0.61 ms, a notebook 0.89 and 0.88, a server that answers a request a second 1.88 and 1.82. On an
-H100 a 64x64 matmul took 0.4 ms more, a copy as much, a CUDA graph 1.7.
+0.61 and 0.61 ms, a notebook 0.89 and 0.88, a server that answers a request a second 1.88 and 1.82. On an H100
+a 64x64 matmul took 0.4 ms more, a copy as much, a CUDA graph 1.7.
 
 Programs that do nothing on an H100 took, in a median quiet second and in one with work of others: contexts of
 PyTorch, CuPy, JAX and of the driver alone 0.6 and 0.6 ms, a notebook 0.9 and 0.9, a server that wakes up 20
@@ -26,8 +26,7 @@ QUIET_KEPT, QUIET_NEEDED = 31, 8
 BURSTS_KEPT, BURSTS_RECENT = 15, 5
 
 OUTLIERS = 3
-"""How many of the kept bursts stand out where a program works in some of them only. Two may be chance: with
-two, one of 22 idle programs beside a pipeline was taken for one that may work; with three, none."""
+"""Kept bursts that must stand out where a program works in some only; of idle ones two may, by chance."""
 
 SATURATED = 0.5
 """The share of a core from which CPU time says nothing: a program that spins does not take more to launch."""
@@ -38,27 +37,15 @@ _V = TypeVar("_V")
 
 
 class CpuBesideWork(msgspec.Struct, omit_defaults=True):
-    """What is remembered of one holder.
+    """What is remembered of one holder."""
 
-    Attributes:
-        known: whether what it took in the last sample is known.
-        quiet: what it took a second in the last samples in which the device did nothing.
-        bursts: whether it took more in the last samples in which the device worked for another holder.
-    """
-
-    known: bool = False
-    quiet: list[float] = []
+    known: bool = False  # whether what it took in the last sample is known
+    quiet: list[float] = []  # what it took a second in the last samples in which the device did nothing
+    # whether it took more in the last samples in which the device worked for another holder
     bursts: list[bool] = []
 
     def update(self, taken: float | None, elapsed: float, *, busy: bool, own: bool) -> None:
-        """Record a sample.
-
-        Args:
-            taken: the CPU time of the process since the sample before, None when not known.
-            elapsed: seconds since the sample before.
-            busy: whether the device worked since then.
-            own: whether it is known that this holder worked.
-        """
+        """Record a sample. ``own``: whether it is known that this holder worked."""
         self.known = taken is not None
         if own or taken is None:
             self.bursts.clear()

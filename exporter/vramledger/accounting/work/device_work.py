@@ -19,51 +19,35 @@ from vramledger.model.device_signs import read_counters
 from vramledger.model.reading import DeviceReading, ProcessUtilization
 
 ROW_DELAY = 3.0
-"""Seconds within which the driver names the process that ran: it notes one twice a second. We read the notes
-once a second, and every 3 s where the device has done the same for some time: see ``query_pace``."""
+"""Seconds within which the driver names the process that ran: it notes one twice a second."""
 
 LONGEST_BURST = 10.0
-"""Seconds for which another holder may keep the device busy without a break: small work beside it is not
-seen."""
+"""Seconds for which another holder may keep the device busy: small work beside it is not seen."""
 
 BUSY_SHARE = 0.5
-"""The share of the idle threshold for which other holders may work. The work of a holder that has nothing to
-do with theirs falls into the rest of the time sooner or later."""
+"""The share of the idle threshold in which others may work: unrelated work falls outside sooner or later."""
 
 _CODERS = ("device_encoder_utilization_ratio", "device_decoder_utilization_ratio")
 
 
 class DeviceWork(msgspec.Struct, omit_defaults=True):
-    """What is remembered of one device.
+    """What is remembered of one device."""
 
-    Attributes:
-        updated: the newest sample in which it answered.
-        runner: the process that ran last, by the driver's newest row.
-        ran: whether something ran in the sample before, so that a row of it may come now.
-        named_at: monotonic time of the newest row that names work, None before the first.
-        unnamed_at: monotonic time of the first work that no row has named yet.
-        nothing_since: since when the counters have proven that the device did nothing.
-        nothing_seconds: for how long they have proven it altogether.
-        attributed_since: since when all work was that of processes which the driver named, in short bursts;
-            with ``nothing_seconds`` of that moment.
-        busy: the spans of work within the idle threshold.
-        moved: whether any of its counters has ever moved.
-        named_since: since when every sample had rows, and all work was somebody's whom they named.
-        free_at: monotonic time of the newest sample in which it was not fully busy.
-    """
-
-    updated: Clock
-    runner: int | None = None
-    ran: bool = False
-    named_at: float | None = None
-    unnamed_at: float | None = None
-    nothing_since: Clock | None = None
-    nothing_seconds: float = 0.0
+    updated: Clock  # the newest sample in which it answered
+    runner: int | None = None  # the process that ran last, by the driver's newest row
+    ran: bool = False  # whether something ran in the sample before, so that a row of it may come now
+    named_at: float | None = None  # monotonic time of the newest row that names work, None before the first
+    unnamed_at: float | None = None  # monotonic time of the first work that no row has named yet
+    nothing_since: Clock | None = None  # since when the counters have proven that the device did nothing
+    nothing_seconds: float = 0.0  # for how long they have proven it altogether
+    # since when all work was that of processes which the driver named, in short bursts; with
+    # ``nothing_seconds`` of that moment
     attributed_since: tuple[Clock, float] | None = None
-    busy: list[tuple[float, float]] = []
-    moved: bool = False
+    busy: list[tuple[float, float]] = []  # the spans of work within the idle threshold
+    moved: bool = False  # whether any of its counters has ever moved
+    # since when every sample had rows, and all work was somebody's whom they named
     named_since: Clock | None = None
-    free_at: float | None = None
+    free_at: float | None = None  # monotonic time of the newest sample in which it was not fully busy
 
 
 class DeviceWorkState(msgspec.Struct):
@@ -85,11 +69,8 @@ class DeviceWorkTracker:
     ) -> WorkEvidence:
         """Record a sample of a device.
 
-        Args:
-            device: what the driver reported.
-            servers: the pids of the MPS servers: the driver names them in place of their clients.
-            sample: the sample.
-            shared: whether it shares its counters with other compute instances.
+        ``servers``: the pids of the MPS servers: the driver names them in place of their clients. ``shared``:
+        whether it shares its counters with other compute instances.
         """
         known, now = self._known(device.uuid, sample), sample.monotonic
         counted = read_counters(device.activity)
@@ -183,10 +164,7 @@ def _record_signs(
 
 
 def _is_instance_at_rest(device: DeviceReading) -> bool:
-    """Return whether the counters of a MIG instance show no movement, perhaps because they never do.
-
-    The links of a GPU are not counted for its instances, so on an idle one no counter may move at all.
-    """
+    """Return whether an instance's counters show no movement; they lack its links, so all may be 0."""
     return device.parent is not None and (device.activity or {}).get("sm") == 0
 
 
@@ -200,12 +178,8 @@ def _highest_rate(device: DeviceReading) -> float | None:
 def _named(known: DeviceWork, rows: Collection[ProcessUtilization], *, kernels: bool, ran: bool) -> set[int]:
     """Return the processes that the driver's new rows name as those that worked.
 
-    Args:
-        known: what is remembered of the device.
-        rows: the rows.
-        kernels: whether kernels ran: then a row of 0 % of the process that ran before names it too, if nobody
-            else is named.
-        ran: whether anything may have run: otherwise a row above 0 is of what ran before.
+    ``kernels``: whether kernels ran: then a row of 0 % of the process that ran before names it too, if nobody
+    else is named. ``ran``: whether anything may have run: otherwise a row above 0 is of what ran before.
     """
     named: set[int] = set()
     for row in sorted(rows, key=lambda each: each.time):

@@ -16,15 +16,13 @@ from vramledger.accounting.sample import Clock, Sample
 from vramledger.model.reading import DeviceReading, HiddenHolder
 
 GHOST_AFTER = 180.0
-"""Seconds for which a device must look like a ghost: a holder that ends is listed for a moment less than it
-works, and a search for hidden holders takes up to a minute."""
+"""Seconds of looking like a ghost: an ended holder is delisted first, a search takes up to a minute."""
 
 BUSY = 0.5
 """The utilisation above which a device is busy."""
 
 IDLE_POWER = 0.3
-"""The share of the power limit up to which a device may be idle: an H100 with an idle context takes 125 W,
-and one whose only thread spins takes 128 W, both of 700 W."""
+"""The share of the power limit up to which a device may be idle: 125 of 700 W on an H100."""
 
 
 class GhostState(msgspec.Struct):
@@ -42,11 +40,7 @@ class GhostWatch:
     def update(
         self, device: DeviceReading, hidden: tuple[HiddenHolder, ...] | None, sample: Sample
     ) -> tuple[bool | None, float | None]:
-        """Record a sample of a device.
-
-        Returns:
-            Whether it is a ghost, None when that cannot be known; and the Unix time since which it is one.
-        """
+        """Record a sample; return whether it is a ghost, None if unknown, and the Unix time since which."""
         looks = _looks_like_ghost(device, hidden, sample)
         if not looks or sample.after_gap:
             self.state.since.pop(device.uuid, None)

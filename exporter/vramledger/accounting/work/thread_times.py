@@ -35,12 +35,10 @@ HELPER_BEYOND = 0.00002
 """Seconds of CPU time that it takes in a second beyond 0.1 ms a wake or 0.2 ms a second, at most."""
 
 RHYTHM_SHARE, RHYTHM_WAKES = 0.04, 2.0
-"""By how much the number of wakes may differ from that of the same time before: a clock makes the same number
-again, requests do not."""
+"""By how much wakes may differ from the time before: a clock makes the same number, requests do not."""
 
 NEWEST = 90.0
-"""Seconds after which the newest look is too old to prove anything. A main thread that wakes up is looked at
-in the next sample; the others every 30 s, later only where there are very many."""
+"""Seconds after which the newest look is too old to prove anything."""
 
 BRIDGED = 180.0
 """Seconds without looks, as after a restart, that quiet before and after them may bridge without proof."""
@@ -50,41 +48,29 @@ FULLY_BUSY = 0.95
 
 
 class ThreadQuiet(msgspec.Struct, omit_defaults=True):
-    """What is remembered of the threads of one process.
+    """What is remembered of the threads of one process."""
 
-    Attributes:
-        until: monotonic time of the newest look.
-        still_since: since when no thread but the driver's ran; None if one ran in the newest span.
-        steady_since: since when the main thread did not run, and the others kept their rhythm.
-        wakes: how often a second the others ran.
-        bridged_until: monotonic time at which the newest time without looks ended; quiet that began before it
-            is not proven.
-        fresh: a look has ended since samples were missing, as after a restart.
-    """
-
-    until: float
+    until: float  # monotonic time of the newest look
+    # since when no thread but the driver's ran; None if one ran in the newest span
     still_since: Clock | None = None
+    # since when the main thread did not run, and the others kept their rhythm
     steady_since: Clock | None = None
-    wakes: float = 0.0
+    wakes: float = 0.0  # how often a second the others ran
+    # monotonic time at which the newest time without looks ended; quiet that began before it is not proven
     bridged_until: float = 0.0
-    fresh: bool = True
+    fresh: bool = True  # a look has ended since samples were missing, as after a restart
 
 
 class DeviceSigns(NamedTuple):
-    """What a device says of work that goes on while its program sleeps.
+    """What a device says of work that goes on while its program sleeps."""
 
-    Attributes:
-        named_since: since when every sample had rows, and all work was somebody's whom they named; None where
-            the newest had none.
-        free_at: monotonic time of the newest sample in which it was not fully busy; None without one.
-        rated: whether it has a rate of utilisation.
-        client: whether the holder is a client of MPS: the driver names the server in its place.
-    """
-
+    # since when every sample had rows, and all work was somebody's whom they named; None where the newest had
+    # none
     named_since: Clock | None
+    # monotonic time of the newest sample in which it was not fully busy; None without one
     free_at: float | None
-    rated: bool
-    client: bool
+    rated: bool  # whether it has a rate of utilisation
+    client: bool  # whether the holder is a client of MPS: the driver names the server in its place
 
 
 class ThreadTimesState(msgspec.Struct):
@@ -100,10 +86,7 @@ class ThreadTimesTracker:
         self.state = state
 
     def update(self, reading: Reading, *, after_gap: bool) -> Mapping[HolderId, ThreadQuiet]:
-        """Record the looks of a reading, and return what is known of each process.
-
-        After missing samples, nothing is said of a process until there is a new look at it.
-        """
+        """Record a reading's looks, and return what is known; after missing samples a new look counts."""
         offset = reading.time - reading.monotonic
         known = {(pid, start): each for pid, some in self.state.known.items() for start, each in some.items()}
         if after_gap:
@@ -183,15 +166,7 @@ def _is_small(times: ThreadTimes) -> bool:
 def quiet_by_threads(
     known: ThreadQuiet | None, signs: DeviceSigns, workless_since: Clock, now: float, idle_after: float
 ) -> Quiet | None:
-    """Return since when the threads of a holder show that it does nothing; None if they do not.
-
-    Args:
-        known: what is remembered of its threads.
-        signs: what the device says of work that was launched before.
-        workless_since: the moment of the last sign of work of any kind.
-        now: monotonic time.
-        idle_after: for how many seconds it must have been quiet.
-    """
+    """Return since when a holder's threads show it quiet, for ``idle_after`` seconds at least, or None."""
     if known is None or not known.fresh or now - known.until > NEWEST:
         return None
     for since, words in (

@@ -1,8 +1,7 @@
 """Read what cgroups may take of a GPU's memory, and what they have: the kernel's ``dmem`` controller.
 
 From documentation, not seen with a GPU: the kernel has it from 6.14 on, and NVIDIA's driver from 615 on, with
-a region ``nvidia/PCI-ADDRESS/vidmem`` for each GPU. A figure of a cgroup includes those of all below it. The
-kernel answers from counters, so no read can hang.
+a region ``nvidia/PCI-ADDRESS/vidmem`` for each GPU. The kernel answers from counters, so no read can hang.
 """
 
 from __future__ import annotations

@@ -3,11 +3,10 @@
 Such a thread has state ``D``. Not even SIGKILL ends it: only the driver can wake it. ``wchan`` names the
 kernel function in which it sleeps, if we may look into the process, and ``kallsyms`` says to which kernel
 module this function belongs. A state ``D`` in a file system or in ``vfork`` says nothing about a GPU. A
-thread whose function we may not read is not reported.
-
-Each search looks at some threads, so its cost does not grow with their number: one ``stat`` takes 7.7 µs.
-A thread whose count of switches is the same at two looks has not run in between. So one look proves nothing,
-however long ago it was, and many threads only make the proof come later.
+thread whose function we may not read is not reported. Each search looks at some threads, so its cost does not
+grow with their number: one ``stat`` takes 7.7 µs. A thread whose count of switches is the same at two looks
+has not run in between. So one look proves nothing, however long ago it was, and many threads only make the
+proof come later.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ ROUND_INTERVAL = 10.0
 """The minimum time from the start of one round to the start of the next, in seconds."""
 
 BUDGET = 0.0005
-"""Seconds of a sample that are spent on the search: about 60 threads. 25 holders with 100 threads each take
-40 s a round."""
+"""Seconds of a sample for the search, about 60 threads; 2,500 threads take 40 s a round."""
 
 _Sleep = tuple[int, int, int, str, int]
 """Process, its start, thread, function and count of switches: the same one while the thread does not run."""
@@ -51,14 +49,7 @@ class DriverWaitSearch(Collector):
         round_interval: float = ROUND_INTERVAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start with nothing found.
-
-        Args:
-            procfs: where the proc file system is mounted.
-            symbols: the kernel's list of symbols, ``kallsyms`` of the proc file system if empty.
-            round_interval: seconds between the starts of two rounds.
-            clock: seconds that only grow.
-        """
+        """Start with nothing found; ``symbols`` replaces the ``kallsyms`` of ``procfs`` unless empty."""
         self._root = procfs
         self._symbol_file = symbols or f"{procfs}/kallsyms"
         self._round_interval = round_interval

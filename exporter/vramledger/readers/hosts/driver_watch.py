@@ -1,7 +1,6 @@
 """Notice from the driver's files that it was loaded, unloaded or changed, without calling it.
 
 A call to a driver that may be missing needs a separate process, which takes a third of a second of CPU time.
-Reading the state of these files takes a third of a millisecond, so every sample can do it.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ class DriverWatch:
         self._libraries = [_CACHE, *(Path(each) / _LIBRARY for each in _library_directories())]
 
     def read_state(self) -> frozenset[FileState]:
-        """Return the state of the files, to be compared with an earlier one.
-
-        A file that we cannot see counts as missing.
-        """
+        """Return the state of the files, to compare; a file that we cannot see counts as missing."""
         return frozenset(
             [*_stat_files(self._libraries), *self._read_module(), *_stat_files(self._device_paths())]
         )

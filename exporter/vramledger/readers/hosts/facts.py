@@ -32,8 +32,7 @@ from vramledger_agent.protocol.distributed_ranks import LONGEST_VALUE, add_node
 
 FILE_CAP = 64 * 1024
 ENVIRON_CAP = 1024 * 1024
-"""A large cap, because a launcher adds its variables at the end, and a cluster's service variables come
-first."""
+"""Large: a launcher adds its variables at the end, and a cluster's service variables come first."""
 
 WORKER_VARIABLES = (
     b"LOCAL_RANK",  # torchrun, deepspeed, accelerate
@@ -43,12 +42,10 @@ WORKER_VARIABLES = (
     b"PMIX_RANK",
     b"RAY_RAYLET_PID",  # a raylet sets it for its workers and agents
 )
-"""The variables whose presence says that a process is a worker. SLURM_PROCID is not one of them:
-slurmstepd is like a service manager."""
+"""Variables that show a worker; not SLURM_PROCID, as slurmstepd is like a service manager."""
 
 _KERNEL_PARENT = b"JPY_PARENT_PID"
-"""A Jupyter server sets this variable for its kernels. A kernel's own children inherit it, but not the
-connection file in its arguments."""
+"""Jupyter sets this variable for its kernels; their children inherit it, not the connection file."""
 
 _ANCESTORS_MAX = 8
 """How many ancestors are asked for a notebook: a worker may be below a script, a launcher and a shell."""
@@ -173,8 +170,8 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
 def _uses_gpu(directory: str, maps: bytes) -> bool | None:
     """Tell whether a process maps the driver's libraries or has a GPU's device file open; None if not known.
 
-    A CUDA program does both from its first context on, and so does a client of MPS. A process with neither
-    holds no memory of a GPU. A process that is exiting has no mappings any more, so nothing is known of it.
+    A CUDA program does both from its first context on, and so does a client of MPS. A process that is exiting
+    has no mappings any more, so nothing is known of it.
     """
     if _GPU_MAPPING.search(maps):
         return True
@@ -240,10 +237,7 @@ def status_fields(data: bytes) -> dict[bytes, bytes]:
 
 
 def read_file(path: str, cap: int, denied: list[str]) -> bytes:
-    """Read a file of a process up to ``cap`` bytes; empty if the process is gone or we may not read it.
-
-    The name of a file that we may not read is added to ``denied``.
-    """
+    """Read up to ``cap`` bytes of a process' file; if it is gone empty, if not ours also in ``denied``."""
     data = bytearray()
     try:
         descriptor = os.open(path, READ_ONLY)
@@ -312,10 +306,7 @@ def _split_cgroup(data: bytes) -> tuple[str, ...]:
 def _read_parent(
     root: str, row: ProcessRow, depth: int, user_name: Callable[[int], str]
 ) -> ParentFacts | None:
-    """Return the parent without its command; None when it is outside our PID namespace or just gone.
-
-    ``depth`` is the number of PID namespaces that the child is in, 0 when not known.
-    """
+    """Return the parent, None if outside or gone; ``depth``: PID namespaces of the child, 0 if unknown."""
     if row.ppid == 0:
         return None
     try:
@@ -359,11 +350,7 @@ def _program_name(path: str | None) -> str:
 
 
 def _is_leader_alive(root: str, row: ProcessRow) -> bool | None:
-    """Tell whether the leader of the process group lives.
-
-    The kernel gives a pid to no other process while a group of that number exists, so the process with that
-    pid is the leader.
-    """
+    """Tell whether the group's leader lives: its pid goes to nobody else while the group exists."""
     if row.pgrp == row.pid:
         return True
     if row.pgrp == 0:
@@ -377,10 +364,7 @@ def _is_leader_alive(root: str, row: ProcessRow) -> bool | None:
 
 
 def find_memory_directory(root: str, row: ProcessRow) -> str:
-    """Return the directory whose files show the memory of a process.
-
-    The main thread of a zombie leader has released its memory; the threads that still run have it.
-    """
+    """Return the directory that shows a process' memory: a zombie leader's is with its other threads."""
     return _living_thread_path(root, row) if row.state == "Z" else f"{root}/{row.pid}"
 
 
@@ -400,11 +384,7 @@ def _is_service_main(environment: bytes, pids: set[int]) -> bool:
 
 
 def _may_lead_service(row: ProcessRow, facts: ProcessFacts) -> bool:
-    """Tell whether a process may be what systemd itself started for a service, as far as it can be seen.
-
-    It leads its session in the cgroup of a service. A service of a person's session, or one that starts other
-    people's programs (sshd, cron), does not count.
-    """
+    """Tell whether systemd may have started it: it leads a session in a service that runs only itself."""
     return row.session == row.pid and (facts.cgroup is None or is_in_service(facts.cgroup))
 
 
@@ -419,9 +399,7 @@ def _decode_comm(comm: bytes) -> str:
 def find_rank(environment: bytes, node: str) -> Rank | None:
     """Return the rank that an environment names; None where it names none, or a job of a single rank.
 
-    Args:
-        environment: begins with a zero byte.
-        node: the name of this host, which tells a rendezvous on localhost from that of another host.
+    ``node``: the name of this host, which tells a rendezvous on localhost from that of another host.
     """
 
     def value(name: str) -> str:

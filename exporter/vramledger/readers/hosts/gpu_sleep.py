@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 from vramledger.model.reading import DeviceReading
 
 REST: Final = 30.0
-"""Seconds after which a GPU that can sleep is not asked if nobody uses it, and for how many: a command that
-looks for seconds gets its answers."""
+"""Seconds after which an unused GPU that can sleep is not asked, and for how many: commands get answers."""
 
 _ENABLED: Final = "Runtime D3 status:"
 
@@ -70,16 +69,12 @@ class GpuSleep:
 
 
 class SleepWatch:
-    """Say when not to ask one GPU.
-
-    Attributes:
-        address: its PCI address, None while it is not known.
-    """
+    """Say when not to ask one GPU."""
 
     def __init__(self, gpus: GpuSleep, address: str | None) -> None:
         """Watch one of a host's GPUs."""
         self._gpus = gpus
-        self.address = address
+        self.address = address  # its PCI address, None while it is not known
         self._rests_until = float("-inf")
         self._unused_since: float | None = None
 

@@ -71,15 +71,7 @@ class HiddenSearch(Collector):
         round_interval: float = ROUND_INTERVAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start with nothing known.
-
-        Args:
-            host: where to search.
-            own_pids: the exporter and its sampler, which have the devices open to read NVML.
-            devices: path of the device files up to their number.
-            round_interval: seconds between the starts of two rounds.
-            clock: seconds that only grow.
-        """
+        """Start with nothing known; ``own_pids``, ours, have the devices open to read NVML."""
         self._host = host
         self._own = frozenset(own_pids)
         self._prefix = devices
@@ -133,8 +125,8 @@ class HiddenSearch(Collector):
         """The hidden holders that the last complete round found and that still run; None when not known.
 
         It is not known before the end of the first round, or after one that has taken too long. It is not
-        known either when nothing was found and
-        there are processes that we may not look into: each of them may be a hidden holder.
+        known either when nothing was found and there are processes that we may not look into: each of them
+        may be a hidden holder.
         """
         return self._found or (None if self._unreadable else self._found)
 
@@ -238,10 +230,7 @@ class HiddenSearch(Collector):
         return False
 
     def _submit_classification(self, row: ProcessRow, minors: set[int], *, more: bool) -> None:
-        """Queue a process for the thread of ``readers.bounded``: reading ``maps`` may hang.
-
-        It has these devices open, or perhaps others if it has ``more`` files.
-        """
+        """Queue a process for the reader's thread, as ``maps`` may hang; ``more``: it has more files."""
 
         def classified(
             facts: ProcessFacts | None, kind: str | None, mapped: Collection[int] = ()
@@ -293,9 +282,8 @@ class HiddenSearch(Collector):
         Measured on an H200 with driver 580: nvmlInit maps libcuda as well, so the library proves nothing. But
         cuInit maps the device file itself (/dev/nvidia0, twice), and a program that only reads NVML never
         does. A forked child of a CUDA program, such as a DataLoader's worker, inherits the files and the
-        mappings; while its parent lives and is listed, the bytes belong to the parent.
-
-        The numbers of the devices that it maps are added to ``mapped``, all of them if it has ``more`` files.
+        mappings; while its parent lives and is listed, the bytes belong to the parent. The numbers of the
+        devices that it maps are added to ``mapped``, all of them if it has ``more`` files.
         """
         if self._has_listed_parent(row.pid):
             return "inherited"
@@ -312,12 +300,7 @@ def find_hidden_holders(
     devices: str = "/dev/nvidia",
     patience: float = ROUND_INTERVAL,
 ) -> tuple[tuple[HiddenHolder, ...], int] | None:
-    """Search one whole round without a pause, as the one-off commands do.
-
-    Returns:
-        What was found, and how many processes could not be looked into; None when ``patience`` seconds
-        were not enough.
-    """
+    """Search a whole round; return hidden holders and how many were unreadable, None after ``patience``."""
     search = HiddenSearch(host, own_pids, devices=devices)
     deadline = time.monotonic() + patience
     while not search.complete and time.monotonic() < deadline:

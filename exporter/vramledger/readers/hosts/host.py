@@ -29,39 +29,27 @@ _CPU_CLOCK = 2
 """CPUCLOCK_SCHED of the kernel: the time for which a process has run."""
 
 CLOCK_STEP = 0.1
-"""Seconds by which the clock must have been set to count as a step: between the reads of two clocks a busy
-host may let milliseconds pass. A clock that NTP slows down or speeds up takes the boot time along."""
+"""Seconds of a clock step: two clocks are read milliseconds apart; NTP's slow drift moves boot along."""
 
 
 class Host:
-    """Read processes below one proc file system.
-
-    Attributes:
-        root: where the proc file system is mounted.
-        boot_id: the id of this boot of the host, empty when not available.
-        ticks: clock ticks a second, the unit of start times.
-    """
+    """Read processes below one proc file system."""
 
     def __init__(
         self, procfs: Path, rootfs: Path = Path("/"), *, boot_by_clocks: Callable[[], float] | None = None
     ) -> None:
         """Look at a host.
 
-        Args:
-            procfs: root of the proc file system.
-            rootfs: root of the host's file system, for the names of its users.
-            boot_by_clocks: the Unix time of boot by the system's clocks; they count, and not ``procfs``,
-                for how far it has moved since.
-
-        Raises:
-            StartupError: there is no proc file system.
+        ``procfs``: root of the proc file system. ``rootfs``: root of the host's file system, for the names of
+        its users. ``boot_by_clocks``: the Unix time of boot by the system's clocks; they count, and not
+        ``procfs``, for how far it has moved since. Raises StartupError if there is no proc file system.
         """
-        self.root = str(procfs)
-        self.ticks = os.sysconf("SC_CLK_TCK")
+        self.root = str(procfs)  # where the proc file system is mounted
+        self.ticks = os.sysconf("SC_CLK_TCK")  # clock ticks a second, the unit of start times
         self._boot_by_clocks = boot_by_clocks or _boot_by_clocks
         self._boot_time = _read_boot_time(procfs)
         self._boot_clock = self._boot_by_clocks()
-        self.boot_id = _read_boot_id(procfs)
+        self.boot_id = _read_boot_id(procfs)  # the id of this boot of the host, empty when not available
         self._users = facts.Users(rootfs)
         self._same_pid_namespace = _is_same_pid_namespace(procfs)
 
@@ -131,19 +119,12 @@ class Host:
         return facts.read_full_facts(self.root, row, self._users)
 
     def basic_facts(self, row: ProcessRow) -> ProcessFacts | None:
-        """Return the facts that cannot hang; the files that need the process' memory count as denied.
-
-        A user whose name was not looked up yet has its number as its name: the name service may hang (LDAP,
-        SSSD).
-        """
+        """Return facts that cannot hang, without the process' memory; a user never looked up is a number."""
         known = facts.read_basic_facts(self.root, row, self._users.cached_name)
         return known and replace(known, denied=(*known.denied, "cmdline", "environ", "maps"))
 
     def variables(self, pid: int, names: frozenset[str]) -> dict[str, str] | None:
-        """Return the named variables of a process' environment, None when we may not read all of it.
-
-        All others are dropped while reading. It may hang: see ``bounded``.
-        """
+        """Return a process' named variables alone; None if unreadable. It may hang: see ``bounded``."""
         denied: list[str] = []
         data = facts.read_environment(f"{self.root}/{pid}", denied)
         if len(data) >= facts.ENVIRON_CAP:
@@ -193,10 +174,7 @@ class Host:
         return set(status.get(b"Uid", b"").split()) == {b"0"}
 
     def title(self, pid: int) -> bytes:
-        """Return what a process has written as its own title; empty when it is gone, hidden or a zombie.
-
-        It may hang: see ``bounded``.
-        """
+        """Return a process' own title; empty if gone, hidden or a zombie. It may hang: see ``bounded``."""
         return facts.read_file(f"{self.root}/{pid}/cmdline", TITLE_CAP, [])
 
     def _exists(self, pid: int) -> bool:
@@ -220,10 +198,7 @@ class Host:
 
 
 def _is_same_pid_namespace(procfs: Path) -> bool:
-    """Tell whether a procfs numbers processes as our own PID namespace does.
-
-    ``NSpid`` of ourselves starts at the procfs' namespace and ends at ours: a single number is both.
-    """
+    """Tell whether a procfs numbers processes as we do: then ``NSpid`` of ourselves is one number."""
     status = facts.status_fields(facts.read_file(f"{procfs}/self/status", facts.FILE_CAP, []))
     return status.get(b"NSpid", b"") == b"%d" % os.getpid()
 

@@ -42,8 +42,7 @@ SETTINGS = (
     "CUDA_MPS_CLIENT_PRIORITY",
     ENABLE_VARIABLE,  # whether it was started with our agent
 )
-"""The variables that control GPU memory or our agent, by full names: a prefix would also accept unknown
-variables."""
+"""Variables that control GPU memory or our agent, in full: a prefix would accept unknown ones."""
 
 
 def find_libraries(maps: bytes) -> tuple[str, ...]:

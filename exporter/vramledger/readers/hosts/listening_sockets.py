@@ -36,11 +36,6 @@ def find_listener(root: str, pid: int, port: int) -> Listener | None:
 
     It is certain only in our own network namespace: elsewhere our connection would reach another socket. And
     every socket that listens at this port must be open in this process, so that no other one can answer.
-
-    Args:
-        root: where the host's proc file system is.
-        pid: the process.
-        port: the port.
     """
     directory = f"{root}/{pid}"
     try:
@@ -70,11 +65,7 @@ def _read_sockets(directory: str) -> frozenset[int]:
 
 
 def _read_listening(path: str) -> list[Listener]:
-    """Read the sockets that listen; the kernel lists them before all connections, of which there may be many.
-
-    Raises:
-        OSError: the table cannot be read, or is too long.
-    """
+    """Read listening sockets, which come first. Raises OSError if unreadable or too long."""
     found = []
     try:
         descriptor = os.open(path, READ_ONLY)

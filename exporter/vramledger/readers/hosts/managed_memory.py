@@ -3,11 +3,10 @@
 NVML charges managed memory (``cudaMallocManaged``) to no process. But its addresses are mapped from
 ``/dev/nvidia-uvm``, so the size of these mappings is an upper bound of what the process has of it, on all
 devices and on the host together. A program maps as much as it likes and touches none of it, so a mapping
-alone never proves that bytes lie on a device. Measured on an H100 with driver 580: every CUDA program maps
-2 MiB of this file, and 8 GiB of managed memory map 8,192 MiB more, wherever the pages are.
-
-``maps`` takes 0.2 to 1 ms a process, ``smaps`` 4 to 55 ms; so only ``maps`` is read, and only while a device
-has more uncharged bytes than the contexts of its holders explain.
+alone never proves that bytes lie on a device. Measured on an H100 with driver 580: every CUDA program maps 2
+MiB of this file, and 8 GiB of managed memory map 8,192 MiB more, wherever the pages are. ``maps`` takes 0.2
+to 1 ms a process, ``smaps`` 4 to 55 ms; so only ``maps`` is read, and only while a device has more uncharged
+bytes than the contexts of its holders explain.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ BASE_BYTES = 2 * MIB
 """What every CUDA program maps of ``/dev/nvidia-uvm``, with and without managed memory."""
 
 TIMEOUT = 0.05
-"""Seconds for which a sample waits for mappings; a read takes below a millisecond, and a late one comes with
-the next sample."""
+"""Seconds that a sample waits for mappings; a late one comes with the next sample."""
 
 READ_INTERVAL = 10.0
 """The minimum time between two reads of one process while its devices do not change, in seconds."""
@@ -132,7 +130,7 @@ def _wanted(devices: Iterable[DeviceReading]) -> dict[int, int]:
     """Return the pids whose mappings are worth a look, each with the uncharged bytes of its devices.
 
     A GPU instance lists the holders of each of its compute instances separately, with the memory of all of
-    them. Their sum is then too large, and costs a few reads.
+    them.
     """
     wanted: dict[int, int] = {}
     for device in devices:

@@ -41,10 +41,6 @@ def find_notebook(argv: Sequence[str], environment: bytes) -> str:
 
     The kernel's children inherit the variable, and belong to the notebook too. A kernel's name is that of its
     connection file, ``kernel-ID.json``.
-
-    Args:
-        argv: the command line.
-        environment: the environment with a NUL before each variable; only the one variable is read.
     """
     _, found, rest = environment.partition(_SESSION_VARIABLE)
     if found:
@@ -57,10 +53,7 @@ def find_notebook(argv: Sequence[str], environment: bytes) -> str:
 
 
 def find_kernel_name(argv: Sequence[str]) -> str:
-    """Return the name of a kernel, which is that of its connection file; empty if it is not a kernel.
-
-    A file of any name counts for what is known to run kernels, for other programs only ``kernel-ID.json``.
-    """
+    """Return a kernel's name, from its connection file; of unknown programs only from ``kernel-ID.json``."""
     runs_kernels = False
     for position, word in enumerate(argv):
         if match := _OPTION.fullmatch(word):

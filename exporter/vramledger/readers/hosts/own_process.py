@@ -1,7 +1,4 @@
-"""Read what a process of ours uses: CPU time, memory, open files.
-
-In the real /proc, not in ``--path.procfs``: our processes are in our own PID namespace.
-"""
+"""Read what a process of ours uses: CPU, memory, open files, in the real /proc of our own namespace."""
 
 from __future__ import annotations
 
@@ -25,11 +22,7 @@ def own_cgroup() -> tuple[str, ...]:
 
 
 class OwnProcess:
-    """A process of ours.
-
-    Its files stay open: to find and open them took a third of what our process did for a scrape of an
-    unchanged snapshot. So a pid that is used again is never mistaken for the process.
-    """
+    """A process of ours, its files kept open: finding them took a third of a scrape, and pids are reused."""
 
     def __init__(self, pid: int | None = None) -> None:
         """Prepare to read a process, ours if there is no ``pid``."""
@@ -43,10 +36,7 @@ class OwnProcess:
             os.close(each)
 
     def read(self) -> dict[str, float]:
-        """Return its figures, without those that cannot be read.
-
-        The names are those of prometheus_client's ProcessCollector without its prefix, the units theirs.
-        """
+        """Return its readable figures, named as prometheus_client's ProcessCollector does without prefix."""
         figures: dict[str, float] = {}
         with suppress(OSError):
             # After the name in parentheses, which may have spaces: state, parent, and so on.

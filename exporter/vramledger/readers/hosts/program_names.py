@@ -21,27 +21,17 @@ REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class _Interpreter:
-    """How to read an interpreter's options.
+    """How to read an interpreter's options."""
 
-    Attributes:
-        code: letters (or long options) whose value is program text, which has no name.
-        module: options whose value names the program.
-        value: options that take a value, attached or as the next word.
-        attached: letters whose value is attached or missing, never the next word.
-        flags: long options without a value that may precede the script.
-        single: options are words after a single dash too (java), not clusters of letters.
-        file: the option that names the script; the first other word does not (R).
-        inline: the words that replace the name of program text.
-    """
-
+    # letters (or long options) whose value is program text, which has no name
     code: frozenset[str] = frozenset()
-    module: frozenset[str] = frozenset()
-    value: frozenset[str] = frozenset()
-    attached: frozenset[str] = frozenset()
-    flags: frozenset[str] = frozenset()
-    single: bool = False
-    file: str | None = None
-    inline: str = "-e"
+    module: frozenset[str] = frozenset()  # options whose value names the program
+    value: frozenset[str] = frozenset()  # options that take a value, attached or as the next word
+    attached: frozenset[str] = frozenset()  # letters whose value is attached or missing, never the next word
+    flags: frozenset[str] = frozenset()  # long options without a value that may precede the script
+    single: bool = False  # options are words after a single dash too (java), not clusters of letters
+    file: str | None = None  # the option that names the script; the first other word does not (R)
+    inline: str = "-e"  # the words that replace the name of program text
 
 
 def _words(text: str) -> frozenset[str]:
@@ -97,7 +87,7 @@ _INTERPRETERS: tuple[tuple[re.Pattern[str], _Interpreter], ...] = (
     (re.compile(r"Rscript"), _Interpreter(code=_words("e"), flags=_R.flags)),
 )
 """Shells are not among them. A script that a shell runs is a shell to its children, and the judgement of a
-parent must see that. The script's own name is in comm if its "#!" line started it."""
+parent must see that."""
 
 _MULTIPROCESSING = re.compile(
     r"(?:import sys; )?"  # since Python 3.14
@@ -109,21 +99,12 @@ _WORKER_TITLE = re.compile(r"VLLM::(?:Engine|Worker|DP)|ray::|sglang::")
 
 
 def program_name(argv: Sequence[str], comm: str) -> str:
-    """Return a program's own name, at most 64 characters, with nothing of its arguments.
-
-    Args:
-        argv: its command line; empty for a kernel thread or a process that has ended.
-        comm: the kernel's name for it, used when the command line says nothing.
-    """
+    """Return a program's own name, never its arguments, or ``comm`` where ``argv`` says nothing."""
     return clean(_raw_name(argv, comm)) or clean(comm)
 
 
 def worker_evidence(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return what in a command line says that it is a worker: ``multiprocessing``, ``title``.
-
-    A child that ``multiprocessing`` forked instead of spawned has its parent's command line and no such word.
-    Workers of vLLM, SGLang and Ray replace their command line with a title of their own.
-    """
+    """Return what in a command line shows a worker; forked children show nothing, vLLM and Ray a title."""
     name = _raw_name(argv, "")
     if _MULTIPROCESSING.match(f"from {name} import main") or _LOKY.fullmatch(name):
         return ("multiprocessing",)

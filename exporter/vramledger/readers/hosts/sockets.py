@@ -46,22 +46,15 @@ _LOOPBACK_4, _LOOPBACK_6 = b"7F", b"0" * 24 + b"01000000"
 
 
 class SocketEnd(NamedTuple):
-    """A socket: whether it listens for anybody, has lost its other end, or which socket that is.
+    """A socket: whether it listens for anybody, has lost its other end, or which socket that is."""
 
-    Attributes:
-        listens: somebody may still connect to it. A port that the kernel has chosen does not count, since
-            nobody finds it who was not told.
-        severed: its other end, on this host, is gone.
-        peer: the other end on this host; 0 if there is none, or if it is elsewhere.
-        elsewhere: it is connected to another host, or waits for a server to accept it.
-        port: of TCP, the port to which it was connected before it was severed.
-    """
-
+    # somebody may still connect to it. A port that the kernel has chosen does not count, since nobody finds
+    # it who was not told
     listens: bool = False
-    severed: bool = False
-    peer: int = 0
-    elsewhere: bool = False
-    port: int = 0
+    severed: bool = False  # its other end, on this host, is gone
+    peer: int = 0  # the other end on this host; 0 if there is none, or if it is elsewhere
+    elsewhere: bool = False  # it is connected to another host, or waits for a server to accept it
+    port: int = 0  # of TCP, the port to which it was connected before it was severed
 
     @property
     def peer_name(self) -> str:
@@ -73,10 +66,7 @@ def unix_sockets() -> dict[int, SocketEnd]:
     """Return the Unix sockets of our network namespace by inode.
 
     A connection of whole messages to a socket with a name is that of an agent with its exporter, which wants
-    nothing of the program; it is left out.
-
-    Raises:
-        OSError: the kernel does not say.
+    nothing of the program; it is left out. Raises OSError if the kernel does not say.
     """
     listed: dict[int, tuple[int, int, dict[int, bytes]]] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as link:
@@ -131,15 +121,7 @@ def _read_unix(data: bytes, listed: dict[int, tuple[int, int, dict[int, bytes]]]
 
 
 def tcp_sockets(directory: str, chosen_ports: range) -> dict[int, SocketEnd]:
-    """Return the TCP sockets of the network namespace of a process, by its directory in /proc.
-
-    Args:
-        directory: of the process.
-        chosen_ports: those that the kernel chooses itself.
-
-    Raises:
-        OSError: they cannot be read, or are too many.
-    """
+    """Return a process' TCP sockets; the kernel chooses ``chosen_ports``. Raises OSError if too many."""
     ends = _read_ends(directory, "tcp")
     by_ends = {(local, remote): inode for local, remote, _, inode in ends}
     listening = {local[1] for local, _, state, _ in ends if state == _LISTENS}
@@ -161,10 +143,7 @@ def tcp_sockets(directory: str, chosen_ports: range) -> dict[int, SocketEnd]:
 
 
 def udp_sockets(directory: str, chosen_ports: range) -> dict[int, SocketEnd]:
-    """Return the UDP sockets of the network namespace of a process, as :func:`tcp_sockets` does.
-
-    Without a connection no event says that the other end has gone, so none is severed.
-    """
+    """Return a process' UDP sockets as :func:`tcp_sockets` does; none is severed, as no event says so."""
     ends = _read_ends(directory, "udp")
     connected = {(local, remote): inode for local, remote, state, inode in ends if state == _CONNECTED}
     bound = {local[1]: inode for local, _, state, inode in ends if state != _CONNECTED}

@@ -1,7 +1,6 @@
 """Read the row from ``/proc/PID/stat`` at every sample: the hot path.
 
-Measured (Linux 6.18, Python 3.11, one core): open, read and close take 6.7 µs, with parsing 7.7 µs. Through a
-directory fd it takes 6.7 µs, through a file kept open 3.2 µs, which would cost a descriptor for each holder.
+Measured (Linux 6.18, Python 3.11, one core): open, read and close take 6.7 µs, with parsing 7.7 µs.
 ``psutil.Process(pid).oneshot()`` with status, ppid, create_time, num_threads and terminal takes 73 µs, 46 µs
 when the object is kept.
 """
@@ -24,11 +23,7 @@ _LONGEST = 4096
 
 
 def read_small(path: str, most: int = 16384) -> bytes:
-    """Read a file of a process that the kernel writes in one piece.
-
-    Raises:
-        OSError: it is gone (ENOENT, or ESRCH when it ended after the open), or hidden (EACCES, EPERM).
-    """
+    """Read a file that the kernel writes in one piece. Raises OSError if gone (ENOENT, ESRCH) or hidden."""
     descriptor = os.open(path, READ_ONLY)
     try:
         return os.read(descriptor, most)
@@ -42,11 +37,7 @@ def read_stat(root: str, pid: int) -> bytes:
 
 
 def parse_stat(pid: int, data: bytes) -> ProcessRow:
-    """Parse a row from a ``stat``; a program chooses its name, which may hold spaces, ``)`` and newlines.
-
-    Raises:
-        ValueError: this is not a ``stat``.
-    """
+    """Parse a ``stat``; a name may hold spaces, ``)`` and newlines. Raises ValueError if it is none."""
     try:
         fields = data[data.rindex(b")") + 2 :].split(None, 26)
         return ProcessRow(

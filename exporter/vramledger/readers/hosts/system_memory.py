@@ -68,9 +68,9 @@ class SystemMemory:
     def nvmap_clients(self) -> tuple[ProcessEntry, ...] | None:
         """Return who has memory of nvmap, by pid; None where the list is missing, unreadable or garbage.
 
-        Only root may read it, and debugfs must be mounted. A client without a process (pid 0) is the
-        kernel's own. A program may put line breaks into its name, and so whole lines into the list: where a
-        line does not have the name that the kernel gives its process, the list is garbage.
+        Only root may read it, and debugfs must be mounted. A client without a process (pid 0) is the kernel's
+        own. A program may put line breaks into its name, and so whole lines into the list: where a line does
+        not have the name that the kernel gives its process, the list is garbage.
         """
         try:
             with self._clients.open("rb") as file:
@@ -110,10 +110,7 @@ class SystemMemory:
 
 
 def _read(path: Path) -> dict[str, int]:
-    """Return the bytes by name of a file like ``/proc/meminfo``; empty when it is not readable.
-
-    In the file of a node each line begins with ``Node 1``.
-    """
+    """Return the bytes by name of a file like ``/proc/meminfo``, or a node's; empty if unreadable."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):

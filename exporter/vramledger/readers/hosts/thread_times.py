@@ -2,12 +2,11 @@
 
 ``/proc/PID/task/TID/schedstat`` has the CPU time of a thread and how often it ran, since its start. Every
 user may read it, on every GPU, beside any neighbour. Two looks prove all the time between them. No thread of
-a short life hides between them: some thread that was there at the first look had to run to start it.
-
-In a program with CUDA that does nothing, one thread of the driver goes on: ``cuda-EvtHandlr``. Measured on an
-H100 with driver 580: 10 times a second, 0.6 to 1.25 ms a second. A program chooses the names of its threads,
-so that name alone excuses nobody: the thread must keep this rhythm, and there is at most one of it for each
-GPU of the program.
+a short life hides between them: some thread that was there at the first look had to run to start it. In a
+program with CUDA that does nothing, one thread of the driver goes on: ``cuda-EvtHandlr``. Measured on an H100
+with driver 580: 10 times a second, 0.6 to 1.25 ms a second. A program chooses the names of its threads, so
+that name alone excuses nobody: the thread must keep this rhythm, and there is at most one of it for each GPU
+of the program.
 
 Without ``schedstat`` the context switches in ``status`` say how often a thread ran, and the clock of the
 process how long.
@@ -30,8 +29,7 @@ LOOK_INTERVAL = 30.0
 """Seconds between two looks at a holder in which nothing happens."""
 
 BUDGET = 0.002
-"""Seconds of a sample that are spent at most: about 250 threads. 25 holders with 30 threads each need 6 ms
-every 30 s, 500 of them need a minute for a round."""
+"""Seconds of a sample for looks, about 250 threads; 500 holders of 30 threads need a minute."""
 
 THREADS_MAX = 10_000
 """Of a process with more threads nothing is known."""
@@ -123,13 +121,7 @@ class ThreadTimesReader(Collector):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start with nothing known.
-
-        Args:
-            procfs: where the proc file system is mounted.
-            cpu_seconds: the CPU time of a process, with that of its ended threads; None where not known.
-            clock: seconds that only grow.
-        """
+        """Start with nothing known; ``cpu_seconds`` gives a process' CPU time, with that of ended threads."""
         self._root = procfs
         self._cpu_seconds = cpu_seconds
         self._clock = clock
@@ -323,10 +315,7 @@ class ThreadTimesReader(Collector):
     def _driver_threads(
         self, holder: _LookedAt, ran: Iterable[_Ran], elapsed: float, process: float | None
     ) -> set[int]:
-        """Return the threads that have the name and the rhythm of the driver's.
-
-        If there are more of them than the process uses GPUs, nobody knows which is the driver's: then none.
-        """
+        """Return threads with the driver's name and rhythm; none if there are more than it uses GPUs."""
         lowest, highest = (wakes * elapsed for wakes in DRIVER_WAKES)
         alike = set()
         for each in ran:
@@ -362,12 +351,7 @@ def _has_schedstat(directory: str) -> bool:
 
 
 def _read_figures(directory: str, *, by_switches: bool) -> _Figures:
-    """Read how long and how often a thread ran.
-
-    Raises:
-        OSError: it has ended, or we may not read it.
-        ValueError: the kernel does not say it.
-    """
+    """Read how long and how often a thread ran. Raises OSError, or ValueError if the kernel does not say."""
     if not by_switches:
         cpu, _, runs = read_small(f"{directory}/schedstat").split()
         return int(cpu) / 1e9, int(runs)

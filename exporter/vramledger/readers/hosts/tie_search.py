@@ -49,8 +49,7 @@ _COMMAND_SIGNS = frozenset("multiprocessing title jupyter".split())
 """Those in the command line, which a program that is started does not inherit, and a forked child does."""
 
 _NAMED_LAUNCHER = {"RAY_RAYLET_PID": b"RAY_RAYLET_PID", "jupyter": b"JPY_PARENT_PID"}
-"""The variable with the pid of the launcher, by the sign of the worker to whom it was given: those that
-this one starts inherit it too."""
+"""The variable of the launcher's pid by the worker's sign: a worker's own children inherit it."""
 
 _LAUNCHER_PORT = re.compile(
     rb"(?:^|\0)(?:PMI_PORT|PMIX_SERVER_URI\w*|OMPI_MCA_orte_\w*uri)=[^\0]*:(\d{1,5})(?=\0|$)"
@@ -81,29 +80,20 @@ class Watched(NamedTuple):
 
 
 class _Suspect(NamedTuple):
-    """A holder whose launcher may have ended.
+    """A holder whose launcher may have ended."""
 
-    Attributes:
-        row: its own.
-        top: it, or the wrapper around it whose parent is another one than its launcher.
-        adopted: another process than its parent has certainly started it.
-        reaped: its parent is the init of a container, which may have started it.
-        worker: it is a worker by signs of its own.
-        may_be_daemon: they are in its command line alone: it may be a daemon that a worker forked twice.
-        by_pipe: its launcher may hold it by a pipe. Only ``multiprocessing`` and what builds on it does; a
-            pipe of another worker may have led to a helper of its own that has ended, and so may a socket
-            of which no variable says that it leads to the launcher.
-        by_socket: its launcher holds it by a Unix socket without saying by which, as Ray does.
-    """
-
-    row: ProcessRow
-    top: ProcessRow
-    adopted: bool
-    reaped: bool
-    worker: bool
+    row: ProcessRow  # its own
+    top: ProcessRow  # it, or the wrapper around it whose parent is another one than its launcher
+    adopted: bool  # another process than its parent has certainly started it
+    reaped: bool  # its parent is the init of a container, which may have started it
+    worker: bool  # it is a worker by signs of its own
+    # they are in its command line alone: it may be a daemon that a worker forked twice
     may_be_daemon: bool = False
+    # its launcher may hold it by a pipe. Only ``multiprocessing`` and what builds on it does; a pipe of
+    # another worker may have led to a helper of its own that has ended, and so may a socket of which no
+    # variable says that it leads to the launcher
     by_pipe: bool = False
-    by_socket: bool = False
+    by_socket: bool = False  # its launcher holds it by a Unix socket without saying by which, as Ray does
 
 
 class _End(NamedTuple):
@@ -121,13 +111,7 @@ class _End(NamedTuple):
 
 
 class _Search:
-    """One look at all processes.
-
-    A process is read when it is asked for; all of them only if there is a suspect.
-
-    Attributes:
-        unread: how many of them, or of their sockets, could not be read.
-    """
+    """A look at all processes, each read when asked for; all of them only if there is a suspect."""
 
     def __init__(self, root: str, *, host_namespace: bool) -> None:
         self.root = root
@@ -136,6 +120,7 @@ class _Search:
         self._environments: dict[int, bytes] = {}
         self.links = 0
         self._frozen: dict[tuple[str, ...], bool] = {}
+        # how many of them, or of their sockets, could not be read
         self.unread = 0 if host_namespace else 1  # the other end may be outside of what we see
         self._numbers: dict[int, tuple[int, ...]] = {}
 
@@ -355,11 +340,7 @@ class _Search:
         return {each.pid for each in group if not _is_over(each)} - above
 
     def ends(self, pid: int, wanted: Collection[str] | None = None) -> Iterator[_End]:
-        """Yield the pipes and sockets of a process: all, or those wanted.
-
-        Raises:
-            OSError: we may not read them.
-        """
+        """Yield the pipes and sockets of a process, all or those wanted. Raises OSError if unreadable."""
         row = self.row(pid)
         directory = f"{self.root}/{pid}/fd" if row is None else f"{find_memory_directory(self.root, row)}/fd"
         for number in os.listdir(directory):  # noqa: PTH208 3 x faster
@@ -427,13 +408,7 @@ def _own_if_started(row: ProcessRow, signs: Iterable[str]) -> frozenset[str]:
 
 
 def find_ties(root: str, holders: Iterable[Watched], *, host_namespace: bool) -> tuple[Ties, ...]:
-    """Return what ties the suspects among the holders.
-
-    Args:
-        root: where the host's proc file system is.
-        holders: all of them.
-        host_namespace: whether we are in the host's PID namespace.
-    """
+    """Return what ties the suspects among the holders; ``host_namespace``: we are in the host's."""
     search, holders = _Search(root, host_namespace=host_namespace), tuple(holders)
     pids = {each.row.pid for each in holders}
     suspects = [suspect for each in holders if (suspect := search.suspect(each, pids)) is not None]
@@ -467,10 +442,7 @@ def _only_frozen(holder: Watched) -> Ties:
 
 
 def _socket_ends(search: _Search, suspects: Iterable[_Suspect]) -> dict[str, SocketEnd]:
-    """Return the sockets in the network namespaces of the suspects, by their names in /proc.
-
-    The kernel lists the Unix sockets of our own namespace only; those of another one are not known.
-    """
+    """Return the suspects' sockets, by network namespace; Unix sockets only in our own."""
     ports, found = ports_the_kernel_chooses(search.root), dict[int, SocketEnd]()
     read: set[int | None] = set()
     try:
@@ -537,45 +509,28 @@ def _other_ends(search: _Search, wanted: Collection[str]) -> _Others:
 
 
 class _Found(NamedTuple):
-    """All that a look has read.
+    """All that a look has read."""
 
-    Attributes:
-        search: the processes.
-        suspects: those that may have lost their launcher.
-        workers: those who certainly have lost their launcher, workers that were left behind with them, and
-            all below: that they hold each other's ends says nothing of anybody who wants them.
-        inside: they, and the other suspects, with all below. Such a one may run on purpose, and
-            want a worker.
-        connections: what the kernel says of sockets, by name.
-        others: who has the other ends.
-    """
-
-    search: _Search
-    suspects: Sequence[_Suspect]
+    search: _Search  # the processes
+    suspects: Sequence[_Suspect]  # those that may have lost their launcher
+    # those who certainly have lost their launcher, workers that were left behind with them, and all below:
+    # that they hold each other's ends says nothing of anybody who wants them
     workers: set[int]
+    # they, and the other suspects, with all below. Such a one may run on purpose, and want a worker
     inside: set[int]
-    connections: Mapping[str, SocketEnd]
-    others: _Others
+    connections: Mapping[str, SocketEnd]  # what the kernel says of sockets, by name
+    others: _Others  # who has the other ends
 
 
 class _FarEnd(NamedTuple):
-    """The other end of a pipe or a socket.
+    """The other end of a pipe or a socket."""
 
-    Attributes:
-        holders: who has it.
-        alive: somebody has it who was not left behind, or another host.
-        gone: nobody has it any more.
-        listens: there is none yet, and anybody may connect.
-        to_launcher: the launcher said that it leads to it.
-        unread: who has it is not known.
-    """
-
-    holders: Collection[int] = ()
-    alive: bool = False
-    gone: bool = False
-    listens: bool = False
-    to_launcher: bool = False
-    unread: bool = False
+    holders: Collection[int] = ()  # who has it
+    alive: bool = False  # somebody has it who was not left behind, or another host
+    gone: bool = False  # nobody has it any more
+    listens: bool = False  # there is none yet, and anybody may connect
+    to_launcher: bool = False  # the launcher said that it leads to it
+    unread: bool = False  # who has it is not known
 
 
 def _far_end(found: _Found, suspect: _Suspect, end: _End, ways: tuple[set[int], set[str]]) -> _FarEnd:

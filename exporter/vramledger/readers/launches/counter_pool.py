@@ -1,8 +1,4 @@
-"""Limit how many counters are open at once, and close them in a thread of its own.
-
-The kernel takes up to 0.1 s to close one. So we close them off the sampling path, and their number also says
-how long our process takes to end.
-"""
+"""Limit the open counters, and close each (up to 0.1 s) in a thread; their number bounds our end too."""
 
 from __future__ import annotations
 
@@ -17,11 +13,7 @@ class CounterPool:
     """The counters of all holders."""
 
     def __init__(self, limit: int) -> None:
-        """Start the thread that closes.
-
-        Args:
-            limit: the number of counters that may be open, those that wait to be closed included.
-        """
+        """Start the closing thread; ``limit`` counts open counters and those that wait to be closed."""
         self.limit = limit
         self._closing: deque[int] = deque()
         self._open = self._opening = 0

@@ -1,7 +1,4 @@
-"""Read where the functions of a shared library lie in its file: its dynamic symbols, and no more.
-
-The file belongs to the user whose program has mapped it, so nothing in it is trusted.
-"""
+"""Read where a library's dynamic symbols lie in its file; it is a user's, so nothing in it is trusted."""
 
 from __future__ import annotations
 
@@ -45,12 +42,8 @@ class _ElfSection(NamedTuple):
 def find_functions(descriptor: int, wanted: Callable[[str], bool]) -> dict[str, int]:
     """Return the file offsets of the wanted functions that an open ELF file defines, by name.
 
-    Names with the same offset are the same function.
-
-    Raises:
-        ElfError: it is not a 64-bit little-endian ELF file with dynamic symbols, or one of the wanted
-            functions is chosen only when the library is loaded.
-        OSError: it cannot be read.
+    Raises ElfError if it is not a 64-bit little-endian ELF file with dynamic symbols, or one of the wanted
+    functions is chosen only when the library is loaded. Raises OSError if it cannot be read.
     """
     header = _read(descriptor, 0, _HEADER.size)
     fields = _HEADER.unpack(header)
@@ -139,8 +132,7 @@ _THIRTY_TWO_BITS = re.compile(
     r"cu(?:Memcpy(?:HtoD|DtoH|DtoD|DtoA|AtoD|HtoA|AtoH|AtoA|2D|3D)(?:Async)?|Memcpy2DUnaligned"
     r"|Memset(?:D|D2D)(?:8|16|32))"
 )
-"""The forms of CUDA 3.1 and older, whose addresses have 32 bits: no address of today fits. libcuda 580 still
-has 24 of them, beside 114 others."""
+"""Forms of CUDA 3.1 and older, with 32-bit addresses that none of today fits; libcuda 580 has 24."""
 
 STREAM_MEMORY = re.compile(r"cuStream(?:Write|BatchMemOp)\w*")
 """A write into memory by a stream."""

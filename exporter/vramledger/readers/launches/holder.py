@@ -4,11 +4,14 @@ A thread that does not run calls nothing. So only threads that run get counters,
 others have not run; a program whose threads all sleep gets no counter. Each look finds out which threads have
 run or are new, and whether the program still maps the same libraries. Whenever a call may have been missed,
 the quiet time begins again.
+
+Know which threads certainly have not run: asleep at two looks, without a switch in between.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +21,7 @@ from typing import NamedTuple
 from vramledger.model.reading import LaunchCount
 from vramledger.readers.hosts.facts import read_file
 from vramledger.readers.hosts.libraries import MAPS_CAP
-from vramledger.readers.hosts.stat import READ_ONLY, read_row
+from vramledger.readers.hosts.stat import READ_ONLY, read_row, read_small
 from vramledger.readers.launches.counter_pool import CounterPool
 from vramledger.readers.launches.elf import (
     ElfError,
@@ -27,7 +30,6 @@ from vramledger.readers.launches.elf import (
     is_library,
     submits_work,
 )
-from vramledger.readers.launches.threads import cpu_time, list_threads, sleep_mark
 from vramledger.readers.launches.uprobes import (
     Mapping,
     ThreadStarts,
@@ -39,6 +41,45 @@ from vramledger.readers.launches.uprobes import (
     uprobe_type,
 )
 from vramledger_agent.printable import printable
+
+_STATE = re.compile(rb"^State:\s*(\S)", re.MULTILINE)
+_SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+_SLEEPS = b"SDTtIK"
+_DRIVER_THREAD = re.compile(rb"^Name:\tcuda-EvtHandlr$", re.MULTILINE)
+"""libcuda's own waking thread, which calls nothing; a program that takes its name harms itself."""
+
+_SCHEDULER_CLOCK = 2
+"""``CPUCLOCK_SCHED``: with a pid it makes the number of the clock of a process' CPU time, in nanoseconds."""
+
+
+def list_threads(root: str, pid: int) -> list[int]:
+    """Return the threads of a process. Raises OSError if it has ended."""
+    return [int(name) for name in os.listdir(f"{root}/{pid}/task")]  # noqa: PTH208 pathlib is 3 x slower
+
+
+def sleep_mark(root: str, pid: int, thread: int) -> int | None:
+    """Return a number that stays the same while a sleeping thread does not run; None if it does not sleep.
+
+    It is the thread's count of context switches: a thread cannot run and sleep again without one. Raises
+    OSError if it has ended.
+    """
+    status = read_small(f"{root}/{pid}/task/{thread}/status")
+    if _DRIVER_THREAD.search(status):
+        return 0
+    state = _STATE.search(status)
+    counts = _SWITCHES.findall(status)
+    if state is None or state[1] not in _SLEEPS or len(counts) != 2:  # noqa: PLR2004 voluntary and not
+        return None
+    return sum(map(int, counts))
+
+
+def cpu_time(pid: int) -> int | None:
+    """Return a process' CPU time in ns, ended threads too, None if unreadable; equal: nothing ran."""
+    try:
+        return time.clock_gettime_ns((~pid << 3) | _SCHEDULER_CLOCK)
+    except OSError:
+        return None
+
 
 MAX_THREADS = 4096
 """The maximum number of threads of a program that is counted: one look at 1,000 takes 15 ms."""
@@ -88,14 +129,7 @@ class HolderCounter:
         pool: CounterPool,
         submits: Callable[[str], bool] = submits_work,
     ) -> None:
-        """Prepare.
-
-        Args:
-            root: where the proc file system is mounted; its pids must be those of our own PID namespace.
-            holder: pid and start time of the program, so that no other program is ever touched.
-            pool: the counters of all holders.
-            submits: tells whether a function hands work to a GPU.
-        """
+        """Prepare; ``root``'s pids must be ours, ``submits`` tells which functions hand work to a GPU."""
         self._root, (self._pid, self._start) = root, holder
         self._pool = pool
         self._submits = submits
@@ -178,11 +212,7 @@ class HolderCounter:
             self._since = None
 
     def _check_libraries(self) -> None:
-        """Begin again if the program maps other libraries than before: it has loaded one, or has called exec.
-
-        Raises:
-            CannotCountError: it can work without libcuda, or does not map it.
-        """
+        """Begin again if libraries have changed (by exec, too). Raises CannotCountError without libcuda."""
         denied: list[str] = []
         maps = read_file(f"{self._root}/{self._pid}/maps", MAPS_CAP, denied)
         if denied:
@@ -241,11 +271,7 @@ class HolderCounter:
             self._pool.close(list(ended.counters.values()))
 
     def _attach(self, thread: int) -> None:
-        """Count the calls of one thread; a thread that has ended meanwhile gets no counter.
-
-        Raises:
-            CannotCountError: the limit is reached, or the breakpoint is not in the program's memory.
-        """
+        """Count a thread's calls, unless it has ended. Raises CannotCountError at the limit, or unmapped."""
         if self._functions is None:
             self._functions = self._read_functions()
         if self._ended:
@@ -274,11 +300,7 @@ class HolderCounter:
             self._checked = True
 
     def _read_functions(self) -> tuple[_Function, ...]:
-        """Find the functions in the files and in the program's memory; those of one address are one.
-
-        Raises:
-            CannotCountError: a library cannot be read, or is not what the program has mapped.
-        """
+        """Find the functions in files and memory, one an address. Raises CannotCountError if they differ."""
         found: dict[tuple[str, int], _Function] = {}
         for path in {each.path for each in self._libraries or ()}:
             mappings = [each for each in self._libraries or () if each.path == path]
@@ -304,10 +326,7 @@ class HolderCounter:
         """Make sure that the program itself runs into the breakpoints.
 
         A file can be another one than the program has mapped, although it has the same path. Then nothing
-        would be counted, and that must never look like quiet.
-
-        Raises:
-            CannotCountError: it does not.
+        would be counted, and that must never look like quiet. Raises CannotCountError if it does not.
         """
         try:
             descriptor = os.open(f"{self._root}/{self._pid}/mem", READ_ONLY)
@@ -330,11 +349,7 @@ def _reason(error: Exception) -> str:
 
 
 def _find_libraries(maps: bytes) -> tuple[Mapping, ...]:
-    """Return where a program has the code of libcuda.
-
-    Raises:
-        CannotCountError: it can work without libcuda, or does not map it.
-    """
+    """Return where the code of libcuda is mapped. Raises CannotCountError if it is not, or not needed."""
     libraries = []
     for mapping in find_mappings(maps):
         name = mapping.path.rpartition("/")[2].removesuffix(DELETED)
@@ -350,12 +365,7 @@ def _find_libraries(maps: bytes) -> tuple[Mapping, ...]:
 
 
 def _read_library(path: str, submits: Callable[[str], bool]) -> tuple[set[int], dict[int, bytes]]:
-    """Return the offsets of the functions that hand over work, and the first bytes of each.
-
-    Raises:
-        ElfError: it is not a library.
-        OSError: it cannot be read.
-    """
+    """Return the submitting functions' offsets and first bytes. Raises ElfError if no library, or OSError."""
     descriptor = os.open(path, READ_ONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

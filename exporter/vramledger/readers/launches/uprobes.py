@@ -81,11 +81,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def uprobe_type() -> int:
-    """Return the number of the PMU for uprobes.
-
-    Raises:
-        OSError: this kernel has none (before Linux 4.17, or built without uprobes), or we may not see it.
-    """
+    """Return the PMU of uprobes. Raises OSError if there is none (before Linux 4.17), or it is hidden."""
     return int(_PMU.read_text(encoding="ascii"))
 
 
@@ -103,11 +99,7 @@ def _open_event(attributes: tuple[int, ...], thread: int) -> int:
 
 
 def open_counter(pmu: int, path: str, offset: int, thread: int) -> int:
-    """Return a descriptor that counts the calls of the function at ``offset`` of a file in one thread.
-
-    Raises:
-        OSError: the kernel refuses it, or the thread has ended (``ESRCH``).
-    """
+    """Return a counter of a thread's calls. Raises OSError if refused, or it has ended (``ESRCH``)."""
     name = ctypes.create_string_buffer(os.fsencode(path))
     at = ctypes.addressof(name)
     return _open_event((pmu, _ATTRIBUTES.size, 0, 0, 0, 0, 0, 0, 0, at, offset), thread)
@@ -133,11 +125,7 @@ class ThreadStarts:
     """Tell whether a thread has started other threads; this costs the program nothing."""
 
     def __init__(self, thread: int) -> None:
-        """Watch one thread.
-
-        Raises:
-            OSError: the kernel refuses it, or the thread has ended.
-        """
+        """Watch one thread. Raises OSError if the kernel refuses it, or the thread has ended."""
         attributes = (_SOFTWARE, _ATTRIBUTES.size, _DUMMY, 0, 0, 0, _RECORD_TASKS, 0, 0, 0, 0)
         descriptor = _open_event(attributes, thread)
         try:
@@ -146,10 +134,7 @@ class ThreadStarts:
             os.close(descriptor)  # the mapping keeps the event open
 
     def any_since_last(self) -> bool:
-        """Tell whether it has started a thread since the last question; a record that was lost counts as one.
-
-        The start of another process is not one.
-        """
+        """Tell whether it has started a thread (no process) since; a lost record counts as one."""
         head = self._read_position(_HEAD_AT)
         tail = self._read_position(_TAIL_AT)
         records = bytes(self._byte(at) for at in range(tail, head)) if head - tail <= _PAGE else b""
@@ -178,11 +163,7 @@ class ThreadStarts:
 
 
 def find_obstacle(root: str) -> str:
-    """Say why the calls of programs cannot be counted here; empty if they can.
-
-    Args:
-        root: where the proc file system is mounted.
-    """
+    """Say why the calls of programs cannot be counted below ``root``; empty if they can."""
     try:
         pmu = uprobe_type()
     except (OSError, ValueError):

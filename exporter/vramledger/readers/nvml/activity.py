@@ -44,8 +44,7 @@ class _Metric(NamedTuple):
 
 _GRAPHICS: Final = 1
 """The share of the time in which anything ran, asked of instances only. It alone takes 1.42 ms of CPU time on
-an H200 (driver 580), all other metrics together 2 µs. The driver's utilisation rates say the same of a whole
-GPU in 0.02 ms; an instance has no such rates."""
+an H200 (driver 580), all other metrics together 2 µs."""
 
 _VIDEO_ENGINES: Final = (*range(30, 38), *range(40, 48), 50, 51, *range(166, 170))
 """The metrics of the decoders, the JPEG and the optical flow engines, and the encoders."""
@@ -70,10 +69,7 @@ _METRICS: Final[Mapping[int, _Metric]] = {
 
 
 class ActivityReader:
-    """The counters of one GPU, or of one GPU instance of it; each reading continues where the last one ended.
-
-    A reading that fails loses nothing: the next one covers its time too.
-    """
+    """The counters of a GPU or an instance; each reading covers the time since the last one that worked."""
 
     def __init__(self, nvml: Nvml, gpu_instance: int | None = None) -> None:
         self._nvml = nvml
@@ -97,13 +93,8 @@ class ActivityReader:
     def read(self, gpu: Handle, monotonic: float) -> dict[str, float]:
         """Return the means since the previous reading; empty for the first one.
 
-        Args:
-            gpu: the GPU, also for an instance of it.
-            monotonic: the time of the sample, seconds. A second reading in the same sample gets the same
-                answer: a mean of microseconds says nothing.
-
-        Raises:
-            NVMLError: the query failed or is not supported, or the answer is garbage.
+        A second reading in the same sample gets the same answer: a mean of microseconds says nothing. Raises
+        NVMLError if the query failed or is not supported, or the answer is garbage.
         """
         if self._unsupported is not None:
             raise self._nvml.NVMLError(self._unsupported)

@@ -1,7 +1,4 @@
-"""Make one query to NVML, and decide what happens when the driver has no answer.
-
-NVML's return codes and special numbers are part of its ABI; here is what they mean to us.
-"""
+"""Make one query to NVML, and decide what its return codes and special numbers mean to us."""
 
 from __future__ import annotations
 
@@ -33,8 +30,7 @@ MAX_BYTES: Final = 2**50
 """A PiB: a larger figure for a GPU, or for a process on it, is garbage."""
 
 MAX_DEVICES: Final = 1024
-"""The maximum number of GPUs of a host, and of instances of a GPU; a larger number is garbage, and to loop so
-often would take for ever."""
+"""The most GPUs of a host and instances of a GPU; more is garbage, over which no loop may run."""
 
 SUCCESS: Final = 0
 UNINITIALIZED: Final = 1
@@ -90,12 +86,7 @@ class DeviceLostError(Exception):
 
 
 def raise_if_gone(error: NvmlError) -> None:
-    """Raise for an NVMLError of the whole driver or the whole GPU; return for any other.
-
-    Raises:
-        DriverError: the driver is gone for all devices.
-        DeviceLostError: this GPU is gone.
-    """
+    """Raise for a lost driver or GPU; return for any other. Raises DriverError or DeviceLostError."""
     if error.value in DRIVER_GONE:
         reason = "driver-lost"
         message = f"the NVIDIA driver has gone away ({error}); if it does not return, see dmesg"
@@ -107,12 +98,7 @@ def raise_if_gone(error: NvmlError) -> None:
 def query(
     nvml: Nvml, function: Callable[[Handle], QueryResult], handle: Handle, name: str, failed: Failures
 ) -> QueryResult:
-    """Return the answer or None; add ``name`` to ``failed`` if it failed and is not just unsupported.
-
-    Raises:
-        DriverError: the driver is gone for all devices.
-        DeviceLostError: this GPU is gone.
-    """
+    """Return the answer or None; unless unsupported, add to ``failed``. Raises as :func:`raise_if_gone`."""
     try:
         answer = function(handle)
         if _FAILING:
@@ -137,11 +123,7 @@ def query(
 
 
 def call_function(nvml: Nvml, name: str, *arguments: object) -> object:
-    """Call a function of pynvml; one that pynvml itself lacks counts as one that the driver lacks.
-
-    Raises:
-        NVMLError: as the function does.
-    """
+    """Call a function of pynvml; one that pynvml lacks counts as the driver's. Raises NVMLError."""
     function = getattr(nvml, name, None)
     if function is None:
         raise nvml.NVMLError(FUNCTION_NOT_FOUND)
@@ -150,11 +132,7 @@ def call_function(nvml: Nvml, name: str, *arguments: object) -> object:
 
 
 def read_uuid(nvml: Nvml, handle: Handle) -> str:
-    """Return the identity of a GPU or an instance.
-
-    Raises:
-        NVMLError: the identity is missing, or it is garbage, which must not become another GPU's ledger.
-    """
+    """Return the identity of a GPU or an instance. Raises NVMLError if it is missing or garbage."""
     try:
         uuid = str(nvml.nvmlDeviceGetUUID(handle))
     except UnicodeDecodeError:

@@ -77,16 +77,7 @@ class _DeviceIdentity(NamedTuple):
 
 
 class DeviceReader:
-    """Read one GPU, and its instances where MIG divides it; used by one thread.
-
-    A new reader has called nothing yet: the first query wakes the GPU, and may hang.
-
-    Attributes:
-        index: NVML's index of the GPU.
-        cgroups: the cgroups whose limits are read from the next slow sample on.
-        sleep: tells when the GPU is not asked because it sleeps; None for never.
-        open_error: NVML's code if the GPU gave no handle at the last attempt, otherwise None.
-    """
+    """Read one GPU and its MIG instances, in one thread; before the first query, which may hang, nothing."""
 
     def __init__(
         self,
@@ -97,7 +88,8 @@ class DeviceReader:
         cgroups: DeviceMemoryCgroups | None = None,
     ) -> None:
         self._nvml = nvml
-        self.index = index
+        self.index = index  # NVML's index of the GPU
+        # tells when the GPU is not asked because it sleeps; None for never
         self.sleep: SleepWatch | None = None
         enabled = [each for each in HARDWARE_METRICS if each.collector in collectors]
         self._fast_metrics = [each for each in enabled if each.pace != SLOW]
@@ -125,7 +117,7 @@ class DeviceReader:
         self._looks: dict[float, dict[str, float]] = {}
         self._last_activity: tuple[float, dict[str, float]] | None = None
         self._answered = False
-        self.cgroups: tuple[str, ...] = ()
+        self.cgroups: tuple[str, ...] = ()  # the cgroups whose limits are read from the next slow sample on
         self._limited: tuple[str, ...] | None = ()  # None: reading them has failed
         self._slow_due = float("-inf")
         self._slow_values: dict[str, HardwareValue] = {}
@@ -135,6 +127,7 @@ class DeviceReader:
         self._handle: Handle = None
         self._identity_fields = _DeviceIdentity(f"GPU-unknown-{index}")
         self._incomplete = False  # a part of the identity was not available
+        # NVML's code if the GPU gave no handle at the last attempt, otherwise None
         self.open_error: int | None = None
 
     @property
@@ -149,13 +142,7 @@ class DeviceReader:
         return self._identity_fields.uuid
 
     def open(self) -> None:
-        """Get handle and identity; while they are missing, :meth:`read` tries it again from time to time.
-
-        A GPU that sleeps is not woken for it.
-
-        Raises:
-            DriverError: ``driver-lost``, the driver is gone for all devices.
-        """
+        """Get handle and identity, now or later, but wake no GPU. Raises DriverError (``driver-lost``)."""
         if self.sleep is not None and self.sleep.is_asleep():
             known = self.sleep.known()
             uuid = known.uuid or self._identity_fields.uuid
@@ -191,24 +178,14 @@ class DeviceReader:
         self._list_pace.expect_changes()
 
     def is_calm(self, monotonic: float) -> bool:
-        """Tell whether the GPU has done and held the same for some time; this calls no driver.
-
-        Args:
-            monotonic: the time now, seconds.
-        """
+        """Tell whether the GPU has done and held the same for some time; this calls no driver."""
         return self._answered and self._list_pace.is_calm(monotonic) and self._row_pace.is_steady(monotonic)
 
     def is_unchanged(self, monotonic: float) -> bool:
         """Tell whether a reading would say of a calm GPU what the last one said: 0.3 ms instead of 3.
 
-        The used bytes and the counters say it. What was counted until now belongs to the next reading too.
-
-        Args:
-            monotonic: the time now, seconds. A reading at the same time counts nothing twice.
-
-        Raises:
-            DriverError: ``driver-lost``, the driver is gone for all devices.
-            DeviceLostError: the GPU is gone.
+        What was counted until now belongs to the next reading too. Raises DriverError: ``driver-lost``, the
+        driver is gone for all devices. Raises DeviceLostError if the GPU is gone.
         """
         failed: Failures = {}
         memory = self._memory.read(self._named, self._named, failed)
@@ -220,13 +197,7 @@ class DeviceReader:
         )
 
     def read(self, wall: float, monotonic: float) -> tuple[DeviceReading, ...]:
-        """Read the GPU, then its MIG instances; ``wall`` and ``monotonic`` are the clocks, in seconds.
-
-        A divided GPU has ``divided`` set and no memory, processes or utilisation of its own.
-
-        Raises:
-            DriverError: ``driver-lost``, the driver is gone for all devices.
-        """
+        """Read a GPU and its MIG instances; a ``divided`` one has no memory, processes or rates itself."""
         started = time.perf_counter()
         self._answered = False
         if self.sleep is not None and self.sleep.leaves_alone(monotonic):
@@ -469,13 +440,7 @@ class DeviceReader:
     def _read_processes(
         self, handle: Handle, failed: Failures, unchanged: Unchanged | None = None
     ) -> tuple[ProcessEntry, ...] | None:
-        """Read the lists of a device.
-
-        Args:
-            handle: the device.
-            failed: gets the name of the query if it failed.
-            unchanged: what tells that only the list of compute processes can have changed; None to read all.
-        """
+        """Read a device's lists; all, unless ``unchanged`` tells that only compute processes can differ."""
         lists: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
         errors: Failures = {}
         for kind, process_list in self._lists:

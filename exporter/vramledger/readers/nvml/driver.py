@@ -1,7 +1,4 @@
-"""Open the driver library, count its GPUs, wait for their errors, and close it again.
-
-Only this module uses pynvml by name; it passes the library to the readers of the GPUs.
-"""
+"""Open the driver library, count its GPUs, wait for their errors, close it; only here is pynvml named."""
 
 from __future__ import annotations
 
@@ -89,16 +86,11 @@ _LAST_CUDA: Final = 10**6
 
 
 class Driver:
-    """The driver library, initialised; :meth:`close` releases every handle that it holds.
-
-    Attributes:
-        driver_version: e.g. ``580.159.04``, None when not reported.
-        cuda_version: highest CUDA version that the driver supports, e.g. ``13.0``.
-    """
+    """The driver library, initialised; :meth:`close` releases every handle that it holds."""
 
     def __init__(self) -> None:
-        self.driver_version: str | None = None
-        self.cuda_version: str | None = None
+        self.driver_version: str | None = None  # e.g. ``580.159.04``, None when not reported
+        self.cuda_version: str | None = None  # highest CUDA version that the driver supports, e.g. ``13.0``
         self._event_set: Handle = None
         self._event_uuids: dict[int | None, str] | None = None  # None: not registered yet
         self._sleep = GpuSleep()
@@ -106,11 +98,7 @@ class Driver:
 
     @classmethod
     def open(cls) -> Driver:
-        """Initialise NVML.
-
-        Raises:
-            DriverError: there is no driver to use, or no GPU; reason and message say which.
-        """
+        """Initialise NVML. Raises DriverError without a driver or GPU; reason and message say which."""
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
@@ -149,11 +137,7 @@ class Driver:
         self._event_set = self._event_uuids = None
 
     def device_count(self) -> int:
-        """Return how many GPUs there are now, lost ones included.
-
-        Raises:
-            DriverError: ``driver-lost``; or as :meth:`open` for any other error.
-        """
+        """Return how many GPUs there are now, lost ones included. Raises DriverError as :meth:`open`."""
         try:
             count = int(pynvml.nvmlDeviceGetCount())
         except pynvml.NVMLError as error:
@@ -171,17 +155,7 @@ class Driver:
         cgroups: DeviceMemoryCgroups | None = None,
         sleep: GpuSleep | None = None,
     ) -> list[DeviceReader]:
-        """Return a reader for every GPU, in NVML's order, lost ones included; none is open yet.
-
-        Args:
-            collectors: what they read.
-            system: the memory of the host, of which a GPU may use a part; None for this host's.
-            cgroups: the cgroups of the host, which may limit the memory of GPUs; None for this host's.
-            sleep: which GPUs of the host sleep; None for this host's.
-
-        Raises:
-            DriverError: the driver is gone.
-        """
+        """Return a reader, not open yet, for every GPU in NVML's order. Raises DriverError if it is gone."""
         system = system or SystemMemory()
         cgroups = cgroups or DeviceMemoryCgroups()
         self._sleep = sleep = sleep or self._sleep
@@ -194,10 +168,8 @@ class Driver:
     def wait_events(self, timeout_seconds: float) -> list[XidEvent]:
         """Wait for XID errors for at most ``timeout_seconds``; if no GPU reports them, it only pauses.
 
-        After a failure it pauses for :data:`_RETRY` at most, because errors of that time are lost.
-
-        Raises:
-            DriverError: ``driver-lost``.
+        After a failure it pauses for :data:`_RETRY` at most, because errors of that time are lost. Raises
+        DriverError: ``driver-lost``.
         """
         pause = min(timeout_seconds, _RETRY)
         try:
@@ -274,11 +246,7 @@ class Driver:
 
 
 def check_access(readers: Iterable[DeviceReader]) -> None:
-    """Check the readers after their GPUs were opened, or while they are being opened.
-
-    Raises:
-        DriverError: ``no-permission``, we may use none of the GPUs.
-    """
+    """Check that we may use a GPU, opened or not. Raises DriverError (``no-permission``) otherwise."""
     if {reader.open_error for reader in readers} == {return_codes.NO_PERMISSION}:
         raise DriverError(*_OPEN_FAILURES[return_codes.NO_PERMISSION])
 

@@ -1,7 +1,6 @@
 """Declare the hardware families: one row for each metric, with its collector, its pace and its query.
 
-pynvml is passed in, so that driver.py alone names it. A function that pynvml itself lacks counts as
-one that the driver lacks.
+pynvml is passed in, so that driver.py alone names it.
 """
 
 from __future__ import annotations
@@ -328,4 +327,4 @@ HARDWARE_METRICS: Final = (
     ),
 )
 """Every query of the hardware. SLOW are those that took an H200 (driver 580) more than 100 µs, and those
-whose answer hardly ever changes. The refusal of an H200 to report a fan speed takes 237 µs."""
+whose answer hardly ever changes."""

@@ -1,10 +1,10 @@
 """Read a device's memory, and find out whose it is: the device's own, or the operating system's.
 
-Two kinds of machines are known from documentation alone. On GH200, GB200 and GB300 in NUMA mode the
-operating system manages the device's memory as a NUMA node without CPUs. NVIDIA says of
-``nvmlDeviceGetMemoryInfo`` there: its accuracy depends on the accounting of the operating system, and pages
-are typically not released when a process ends. GB10 (DGX Spark) and Jetson have no memory of their own: NVML
-answers NOT_SUPPORTED, on some drivers a total of 0, and the GPU uses the host's memory.
+Two kinds of machines are known from documentation alone. On GH200, GB200 and GB300 in NUMA mode the operating
+system manages the device's memory as a NUMA node without CPUs. NVIDIA says of ``nvmlDeviceGetMemoryInfo``
+there: its accuracy depends on the accounting of the operating system, and pages are typically not released
+when a process ends. GB10 (DGX Spark) and Jetson have no memory of their own: NVML answers NOT_SUPPORTED, on
+some drivers a total of 0, and the GPU uses the host's memory.
 """
 
 from __future__ import annotations
@@ -53,12 +53,7 @@ class LimitReader:
         self._unsupported = False
 
     def read(self, gpu: Handle, pci_bus_id: str | None, paths: Iterable[str], failed: Failures) -> Limits:
-        """Return the limits of these cgroups on a GPU; ``failed`` gets ``limits`` if the query fails.
-
-        Raises:
-            DriverError: the driver is gone for all devices.
-            DeviceLostError: this GPU is gone.
-        """
+        """Return a GPU's limits of these cgroups. Raises DriverError or DeviceLostError if it is gone."""
         own = self._cgroups.own_chain()
         wanted = tuple(dict.fromkeys((*own, *paths)))
         if len(wanted) > MOST_CGROUPS:
@@ -106,8 +101,7 @@ class LimitReader:
 
 
 _INTEGRATED: Final = "(nvgpu)"
-"""The end of the name of a Tegra's GPU with the nvgpu driver, as in "Orin (nvgpu)". Jetson Thor has the
-ordinary driver."""
+"""The end of a Tegra GPU's name with the nvgpu driver ("Orin (nvgpu)"); Thor has the ordinary one."""
 
 _COHERENT_PRODUCT: Final = re.compile(r"\bG[HB][23]00\b")
 """The products whose memory may be a NUMA node, for drivers that do not tell."""
@@ -119,16 +113,11 @@ _LAST_NODE: Final = 2**16
 
 
 _VIRTUALIZATION: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
-"""NVML's virtualization modes: a GPU of this host, one given to a virtual machine, a part of one there, and
-the host of such parts."""
+"""NVML's virtualization modes: this host's, a machine's, a part of one there, the host of parts."""
 
 
 def read_virtualization(nvml: Nvml, gpu: Handle) -> str | None:
-    """Return how a GPU is shared with virtual machines, None for a mode that is not known.
-
-    Raises:
-        NVMLError: the query failed, or is not supported.
-    """
+    """Return how a GPU is shared with virtual machines, or None. Raises NVMLError if the query failed."""
     mode = call_function(nvml, "nvmlDeviceGetVirtualizationMode", gpu)
     return _VIRTUALIZATION[mode] if isinstance(mode, int) and 0 <= mode < len(_VIRTUALIZATION) else None
 
@@ -137,10 +126,7 @@ def read_confidential(nvml: Nvml, _: Handle) -> str:
     """Return whether confidential computing is on in this virtual machine: ``off``, ``on`` or ``devtools``.
 
     NVIDIA documents that the performance counters are off in the mode ``on``, and that ``devtools`` has no
-    such protection.
-
-    Raises:
-        NVMLError: the query failed, or is not supported, or the answer is garbage.
+    such protection. Raises NVMLError if the query failed, or is not supported, or the answer is garbage.
     """
     state: Any = call_function(nvml, "nvmlSystemGetConfComputeState")
     if state.ccFeature not in (0, 1) or state.devToolsMode not in (0, 1):
@@ -151,11 +137,7 @@ def read_confidential(nvml: Nvml, _: Handle) -> str:
 
 
 def is_integrated(name: str | None) -> bool:
-    """Tell whether a GPU has the driver of which NVML knows little more than the name.
-
-    Reports of JetPack 6: most queries are not supported, and others succeed with zeros, or with processes
-    that do not exist. So none of its answers is evidence.
-    """
+    """Tell of the driver that knows only a name: its zeros and processes prove nothing."""
     return name is not None and name.endswith(_INTEGRATED)
 
 
@@ -207,13 +189,7 @@ class MemoryReader:
         self._has_bar1 = None
 
     def read(self, device: NamedDevice, gpu: NamedDevice, failed: Failures) -> DeviceMemory:
-        """Return the memory of a device; without figures if they failed or the driver does not report them.
-
-        Args:
-            device: a GPU or an instance.
-            gpu: the GPU that it is, or that it is a part of.
-            failed: gets the name of each query that failed.
-        """
+        """Return a device's memory, without figures if unknown; ``failed`` gets each failed query."""
         handle = device.handle
         if is_integrated(gpu.name):
             host = self._system.host()
@@ -271,11 +247,7 @@ class MemoryReader:
         return reading
 
     def _may_be_unified(self, gpu: NamedDevice, failed: Failures) -> bool:
-        """Tell whether a GPU may have no memory of its own.
-
-        One that has its own has a window to it on the bus (BAR1). Without this, one call that fails would
-        turn it into the host's memory.
-        """
+        """Tell whether a GPU may lack own memory: no bus window (BAR1), as one failed call proves nothing."""
         if self._worked:
             return False
         if self._has_bar1 is None:

@@ -36,11 +36,8 @@ class MigInstance(NamedTuple):
 def read_instances(nvml: Nvml, gpu: Handle, failed: Failures) -> list[MigInstance] | None:
     """Return the instances of a GPU, None when MIG does not divide it.
 
-    If ``mig`` is in ``failed``, neither answer counts.
-
-    Raises:
-        DriverError: the driver is gone for all devices.
-        DeviceLostError: this GPU is gone.
+    If ``mig`` is in ``failed``, neither answer counts. Raises DriverError if the driver is gone for all
+    devices, DeviceLostError if this GPU is gone.
     """
     mode = query(nvml, partial(_read_mode, nvml), gpu, "mig", failed)
     if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:

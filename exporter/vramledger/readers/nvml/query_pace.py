@@ -23,15 +23,11 @@ ATTENTION = 5.0
 """Seconds for which every sample reads the list after anything has changed."""
 
 STEADY_AFTER = 10.0
-"""Seconds for which a device must have done the same before the rows are read at :data:`ROWS_INTERVAL`. A
-burst of work, which somebody must be named for, is so always followed by a reading in each sample."""
+"""Seconds of sameness before rows are read at :data:`ROWS_INTERVAL`: a burst needs readings after it."""
 
 
 class ListPace:
-    """Whether the list of processes can have changed since it was read.
-
-    A process that comes, ends, allocates or frees changes the used bytes of the device.
-    """
+    """Whether the list of processes can have changed: all that changes it changes the used bytes."""
 
     def __init__(self) -> None:
         self._used: MemoryReading | None = None
@@ -44,12 +40,7 @@ class ListPace:
         self._asked_for = True
 
     def known(self, memory: MemoryReading | None, now: float) -> tuple[ProcessEntry, ...] | None:
-        """Return the list, if it cannot have changed since it was read; None if it must be read.
-
-        Args:
-            memory: what is used of the device in this sample, None where that is not known.
-            now: the monotonic time of the sample, seconds.
-        """
+        """Return the list if ``memory``, the used bytes of this sample, shows it unchanged; else None."""
         if self._asked_for or memory is None or memory != self._used:
             self._asked_for = False
             self._changed_at = now
@@ -76,9 +67,9 @@ class ListPace:
 class RowPace:
     """Whether rows of utilisation that are new can say what the counters and the last rows have not said.
 
-    No row is lost by this: a query covers the time since the one before. Rows say who worked. Where the
-    counters have shown for a while that kernels ran in every sample, or that nothing did in any, the rows of
-    some seconds together say the same as those of each second. Without counters they are read each time.
+    No row is lost by this: a query covers the time since the one before. Where the counters have shown for a
+    while that kernels ran in every sample, or that nothing did in any, the rows of some seconds together say
+    the same as those of each second. Without counters they are read each time.
     """
 
     def __init__(self) -> None:
@@ -88,12 +79,7 @@ class RowPace:
         self._incomplete = True
 
     def are_due(self, counted: CountedActivity | None, now: float) -> bool:
-        """Tell whether a sample needs the rows.
-
-        Args:
-            counted: what the counters say of the time since the sample before.
-            now: the monotonic time of the sample, seconds.
-        """
+        """Tell whether a sample needs the rows; ``counted``: what the counters say since the last one."""
         doing = _doing(counted)
         if doing != self._doing:
             self._doing, self._since = doing, now
@@ -115,14 +101,7 @@ class RowPace:
         *,
         failed: bool,
     ) -> None:
-        """Remember what a query has returned.
-
-        Args:
-            rows: the new rows, None where the driver has none.
-            listed: the pids of the holders on the device.
-            now: the monotonic time of the sample, seconds.
-            failed: the query failed.
-        """
+        """Remember a query's new ``rows``, None where the driver has none, or that it ``failed``."""
         busy = self._doing is not None and any(self._doing)
         named = {row.pid for row in rows or ()}
         stranger = not named.issubset(listed)

@@ -8,14 +8,7 @@ from collections.abc import Collection
 from typing import Final
 
 from vramledger.model.reading import ProcessUtilization
-from vramledger.readers.nvml.calls import (
-    FUNCTION_NOT_FOUND,
-    NONE_32,
-    NOT_FOUND,
-    UNKNOWN,
-    Handle,
-    Nvml,
-)
+from vramledger.readers.nvml.calls import FUNCTION_NOT_FOUND, NONE_32, NOT_FOUND, UNKNOWN, Handle, Nvml
 from vramledger.readers.nvml.process_lists import RowBuffer, Rows, find_function
 
 _SAMPLE: Final = struct.Struct("@I4xQIIII")
@@ -28,11 +21,7 @@ _PERCENT: Final = 100
 
 
 def read_utilization(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
-    """Return how busy a GPU and its memory were, as ratios; None if it reports neither.
-
-    Raises:
-        NVMLError: the query failed, or the answer is garbage.
-    """
+    """Return a GPU's and its memory's rates, None if neither is reported. Raises NVMLError."""
     rates = nvml.nvmlDeviceGetUtilizationRates(handle)
     values = {"gpu": rates.gpu, "memory": rates.memory}
     if any(value > _PERCENT and value != NONE_32 for value in values.values()):
@@ -41,23 +30,14 @@ def read_utilization(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
 
 
 class DeviceUtilizationLog:
-    """The driver's samples of a whole GPU's utilisation, several a second, for GPUs without GPM.
-
-    ``nvmlDeviceGetUtilizationRates`` gives one of them. A burst between two readings is only in the others.
-    """
+    """The driver's samples of a GPU without GPM, several a second: NVML's rates miss short bursts."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
         self._newest = 0
 
     def highest(self, handle: Handle) -> float | None:
-        """Return the highest sample since the previous reading as a ratio, None if there is no new one.
-
-        The first reading returns None: the log also holds what was before it.
-
-        Raises:
-            NVMLError: the query failed, or the answer is garbage.
-        """
+        """Return the highest sample since the last reading, None at the first. Raises NVMLError."""
         nvml = self._nvml
         first = self._newest == 0
         try:
@@ -82,8 +62,8 @@ class UtilizationLog:
     The driver's answer has one row for each process: its newest stamp, and the mean of all that the log has
     since the time that we ask for (H100, driver 580: asked for everything, an idle program has 1 % for
     minutes). Asked for the rows after the newest stamp of all processes, it loses rows: those of other
-    processes are stamped earlier and come later (H200: two of three). So we ask for the time since the
-    last reading and some seconds before it, and a row is new if its process had another stamp before.
+    processes are stamped earlier and come later (H200: two of three). So we ask for the time since the last
+    reading and some seconds before it, and a row is new if its process had another stamp before.
     """
 
     def __init__(self, nvml: Nvml) -> None:
@@ -99,16 +79,9 @@ class UtilizationLog:
     ) -> tuple[ProcessUtilization, ...]:
         """Return the newest valid row of each pid that has a new one since the previous reading.
 
-        Args:
-            handle: the device.
-            wall: the time now, Unix seconds.
-            monotonic: the same, of the monotonic clock.
-            listed_pids: the holders of memory on the device, None when not known.
-
-        Raises:
-            NVMLError: the query failed; or all that is new, or all of a listed pid, is garbage, which is not
-                evidence that the process did not work. A garbage row of any other pid is ignored, because the
-                pid itself may be garbage.
+        Raises NVMLError if the query failed; or all that is new, or all of a listed pid, is garbage, which is
+        not evidence that the process did not work. A garbage row of any other pid is ignored, because the pid
+        itself may be garbage.
         """
         if self._function is None:
             raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)
@@ -139,21 +112,14 @@ class UtilizationLog:
         )
 
     def _driver_time(self, now: int, monotonic: float) -> int:
-        """Return the time now as the driver's stamps have it, or an earlier one, in µs.
-
-        If our clock is set forward and the driver's stamps do not follow, all its rows would look old.
-        """
+        """Return the driver's time or earlier, in µs: our clock may be set forward and its stamps not."""
         if self._newest is None:
             return now
         stamp, then = self._newest
         return min(now, stamp + int((monotonic - then) * 1e6))
 
     def _new_rows(self, rows: Rows, now: int, begin: int) -> tuple[list[tuple[int, ...]], set[int]]:
-        """Return the newest valid new row of each pid, and the pids whose new rows are all garbage.
-
-        Garbage with a plausible time is remembered as well: the log keeps such a row for a while, and we must
-        report it only once.
-        """
+        """Return new rows and garbage pids by pid; garbage is remembered, to be reported only once."""
         newest: dict[int, tuple[int, ...]] = {}
         garbage: set[int] = set()
         stamps: dict[int, int] = {}

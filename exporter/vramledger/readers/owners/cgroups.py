@@ -44,35 +44,24 @@ DELETED = " (deleted)"
 
 
 class ContainerMark(NamedTuple):
-    """A container in a cgroup path.
-
-    ``runtime`` is ``docker``, ``containerd``, ``cri-o``, ``podman``, ``nerdctl``, ``lxc`` or ``nspawn``,
-    empty where the path does not show it. ``id`` is its 64 digits, for LXC and nspawn its name.
-    """
+    """A container in a cgroup path: its ``runtime``, empty if not shown, and its 64 digits or name."""
 
     runtime: str
     id: str
 
 
 class CgroupPlace(NamedTuple):
-    """Where a process belongs, as far as its cgroups say.
+    """Where a process belongs, as far as its cgroups say."""
 
-    Attributes:
-        pod_uid: of the outermost Kubernetes pod, with dashes; empty without one.
-        containers: the containers around it that are attested, outermost first: the host's, or in our own
-            container also those that it has started.
-        slurm: the Slurm job around it.
-        unit: the systemd unit that it runs in, of the user's manager where there is one.
-        user_manager: the uid whose systemd manager it runs below (rootless containers, user services).
-        path: the path that named the most owners.
-    """
-
-    pod_uid: str = ""
+    pod_uid: str = ""  # of the outermost Kubernetes pod, with dashes; empty without one
+    # the containers around it that are attested, outermost first: the host's, or in our own container also
+    # those that it has started
     containers: tuple[ContainerMark, ...] = ()
-    slurm: SlurmMark | None = None
-    unit: str = ""
+    slurm: SlurmMark | None = None  # the Slurm job around it
+    unit: str = ""  # the systemd unit that it runs in, of the user's manager where there is one
+    # the uid whose systemd manager it runs below (rootless containers, user services)
     user_manager: int | None = None
-    path: str = ""
+    path: str = ""  # the path that named the most owners
 
 
 _OTHERS = 2
@@ -105,13 +94,8 @@ def parse_cgroup(
 ) -> CgroupPlace:
     """Find the pod, container, job and unit of a process in its ``cgroup`` file (version 1, 2 or both).
 
-    The path that names the most owners counts: with version 1 a job may be in some hierarchies only
-    (Slurm leaves systemd's alone), and a runtime may leave out one that it does not manage.
-
-    Args:
-        lines: the file's lines.
-        ours: the containers that we are in ourselves: what is below them is our own root's.
-        users_own: tells whether the cgroup at a path belongs to another user than root, as far as is known.
+    The path that names the most owners counts: with version 1 a job may be in some hierarchies only (Slurm
+    leaves systemd's alone), and a runtime may leave out one that it does not manage.
     """
     places = [(order, _parse_path(path, ours, users_own)) for order, path in sorted(_ordered_paths(lines))]
     if not places:

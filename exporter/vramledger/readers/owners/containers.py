@@ -1,7 +1,4 @@
-"""Find names of containers, in the files of Docker, Podman (and CRI-O) and nerdctl.
-
-Those files hold the containers' environment too; we keep only the name and whether the container runs.
-"""
+"""Find names of containers in files of Docker, Podman, CRI-O and nerdctl; their environment is dropped."""
 
 from __future__ import annotations
 
@@ -30,11 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,254}", re.ASCII)
 
 
 def read_container_name(files: HostFiles, container: ContainerMark) -> str:
-    """Return the name that a person gave to a container, empty when the host does not know it.
-
-    With the cgroupfs driver, the cgroup path of a Kubernetes container does not name the runtime, so we
-    search the files of both runtimes.
-    """
+    """Return the name a person gave a container, empty if unknown; cgroupfs paths may hide the runtime."""
     if container.runtime in ("lxc", "nspawn"):
         return container.id
     if container.runtime in ("docker", "") and (name := _docker_name(files, container.id)):
@@ -49,8 +42,8 @@ def read_container_name(files: HostFiles, container: ContainerMark) -> str:
 def has_docker_recorded_end(files: HostFiles, container: str, since: float) -> bool:
     """Tell whether Docker itself has recorded that a container ended, at a Unix time after ``since``.
 
-    The record stays until the container is removed. Docker writes it at every start and end; while a daemon
-    is down, its containers stay recorded as running. An older end may be in a copy that is no longer used.
+    Docker writes it at every start and end; while a daemon is down, its containers stay recorded as running.
+    An older end may be in a copy that is no longer used.
     """
     state = _docker_config(files, container).get("State")
     if not isinstance(state, dict) or state.get("Pid") != 0:

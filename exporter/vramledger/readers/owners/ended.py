@@ -2,9 +2,8 @@
 
 An owner has marks on the host while it exists. The kubelet has a directory for the pod, a runtime has one for
 the running container, and Slurm's step daemon has a cgroup for itself; with version 1 of cgroups the daemon
-itself is looked for. A mark counts as gone when two checks
-in a row miss it in a directory that can still be listed. One of these must also prove that the mark belongs
-there:
+itself is looked for. A mark counts as gone when two checks in a row miss it in a directory that can still be
+listed. One of these must also prove that the mark belongs there:
 
 - The mark itself was seen there. Nothing else tells in which directory a runtime keeps a container: its
   cgroup names neither the namespace of containerd, nor the root of Docker, Podman or CRI-O, so another
@@ -45,8 +44,7 @@ MISSES_NEEDED = 2
 """The number of consecutive checks that must miss a mark."""
 
 CGROUP_CHECK_EVERY = 3
-"""One of this number of checks reads a process' cgroup again, unless the last check found something wrong.
-Reading 512 files takes 5 ms, two thirds of a check, and a process is hardly ever moved."""
+"""One of this many checks reads a cgroup again, unless something was wrong: 512 files take 5 ms."""
 
 _CGROUP_FILE = "cgroup.procs"
 """Every cgroup has this file, the root of a hierarchy too; an empty mount point or a tmpfs does not."""
@@ -83,10 +81,7 @@ class WatchedProcess:
 def watch_process(
     place: CgroupPlace, cgroup: tuple[str, ...], owner: Owner | None, started: float
 ) -> WatchedProcess | None:
-    """Start to watch a process; return None if its owner cannot end before its processes do.
-
-    ``started`` is the Unix time of its start.
-    """
+    """Start to watch a process, by its Unix start; None if its owner cannot end before its processes do."""
     if owner is None or not (place.pod_uid or place.containers or place.slurm):
         return None
     return WatchedProcess(place, cgroup, f"{_KIND_NAMES.get(owner.type, owner.type)} {owner.name}", started)
@@ -98,10 +93,7 @@ def check_owners(
     cgroup_of: Callable[[int], tuple[str, ...] | None],
     running_steps: Callable[[], Collection[tuple[str, str]] | None] = lambda: None,
 ) -> dict[int, str]:
-    """Check every watched process once; return the evidence for those whose owner has ended.
-
-    ``running_steps`` returns (job, step) of each of Slurm's step daemons, None when they are not known.
-    """
+    """Check every process; return evidence of ended owners. ``running_steps``: daemons' (job, step)."""
     by_daemon = {pid: step for pid, each in processes.items() if (step := _step_by_daemon(each.place))}
     steps = running_steps() if by_daemon else None
     listings: _Listings = {}
@@ -210,10 +202,7 @@ def _step_directory(place: CgroupPlace) -> str:
 
 
 def _step_by_daemon(place: CgroupPlace) -> tuple[str, str] | None:
-    """Return job and step of a process whose step has no mark in the cgroups: version 1 has none.
-
-    A job that is known by its SLUID alone is not compared: the daemon's title has its number.
-    """
+    """Return a process' job and step, where version 1 has no mark; a SLUID alone is not in a title."""
     mark = place.slurm
     if mark is None or not mark.step or not mark.job.isdigit() or _step_directory(place):
         return None

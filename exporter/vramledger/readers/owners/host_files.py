@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 MAX_NAMES = 20_000
-"""The maximum number of entries of a directory; a kubelet runs a few hundred pods. We do not read a part of a
-larger directory, because it would not show which entries are missing."""
+"""The maximum number of entries of a directory; a part of a larger one would not show what is missing."""
 
 _HIERARCHIES = ("sys/fs/cgroup", "sys/fs/cgroup/unified", "sys/fs/cgroup/systemd")
 """Where systemd delegates cgroups: version 2, or the named hierarchy of version 1."""
@@ -25,18 +24,13 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class DirectoryListing(NamedTuple):
-    """All names in a directory.
+    """All names in a directory."""
 
-    Attributes:
-        names: the names.
-        identity: device and inode. Two listings with the same identity are of the same directory; after a
-            mount at its path the identity is another one.
-        modified: Unix time at which a name was last added or removed.
-    """
-
-    names: frozenset[str]
+    names: frozenset[str]  # the names
+    # device and inode. Two listings with the same identity are of the same directory; after a mount at its
+    # path the identity is another one
     identity: tuple[int, int]
-    modified: float
+    modified: float  # Unix time at which a name was last added or removed
 
 
 class HostFiles:
@@ -124,11 +118,7 @@ class HostFiles:
 
 
 def _all_entries(entries: Iterable[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries of a directory.
-
-    Raises:
-        ValueError: there are more than :data:`MAX_NAMES`.
-    """
+    """Yield the entries of a directory. Raises ValueError if there are more than :data:`MAX_NAMES`."""
     for count, entry in enumerate(entries):
         if count >= MAX_NAMES:
             message = f"more than {MAX_NAMES} entries"
@@ -137,11 +127,7 @@ def _all_entries(entries: Iterable[os.DirEntry[str]]) -> Iterator[os.DirEntry[st
 
 
 def _checked_part(name: str) -> str:
-    """Return one part of a path unchanged.
-
-    Raises:
-        ValueError: it would lead somewhere else.
-    """
+    """Return one part of a path unchanged. Raises ValueError if it would lead somewhere else."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ValueError(name)
     return name

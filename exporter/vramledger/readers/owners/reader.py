@@ -2,12 +2,30 @@
 
 A systemd service whose processes belong to several users has no owner but these: JupyterHub, RStudio and the
 daemons of batch systems without cgroups start the programs of many people in their own service.
+
+Combine what is known of a process, and decide which fact names its owner.
+
+Only what the kernel attests decides: the user, and a cgroup that only root can make. The order is: Slurm job,
+pod, container, unit, user:
+
+- a **Slurm job** wins over a container inside it, which the job's user started: people identify with jobs.
+  Where slurmd itself runs in a container, only an exporter in this container knows its jobs: others see
+  names that the container's root has chosen;
+- a **pod** or **container** wins over what runs inside it, Docker in a pod too: its root chooses those names;
+- a **unit** counts only where it says more than the user. A login session, a terminal or the user's
+  manager does not, nor do the services that start other people's programs (sshd, cron), nor one whose
+  processes belong to several users (JupyterHub): a person's process there is the person's;
+- below a **user's own manager** (``user@UID.service``) the user chooses every name, of units and of rootless
+  containers, so the user is the owner;
+- a **notebook** is never the owner: the program itself names it, in its environment.
+
+Whatever else is known still fills its own field.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,16 +33,112 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from vramledger.kubernetes.pod_names import PodNames, parse_runtime_name, read_pod_names
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
 from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.collector import PATIENCE, Collector, Context, Part
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.own_process import own_cgroup
 from vramledger.readers.owners import ended
-from vramledger.readers.owners.cgroups import hierarchy_paths, own_containers
+from vramledger.readers.owners.cgroups import (
+    CgroupPlace,
+    ContainerMark,
+    hierarchy_paths,
+    is_personal,
+    own_containers,
+    parse_cgroup,
+)
+from vramledger.readers.owners.containers import read_container_name
 from vramledger.readers.owners.host_files import HostFiles
-from vramledger.readers.owners.resolver import ResolvedOwner, resolve_from_facts, resolve_owner
 from vramledger.slurm.jobs import JobNumbers, running_steps
+
+SHORT_ID = 12
+"""How many digits of a container's id are its short id, as in ``docker ps``."""
+
+
+class ResolvedOwner(NamedTuple):
+    """The answer for one process; ``complete`` says that another search cannot find more."""
+
+    place: CgroupPlace
+    owner: Owner | None
+    complete: bool
+
+
+def resolve_from_facts(facts: ProcessFacts, ours: Collection[ContainerMark] = ()) -> ResolvedOwner:
+    """Return the owner as far as the facts of the process show it; no file is read."""
+    place = parse_cgroup(facts.cgroup or (), ours)
+    return ResolvedOwner(
+        place,
+        _build_owner(facts, place, None, ""),
+        complete=not (place.pod_uid or place.containers) and _has_number(place),
+    )
+
+
+def resolve_owner(
+    files: HostFiles,
+    facts: ProcessFacts,
+    number_of: Callable[[str], str] = str,
+    is_shared: Callable[[ProcessFacts, str], bool] = lambda _facts, _unit: False,
+    ours: Collection[ContainerMark] = (),
+) -> ResolvedOwner:
+    """Return the owner of a process, with the names that the host's files give. It may hang."""
+    place = parse_cgroup(facts.cgroup or (), ours, files.users_own)
+    if place.slurm is not None:
+        place = place._replace(slurm=place.slurm._replace(job=number_of(place.slurm.job)))
+    names: PodNames | None = None
+    container = ""
+    if place.pod_uid:
+        names = read_pod_names(files, place.pod_uid, tuple(each.id for each in place.containers))
+    if names is None or not names.container:
+        # In our own container there may be several; the host may not know the innermost.
+        container = next(
+            (name for each in reversed(place.containers) if (name := read_container_name(files, each))), ""
+        )
+        if place.pod_uid and (parsed := parse_runtime_name(container, place.pod_uid)):
+            names = parsed
+    named = bool(names and names.container) if place.pod_uid else bool(container or not place.containers)
+    complete = named and _has_number(place)
+    owner = _build_owner(facts, place, names, container)
+    if owner is not None and owner.type == "unit" and facts.user and is_shared(facts, place.unit):
+        owner = owner._replace(type="user", name=facts.user)
+    return ResolvedOwner(place, owner, complete)
+
+
+def _has_number(place: CgroupPlace) -> bool:
+    """Tell whether the job, if there is one, is known by its number."""
+    return place.slurm is None or place.slurm.job.isdigit()
+
+
+def _build_owner(
+    facts: ProcessFacts, place: CgroupPlace, names: PodNames | None, container: str
+) -> Owner | None:
+    notebook = facts.owner.notebook if facts.owner is not None else ""
+    inside = (names.container if names else "") or container
+    if not inside and place.containers:
+        innermost = place.containers[-1]
+        inside = innermost.id if innermost.runtime in ("lxc", "nspawn") else innermost.id[:SHORT_ID]
+    owner = Owner(
+        "",
+        "",
+        namespace=names.namespace if names else "",
+        pod=(names.pod if names else place.pod_uid),
+        container=inside,
+        slurm_job=place.slurm.job if place.slurm else "",
+        unit=place.unit,
+        notebook=notebook,
+    )
+    user = ("user", facts.user or "")
+    answers = (
+        ("slurm", owner.slurm_job),
+        ("pod", f"{owner.namespace}/{owner.pod}" if owner.namespace else owner.pod),
+        ("container", owner.container),
+        ("unit", "" if is_personal(owner.unit) else owner.unit),
+        user,
+    )
+    attested = answers if place.user_manager is None else (user,)
+    kind, name = next((answer for answer in attested if answer[1]), ("", ""))
+    return owner._replace(type=kind, name=name) if kind else None
+
 
 CHECK_INTERVAL = 10.0
 """Seconds between two checks of whether owners have ended, and of missing names."""
@@ -33,8 +147,7 @@ NAMES_TIMEOUT = 0.25
 """Seconds for which a sample waits for the owners of new processes; late ones come with the next sample."""
 
 NAME_ATTEMPTS = 6
-"""The maximum number of searches for a missing name: a kubelet that has not made its directory after a minute
-will not make it."""
+"""The most searches for a missing name: what a kubelet has not made in a minute it never makes."""
 
 _Identity = tuple[int, int]
 
@@ -59,11 +172,7 @@ class _OwnerCheck(NamedTuple):
 
 
 class OwnerReader(Collector):
-    """Find the owners of processes, and notice when an owner ends.
-
-    Files are read in threads of their own. If an answer is late, it is first given without names, and again
-    with them.
-    """
+    """Find owners, and notice their end; threads read files, and late answers come first without names."""
 
     patience = PATIENCE + NAMES_TIMEOUT
 
@@ -107,10 +216,7 @@ class OwnerReader(Collector):
         yield from errors
 
     def add_owners(self, facts: Iterable[ProcessFacts], timeout: float) -> list[ProcessFacts]:
-        """Return facts with their owners, after waiting at most ``timeout`` seconds for the names.
-
-        If names were late in an earlier call, its facts are returned again with them.
-        """
+        """Return facts with owners after ``timeout`` at most; later names bring their facts again."""
         requested: dict[_Identity, ProcessFacts] = {}
         for each in facts:
             requested[each.pid, each.start] = each
@@ -128,10 +234,7 @@ class OwnerReader(Collector):
         return list(answered.values())
 
     def check_owners(self, rows: Iterable[ProcessRow]) -> tuple[dict[int, str], list[ProcessFacts]]:
-        """Return the processes that have lost their owner, with the reason, and facts with names found late.
-
-        Never waits: what it returns is the result of the last check, one each :data:`CHECK_INTERVAL` seconds.
-        """
+        """Return processes without their owner, and late names, of the last check; it never waits."""
         present = {(row.pid, row.start) for row in rows}
         for identity in self._holders.keys() - present:
             del self._holders[identity]
@@ -219,7 +322,7 @@ _DYNAMIC = range(61184, 65536)
 
 
 class UnitUsers:
-    """Look at the users of a service's processes; with hidepid we may not see them, and it stays one owner.
+    """Look at the users of a service's processes, which hidepid may hide: then it has one owner.
 
     A daemon that gives up root for a user of its own (nginx, MPS) has two users as well, and is one owner:
     only a person can be the owner within a service.

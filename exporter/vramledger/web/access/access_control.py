@@ -18,12 +18,7 @@ from aiohttp import hdrs, web
 
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log
-from vramledger.metrics.access import (
-    WEB_CONFIG_LOADED,
-    WEB_CONFIG_LOADED_TIME,
-    WEB_REFUSALS,
-    WEB_REFUSED,
-)
+from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
 from vramledger.metrics.families import Collected
 from vramledger.rate_limit import TokenBucket
 from vramledger.web.access.host_names import is_name_of_this_host
@@ -72,23 +67,15 @@ _POLL_INTERVAL = 1.0
 
 
 class AccessControl:
-    """The rules for all requests.
-
-    Attributes:
-        context: for new connections, None for plain HTTP.
-        host_names: the names that a request may have where nobody must log in; None for any name.
-    """
+    """The rules for all requests."""
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the file; without a file there are no rules.
-
-        Raises:
-            StartupError: the file, or one that it names, is wrong.
-        """
+        """Read the file; without one there are no rules. Raises StartupError if it is wrong."""
         self._path = path
         self._clock = clock
         self._settings = AccessSettings()
-        self.context: ssl.SSLContext | None = None
+        self.context: ssl.SSLContext | None = None  # for new connections, None for plain HTTP
+        # the names that a request may have where nobody must log in; None for any name
         self.host_names: frozenset[str] | None = None
         self._passwords = Passwords(clock)
         self._bucket: TokenBucket | None = None
@@ -138,10 +125,7 @@ class AccessControl:
     # --- one request ---------------------------------------------------------------------------------
 
     async def refusal(self, request: web.BaseRequest) -> web.StreamResponse | None:
-        """Return the answer to a request that is refused, None for one that is allowed.
-
-        It decides before anything reads the path, so all paths look the same from outside.
-        """
+        """Return the answer to a refused request; all paths look the same, as none is read."""
         reason = await self._reason(request)
         if reason is None:
             return None
@@ -217,12 +201,7 @@ class AccessControl:
         self._current, self._loaded_at = True, time.time()
 
     def _check_restrictions(self, fresh: AccessSettings) -> None:
-        """Refuse a file that removes a restriction: a file may be empty while it is written.
-
-        Raises:
-            StartupError: the file no longer requires TLS, certificates, their names or passwords, or limits
-            no rate.
-        """
+        """Refuse a file that removes a restriction: it may be half written. Raises StartupError."""
         old = self._settings
         lost = [
             what
@@ -266,10 +245,7 @@ class AccessControl:
 
 
 def _bucket(settings: AccessSettings, now: float) -> TokenBucket | None:
-    """Return a bucket that holds ``burst`` tokens and gains one in each ``interval``.
-
-    Return None when there is no limit.
-    """
+    """Return a bucket of ``burst`` tokens, one more each ``interval``; None without a limit."""
     return TokenBucket(now, 1 / settings.interval, float(settings.burst)) if settings.interval else None
 
 
@@ -280,28 +256,16 @@ def _clients(settings: AccessSettings) -> tuple[object, ...]:
 
 
 class _Loaded(NamedTuple):
-    """What an attempt to load the file gave.
+    """What an attempt to load the file gave."""
 
-    Attributes:
-        digests: of each file before it was read, so that a later change is never missed.
-        settings: None if the file is wrong.
-        context: for TLS, None for plain HTTP.
-        authorities: the digest of the authorities' file.
-        error: why the file is wrong.
-    """
-
-    digests: Mapping[Path, Digest]
-    settings: AccessSettings | None = None
-    context: ssl.SSLContext | None = None
-    authorities: Digest = None
-    error: StartupError | None = None
+    digests: Mapping[Path, Digest]  # of each file before it was read, so that a later change is never missed
+    settings: AccessSettings | None = None  # None if the file is wrong
+    context: ssl.SSLContext | None = None  # for TLS, None for plain HTTP
+    authorities: Digest = None  # the digest of the authorities' file
+    error: StartupError | None = None  # why the file is wrong
 
     def result(self) -> tuple[AccessSettings, ssl.SSLContext | None]:
-        """Return settings and context.
-
-        Raises:
-            StartupError: the file, or one that it names, is wrong.
-        """
+        """Return settings and context. Raises StartupError if the file, or one that it names, is wrong."""
         if self.error is not None:
             raise self.error
         assert self.settings is not None  # noqa: S101 without an error there are settings
@@ -326,10 +290,7 @@ def _load(path: Path) -> _Loaded:
 
 
 def _digest(path: Path) -> Digest:
-    """Return a value that changes with the content of a file, or with what keeps us from reading it.
-
-    Not its time: two changes within one tick of the kernel's clock have the same.
-    """
+    """Return a value of a file's content, not its time: two changes may have the same."""
     try:
         return hashlib.sha256(path.read_bytes()).digest()
     except OSError as error:

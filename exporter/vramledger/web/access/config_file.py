@@ -30,8 +30,7 @@ from vramledger.web.access.settings import (
 
 _UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert", "RequireClientCert")
 MAX_COST = 14
-"""The largest cost of a hash: one thread computes them all, for 0.8 s at this cost and twice as long at each
-one above it."""
+"""The largest cost of a hash: one thread takes 0.8 s for it, twice as long for the next."""
 
 _HASH = re.compile(r"\$2[aby]?\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}", re.ASCII)
 _HTTP2 = ("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")
@@ -46,11 +45,7 @@ class _ConfigFileError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuse a duplicate key, which YAML forbids and PyYAML accepts, and a list as a key.
-
-    Keys, and the values of headers, are texts whatever they look like, as Go reads them: ``X-XSS-Protection:
-    1``.
-    """
+    """Refuse duplicate and list keys; keys and headers' values are texts, as Go reads them."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
         seen = set()
@@ -69,11 +64,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_settings(path: Path) -> AccessSettings:
-    """Read a web configuration file; the files that it names are not opened.
-
-    Raises:
-        StartupError: it cannot be read or is wrong; the message never holds a secret.
-    """
+    """Read the file, without those it names. Raises StartupError, never with a secret."""
     try:
         return _settings(_parse(path), path.parent)
     except OSError as error:

@@ -21,9 +21,7 @@ def names_of_loopback(
 ) -> frozenset[str] | None:
     """Return the names of this host that a request may have; None if other hosts may reach us, by any name.
 
-    Args:
-        listened: the addresses on which we listen.
-        configured: the same as they were given, also by name.
+    ``listened``: the addresses on which we listen. ``configured``: the same as they were given, also by name.
     """
     if not all(_is_loopback(each.host) for each in listened):
         return None

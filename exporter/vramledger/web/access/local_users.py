@@ -25,12 +25,7 @@ _UID_OFFSET = 16 + 4 + 48 + 12
 
 
 def find_local_user(peer: tuple[Any, ...] | None, ours: tuple[Any, ...] | None) -> int | None:
-    """Return the user ID of a peer over loopback; None for other peers, or where it is not known.
-
-    Args:
-        peer: address and port of the other end.
-        ours: address and port of our own end.
-    """
+    """Return the user of a peer over loopback; None for other peers, or where it is not known."""
     if not peer or not ours:
         return None
     try:

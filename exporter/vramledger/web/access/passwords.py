@@ -23,31 +23,26 @@ from functools import lru_cache
 from vramledger.web.access.local_users import find_local_user, parse_address
 
 _REMEMBERED_MAX = 100
-"""The maximum number of correct logins that are remembered; each takes 32 bytes, and an exporter has few
-users."""
+"""The most correct logins remembered, 32 bytes each; an exporter has few users."""
 
 _FAILURES_MAX, _FAILURE_INTERVAL = 10.0, 6.0
 """The failures that an address may have in one burst, and the seconds after which it may have another."""
 
 _ADDRESSES_MAX = 4096
-"""The maximum number of addresses whose failures are counted; when there are more, the address whose last
-failure is oldest is forgotten."""
+"""The maximum number of addresses whose failures count; more forget the one with the oldest failure."""
 
 _WAITING_MAX, _WAITING_PER_ADDRESS = 16, 4
-"""The maximum number of passwords that may wait for the thread, in total and from one address: the last one
-waits for a second."""
+"""The maximum number of passwords that wait, in all and of one address: the last waits a second."""
 
 _NICE = 10
 
 _LOOPBACK = "loopback"
 
 _NO_HASH = "." * 60
-"""Replaces the hash of a name that does not exist. It is as long as a hash, so that it takes as long to be
-hashed."""
+"""The hash of a name that does not exist, as long as a real one, so that it takes as long."""
 
 _CACHED_ADDRESSES = 1024
-"""The maximum number of addresses for which we keep the key of their failure count; computing a key takes 4
-µs."""
+"""The maximum number of addresses whose failure key is kept; computing one takes 4 µs."""
 
 _PASSWORD_MAX = 72
 """The bytes of a password that bcrypt uses. Its C and Go versions ignore the rest, Python's raises."""
@@ -105,10 +100,7 @@ class Passwords:
     async def check(
         self, users: Mapping[str, str], user: str, password: str, source: Callable[[], str]
     ) -> PasswordResult:
-        """Check whether a user has this password; failures count for its ``source``, asked for if need be.
-
-        A name that does not exist takes as long as one that does.
-        """
+        """Check a password; failures count for ``source``, and unknown names take as long."""
         hashed = users.get(user)
         digest = self._digest(user, hashed or _NO_HASH, password)
         if digest in self._right:  # only digests of real users' hashes are ever added
@@ -167,20 +159,13 @@ class Passwords:
         return named.digest()
 
     def _decoy(self, users: Mapping[str, str], user: str) -> str:
-        """Return a hash that no password has, with the cost of one user's hash.
-
-        The same name always gets the same hash.
-        """
+        """Return a hash that no password has, at a user's cost, always the same for a name."""
         costs = sorted(hashed.split("$")[2] for hashed in users.values())
         return f"$2b${costs[self._digest(user)[0] % len(costs)]}${'.' * 53}"
 
 
 def connection_source(peer: object, ours: object) -> str:
-    """Return the key under which the failures of a connection count, from its addresses and ports.
-
-    It is an IPv4 address, the /64 of an IPv6 one, or over loopback, where each user has 2^24 addresses, the
-    user.
-    """
+    """Return a connection's key: an IPv4 address, an IPv6 /64, or over loopback the user."""
     if not isinstance(peer, tuple) or not isinstance(ours, tuple):
         return ""
     source = failure_source(str(peer[0]))

@@ -34,8 +34,7 @@ CIPHERS: Mapping[str, str] = {
     # Neither Go nor Python lets a program choose among those of TLS 1.3.
     **dict.fromkeys(("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"), ""),
 }
-"""Go's names of the cipher suites that Go considers secure, and OpenSSL's names, empty for those of TLS
-1.3."""
+"""Go's names of secure cipher suites with OpenSSL's, which are empty for TLS 1.3."""
 
 CURVES: Mapping[str, str] = {
     "CurveP256": "prime256v1",
@@ -79,20 +78,13 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class AccessSettings:
-    """A web configuration file.
+    """A web configuration file."""
 
-    Attributes:
-        tls: None for plain HTTP.
-        users: name to bcrypt hash; empty lets everybody in.
-        headers: sent with every answer that does not set them itself.
-        http2: read and not used: Python's server speaks HTTP/1.1, which every Prometheus accepts.
-        interval: seconds after which the rate limit allows another request; 0 for no limit.
-        burst: requests that may come in one burst.
-    """
-
-    tls: TlsSettings | None = None
+    tls: TlsSettings | None = None  # None for plain HTTP
+    # name to bcrypt hash; empty lets everybody in
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # sent with every answer that does not set them itself
     headers: Mapping[str, str] = field(default_factory=dict)
-    http2: bool = True
-    interval: float = 0.0
-    burst: int = 0
+    http2: bool = True  # read and not used: Python's server speaks HTTP/1.1, which every Prometheus accepts
+    interval: float = 0.0  # seconds after which the rate limit allows another request; 0 for no limit
+    burst: int = 0  # requests that may come in one burst

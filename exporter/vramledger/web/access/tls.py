@@ -24,11 +24,7 @@ _IP = "IP Address"
 
 
 def make_context(tls: TlsSettings) -> ssl.SSLContext:
-    """Open the files and make the context for new connections.
-
-    Raises:
-        StartupError: a file cannot be read, or does not hold what it should.
-    """
+    """Make the context for new connections. Raises StartupError if a file is unusable."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[tls.oldest]
     context.maximum_version = _VERSIONS[tls.newest]
@@ -102,10 +98,7 @@ def _read_pem(pem: Pem, key: str) -> str:
 
 @contextmanager
 def _pem_file(pem: Pem) -> Iterator[Path]:
-    """Yield the name of a file with the content.
-
-    Python's ssl reads only files, and a key must not be written to a disk.
-    """
+    """Yield the name of a file in memory: ssl reads only files, and no key goes to a disk."""
     if pem.path is not None:
         yield pem.path
         return

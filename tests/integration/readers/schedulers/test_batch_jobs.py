@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 from vramledger.model.reading import Grant, Scheduler
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.host_files import HostFiles
-from vramledger.readers.schedulers import batch_jobs
+from vramledger.readers.schedulers import reader as batch_jobs
 from vramledger.readers.schedulers.reader import READ_INTERVAL, SchedulerReader
 from vramledger.slurm.names import devices_of
 

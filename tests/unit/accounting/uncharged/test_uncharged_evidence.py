@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vramledger.accounting.uncharged.evidence import HolderEvidence, LeftEvidence, created, describe
 from vramledger.accounting.uncharged.solver import NOTHING, Range
+from vramledger.accounting.uncharged.tracker import HolderEvidence, LeftEvidence, created, describe
 from vramledger.model.device_signs import MIB
 from vramledger.model.snapshot import Grade
 

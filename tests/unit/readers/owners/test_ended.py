@@ -16,8 +16,7 @@ from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import ended, host_files, reader
 from vramledger.readers.owners.host_files import HostFiles
-from vramledger.readers.owners.reader import OwnerReader
-from vramledger.readers.owners.resolver import resolve_owner
+from vramledger.readers.owners.reader import OwnerReader, resolve_owner
 
 POD = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{A}.scope"
 DOCKER = f"/system.slice/docker-{A}.scope"

@@ -14,7 +14,7 @@ from tests.support.examples import examples
 from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.readers.hosts.notebooks import find_notebook
 from vramledger.readers.owners.host_files import HostFiles
-from vramledger.readers.owners.resolver import resolve_from_facts, resolve_owner
+from vramledger.readers.owners.reader import resolve_from_facts, resolve_owner
 
 A = "e58a24d4a722c99712cff74ef69d93311089584eb32617b3890e0dcb996133f1"
 B = "5eed917563583925ffdbd40a64efb2aaffe58638e57add8becaf460fe74f5b1c"

@@ -11,8 +11,7 @@ from tests.support.waiting import PATIENCE
 from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.host_files import HostFiles
-from vramledger.readers.owners.reader import LOOK_AGAIN, OwnerReader, UnitUsers
-from vramledger.readers.owners.resolver import resolve_owner
+from vramledger.readers.owners.reader import LOOK_AGAIN, OwnerReader, UnitUsers, resolve_owner
 
 __all__ = ["proc"]
 
