@@ -140,10 +140,11 @@ def test_commands_learn_from_the_exporter(
     """``show`` and ``doctor``, which run their own samplers, get the agents' figures from the exporter."""
     for above in (tmp_path, *tmp_path.parents[:-2]):
         above.chmod(0o755)  # the runner's folders are private, and doctor would say so
-    with serving(*flags(path), driver=standin.env()):
+    with serving(*flags(path), driver=standin.env()) as exporter:
         program = agent()
         standin.device(0).set_processes([(program.pid, 2 * GIB)])
         program.order("say", report(frameworks=[torch(reserved=GIB)], visible={"CUDA_VISIBLE_DEVICES": None}))
+        exporter.until(lambda page: page.values("agent_up"), "the report")
         at = f"--agent.socket={path}"
         why = run("show", "--why", str(program.pid), at, driver=standin.env()).stdout
         assert "torch        reserved 1.00 GiB, allocated 0.50 GiB" in why

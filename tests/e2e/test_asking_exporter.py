@@ -9,8 +9,8 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -23,23 +23,36 @@ from tests.support.waiting import wait_until
 NOT_ASKED = "by this command alone: what was before is not known."
 
 
-@contextmanager
-def crowded(standin: StandIn, stage: Stage) -> Iterator[tuple[Exporter, dict[int, str]]]:
-    """Run an exporter that has watched holders of every kind; yield it, and the state of each pid."""
-    quiet, stopped = stage.start(), stage.start()
-    launcher = stage.start(session=False)
-    rank = {"OMPI_COMM_WORLD_RANK": "0"}
-    orphans = [launcher.start(env=rank, tie="socket") for _ in range(5)]
-    everyone = [quiet, stopped, *orphans]
-    standin.device(0).set_processes([(each.pid, GIB) for each in everyone])
-    with serving(*QUICK, "--idle-after=3s", driver=standin.env()) as exporter:
-        exporter.until(lambda page: len(page.values("process_memory_bytes")) == len(everyone), "the holders")
-        launcher.end()
-        stopped.stop()
-        states = {quiet.pid: "idle", stopped.pid: "stopped"}
-        states |= {each.pid: "orphaned" for each in orphans}
-        exporter.until(lambda page: all(page.state(pid) == states[pid] for pid in states), "the states")
-        yield exporter, states
+class Crowd(NamedTuple):
+    """An exporter that has watched holders of every kind, the state of each pid, and how to ask it."""
+
+    exporter: Exporter
+    states: dict[int, str]
+    asking: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def crowd(standin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
+    """Run an exporter for the tests that end nobody, and for the last one, which ends the orphans."""
+    require_host_pid_namespace()
+    place = tmp_path_factory.mktemp("crowd")
+    with StandIn(place, standin_library, devices=2) as standin, Stage() as stage:
+        quiet, stopped = stage.start(), stage.start()
+        launcher = stage.start(session=False)
+        rank = {"OMPI_COMM_WORLD_RANK": "0"}
+        orphans = [launcher.start(env=rank, tie="socket") for _ in range(5)]
+        everyone = [quiet, stopped, *orphans]
+        standin.device(0).set_processes([(each.pid, GIB) for each in everyone])
+        with serving(*QUICK, "--idle-after=3s", driver=standin.env()) as exporter:
+            exporter.until(
+                lambda page: len(page.values("process_memory_bytes")) == len(everyone), "the holders"
+            )
+            launcher.end()
+            stopped.stop()
+            states = {quiet.pid: "idle", stopped.pid: "stopped"}
+            states |= {each.pid: "orphaned" for each in orphans}
+            exporter.until(lambda page: all(page.state(pid) == states[pid] for pid in states), "the states")
+            yield Crowd(exporter, states, {**standin.env(), **exporter.found})
 
 
 def by_pid(ledger: dict[str, object]) -> dict[int, object]:
@@ -54,35 +67,36 @@ def by_pid(ledger: dict[str, object]) -> dict[int, object]:
     }
 
 
-def test_one_question_has_one_answer(standin: StandIn, stage: Stage) -> None:
+def test_one_question_has_one_answer(crowd: Crowd) -> None:
     """Page, Prometheus, ``show``, ``show --why``, ``check`` and ``end`` name the same states and owners."""
-    require_host_pid_namespace()
-    with crowded(standin, stage) as (exporter, states):
-        asking = {**standin.env(), **exporter.found}
-        both: list[dict[str, object]] = []
+    exporter, states, asking = crowd
+    both: list[dict[str, object]] = []
 
-        def agree() -> bool:
-            """Compare, again if need be: a new sample may come between the two."""
-            both[:] = [
-                json.loads(exporter.get("/api/v1/ledger")[1]),
-                json.loads(run("show", "--json", driver=asking).stdout),
-            ]
-            return by_pid(both[0]) == by_pid(both[1])
+    def agree() -> bool:
+        """Compare, again if need be: a new sample may come between the two."""
+        both[:] = [
+            json.loads(exporter.get("/api/v1/ledger")[1]),
+            json.loads(run("show", "--json", driver=asking).stdout),
+        ]
+        return by_pid(both[0]) == by_pid(both[1])
 
-        wait_until(agree, "the page and 'show' to say the same")
-        page, shown = both
-        table = run("show", driver=asking).stdout
-        evidence = {pid: run("show", f"--why={pid}", driver=asking).stdout for pid in (*states,)[:4]}
-        check = run("check", "--wait=100ms", "--json", driver=asking)
-        ends = {state: run("end", f"--state={state}", driver=asking) for state in ("idle", "orphaned")}
+    wait_until(agree, "the page and 'show' to say the same")
+    page, shown = both
+    table = run("show", driver=asking).stdout
+    of_each_state = {state: pid for pid, state in states.items()}
+    evidence = {
+        state: run("show", f"--why={pid}", driver=asking).stdout for state, pid in of_each_state.items()
+    }
+    check = run("check", "--wait=100ms", "--json", driver=asking)
+    ends = {state: run("end", f"--state={state}", driver=asking) for state in ("idle", "orphaned")}
 
     assert shown["watched_since"] == page["watched_since"]
     assert {pid: holding["state"] for pid, holding in by_pid(page).items()} == states  # type: ignore[index]
     rows = re.findall(r"^ +(\d+) .* (active|idle|stopped|orphaned) ", table, re.MULTILINE)
     assert {int(pid): state for pid, state in rows} == states
     assert "by the exporter." in table
-    for pid, text in evidence.items():
-        assert re.search(rf"^    state +{states[pid]}\b", text, re.MULTILINE)
+    for state, text in evidence.items():
+        assert re.search(rf"^    state +{state}\b", text, re.MULTILINE)
     reasons = json.loads(check.stdout)["devices"][0]["reasons"]
     assert {each["pid"]: each["kind"] for each in reasons if each["pid"]} == states
     assert check.returncode == 1
@@ -91,27 +105,12 @@ def test_one_question_has_one_answer(standin: StandIn, stage: Stage) -> None:
         assert named == {pid for pid, its in states.items() if its == state}
 
 
-def test_end_finds_every_orphan_that_the_exporter_saw(standin: StandIn, stage: Stage) -> None:
-    """``end --yes`` ends all five orphans at once, because the exporter saw their parent end."""
-    require_host_pid_namespace()
-    with crowded(standin, stage) as (exporter, states):
-        orphans = {pid for pid, state in states.items() if state == "orphaned"}
-        done = run(
-            "end", "--state=orphaned", "--yes", "--grace=5s", driver={**standin.env(), **exporter.found}
-        )
-    ended = re.findall(r"^pid (\d+) .*ended by SIGTERM", done.stdout, re.MULTILINE)
-    assert set(map(int, ended)) == orphans
-
-
-def test_end_knows_for_how_long_somebody_is_idle(standin: StandIn, stage: Stage) -> None:
+def test_end_knows_for_how_long_somebody_is_idle(crowd: Crowd) -> None:
     """``end --state idle`` needs no wait beside an exporter; ``--idle-after`` selects by the time."""
-    require_host_pid_namespace()
-    with crowded(standin, stage) as (exporter, states):
-        asking = {**standin.env(), **exporter.found}
-        (idle,) = (pid for pid, state in states.items() if state == "idle")
-        longer = run("end", "--state=idle", "--idle-after=1h", driver=asking)
-        orphaned = run("end", "--state=orphaned", "--idle-after=1h", driver=asking)
-        shorter = run("end", "--state=idle", "--idle-after=100ms", "--sample.interval=50ms", driver=asking)
+    (idle,) = (pid for pid, state in crowd.states.items() if state == "idle")
+    longer = run("end", "--state=idle", "--idle-after=1h", driver=crowd.asking)
+    orphaned = run("end", "--state=orphaned", "--idle-after=1h", driver=crowd.asking)
+    shorter = run("end", "--state=idle", "--idle-after=100ms", "--sample.interval=50ms", driver=crowd.asking)
     assert longer.stdout == "no holder is selected, there is nothing to end\n"
     assert orphaned.stdout.count("whether it works on the GPU is not known") == len(
         orphaned.stdout.splitlines()
@@ -119,6 +118,25 @@ def test_end_knows_for_how_long_somebody_is_idle(standin: StandIn, stage: Stage)
     assert "without an exporter" not in longer.stderr
     assert f"end pid {idle} player.py of user root: idle" in shorter.stdout
     assert "--idle-after is shorter than the exporter's 3 s" in shorter.stderr
+
+
+def test_two_commands_at_once(crowd: Crowd) -> None:
+    """Two ``end --yes`` end all five orphans, as the exporter saw their parent end, and nobody else."""
+    both = [
+        subprocess.Popen(
+            command("end", "--state=orphaned", "--yes", "--grace=5s"),
+            env=environment(crowd.asking),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    texts = [each.communicate(timeout=60)[0] for each in both]
+    for pid, state in crowd.states.items():
+        if state == "orphaned":
+            assert any(re.search(rf"^pid {pid} .*: ended by SIGTERM", each, re.MULTILINE) for each in texts)
+        else:
+            assert Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.parametrize("beside", [True, False])
@@ -149,31 +167,12 @@ def test_end_says_what_it_waits_for(standin: StandIn, stage: Stage, *, beside: b
     assert ("the exporter has just started" in said) is beside
 
 
-def test_two_commands_at_once(standin: StandIn, stage: Stage) -> None:
-    """Two ``end --yes`` for the same holders both finish; each holder is ended once, and nobody else."""
-    require_host_pid_namespace()
-    with crowded(standin, stage) as (exporter, states):
-        asking = environment({**standin.env(), **exporter.found})
-        both = [
-            subprocess.Popen(
-                command("end", "--state=orphaned", "--yes"), env=asking, stdout=subprocess.PIPE, text=True
-            )
-            for _ in range(2)
-        ]
-        texts = [each.communicate(timeout=60)[0] for each in both]
-        kept = [pid for pid, state in states.items() if state != "orphaned"]
-        assert all(Path(f"/proc/{pid}").exists() for pid in kept)
-    for pid, state in states.items():
-        if state == "orphaned":
-            assert any(re.search(rf"^pid {pid} .*: ended by SIGTERM", each, re.MULTILINE) for each in texts)
-
-
 def test_two_releases_at_once(standin: StandIn) -> None:
     """Of a release and a resume at the same time both are answered, and the exporter goes on."""
     with serving(*QUICK, driver=standin.env()) as exporter:
         exporter.until(lambda page: page.up, "data")
         asking = environment({**standin.env(), **exporter.found})
-        for _ in range(3):
+        for _ in range(2):
             several = [
                 subprocess.Popen(command("release", flag), env=asking, stdout=subprocess.DEVNULL)
                 for flag in ("--for=1h", "--resume", "--for=2h", "--for=1ms")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,12 +24,16 @@ def door(tmp_path: Path) -> str:
     return f"--control.socket={tmp_path / 'run' / 'control.sock'}"
 
 
+@pytest.fixture(scope="module")
+def exporter(shared: Exporter) -> Exporter:
+    """Return one exporter with data for all tests that give it its GPUs again."""
+    return shared
+
+
 @pytest.fixture
-def exporter(standin: StandIn, door: str) -> Iterator[Exporter]:
-    """Run an exporter, and wait for its data."""
-    with serving(*QUICK, door, driver=standin.env()) as running:
-        running.until(lambda page: page.up, "data")
-        yield running
+def asking(standin: StandIn, exporter: Exporter) -> dict[str, str]:
+    """Return the environment of a command that finds the exporter."""
+    return {**standin.env(), **exporter.found}
 
 
 def released(page: Page) -> bool:
@@ -38,13 +41,13 @@ def released(page: Page) -> bool:
     return page.value("released_until_timestamp_seconds") is not None
 
 
-def test_the_gpus_are_let_go_of_and_taken_back(standin: StandIn, exporter: Exporter, door: str) -> None:
+def test_the_gpus_are_let_go_of_and_taken_back(exporter: Exporter, asking: dict[str, str]) -> None:
     """After the command no device is open and no failure is counted; ``--resume`` restores the data."""
     sampler = exporter.sampler
     before = exporter.scrape()
     assert exporter.drivers() == [sampler.pid]
 
-    done = run("release", "--for=1h", door, driver=standin.env())
+    done = run("release", "--for=1h", driver=asking)
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "until" in done.stdout
@@ -66,25 +69,25 @@ def test_the_gpus_are_let_go_of_and_taken_back(standin: StandIn, exporter: Expor
     assert "release --resume" in ledger["failure"]["message"], "which the page shows as it is"
     assert "level=error" not in exporter.log
 
-    assert run("release", "--resume", door, driver=standin.env()).returncode == 0
+    assert run("release", "--resume", driver=asking).returncode == 0
     page = exporter.until(lambda page: page.up, "data")
     assert not released(page)
 
 
-def test_the_gpus_are_taken_back_in_time(standin: StandIn, exporter: Exporter, door: str) -> None:
+def test_the_gpus_are_taken_back_in_time(exporter: Exporter, asking: dict[str, str]) -> None:
     """After the given time there is data again by itself. A second command replaces the first."""
-    assert run("release", "--for=1h", door, driver=standin.env()).returncode == 0
-    assert run("release", "--for=500ms", door, driver=standin.env()).returncode == 0
+    assert run("release", "--for=1h", driver=asking).returncode == 0
+    assert run("release", "--for=500ms", driver=asking).returncode == 0
     exporter.until(lambda page: page.up, "data")
 
 
-def test_the_longest_release_is_shown(standin: StandIn, exporter: Exporter, door: str) -> None:
+def test_the_longest_release_is_shown(exporter: Exporter, asking: dict[str, str]) -> None:
     """A release of 30 days, the longest, is shown with its end, and ``--resume`` ends it."""
-    assert run("release", "--for=30d", door, driver=standin.env()).returncode == 0
+    assert run("release", "--for=30d", driver=asking).returncode == 0
     page = exporter.until(released, "the page to say so")
     until = page.value("released_until_timestamp_seconds") or 0.0
     assert 29 * 86400 < until - page.time <= 30 * 86400 + 1
-    assert run("release", "--resume", door, driver=standin.env()).returncode == 0
+    assert run("release", "--resume", driver=asking).returncode == 0
     exporter.until(lambda page: page.up, "data")
 
 

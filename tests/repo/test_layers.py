@@ -121,6 +121,14 @@ def parsed(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"), str(MODULES[module]))
 
 
+@cache
+def code_of(module: str) -> tuple[ast.AST, ...]:
+    """Return what a module consists of, without the texts that document it."""
+    nodes = tuple(ast.walk(parsed(module)))
+    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    return tuple(node for node in nodes if not (isinstance(node, ast.Constant) and id(node) in prose))
+
+
 def matches(module: str, patterns: list[str]) -> bool:
     """Say whether a module is one of those that the patterns name."""
     return any(fnmatchcase(module, pattern) for pattern in patterns)
@@ -141,7 +149,7 @@ def imports(module: str) -> tuple[tuple[str, int], ...]:
 
 
 def _imports(module: str) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(parsed(module)):
+    for node in code_of(module):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
@@ -173,20 +181,20 @@ def is_protocol(module: str) -> bool:
     return module == PROTOCOL or module.startswith(f"{PROTOCOL}.")
 
 
-@pytest.mark.parametrize("module", [each for each in MODULES if each != "vramledger" and not is_agent(each)])
-def test_imports_point_down(module: str) -> None:
+def test_imports_point_down() -> None:
     """A module's package is one of LAYERS, and the module imports nothing from above it."""
-    place = rank(module)
-    assert place is not None, f"{module} has no place in LAYERS"
+    exporter = [each for each in MODULES if each != "vramledger" and not is_agent(each)]
+    assert [module for module in exporter if rank(module) is None] == [], "they have no place in LAYERS"
 
-    for name in own_imports(module) - {"vramledger", AGENT}:
-        if is_agent(name):
-            shared = is_protocol(name) or tool_place(name) is not None
-            assert shared, f"{module} imports {name}, which is for the user's process"
-            continue
-        below = rank(name)
-        assert below is not None, f"{name} has no place in LAYERS"
-        assert below <= place, f"{module} imports {name}, which stands above it"
+    wrong = []
+    for module in exporter:
+        for name in own_imports(module) - {"vramledger", AGENT}:
+            if is_agent(name):
+                if not is_protocol(name) and tool_place(name) is None:
+                    wrong.append(f"{module} imports {name}, which is for the user's process")
+            elif (rank(name) or 0) > (rank(module) or 0):
+                wrong.append(f"{module} imports {name}, which stands above it")
+    assert wrong == []
 
 
 def test_no_import_cycles() -> None:
@@ -197,41 +205,40 @@ def test_no_import_cycles() -> None:
         pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
 
 
-@pytest.mark.parametrize("library", ONLY_IN)
-def test_library_stays_in_its_place(library: str) -> None:
+def test_library_stays_in_its_place() -> None:
     """A library is imported only in the part that handles its quirks."""
-    importers = {module for module in MODULES for name, _ in imports(module) if name.split(".")[0] == library}
+    strays = [
+        f"{module}:{line} imports {name}"
+        for module in MODULES
+        for name, line in imports(module)
+        if (library := name.split(".")[0]) in ONLY_IN and not matches(module, ONLY_IN[library])
+    ]
 
-    assert {module for module in importers if not matches(module, ONLY_IN[library])} == set()
+    assert strays == []
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if not matches(module, PROC_PATHS)])
-def test_proc_is_read_in_one_place(module: str) -> None:
+def test_proc_is_read_in_one_place() -> None:
     """Only hosts/ names a file in /proc, so that ``--path.procfs`` applies to every reader."""
-    prose = {
-        id(node.value)
-        for node in ast.walk(parsed(module))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
     named = [
         f"{module}:{node.lineno}: {node.value!r}"
-        for node in ast.walk(parsed(module))
-        if isinstance(node, ast.Constant) and id(node) not in prose
-        if isinstance(node.value, str) and (node.value == "/proc" or node.value.startswith("/proc/"))
+        for module in MODULES
+        if not matches(module, PROC_PATHS)
+        for node in code_of(module)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if node.value == "/proc" or node.value.startswith("/proc/")
     ]
 
     assert named == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_one_place_prints(module: str) -> None:
+def test_one_place_prints() -> None:
     """Only ``printable.write_plain`` writes to the terminal, where it replaces what would control it."""
     commands = ("vramledger_agent.cli", "vramledger_agent.commands.")
-    if module == "vramledger_agent.printable" or (is_agent(module) and not module.startswith(commands)):
-        return
     printing = [
         f"{module}:{node.lineno}"
-        for node in ast.walk(parsed(module))
+        for module in MODULES
+        if module != "vramledger_agent.printable" and (not is_agent(module) or module.startswith(commands))
+        for node in code_of(module)
         if isinstance(node, ast.Call)
         and (
             (isinstance(node.func, ast.Name) and node.func.id == "print")
@@ -254,17 +261,18 @@ def test_agent_imports_the_standard_library_alone() -> None:
     assert strays == []
 
 
-@pytest.mark.parametrize("module", [each for each in MODULES if is_agent(each)])
-def test_what_runs_in_a_program_loads_no_tool(module: str) -> None:
+def test_what_runs_in_a_program_loads_no_tool() -> None:
     """The code in the user's process imports itself and the protocol; a tool imports what is below it."""
-    place = tool_place(module)
-    for name in own_imports(module) - {AGENT, f"{AGENT}.commands"}:
-        below = tool_place(name)
-        if place is None:
-            assert below is None, f"{module} imports {name}, which is for commands"
-        else:
-            allowed = is_protocol(name) if below is None else below >= place
-            assert allowed, f"{module} imports {name}, which stands above it or runs in the user's process"
+    wrong = []
+    for module in filter(is_agent, MODULES):
+        place = tool_place(module)
+        for name in own_imports(module) - {AGENT, f"{AGENT}.commands"}:
+            below = tool_place(name)
+            if place is None and below is not None:
+                wrong.append(f"{module} imports {name}, which is for commands")
+            elif place is not None and not (is_protocol(name) if below is None else below >= place):
+                wrong.append(f"{module} imports {name}, which stands above it or runs in the user's process")
+    assert wrong == []
 
 
 def test_the_protocol_imports_nothing() -> None:

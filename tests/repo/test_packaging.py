@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.repo.test_layers import MODULES, imports
-from tests.support.packages import build_all
+from tests.support.packages import built
 from vramledger import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ BOTH = pytest.mark.parametrize("package", [EXPORTER, AGENT], ids=lambda package:
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of both packages."""
-    return build_all(tmp_path_factory.mktemp("dist"))
+    return built(tmp_path_factory)
 
 
 def source_files(package: Package) -> set[str]:

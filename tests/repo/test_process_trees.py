@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.lab.trees import ALIVE, PAGE, PROVEN, render, shown
-from tests.support.players.tree import Tree
 from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS, OTHERS, TREES
 
 
@@ -25,10 +22,9 @@ def test_the_page_names_what_gets_another_verdict() -> None:
     assert f"\n{PROVEN}: {len(LEFTOVERS) - len(leftovers)}.\n" in render()
 
 
-@pytest.mark.parametrize("tree", TREES, ids=lambda tree: str(tree.name))
-def test_who_comes_late_gives_the_same_verdict(tree: Tree) -> None:
+def test_who_comes_late_gives_the_same_verdict() -> None:
     """The page says so of state and grade."""
-    assert shown(tree.watched) == shown(tree.late)
+    assert [tree.name for tree in TREES if shown(tree.watched) != shown(tree.late)] == []
 
 
 def test_there_are_enough_trees() -> None:

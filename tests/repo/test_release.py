@@ -20,7 +20,7 @@ from packaging.version import Version
 
 from tests.support.exporter import no_driver
 from tests.support.fleet.engines import until
-from tests.support.packages import build_all
+from tests.support.packages import built
 from tests.support.ports import free_port
 from tests.support.requirements import do_without, require_tool
 from tests.support.waiting import PATIENCE
@@ -66,7 +66,7 @@ def test_change_log_has_its_form() -> None:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the wheel into a new environment, with only its dependencies, as pipx and uvx do."""
     home = tmp_path_factory.mktemp("fresh")
-    wheels = list(build_all(home).glob("*.whl"))
+    wheels = list(built(tmp_path_factory).glob("*.whl"))
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home / "venv"], check=True)
     # Without bytecode, as uvx installs: the program makes what it needs of it.
     pip = [sys.executable, "-m", "pip", "--python", str(home / "venv"), "install", "--quiet", "--no-compile"]

@@ -41,7 +41,7 @@ def wait_for_report():
 
 
 class FakeExporter:
-    """Receive the reports, by the kernel's pid; ``ended`` has those who have closed their connection."""
+    """Receive the reports, by the kernel's pid; ``ended`` has those whose connection for them has ended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
+
+import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
 SOURCES = (PROJECT, PROJECT / "exporter" / "agent")
@@ -29,6 +33,18 @@ def build_all(out: Path) -> Path:
         subprocess.run(["tar", "-xf", sdist, "-C", out], check=True)
         build(out / sdist.name.removesuffix(".tar.gz"), out, "wheel")
     return out
+
+
+def built(factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of both packages, which the first of the workers that need them has built."""
+    place = factory.getbasetemp()
+    home = (place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "packages"
+    home.mkdir(exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "dist").exists():
+            build_all(factory.mktemp("building")).rename(home / "dist")
+    return home / "dist"
 
 
 def build_changed(work: Path, edits: Mapping[str, tuple[str, str]]) -> Path:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from tests.support.host.model import EPOCH, GIB, Gpu, Host, Process
-from tests.support.host.programs import Held, Torch, idle, in_bursts, notebook, sawtooth, steady
+from tests.support.host.programs import Fixed, Held, Torch, idle, in_bursts, notebook, sawtooth, steady
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import Reading
 from vramledger.model.reading_json import decode, encode
 from vramledger.model.snapshot import Snapshot
-from vramledger.storage.answers import answer
+from vramledger.storage.answers import answer, open_past
 from vramledger.storage.keeper import open_directory
 from vramledger.storage.process import StorageProcess
+from vramledger.storage.protocol import HEADER, NAME, STATUS, Moment
 from vramledger.storage.recorder import Recorder
 from vramledger.storage.writing import PastWriter
 from vramledger.views.timeline import Timeline
@@ -163,3 +166,40 @@ class StoredPast:
         first, _, content = answer(self.path, question).partition(b"\n")
         lines = [json.loads(each) for each in content.splitlines()]
         return json.loads(first), lines if question["ask"] == "readings" else lines[0]
+
+
+def small_host(seed: int = 1) -> Host:
+    """Return a host with one holder."""
+    return Host([Gpu()], [Process(7, {0: Fixed(GIB)}, begin=-900.0)], Random(seed))  # noqa: S311 a simulation
+
+
+def names_in(path: Path) -> list[str]:
+    """Return the names of the files."""
+    return sorted(each.name for each in path.iterdir())
+
+
+def times_in(path: Path, host: str = "machine-1") -> list[float]:
+    """Return the times of all readings, as a reader beside the exporter sees them."""
+    with open_past(path, host) as past:
+        return [entry.time - EPOCH for entry in past.readings(0.0, float("inf"))]
+
+
+def moment_in(path: Path, at: float) -> Moment | None:
+    """Return what is stored for a moment."""
+    with open_past(path) as past:
+        return past.find(at)
+
+
+def ask_sqlite(path: Path, sql: str, *values: object) -> list[Any]:
+    """Return what a person with ``sqlite3`` gets."""
+    with closing(sqlite3.connect(f"file:{path / NAME}?mode=ro", uri=True)) as connection:
+        return connection.execute(sql, values).fetchall()
+
+
+def status_of(past: StoredPast) -> dict[str, Any]:
+    """Have what waits written, and return what the process that stores says then."""
+    past.process.flush()
+    statuses: list[dict[str, Any]] = [
+        json.loads(each[HEADER.size :]) for each in past.messages if each[:1] == STATUS
+    ]
+    return statuses[-1]

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 import vramledger_agent
 from tests.support.listening import FAKE, FakeExporter, environment, finish, start
-from tests.support.packages import PROJECT, build_all, make_environment, pip
+from tests.support.packages import PROJECT, built, make_environment, pip
 from tests.support.real_snapshots import unpack
 from tests.support.requirements import do_without
 from tests.support.waiting import wait_until
@@ -28,7 +28,7 @@ PROGRAM = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read()"
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of both packages."""
-    return build_all(tmp_path_factory.mktemp("dist"))
+    return built(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.exporter import QUICK, serving
 from tests.support.listening import FAKE, environment
-from tests.support.packages import build_all, build_changed, install_both
+from tests.support.packages import build_changed, built, install_both
 from tests.support.standin.library import GIB, StandIn
 from vramledger_agent import __version__
 
@@ -63,7 +63,7 @@ class Versions(NamedTuple):
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
     """Build and install both packages of both versions."""
     made = (
-        build_all(tmp_path_factory.mktemp("this")),
+        built(tmp_path_factory),
         build_changed(tmp_path_factory.mktemp("other"), CHANGES),
     )
     return Versions(*(install_both(tmp_path_factory.mktemp("home"), dist) for dist in made))

@@ -93,10 +93,14 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 @pytest.fixture
 def driver(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """Make samplers use the stand-in, and their supervisor wait for ever after the first restart."""
+    """Make samplers use the stand-in, and their supervisor wait for ever after the first restart.
+
+    However slow the machine is, no sampler of a test runs for so long that it counts as working.
+    """
     for name, value in standin.env().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(supervisor, "BACKOFF", (0.0, NEVER))
+    monkeypatch.setattr(supervisor, "STABLE_AFTER", NEVER)
     return standin
 
 
