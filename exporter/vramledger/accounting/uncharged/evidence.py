@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from vramledger.accounting.uncharged.solver import Range, alike
@@ -13,6 +14,8 @@ from vramledger.model.snapshot import Grade, UnchargedBytes
 GIB = 2**30
 
 _PIDS_SHOWN = 5
+
+_CREATOR = re.compile(r"(created by pid \d+ of (?!an unknown user,))(.*?)(, which ended at \d\d:\d\d UTC)")
 
 
 class LeftEvidence(NamedTuple):
@@ -102,6 +105,11 @@ def created(pid: int, user: str | None, ended: float) -> str:
     """Say who created memory that is still there, and when its creator ended."""
     when = dt.datetime.fromtimestamp(ended, dt.timezone.utc)
     return f"created by pid {pid} of {user or 'an unknown user'}, which ended at {when:%H:%M} UTC"
+
+
+def rename_creators(text: str, rename: Callable[[str], str]) -> str:
+    """Give each user whom :func:`created` has named in a text another name."""
+    return _CREATOR.sub(lambda found: found[1] + rename(found[2]) + found[3], text)
 
 
 def _pids(pids: Collection[int]) -> str:
