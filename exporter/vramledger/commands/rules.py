@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
 from vramledger import __version__
 from vramledger.commands.alert_rules import rendered_files, written
-from vramledger.commands.alert_settings import HOME, default_content, merged, read_content, read_settings
-from vramledger.errors import StartupError, UsageError
+from vramledger.commands.alert_settings import HOME, add_thresholds, given_settings, refused
 from vramledger_agent.commands.parser import Commands, add_log, write_output
 
 
@@ -21,10 +18,7 @@ def add_command(commands: Commands) -> None:
         description="Write all recording and alerting rules to standard output, as one file for Prometheus.",
     )
     which = rules.add_mutually_exclusive_group()
-    which.add_argument(
-        "--thresholds", metavar="FILE",
-        help="what is other than the default, in the same form; - is standard input",
-    )  # fmt: skip
+    add_thresholds(which)
     which.add_argument(
         "--defaults", action="store_true", help="write the default thresholds instead, each with its reason"
     )
@@ -37,17 +31,11 @@ def run(args: argparse.Namespace) -> int:
     if args.defaults:
         write_output((HOME / "thresholds.yml").read_text(encoding="utf-8"))
         return 0
-    own, file = {}, "standard input" if args.thresholds == "-" else args.thresholds
+    settings = given_settings(args.thresholds)
     try:
-        if args.thresholds:
-            own = read_content(sys.stdin.read() if args.thresholds == "-" else Path(file).read_text("utf-8"))
-        files = rendered_files(read_settings(merged(own, default_content())))
-    except OSError as error:
-        message = f"cannot read {file}: {error.strerror}; give a file to --thresholds"
-        raise StartupError(message) from error
+        files = rendered_files(settings)
     except ValueError as error:
-        message = f"{file}: {error}; 'vramledger rules --defaults' has every key"
-        raise UsageError(message) from error
+        raise refused(args.thresholds, error) from error
     groups = [group for content in files.values() for group in content["groups"]]
     head = f"# Written by 'vramledger rules', version {__version__}: change the thresholds, not this file.\n"
     write_output(head + written({"groups": groups}))
