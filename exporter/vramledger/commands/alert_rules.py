@@ -247,21 +247,25 @@ def _indent(text: str) -> str:
     return "\n".join(f"  {line}" if line else line for line in text.splitlines())
 
 
-def render_rule(rule: dict[str, Any], settings: RuleSettings) -> dict[str, Any]:
-    """Return a rule of a source as Prometheus reads it."""
-    result = {**rule, "expr": render_expression(rule["expr"], settings)}
+def render_rule(
+    rule: dict[str, Any], settings: RuleSettings, names: Mapping[str, object] | None = None
+) -> dict[str, Any]:
+    """Return a rule of a source as Prometheus reads it; with ``names``, as somebody else fills it in."""
+    values = _expression_values(settings) if names is None else names
+    expression = rule["expr"] if names else render_expression(rule["expr"], settings)
+    result = {**rule, "expr": expression}
     if "alert" in rule:
         if "severity" in rule.get("labels", {}):
             severity = settings.severities[rule["labels"]["severity"]]
             result["labels"] = {**rule["labels"], "severity": severity}
         annotations = {name: " ".join(text.split()) for name, text in rule["annotations"].items()}
-        filled = {name: fill_in(text, _expression_values(settings)) for name, text in annotations.items()}
+        filled = {name: fill_in(text, values) for name, text in annotations.items()}
         about_node = "runbook_from" not in filled
         url = runbook_url(rule["alert"], settings.runbooks, filled.pop("runbook_from", None))
         result["annotations"] = {**filled, "runbook_url": url}
         if settings.pages and about_node:
             place = settings.pages.replace("{instance}", "{{ $labels.instance }}")
-            url = fill_in(_PAGE_URL.replace("{page}", place), _expression_values(settings))
+            url = fill_in(_PAGE_URL.replace("{page}", place), values)
             result["annotations"]["page_url"] = url
         if settings.grafana:
             result["annotations"]["dashboard_url"] = dashboard_url(
