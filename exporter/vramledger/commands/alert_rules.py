@@ -268,9 +268,9 @@ def render_rule(
             url = fill_in(_PAGE_URL.replace("{page}", place), values)
             result["annotations"]["page_url"] = url
         if settings.grafana:
-            result["annotations"]["dashboard_url"] = dashboard_url(
-                rule["alert"], filled["description"], settings
-            )
+            # The description as it is written: in the settings' way to run a command any label may stand.
+            about = annotations["description"]
+            result["annotations"]["dashboard_url"] = dashboard_url(rule["alert"], about, settings)
     return result
 
 
