@@ -226,7 +226,7 @@ def test_mig_instances_need_one_more_capability() -> None:
 
 
 def test_launches_are_counted_with_one_more_capability() -> None:
-    """``launches.enabled`` gives the flag, SYS_ADMIN and time to close the counters; in vain it is refused."""
+    """``launches.enabled`` gives the flag, SYS_ADMIN and time to close the counters, or is refused."""
     made = pod(template("launches.enabled=true"))
     (container,) = made["containers"]
     chart = ("template", "vramledger", str(CHART), "--set", REPOSITORY_OF_IMAGE)
