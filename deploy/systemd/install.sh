@@ -28,7 +28,7 @@ case ${1:-} in
     for file in $linked; do rm -f "/usr/local/$file"; done
     if running; then systemctl daemon-reload; fi
     if [ "$1" = --purge ]; then
-        rm -rf /var/lib/vramledger /etc/default/vramledger
+        rm -rf /var/lib/vramledger /etc/default/vramledger /var/lib/systemd/timers/stamp-vramledger-report.timer
         if command -v userdel >/dev/null && id vramledger >/dev/null 2>&1; then userdel vramledger; fi
         exit 0
     fi
@@ -115,7 +115,8 @@ if running; then
         journalctl --unit=vramledger.service --unit=vramledger.socket --lines=5 --no-pager --output=cat >&2 || true
         fail "the files are installed, but the service did not start; its last lines are above, and systemd tries again"
     fi
-    printf 'vramledger runs: http://localhost:10839/  (what it cannot see here: vramledger doctor)\n'
+    port=$(sed -n 's/^VRAMLEDGER_FLAGS=.*--web\.listen-address=[^ "]*:\([0-9]*\).*/\1/p' /etc/default/vramledger)
+    printf 'vramledger runs: http://localhost:%s/  (what it cannot see here: vramledger doctor)\n' "${port:-10839}"
 else
     printf 'vramledger is installed; systemd does not run here, so nothing was started\n'
 fi

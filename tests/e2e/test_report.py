@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import json
 import pwd
 import re
 from collections.abc import Iterator
@@ -89,6 +90,30 @@ def test_each_user_is_told_of_their_own(standin: StandIn, stage: Stage, tmp_path
     assert {each["pid"] for each in hooked["bin"]["holdings"]} == {pids["other"]}
     assert hooked["bin"]["text"] == own
     assert len(got) == len(names) + 1, "what has not lasted an hour is told to nobody"
+
+
+def test_who_is_left_out_gets_no_message(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
+    """Neither a user of ``--except`` nor an owner whom the alerts' thresholds excuse; the list has both."""
+    thresholds = tmp_path / "mine.yml"
+    excused = {"match": {"user": pwd.getpwuid(DAEMON).pw_name}, "hoarded_idle": "1h"}
+    thresholds.write_text(json.dumps({"owners": [{"name": "daemons", **excused}]}))
+    with hoarded(standin, stage) as (exporter, pids), inbox() as (url, got):
+        asking = {**standin.env(), **exporter.found}
+        for flags in (("--except=bin",), (f"--thresholds={thresholds}",)):
+            done = run("report", f"--webhook={url}/hook", *SOON, *flags, driver=asking)
+            assert done.returncode == 0, done.stderr
+        excused["hoarded_idle"] = "never"
+        thresholds.write_text(json.dumps({"owners": [{"name": "daemons", **excused}]}))
+        printed = run("report", *SOON, f"--thresholds={thresholds}", driver=asking)
+        excused["horded_idle"] = excused.pop("hoarded_idle")
+        thresholds.write_text(json.dumps({"owners": [{"name": "daemons", **excused}]}))
+        wrong = run("report", f"--thresholds={thresholds}", driver=asking)
+
+    assert [body["user"] for _, body in got] == ["daemon", None, "bin", None]
+    assert all(told(body["text"], pids) == set(pids) - {"small"} for _, body in got if body["user"] is None)
+    assert printed.stdout.count("Its user gets no message.") == 2
+    assert wrong.returncode == 2
+    assert "owners[0] (daemons): horded_idle: no such key; do you mean hoarded_idle?" in wrong.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+
+from vramledger.errors import StartupError, UsageError
 
 _PACKAGE = Path(__file__).parents[1]
 HOME = next(home for home in (_PACKAGE / "alerts", _PACKAGE.parents[1] / "alerts") if home.is_dir())
@@ -159,6 +163,37 @@ def read_content(text: str) -> dict[str, Any]:
 def default_content() -> dict[str, Any]:
     """Return what thresholds.yml says."""
     return read_content((HOME / "thresholds.yml").read_text(encoding="utf-8"))
+
+
+def add_thresholds(parser: argparse._ActionsContainer) -> None:
+    """Declare the flag with a file of thresholds."""
+    parser.add_argument(
+        "--thresholds", metavar="FILE",
+        help="what is other than the default thresholds, in the same form; - is standard input",
+    )  # fmt: skip
+
+
+def given_settings(file: str | None) -> RuleSettings:
+    """Return the settings with what the file of the flag says.
+
+    Raises:
+        StartupError: it cannot be read.
+        UsageError: it cannot be used.
+    """
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8") if file else ""
+        return read_settings(merged(read_content(text), default_content()))
+    except OSError as error:
+        message = f"cannot read {file}: {error.strerror}; give a file to --thresholds"
+        raise StartupError(message) from error
+    except ValueError as error:
+        raise refused(file, error) from error
+
+
+def refused(file: str | None, error: ValueError) -> UsageError:
+    """Return what the user reads of a file that cannot be used."""
+    name = "standard input" if file == "-" else file
+    return UsageError(f"{name}: {error}; 'vramledger rules --defaults' has every key")
 
 
 def merged(own: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:

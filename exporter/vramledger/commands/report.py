@@ -15,10 +15,12 @@ from email.message import EmailMessage
 from pathlib import Path
 from typing import NamedTuple
 
+from vramledger.commands.alert_settings import Override, add_thresholds, given_settings
 from vramledger.commands.arguments import add_control, control_socket, size
 from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interrupts import run_until_interrupted
 from vramledger.errors import StartupError, UsageError
+from vramledger.model.reading import Owner
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Snapshot, State
 from vramledger.serving.control_client import NoExporterError
 from vramledger.verdicts.remedies import remedy
@@ -47,6 +49,14 @@ _INFERRED = (
 )
 
 
+_PATIENCE = {
+    State.ORPHANED: ("orphaned_after", "orphaned_bytes"),
+    State.STOPPED: ("stopped_after", "stopped_bytes"),
+    State.IDLE: ("hoarded_idle", ""),
+}
+"""The thresholds that say after how long, and from which size on, an owner's memory concerns the alerts."""
+
+
 class Unused(NamedTuple):
     """Memory that a program holds without work."""
 
@@ -56,6 +66,7 @@ class Unused(NamedTuple):
     holding: Holding  # the bytes and why
     notebook: str  # the path of its notebook, empty where it is none
     advice: str  # what the administrator can do
+    spared: bool  # its user gets no message of it
 
 
 def add_command(commands: Commands) -> None:
@@ -90,6 +101,11 @@ def add_command(commands: Commands) -> None:
     report.add_argument(
         "--least", type=size, default=2**30, metavar="SIZE", help="leave out smaller holdings (default 1GiB)"
     )
+    report.add_argument(
+        "--except", dest="spared", action="append", default=[], metavar="USER",
+        help="send this user nothing; repeatable. The list of all has them",
+    )  # fmt: skip
+    add_thresholds(report)
     add_control(report)
     add_log(report)
     report.set_defaults(run=run)
@@ -100,9 +116,10 @@ def run(args: argparse.Namespace) -> int:
     if args.webhook and not args.webhook.startswith(("http://", "https://")):
         message = f"--webhook={args.webhook} does not begin with http:// or https://"
         raise UsageError(message)
+    owners = given_settings(args.thresholds).overrides
     snapshot = run_until_interrupted(_newest(control_socket(args)))
     host = os.uname().nodename
-    found = sorted(unused(snapshot, args.after, args.least), key=lambda each: -(each.holding.held or 0))
+    found = sorted(unused(snapshot, args, owners), key=lambda each: -(each.holding.held or 0))
     if not (args.mail or args.webhook):
         write_output(text_for_all(host, found))
         return 0
@@ -126,25 +143,48 @@ async def _newest(path: Path) -> Snapshot:
     return snapshot
 
 
-def unused(snapshot: Snapshot, after: float, least: int) -> Iterator[Unused]:
-    """Yield what is held without work for so many seconds, from so many bytes on, or of unknown size."""
+def unused(
+    snapshot: Snapshot, args: argparse.Namespace, owners: Sequence[Override]
+) -> Iterator[Unused]:
+    """Yield what is held without work for ``--after``, from ``--least`` bytes on, or of unknown size."""
     for device in snapshot.devices:
         for holding in device.holdings:
             working = holding.state is State.ORPHANED and holding.working
-            small = holding.held is not None and holding.held < least
+            small = holding.held is not None and holding.held < args.least
             if holding.state in _WORDS and not working and not small:
-                if (snapshot.time or 0.0) - holding.since < after:
+                lasted = (snapshot.time or 0.0) - holding.since
+                if lasted < args.after:
                     continue
                 facts = snapshot.facts_of(holding.pid)
                 owner = facts.owner if facts is not None else None
+                user = (facts.user or "") if facts is not None else ""
                 yield Unused(
-                    user=(facts.user or "") if facts is not None else "",
+                    user=user,
                     command=facts.command if facts is not None else "",
                     device=device,
                     holding=holding,
                     notebook=owner.notebook if owner is not None else "",
                     advice=remedy(holding, snapshot.processes.get(holding.pid), device) or "",
+                    spared=user in args.spared or _exempt(holding, lasted, user, owner, owners),
                 )
+
+
+def _exempt(
+    holding: Holding, lasted: float, user: str, owner: Owner | None, owners: Sequence[Override]
+) -> bool:
+    """Tell whether an owner may hold this for longer, or may hold more, by the thresholds of the alerts."""
+    labels = {"user": user}
+    if owner is not None:
+        labels |= {"owner": owner.name, "owner_type": owner.type, "namespace": owner.namespace}
+    after, least = _PATIENCE.get(holding.state, ("", ""))
+    for each in owners:
+        given = each.thresholds
+        if (after in given or least in given) and re.fullmatch(each.pattern, labels.get(each.label, "")):
+            return not all(
+                limit is None or (limit != "never" and float(limit) <= value)
+                for limit, value in ((given.get(after), lasted), (given.get(least), holding.held or 0))
+            )
+    return False
 
 
 def _line(each: Unused) -> str:
@@ -186,14 +226,18 @@ def text_for_all(host: str, found: Sequence[Unused]) -> str:
     if not found:
         return f"Nothing is held without work on {host}.\n"
     head = f"This is held without work on {host}.\n"
-    return head + "".join(f"\n{_line(each)}\n{each.advice}\n" for each in found) + _grades(found)
+    lines = (
+        f"\n{_line(each)}\n{each.advice}\n" + ("Its user gets no message.\n" if each.spared else "")
+        for each in found
+    )
+    return head + "".join(lines) + _grades(found)
 
 
 def _deliver(args: argparse.Namespace, host: str, found: Sequence[Unused]) -> None:
     """Send each user theirs, the administrator all; one failure stops no other. Raises StartupError."""
     own: dict[str, list[Unused]] = {}
     for each in found:
-        if _PERSON.fullmatch(each.user) and each.user != "root":
+        if _PERSON.fullmatch(each.user) and each.user != "root" and not each.spared:
             own.setdefault(each.user, []).append(each)
     problems = []
     messages: list[tuple[str | None, str, Sequence[Unused]]] = [

@@ -17,6 +17,7 @@ from typing import Any
 
 from msgspec import structs
 
+from vramledger.accounting.uncharged.tracker import rename_creators
 from vramledger.model.agent_report import AgentReport
 from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, ProcessSnapshot, Snapshot
@@ -42,11 +43,18 @@ class HiddenNames:
 
     def user(self, name: str) -> str:
         """Return the stand-in of a user; empty for none."""
-        return name and f"user-{hashlib.blake2b(name.encode(), key=self.key, digest_size=4).hexdigest()}"
+        return name and f"user-{self._digest(name)}"
+
+    def _digest(self, name: str) -> str:
+        return hashlib.blake2b(name.encode(), key=self.key, digest_size=4).hexdigest()
 
     def owner(self, kind: str, name: str) -> str:
         """Return the name of an owner as others see it."""
         return self.user(name) if kind == _USER else name
+
+    def job(self, name: str) -> str:
+        """Return the name of a distributed job; one that meets in a file is named by the file's path."""
+        return f"job-{self._digest(name)}" if "/" in name else name
 
     def snapshot(self, snapshot: Snapshot, viewer: int | None = None) -> Snapshot:
         """Return what others see of a snapshot; a ``viewer``, a user of the host, sees own programs whole."""
@@ -59,15 +67,24 @@ class HiddenNames:
         def hide(text: str) -> str:
             return named.sub(_GONE, text) if named is not None else text
 
+        mine = {facts.user for pid in own if (facts := processes[pid].facts) is not None}
+
         def hide_holding(each: Holding) -> Holding:
-            return each if each.pid in own else replace(each, why=hide(each.why))
+            uncharged = each.uncharged
+            if uncharged is not None:
+                why = rename_creators(uncharged.why, lambda name: name if name in mine else self.user(name))
+                uncharged = uncharged._replace(why=why)
+            return replace(each, why=each.why if each.pid in own else hide(each.why), uncharged=uncharged)
 
         def hide_agent(pid: int, each: AgentSnapshot) -> AgentSnapshot:
             if pid in own:
                 return each
             report = each.report
-            if report is not None and report.last_oom is not None:
-                report = structs.replace(report, last_oom=structs.replace(report.last_oom, report=None))
+            if report is not None:
+                oom = report.last_oom
+                report = structs.replace(
+                    report, last_oom=oom and structs.replace(oom, report=None), rank=None
+                )
             return replace(each, report=report, why=hide(each.why))
 
         devices = (self._device(each) for each in snapshot.devices)
@@ -98,7 +115,12 @@ class HiddenNames:
             undivided=undivided,
             owner_usage=usage,
             reservation_status=status,
-            left=tuple(each._replace(user=self.user(each.user or "") or None) for each in device.left),
+            left=tuple(
+                each._replace(
+                    user=self.user(each.user or "") or None, why=rename_creators(each.why, self.user)
+                )
+                for each in device.left
+            ),
             hidden=device.hidden
             and tuple(
                 each._replace(command="", user=self.user(each.user or "") or None) for each in device.hidden
@@ -119,9 +141,11 @@ class HiddenNames:
                 signs=facts.signs,
                 owner=None if facts.owner is None else self._facts_owner(facts.owner),
                 libraries=facts.libraries,
-                rank=facts.rank,
+                rank=facts.rank and facts.rank._replace(job=self.job(facts.rank.job)),
             )
-        return replace(process, facts=facts, first=None)
+        told = process.reported_rank
+        told = told and structs.replace(told, job=self.job(told.job))
+        return replace(process, facts=facts, first=None, reported_rank=told)
 
     def _facts_owner(self, owner: Owner) -> Owner:
         users = is_personal(owner.unit) or USER_MANAGER.fullmatch(owner.unit) or owner.type == _USER

@@ -434,7 +434,9 @@ def test_nothing_is_cut_at_any_width(look: Looking, width: int, theme: str) -> N
             assert press <= table
             assert todo <= left
             assert cut <= 0
+        hints = await view.tab.texts("#rows .hint")
         assert bool(await view.tab.texts("#rows .column-todo")) == (width > 960)
+        assert len(hints) == (0 if width > 960 else 3), "a narrow row says that there is something to do"
 
     look(Shown(eight()), steps)
 

@@ -98,7 +98,7 @@ def test_chart_package_holds_what_the_chart_uses(tmp_path: Path) -> None:
         assert licence.read() == (REPOSITORY / "LICENSE").read_bytes()
     linked = {
         f"vramledger/{path.relative_to(REPOSITORY)}"
-        for pattern in ("alerts/*.rules.yml", "dashboards/*.json")
+        for pattern in ("alerts/chart.json", "alerts/thresholds.yml", "dashboards/*.json")
         for path in REPOSITORY.glob(pattern)
     }
     own = {"Chart.yaml", "values.yaml", "values.schema.json", "README.md", "LICENSE", ".helmignore"}
@@ -223,6 +223,19 @@ def test_mig_instances_need_one_more_capability() -> None:
 
     assert {"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"} in container["env"]
     assert "SYS_ADMIN" in container["securityContext"]["capabilities"]["add"]
+
+
+def test_launches_are_counted_with_one_more_capability() -> None:
+    """``launches.enabled`` gives the flag, SYS_ADMIN and time to close the counters, or is refused."""
+    made = pod(template("launches.enabled=true"))
+    (container,) = made["containers"]
+    chart = ("template", "vramledger", str(CHART), "--set", REPOSITORY_OF_IMAGE)
+    refused = helm(*chart, "--set", "launches.enabled=true", "--set", "host.pid=false")
+
+    assert "--collector.launches" in container["args"]
+    assert "SYS_ADMIN" in container["securityContext"]["capabilities"]["add"]
+    assert made["terminationGracePeriodSeconds"] >= 90
+    assert "launches.enabled needs host.pid and host.capabilities" in refused.stderr
 
 
 def test_names_and_labels_can_be_changed() -> None:
@@ -428,34 +441,71 @@ def test_alerts_link_to_the_past_where_pages_have_an_address(place: str) -> None
     assert all("https://gpu.example.org/{{ $labels.instance }}/#at={{ with query" in each for each in links)
 
 
-def test_rules_with_own_thresholds_take_the_place_of_the_charts(tmp_path: Path) -> None:
-    """What ``vramledger rules`` writes is one object, with the chart's links; anything else is refused."""
-    file = tmp_path / "rules.yml"
-    command = [sys.executable, "-m", "vramledger", "rules", "--thresholds", "-"]
-    thresholds = "defaults: {hoarded_idle: 7777s}"
-    file.write_text(
-        subprocess.run(command, check=True, capture_output=True, text=True, input=thresholds).stdout
-    )
-    enabled = ("--set", REPOSITORY_OF_IMAGE, "--set", "prometheusRule.enabled=true")
-    chart = ("template", "vramledger", str(CHART), "-n", "gpus", *enabled, "--set-file")
-    answer = helm(*chart, f"prometheusRule.rules={file}")
-    assert answer.returncode == 0, answer.stderr
-    made = [each for each in yaml.load_all(answer.stdout, LOADER) if each]
-    (rules,) = (each for each in made if each["kind"] == "PrometheusRule")
-    (hoarded,) = (
-        rule
-        for group in rules["spec"]["groups"]
-        for rule in group["rules"]
-        if rule.get("alert") == "GpuMemoryHoarded"
-    )
-    file.write_text(thresholds)
-    refused = helm(*chart, f"prometheusRule.rules={file}")
+THRESHOLDS = [
+    "",
+    "defaults: {hoarded_idle: 7777s, hoarded_share: 0.25, orphaned_bytes: 1.5GiB, growth_day_share: 0.00005}",
+    "labels: [cluster, region]\njob: 'gpu\"s'\nrun: ssh {instance} vramledger\nfault_xids: '48|\\d+'",
+    "labels: []\nseverities: {page: critical}\nbudgets: [{owner_type: pod, owner: a/b, bytes: 20GiB}]",
+    """
+    owners:
+      - {name: warm, match: {owner: 'recommender/.*\\.x"'}, hoarded_idle: 1d, growth_medium_share: never}
+      - {name: Ann, match: {user: ann}, hoarded_idle: never, stopped_after: never, growth_fast_share: 0.5}
+      - {name: inference servers, match: {framework: triton}, hung_idle_after: 2h}
+    """,
+]
 
-    assert rules["metadata"]["name"] == "vramledger-rules"
-    assert "7777" in hoarded["expr"]
-    assert hoarded["annotations"]["runbook_url"].startswith("http://localhost:8001/")
-    assert "page_url" not in hoarded["annotations"]
-    assert "give what 'vramledger rules --thresholds FILE' writes" in refused.stderr
+
+def rules_of_chart(tmp_path: Path, thresholds: str) -> subprocess.CompletedProcess[str]:
+    """Let the chart make its objects with a file of thresholds."""
+    file = tmp_path / "mine.yml"
+    file.write_text(thresholds)
+    values = ("--set", REPOSITORY_OF_IMAGE, "--set", "prometheusRule.enabled=true")
+    own = ("--set-file", f"prometheusRule.thresholds={file}") if thresholds else ()
+    return helm("template", "vramledger", str(CHART), "-n", "gpus", *values, *own)
+
+
+@pytest.mark.parametrize("thresholds", THRESHOLDS)
+def test_thresholds_do_in_the_chart_what_the_command_does_with_them(tmp_path: Path, thresholds: str) -> None:
+    """The same file gives the same rules as ``vramledger rules``, apart from the links of the cluster."""
+    made = rules_of_chart(tmp_path, thresholds)
+    command = [sys.executable, "-m", "vramledger", "rules", "--thresholds", "-"]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, input=thresholds)
+    assert made.returncode == 0, made.stderr
+    objects = [each for each in yaml.load_all(made.stdout, LOADER) if each]
+    groups = [
+        {group["name"]: group for group in listed}
+        for listed in (
+            [g for each in objects if each["kind"] == "PrometheusRule" for g in each["spec"]["groups"]],
+            yaml.load(told.stdout, LOADER)["groups"],
+        )
+    ]
+    for rule in (rule for each in groups for group in each.values() for rule in group["rules"]):
+        for link in ("runbook_url", "page_url"):
+            rule.get("annotations", {}).pop(link, None)
+
+    assert groups[0] == groups[1]
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "complaint"),
+    [
+        ("defaults: {horded_idle: 1h}", "defaults: horded_idle: no such key"),
+        ("defaults: {hoarded_idle: soon}", "defaults: hoarded_idle: 'soon' is not a threshold"),
+        ("defaults: {hoarded_idle: never}", "defaults: hoarded_idle: never is for an owner"),
+        ("default: {}", "default: no such key"),
+        ("grafana: http://g", "grafana: in the chart this is the value prometheusRule.grafana"),
+        ("owners: [{name: a, match: {command: x}, hoarded_idle: 1d}]", "every program chooses its own command"),
+        ("owners: [{name: a, match: {usr: x}}]", "owners: a: match: usr: no such key"),
+        ("owners: [{name: a, hoarded_idle: 1d}]", "owners: a: match: give one label"),
+        ("a: [", "it is not YAML"),
+    ],
+)
+def test_a_threshold_that_cannot_be_used_is_named(tmp_path: Path, thresholds: str, complaint: str) -> None:
+    """Helm stops, and says which key is wrong."""
+    made = rules_of_chart(tmp_path, thresholds)
+
+    assert made.returncode != 0
+    assert f"prometheusRule.thresholds: {complaint}" in made.stderr or complaint in made.stderr
 
 
 @pytest.mark.parametrize("made_by", ["chart", "release"])

@@ -12,10 +12,13 @@ import pytest
 
 from tests.support import builders
 from tests.support.builders import GIB
+from vramledger.accounting.uncharged.tracker import created
 from vramledger.config import COLLECTORS
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
-from vramledger.model.reading import HiddenHolder, Owner, ParentFacts, ProcessFacts
+from vramledger.model.agent_report import ReportedRank
+from vramledger.model.reading import HiddenHolder, Owner, ParentFacts, ProcessFacts, Rank
 from vramledger.model.snapshot import (
+    Grade,
     LeftBytes,
     OwnerLimit,
     OwnerOoms,
@@ -24,12 +27,14 @@ from vramledger.model.snapshot import (
     ReservationStatus,
     Snapshot,
     State,
+    UnchargedBytes,
     UndividedBytes,
 )
 from vramledger.views.evidence import evidence_lines
 from vramledger.views.hidden_names import HiddenNames, host_key
 from vramledger.views.ledger_json import snapshot_json
 from vramledger.web.page_rows import page_rows
+from vramledger_agent.protocol.distributed_ranks import add_node, name_file
 
 SECRET = re.compile(r"(?i)merger|quince|/home/|\b4711\b")
 NAMES = HiddenNames(b"key")
@@ -43,24 +48,28 @@ RESERVED = Reservation("slurm", "7", "slurm", held=True, user="quince")
 def full() -> Snapshot:
     """Return a snapshot with a name in every place that has one."""
     owner = Owner("user", "quince", unit="user@4711.service", notebook="/home/quince/merger.ipynb")
+    meets = add_node(name_file("/home/quince/merger"), "node")
     facts = ProcessFacts(
-        7, 7, 4711, "quince", "merger", "merger.py", parent=PARENT, owner=owner,
+        7, 7, 4711, "quince", "merger", "merger.py", parent=PARENT, owner=owner, rank=Rank(0, 2, meets),
         cgroup=("0::/user.slice/user-4711.slice/user@4711.service",),
         settings=(("CUDA_MPS_PIPE_DIRECTORY", "/home/quince/mps"),),
     )  # fmt: skip
     why = "its parent merger-run.py (pid 5) was seen alive and has ended; merger (pid 1) of quince adopted it"
-    held = replace(builders.holding(7, 3 * GIB, State.ORPHANED), why=why)
+    left = created(9, "quince", 1.0)
+    uncharged = UnchargedBytes(GIB, GIB, 0, Grade.INFERRED, f"NVML charges 0 MiB; 1.0 GiB {left}; pid 7 still has them")
+    held = replace(builders.holding(7, 3 * GIB, State.ORPHANED), why=why, uncharged=uncharged)
     one = replace(
         builders.device(0, [held]),
         hidden=(HiddenHolder(8, 8, "cuda", "merger.py", "quince", (0,)),),
         undivided=UndividedBytes(GIB, (7,), State.ORPHANED, wasted=False, owner=("user", "quince")),
-        left=(LeftBytes(9, "quince", 1.0, 1, 2, (7,), "it had made it"),),
+        left=(LeftBytes(9, "quince", 1.0, 1, 2, (7,), left),),
         limits=(OwnerLimit("user", "quince", "/user.slice/user-4711.slice", GIB, 1, 1, 1),),
         reservation_status=ReservationStatus(
             (Reservation("slurm", "7", "slurm", True, "quince"),), (), ("slurm",)
         ),
     )
-    processes = {7: ProcessSnapshot(7, 1.0, facts, first=facts)}
+    reported = ReportedRank(0, 2, meets)
+    processes = {7: ProcessSnapshot(7, 1.0, facts, first=facts, reported_rank=reported)}
     return replace(
         builders.snapshot(one), processes=processes, ooms=(OwnerOoms("user", "quince", "torch", 1, 1.0),)
     )

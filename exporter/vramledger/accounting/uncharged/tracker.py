@@ -16,7 +16,8 @@ Say in words what a holder has of the bytes that NVML charges to no process, and
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -56,6 +57,8 @@ from vramledger.model.snapshot import Grade, Holding, Ledger, LeftBytes, Uncharg
 GIB = 2**30
 
 _PIDS_SHOWN = 5
+
+_CREATOR = re.compile(r"(created by pid \d+ of (?!an unknown user,))(.*?)(, which ended at \d\d:\d\d UTC)")
 
 
 class LeftEvidence(NamedTuple):
@@ -125,6 +128,11 @@ def created(pid: int, user: str | None, ended: float) -> str:
     """Say who created memory that is still there, and when its creator ended."""
     when = dt.datetime.fromtimestamp(ended, dt.timezone.utc)
     return f"created by pid {pid} of {user or 'an unknown user'}, which ended at {when:%H:%M} UTC"
+
+
+def rename_creators(text: str, rename: Callable[[str], str]) -> str:
+    """Give each user whom :func:`created` has named in a text another name."""
+    return _CREATOR.sub(lambda found: found[1] + rename(found[2]) + found[3], text)
 
 
 def _pids(pids: Collection[int]) -> str:

@@ -55,7 +55,7 @@ class Card {
     this.limiting = element("p", { class: "limits", hidden: true }, this.limited.node);
     this.told = "";
     const profile = device.name?.endsWith(device.mig_profile) ? "" : device.mig_profile;
-    const name = [device.name, profile, device.mig_placement ? `at ${device.mig_placement}` : ""].filter(Boolean).join(" ");
+    const name = [device.name?.replace(/^NVIDIA /, ""), profile, device.mig_placement ? `at ${device.mig_placement}` : ""].filter(Boolean).join(" ");
     this.node = element(
       "article", { class: "card", "aria-label": `GPU ${device.gpu}` },
       element("h3", {}, `GPU ${device.gpu} `, element("small", {}, name || "unnamed device")),

@@ -161,6 +161,7 @@ class Line {
     const { text } = this;
     this.swatch = element("span", { class: "swatch", "aria-hidden": "true" });
     this.todo = element("td", { class: "column-todo wide" });
+    this.hint = element("span", { class: "hint", "aria-hidden": "true" }, "What to do ›"); // where its column has no room
     this.told = "";
     this.fill = element("span", { class: "fill", "aria-hidden": "true" });
     this.press = element("button", { type: "button", class: "disclose", "aria-expanded": "false", "aria-label": `Details of pid ${row.pid}`, onclick: () => this.toggle() }, "›");
@@ -170,7 +171,7 @@ class Line {
       element("td", { class: "column-state" }, this.swatch, ...two("state", "since")),
       element("td", { class: "column-gpu" }, text.gpu.node),
       element("td", { class: "column-pid wide" }, text.pid.node),
-      element("th", { scope: "row", class: "column-owner" }, ...two("owner", "command")),
+      element("th", { scope: "row", class: "column-owner" }, ...two("owner", "command"), this.hint),
       element("td", { class: "column-memory" }, ...two("memory", "share"), element("span", { class: "used-inside" }, text.used.node), this.fill),
       element("td", { class: "column-growth wide" }, ...two("growth", "over")),
       element("td", { class: "column-framework wide" }, ...two("framework", "policy")),
@@ -208,6 +209,7 @@ class Line {
     text.over.set(grown === undefined ? "" : `in ${span(row.growth.seconds)}`);
     text.framework.set(known(row.framework) || UNKNOWN);
     text.policy.set(known(row.policy));
+    this.hint.hidden = !row.what_to_do;
     if (this.told !== (row.what_to_do ?? "")) {
       this.told = row.what_to_do ?? "";
       this.todo.replaceChildren(...prose(this.told));
