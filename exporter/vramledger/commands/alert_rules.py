@@ -249,7 +249,8 @@ def _indent(text: str) -> str:
 
 def render_rule(rule: dict[str, Any], settings: RuleSettings) -> dict[str, Any]:
     """Return a rule of a source as Prometheus reads it."""
-    result = {**rule, "expr": render_expression(rule["expr"], settings)}
+    told = f'ALERTS{{alertname="{rule.get("alert")}", alertstate="firing"}}'
+    result = {**rule, "expr": render_expression(rule["expr"].replace("<<told>>", told), settings)}
     if "alert" in rule:
         if "severity" in rule.get("labels", {}):
             severity = settings.severities[rule["labels"]["severity"]]
