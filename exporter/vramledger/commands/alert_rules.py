@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from vramledger.commands.alert_settings import HOME, Override, RuleSettings, naming_place
+from vramledger.commands.alert_settings import HOME, SEVERITIES, Override, RuleSettings, naming_place
 from vramledger_agent.protocol.frameworks import FRAMEWORKS
 
 _PLACEHOLDER = re.compile(r"<<(\w+)>>")
@@ -250,25 +250,78 @@ def _indent(text: str) -> str:
 def render_rule(rule: dict[str, Any], settings: RuleSettings) -> dict[str, Any]:
     """Return a rule of a source as Prometheus reads it."""
     told = f'ALERTS{{alertname="{rule.get("alert")}", alertstate="firing"}}'
-    result = {**rule, "expr": render_expression(rule["expr"].replace("<<told>>", told), settings)}
+    expression = render_expression(rule["expr"].replace("<<told>>", told), settings)
+    result = {**rule, "expr": selecting(with_prefix(expression, settings), settings.selector)}
     if "alert" in rule:
+        result["alert"] = with_prefix(rule["alert"], settings)
         if "severity" in rule.get("labels", {}):
             severity = settings.severities[rule["labels"]["severity"]]
-            result["labels"] = {**rule["labels"], "severity": severity}
+            result["labels"] = {
+                name: with_prefix(value, settings) for name, value in (rule["labels"] | {"severity": severity}).items()
+            }
         annotations = {name: " ".join(text.split()) for name, text in rule["annotations"].items()}
-        filled = {name: fill_in(text, _expression_values(settings)) for name, text in annotations.items()}
+        filled = {
+            name: _selecting_in_text(
+                with_prefix(fill_in(text, _expression_values(settings)), settings), settings.selector
+            )
+            for name, text in annotations.items()
+        }
         about_node = "runbook_from" not in filled
-        url = runbook_url(rule["alert"], settings.runbooks, filled.pop("runbook_from", None))
+        other = filled.pop("runbook_from", None)
+        url = runbook_url(result["alert"], settings.runbooks, other and selecting(other, settings.selector))
         result["annotations"] = {**filled, "runbook_url": url}
         if settings.pages and about_node:
             place = settings.pages.replace("{instance}", "{{ $labels.instance }}")
             url = fill_in(_PAGE_URL.replace("{page}", place), _expression_values(settings))
-            result["annotations"]["page_url"] = url
+            result["annotations"]["page_url"] = _selecting_in_text(url, settings.selector)
         if settings.grafana:
             result["annotations"]["dashboard_url"] = dashboard_url(
                 rule["alert"], filled["description"], settings
             )
     return result
+
+
+_OURS = re.compile(r"\b(?=(?:Gpu|VramLedger)[A-Z.])")
+_RAW = re.compile(
+    r'(?<![\w:"|])((?:vramledger_[a-z0-9_]+|up|process_start_time_seconds)(?![\w:])\{?|\{(?=__name__))'
+)
+_QUERY = re.compile(r'(printf\s+")((?:[^"\\]|\\.)*)(")')
+
+
+def with_prefix(text: str, settings: RuleSettings) -> str:
+    """Return a text in which each of our alerts has the prefix that its name gets."""
+    return _OURS.sub(settings.alert_prefix, text)
+
+
+def selecting(query: str, selector: str) -> str:
+    """Return a query in which each series of the exporters must match a selector too.
+
+    >>> selecting("up == 1 and on (a) vramledger_up{b='1'} > vramledger_node:x:last", 'env="p"')
+    'up{env="p"} == 1 and on (a) vramledger_up{env="p", b=\'1\'} > vramledger_node:x:last'
+    """
+    if not selector:
+        return query
+    return _RAW.sub(
+        lambda found: f"{found[1]}{selector}, " if found[1].endswith("{") else f"{found[1]}{{{selector}}}", query
+    )
+
+
+def _selecting_in_text(text: str, selector: str) -> str:
+    """Do the same in the queries of a template."""
+    escaped = selector.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return _QUERY.sub(lambda found: found[1] + selecting(found[2], escaped) + found[3], text)
+
+
+def alertmanager_example(settings: RuleSettings, home: Path = HOME) -> str:
+    """Return the example for Alertmanager with the names of alerts and severities, and the labels, of the rules."""
+    text = with_prefix((home / "alertmanager.yml").read_text(encoding="utf-8"), settings)
+    page, warning, info, _ = (settings.severities[name] for name in SEVERITIES)
+    if page not in {"page", "critical"}:
+        text = text.replace('"page|critical"', f'"{page}"')
+    text = text.replace('"warning|info"', f'"{warning}|{info}"').replace("[severity = info]", f"[severity = {info}]")
+    listed = "".join(f"{label}, " for label in settings.labels)
+    lists = re.compile(r"^ *(?:group_by|equal): .*$", re.MULTILINE)
+    return lists.sub(lambda found: re.sub(r"\bcluster(?:, |(?=\]))", listed, found[0]).replace(", ]", "]"), text)
 
 
 _PAGE_URL = (

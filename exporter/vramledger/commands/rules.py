@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from vramledger import __version__
-from vramledger.commands.alert_rules import rendered_files, written
+from vramledger.commands.alert_rules import alertmanager_example, rendered_files, written
 from vramledger.commands.alert_settings import HOME, default_content, merged, read_content, read_settings
 from vramledger.errors import StartupError, UsageError
 from vramledger_agent.commands.parser import Commands, add_log, write_output
@@ -28,6 +28,10 @@ def add_command(commands: Commands) -> None:
     which.add_argument(
         "--defaults", action="store_true", help="write the default thresholds instead, each with its reason"
     )
+    rules.add_argument(
+        "--alertmanager", action="store_true",
+        help="write the example for Alertmanager instead, with the labels, severities and names of these rules",
+    )  # fmt: skip
     add_log(rules)
     rules.set_defaults(run=run)
 
@@ -41,7 +45,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.thresholds:
             own = read_content(sys.stdin.read() if args.thresholds == "-" else Path(file).read_text("utf-8"))
-        files = rendered_files(read_settings(merged(own, default_content())))
+        settings = read_settings(merged(own, default_content()))
+        if args.alertmanager:
+            write_output(alertmanager_example(settings))
+            return 0
+        files = rendered_files(settings)
     except OSError as error:
         message = f"cannot read {file}: {error.strerror}; give a file to --thresholds"
         raise StartupError(message) from error

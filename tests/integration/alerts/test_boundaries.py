@@ -36,6 +36,7 @@ TESTED_ELSEWHERE = {
     "VramLedgerWatchdog-none": "it has no condition",
     "VramLedgerAbsent-page": "it is about no node: test_absence_at_its_boundary",
     "VramLedgerManyExportersDown-page": "it is about many nodes: test_many.py",
+    "GpuMemoryAboutToFill-page-fast": "it is about a course: test_hysteresis.py, test_false_pages.py",
     "VramLedgerScrapesTooRare-warning": "it is about all nodes: test_many.py",
     "GpuHeldHardlyUsed-warning": "it takes 6 hours: holder_cases.py",
     "VramLedgerLabelsReplaced-warning": "it is about all nodes: test_many.py",
@@ -213,7 +214,7 @@ def test_every_threshold_is_tried() -> None:
     others = {
         "many_down_share", "scrapes_in_10m", "growth_half_day_share", "growth_day_share", "growth_week_share",
         "hardly_used_share", "hardly_used_after", "hardly_used_held_share",
-        "many_nodes_share", "many_nodes", "many_owners",
+        "many_nodes_share", "many_nodes", "many_owners", "fill_soon",
     }  # fmt: skip
     assert set(thresholds(ALERTS)) - {each.threshold for each in TABLE} == others
 

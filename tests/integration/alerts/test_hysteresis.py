@@ -120,6 +120,10 @@ NODES: dict[str, tuple[Node, str, tuple[float, float], tuple[float, float]]] = {
         Node(extra={FAILURES: lambda m: max(0, min(m, 50) - 20) + max(0, m - 50) // 12}),
         "VramLedgerRulesFailing", (30, 32), (50, 72),
     ),
+    "3 GiB a minute without an agent, full at minute 40": (
+        Node([Holder(7, lambda m: min(79.4, 20 + 3 * max(0, m - 20)))], total=80),
+        "GpuMemoryAboutToFill", (36, 38), (39, 48),
+    ),
     "a leak with rests": (
         Node([with_agent(bursts)]), "GpuMemoryLeakSuspected", (30, 120), (300, 301),
     ),
