@@ -507,7 +507,7 @@ MAXIMUM = 'type="max"'
 """Chooses the limits beyond which allocations fail."""
 
 _OUR_ALERTS = (
-    *('alertname=~"Gpu.*|VramLedger.*"', 'severity!="none"'),
+    *('alertname=~".*(Gpu|VramLedger)[A-Z].*"', 'severity!="none"'),
     *('cluster=~"$cluster"', 'instance=~"$instance|"'),
 )
 
@@ -526,4 +526,4 @@ def alert_ages(*matchers: str) -> str:
 
 def rules_heartbeat() -> str:
     """Return 0 where the alerting rules are evaluated, from their heartbeat, otherwise nothing."""
-    return '0 * count(ALERTS{alertname="VramLedgerWatchdog", cluster=~"$cluster"})'
+    return '0 * count(ALERTS{alertname=~".*VramLedgerWatchdog", cluster=~"$cluster"})'

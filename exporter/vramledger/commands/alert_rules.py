@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from vramledger.commands.alert_settings import HOME, Override, RuleSettings, naming_place
+from vramledger.commands.alert_settings import HOME, SEVERITIES, Override, RuleSettings, naming_place
 from vramledger_agent.protocol.frameworks import FRAMEWORKS
 
 _PLACEHOLDER = re.compile(r"<<(\w+)>>")
@@ -252,26 +252,79 @@ def render_rule(
 ) -> dict[str, Any]:
     """Return a rule of a source as Prometheus reads it; with ``names``, as somebody else fills it in."""
     values = _expression_values(settings) if names is None else names
-    expression = rule["expr"] if names else render_expression(rule["expr"], settings)
-    result = {**rule, "expr": expression}
+    told = f'ALERTS{{alertname="{rule.get("alert")}", alertstate="firing"}}'
+    expression = rule["expr"].replace("<<told>>", told)
+    if names is None:
+        expression = render_expression(expression, settings)
+    result = {**rule, "expr": selecting(with_prefix(expression, settings), settings.selector)}
     if "alert" in rule:
+        result["alert"] = with_prefix(rule["alert"], settings)
         if "severity" in rule.get("labels", {}):
             severity = settings.severities[rule["labels"]["severity"]]
-            result["labels"] = {**rule["labels"], "severity": severity}
+            result["labels"] = {
+                name: with_prefix(value, settings) for name, value in (rule["labels"] | {"severity": severity}).items()
+            }
         annotations = {name: " ".join(text.split()) for name, text in rule["annotations"].items()}
-        filled = {name: fill_in(text, values) for name, text in annotations.items()}
+        filled = {
+            name: _selecting_in_text(with_prefix(fill_in(text, values), settings), settings.selector)
+            for name, text in annotations.items()
+        }
         about_node = "runbook_from" not in filled
-        url = runbook_url(rule["alert"], settings.runbooks, filled.pop("runbook_from", None))
+        other = filled.pop("runbook_from", None)
+        url = runbook_url(result["alert"], settings.runbooks, other and selecting(other, settings.selector))
         result["annotations"] = {**filled, "runbook_url": url}
         if settings.pages and about_node:
             place = settings.pages.replace("{instance}", "{{ $labels.instance }}")
             url = fill_in(_PAGE_URL.replace("{page}", place), values)
-            result["annotations"]["page_url"] = url
+            result["annotations"]["page_url"] = _selecting_in_text(url, settings.selector)
         if settings.grafana:
             # The description as it is written: in the settings' way to run a command any label may stand.
             about = annotations["description"]
             result["annotations"]["dashboard_url"] = dashboard_url(rule["alert"], about, settings)
     return result
+
+
+_OURS = re.compile(r"\b(?=(?:Gpu|VramLedger)[A-Z.])")
+_RAW = re.compile(
+    r'(?<![\w:"|])((?:vramledger_[a-z0-9_]+|up|process_start_time_seconds)(?![\w:])\{?|\{(?=__name__))'
+)
+_QUERY = re.compile(r'(printf\s+")((?:[^"\\]|\\.)*)(")')
+
+
+def with_prefix(text: str, settings: RuleSettings) -> str:
+    """Return a text in which each of our alerts has the prefix that its name gets."""
+    return _OURS.sub(settings.alert_prefix, text)
+
+
+def selecting(query: str, selector: str) -> str:
+    """Return a query in which each series of the exporters must match a selector too.
+
+    >>> selecting("up == 1 and on (a) vramledger_up{b='1'} > vramledger_node:x:last", 'env="p"')
+    'up{env="p"} == 1 and on (a) vramledger_up{env="p", b=\'1\'} > vramledger_node:x:last'
+    """
+    if not selector:
+        return query
+    return _RAW.sub(
+        lambda found: f"{found[1]}{selector}, " if found[1].endswith("{") else f"{found[1]}{{{selector}}}", query
+    )
+
+
+def _selecting_in_text(text: str, selector: str) -> str:
+    """Do the same in the queries of a template."""
+    escaped = selector.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return _QUERY.sub(lambda found: found[1] + selecting(found[2], escaped) + found[3], text)
+
+
+def alertmanager_example(settings: RuleSettings, home: Path = HOME) -> str:
+    """Return the example for Alertmanager with the names of alerts and severities, and the labels, of the rules."""
+    text = with_prefix((home / "alertmanager.yml").read_text(encoding="utf-8"), settings)
+    page, warning, info, _ = (settings.severities[name] for name in SEVERITIES)
+    if page not in {"page", "critical"}:
+        text = text.replace('"page|critical"', f'"{page}"')
+    text = text.replace('"warning|info"', f'"{warning}|{info}"').replace("[severity = info]", f"[severity = {info}]")
+    listed = "".join(f"{label}, " for label in settings.labels)
+    lists = re.compile(r"^ *(?:group_by|equal): .*$", re.MULTILINE)
+    return lists.sub(lambda found: re.sub(r"\bcluster(?:, |(?=\]))", listed, found[0]).replace(", ]", "]"), text)
 
 
 _PAGE_URL = (

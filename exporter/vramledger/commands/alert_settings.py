@@ -52,6 +52,8 @@ class RuleSettings(NamedTuple):
     """The content of thresholds.yml, in base units."""
 
     job: str
+    alert_prefix: str
+    selector: str
     labels: tuple[str, ...]
     severities: Mapping[str, str]
     fault_xids: str
@@ -227,10 +229,17 @@ def read_settings(content: Mapping[str, Any]) -> RuleSettings:
             if defaults[name] == "never":
                 message = "never is for an owner; what nobody wants to hear is silenced in Alertmanager"
                 raise ValueError(message)
-    for key in ("job", "runbooks", "grafana", "pages", "run"):
+    for key in ("job", "alert_prefix", "selector", "runbooks", "grafana", "pages", "run"):
         if not isinstance(content.get(key, ""), str):
             message = f"{key}: {content[key]!r} is not a text"
             raise ValueError(message)  # noqa: TRY004
+    for key, pattern, example in (
+        ("alert_prefix", r"(?:[A-Z]\w*)?", "Acme"),
+        ("selector", r'(?:[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\{}]|\\\\.)*"(?:, ?(?!$)|$))*', 'namespace="gpu"'),
+    ):
+        if not re.fullmatch(pattern, content.get(key, "")):
+            message = f"{key}: {content[key]!r} cannot be used; write it like {example}"
+            raise ValueError(message)
     labels = content.get("labels") or []
     if not isinstance(labels, list):
         message = f"labels: {labels!r} is not a list"
@@ -250,6 +259,8 @@ def read_settings(content: Mapping[str, Any]) -> RuleSettings:
     run = content.get("run", "vramledger").replace("{instance}", "{{ $labels.instance }}")
     return RuleSettings(
         job=content["job"],
+        alert_prefix=content.get("alert_prefix", ""),
+        selector=content.get("selector", ""),
         labels=tuple(labels),
         severities={name: name for name in SEVERITIES} | severities,
         fault_xids=xids,

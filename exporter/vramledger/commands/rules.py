@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from vramledger import __version__
-from vramledger.commands.alert_rules import rendered_files, written
+from vramledger.commands.alert_rules import alertmanager_example, rendered_files, written
 from vramledger.commands.alert_settings import HOME, add_thresholds, given_settings, refused
 from vramledger_agent.commands.parser import Commands, add_log, write_output
 
@@ -22,6 +22,10 @@ def add_command(commands: Commands) -> None:
     which.add_argument(
         "--defaults", action="store_true", help="write the default thresholds instead, each with its reason"
     )
+    rules.add_argument(
+        "--alertmanager", action="store_true",
+        help="write the example for Alertmanager instead, with the labels, severities and names of these rules",
+    )  # fmt: skip
     add_log(rules)
     rules.set_defaults(run=run)
 
@@ -33,6 +37,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     settings = given_settings(args.thresholds)
     try:
+        if args.alertmanager:
+            write_output(alertmanager_example(settings))
+            return 0
         files = rendered_files(settings)
     except ValueError as error:
         raise refused(args.thresholds, error) from error

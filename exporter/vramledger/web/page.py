@@ -161,6 +161,8 @@ class Runbooks:
     async def serve(self, request: web.Request) -> web.Response:
         """Serve the runbook that the path names, or the index."""
         name = request.match_info.get("name", _INDEX)
+        if name not in self._bodies:  # rules may give each name a prefix
+            name = next((each for each in self._bodies if name.endswith(each)), name)
         body = self._bodies.get(name)
         if body is None:
             raise web.HTTPNotFound

@@ -36,6 +36,7 @@ TESTED_ELSEWHERE = {
     "VramLedgerWatchdog-none": "it has no condition",
     "VramLedgerAbsent-page": "it is about no node: test_absence_at_its_boundary",
     "VramLedgerManyExportersDown-page": "it is about many nodes: test_many.py",
+    "GpuMemoryAboutToFill-page-fast": "it is about a course: test_hysteresis.py, test_false_pages.py",
     "VramLedgerScrapesTooRare-warning": "it is about all nodes: test_many.py",
     "GpuHeldHardlyUsed-warning": "it takes 6 hours: holder_cases.py",
     "VramLedgerLabelsReplaced-warning": "it is about all nodes: test_many.py",
@@ -186,10 +187,14 @@ def test_absence_at_its_boundary(tmp_path: Path) -> None:
             assert [at for times in found.values() for at in times] == expected
 
 
+NAMES = {"job", "owner_matchers", "target", "fleet", "told"}
+"""What an expression is filled in with besides thresholds."""
+
+
 def test_every_rule_has_its_boundaries() -> None:
     """Each rule is in the table, with each threshold of its expression, or with its condition."""
     sources = [
-        (name_of(rule), set(_THRESHOLD.findall(rule["expr"])) - {"job", "owner_matchers", "target", "fleet"})
+        (name_of(rule), set(_THRESHOLD.findall(rule["expr"])) - NAMES)
         for content in read_sources(read_settings(default_content())).values()
         for group in content["groups"]
         for rule in group["rules"]
@@ -209,7 +214,7 @@ def test_every_threshold_is_tried() -> None:
     others = {
         "many_down_share", "scrapes_in_10m", "growth_half_day_share", "growth_day_share", "growth_week_share",
         "hardly_used_share", "hardly_used_after", "hardly_used_held_share",
-        "many_nodes_share", "many_nodes", "many_owners",
+        "many_nodes_share", "many_nodes", "many_owners", "fill_soon",
     }  # fmt: skip
     assert set(thresholds(ALERTS)) - {each.threshold for each in TABLE} == others
 

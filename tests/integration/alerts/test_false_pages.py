@@ -178,6 +178,12 @@ COURSES = [
     Course(
         "load-nearly-to-the-brim", Node([torch(gib=up_to(96, 4.5, 1, 30))]), 90, "GpuMemoryLeakSuspected-w"
     ),
+    Course("later-load-of-7-minutes-without-an-agent", Node([Holder(7, up_to(94, 12, 10, 30))]), 90),
+    Course("first-load-of-26-minutes-without-an-agent", Node([Holder(7, up_to(96, 3, 18, 3), start=0)]), 60),
+    Course(
+        "jobs-that-fill-a-gpu-one-by-one",
+        Node([Holder(100 + n, changing_at(20 + n, None, 4)) for n in range(24)]), 60,
+    ),
     # --- a driver that is only on its way
     Course(
         "exporter-that-crash-loops",

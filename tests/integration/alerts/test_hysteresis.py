@@ -44,6 +44,13 @@ def owner_forgotten(minute: float, labels: Mapping[str, str]) -> Mapping[str, st
     return {**labels, **nobody} if "command" in labels and minute >= 15 else labels
 
 
+def relapsing(well: float, begin: float, end: float, period: float, short: float = 1) -> Values:
+    """Return a figure that is 0 for a while, and then at the end of each period for some minutes."""
+    return lambda m: well * (m < begin or (m >= end and (m - end) % period < period - short))
+
+
+FAILURES = 'prometheus_rule_evaluation_failures_total{NODE,rule_group="/etc/x.yml;vramledger-growth"}'
+
 LEAK = with_agent(lambda m: 10 + 0.25 * m)
 
 
@@ -89,6 +96,33 @@ NODES: dict[str, tuple[Node, str, tuple[float, float], tuple[float, float]]] = {
     "a driver that answers a third of the time": (
         Node(driver_up=lambda m: float(not 20 <= m < 140 or m % 3 >= 2)),
         "GpuDriverLost", (25, 40), (138, 165),
+    ),
+    "a driver that is lost, then a minute of every nine": (
+        Node(driver_up=relapsing(1.0, 20, 28, 9)), "GpuDriverLost", (25, 26), (28, 45),
+    ),
+    "a GPU that is lost, then a sample of every ten minutes": (
+        Node(extra={f"vramledger_device_up{DEVICE}": relapsing(1.0, 20, 28.25, 10, 0.25)}),
+        "GpuDeviceLost", (20, 22), (28, 50),
+    ),
+    "a collector that fails, then three minutes of every ten": (
+        Node(extra={'vramledger_collector_success{NODE,collector="x"}': relapsing(1.0, 20, 45, 10, 3)}),
+        "VramLedgerCollectorFailing", (30, 33), (45, 62),
+    ),
+    "a storage that fails, then a minute of every ten": (
+        Node(extra={"vramledger_storage_up{NODE}": relapsing(1.0, 20, 45, 10)}),
+        "VramLedgerStorageFailing", (30, 31), (45, 62),
+    ),
+    "a socket that is away, then a minute of every ten": (
+        Node(extra={"vramledger_agent_socket_up{NODE}": relapsing(1.0, 20, 45, 10)}),
+        "VramLedgerAgentSocketDown", (30, 31), (45, 62),
+    ),
+    "rules that fail, then once in twelve minutes": (
+        Node(extra={FAILURES: lambda m: max(0, min(m, 50) - 20) + max(0, m - 50) // 12}),
+        "VramLedgerRulesFailing", (30, 32), (50, 72),
+    ),
+    "3 GiB a minute without an agent, full at minute 40": (
+        Node([Holder(7, lambda m: min(79.4, 20 + 3 * max(0, m - 20)))], total=80),
+        "GpuMemoryAboutToFill", (36, 38), (39, 48),
     ),
     "a leak with rests": (
         Node([with_agent(bursts)]), "GpuMemoryLeakSuspected", (30, 120), (300, 301),

@@ -160,6 +160,11 @@ def test_more_than_a_fifth_of_the_exporters_is_one_page(down: int, page: int, tm
     ]  # fmt: skip
 
 
+def test_a_page_about_many_exporters_ends_although_they_are_lost_for_a_minute_again(tmp_path: Path) -> None:
+    """A minute without them in every ten does not keep the page of an hour before."""
+    assert names(tmp_path, targets({"1x199": 7, "1x19 0x59 " + "1x35 0x3 " * 8: 3}), 60) == []
+
+
 def test_one_exporter_is_not_many(tmp_path: Path) -> None:
     """Where there are two nodes and one of them is down, it is one node's matter."""
     assert names(tmp_path, targets({"1x99": 1, "1x4 0x99": 1}), 12) == ["VramLedgerExporterDown"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.integration.alerts.test_rules import texts
+from tests.support.alerts.cases import DEAD
+from tests.support.alerts.nodes import Node
 from tests.support.alerts.promtool import ALERTS, alert_names
 from tests.support.requirements import VERSIONS, require_version
 
@@ -78,32 +80,82 @@ def test_routes(labels: str, receivers: str, amtool: Amtool) -> None:
     assert said.strip() == receivers
 
 
-@pytest.mark.parametrize(
-    "names", [{}, {"page": "critical"}, {"page": "critical", "none": "none", "info": "info"}]
-)
-def test_each_common_name_of_a_severity_is_routed(
-    names: dict[str, str], tmp_path: Path, amtool: Amtool
-) -> None:
-    """What thresholds.yml calls a page reaches the on-call by the example as it is."""
-    shutil.copytree(ALERTS / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    settings = yaml.safe_load((ALERTS / "thresholds.yml").read_text(encoding="utf-8"))
-    settings["severities"] = names
-    (tmp_path / "thresholds.yml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    subprocess.run([sys.executable, tmp_path / "src" / "generate.py"], check=True, capture_output=True)
-    groups = json.loads((tmp_path / "rules.json").read_text(encoding="utf-8"))["groups"]
-    found = {
-        (each["alert"], each["labels"]["severity"])
-        for group in groups
-        for each in group["rules"]
-        if "alert" in each
-    }
+OWN = """
+alert_prefix: Acme
+selector: env="prod", team=~"gpu|ml"
+labels: [site, cluster]
+severities: {page: critical, warning: minor, info: notice}
+grafana: https://grafana.test
+"""
+"""What a place with conventions of its own writes."""
 
-    assert ("GpuDeviceLost", names.get("page", "page")) in found
-    reached = {"page": "oncall", "critical": "oncall", "info": "digest", "warning": "platform"}
-    for alert, severity in [("GpuDeviceLost", names.get("page", "page")), ("GpuMemoryNearlyFull", "info")]:
-        labels = [f"alertname={alert}", f"severity={severity}", "instance=a"]
-        said = amtool("config", "routes", "test", f"--config.file={CONFIG}", *labels)
-        assert said.strip() == reached[severity]
+
+def written(folder: Path, own: str, *more: str) -> Path:
+    """Return the file that ``vramledger rules`` writes with these settings."""
+    (folder / "mine.yml").write_text(own, encoding="utf-8")
+    command = [sys.executable, "-m", "vramledger", "rules", "--thresholds", folder / "mine.yml", *more]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    path = folder / f"written{'-'.join(more)}.yml"
+    path.write_text(done.stdout, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("own", "page", "info", "prefix"),
+    [("{}", "page", "info", ""), ("severities: {page: critical}", "critical", "info", ""),
+     (OWN, "critical", "notice", "Acme"), ("severities: {page: P1}", "P1", "info", "")],
+    ids=["as it is", "critical", "all of it", "another name"],
+)  # fmt: skip
+def test_routes_follow_the_settings(
+    own: str, page: str, info: str, prefix: str, tmp_path: Path, amtool: Amtool
+) -> None:
+    """Whatever alerts and severities are called, pages reach the on-call, and nothing else is told by name."""
+    config = written(tmp_path, own, "--alertmanager")
+    (tmp_path / "templates").symlink_to(ALERTS / "templates")
+    amtool("check-config", str(config))
+    for alert, severity, receiver in [
+        ("GpuDeviceLost", page, "oncall"), ("GpuMemoryNearlyFull", info, "digest"),
+        ("VramLedgerWatchdog", "none", "heartbeat"), ("GpuNotebookIdle", "other", "platform"),
+    ]:  # fmt: skip
+        labels = [f"alertname={prefix}{alert}", f"severity={severity}", "instance=a"]
+        said = amtool("config", "routes", "test", f"--config.file={config}", *labels)
+        assert said.strip() == receiver
+    if prefix:
+        text = config.read_text(encoding="utf-8")
+        assert re.findall(r"(?<!Acme)\b(?:Gpu|VramLedger)[A-Z]\w+", text) == []
+        assert {each for line in re.findall(r"(?:group_by|equal): \[(.*)\]", text) for each in line.split(", ")} >= {"site"}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_rules_follow_the_settings(version: str, tmp_path: Path) -> None:
+    """Prometheus loads them; each alert has the prefix, each query of an exporter's series the selector."""
+    rules = written(tmp_path, OWN)
+    subprocess.run([require_version("promtool", version), "check", "rules", rules], check=True, capture_output=True)
+    text = rules.read_text(encoding="utf-8")
+
+    assert re.findall(r"(?<!Acme)\b(?:Gpu|VramLedger)[A-Z]\w+", text) == []
+    queries = [one for group in yaml.safe_load(text)["groups"] for rule in group["rules"] for one in texts(rule)]
+    raw = r'(?<![\w:"|])(?:vramledger_[a-z0-9_]+|up)(?![\w:])(?!\{env=).{0,20}'
+    assert [found for each in queries for found in re.findall(raw, each)] == []
+    for env, fires in (("prod", True), ("test", False)):
+        own = {"env": env, "team": "ml"}
+        case = {
+            "rule_files": [str(rules)],
+            "tests": [{
+                "interval": "15s",
+                "input_series": Node([DEAD], relabel=lambda _, labels, own=own: {**labels, **own}).series(12),
+                "promql_expr_test": [{
+                    "expr": 'count(ALERTS{alertname="AcmeGpuMemoryDead",severity="critical"}) or vector(0)',
+                    "eval_time": "12m", "exp_samples": [{"labels": "{}", "value": int(fires)}],
+                }],
+            }],
+        }  # fmt: skip
+        path = tmp_path / "case.yml"
+        path.write_text(json.dumps(case), encoding="utf-8")
+        done = subprocess.run(
+            [require_version("promtool", version), "test", "rules", path], check=False, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_inhibitions_name_alerts_that_exist() -> None:

@@ -32,7 +32,7 @@ OWN_LABELS = {
 HAPPENED = {"VramLedgerWatchdog", "GpuOutOfMemory", "GpuXidError", "GpuEccUncorrectable"}
 """What is true at once: the heartbeat, and errors that have happened."""
 
-WAITED = re.compile(r"state_seconds:last\{|reserved_unused_since|\bALERTS\b")
+WAITED = re.compile(r"state_seconds:last\{|reserved_unused_since|offset 9m|\bALERTS\b")
 """What has lasted already: the age is measured, or the alerts that are counted have waited."""
 
 _SELECTOR = re.compile(r"\b(vramledger_[\w:]+|up)\b(?:\{([^}]*)\})?")
@@ -210,6 +210,8 @@ IDLE = "defaults: {hoarded_idle: 1}\njob: x\nrunbooks: y\n"
     [
         ("defaults: {}\njob: x\nrunbooks: http://{node}/{alert}", "unknown: ['node']"),
         ("defaults: {hoarded_idle: 1 hour}\njob: x\nrunbooks: y", "is not a threshold; write a number"),
+        ("defaults: {}\njob: x\nrunbooks: y\nalert_prefix: a b", "alert_prefix: 'a b' cannot be used; write it like Acme"),
+        ('defaults: {}\njob: x\nrunbooks: y\nselector: "{a=1}"', "selector: '{a=1}' cannot be used; write it like"),
         ("defaults: {a: 1}\nowners: [{match: {pid: x}, a: 2}]\njob: x\nrunbooks: y", "match: give one of"),
         ("defaults: {a: 1}\nowners: [{match: {owner: x}, b: 2}]\njob: x\nrunbooks: y", "b: no such key"),
         *(

@@ -38,6 +38,9 @@
 {{- range list "runbooks" "grafana" "pages" }}
 {{- if hasKey $own . }}{{ fail (printf "prometheusRule.thresholds: %s: in the chart this is the value prometheusRule.%s" . .) }}{{ end }}
 {{- end }}
+{{- range list "alert_prefix" "selector" }}
+{{- if get $own . }}{{ fail (printf "prometheusRule.thresholds: %s: the chart cannot set it; apply what 'vramledger rules' writes instead" .) }}{{ end }}
+{{- end }}
 {{- range list "defaults" "severities" }}
 {{- include "vramledger.known" (dict "given" (get $own . | default dict) "known" (keys (get $default .)) "place" (printf "%s: " .)) }}
 {{- end }}
@@ -84,7 +87,8 @@
 {{- end }}
 {{- $_ := set $names "job" (include "vramledger.quotable" ($own.job | default $default.job)) }}
 {{- $_ := set $names "fault_xids" (include "vramledger.quotable" ($own.fault_xids | default $default.fault_xids)) }}
-{{- $_ := set $names "run" ($own.run | default $default.run | replace "{instance}" "{{ $labels.instance }}") }}
+{{- $run := .Values.prometheusRule.run | replace "{namespace}" .Release.Namespace | replace "{name}" (include "vramledger.part" .) }}
+{{- $_ := set $names "run" ($own.run | default $run | replace "{instance}" "{{ $labels.instance }}") }}
 {{- $budgets := list }}
 {{- range $own.budgets }}
 {{- include "vramledger.known" (dict "given" . "known" (list "owner_type" "owner" "bytes") "place" "budgets: ") }}

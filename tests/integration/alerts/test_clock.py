@@ -1,0 +1,115 @@
+"""A node's clock that is set moves no alert: every age counts as if it had not been set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from tests.support.alerts.cases import DEAD, ORPHAN, TRAINER
+from tests.support.alerts.holder_cases import IDLE, LAST_OOM, NOTEBOOK, SHORT, job_of, pieces
+from tests.support.alerts.nodes import Holder, Node, Values, changing_at, value_at
+from tests.support.alerts.promtool import STEP, alerts_over_time
+from tests.support.faults.evaluation import Manager
+from tests.support.requirements import VERSIONS
+
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
+HOUR = 3600
+LAST = 100
+OWNERS_LAST = (
+    'vramledger_owner_last_oom_timestamp_seconds{NODE,owner_type="user",owner="bob",framework="torch"}'
+)
+
+NODES = {
+    "GpuMemoryDead": Node([replace(DEAD, since=17)]),
+    "GpuMemoryOrphaned": Node([replace(ORPHAN, gib=30, since=17)]),
+    "GpuMemoryZombie": Node([replace(ORPHAN, state="zombie", since=17)]),
+    "GpuMemoryStuck": Node([replace(ORPHAN, state="stuck", since=12)]),
+    "GpuMemoryStopped": Node([replace(ORPHAN, state="stopped", since=4)]),
+    "GpuMemoryHoarded": Node([replace(IDLE, since=-30, last_active=-30)]),
+    "GpuMemoryHoardedWhileShort": Node([replace(IDLE, since=4), SHORT]),
+    "GpuMemoryHoardedInPieces": Node(pieces(12, 6, since=-30)),
+    "GpuNotebookIdle": Node([replace(NOTEBOOK, since=-30, last_active=-30, start=-60)]),
+    "GpuJobHung": job_of("a", "stopped"),
+    "GpuBusyWithoutWork": Node([Holder(8, 30, waiting=8)]),
+    "GpuOutOfMemory-agent": Node(
+        [TRAINER],
+        extra={f'{LAST_OOM}{{NODE,pid="9",framework="jax",verdict="too_big"}}': changing_at(15, None, 880)},
+    ),
+    "GpuOutOfMemory-owner": Node([TRAINER], extra={OWNERS_LAST: changing_at(15, None, 880)}),
+}
+"""A node for each alert whose age comes from a metric; most are due when the clock has been set once."""
+
+
+def shift(minute: float, hours: float) -> float:
+    """Return by how many seconds the clock is off: it is set twice."""
+    return hours * HOUR * ((minute >= 20.5) + (minute >= 55.5))
+
+
+def clock_set(node: Node, hours: float, *, follows: bool) -> Node:
+    """Return a node whose clock is set; the times that its exporter tells follow the clock, or do not."""
+
+    def later(values: Values, unit: float) -> Values:
+        if values is None or not follows:
+            return values
+
+        def moved(minute: float) -> float | None:
+            value = value_at(values, minute)
+            return None if value is None else value + shift(minute, hours) / unit
+
+        return moved
+
+    holders = [
+        replace(
+            each, since=later(each.since, 60), start=later(each.start, 60), waiting=later(each.waiting, 60),
+            last_active=later(each.last_active, 60),
+        )
+        for each in node.holders
+    ]  # fmt: skip
+    extra = {name: later(values, 1) for name, values in node.extra.items()}
+    extra["vramledger_sample_timestamp_seconds{NODE}"] = lambda m: 60 * m + shift(m, hours)
+    return replace(node, holders=holders, extra=extra)
+
+
+KINDS = {
+    f"{'forward' if hours > 0 else 'back'}, {'followed' if follows else 'not followed'}": (hours, follows)
+    for hours in (1, -1)
+    for follows in (True, False)
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], list[float]]:
+    """Return at which minutes the alert about each node fires, by what is done to its clock."""
+    nodes = {(name, "not set"): node for name, node in NODES.items()} | {
+        (name, kind): clock_set(node, hours, follows=follows)
+        for name, node in NODES.items()
+        for kind, (hours, follows) in KINDS.items()
+    }
+    watched = {"/".join(key): (node, float(LAST)) for key, node in nodes.items()}
+    folder = tmp_path_factory.mktemp("clock")
+    manager = Manager(STEP, alerts=sorted({name.partition("-")[0] for name in NODES}))
+    found: dict[tuple[str, str], set[float]] = {key: set() for key in nodes}
+    for key, seen in alerts_over_time(watched, range(LAST + 1), folder, VERSIONS[0], manager).items():
+        labels = dict(key)
+        name, _, kind = labels.get("instance", "").partition("/")
+        if labels["alertstate"] == "firing" and name.partition("-")[0] == labels["alertname"]:
+            found[name, kind] |= {at / 60 for at in seen}
+    return {key: sorted(minutes) for key, minutes in found.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NODES)
+def test_a_clock_that_is_set_moves_no_alert(
+    name: str, kind: str, told: Mapping[tuple[str, str], list[float]]
+) -> None:
+    """It fires as soon as by a steady clock, without a pause, and is not told again."""
+    steady, found = told[name, "not set"], told[name, kind]
+
+    assert steady
+    assert abs(found[0] - steady[0]) <= 2
+    assert max(b - a for a, b in pairwise(found)) <= 1
+    assert abs(found[-1] - steady[-1]) <= 10
