@@ -48,11 +48,9 @@ from dashboards.src.shared_panels import (
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
     VERDICT_COLUMN,
-    VERDICT_STEP_COLUMN,
     exporters,
     holders,
     wasted,
-    with_verdict_step,
 )
 from vramledger.views.colours import GRAFANA
 
@@ -182,7 +180,7 @@ def failed_allocations() -> Panel:
     asked = newest(selector("vramledger_framework_last_oom_requested_bytes"))
     split = newest(device_selector("vramledger_torch_inactive_split_bytes"))
     cached = newest(device_selector("vramledger_torch_reclaimable_bytes"))
-    newest_failure = f"max by ({process}, verdict) ({when} {here})"
+    newest_failure = f"{when} {here}"
     return table(
         "Why allocations failed",
         "The newest failed allocation of each program on the device, also of programs that have ended: "
@@ -196,7 +194,7 @@ def failed_allocations() -> Panel:
         Query(largest_beside()),
         columns=[
             PROCESS_COLUMN,
-            Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
+            Column("Value #A", "Ago", SECONDS, width=98),
             Column("Value #B", "Asked", BYTES, width=80),
             VERDICT_COLUMN,
             BLOCKER_COLUMN,
@@ -242,7 +240,7 @@ def hardware() -> list[Panel]:
             "driver counts it; means of 2 minutes or more.",
             Query(mean("vramledger_device_utilization_ratio", CHOSEN_DEVICE), "kernels"),
             Query(traffic, "memory traffic"),
-            unit=SHARE, maximum=1, absent=NOT_AVAILABLE, step=MEAN_STEP, width=8,
+            unit=SHARE, maximum=1, absent=NOT_AVAILABLE, step=MEAN_STEP,
         ),
         time_series(
             "Power",
@@ -250,21 +248,21 @@ def hardware() -> list[Panel]:
             Query(mean("vramledger_device_power_watts", CHOSEN_DEVICE), "draw"),
             Query(rate("vramledger_device_energy_joules_total", CHOSEN_DEVICE), "by its count of energy"),
             Query(device_selector("vramledger_device_power_limit_watts"), "limit"),
-            unit="watt", absent=NOT_AVAILABLE, step=MEAN_STEP, width=8,
+            unit="watt", absent=NOT_AVAILABLE, step=MEAN_STEP,
         ),
         time_series(
             "Temperature",
             "Temperature of the GPU chip and of its memory.",
             Query(device_selector("vramledger_device_temperature_celsius"), "chip"),
             Query(device_selector("vramledger_device_memory_temperature_celsius"), "memory"),
-            unit="celsius", absent=NOT_AVAILABLE, width=8,
+            unit="celsius", absent=NOT_AVAILABLE,
         ),
         time_series(
             "Clock throttling",
             "1 while the driver throttles the clocks for this reason; only reasons within the time range.",
             Query(f"{throttled}\nand on (reason) {ever}", "{{reason}}"),
             Query(f"max({throttled}) unless on () {ever}", "none"),
-            unit=COUNT, absent=NOT_AVAILABLE, width=8,
+            unit=COUNT, absent=NOT_AVAILABLE,
         ),
     ]  # fmt: skip
     return [*map(joined, graphs)]
@@ -284,7 +282,7 @@ def work() -> list[Panel]:
             Query(mean("vramledger_device_sm_occupancy_ratio", CHOSEN_DEVICE), "occupancy"),
             Query(pipes, "{{pipe}}"),
             Query(bandwidth, "memory bandwidth"),
-            unit=SHARE, maximum=1, absent=NO_GPM, step=MEAN_STEP,
+            unit=SHARE, maximum=1, absent=NO_GPM, step=MEAN_STEP, width=24,
         ),
     ]  # fmt: skip
     return [*map(joined, graphs)]

@@ -65,7 +65,8 @@ def gaps() -> Panel:
         "Nodes that are not fully watched",
         "A row for each node: its status, the age of its newest data where it is not watched, and what is "
         "not seen while it is watched: GPUs that do not answer, the host's processes (without its PID "
-        "namespace every holder is unknown), agents that are silent. A dash: not known, as the node is not watched.",
+        "namespace every holder is unknown), agents that are silent. A dash: not known, as the "
+        "node is not watched.",
         Query(f"bottomk(50, {status} != {WATCHING})"),
         Query(f"{age(last)} and on ({NODE_LABELS}) ({status} != {WATCHING})"),
         Query(f"count by ({NODE_LABELS}) ({lost}) or on ({NODE_LABELS}) {seen}"),
@@ -174,7 +175,7 @@ def collector_success() -> Panel:
         "time range come first.",
         Query(f"{success}\nand on (collector) {failed}", "{{collector}}"),
         Query(f"{success}\nunless on (collector) {failed}", "{{collector}}"),
-        mappings=[YES_OR_NO],
+        mappings=[YES_OR_NO], width=24,
     )  # fmt: skip
 
 
@@ -275,7 +276,7 @@ def agents() -> list[Panel]:
             Query(f"sum by (reason) ({increase('vramledger_agent_rejected_total')})", "refused: {{reason}}"),
             Query(f"sum by (provider) ({increase('vramledger_agent_errors_total')})", "{{provider}}"),
             Query(f"sum({increase('vramledger_agent_dropped_reports_total')})", "dropped reports"),
-            unit=COUNT, absent=none,
+            unit=COUNT, absent=none, width=24,
         ),
     ]  # fmt: skip
 

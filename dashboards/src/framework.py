@@ -146,7 +146,7 @@ def room_for_more() -> Panel:
         columns=[
             NODE_COLUMN,
             GPU_COLUMN,
-            Column("Value #A", "More jobs fit", COUNT, width=85),
+            Column("Value #A", "More jobs fit", COUNT, width=98),
             Column("pid", "Jobs like pid", link=link_to_process(), width=100),
             Column("Value #B", "Needs, at most", BYTES, width=90),
             Column("Value #C", "Room, if limited", BYTES, width=90),

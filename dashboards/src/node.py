@@ -120,7 +120,7 @@ def failures_by_program() -> Panel:
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             *OWNER_COLUMNS,
-            Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
+            Column("Value #A", "Ago", SECONDS, width=98),
             Column("Value #C", "Asked", BYTES, width=80),
             VERDICT_COLUMN,
             VERDICT_STEP_COLUMN,
@@ -185,13 +185,13 @@ def failed_allocations() -> Panel:
     by = "owner_type, owner, framework"
     return table(
         "Owners that ran out of memory",
-        "The ten newest failed allocations, by owner, also of programs that have ended. ",
+        "The ten newest failed allocations, by owner, also of programs that have ended.",
         Query(f"bottomk(10, {age(f'max by ({by}) ({when})')})"),
         Query(f"sum by ({by}) ({selector('vramledger_owner_ooms_total')})"),
         columns=[
             *OWNER_COLUMNS,
             Column("framework", "Framework", width=95),
-            Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
+            Column("Value #A", "Ago", SECONDS, width=98),
             Column("Value #B", "Failed", COUNT, width=70),
         ],
         empty="no allocation failed: good",

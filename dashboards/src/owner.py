@@ -32,7 +32,6 @@ from dashboards.src.queries import (
     MEAN_DEVICES_WASTED,
     MEAN_HELD,
     MEAN_WASTED,
-    NODE_LABELS,
     gibibyte_hours,
     holdings,
     hours,
@@ -148,7 +147,7 @@ def limits() -> Panel:
     teams = selector("vramledger_owner:team:last", CHOSEN_TEAM)
     return memory_limits(
         CHOSEN_OWNER,
-        but=f"and on ({NODE_LABELS}, owner_type, owner) {teams}",
+        but=f"and on (instance, owner_type, owner) {teams}",
         places=[NODE_COLUMN, GPU_COLUMN],
     )
 

@@ -570,11 +570,11 @@ def _looks(column: Column) -> Iterator[Json]:
         yield from mapping["options"].values()
 
 
-def _missing_words(source: str) -> Json:
+def _missing_words(source: str, colour: str) -> Json:
     """Return the words of the row that says what is missing, where a table has no other."""
-    words: dict[object, tuple[str, str]] = {NO_SOURCE: (SOURCES[source], PLAIN)}
+    words: dict[object, tuple[str, str]] = {NO_SOURCE: (SOURCES[source], colour)}
     codes = (STOPPED, NO_DRIVER, NOT_WATCHED, NO_RULES)
-    return value_mapping({**words, **{code: (WORDS[code][0], PLAIN) for code in codes}})
+    return value_mapping({**words, **{code: (WORDS[code][0], colour) for code in codes}})
 
 
 def _column_override(column: Column, needs: str) -> Json:
@@ -600,7 +600,8 @@ def _column_override(column: Column, needs: str) -> Json:
         properties["thresholds"] = _plain_thresholds("transparent" if coloured else PLAIN)
         properties["custom.align"] = "left"
     if needs:
-        properties["mappings"] = [*column.mappings, _missing_words(needs)]
+        missing = _missing_words(needs, GRAFANA["unknown"] if coloured else PLAIN)
+        properties["mappings"] = [*column.mappings, missing]
     if column.width:
         properties["custom.width"] = column.width
     elif not column.hidden:

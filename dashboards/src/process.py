@@ -67,6 +67,7 @@ def of_process(metric: str, *matchers: str) -> str:
     return selector(metric, CHOSEN_PROCESS, *matchers)
 
 
+OTHER_PROCESS = CHOSEN_PROCESS.replace("=~", "!~")
 HOLDS = (NO_HOLDER, of_process("vramledger_process_memory_bytes"))
 """Where the process does not hold memory, no figure of it is there."""
 AGENT = Needs("agent", nothing="not reported", first=[HOLDS])
@@ -256,7 +257,7 @@ def failed_allocations() -> Panel:
         Query(f'label_replace(sum({failures}), "framework", "torch", "", "")'),
         columns=[
             Column("framework", "Framework", width=110),
-            Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
+            Column("Value #A", "Ago", SECONDS, width=98),
             Column("Value #D", "Failures", COUNT, width=88),
             Column("Value #B", "Asked", BYTES, width=90),
             VERDICT_COLUMN,
@@ -271,7 +272,7 @@ def failed_allocations() -> Panel:
 
 def neighbours() -> Panel:
     mine = holdings(CHOSEN_PROCESS)
-    others = f"{holdings('pid!~"$pid"')} and on (uuid) {mine}"
+    others = f"{holdings(OTHER_PROCESS)} and on (uuid) {mine}"
     ever = f"max_over_time({holdings()}[$__range]) and on ({UUID_LABELS}) {mine}"
     return table(
         "Neighbours",
@@ -306,8 +307,8 @@ def policies() -> Panel:
         Query(f"sum by (framework) ({of_process('vramledger_framework_in_use_peak_bytes')})"),
         Query(f"sum by (framework) ({of_process('vramledger_framework_limit_bytes')})"),
         columns=[
-            Column("framework", "Framework", width=110),
-            Column("policy", "Policy", width=120),
+            Column("framework", "Framework", width=92),
+            Column("policy", "Policy", width=100),
             Column("Value #A", "GPUs", COUNT, width=60),
             Column("source", "Known by"),
             Column("Value #B", "Pool", BYTES, width=105),

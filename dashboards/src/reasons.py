@@ -15,19 +15,19 @@ NO_HOLDER, NOT_YET, NO_DEVICE = range(-7, -10, -1)
 SOURCES = {
     "node": "not watched",
     "agent": "no agent",
-    "need": "no need known",
+    "need": "no need",
     "sensor": "no sensor",
     "counters": "no counters",
     "scheduler": "no scheduler",
     "limit": "no limit",
-    "device": "no GPU answers",
+    "device": "no GPU",
     "holder": "no holder",
     "socket": "no socket",
 }
 """What a figure may need of a node, and the words for a watched node that lacks it."""
 
 WORDS = {
-    STOPPED: ("samples stopped", GRAFANA["unattributed"]),
+    STOPPED: ("stalled", GRAFANA["unattributed"]),
     NO_DRIVER: ("no driver", GRAFANA["orphaned"]),
     NOT_WATCHED: ("not watched", GRAFANA["dead"]),
     NO_RULES: ("no rules", GRAFANA["orphaned"]),
@@ -59,7 +59,10 @@ class Needs:
     @property
     def words(self) -> dict[object, tuple[str, str]]:
         """The words for the values of :func:`or_why`, with their colours."""
-        said = {NOTHING: (self.nothing, "text"), NO_SOURCE: (SOURCES[self.source], GRAFANA["unknown"])}
+        said: dict[object, tuple[str, str]] = {
+            NOTHING: (self.nothing, "text"),
+            NO_SOURCE: (SOURCES[self.source], GRAFANA["unknown"]),
+        }
         codes = [code for code, _ in self.first]
         return {**said, **{code: WORDS[code] for code in (*codes, STOPPED, NO_DRIVER, NOT_WATCHED)}}
 
