@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import yaml
 
 from dashboards.src.panels import COLUMNS_OF_THE_PAGE, SOURCE, Json, Panel
-from dashboards.src.queries import CHOSEN_TEAM, NODE_LABELS, TARGET_MATCHERS, named_devices, selector
+from dashboards.src.queries import CHOSEN_TEAM, NODE_LABELS, TARGET_MATCHERS, selector
 
 THRESHOLDS = Path(__file__).parents[2] / "alerts" / "thresholds.yml"
 """What the rules and the dashboards have in common."""
@@ -28,7 +28,10 @@ _KEPT_PARAMETERS = "${__url_time_range}&${datasource:queryparam}&${cluster:query
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A headed row of panels, laid out from left to right; if collapsed, it queries only when opened."""
+    """A row of panels, laid out from left to right; if collapsed, it queries only when opened.
+
+    The first row of a dashboard has no title: nothing stands above what one screen answers.
+    """
 
     title: str
     panels: Sequence[Panel]
@@ -110,10 +113,15 @@ def device_variable() -> Json:
 
     A MIG instance is shown with its id besides: a GPU has several of one product.
     """
-    info = selector("vramledger_device_info")
-    named = f'label_join({named_devices(info)}, "shown", " / ", "instance", "device", "name")'
+    place = selector("vramledger_device:place:info", 'name!=""')
+    named = f'label_join({place}, "shown", " / ", "instance", "device", "name")'
     regex = r'/shown="(?<text>[^"]+)".*uuid="(?<value>[^"]+)"/'
     return variable("uuid", "GPU", f"query_result({named})", multi=False, regex=regex)
+
+
+def gpu_variable() -> Json:
+    """Make the variable of the GPUs of a node: a panel is drawn for each."""
+    return variable("gpu", "GPU", f"label_values({selector('vramledger_device_up')}, gpu)", sort=3)
 
 
 def team_variable() -> Json:
@@ -149,6 +157,14 @@ def choice_variable(name: str, label: str, values: Sequence[str], chosen: str) -
     }
 
 
+def price_variables() -> list[Json]:
+    """Make the variables of what a wasted GPU-hour costs."""
+    return [
+        choice_variable("price", "Price of a GPU-hour", ("1", "2", "3", "4", "6", "10"), "2"),
+        choice_variable("currency", "Currency", ("USD", "EUR", "GBP", "CNY", "JPY", "KRW"), "USD"),
+    ]
+
+
 def annotation(name: str, colour: str, expr: str, title: str, text: str, *, shown: bool = True) -> Json:
     """Make marks on the time axis where an expression has a value; ``shown`` always, or only if chosen."""
     return {
@@ -176,9 +192,12 @@ def link_to_device() -> Json:
     return _link("This GPU", DEVICE, instance="instance", uuid="uuid")
 
 
-def link_to_owner() -> Json:
-    """Link from a row to its owner's dashboard."""
-    return _link("Everything of this owner", OWNER, owner="owner")
+def link_to_owner(*, of_series: bool = False) -> Json:
+    """Link from a row, or from a series with the label of an owner, to the owner's dashboard."""
+    link = _link("Everything of this owner", OWNER, owner="owner")
+    if of_series:
+        return {**link, "url": link["url"].replace("${__data.fields.owner:", "${__field.labels.owner:")}
+    return link
 
 
 def link_to_team() -> Json:
@@ -306,33 +325,6 @@ def _target_variables(*, one_node: bool) -> Iterator[Json]:
     )  # fmt: skip
 
 
-def _with_counts(panels: Sequence[Panel]) -> list[Panel]:
-    """Return the panels of a row, each line of them after the counts of its tables.
-
-    Beside a table a count would be as high as the table, also on a phone, where each panel has the whole
-    width. Above a table alone it is narrow. Above several panels the counts fill the line: Grafana moves a
-    panel up where there is room.
-    """
-    placed: list[Panel] = []
-    for line in _lines(panels):
-        counts = [panel.count for panel in line if panel.count]
-        if len(line) > 1:
-            counts = [replace(count, width=COLUMNS_OF_THE_PAGE // len(counts)) for count in counts]
-        placed += [*counts, *line]
-    return placed
-
-
-def _lines(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
-    """Yield the panels that stand side by side."""
-    line: list[Panel] = []
-    for panel in panels:
-        if line and sum(each.width for each in [*line, panel]) > COLUMNS_OF_THE_PAGE:
-            yield line
-            line = []
-        line.append(panel)
-    yield line
-
-
 def _positioned_panels(rows: Sequence[Row], *, one_node: bool) -> Iterator[Json]:
     """Yield rows and panels with their places and ids; each point of one node's graphs links to its page."""
     number = 0
@@ -343,10 +335,10 @@ def _positioned_panels(rows: Sequence[Row], *, one_node: bool) -> Iterator[Json]
             "type": "row", "id": number, "title": row.title, "collapsed": row.collapsed,
             "gridPos": {"h": 1, "w": COLUMNS_OF_THE_PAGE, "x": 0, "y": y}, "panels": [],
         }  # fmt: skip
-        y += 1
+        y += 1 if row.title else 0
         x = height = 0
         placed = []
-        for panel in _with_counts(row.panels):
+        for panel in row.panels:
             if x + panel.width > COLUMNS_OF_THE_PAGE:
                 x, y, height = 0, y + height, 0
             number += 1
@@ -357,6 +349,7 @@ def _positioned_panels(rows: Sequence[Row], *, one_node: bool) -> Iterator[Json]
         y += height
         if row.collapsed:
             header["panels"] = placed
-        yield header
+        if row.title:
+            yield header
         if not row.collapsed:
             yield from placed

@@ -5,76 +5,56 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dashboards.src.dashboard import DEVICE, Dashboard, Row, annotation, device_variable
-from dashboards.src.lines import MEAN_STEP, SHADES, joined, mean
+from dashboards.src.lines import MEAN_STEP, joined, mean
 from dashboards.src.panels import (
     AGE_WIDTH,
     BYTES,
     COUNT,
-    EMPTY,
-    EMPTY_CODE,
-    HOLDER_CODES,
     SECONDS,
     SHARE,
     Column,
     Json,
     Panel,
     Query,
-    counted,
     ledger_graph,
     stat,
-    state_timeline,
     table,
     time_series,
 )
 from dashboards.src.queries import (
-    BLOCKER,
     CHOSEN_DEVICE,
     DEVICE_LABELS,
     HOLDING_LABELS,
-    NODE_LABELS,
-    OWNER_NAME,
     USUAL_UNATTRIBUTED,
     age,
     device_bytes,
-    filling_rate,
     firing_alerts,
     holdings,
     increase,
-    minimum_demand_of,
-    named_in_full,
-    named_owner,
+    largest_beside,
     rate,
     selector,
-    state_codes,
     sum_of_others,
     ten_largest,
-    uncharged,
 )
 from dashboards.src.reasons import (
-    NO_AGENT,
     NO_DEVICE,
-    NO_SCHEDULER,
-    NOT_YET,
     Needs,
 )
 from dashboards.src.shared_panels import (
     BLOCKER_COLUMN,
-    OWNER_COLUMN,
+    OWNER_COLUMNS,
+    OWNER_LEGEND,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
-    UNCHARGED_SAYS,
     VERDICT_COLUMN,
-    VERDICT_STEP_COLUMN,
-    busy_without_work,
     exporters,
     holders,
-    perhaps_more,
     wasted,
-    with_verdict_step,
 )
 from vramledger.views.colours import GRAFANA
 
-HOLDER_LEGEND = f"{{{{command}}}} {{{{pid}}}} of {{{{{OWNER_NAME}}}}}"
+HOLDER_LEGEND = f"{{{{command}}}} {{{{pid}}}} of {OWNER_LEGEND}"
 NO_GPM = "if the exporter is watching: a GPU before Hopper"
 NOT_AVAILABLE = "if the exporter is watching: no such sensor"
 
@@ -85,10 +65,9 @@ def device_selector(metric: str, *matchers: str) -> str:
 
 
 ANSWERS = Needs(
-    [(NO_DEVICE, f"count({device_selector('vramledger_device_up')} == 1)")], nothing="not reported"
+    nothing="not reported", first=[(NO_DEVICE, f"({device_selector('vramledger_device_up')} == 1)")]
 )
 """What a figure of the device needs."""
-ANSWERS_WITH_RULES = replace(ANSWERS, rules=True)
 
 
 def memory_used() -> Panel:
@@ -104,7 +83,7 @@ def memory_used() -> Panel:
             f"/ max({device_selector('vramledger_device_memory_total_bytes')})",
             "peak",
         ),
-        unit=SHARE, needs=ANSWERS_WITH_RULES,
+        unit=SHARE, needs=ANSWERS,
     )  # fmt: skip
 
 
@@ -131,16 +110,11 @@ def process_count() -> Panel:
 
 
 def time_until_full() -> Panel:
-    free = f"sum({device_selector('vramledger_device:memory_free_bytes:last')})"
-    rise = f"sum({filling_rate(CHOSEN_DEVICE)})"
-    nobody = f"sum({device_selector('vramledger_device_holders')}) == 0"
-    known = f"count({minimum_demand_of(CHOSEN_DEVICE)}) or {nobody}"
     return stat(
         "Time until full",
         "At the rate at which the minimum of all holders has risen within 15 minutes.",
-        Query(f"{free} / {rise}"),
-        unit=SECONDS,
-        needs=Needs([*ANSWERS.sources, (NOT_YET, known)], rules=True, nothing="no holder grows"),
+        Query(f"min({device_selector('vramledger_device:time_to_full_seconds:min5m')})"),
+        unit=SECONDS, needs=replace(ANSWERS, nothing="no holder grows"),
     )  # fmt: skip
 
 
@@ -157,7 +131,7 @@ def ledger_over_time() -> Panel:
     )  # fmt: skip
 
 
-_BY_HOLDER = f"{HOLDING_LABELS}, command, owner_type, owner"
+_BY_HOLDER = "pid, command, owner_type, owner"
 
 
 def holdings_over_time() -> Panel:
@@ -166,111 +140,38 @@ def holdings_over_time() -> Panel:
         "Holdings",
         "Bytes of the ten holders with the highest memory in the time range, charged by NVML or certainly "
         "their own, and the sum of all others.",
-        Query(named_owner(ten_largest(held, _BY_HOLDER)), HOLDER_LEGEND),
+        Query(ten_largest(held, _BY_HOLDER), HOLDER_LEGEND),
         Query(sum_of_others(held, _BY_HOLDER), "all others"),
         unit=BYTES, stacked=True, named=True, absent="no process holds memory, or no data", width=24,
     )  # fmt: skip
 
 
-def uncharged_memory() -> Panel:
-    """Make the graph of what NVML charges to no process, by what is known of its holders."""
-    known = f"sum({uncharged(CHOSEN_DEVICE)})"
-    managed = f"sum({device_selector('vramledger_process_managed_memory_bytes')})"
-    undivided = f"sum({device_selector('vramledger_device_memory_undivided_bytes')})"
-    unattributed = f"sum({device_bytes('unattributed', CHOSEN_DEVICE)})"
-    return time_series(
-        "Uncharged memory",
-        "Used memory that NVML charges to no process. Managed memory gives way to other programs; left: its "
-        "creator has ended, and another process still has it. Both have a holder, in whose figure they are. "
-        "Undivided: one of several holders has it. Unattributed: nobody is known to have it; this part alone "
-        "is in the figure *Unattributed*. Total is the whole GPU.",
-        Query(managed, "managed"),
-        Query(f"{known} - {managed}", "left"),
-        Query(undivided, "undivided"),
-        Query(unattributed, "unattributed"),
-        # Without the whole GPU the 14 MiB of a healthy one would fill the graph, as an alarm does.
-        Query(f"sum({device_selector('vramledger_device_memory_total_bytes')})", "total"),
-        unit=BYTES, stacked=True, order=("managed", "left", "undivided", "unattributed"), lines=("total",),
-        colours={
-            "managed": SHADES[1], "left": SHADES[2], "undivided": SHADES[0],
-            "unattributed": GRAFANA["unattributed"],
-        },
-        height=7,
-    )  # fmt: skip
-
-
-def uncharged_holders() -> Panel:
-    by = f"{DEVICE_LABELS}, pid"
-    named = f"sum by ({by}, command, owner_type, owner) ({holdings(CHOSEN_DEVICE)})"
-    own = f"sum by ({by}) ({uncharged(CHOSEN_DEVICE)}) > 0"
-    more = perhaps_more(by)
-    some = f"({own}\nor on ({by}) {more})"
-    return table(
-        "Uncharged memory, by holder",
-        f"The ten largest holders that have such memory, or perhaps have. {UNCHARGED_SAYS} The table is "
-        "empty if there is none.",
-        Query(f"topk(10, {named} and on ({by}) {some})"),
-        Query(own),
-        Query(more),
-        columns=[
-            PROCESS_COLUMN,
-            PROGRAM_COLUMN,
-            OWNER_COLUMN,
-            Column("Value #B", "Uncharged", BYTES, width=118),
-            Column("Value #C", "Perhaps more", BYTES, width=80),
-        ],
-        sort="Value #B", rows_of="Value #A", width=12, height=7,
-    )  # fmt: skip
-
-
-def holder_states() -> Panel:
-    largest = f"topk(30, max_over_time({holdings(CHOSEN_DEVICE)}[$__range] @ end()))"
-    codes, listed = state_codes(CHOSEN_DEVICE), device_selector("vramledger_device_holders")
-    return state_timeline(
-        "States of the holders",
-        "When each of the 30 largest processes of the time range started, which states it had, and when "
-        "it ended; and when nobody held memory there.",
-        Query(f"max by ({_BY_HOLDER}) ({codes})\nand on ({HOLDING_LABELS}) {largest}", "{{command}} {{pid}}"),
-        # Without any row Grafana says that a time field is missing. A GPU that does not answer is not empty.
-        Query(f"{EMPTY_CODE} + (sum({listed}) == 0)", EMPTY),
-        mappings=[HOLDER_CODES], width=24, height=9,
-    )  # fmt: skip
-
-
 def ended_holders() -> Panel:
-    by = f"{DEVICE_LABELS}, pid, command, owner_type, owner"
-    held = holdings(CHOSEN_DEVICE)
+    by = "instance, pid, command, owner_type, owner"
     here = device_selector("vramledger_process_memory_bytes", 'pid!="other"')
-    highest = f"max by ({by}) (max_over_time({held}[$__range]))"
-    ended = f"({highest}\nunless on ({HOLDING_LABELS}) {held} unless on ({HOLDING_LABELS}) {here})"
-    growth = f"max by ({by}) (max_over_time(deriv({held}[5m])[$__range:2m])) > 0"
-    last = f"max by ({by}) (max_over_time(timestamp({held})[$__range:1m]))"
+    last = f"max by (instance, pid) (max_over_time(timestamp({here})[$__range:1m]))"
+    peak = f"max by ({by}) (max_over_time({holdings(CHOSEN_DEVICE)}[$__range]))"
     return table(
         "Holders that ended",
-        "The ten largest holders of the time range that have ended: the peak of each, its fastest "
-        "growth over 5 minutes, and how long it has not been seen. The table is empty if none has ended.",
-        Query(f"topk(10, {ended})"),
-        Query(growth),
+        "The ten largest holders of the time range that have ended: the peak of each, and how long it has "
+        "not been seen.",
+        Query(f"topk(10, {peak} unless on (instance, pid) {here})"),
         Query(age(last)),
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
-            OWNER_COLUMN,
+            *OWNER_COLUMNS,
             Column("Value #A", "Peak", BYTES, width=100),
-            Column("Value #B", "Fastest growth", "binBps", width=110),
-            Column("Value #C", "Ended for", SECONDS, width=AGE_WIDTH),
+            Column("Value #B", "Ended for", SECONDS, width=AGE_WIDTH),
         ],
-        sort="Value #A", rows_of="Value #A", width=24, height=7,
+        empty="no holder has ended",
+        needs="device", sort="Value #A", rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
 def failed_allocations() -> Panel:
-    process = f"{NODE_LABELS}, pid"
-    held = f"sum by ({process}) ({holdings(CHOSEN_DEVICE)})"
-    ever = f"max_over_time(({held})[$__range:1m])"
-    here = f"and on ({process}) {ever}"
-    total = f"sum by ({NODE_LABELS}) ({holdings(CHOSEN_DEVICE)})"
-    others = f"max_over_time((-({held} - on ({NODE_LABELS}) group_left () {total}))[$__range:1m])"
+    process = "instance, pid"
+    here = f"and on ({process}) max_over_time({holdings(CHOSEN_DEVICE)}[$__range])"
 
     def newest(figure: str) -> str:
         return f"last_over_time({figure}[$__range])"
@@ -279,69 +180,30 @@ def failed_allocations() -> Panel:
     asked = newest(selector("vramledger_framework_last_oom_requested_bytes"))
     split = newest(device_selector("vramledger_torch_inactive_split_bytes"))
     cached = newest(device_selector("vramledger_torch_reclaimable_bytes"))
-    least = f"min_over_time({device_bytes('free', CHOSEN_DEVICE)}[$__range])"
-    moment = selector("vramledger_framework_last_oom_timestamp_seconds")
-    recent = f"max by ({process}) (time() - {moment} < 120)"
-    largest = f"topk by ({NODE_LABELS}) (1, {holdings(CHOSEN_DEVICE)} unless on ({process}) {recent})"
-    named = named_in_full(largest, BLOCKER)
-    beside = f"0 * {recent} + on ({NODE_LABELS}) group_left ({BLOCKER}) {named}"
-    blocker = (
-        f"topk by ({process}) (1, max by ({process}, {BLOCKER}) (max_over_time(({beside})[$__range:1m])))"
-    )
-    free = f"{ever} * 0 + on ({NODE_LABELS}) group_left () sum by ({NODE_LABELS}) ({least})"
-    newest_failure = f"max by ({process}, framework, verdict) ({when} {here})"
+    newest_failure = f"{when} {here}"
     return table(
         "Why allocations failed",
         "The newest failed allocation of each program on the device, also of programs that have ended: "
-        "what it asked for, the verdict of its agent, and what helps first. Beside it, within the time "
-        "range, who else held most just after it failed, the highest that others held together, the least "
-        "that was free, and what of its own pool was last cached or in free pieces of used blocks. The table "
-        "is empty if none failed, or if no program has an agent.",
-        Query(with_verdict_step(f"bottomk(10, {age(newest_failure)})")),
-        Query(f"max by ({process}, framework) ({asked} {here})"),
-        Query(free),
-        Query(others),
+        "what it asked for, and the verdict of its agent. Beside it, within the time "
+        "range, who else held most just after it failed, and what of its own pool was last cached or in free "
+        "pieces of used blocks.",
+        Query(f"bottomk(10, {age(newest_failure)})"),
+        Query(f"max by ({process}) ({asked} {here})"),
         Query(f"sum by ({process}) ({cached})"),
         Query(f"sum by ({process}) ({split})"),
-        Query(blocker),
+        Query(largest_beside()),
         columns=[
             PROCESS_COLUMN,
-            Column("framework", "Framework", width=95),
-            Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
+            Column("Value #A", "Ago", SECONDS, width=98),
             Column("Value #B", "Asked", BYTES, width=80),
             VERDICT_COLUMN,
-            VERDICT_STEP_COLUMN,
             BLOCKER_COLUMN,
-            Column("Value #G", "It held", BYTES, width=80),
-            Column("Value #D", "Others, at most", BYTES, width=80),
-            Column("Value #C", "Free, at least", BYTES, width=80),
-            Column("Value #E", "Its cache", BYTES, width=80),
-            Column("Value #F", "Its free pieces", BYTES, width=80),
+            Column("Value #E", "It held", BYTES, width=80),
+            Column("Value #C", "Its cache", BYTES, width=80),
+            Column("Value #D", "Its free pieces", BYTES, width=80),
         ],
-        sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=6,
-    )  # fmt: skip
-
-
-def freed_on_exit() -> Panel:
-    freed = increase("vramledger_owner_memory_freed_bytes_total", CHOSEN_DEVICE)
-    not_freed = increase("vramledger_owner_memory_not_freed_bytes_total", CHOSEN_DEVICE)
-    return time_series(
-        "Freed on exit",
-        "When holdings end: how many of their bytes were freed, and how many stayed in use without a "
-        "holder.",
-        Query(f"sum({freed})", "freed"),
-        Query(f"sum({not_freed})", "not freed"),
-        unit=BYTES, absent="no owner has held memory, or no data", width=8,
-    )  # fmt: skip
-
-
-def overlap() -> Panel:
-    return time_series(
-        "Overlap",
-        "The excess of the sum of the holdings over the used memory: processes share "
-        "memory, or the figures are a moment apart.",
-        Query(f"max({device_selector('vramledger_device_memory_overlap_bytes')})", "overlap"),
-        unit=BYTES, width=8,
+        empty="no allocation failed: good",
+        needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=6,
     )  # fmt: skip
 
 
@@ -351,39 +213,26 @@ def xid_errors() -> Panel:
         "The driver's errors by number, since the exporter started. Look into each of "
         "them; 79 is a GPU that fell off the bus.",
         Query(f"sum by (xid) ({device_selector('vramledger_device_xid_errors_total')})", "XID {{xid}}"),
-        unit=COUNT, absent="none since the exporter started", width=8,
+        unit=COUNT, absent="none since the exporter started",
     )  # fmt: skip
 
 
-def reservations() -> Panel:
-    by = "owner_type, owner"
-    reserved = device_selector("vramledger_device_reservation_info")
-    held = device_selector("vramledger_owner_memory_bytes")
-    return table(
-        "Reserved for",
-        "The owners for whom a scheduler has reserved the device, and what each holds of it. The table is "
-        "empty if no scheduler reserves this GPU.",
-        Query(f"topk(20, count by ({by}) ({reserved}))"),
-        Query(f"sum by ({by}) ({held})"),
-        columns=[OWNER_COLUMN, Column("Value #B", "Holds", BYTES)],
-        sort="Value #B", rows_of="Value #A", width=12, height=8,
+def ecc_errors() -> Panel:
+    graph = time_series(
+        "ECC errors",
+        "New ECC memory errors by type, and rows that were replaced by spare ones over the device's "
+        "life.",
+        Query(increase("vramledger_device_ecc_errors_total", CHOSEN_DEVICE), "{{type}} errors"),
+        Query(device_selector("vramledger_device_remapped_rows"), "rows remapped: {{type}}"),
+        unit=COUNT, absent=NOT_AVAILABLE,
     )  # fmt: skip
-
-
-def held_without_reservation() -> Panel:
-    return time_series(
-        "Held without a reservation",
-        "Bytes of owners that have no reservation of the device.",
-        Query(f"sum({device_selector('vramledger_device_unreserved_memory_bytes')})", "bytes"),
-        unit=BYTES, absent="not available: no scheduler reserves this GPU",
-    )  # fmt: skip
+    return joined(graph)
 
 
 def hardware() -> list[Panel]:
     traffic = mean("vramledger_device_memory_bandwidth_utilization_ratio", CHOSEN_DEVICE)
     throttled = device_selector("vramledger_device_throttle_active")
     ever = f"(max by (reason) (max_over_time({throttled}[$__range] @ end())) > 0)"
-    pcie = mean("vramledger_device_pcie_throughput_bytes_per_second", CHOSEN_DEVICE)
     graphs = [
         time_series(
             "Utilisation",
@@ -391,62 +240,29 @@ def hardware() -> list[Panel]:
             "driver counts it; means of 2 minutes or more.",
             Query(mean("vramledger_device_utilization_ratio", CHOSEN_DEVICE), "kernels"),
             Query(traffic, "memory traffic"),
-            unit=SHARE, maximum=1, absent=NOT_AVAILABLE, step=MEAN_STEP, width=8,
+            unit=SHARE, maximum=1, absent=NOT_AVAILABLE, step=MEAN_STEP,
         ),
         time_series(
             "Power",
             "Power draw of the board, as a mean of 2 minutes or more, and its limit.",
             Query(mean("vramledger_device_power_watts", CHOSEN_DEVICE), "draw"),
+            Query(rate("vramledger_device_energy_joules_total", CHOSEN_DEVICE), "by its count of energy"),
             Query(device_selector("vramledger_device_power_limit_watts"), "limit"),
-            unit="watt", absent=NOT_AVAILABLE, step=MEAN_STEP, width=8,
+            unit="watt", absent=NOT_AVAILABLE, step=MEAN_STEP,
         ),
         time_series(
             "Temperature",
             "Temperature of the GPU chip and of its memory.",
             Query(device_selector("vramledger_device_temperature_celsius"), "chip"),
             Query(device_selector("vramledger_device_memory_temperature_celsius"), "memory"),
-            unit="celsius", absent=NOT_AVAILABLE, width=8,
-        ),
-        time_series(
-            "Clocks",
-            "Current clock by domain.",
-            Query(device_selector("vramledger_device_clock_hertz"), "{{clock}}"),
-            unit="hertz", absent=NOT_AVAILABLE, width=8,
+            unit="celsius", absent=NOT_AVAILABLE,
         ),
         time_series(
             "Clock throttling",
             "1 while the driver throttles the clocks for this reason; only reasons within the time range.",
             Query(f"{throttled}\nand on (reason) {ever}", "{{reason}}"),
             Query(f"max({throttled}) unless on () {ever}", "none"),
-            unit=COUNT, absent=NOT_AVAILABLE, width=8,
-        ),
-        time_series(
-            "PCIe traffic",
-            "Traffic as a mean of 2 minutes or more; before Hopper of windows of 20 ms within them. It needs "
-            "--collector.pcie.",
-            Query(pcie, "{{direction}}"),
-            unit="Bps", absent="if the exporter is watching: no --collector.pcie", step=MEAN_STEP,
-            width=8,
-        ),
-        time_series(
-            "ECC errors",
-            "New ECC memory errors by type, and rows that were replaced by spare ones over the device's "
-            "life.",
-            Query(increase("vramledger_device_ecc_errors_total", CHOSEN_DEVICE), "{{type}} errors"),
-            Query(device_selector("vramledger_device_remapped_rows"), "rows remapped: {{type}}"),
-            unit=COUNT, absent=NOT_AVAILABLE, width=8,
-        ),
-        time_series(
-            "BAR1",
-            "Address space through which host and peers reach device memory; not part of the ledger.",
-            Query(device_selector("vramledger_device_bar1_memory_bytes"), "{{kind}}"),
-            unit=BYTES, absent=NOT_AVAILABLE, width=8,
-        ),
-        time_series(
-            "Energy",
-            "Mean power, from the driver's count of energy.",
-            Query(rate("vramledger_device_energy_joules_total", CHOSEN_DEVICE), "mean power"),
-            unit="watt", absent=NOT_AVAILABLE, width=8,
+            unit=COUNT, absent=NOT_AVAILABLE,
         ),
     ]  # fmt: skip
     return [*map(joined, graphs)]
@@ -455,29 +271,18 @@ def hardware() -> list[Panel]:
 def work() -> list[Panel]:
     """Make the graphs of GPM's counters, which show whether a busy GPU computes and moves anything."""
     pipes = mean("vramledger_device_pipe_active_ratio", CHOSEN_DEVICE)
-    nvlink = mean("vramledger_device_nvlink_throughput_bytes_per_second", CHOSEN_DEVICE)
+    bandwidth = mean("vramledger_device_memory_bandwidth_used_ratio", CHOSEN_DEVICE)
     graphs = [
         time_series(
             "SMs and pipes",
             "Share of the time in which the SMs had a kernel, and in which their pipes computed: tensor for "
             "matrices; means of 2 minutes or more. A GPU whose SMs are busy while all pipes and the memory "
-            "are at 0 waits.",
+            "are at 0 waits. Memory bandwidth is a share of its maximum.",
             Query(mean("vramledger_device_sm_active_ratio", CHOSEN_DEVICE), "SMs"),
             Query(mean("vramledger_device_sm_occupancy_ratio", CHOSEN_DEVICE), "occupancy"),
             Query(pipes, "{{pipe}}"),
-            unit=SHARE, maximum=1, absent=NO_GPM, step=MEAN_STEP, width=8,
-        ),
-        time_series(
-            "Memory bandwidth",
-            "Traffic of the device's memory as a share of its maximum, as a mean of 2 minutes or more.",
-            Query(mean("vramledger_device_memory_bandwidth_used_ratio", CHOSEN_DEVICE), "DRAM"),
-            unit=SHARE, maximum=1, absent=NO_GPM, step=MEAN_STEP, width=8,
-        ),
-        time_series(
-            "NVLink traffic",
-            "Traffic over all NVLinks of the device, as a mean of 2 minutes or more.",
-            Query(nvlink, "{{direction}}"),
-            unit="Bps", absent="if the exporter is watching: no NVLink in use", step=MEAN_STEP, width=8,
+            Query(bandwidth, "memory bandwidth"),
+            unit=SHARE, maximum=1, absent=NO_GPM, step=MEAN_STEP, width=24,
         ),
     ]  # fmt: skip
     return [*map(joined, graphs)]
@@ -520,7 +325,7 @@ def device_annotations() -> list[Json]:
         annotation(
             "Alerts", GRAFANA["orphaned"],
             firing_alerts('uuid=~"$uuid|"'),
-            "{{alertname}}", "{{severity}}: {{owner}} {{pid}} on GPU {{gpu}} of {{instance}}", shown=False,
+            "{{alertname}}", "{{owner}} {{pid}} on GPU {{gpu}} of {{instance}}", shown=False,
         ),
         annotation(
             "Released", GRAFANA["stopped"],
@@ -538,7 +343,7 @@ def dashboard() -> Dashboard:
         "The ledger of one GPU or MIG instance over time, its holders, and what happened to it.",
         [
             Row(
-                "Now",
+                "",
                 [
                     exporters(),
                     memory_used(),
@@ -547,40 +352,17 @@ def dashboard() -> Dashboard:
                     process_count(),
                     time_until_full(),
                     ledger_over_time(),
+                    holders(CHOSEN_DEVICE, places=(), height=8),
+                    failed_allocations(),
                 ],
             ),
             Row(
-                "Holders",
-                [
-                    counted(holders(CHOSEN_DEVICE, places=(), height=10), "holders"),
-                    holdings_over_time(),
-                    holder_states(),
-                    uncharged_memory(),
-                    counted(uncharged_holders(), "holders of uncharged memory"),
-                ],
-            ),
-            Row(
-                "Work",
-                [busy_without_work(CHOSEN_DEVICE), *work()],
-            ),
-            Row(
-                "What happened",
-                [
-                    counted(failed_allocations(), "programs with failures", NO_AGENT),
-                    counted(ended_holders(), "ended holders"),
-                    freed_on_exit(),
-                    xid_errors(),
-                    overlap(),
-                ],
-            ),
-            Row(
-                "Reservations",
-                [
-                    counted(reservations(), "owners of reservations", NO_SCHEDULER),
-                    held_without_reservation(),
-                ],
+                "Holders over time",
+                [holdings_over_time(), ended_holders()],
                 collapsed=True,
             ),
+            Row("Work", [*work()], collapsed=True),
+            Row("Errors", [xid_errors(), ecc_errors()], collapsed=True),
             Row("Hardware", hardware(), collapsed=True),
         ],
         [device_variable()],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dashboards.src.dashboard import EXPORTER, Dashboard, Row
-from dashboards.src.lines import WHOLE_SECONDS, ending_at
+from dataclasses import replace
+
+from dashboards.src.dashboard import EXPORTER, Dashboard, Row, link_to_exporter_health
 from dashboards.src.panels import (
+    AGE_WIDTH,
     BYTES,
     CORES,
     COUNT,
@@ -26,6 +28,7 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     DEVICE_LABELS,
     NODE_LABELS,
+    PARTLY_BLIND,
     WATCHING,
     age,
     count_equal,
@@ -33,12 +36,9 @@ from dashboards.src.queries import (
     rate,
     selector,
     ten_largest,
+    watch_status,
 )
-from dashboards.src.reasons import (
-    NO_SOCKET,
-    Needs,
-)
-from dashboards.src.shared_panels import NODE_COLUMN, PROCESS_COLUMN, gaps, watched_nodes
+from dashboards.src.shared_panels import HIDDEN, NODE_COLUMN, PROCESS_COLUMN, watched_nodes
 
 NOTHING_HAPPENED = "none"
 """The name of a line that is at 0 where nothing was counted: without it, no event looks like no data."""
@@ -52,24 +52,51 @@ def _ten_nodes(figure: str) -> str:
     return ten_largest(figure, NODE_LABELS)
 
 
+def gaps() -> Panel:
+    status = watch_status()
+    seen = f"0 * ({status} == {PARTLY_BLIND})"
+    lost = (
+        f"count by ({NODE_LABELS}, gpu) ({selector('vramledger_device_up')} == 0)"  # MIG instances are parts
+    )
+    blind = f"{selector('vramledger_host_pid_namespace')} == 0"
+    silent = f"{selector('vramledger_agent_up')} == 0"
+    last = f"max by ({NODE_LABELS}) ({selector('vramledger_node:watched_timestamp_seconds:last')})"
+    return table(
+        "Nodes that are not fully watched",
+        "A row for each node: its status, the age of its newest data where it is not watched, and what is "
+        "not seen while it is watched: GPUs that do not answer, the host's processes (without its PID "
+        "namespace every holder is unknown), agents that are silent. A dash: not known, as the "
+        "node is not watched.",
+        Query(f"bottomk(50, {status} != {WATCHING})"),
+        Query(f"{age(last)} and on ({NODE_LABELS}) ({status} != {WATCHING})"),
+        Query(f"count by ({NODE_LABELS}) ({lost}) or on ({NODE_LABELS}) {seen}"),
+        Query(f"count by ({NODE_LABELS}) ({blind}) or on ({NODE_LABELS}) {seen}"),
+        Query(f"count by ({NODE_LABELS}) ({silent}) or on ({NODE_LABELS}) {seen}"),
+        columns=[
+            NODE_COLUMN,
+            Column("Value #A", "Status", COUNT, link_to_exporter_health(), [STATUS_NAMES], width=170),
+            Column("Value #B", "No data for", SECONDS, width=AGE_WIDTH),
+            Column("Value #C", "GPUs lost", COUNT, width=62),
+            Column("Value #D", "Processes", COUNT, mappings=[HIDDEN], width=100),
+            Column("Value #E", "Agents silent", COUNT, width=70),
+        ],
+        empty="all nodes are fully watched: good, if Exporters has any",
+        sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=8,
+    )  # fmt: skip
+
+
 def exporter_states() -> Panel:
-    status = selector("vramledger_node:watch_status:code")
-    recorded = f"max by ({NODE_LABELS}) ({status})"
-    lowest = f"min by ({NODE_LABELS}) (min_over_time({status}[$__range] @ end()))"
-    # The lowest within the range, so that the same nodes are shown at each point.
-    shown = f"{recorded}\nand on ({NODE_LABELS}) bottomk(50, {lowest})"
-    worse = f"({lowest} < {WATCHING})"
-    worse_now = f"(min by ({NODE_LABELS}) (last_over_time({status}[5m] @ end())) < {WATCHING})"
+    status = watch_status()
+    lowest = f"bottomk(50, min_over_time({status}[$__range] @ end()))"
     return state_timeline(
         "Exporter status",
         "Down: it does not answer Prometheus. Driver does not answer: the exporter runs, but NVML does "
         "not answer. Samples have stopped: it answers with an old sample. Watching in part: a GPU does not "
-        "answer, an agent is silent, or the exporter does not see the host's processes. The 50 worst nodes: "
-        "first those that are not watched now, then those that were not at some time, then the others.",
-        Query(f"{shown}\nand on ({NODE_LABELS}) {worse_now}", NODE_LEGEND),
-        Query(f"{shown}\nand on ({NODE_LABELS}) {worse}\nunless on ({NODE_LABELS}) {worse_now}", NODE_LEGEND),
-        Query(f"{shown}\nunless on ({NODE_LABELS}) {worse}", NODE_LEGEND),
-        mappings=[STATUS_NAMES], width=24, height=10,
+        "answer, an agent is silent, or the exporter does not see the host's processes. The 50 nodes that "
+        "were watched least within the time range: first those that were not watched at some time.",
+        Query(f"{status} and on ({NODE_LABELS}) ({lowest} < {WATCHING})", NODE_LEGEND),
+        Query(f"{status} and on ({NODE_LABELS}) ({lowest} >= {WATCHING})", NODE_LEGEND),
+        mappings=[STATUS_NAMES], width=24, height=9,
     )  # fmt: skip
 
 
@@ -82,41 +109,11 @@ def longest_sample() -> Panel:
     )  # fmt: skip
 
 
-def longest_scrape() -> Panel:
-    return stat(
-        "Scrape time",
-        "How long Prometheus waited for the slowest page. A page never waits for a GPU.",
-        Query(f"max({selector('scrape_duration_seconds')})"), unit=SECONDS, width=3,
-    )  # fmt: skip
-
-
-def blind_nodes() -> Panel:
-    return stat(
-        "Blind nodes",
-        "Nodes whose exporter does not see the host's processes: on them every holder is unknown. Run it "
-        "with the host's PID namespace.",
-        Query(
-            count_equal("vramledger_host_pid_namespace", 0)
-        ),
-        unit=COUNT, width=3,
-    )  # fmt: skip
-
-
 def failing_collectors() -> Panel:
     return stat(
         "Failing collectors",
         "Collectors that did not give all their data; only their own figures are missing.",
         Query(count_equal("vramledger_collector_success", 0)), unit=COUNT,
-    )  # fmt: skip
-
-
-def dropped_series() -> Panel:
-    return stat(
-        "Series dropped",
-        "Holders and owners that have no series of their own because of --processes.max and --owners.max.",
-        Query(f"sum({selector('vramledger_processes_dropped')})", "holders"),
-        Query(f"sum({selector('vramledger_owners_dropped')})", "owners"),
-        unit=COUNT, width=5,
     )  # fmt: skip
 
 
@@ -139,7 +136,8 @@ def versions() -> Panel:
             Column("source", "Source"),
             Column("Value #C", "Age of its newest data", SECONDS),
         ],
-        sort="instance", ascending=True, rows_of="Value #A", height=8,
+        empty="no exporter answers: see Exporters",
+        sort="instance", ascending=True, rows_of="Value #A", width=24, height=8,
     )  # fmt: skip
 
 
@@ -163,24 +161,8 @@ def sample_durations() -> Panel:
         "Duration of a sample, and of a scrape by Prometheus, on the ten slowest nodes each.",
         Query(_ten_nodes(sample), f"{NODE_LEGEND} sample"),
         Query(_ten_nodes(f"{by} ({selector('scrape_duration_seconds')})"), f"{NODE_LEGEND} scrape"),
-        unit=SECONDS, named=True, width=24,
+        unit=SECONDS, named=True,
     )  # fmt: skip
-
-
-def clock_skew() -> Panel:
-    graph = time_series(
-        "Clock difference to Prometheus",
-        "How much older the newest sample is than the scrape. If it stays above the "
-        "interval, samples have stopped or the clocks disagree.",
-        Query(
-            _ten_nodes(
-                f"max by ({NODE_LABELS}) ({selector('vramledger_node:clock_difference_seconds:abs')})"
-            ),
-            NODE_LEGEND,
-        ),
-        unit=WHOLE_SECONDS, width=8,
-    )  # fmt: skip
-    return ending_at(graph, 1)
 
 
 def collector_success() -> Panel:
@@ -193,28 +175,7 @@ def collector_success() -> Panel:
         "time range come first.",
         Query(f"{success}\nand on (collector) {failed}", "{{collector}}"),
         Query(f"{success}\nunless on (collector) {failed}", "{{collector}}"),
-        mappings=[YES_OR_NO], width=8,
-    )  # fmt: skip
-
-
-def collector_durations() -> Panel:
-    return time_series(
-        "Collector duration",
-        "The longest within 4 minutes on the slowest node, by collector.",
-        Query(
-            f"max by (collector) ({selector('vramledger_node:collector_duration_seconds:max4m')})",
-            "{{collector}}",
-        ),
-        unit=SECONDS, width=8,
-    )  # fmt: skip
-
-
-def series_per_scrape() -> Panel:
-    return time_series(
-        "Series in a scrape",
-        "Number of samples on each node's page.",
-        Query(_ten_nodes(f"max by ({NODE_LABELS}) ({selector('scrape_samples_scraped')})"), NODE_LEGEND),
-        unit=COUNT, width=8,
+        mappings=[YES_OR_NO], width=24,
     )  # fmt: skip
 
 
@@ -223,7 +184,7 @@ def exporter_memory() -> Panel:
         "The exporter's own memory",
         "Resident memory of the serving process.",
         Query(_ten_nodes(_by_node(selector("process_resident_memory_bytes"))), NODE_LEGEND),
-        unit=BYTES, absent="not available: collector exporter is off, or no data", width=8,
+        unit=BYTES, absent="not available: collector exporter is off, or no data",
     )  # fmt: skip
 
 
@@ -232,7 +193,7 @@ def exporter_cpu() -> Panel:
         "The exporter's own CPU time",
         "Cores that the serving process keeps busy; the sampler is a separate process.",
         Query(_ten_nodes(f"max by ({NODE_LABELS}) ({rate('process_cpu_seconds_total')})"), NODE_LEGEND),
-        unit=CORES, absent="not available: collector exporter is off, or no data", width=8,
+        unit=CORES, absent="not available: collector exporter is off, or no data",
     )  # fmt: skip
 
 
@@ -273,18 +234,6 @@ def incomplete_data() -> list[Panel]:
     ]  # fmt: skip
 
 
-def rejected_requests() -> Panel:
-    return time_series(
-        "Rejected requests",
-        "Requests without a password or certificate, with a wrong one, or above the rate limit, by reason.",
-        Query(
-            f"sum by (reason) ({increase('vramledger_web_refused_requests_total')})",
-            "{{reason}}",
-        ),
-        unit=COUNT, absent="not available: no --web.config.file, or collector exporter is off",
-    )  # fmt: skip
-
-
 def web_config_in_use() -> Panel:
     used = selector("vramledger_web_config_last_reload_successful")
     told = selector("vramledger_collector_success", 'collector="exporter"')  # it would say it
@@ -303,13 +252,6 @@ def agents() -> list[Panel]:
     none = "not available: no agent, or collector agent is off"
     up = selector("vramledger_agent_up")
     return [
-        stat(
-            "Agent sockets",
-            "Nodes on which the exporter listens for agents (up), and on which it cannot (down).",
-            Query(count_equal("vramledger_agent_socket_up", 1), "up"),
-            Query(count_equal("vramledger_agent_socket_up", 0), "down"),
-            unit=COUNT, needs=Needs([NO_SOCKET]), width=24, height=3,
-        ),
         table(
             "Agents",
             "For each agent: whether it reports, why not, and when it last reported.",
@@ -322,30 +264,19 @@ def agents() -> list[Panel]:
                 Column("reason", "Why not"),
                 Column("Value #B", "Age of its newest report", SECONDS),
             ],
-            sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=8,
+            empty="no program has an agent",
+            needs="socket", sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=8,
         ),
         time_series(
-            "Connections",
-            "Processes that are connected to the agents' socket.",
-            Query(_ten_nodes(_by_node(selector("vramledger_agent_connections"))), NODE_LEGEND),
-            unit=COUNT, absent=none,
-            width=8,
-        ),
-        time_series(
-            "Refused",
-            "Messages and connections that the socket refused, by reason.",
-            Query(f"sum by (reason) ({increase('vramledger_agent_rejected_total')})", "{{reason}}"),
-            unit=COUNT, absent=none, width=8,
-        ),
-        time_series(
-            "Failures inside agents",
+            "Failures of agents",
             (
-                "Failures by the part that failed, as the agents count them, and reports "
-                "that they could not send."
+                "Failures by the part that failed, as the agents count them, reports that they could not "
+                "send, and messages and connections that the socket refused, by reason."
             ),
+            Query(f"sum by (reason) ({increase('vramledger_agent_rejected_total')})", "refused: {{reason}}"),
             Query(f"sum by (provider) ({increase('vramledger_agent_errors_total')})", "{{provider}}"),
             Query(f"sum({increase('vramledger_agent_dropped_reports_total')})", "dropped reports"),
-            unit=COUNT, absent=none, width=8,
+            unit=COUNT, absent=none, width=24,
         ),
     ]  # fmt: skip
 
@@ -358,40 +289,24 @@ def dashboard() -> Dashboard:
         "Whether the exporters answer, read the driver, keep sampling, and see all that they should.",
         [
             Row(
-                "Now",
+                "",
                 [
-                    watched_nodes(width=6, height=4),
-                    longest_sample(),
-                    longest_scrape(),
-                    blind_nodes(),
-                    failing_collectors(),
-                    dropped_series(),
+                    watched_nodes(width=12),
+                    *(replace(each, width=6, height=3) for each in (longest_sample(), failing_collectors())),
                     gaps(),
                     exporter_states(),
                 ],
             ),
             Row(
                 "Sampling",
-                [
-                    versions(),
-                    failed_samples(),
-                    sample_durations(),
-                    clock_skew(),
-                    collector_success(),
-                    collector_durations(),
-                ],
+                [versions(), failed_samples(), sample_durations(), collector_success()],
+                collapsed=True,
             ),
-            Row("What it cannot see", incomplete_data()),
+            Row("What it cannot see", incomplete_data(), collapsed=True),
             Row("Agents", agents(), collapsed=True),
             Row(
                 "Exporter process",
-                [
-                    series_per_scrape(),
-                    exporter_memory(),
-                    exporter_cpu(),
-                    rejected_requests(),
-                    web_config_in_use(),
-                ],
+                [exporter_memory(), exporter_cpu(), web_config_in_use()],
                 collapsed=True,
             ),
         ],

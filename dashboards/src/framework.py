@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dashboards.src.dashboard import FRAMEWORK, Dashboard, Row
+from dashboards.src.dashboard import FRAMEWORK, Dashboard, Row, link_to_process
 from dashboards.src.panels import (
     BYTES,
     COUNT,
-    PER_MINUTE,
-    PER_SECOND,
     ROUNDED,
     SHARE,
+    YES_OR_NO,
     Column,
     Panel,
     Query,
-    counted,
+    bars,
     stat,
     table,
     time_series,
-    value_mapping,
 )
 from dashboards.src.queries import (
     DEVICE_LABELS,
@@ -26,22 +24,17 @@ from dashboards.src.queries import (
     UUID_LABELS,
     count_equal,
     holdings,
-    named_in_full,
     process_utilisation,
-    rate,
     selector,
 )
 from dashboards.src.reasons import (
-    NO_AGENT,
-    NO_HOLDER,
-    NO_NEED,
     Needs,
 )
 from dashboards.src.shared_panels import (
     FRAMEWORK_COLUMNS,
     GPU_COLUMN,
     NODE_COLUMN,
-    OWNER_COLUMN,
+    OWNER_COLUMNS,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
     in_thirds,
@@ -55,16 +48,6 @@ OR_NO_RULES = "or the rules are not loaded"
 """The other reason why a recorded series is missing."""
 PROCESS = "{{instance}} GPU {{gpu}}: {{command}} {{pid}}"
 BY_PROCESS = f"{DEVICE_LABELS}, pid"
-FRAGMENTED_BYTES, FRAGMENTED_SHARE = 256 * 2**20, 0.1
-"""Free pieces and their share of the pool from which on a setting is worth it, as in verdicts/remedies.py."""
-SEGMENTS, SIZES, LITTLE = "segments", "sizes", "little"
-FRAGMENTATION_STEPS = value_mapping(
-    {
-        SEGMENTS: ("expandable segments", "text"),
-        SIZES: ("tensors of equal sizes", "text"),
-        LITTLE: ("nothing: it is little", "text"),
-    }
-)
 
 
 def need() -> str:
@@ -75,12 +58,6 @@ def need() -> str:
 def beyond_need() -> str:
     """Return each holding's bytes above its need, with the labels of its owner."""
     return f"clamp_min({holdings()} - on ({HOLDING_LABELS}) group_left () {need()}, 0)"
-
-
-def named(figure: str, *more: str) -> str:
-    """Return a figure of processes with the program's name, and with more labels of the holding."""
-    names = f"sum by ({', '.join((BY_PROCESS, 'command', *more))}) ({holdings()} * 0)"
-    return f"sum by ({BY_PROCESS}) ({figure}) + on ({HOLDING_LABELS}) group_right () {names}"
 
 
 def agents_reporting() -> Panel:
@@ -102,7 +79,7 @@ def need_known() -> Panel:
         "Share of the held memory whose program has an agent that reports its need. The rest is not judged "
         "here.",
         Query(f"({known} or 0 * sum({holdings()})) / sum({holdings()})"), unit=SHARE,
-        needs=Needs([NO_HOLDER], rules=True),
+        needs=Needs("holder"),
     )  # fmt: skip
 
 
@@ -112,7 +89,7 @@ def held_beyond_need() -> Panel:
         "The memory that programs hold above the highest need that they ever had. What is reclaimable now "
         "may be more: they will need it again at their next peak.",
         Query(f"sum({beyond_need()})"), unit=BYTES,
-        needs=Needs([NO_AGENT, NO_NEED], rules=True), colour=GRAFANA["idle"],
+        needs=Needs("need"), colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
@@ -122,7 +99,7 @@ def reclaimable() -> Panel:
         "What torch.cuda.empty_cache() would free now, over all programs whose counters tell. They take "
         "what is below their peak need again at their next peak.",
         Query(f"sum({selector('vramledger_torch_reclaimable_bytes')})"), unit=BYTES,
-        needs=Needs([NO_AGENT], nothing="not reported"),
+        needs=Needs("agent", nothing="not reported"),
     )  # fmt: skip
 
 
@@ -132,132 +109,91 @@ def more_jobs_fit() -> Panel:
         "How many more jobs like the running ones would fit, by memory and by SMs, if each program held "
         "only what it needs. The free memory of a GPU counts once.",
         Query(f"sum({selector('vramledger_device:more_jobs_fit:floor')})"), unit=COUNT,
-        needs=Needs([NO_AGENT], rules=True, nothing="no need known"),
+        needs=Needs("agent", nothing="no need known"),
     )  # fmt: skip
 
 
 def by_policy() -> Panel:
-    by = "framework, policy"
-    known = f"{holdings()} and on ({HOLDING_LABELS}) {need()}"
-
-    def of_framework(figure: str) -> str:
-        return f'label_replace({figure}, "framework", "not known", "framework", "")'
-
-    return table(
-        "Held and needed, by policy",
-        "What the programs of each framework hold by the way in which it takes memory, for how much of "
-        "that the need is known, and what of that is above the need.",
-        Query(f"topk(20, {of_framework(f'sum by ({by}) ({holdings()})')})"),
-        Query(of_framework(f"count by ({by}) ({holdings()})")),
-        Query(of_framework(f"sum by ({by}) ({known})")),
-        Query(of_framework(f"sum by ({by}) ({beyond_need()})")),
-        columns=[
-            *FRAMEWORK_COLUMNS,
-            Column("Value #B", "Holdings", COUNT, width=85),
-            Column("Value #A", "Held", BYTES),
-            Column("Value #C", "Need known for", BYTES, width=110),
-            Column("Value #D", "Beyond peak need", BYTES),
-        ],
-        sort="Value #A", rows_of="Value #A", width=24, height=7,
+    return bars(
+        "Held, by framework and policy",
+        "What the programs of each framework hold now, by the way in which it takes memory. Without a name: "
+        "no framework is known.",
+        Query(f"topk(12, sum by (framework, policy) ({holdings()}))", "{{framework}} {{policy}}"),
+        unit=BYTES, absent="nobody holds memory on a watched node",
     )  # fmt: skip
-
-
-def room() -> str:
-    """Return what would be free on each GPU if its holders held only their need, where a need is known."""
-    free = f"sum by ({UUID_LABELS}, gpu) ({selector('vramledger_device:memory_free_bytes:last')})"
-    beyond = f"clamp_min({holdings()} - on ({HOLDING_LABELS}) group_left () {most_needed()}, 0)"
-    return f"({free} + on ({UUID_LABELS}) group_left () sum by ({UUID_LABELS}) ({beyond}))"
 
 
 def most_needed() -> str:
     """Return what each program needs at most: a whole pool where no agent reports its peak."""
-    return f"max by ({HOLDING_LABELS}) ({selector('vramledger_process:peak_need_bytes:sum')})"
+    return selector("vramledger_process:peak_need_bytes:sum")
 
 
 def room_for_more() -> Panel:
     by = f"{UUID_LABELS}, gpu"
     fit = f"sum by ({by}) ({selector('vramledger_device:more_jobs_fit:floor')}) > 0"
-    needs = f"{holdings()} * 0 + on ({HOLDING_LABELS}) group_left () {most_needed()}"
-    job = named_in_full(f"topk by ({UUID_LABELS}) (1, {needs})", "like")
-    busy = process_utilisation()
-    used = f"sum by ({by}) ({busy})"
+    like = f"topk by ({UUID_LABELS}) (1, max by ({by}, pid) ({most_needed()}))"
+    room = selector("vramledger_device:room_bytes:needed")
+    used = f"sum by ({by}) ({process_utilisation()})"
     return table(
         "GPUs with room for more jobs",
         "The ten GPUs on which most more jobs would fit, by memory and by SMs, if each program held only "
         "what it needs: jobs like the one there that needs most. Its need is at most this: without a "
-        "reported peak its whole pool counts. All GPUs add up to *More jobs would fit*. The table is empty "
-        "if none would fit, or without agents.",
+        "reported peak its whole pool counts. All GPUs add up to *More jobs would fit*.",
         Query(f"topk(10, {fit})"),
-        Query(f"sum by ({by}, like) ({job} and on ({UUID_LABELS}) ({fit}))"),
-        Query(f"{room()} and on ({UUID_LABELS}) ({fit})"),
+        Query(f"{like} and on ({UUID_LABELS}) ({fit})"),
+        Query(f"sum by ({by}) ({room}) and on ({UUID_LABELS}) ({fit})"),
         Query(f"{used} and on ({UUID_LABELS}) ({fit})"),
         columns=[
             NODE_COLUMN,
             GPU_COLUMN,
-            Column("Value #A", "More jobs fit", COUNT, width=85),
-            Column("like", "Jobs like", least=204),
+            Column("Value #A", "More jobs fit", COUNT, width=98),
+            Column("pid", "Jobs like pid", link=link_to_process(), width=100),
             Column("Value #B", "Needs, at most", BYTES, width=90),
             Column("Value #C", "Room, if limited", BYTES, width=90),
             Column("Value #D", "SMs, 15 min", SHARE, width=100),
         ],
-        sort="Value #A", rows_of="Value #A", width=24, height=7,
+        empty="no more jobs would fit",
+        needs="agent", sort="Value #A", rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
 def could_move() -> Panel:
-    by = f"{BY_PROCESS}, command, owner_type, owner"
-    busy = process_utilisation()
-    best = f"topk by ({NODE_LABELS}) (1, {room()})"
-    used = f"sum by ({UUID_LABELS}) ({busy})"
-    idle_there = f"max by ({NODE_LABELS}) (1 - ({used} and on ({UUID_LABELS}) {best}))"
-    sm = f"max by ({HOLDING_LABELS}) ({busy})"
-    room_there = f'label_replace({best}, "to", "$1", "gpu", "(.*)")'
-    elsewhere = f"({holdings()} unless on ({UUID_LABELS}) {best})"
-    jobs = f"{elsewhere} * 0 + on ({HOLDING_LABELS}) group_left () {most_needed()}"
-    fitting = (
-        f"(sum by ({by}) ({jobs}) <= on ({NODE_LABELS}) group_left () {best})\n"
-        f"and on ({HOLDING_LABELS}) ({sm} <= on ({NODE_LABELS}) group_left () {idle_there})"
-    )
-    there = f"topk by ({NODE_LABELS}) (1, {holdings()} and on ({UUID_LABELS}) {best})"
-    beside = named_in_full(there, "beside")
+    fits = selector("vramledger_process:movable_bytes:need")
+    names = f"sum by ({BY_PROCESS}, command, owner_type, owner) ({holdings()})"
+    room = f"max by ({NODE_LABELS}) ({selector('vramledger_device:room_bytes:needed')})"
     return table(
         "Jobs that could move to another GPU",
         "The ten jobs that need least of those that would fit, by memory and by SMs, on another GPU of their "
-        "node: the one with most room if each program there held only what it needs, and who is there. "
+        "node: the one with most room if each program there held only what it needs. "
         "*GPUs with room for more jobs* counts more jobs of the kind that is there already, so that one may "
-        "have rows while the other has none. Limit the program there first: vramledger fit says to what. "
-        "Needs is at most this: without a reported peak a whole pool counts. The table is empty if there is "
-        "none, or without agents.",
-        Query(f"bottomk(10, {fitting})"),
-        Query(f"0 * ({fitting}) + on ({NODE_LABELS}) group_left (to) {room_there}"),
-        Query(f"0 * ({fitting}) + on ({NODE_LABELS}) group_left (beside) {beside}"),
-        Query(f"max by ({BY_PROCESS}) ({holdings()} * 0 + on ({HOLDING_LABELS}) group_left () {sm})"),
+        "have rows while the other has none. Limit the programs there first: vramledger fit says to what. "
+        "Needs is at most this: without a reported peak a whole pool counts.",
+        Query(f"bottomk(10, {fits})"),
+        Query(f"{names} and on ({HOLDING_LABELS}) {fits}"),
+        Query(f"0 * max by ({BY_PROCESS}) ({fits}) + on ({NODE_LABELS}) group_left () {room}"),
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
-            OWNER_COLUMN,
+            *OWNER_COLUMNS,
             Column("Value #A", "Needs, at most", BYTES, width=96),
-            Column("Value #D", "SMs, 15 min", SHARE, width=70),
+            Column("Value #B", "Holds", BYTES, width=90),
             NODE_COLUMN,
             GPU_COLUMN,
             Column("to", "To GPU", width=60),
-            Column("Value #B", "Room there", BYTES, width=90),
-            Column("beside", "Beside", least=204),
-            Column("Value #C", "It holds", BYTES, width=90),
+            Column("Value #C", "Room there", BYTES, width=90),
         ],
-        sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=7,
+        empty="no job would fit elsewhere",
+        needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
 def hoarding_factors() -> Panel:
-    by = f"{BY_PROCESS}, command, framework, policy, owner_type, owner"
     return table(
         "Held beyond peak need, by program",
         "The ten programs that hold most above their peak need, how many times their need they hold, and "
         "what torch.cuda.empty_cache() would free now, where torch's counters tell. This may be far more "
-        "than is beyond the peak need: a program that needs little now will take it again at its next peak."
-        " The table is empty if no agent reports a need.",
-        Query(f"topk(10, sum by ({by}) ({beyond_need()}))"),
+        "than is beyond the peak need: a program that needs little now will take it again at its next peak.",
+        Query(f"topk(10, {beyond_need()})"),
         Query(f"sum by ({BY_PROCESS}) ({holdings()})"),
         Query(f"max by ({BY_PROCESS}) ({need()})"),
         Query(f"max by ({BY_PROCESS}) ({selector('vramledger_process:hoarding_factor:ratio')})"),
@@ -265,7 +201,7 @@ def hoarding_factors() -> Panel:
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
-            OWNER_COLUMN,
+            *OWNER_COLUMNS,
             Column("Value #A", "Beyond peak need", BYTES, width=100),
             Column("Value #B", "Holds", BYTES, width=95),
             Column("Value #C", "Peak need", BYTES, width=95),
@@ -275,7 +211,8 @@ def hoarding_factors() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", width=24, height=9,
+        empty="no program holds more than it ever needed: good",
+        needs="need", sort="Value #A", rows_of="Value #A", width=24, height=8,
     )  # fmt: skip
 
 
@@ -283,64 +220,35 @@ def fragmentation() -> Panel:
     split = selector("vramledger_torch_inactive_split_bytes")
     pool = selector("vramledger_torch_reserved_bytes")
     retries = f"increase({selector('vramledger_torch_alloc_retries_total')}[$__range])"
-    share = f"sum by ({BY_PROCESS}) ({split} / on ({BY_PROCESS}) {pool})"
-    much = f"({split} >= {FRAGMENTED_BYTES} and on ({HOLDING_LABELS}) ({share} >= {FRAGMENTED_SHARE}))"
     expandable = selector("vramledger_torch_allocator_info", 'expandable_segments="true"')
-    pieces = f"({named(split, 'owner_type', 'owner')} > 0)"
-    helped = {
-        SEGMENTS: f"{pieces} and on ({HOLDING_LABELS}) {much} unless on ({NODE_LABELS}, pid) {expandable}",
-        SIZES: f"{pieces} and on ({HOLDING_LABELS}) {much} and on ({NODE_LABELS}, pid) {expandable}",
-        LITTLE: f"{pieces} unless on ({HOLDING_LABELS}) {much}",
-    }
-    stepped = "\nor ".join(
-        f'label_replace({chosen}, "step", "{step}", "", "")' for step, chosen in helped.items()
-    )
+    others = f"0 * count by ({NODE_LABELS}, pid) ({selector('vramledger_torch_allocator_info')})"
     return table(
         "torch: fragmentation",
         "The ten programs with the most memory in free pieces of used blocks, which cannot be freed to "
-        "the driver, and what helps at the next start: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or "
-        "where that is set, tensors of the same sizes in every step. Nothing is worth it below 256 MiB or a "
+        "the driver. At the next start PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True helps; where that is "
+        "set, tensors of the same sizes in every step. Nothing is worth it below 256 MiB or a "
         "tenth of the pool. It matters where allocations were retried within the time range: those programs "
         "come first. The largest free block may also be one that is wholly free, which is cached and in no "
-        "piece. The table is empty without a torch agent.",
-        Query(f"topk(10, {stepped})"),
-        Query(share),
+        "piece.",
+        Query(f"topk(10, {holdings()} * 0 + on ({HOLDING_LABELS}) group_left () ({split} > 0))"),
+        Query(f"sum by ({BY_PROCESS}) ({split} / on ({BY_PROCESS}) {pool})"),
         Query(f"round(sum by ({BY_PROCESS}) ({retries}))"),
         Query(f"max by ({BY_PROCESS}) ({selector('vramledger_torch_largest_free_block_bytes')})"),
+        Query(f"count by ({NODE_LABELS}, pid) ({expandable}) or {others}"),
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
-            OWNER_COLUMN,
+            *OWNER_COLUMNS,
             Column("Value #A", "In free pieces", BYTES, width=100),
             Column("Value #B", "Of its pool", SHARE, width=85),
-            Column("step", "What helps", mappings=[FRAGMENTATION_STEPS], width=185),
+            Column("Value #E", "Expandable segments", COUNT, mappings=[YES_OR_NO], width=110),
             Column("Value #C", "Retries", COUNT, width=102),
             Column("Value #D", "Largest free block", BYTES, width=105),
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #C", rows_of="Value #A", width=24, height=8,
-    )  # fmt: skip
-
-
-def unneeded_cache() -> Panel:
-    return table(
-        "Cache not needed for an hour",
-        "The ten largest parts of a pool that were not in use at any time within the hour, if the pool is "
-        "many times larger than that use; only for frameworks whose cache the program can empty. It may have "
-        "been needed before: the peak need is that of the program's whole life. Free pieces of used blocks "
-        "are in it, which only a restart frees. The table is empty if there is none, or without agents.",
-        Query(
-            f"topk(10, {named(selector('vramledger_process:cache_unneeded_bytes:max1h'))})"
-        ),
-        columns=[
-            PROCESS_COLUMN,
-            PROGRAM_COLUMN,
-            Column("Value", "Not needed", BYTES, width=100),
-            NODE_COLUMN,
-            GPU_COLUMN,
-        ],
-        sort="Value", width=12, height=8,
+        empty="no torch program has free pieces: good",
+        needs="agent", sort="Value #C", rows_of="Value #A", width=24, height=8,
     )  # fmt: skip
 
 
@@ -354,54 +262,21 @@ def pools_by_framework() -> Panel:
         "programs use of it.",
         Query(total("pool"), "{{framework}} pool"),
         Query(total("in_use"), "{{framework}} in use"),
-        unit=BYTES, absent=f"{WITHOUT_AGENT}, {OR_NO_RULES}", width=8,
+        unit=BYTES, absent=f"{WITHOUT_AGENT}, {OR_NO_RULES}",
     )  # fmt: skip
 
 
 def torch_totals() -> Panel:
-    names = ("reserved", "allocated", "active", "requested")
+    names = ("reserved", "allocated", "active", "requested", "private_pools")
     return time_series(
         "torch: pools and tensors",
         "Over all programs, every 4 minutes: memory taken from the driver, used by live tensors, the same "
         "with what streams may still use, and requested before rounding.",
-        *(Query(f"sum({selector(f'vramledger_node:torch_{name}_bytes:sum')})", name) for name in names),
-        unit=BYTES, absent=f"{NO_TORCH}, {OR_NO_RULES}", width=8,
-    )  # fmt: skip
-
-
-def torch_retries() -> Panel:
-    def per_minute(counter: str) -> str:
-        return f"60 * sum({rate(counter)})"
-
-    return time_series(
-        "torch: retries and failures",
-        "Allocations per minute that were served only after the cache was flushed, and those that failed for "
-        "lack of memory.",
-        Query(per_minute("vramledger_torch_alloc_retries_total"), "retries"),
-        Query(per_minute("vramledger_torch_ooms_total"), "out of memory"),
-        unit=PER_MINUTE, absent=NO_TORCH, step="2m",
-    )  # fmt: skip
-
-
-def private_pools() -> Panel:
-    return time_series(
-        "Private pools of torch",
-        "Memory in private pools, such as those of CUDA graphs, every 4 minutes.",
-        Query(f"sum({selector('vramledger_node:torch_private_pools_bytes:sum')})", "private pools"),
-        unit=BYTES, absent="no torch agent reports any", width=8,
-    )  # fmt: skip
-
-
-def collector_runs() -> Panel:
-    by = f"{NODE_LABELS}, pid"
-    runs = f"sum by ({by}) ({rate('vramledger_python_collections_total')})"
-    total = f"sum by ({by}) (increase({selector('vramledger_python_collections_total')}[$__range] @ end()))"
-    return time_series(
-        "Runs of Python's garbage collector",
-        "Runs in a second, of the ten programs with the most in the time range. Tensors in reference cycles "
-        "stay until a run, so a long time without one looks like a leak.",
-        Query(f"{runs}\nand on ({by}) topk(10, {total})", "{{instance}}: {{pid}}"),
-        unit=PER_SECOND, absent=WITHOUT_AGENT, named=True, step="2m", width=24,
+        *(
+            Query(f"sum({selector(f'vramledger_node:torch_{name}_bytes:sum')})", name.replace("_", " "))
+            for name in names
+        ),
+        unit=BYTES, absent=f"{NO_TORCH}, {OR_NO_RULES}", width=24,
     )  # fmt: skip
 
 
@@ -414,7 +289,7 @@ def dashboard() -> Dashboard:
         "fragmentation.",
         [
             Row(
-                "Now",
+                "",
                 [
                     watched_nodes(),
                     *in_thirds(
@@ -424,26 +299,13 @@ def dashboard() -> Dashboard:
                         reclaimable(),
                         more_jobs_fit(),
                     ),
+                    by_policy(),
+                    pools_by_framework(),
+                    hoarding_factors(),
+                    fragmentation(),
                 ],
             ),
-            Row(
-                "Programs that hold more than they need",
-                [
-                    counted(by_policy(), "policies"),
-                    counted(room_for_more(), "GPUs with room", NO_AGENT),
-                    counted(could_move(), "jobs that could move", NO_AGENT),
-                    counted(hoarding_factors(), "programs beyond need", NO_NEED),
-                ],
-            ),
-            Row(
-                "Fragmentation and caches",
-                [
-                    counted(fragmentation(), "programs with free pieces", NO_AGENT),
-                    counted(unneeded_cache(), "caches not needed", NO_AGENT),
-                    torch_retries(),
-                ],
-            ),
-            Row("Over time", [pools_by_framework(), torch_totals(), private_pools()]),
-            Row("Garbage collector", [collector_runs()], collapsed=True),
+            Row("Sharing a GPU", [room_for_more(), could_move()], collapsed=True),
+            Row("torch over time", [torch_totals()], collapsed=True),
         ],
     )

@@ -1,10 +1,10 @@
-"""Show one node: its devices as ledgers, their holders, reservations against holdings, and what happened."""
+"""Show one node: the ledger of each GPU, their holders, what happened, reservations and sensors."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from dashboards.src.dashboard import NODE, Dashboard, Row
+from dashboards.src.dashboard import NODE, Dashboard, Row, gpu_variable
 from dashboards.src.lines import MEAN_STEP, joined, mean
 from dashboards.src.panels import (
     AGE_WIDTH,
@@ -18,9 +18,8 @@ from dashboards.src.panels import (
     Column,
     Panel,
     Query,
-    bar_chart,
-    counted,
     ledger_graph,
+    repeated,
     stat,
     state_timeline,
     table,
@@ -28,36 +27,28 @@ from dashboards.src.panels import (
     value_mapping,
 )
 from dashboards.src.queries import (
-    BLOCKER,
     DEVICE_LABELS,
-    HOLDING_LABELS,
     NODE_LABELS,
-    UUID_LABELS,
     age,
     device_bytes,
     device_utilisation,
     holdings,
-    named_devices,
-    named_in_full,
+    largest_beside,
+    placed,
     selector,
     ten_largest,
     wasted_bytes,
 )
-from dashboards.src.reasons import (
-    NO_AGENT,
-    NO_SCHEDULER,
-    Needs,
-)
+from dashboards.src.reasons import Needs
 from dashboards.src.shared_panels import (
     ANY_DEVICE,
     BLOCKER_COLUMN,
     GPU_COLUMN,
-    OWNER_COLUMN,
+    OWNER_COLUMNS,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
     VERDICT_COLUMN,
     VERDICT_STEP_COLUMN,
-    busy_without_work,
     exporters,
     firing_alert_table,
     holders,
@@ -89,34 +80,55 @@ def memory_used() -> Panel:
     total = selector("vramledger_device_memory_total_bytes")
     return stat(
         "Memory used",
-        "Share of all device memory that is in use, with the driver's reserve.",
-        Query(f"1 - sum({device_bytes('free')}) / sum({total})"), unit=SHARE,
+        "Share of all device memory that is in use, with the driver's reserve; and the share whose holders "
+        "work, or may work.",
+        Query(f"1 - sum({device_bytes('free')}) / sum({total})", "used"),
+        Query(f"sum({device_bytes('active')}) / sum({total})", "active"), unit=SHARE,
         needs=ANY_DEVICE,
     )  # fmt: skip
 
 
-def active_share() -> Panel:
-    total = selector("vramledger_device_memory_total_bytes")
-    return stat(
-        "In active use now",
-        "Share of all device memory whose holders work, or may work. *Memory used* has the rest besides: of "
-        "holders that do not work, of nobody, and the driver's.",
-        Query(f"sum({device_bytes('active')}) / sum({total})"), unit=SHARE,
-        needs=ANY_DEVICE, colour=GOOD,
+def gpu_ledgers() -> Panel:
+    chosen = 'gpu=~"$gpu"'
+    graph = ledger_graph(
+        "GPU $gpu",
+        "Where each byte of the GPU is, over time; the parts add up to the total. Where it is divided into "
+        "MIG instances, they are added. In a gap it does not answer.",
+        Query(f"sum by (state) ({device_bytes('.+', chosen)})", "{{state}}"),
+        Query(f"sum({selector('vramledger_device_memory_total_bytes', chosen)})", "total"),
+        total="total", width=24, height=7,
     )  # fmt: skip
+    return repeated(graph, "gpu")
 
 
-def device_ledgers() -> Panel:
-    parts = f"sum by ({DEVICE_LABELS}, state) ({device_bytes('.+')})"
-    total = f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device_memory_total_bytes')})"
-    share = f"{parts} / on ({DEVICE_LABELS}) group_left () {total}"
-    named = f'label_replace({named_devices(share)}, "device", "GPU $1", "device", "(.*)")'
-    return bar_chart(
-        "Devices as ledgers",
-        "One bar for each device: which share of its memory is held in which state now. A missing device "
-        "does not answer, or is divided into instances that have bars of their own.",
-        Query(f"sum by (device, state) ({named})"),
-        row="device",
+def failures_by_program() -> Panel:
+    process = f"{NODE_LABELS}, pid"
+    newest = f"last_over_time({selector('vramledger_framework_last_oom_timestamp_seconds')}[$__range])"
+    asked = f"last_over_time({selector('vramledger_framework_last_oom_requested_bytes')}[$__range])"
+    names = f"max by ({process}, command, owner_type, owner) (last_over_time({holdings()}[$__range]))"
+    ages = with_verdict_step(f"bottomk(10, {age(f'max by ({process}, verdict) ({newest})')})")
+    return table(
+        "Programs that ran out of memory",
+        "The newest failed allocation of each program, also of programs that have ended: what it asked for, "
+        "the verdict of its agent, what helps first, and who else held most on its GPUs just after it "
+        "failed.",
+        Query(ages),
+        Query(f"topk by ({process}) (1, {names})"),
+        Query(f"max by ({process}) ({asked})"),
+        Query(largest_beside()),
+        columns=[
+            PROCESS_COLUMN,
+            PROGRAM_COLUMN,
+            *OWNER_COLUMNS,
+            Column("Value #A", "Ago", SECONDS, width=98),
+            Column("Value #C", "Asked", BYTES, width=80),
+            VERDICT_COLUMN,
+            VERDICT_STEP_COLUMN,
+            BLOCKER_COLUMN,
+            Column("Value #D", "Other held", BYTES, width=84),
+        ],
+        empty="no allocation failed: good",
+        needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
@@ -129,7 +141,7 @@ def devices() -> Panel:
         "the sensor. Busy without a holder: a CUDA program may clear it. A click on the GPU shows its ledger "
         "over time.",
         Query(f"{by} ({up})"),
-        Query(f"count by ({DEVICE_LABELS}, name, gpu_instance) ({selector('vramledger_device_info')})"),
+        Query(f"count by ({DEVICE_LABELS}, name, device) ({selector('vramledger_device:place:info')})"),
         Query(f"{by} ({selector('vramledger_device:memory_used:ratio')})"),
         Query(f"{by} ({wasted_bytes()})"),
         Query(f"{by} ({device_bytes('unattributed')})"),
@@ -141,7 +153,7 @@ def devices() -> Panel:
         columns=[
             replace(GPU_COLUMN, width=72),
             Column("name", "Product", least=190),
-            Column("gpu_instance", "MIG instance", width=92),
+            Column("device", "Place", width=92),
             Column("Value #A", "Answers", COUNT, mappings=[YES_OR_NO], width=85),
             Column("Value #C", "Memory used", SHARE, width=100),
             Column("Value #D", "Wasted", BYTES, width=100),
@@ -152,27 +164,8 @@ def devices() -> Panel:
             Column("Value #I", "Temperature", "celsius", width=110),
             Column("Value #J", "Busy without a holder", COUNT, mappings=[GHOST], width=110),
         ],
+        empty="no GPU is known: see Exporter",
         sort="gpu", ascending=True, width=24, height=8,
-    )  # fmt: skip
-
-
-def ledger_over_time() -> Panel:
-    return ledger_graph(
-        "Ledger over time",
-        "Where each byte of the node's devices is; the parts add up to the total.",
-        Query(f"sum by (state) ({device_bytes('.+')})", "{{state}}"),
-        Query(f"sum({selector('vramledger_device_memory_total_bytes')})", "total"),
-        total="total", width=24,
-    )  # fmt: skip
-
-
-def memory_used_by_device() -> Panel:
-    used = f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device:memory_used:ratio')})"
-    return time_series(
-        "Memory used, by device",
-        "Share of each device that is in use; the ten fullest.",
-        Query(named_devices(ten_largest(used, DEVICE_LABELS)), DEVICE),
-        unit=SHARE, maximum=1,
     )  # fmt: skip
 
 
@@ -181,23 +174,9 @@ def device_reachability() -> Panel:
         "Devices reachable",
         "Whether each device's whole ledger could be read. In a gap the exporter itself did not answer.",
         Query(
-            named_devices(f"topk(64, sum by ({DEVICE_LABELS}) ({selector('vramledger_device_up')}))"), DEVICE
+            f"topk(64, {placed(selector('vramledger_device_up'))})", DEVICE
         ),
         mappings=[YES_OR_NO],
-    )  # fmt: skip
-
-
-def holders_short_of_memory() -> Panel:
-    return time_series(
-        "Holders that lack memory",
-        "Processes that work and need more memory than there is. An idle holder on the same node then "
-        "blocks them.",
-        Query(
-            f"sum({selector('vramledger_node:memory_short:count')})\n"
-            f"or 0 * count({selector('vramledger_device:memory_used:ratio')})",
-            "holders",
-        ),
-        unit=COUNT,
     )  # fmt: skip
 
 
@@ -206,102 +185,52 @@ def failed_allocations() -> Panel:
     by = "owner_type, owner, framework"
     return table(
         "Owners that ran out of memory",
-        "The ten newest failed allocations, by owner, also of programs that have ended. The table is "
-        "empty if none failed, or if no program has an agent.",
+        "The ten newest failed allocations, by owner, also of programs that have ended.",
         Query(f"bottomk(10, {age(f'max by ({by}) ({when})')})"),
         Query(f"sum by ({by}) ({selector('vramledger_owner_ooms_total')})"),
         columns=[
-            OWNER_COLUMN,
+            *OWNER_COLUMNS,
             Column("framework", "Framework", width=95),
-            Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
+            Column("Value #A", "Ago", SECONDS, width=98),
             Column("Value #B", "Failed", COUNT, width=70),
         ],
-        sort="Value #A", ascending=True, rows_of="Value #A", width=12, height=8,
-    )  # fmt: skip
-
-
-def failures_by_program() -> Panel:
-    process = f"{NODE_LABELS}, pid"
-    moment = selector("vramledger_framework_last_oom_timestamp_seconds")
-    recent = f"max by ({process}) (time() - {moment} < 120)"
-    victims = f"(sum by ({HOLDING_LABELS}) ({holdings()}) and on ({process}) {recent})"
-    largest = f"topk by ({UUID_LABELS}) (1, {holdings()} unless on ({process}) {recent})"
-    beside = f"0 * {victims} + on ({UUID_LABELS}) group_left ({BLOCKER}) {named_in_full(largest, BLOCKER)}"
-    blocker = (
-        f"topk by ({process}) (1, max by ({process}, {BLOCKER}) (max_over_time(({beside})[$__range:1m])))"
-    )
-    newest = f"last_over_time({moment}[$__range])"
-    asked = f"last_over_time({selector('vramledger_framework_last_oom_requested_bytes')}[$__range])"
-    names = f"max by ({process}, command, owner_type, owner) (max_over_time(({holdings()})[$__range:1m]))"
-    named = f"topk by ({process}) (1, {names})"
-    ages = age(f"max by ({process}, verdict) ({newest})")
-    rows = f"bottomk(10, {ages} + on ({process}) group_left (command, owner_type, owner) 0 * {named})"
-    return table(
-        "Programs that ran out of memory",
-        "The newest failed allocation of each program, also of programs that have ended: what it asked for, "
-        "the verdict of its agent, what helps first, and who else held most on its GPUs just after it "
-        "failed. The table is empty if none failed, or if no program has an agent.",
-        Query(with_verdict_step(rows)),
-        Query(f"max by ({process}) ({asked})"),
-        Query(blocker),
-        columns=[
-            PROCESS_COLUMN,
-            PROGRAM_COLUMN,
-            OWNER_COLUMN,
-            Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
-            Column("Value #B", "Asked", BYTES, width=80),
-            VERDICT_COLUMN,
-            VERDICT_STEP_COLUMN,
-            BLOCKER_COLUMN,
-            Column("Value #C", "Other held", BYTES, width=84),
-        ],
-        sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=7,
+        empty="no allocation failed: good",
+        needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=12, height=8,
     )  # fmt: skip
 
 
 def reservations() -> Panel:
-    by = f"{DEVICE_LABELS}, owner_type, owner"
+    by = "instance, gpu, uuid, owner_type, owner"
     reserved = selector("vramledger_device_reservation_info")
     held = selector("vramledger_owner_memory_bytes")
-    scheduled = f"and on ({DEVICE_LABELS}) {selector('vramledger_device_reservations')}"
+    scheduled = f"and on (uuid) {selector('vramledger_device_reservations')}"
     return table(
         "Reservations and holdings",
         "For each GPU that a scheduler assigns: for whom it is reserved, and what each owner holds of it. "
-        "An owner without a reservation has no business there; one without a holding blocks the GPU. The "
-        "table is empty if no scheduler reserves these GPUs.",
-        Query(f"topk(50, max by ({by}) ({reserved}) or 0 * sum by ({by}) ({held} {scheduled}))"),
-        Query(f"sum by ({by}) ({held})"),
+        "An owner without a reservation has no business there; one without a holding blocks the GPU.",
+        Query(f"topk(50, {reserved} or 0 * {held} {scheduled})"),
+        Query(f"sum by ({by}) ({held} {scheduled})"),
         columns=[
             GPU_COLUMN,
-            OWNER_COLUMN,
+            *OWNER_COLUMNS,
             Column("Value #A", "Reservation", COUNT, mappings=[YES_OR_NO], width=110),
             Column("Value #B", "Holds", BYTES, width=100),
         ],
-        sort="Value #B", rows_of="Value #A", width=12, height=8,
-    )  # fmt: skip
-
-
-def held_without_reservation() -> Panel:
-    unreserved = f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device_unreserved_memory_bytes')})"
-    return time_series(
-        "Held without a reservation",
-        "Memory on devices that a scheduler has reserved for another owner, or for no owner; the ten "
-        "devices with the most.",
-        Query(named_devices(ten_largest(unreserved, DEVICE_LABELS)), DEVICE),
-        unit=BYTES, absent=NOT_RESERVED,
+        empty="nobody has reserved or holds one",
+        needs="scheduler", sort="Value #B", rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
 def hardware() -> list[Panel]:
     def ten(figure: str) -> str:
-        return named_devices(ten_largest(f"sum by ({DEVICE_LABELS}) ({figure})", DEVICE_LABELS))
+        return placed(f"({ten_largest(f'sum by ({DEVICE_LABELS}) ({figure})', DEVICE_LABELS)})")
 
     return [
         joined(
             time_series(
                 title, about,
                 Query(ten(figure), DEVICE),
-                unit=unit, maximum=maximum, absent=NOT_AVAILABLE, step=step, width=8,
+                unit=unit, maximum=maximum, absent=NOT_AVAILABLE, step=step,
             )
         )
         for title, about, figure, unit, maximum, step in (
@@ -311,14 +240,6 @@ def hardware() -> list[Panel]:
                 mean("vramledger_device_utilization_ratio"),
                 SHARE,
                 1,
-                MEAN_STEP,
-            ),
-            (
-                "Power",
-                "Power draw of each board, as a mean of 2 minutes or more.",
-                mean("vramledger_device_power_watts"),
-                "watt",
-                None,
                 MEAN_STEP,
             ),
             (
@@ -338,42 +259,32 @@ def dashboard() -> Dashboard:
     return Dashboard(
         NODE,
         "Node",
-        "The devices of one node as ledgers, who holds them, and what happened.",
+        "The ledger of each GPU of one node, who holds them, and what happened.",
         [
             Row(
-                "Now",
+                "",
                 [
-                    exporters(),
-                    reachable_gpus(),
-                    memory_used(),
-                    active_share(),
+                    *(replace(figure, width=5) for figure in (exporters(), reachable_gpus(), memory_used())),
                     wasted(),
-                    unowned(),
-                    device_ledgers(),
-                    devices(),
+                    replace(unowned(), width=5),
+                    gpu_ledgers(),
+                    holders(height=8),
+                    firing_alert_table(height=7),
                 ],
             ),
-            Row("Holders", [counted(holders(height=11), "holders"), busy_without_work()]),
             Row(
                 "What happened",
-                [
-                    counted(firing_alert_table(width=24), "firing alerts", alerting=True),
-                    counted(failures_by_program(), "programs out of memory", NO_AGENT),
-                    counted(failed_allocations(), "owners out of memory", NO_AGENT),
-                    device_reachability(),
-                ],
+                [failures_by_program(), failed_allocations(), device_reachability()],
+                collapsed=True,
             ),
-            Row("Over time", [ledger_over_time(), memory_used_by_device(), holders_short_of_memory()]),
+            Row("Devices", [devices()], collapsed=True),
             Row(
                 "Reservations and limits",
-                [
-                    counted(reservations(), "owners of reserved GPUs", NO_SCHEDULER),
-                    held_without_reservation(),
-                    memory_limits(),
-                ],
+                [reservations(), memory_limits()],
                 collapsed=True,
             ),
             Row("Hardware", hardware(), collapsed=True),
         ],
+        [gpu_variable()],
         one_node=True,
     )

@@ -14,23 +14,31 @@ from typing import Any
 from dashboards.src.queries import (
     DOWN,
     DRIVER_LOST,
-    OWNER_NAME,
     PARTLY_BLIND,
     RELEASED,
     STALLED,
     STATES,
     WATCHING,
-    named_owner,
+    WITHOUT_RULES,
 )
-from dashboards.src.reasons import WHY_SAID, Needs, or_why
+from dashboards.src.reasons import (
+    NO_DRIVER,
+    NO_RULES,
+    NO_SOURCE,
+    NOT_WATCHED,
+    SOURCES,
+    STOPPED,
+    WORDS,
+    Needs,
+    or_what_is_missing,
+    or_why,
+)
 from vramledger.views.colours import GRAFANA, PARTS
 
 Json = dict[str, Any]
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 NO_DATA = "no data: see Exporters"
-NO_EXPORTER = "no exporter"
-"""What a figure says that has a value wherever an exporter answers, or says itself why not."""
 GOOD, BAD, PLAIN = GRAFANA["active"], GRAFANA["orphaned"], "text"
 BYTES, SHARE, COUNT, SECONDS = "bytes", "percentunit", "none", "s"
 AGE_WIDTH = 85
@@ -53,14 +61,8 @@ RARE = "2m"
 """The shortest step of a graph of rates. Grafana's $__rate_interval is a little longer than a step, and at
 least four times the scrape interval that the data source names. Where that is named as 15 s and is a minute,
 it would have one scrape, and the graph no point."""
-UNCOUNTED = "no rows: see Exporters"
-"""What a table says without rows, where Grafana draws no headings, if no figure above it counts them."""
 _SMALL = 5
 """Columns in which two figures of the usual size are broken into lines."""
-COUNT_TITLE = "Count of "
-"""What the title of a figure begins with that counts the rows of a table."""
-COUNT_HEIGHT, COUNT_WIDTH = 2, 6
-"""Of a figure above its table. On a phone every panel is as wide as the page, and as high as here."""
 COLUMNS_OF_THE_PAGE = 24
 """The width of a page, in columns of the grid."""
 PIXELS_OF_A_COLUMN, PADDING = (1440 - 32) / COLUMNS_OF_THE_PAGE, 36
@@ -114,15 +116,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel and its size: ``width`` of 24 columns, ``height`` of 30 pixels each.
-
-    Of a table, ``count`` is the figure that says how many rows it has. It stands just above it.
-    """
+    """A panel and its size: ``width`` of 24 columns, ``height`` of 30 pixels each."""
 
     body: Json
     width: int
     height: int
-    count: Panel | None = None
 
 
 def value_mapping(texts: Mapping[object, tuple[str, str]]) -> Json:
@@ -136,17 +134,6 @@ def value_mapping(texts: Mapping[object, tuple[str, str]]) -> Json:
 
 STATE_NAMES = value_mapping({state: (state, GRAFANA[state]) for state in STATES})
 PART_NAMES = value_mapping({part: (part, GRAFANA[part]) for part in (*STATES, "unattributed")})
-_STATE_CODES: dict[object, tuple[str, str]] = {
-    code: (state, GRAFANA[state]) for code, state in enumerate(STATES, 1)
-}
-STATE_CODES = value_mapping(_STATE_CODES)
-EMPTY, EMPTY_CODE = "no holder", len(STATES) + 1
-HOLDER_CODES = value_mapping(
-    {
-        **_STATE_CODES,
-        EMPTY_CODE: (EMPTY, GRAFANA["free"]),
-    }
-)
 STATUS_NAMES = value_mapping(
     {
         DOWN: ("exporter down", GRAFANA["dead"]),
@@ -155,6 +142,7 @@ STATUS_NAMES = value_mapping(
         PARTLY_BLIND: ("watching in part", GRAFANA["idle"]),
         WATCHING: ("watching", GOOD),
         RELEASED: ("released on purpose", GRAFANA["stopped"]),
+        WITHOUT_RULES: ("no rules", BAD),
     }
 )
 YES_OR_NO = value_mapping({0: ("no", BAD), 1: ("yes", GOOD)})
@@ -167,7 +155,7 @@ def stat(
     description: str,
     *queries: Query,
     unit: str,
-    absent: str = NO_EXPORTER,
+    absent: str = NO_DATA,
     needs: Needs | None = None,
     colour: str = PLAIN,
     level: float = NOT_ZERO,
@@ -182,7 +170,7 @@ def stat(
 
     A single figure has its colour from ``level`` on. Of several figures, or if it is ``named``, each has its
     legend beside it. With ``needs``, the first figure says why it is not there; ``absent`` is then shown only
-    where no exporter answers.
+    where no exporter is known, or no rules are loaded.
     """
     own = [*mappings]
     if needs is not None:
@@ -207,41 +195,6 @@ def stat(
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     }  # fmt: skip
     return Panel(body, width, height)
-
-
-def counted(
-    shown: Panel,
-    rows: str,
-    source: int | None = None,
-    *,
-    rules: bool = True,
-    alerting: bool = False,
-    every: str = "",
-) -> Panel:
-    """Return a table with the figure above it: how many rows there are, or what no rows mean.
-
-    Args:
-        shown: the table.
-        rows: what a row is, in the plural.
-        source: what it needs, see :class:`~dashboards.src.queries.Needs`.
-        rules: it needs the recording rules.
-        alerting: it needs the alerting rules.
-        every: has a series for each row, also for those that the table leaves out; by its first query.
-    """
-    title = f"{COUNT_TITLE}{rows}"
-    shown.body["fieldConfig"]["defaults"]["noValue"] = f"no rows: {title} says why"
-    every = every or re.sub(r"\b(?:topk|bottomk)\(\d+,", "(", shown.body["targets"][0]["expr"])
-    needs = Needs(sources=() if source is None else (source,), rules=rules, alerting=alerting)
-    said = " ".join(WHY_SAID[reason] for reason in needs.reasons)
-    count = stat(
-        title,
-        f"How many rows *{shown.body['title']}* has, also those that it leaves out; without rows, why it has "
-        f"none. None: there is nothing to report. {said} No exporter: none is known that answers.",
-        Query(f"count({every})", rows),
-        unit=COUNT, needs=needs, width=COUNT_WIDTH, height=COUNT_HEIGHT,
-    )  # fmt: skip
-    count.body["options"]["text"]["valueSize"] = 18  # a line of 24 needs three rows
-    return replace(shown, count=count)
 
 
 def time_series(
@@ -352,7 +305,8 @@ def table(
     columns: Sequence[Column],
     sort: Sequence[str] | str = (),
     ascending: bool = False,
-    empty: str = UNCOUNTED,
+    empty: str = NO_DATA,
+    needs: str = "",
     rows_of: str = "",
     width: int = 12,
     height: int = 9,
@@ -367,14 +321,17 @@ def table(
         sort: the fields by which the rows are sorted; an ``ascending`` sort has the smallest first. A
             field with ``-`` before it is sorted the other way.
         ascending: see ``sort``.
-        empty: what the table shows instead of its headings if it has no rows.
+        empty: what the table shows without rows: what that means, and whether it is good.
+        needs: what its rows need of a node, of :data:`SOURCES`; without rows and without that, one row says
+            so in the column of ``rows_of``, so that an empty table is never one that nobody could fill.
         rows_of: the query that decides which rows are there; rows that only other queries have are left out.
         width: in columns.
         height: in rows.
     """
     fields = {column.field for column in columns}
-    if OWNER_NAME in fields:
-        queries = _with_named_owners(queries)
+    if needs:
+        first = replace(queries[0], expr=or_what_is_missing(queries[0].expr, needs))
+        queries = (first, *queries[1:])
     body = _panel_body(
         "table", title, description, queries, points=POINTS_OF_A_TABLE, instant=True, rows=True
     )
@@ -394,7 +351,9 @@ def table(
             "minWidth": 60,
         },
     }  # fmt: skip
-    body["fieldConfig"]["overrides"] = [_column_override(column) for column in columns]
+    body["fieldConfig"]["overrides"] = [
+        _column_override(column, needs if column.field == rows_of else "") for column in columns
+    ]
     shown = {column.field: place for place, column in enumerate(columns)}
     arranged = {"excludeByName": {}, "indexByName": shown, "renameByName": {}}
     joined = [{"id": "merge", "options": {}}] if len(queries) > 1 else []
@@ -428,12 +387,13 @@ def state_timeline(
     *queries: Query,
     mappings: Sequence[Json],
     few: bool = False,
+    colours: Mapping[str, str] | None = None,
     width: int = 12,
     height: int = 8,
 ) -> Panel:
     """Make a panel with a row for each series, which shows its states over the time range as colours.
 
-    Only ``few`` rows have no pager: Grafana draws it even for one page.
+    Only ``few`` rows have no pager: Grafana draws it even for one page. ``colours`` are by the name of a row.
 
     In Grafana, the colour mode ``thresholds`` ignores the mappings of numbers, and ``noValue`` is drawn as a
     state wherever a point is missing. So the timeline has neither.
@@ -443,6 +403,7 @@ def state_timeline(
         "unit": COUNT, "mappings": [*mappings], "color": {"mode": "palette-classic"},
         "custom": {"fillOpacity": 85, "lineWidth": 0, "spanNulls": False},
     }  # fmt: skip
+    body["fieldConfig"]["overrides"] = _colour_overrides(colours or {})
     body["options"] = {
         "mergeValues": True, "showValue": "never", "alignValue": "left", "rowHeight": 0.85,
         "perPage": 0 if few else 10,
@@ -452,34 +413,63 @@ def state_timeline(
     return Panel(body, width, height)
 
 
-def bar_chart(
-    title: str, description: str, query: Query, *, row: str, width: int = 24, height: int = 9
+def bars(
+    title: str,
+    description: str,
+    query: Query,
+    *,
+    unit: str,
+    absent: str = NO_DATA,
+    colour: str = "",
+    links: Sequence[Json] = (),
+    width: int = 12,
+    height: int = 8,
 ) -> Panel:
-    """Make one bar for each device, of stacked parts: the label ``row`` names the bar, ``state`` the part."""
-    body = _panel_body("barchart", title, description, [query], instant=True, rows=True)
+    """Make a bar with its figure for each series of a query, as long as it is large: who holds what."""
+    body = _panel_body("bargauge", title, description, [query], instant=True)
     body["fieldConfig"]["defaults"] |= {
-        "unit": SHARE, "noValue": NO_DATA, "min": 0, "color": {"mode": "palette-classic"},
-        "max": 1.03,  # room for the last figure of the axis
-
-        "custom": {"fillOpacity": 85, "lineWidth": 0},
+        "unit": unit, "noValue": absent, "min": 0, "links": [*links], "thresholds": _plain_thresholds(),
+        "color": {"mode": "fixed", "fixedColor": colour} if colour else {"mode": "palette-classic"},
     }  # fmt: skip
-    body["fieldConfig"]["overrides"] = _colour_overrides(GRAFANA, areas=True)
-    matrix = {"columnField": "state", "rowField": row, "valueField": "Value"}
-    corner = f"{row}\\state"
-    order = {name: place for place, name in enumerate([corner, *PARTS])}
-    arranged = {"excludeByName": {}, "indexByName": order, "renameByName": {}}
-    body["transformations"] = [
-        {"id": "groupingToMatrix", "options": matrix},
-        {"id": "organize", "options": arranged},
-    ]
     body["options"] = {
-        "orientation": "horizontal", "stacking": "normal", "xField": corner, "showValue": "never",
-        "barWidth": 0.9, "groupWidth": 0.9, "xTickLabelRotation": 0, "xTickLabelSpacing": 0,
-        "fullHighlight": False,
-        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
-        "tooltip": {"mode": "multi", "sort": "none"},
+        "displayMode": "basic", "orientation": "horizontal", "valueMode": "text", "namePlacement": "left",
+        "showUnfilled": False, "sizing": "auto", "minVizHeight": 16, "minVizWidth": 8, "maxVizHeight": 40,
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     }  # fmt: skip
     return Panel(body, width, height)
+
+
+def scatter(
+    title: str, description: str, across: Query, up: Query, *, unit: str, width: int = 12, height: int = 8
+) -> Panel:
+    """Make a point for each row of two queries: ``across`` from left to right, ``up`` from bottom to top."""
+    body = _panel_body("xychart", title, description, [across, up], instant=True, rows=True)
+    body["fieldConfig"]["defaults"] |= {
+        "unit": unit, "noValue": NO_DATA, "min": 0, "max": 1, "color": {"mode": "palette-classic"},
+        "custom": {
+            "show": "points", "pointSize": {"fixed": 7}, "pointShape": "circle", "axisPlacement": "auto",
+        },
+    }  # fmt: skip
+    names = {"Value #A": across.legend, "Value #B": up.legend}
+    body["fieldConfig"]["overrides"] = [_override(name, displayName=text) for name, text in names.items()]
+    body["transformations"] = [{"id": "merge", "options": {}}]
+
+    def field(name: str) -> Json:
+        return {"matcher": {"id": "byName", "options": name}}
+
+    body["options"] = {
+        "mapping": "manual",
+        "series": [{"x": field("Value #A"), "y": field("Value #B"), "name": {"fixed": up.legend}}],
+        "tooltip": {"mode": "single", "sort": "none"},
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": False, "calcs": []},
+    }
+    return Panel(body, width, height)
+
+
+def repeated(panel: Panel, name: str, per_row: int = 4) -> Panel:
+    """Draw a panel once for each chosen value of a variable, side by side: small multiples."""
+    panel.body.update(repeat=name, repeatDirection="h", maxPerRow=per_row)
+    return panel
 
 
 def _panel_body(
@@ -575,19 +565,19 @@ def _with_shares(columns: Sequence[Column], width: int) -> list[Column]:
         ]
 
 
-def _with_named_owners(queries: Sequence[Query]) -> tuple[Query, ...]:
-    """Return the queries of a table, with the owner's name in the first of those that say its kind."""
-    place = next(place for place, query in enumerate(queries) if "owner_type" in query.expr)
-    named = replace(queries[place], expr=named_owner(queries[place].expr))
-    return (*queries[:place], named, *queries[place + 1 :])
-
-
 def _looks(column: Column) -> Iterator[Json]:
     for mapping in column.mappings:
         yield from mapping["options"].values()
 
 
-def _column_override(column: Column) -> Json:
+def _missing_words(source: str, colour: str) -> Json:
+    """Return the words of the row that says what is missing, where a table has no other."""
+    words: dict[object, tuple[str, str]] = {NO_SOURCE: (SOURCES[source], colour)}
+    codes = (STOPPED, NO_DRIVER, NOT_WATCHED, NO_RULES)
+    return value_mapping({**words, **{code: (WORDS[code][0], colour) for code in codes}})
+
+
+def _column_override(column: Column, needs: str) -> Json:
     # Without a unit of its own, a label of digits such as a pid is drawn as a number: 1.41 K.
     # The table's own text for no value is what it shows without rows, so each column has another.
     properties: Json = {"displayName": column.title, "unit": column.unit or TEXT, "noValue": column.empty}
@@ -609,6 +599,9 @@ def _column_override(column: Column) -> Json:
         )
         properties["thresholds"] = _plain_thresholds("transparent" if coloured else PLAIN)
         properties["custom.align"] = "left"
+    if needs:
+        missing = _missing_words(needs, GRAFANA["unknown"] if coloured else PLAIN)
+        properties["mappings"] = [*column.mappings, missing]
     if column.width:
         properties["custom.width"] = column.width
     elif not column.hidden:

@@ -12,11 +12,9 @@ from dashboards.src.panels import (
     COUNT,
     SECONDS,
     SHARE,
-    STATE_CODES,
     Column,
     Panel,
     Query,
-    counted,
     stat,
     state_timeline,
     table,
@@ -24,28 +22,20 @@ from dashboards.src.panels import (
     value_mapping,
 )
 from dashboards.src.queries import (
-    BLOCKER,
     CHOSEN_PROCESS,
     DEVICE_LABELS,
     GROWTH_SPANS,
     UUID_LABELS,
     age,
     demand_rate,
-    filling_rate,
     holdings,
-    just_after_failure,
     minimum_demand_of,
-    named_in_full,
     selector,
-    state_codes,
     steady_growth_of,
     uncharged,
-    with_step,
 )
 from dashboards.src.reasons import (
-    NO_AGENT,
     NO_HOLDER,
-    NOT_YET,
     Needs,
 )
 from dashboards.src.shared_panels import (
@@ -53,7 +43,7 @@ from dashboards.src.shared_panels import (
     GPU_COLUMN,
     HOLDERS_SAY,
     NODE_COLUMN,
-    OWNER_COLUMN,
+    OWNER_COLUMNS,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
     STATE_COLUMN,
@@ -77,15 +67,10 @@ def of_process(metric: str, *matchers: str) -> str:
     return selector(metric, CHOSEN_PROCESS, *matchers)
 
 
-HOLDS = (NO_HOLDER, f"count({of_process('vramledger_process_memory_bytes')})")
+OTHER_PROCESS = CHOSEN_PROCESS.replace("=~", "!~")
+HOLDS = (NO_HOLDER, of_process("vramledger_process_memory_bytes"))
 """Where the process does not hold memory, no figure of it is there."""
-AGENT = Needs(
-    [HOLDS, (NO_AGENT, f"count({of_process('vramledger_agent_up')})")],
-    nothing="not reported",
-)
-GROWTH = Needs(
-    [HOLDS, (NOT_YET, f"count({minimum_demand_of(CHOSEN_PROCESS)})")], rules=True, nothing="no steady rise"
-)
+AGENT = Needs("agent", nothing="not reported", first=[HOLDS])
 
 
 def from_agent(figure: str) -> str:
@@ -142,18 +127,7 @@ def growth() -> Panel:
         "Grows",
         "The rise of the minimum of its demand within 15 minutes. A slower rise is in *Steady growth*.",
         Query(f"sum({demand_rate(CHOSEN_PROCESS)})"),
-        unit="binBps", needs=GROWTH,
-    )  # fmt: skip
-
-
-def time_until_full() -> Panel:
-    free = selector("vramledger_device:memory_free_bytes:last")
-    rise = filling_rate(CHOSEN_PROCESS)
-    return stat(
-        "Its GPU is full in",
-        "At the rate of this process alone.",
-        Query(f"min(sum by ({UUID_LABELS}) ({free}) / on ({UUID_LABELS}) group_right () {rise})"),
-        unit=SECONDS, needs=GROWTH,
+        unit="binBps", needs=Needs(nothing="no rise is known"),
     )  # fmt: skip
 
 
@@ -162,19 +136,15 @@ def who() -> Panel:
         "The process",
         HOLDERS_SAY,
         holdings(CHOSEN_PROCESS),
-        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, OWNER_COLUMN],
+        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, *OWNER_COLUMNS],
         places=(GPU_COLUMN,), alone=True, height=5,
     )  # fmt: skip
 
 
 def where_memory_goes() -> Panel:
-    pool = f"sum({of_process('vramledger_framework_pool_bytes')})"
     in_use = f"sum({of_process('vramledger_framework_in_use_bytes')})"
     split = f"sum({of_process('vramledger_torch_inactive_split_bytes')})"
     outside = f"sum({of_process('vramledger_framework_overhead_bytes')})"
-    # A pool of managed memory may be larger than what of it is on the device.
-    room = f"clamp_min({held()} - ({outside} or 0 * {held()}), 0)"
-    pooled = f"({pool} <= {room} or {room} and {pool} or {pool})"
     graph = time_series(
         "Where its memory goes",
         "Over all its devices: memory outside the pools of its frameworks (context, libraries, native "
@@ -186,7 +156,7 @@ def where_memory_goes() -> Panel:
         Query(outside, "outside the pools"),
         Query(in_use, "in use"),
         Query(split, "fragments"),
-        Query(f"clamp_min({pooled} - {in_use} - ({split} or 0 * {pool}), 0)", "cached"),
+        Query(f"sum({of_process('vramledger_process:cached_bytes:last')})", "cached"),
         Query(held(), "held"),
         Query(f"sum({of_process('vramledger_process_memory_bytes')}) < {held()}", "charged"),
         Query(f"sum({of_process('vramledger_process_needed_peak_bytes')})", "peak need"),
@@ -244,9 +214,9 @@ def steady_growth() -> Panel:
 def states() -> Panel:
     return state_timeline(
         "State",
-        "Which states the process had on each device, since it started.",
-        Query(f"max by (gpu) ({state_codes(CHOSEN_PROCESS)})", "GPU {{gpu}}"),
-        mappings=[STATE_CODES], few=True, height=6,
+        "When the process was in which state, since it started: a row for each state.",
+        Query(f"max by (state) (0 * {holdings(CHOSEN_PROCESS)} + 1)", "{{state}}"),
+        mappings=[value_mapping({1: ("there", "text")})], few=True, colours=GRAFANA, height=6,
     )  # fmt: skip
 
 
@@ -264,7 +234,6 @@ def sm_utilisation() -> Panel:
 
 
 def failed_allocations() -> Panel:
-    when = of_process("vramledger_framework_last_oom_timestamp_seconds")
     # Also of a process that has ended within the time range.
     newest, asked, failures = (
         f"last_over_time({of_process(metric)}[$__range])"
@@ -275,23 +244,20 @@ def failed_allocations() -> Panel:
         )
     )
     newest_one = f"topk by (framework) (1, max by (framework, verdict) ({newest}))"
-    mine = holdings(CHOSEN_PROCESS)
-    others = f"{holdings()} and on ({UUID_LABELS}) {mine} unless on ({UUID_LABELS}, pid) {mine}"
-    just_after = named_in_full(just_after_failure(others, when), BLOCKER)
-    at_failure = f"max by ({BLOCKER}) (max_over_time(({just_after})[$__range:1m]))"
+    beside = of_process("vramledger_process:memory_bytes:blocker")
+    at_failure = f"max by (blocker) (max_over_time({beside}[$__range]))"
     return table(
         "Newest failed allocation",
         "When an allocation last failed, how many have failed since the program started (torch counts "
         "them), how much the newest requested, the agent's verdict on the cause, and what helps first; and "
-        "who else held most on its GPUs just after that, if it was within the time range. "
-        "The table is empty if none failed, or without an agent.",
+        "who else held most on its GPUs just after that, if it was within the time range.",
         Query(with_verdict_step(f"bottomk(10, {age(newest_one)})")),
         Query(f"max by (framework) ({asked})"),
-        Query(f"0 * max by (framework) ({newest}) + on () group_left ({BLOCKER}) topk(1, {at_failure})"),
+        Query(f"0 * max by (framework) ({newest}) + on () group_left (blocker) topk(1, {at_failure})"),
         Query(f'label_replace(sum({failures}), "framework", "torch", "", "")'),
         columns=[
             Column("framework", "Framework", width=110),
-            Column("Value #A", "Ago", SECONDS, width=AGE_WIDTH),
+            Column("Value #A", "Ago", SECONDS, width=98),
             Column("Value #D", "Failures", COUNT, width=88),
             Column("Value #B", "Asked", BYTES, width=90),
             VERDICT_COLUMN,
@@ -299,38 +265,33 @@ def failed_allocations() -> Panel:
             BLOCKER_COLUMN,
             Column("Value #C", "Other held", BYTES, width=90),
         ],
-        sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=5,
+        empty="no allocation failed: good",
+        needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=5,
     )  # fmt: skip
 
 
 def neighbours() -> Panel:
-    by = f"{DEVICE_LABELS}, pid, command, owner_type, owner, state"
     mine = holdings(CHOSEN_PROCESS)
-    others = f"{holdings()} and on ({UUID_LABELS}) {mine} unless on ({UUID_LABELS}, pid) {mine}"
-    when = of_process("vramledger_framework_last_oom_timestamp_seconds")
-    highest = f"max by ({by}) (max_over_time(({others})[$__range:1m]))"
-    at_failure = f"max by ({by}) (max_over_time(({just_after_failure(others, when)})[$__range:1m]))"
+    others = f"{holdings(OTHER_PROCESS)} and on (uuid) {mine}"
+    ever = f"max_over_time({holdings()}[$__range]) and on ({UUID_LABELS}) {mine}"
     return table(
         "Neighbours",
-        "The ten largest other holders of its GPUs now, and of each the peak within the time range and what "
-        "it held just after an allocation of this process failed. The table is empty if nobody else holds "
-        "memory there.",
-        Query(f"sum by ({by}, step) (topk(10, {with_step(f'max by ({by}) ({others})')}))"),
-        Query(highest),
-        Query(at_failure),
+        "The ten largest other holders of its GPUs now, and of each the peak within the time range.",
+        Query(f"topk(10, {others})"),
+        Query(f"max by ({DEVICE_LABELS}, pid) ({ever})"),
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
-            OWNER_COLUMN,
+            *OWNER_COLUMNS,
             STATE_COLUMN,
             Column("Value #A", "Holds", BYTES, width=100),
             Column("Value #B", "Peak", BYTES, width=90),
-            Column("Value #C", "At the failure", BYTES, width=95),
             STEP_COLUMN,
             NODE_COLUMN,
             GPU_COLUMN,
         ],
-        sort="Value #A", rows_of="Value #A", width=24, height=7,
+        empty="nobody else holds memory there",
+        needs="device", sort="Value #A", rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
@@ -346,14 +307,16 @@ def policies() -> Panel:
         Query(f"sum by (framework) ({of_process('vramledger_framework_in_use_peak_bytes')})"),
         Query(f"sum by (framework) ({of_process('vramledger_framework_limit_bytes')})"),
         columns=[
-            Column("framework", "Framework", width=110),
-            Column("policy", "Policy", width=120),
+            Column("framework", "Framework", width=92),
+            Column("policy", "Policy", width=100),
+            Column("Value #A", "GPUs", COUNT, width=60),
             Column("source", "Known by"),
             Column("Value #B", "Pool", BYTES, width=105),
             Column("Value #C", "Peak use", BYTES, width=105),
             Column("Value #D", "Limit", BYTES, width=105),
         ],
-        sort="Value #B", rows_of="Value #A", height=8,
+        empty="it uses no framework that is known",
+        needs="node", sort="Value #B", rows_of="Value #A", height=8,
     )  # fmt: skip
 
 
@@ -375,27 +338,22 @@ def dashboard() -> Dashboard:
         "beside it.",
         [
             Row(
-                "Now",
+                "",
                 [
                     exporters(),
-                    held_now(),
-                    need(),
-                    could_be_freed(),
-                    growth(),
-                    time_until_full(),
-                    counted(who(), "holdings of the process"),
+                    *(
+                        replace(figure, width=5)
+                        for figure in (held_now(), need(), could_be_freed(), growth())
+                    ),
+                    where_memory_goes(),
+                    who(),
+                    failed_allocations(),
+                    neighbours(),
                 ],
             ),
-            Row("Where its memory goes", [where_memory_goes(), minimum_demand(), steady_growth()]),
-            Row(
-                "Failures and neighbours",
-                [
-                    counted(failed_allocations(), "frameworks with failures", NO_AGENT),
-                    counted(neighbours(), "neighbours"),
-                ],
-            ),
-            Row("State and work", [states(), sm_utilisation()]),
-            Row("What it is made of", [policies(), tensor_categories()]),
+            Row("Growth", [minimum_demand(), steady_growth()], collapsed=True),
+            Row("State and work", [states(), sm_utilisation()], collapsed=True),
+            Row("What it is made of", [policies(), tensor_categories()], collapsed=True),
         ],
         [process_variable()],
         one_node=True,

@@ -27,33 +27,29 @@ from dashboards.src.panels import (
     Column,
     Panel,
     Query,
-    counted,
     stat,
     table,
     value_mapping,
 )
 from dashboards.src.queries import (
+    ALERT_MATCHERS,
     DEVICE_LABELS,
     HOLDING_LABELS,
     MAXIMUM,
     MEAN_HELD,
     MEAN_WASTED,
     NODE_LABELS,
-    OWNER_NAME,
     PARTLY_BLIND,
     RELEASED,
     UNOWNED,
     USUAL_UNATTRIBUTED,
-    WASTED,
     WATCHING,
+    WITHOUT_RULES,
     age,
-    alert_ages,
     demand_rate,
     device_bytes,
-    exporter_status,
     firing_alerts,
     gibibyte_hours,
-    held_now,
     holdings,
     perhaps_wasted_bytes,
     process_utilisation,
@@ -61,22 +57,23 @@ from dashboards.src.queries import (
     selector,
     state_matcher,
     uncharged,
-    unseen_parts,
     wasted_bytes,
     watch_status,
-    with_step,
 )
-from dashboards.src.reasons import (
-    NO_COUNTERS,
-    NO_DEVICE,
-    NO_LIMIT,
-    Needs,
-)
+from dashboards.src.reasons import Needs
 from vramledger.views.colours import GRAFANA
 
 NODE_COLUMN = Column("instance", "Node", link=link_to_node(), least=130)
 GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=50)
-OWNER_COLUMN = Column(OWNER_NAME, "Owner", link=link_to_owner(), least=102)
+KINDS = value_mapping(
+    {"slurm": ("job", "text"), "nomad": ("job", "text"), "unknown": ("", "text"), "other": ("", "text")}
+)
+OWNER_COLUMNS = (
+    Column("owner_type", "Kind", mappings=[KINDS], width=66, empty=""),
+    Column("owner", "Owner", link=link_to_owner(), least=102),
+)
+"""An owner with its kind: without that a number is not known to be a job, nor a word to be a user."""
+OWNER_LEGEND = "{{owner_type}} {{owner}}"
 TEAM_COLUMN = Column("team", "Team", link=link_to_team(), width=100)
 PROCESS_COLUMN = Column("pid", "Pid", link=link_to_process(), width=72)
 PROGRAM_COLUMN = Column("command", "Program", least=140, empty="")
@@ -124,65 +121,25 @@ SEVERITY_RANKS = value_mapping(
 
 
 def watched_nodes(width: int = 8, height: int = 3) -> Panel:
-    """Make the figure of nodes by whether they are watched."""
-    status = watch_status(exporter_status())
+    """Make the figure of nodes by whether they are watched: how to read what is missing elsewhere."""
+    status = watch_status()
     return stat(
         "Exporters",
         "Nodes by whether they are watched: the exporter answers, reads the driver and keeps sampling. "
         "These dashboards have no data of a node that is not watched, and fleet totals exclude it. In part: "
-        "the exporter watches, but does not see all of the node. Each node counts once; those that are not "
-        "fully watched are in the table of that name.",
+        "the exporter watches, but does not see all of the node. No rules: nothing is recorded of these.",
         Query(f"count({status} == {WATCHING}) or 0 * count({status})", "watched"),
         Query(f"count({status} == {PARTLY_BLIND}) or 0 * count({status})", "in part"),
         Query(f"count({status} < {PARTLY_BLIND}) or 0 * count({status})", "not watched"),
         Query(f"count({status} == {RELEASED}) or 0 * count({status})", "released"),
+        Query(f"count({selector('up')} unless on ({NODE_LABELS}) {status})", "no rules"),
         unit=COUNT, absent="no exporter is known", links=[link_to_exporter_health()],
         colours={
             "watched": GRAFANA["active"], "in part": GRAFANA["idle"], "not watched": GRAFANA["dead"],
+            "no rules": GRAFANA["orphaned"],
         },
         width=width, height=height,
     )  # fmt: skip
-
-
-def gaps() -> Panel:
-    """Make the table of nodes of which something is not seen, and what; and what no rows mean."""
-    status = watch_status(exporter_status())
-    answers = f"and on ({NODE_LABELS}) {selector('vramledger_up')} == 1"
-    newest = f"max by ({NODE_LABELS}) ({selector('vramledger_sample_timestamp_seconds')} {answers})"
-    answered = f"max by ({NODE_LABELS}) ({selector('vramledger_node:driver_up:max10m')} == 1)"
-    earlier = f"max_over_time(timestamp({answered})[7d:10m])"
-    without = f"and on ({NODE_LABELS}) ({status} < {PARTLY_BLIND} or {status} == {RELEASED})"
-    unseen = unseen_parts()
-    seen = f"0 * max by ({NODE_LABELS}) ({status} == {PARTLY_BLIND})"
-    shown = table(
-        "Nodes that are not fully watched",
-        "A row for each node: its status, the age of its newest data where it is not watched (to a minute, "
-        "after a day to 10 minutes), and what is not seen while it is watched: GPUs that do not answer, the "
-        "host's processes (without its PID namespace every holder is unknown), agents that are silent. A "
-        "dash: not known, as the node is not watched. The table is empty if all nodes are watched.",
-        Query(f"topk(50, count by ({NODE_LABELS}) ({status} != {WATCHING}))"),
-        Query(f"max by ({NODE_LABELS}) ({status})"),
-        Query(
-            # Not over the time range: two dashboards with different ranges would say different ages.
-            age(f"max_over_time({newest}[1d:1m])\nor on ({NODE_LABELS}) {earlier}")
-            + f"\n{without}\nor on ({NODE_LABELS}) {seen}"
-        ),
-        Query(f"{unseen['GPUs']}\nor {seen}"),
-        Query(f"{unseen['processes']}\nor {seen}"),
-        Query(f"{unseen['agents']}\nor {seen}"),
-        columns=[
-            NODE_COLUMN,
-            Column(
-                "Value #B", "Status", COUNT, link_to_exporter_health(), [STATUS_NAMES], width=170
-            ),
-            Column("Value #C", "No data for", SECONDS, width=AGE_WIDTH),
-            Column("Value #D", "GPUs lost", COUNT, width=62),
-            Column("Value #E", "Processes", COUNT, mappings=[HIDDEN], width=100),
-            Column("Value #F", "Agents silent", COUNT, width=70),
-        ],
-        sort="Value #B", ascending=True, rows_of="Value #A", width=24, height=10,
-    )  # fmt: skip
-    return counted(shown, "not fully watched nodes", rules=False)
 
 
 def exporters() -> Panel:
@@ -191,7 +148,7 @@ def exporters() -> Panel:
         "Exporter",
         "Whether the node is watched. Unless it says watching, a missing figure below says nothing about the "
         "GPUs.",
-        Query(f"min({watch_status(exporter_status())})"),
+        Query(f"min({watch_status()}) or {WITHOUT_RULES} + 0 * max({selector('up')})"),
         unit=COUNT, absent="no exporter is known", mappings=[STATUS_NAMES], links=[link_to_exporter_health()],
     )  # fmt: skip
 
@@ -208,7 +165,7 @@ def in_thirds(*figures: Panel) -> list[Panel]:
 
 PERHAPS_WASTED = "not proven"
 
-ANY_DEVICE = Needs([NO_DEVICE])
+ANY_DEVICE = Needs("device")
 """What a figure of the chosen devices needs."""
 
 
@@ -236,19 +193,15 @@ def unowned(*matchers: str) -> Panel:
     )  # fmt: skip
 
 
-ALERT_LABELS = "alertname, cluster, job, instance, gpu, uuid, owner_type, owner, pid, command"
-"""What tells one row of the table of alerts from another."""
-
-
 def alert_counts(width: int = 8) -> Panel:
     """Make the figure of firing alerts, by severity."""
     return stat(
         "Alerts",
-        "Alerts that fire now, by severity, as in *Firing alerts*: one that fires for the same holder as a "
-        "page and as a warning is a page. 0 is shown only if the alerting rules are loaded.",
+        "Alerts that fire now, by severity. One that fires for the same holder as a page and as a warning is "
+        "a page. 0 is shown only if the alerting rules are loaded.",
         *(
-            Query(f"count({_alert_ranks()} == {rank}) or {rules_heartbeat()}", severity)
-            for rank, severity in enumerate(SEVERITIES, 1)
+            Query(f"count({firing_alerts()} == {rank}) or {rules_heartbeat()}", name)
+            for rank, name in enumerate(SEVERITIES, 1)
         ),
         unit=COUNT, absent="no rules",
         colours={"page": GRAFANA["dead"], "warning": GRAFANA["idle"]}, width=width, height=3,
@@ -256,25 +209,27 @@ def alert_counts(width: int = 8) -> Panel:
 
 
 def firing_alert_table(
-    *matchers: str, but: str = "", say: str = "", width: int = 24, height: int = 10
+    title: str = "Firing alerts", *matchers: str, say: str = "", width: int = 24, height: int = 10
 ) -> Panel:
     """Make the table of firing alerts, pages first, the oldest of them first.
 
     Args:
+        title: in a few words.
         matchers: choose among them.
-        but: an expression of those that are left out, begins with ``unless``.
         say: which these are, for its description.
         width: in columns.
         height: in rows.
     """
-    by = ALERT_LABELS
-    ranks = _alert_ranks(*matchers, but=but)
+    by = "alertname, cluster, instance, gpu, uuid, owner_type, owner, pid, command"
+    since = f"ALERTS_FOR_STATE{{{ALERT_MATCHERS}}}"
+    ranks = f"min by ({by}) ({firing_alerts(*matchers)})"
     return table(
-        "Firing alerts",
+        title,
         "Pages first, the oldest of them first. A click on the alert opens its runbook, which begins with "
-        f"the first step. {say}The table is empty if no alert fires, or if the rules are not loaded.",
+        f"the first step. {say}Each condition that needs somebody has an alert, so an empty table is good "
+        "if the rules are loaded: *Alerts* or *Exporter* says that they are not.",
         Query(f'bottomk(50, label_replace({ranks}, "step", "$1", "alertname", ".*?((Gpu|VramLedger)[A-Z].*)"))'),
-        Query(f"max by ({by}) ({alert_ages(*matchers)})"),
+        Query(f"max by ({by}) ({age(since)})"),
         columns=[
             Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=110),
             Column("alertname", "Alert", link=link_to_runbook(), width=235),
@@ -282,10 +237,11 @@ def firing_alert_table(
             Column("step", "First step", mappings=[ALERT_STEPS], width=244),
             NODE_COLUMN,
             GPU_COLUMN,
-            OWNER_COLUMN,
+            *OWNER_COLUMNS,
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
         ],
+        empty="nothing fires: good, if all nodes are watched",
         sort=("Value #A", "-Value #B"), ascending=True, rows_of="Value #A", width=width, height=height,
     )  # fmt: skip
 
@@ -316,17 +272,12 @@ def holdings_table(
         height: in rows.
     """
     by = f"{DEVICE_LABELS}, pid"
-    labels = f"{by}, state, step, command, owner_type, owner"
-    largest = f"topk({rows}, {chosen})"
-    stepped = with_step(largest)
+    labels = f"{by}, state, grade, step, command, owner_type, owner"
     since = selector("vramledger_process:state_since_timestamp_seconds:last")
     worked = selector("vramledger_process_last_active_timestamp_seconds")
     of_those = f"and on ({HOLDING_LABELS}) ({chosen})"
     with_nodes = NODE_COLUMN in places  # names of several nodes' holders need the room of some figures
-    held = stepped
     if alone:
-        # Beside figures of now it is of now, too; records are older. One that no scrape shows has only these.
-        held = f"0 * ({stepped}) + on ({HOLDING_LABELS}) group_left () {held_now()}\nor {stepped}"
         say = UNCHARGED_SAYS
         figures = [f"sum by ({by}) ({uncharged()} {of_those})", f"{perhaps_more(by)} {of_those}"]
         middle = [
@@ -347,8 +298,8 @@ def holdings_table(
 
     return table(
         title, f"{description} {say}",
-        Query(f"sum by ({labels}) ({held})"),
-        Query(age(f"max by ({by}, grade) ({since} {of_those})")),
+        Query(f"sum by ({labels}) (topk({rows}, {chosen}))"),
+        Query(age(f"max by ({by}) ({since} {of_those})")),
         Query(f"max by ({by}) ({process_utilisation()} {of_those})"),
         Query(age(f"max by ({by}) ({worked} {of_those})")),
         *map(Query, figures),
@@ -364,7 +315,8 @@ def holdings_table(
             STEP_COLUMN,
             *places,
         ],
-        sort="Value #A", rows_of="Value #A", width=width, height=height,
+        empty="nobody holds memory there",
+        needs="device", sort="Value #A", rows_of="Value #A", width=width, height=height,
     )  # fmt: skip
 
 
@@ -399,8 +351,7 @@ USAGE_STATES = {
 }
 """The columns of GiB-hours by state: all states of a holding, so that they add up to what was held."""
 
-NOT_PROVEN = "Idle, orphaned, not wasted"
-USAGE_WIDTHS = {"Zombie, stuck, dead": 122, NOT_PROVEN: 110}
+USAGE_WIDTHS = {"Zombie, stuck, dead": 122}
 """Pixels of the columns whose headings would take three lines."""
 
 
@@ -411,8 +362,6 @@ def usage_table(
     *first: Column,
     rows: int,
     matchers: Sequence[str] = (),
-    worst: bool = False,
-    total: str = "",
     more: Sequence[tuple[str, str, str]] = (),
 ) -> Panel:
     """Make a table of GiB-hours within the time range, by owner or team and by state, from the counters.
@@ -424,45 +373,31 @@ def usage_table(
         first: the columns of these labels.
         rows: at most so many, those that held most; sorted by what they wasted.
         matchers: of labels of the owners.
-        worst: only those that wasted something, those that wasted most.
-        total: the label that says All in a row with the sums of all.
         more: titles, figures and units of further columns.
     """
     held, wasted = (gibibyte_hours(metric, *matchers) for metric in (MEAN_HELD, MEAN_WASTED))
-    quiet = gibibyte_hours(MEAN_HELD, state_matcher(WASTED), *matchers)
-
-    def grouped(figure: str) -> list[str]:
-        sums = [f"sum by ({by}) ({figure})"]
-        return [*sums, f'label_replace(sum({figure}), "{total}", "All", "", "")'] if total else sums
 
     def column(figure: str) -> str:
-        return "\nor ".join(grouped(figure))
+        return f"sum by ({by}) ({figure})"
 
-    # Of every owner with a record in the range: rows that are not among the largest are left out.
-    nothing = f"0 * ({column(f'count_over_time({selector(MEAN_HELD, *matchers)}[$__range])')})"
-    wasted_too = f"({column(wasted)}) or {nothing}"
+    nothing = column(f"0 * {held}")
     figures = {
-        "Wasted": f"{column(wasted)}\nor {nothing}",
-        "Held": column(held),
-        **{name: f"{column(figure)}\nor {nothing}" for name, figure, _ in more},
+        "Held": f"topk({rows}, {column(held)} > 0)",
+        "Wasted": f"{column(wasted)} or {nothing}",
+        **{name: f"{column(figure)} or {nothing}" for name, figure, _ in more},
         **{
             name: column(gibibyte_hours(MEAN_HELD, state_matcher(state), *matchers))
             for name, state in USAGE_STATES.items()
         },
-        NOT_PROVEN: f"clamp_min(({column(quiet)}) - ({wasted_too}), 0)",
     }
-    key = "Wasted" if worst else "Held"
-    largest = f"topk({rows}, sum by ({by}) ({wasted if worst else held}) > 0)"
-    figures[key] = "\nor ".join([largest, *grouped(wasted if worst else held)[1:]])
-    names = [key, *(name for name in figures if name != key)]
-    states = [*USAGE_STATES, NOT_PROVEN]
-    fields = {name: f"Value #{chr(ord('A') + place)}" for place, name in enumerate(names)}
+    states = [*USAGE_STATES]
+    fields = {name: f"Value #{chr(ord('A') + place)}" for place, name in enumerate(figures)}
     return table(
         title,
-        f"{description} The states add up to what was held. The last column is the part of idle and orphaned "
-        "that is not proven and not in Wasted: holders that are idle only by inference, and orphans that "
-        "still work. Of holders that the exporter cannot see no owner is known: they are in no row.",
-        *(Query(figures[name]) for name in names),
+        f"{description} The states add up to what was held. What is idle or orphaned and not in Wasted is "
+        "not proven: holders that are idle only by inference, and orphans that still work. Of holders that "
+        "the exporter cannot see no owner is known: they are in no row. Right to 4 minutes at each end.",
+        *(Query(figure) for figure in figures.values()),
         columns=[
             *first,
             Column(fields["Wasted"], "Wasted", GIB_HOURS, width=118),
@@ -474,38 +409,9 @@ def usage_table(
                 for name in states
             ),
         ],
-        sort=(fields["Wasted"], fields["Held"]), rows_of=fields[key], width=24, height=12,
+        empty="nobody held memory in the time range",
+        needs="node", sort=(fields["Wasted"], fields["Held"]), rows_of=fields["Held"], width=24, height=12,
     )  # fmt: skip
-
-
-def busy_without_work(*matchers: str) -> Panel:
-    """Make the table of holders that keep their GPU busy and compute nothing, and what no rows mean."""
-    by = f"{DEVICE_LABELS}, pid"
-    since = selector("vramledger_process_busy_without_work_since_timestamp_seconds", *matchers)
-    named = f"{holdings(*matchers)} * 0 + on ({HOLDING_LABELS}) group_left () {since}"
-    power = selector("vramledger_device_power_watts")
-    shown = table(
-            "Busy without work",
-            "Holders that keep their GPU busy while it computes and moves nothing, as a collective does that "
-            "waits for a lost rank; the ten that have waited longest. Their kernels run, so they are active, "
-            "and other tables show a sign of work. Their GPU says 100 % and draws little power. The table is "
-            "empty if there is none; GPUs before Hopper do not report it.",
-            Query(f"topk(10, {age(f'sum by ({by}, command, owner_type, owner) ({named})')})"),
-            Query(f"sum by ({by}) ({holdings(*matchers)} and on ({HOLDING_LABELS}) {since})"),
-            Query(f"sum by ({by}) (({since} * 0) + on ({DEVICE_LABELS}) group_left () {power})"),
-            columns=[
-                PROCESS_COLUMN,
-                PROGRAM_COLUMN,
-                OWNER_COLUMN,
-                Column("Value #A", FOR, SECONDS, width=AGE_WIDTH),
-                Column("Value #B", "Holds", BYTES, width=95),
-                Column("Value #C", "GPU draws", "watt", width=90),
-                NODE_COLUMN,
-                GPU_COLUMN,
-            ],
-            sort="Value #A", rows_of="Value #A", width=24, height=6,
-        )  # fmt: skip
-    return counted(shown, "busy holders without work", NO_COUNTERS)
 
 
 def perhaps_more(by: str) -> str:
@@ -518,62 +424,42 @@ def holders(*matchers: str, places: Sequence[Column] = (GPU_COLUMN,), height: in
     """Make the table of the holders that the matchers choose."""
     return holdings_table(
         "Holders", HOLDERS_SAY, holdings(*matchers),
-        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, OWNER_COLUMN],
+        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, *OWNER_COLUMNS],
         places=places, height=height,
     )  # fmt: skip
 
 
 def memory_limits(*matchers: str, but: str = "", places: Sequence[Column] = (GPU_COLUMN,)) -> Panel:
-    """Make the table of what owners may take by their cgroups, and its count.
+    """Make the table of what owners may take by their cgroups.
 
     Args:
         matchers: of labels of the owners.
         but: what chooses among them besides, to the right of a metric.
         places: the columns that say where.
     """
-    by = f"{DEVICE_LABELS}, owner_type, owner"
+    by = "instance, gpu, uuid, owner_type, owner"
     limit, used, charged = (
-        f"max by ({by}) ({selector(f'vramledger_owner_memory_{name}_bytes', *chosen, *matchers)} {but})"
+        f"max by ({by}) ({selector(f'vramledger_owner_memory_{name}_bytes', *chosen, *matchers)})"
         for name, *chosen in (("limit", MAXIMUM), ("limit_used",), ("charged",))
     )
-    share = f"{used} / ({limit} > 0)"
-    return counted(
-        table(
-            "Limits",
-            "What owners may take of a GPU by the cgroup whose limit they reach first, and what that cgroup "
-            "has taken; others may be in it. Beyond the limit allocations fail, although the GPU may have "
-            "free memory. Charged: what the kernel counts in the owner's own cgroups. The 50 nearest to "
-            "their limit. An empty cell is not known; the table is empty if no limit is known.",
-            Query(f"{limit} and topk(50, {share} or 0 * {limit})"),
-            Query(used),
-            Query(share),
-            Query(charged),
-            columns=[
-                *places,
-                OWNER_COLUMN,
-                Column("Value #C", "Share", SHARE, width=100),
-                Column("Value #B", "Taken", BYTES, width=100),
-                Column("Value #A", "Limit", BYTES, width=100),
-                Column("Value #D", "Charged", BYTES, width=100),
-            ],
-            sort="Value #C", rows_of="Value #A", width=24, height=7,
-        ),
-        "limits", NO_LIMIT,
+    return table(
+        "Limits",
+        "What owners may take of a GPU by the cgroup whose limit they reach first, and what that cgroup "
+        "has taken; others may be in it. Beyond the limit allocations fail, although the GPU may have "
+        "free memory. Charged: what the kernel counts in the owner's own cgroups. The 50 largest limits, "
+        "those that are nearly reached first. An empty cell is not known.",
+        Query(f"topk(50, {limit} {but})"),
+        Query(used),
+        Query(f"{used} / ({limit} > 0)"),
+        Query(charged),
+        columns=[
+            *places,
+            *OWNER_COLUMNS,
+            Column("Value #C", "Share", SHARE, width=100),
+            Column("Value #B", "Taken", BYTES, width=100),
+            Column("Value #A", "Limit", BYTES, width=100),
+            Column("Value #D", "Charged", BYTES, width=100),
+        ],
+        empty="no owner there has a limit",
+        needs="limit", sort="Value #C", rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
-
-
-def _alert_ranks(*matchers: str, but: str = "") -> str:
-    """Return the place of each firing alert's highest severity in :data:`SEVERITIES`, from 1."""
-    return (
-        "("
-        + f"\nor on ({ALERT_LABELS})\n".join(
-            f"{rank} * max by ({ALERT_LABELS}) "
-            f"(({firing_alerts(_severity(severity), *matchers)} {but}) > bool 0)"
-            for rank, severity in enumerate(SEVERITIES, 1)
-        )
-        + ")"
-    )
-
-
-def _severity(severity: str) -> str:
-    return f'severity="{severity}"'

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dashboards.src.panels import EMPTY_CODE
 from tests.support.alerts.nodes import Holder, Node, Values, uuid
 from tests.support.alerts.promtool import expect
 from tests.support.dashboards.figures import query_of
@@ -53,33 +52,23 @@ def test_rows_of_a_shared_device_are_nobodys_share(tmp_path: Path) -> None:
 
 
 def test_who_has_ended_grows_no_more(tmp_path: Path) -> None:
-    """A program that grew is in *Growing* while it is there, and not while its rise is still recorded."""
+    """A program that grew has a figure in *Grows* while it is there, and not while its rise is recorded."""
     leak = Holder(7, lambda minute: 10 + 0.5 * minute if minute < 40 else None, start=0)
     series = Node([leak]).series(45)
-    growing = substitute_variables(query_of("vramledger-fleet", "Growing", "A"), __range="30m")
+    growing = substitute_variables(query_of("vramledger-process", "Grows", "A"), __range="30m")
     rises = "count(vramledger_process:demand_rise_bytes:delta15m)"
 
-    assert expect(tmp_path, series, 38, {f"count({growing})": 1, rises: 1}) == ""
-    assert expect(tmp_path, series, 42, {f"count({growing}) or vector(0)": 0, rises: 1}) == ""
+    assert expect(tmp_path, series, 38, {f"({growing}) > bool 0": 1, rises: 1}) == ""
+    assert expect(tmp_path, series, 42, {f"({growing}) < bool 0": 1, rises: 1}) == ""
 
 
 def test_a_timeline_is_never_without_a_row(tmp_path: Path) -> None:
-    """A GPU that nobody holds says so in its timeline of states, as exporters without a web file do."""
-
-    def listed(minute: float) -> float | None:
-        return (1 if minute < 10 else 0) if minute <= 22 else None  # then the GPU does not answer
-
-    extra: dict[str, Values] = {
-        f'vramledger_device_holders{{NODE,gpu="0",uuid="{uuid(0)}",state="active"}}': listed,
-        'vramledger_collector_success{NODE,collector="exporter"}': 1,
-    }
-    held = Node([Holder(7, lambda minute: 10 if minute < 10 else None)], extra=extra).series(30)
-    states = substitute_variables(query_of("vramledger-device", "States of the holders", "B"), __range="20m")
+    """Where no exporter has a web file, the timeline of its use says so."""
+    extra: dict[str, Values] = {'vramledger_collector_success{NODE,collector="exporter"}': 1}
+    held = Node([Holder(7, 10)], extra=extra).series(10)
     file = substitute_variables(query_of("vramledger-exporter", "Web configuration in use", "B"))
 
-    assert expect(tmp_path, held, 8, {f"({states}) or vector(99)": 99, file: 2}) == ""
-    assert expect(tmp_path, held, 18, {states: EMPTY_CODE}) == ""
-    assert expect(tmp_path, held, 29, {f"({states}) or vector(99)": 99}) == ""
+    assert expect(tmp_path, held, 8, {file: 2}) == ""
 
 
 def test_a_process_that_has_ended_shows_why_it_failed(tmp_path: Path) -> None:

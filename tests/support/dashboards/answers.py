@@ -15,7 +15,10 @@ _UNSEEN = "of holders that cannot be seen, no owner is known"
 _YOUNG = "nothing is older than three hours"
 EMPTY: dict[tuple[str, str, str], str] = {
     ("vramledger-exporter", "Unaccounted time", "A"): _NONE,
-    ("vramledger-exporter", "Exporter status", "B"): "no node was watched less than it is now",
+    **{
+        (f"vramledger-{uid}", "Exporters", "E"): "the rules are loaded"
+        for uid in ("exporter", "fleet", "framework", "owner")
+    },
     ("vramledger-exporter", "Collector success", "A"): "no collector fails",
     ("vramledger-exporter", "Failed samples", "B"): "some samples fail",
     ("vramledger-exporter", "Web configuration in use", "B"): "an exporter has a file",

@@ -29,12 +29,8 @@ def total_of(rows: list[dict[str, object]]) -> float:
 
 
 def query_of(dashboard: str, panel: str, ref: str = "A") -> str:
-    """Return a query of a panel; for ``X: count`` that of the figure that counts the rows of the table X."""
-    title, counted, _ = panel.partition(": count")
-    by_title = {each["title"]: each for each in panels(load_dashboards()[dashboard])}
-    found = by_title[title]
-    if counted:
-        found = by_title[found["fieldConfig"]["defaults"]["noValue"][len("no rows: ") : -len(" says why")]]
+    """Return a query of a panel."""
+    (found,) = [each for each in panels(load_dashboards()[dashboard]) if each["title"] == panel]
     (target,) = [each for each in found["targets"] if each["refId"] == ref]
     return str(target["expr"])
 

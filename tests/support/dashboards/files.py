@@ -64,6 +64,7 @@ CHOICES = {
     "owner": ".*",
     "pid": ".+",
     "uuid": ".+",
+    "gpu": ".+",
     "size": "40",
     "price": "2",
     "currency": "USD",

@@ -51,31 +51,6 @@ def test_columns_exist_in_the_answers(engine: Engine) -> None:
             assert set(properties(panel)) <= labels, panel["title"]
 
 
-KIND = re.compile(r"(?:job|user|pod|container|unit) \S+|unknown|other|")
-"""An owner as a table shows it; nothing for what nobody owns."""
-
-
-def test_every_owner_is_shown_with_its_kind(engine: Engine) -> None:
-    """Each owner that a table names has its kind before it: a user, a job, a pod, a container or a unit."""
-    shown = set()
-    for content in load_dashboards().values():
-        for panel in panels(content):
-            if "who" not in properties(panel):
-                continue
-            rows = [
-                row["metric"]
-                for target in panel["targets"]
-                for row in ask(engine, substitute_variables(target["expr"]), **AT_NOW)
-            ]
-            owned = {row["owner"]: row["who"] for row in rows if row.get("owner") and "who" in row}
-            assert all(KIND.fullmatch(row.get("who", "")) for row in rows), panel["title"]
-            assert all(who.endswith(owner) for owner, who in owned.items()), panel["title"]
-            assert owned or panel["title"] in ("Reserved for", "Neighbours"), panel["title"]
-            shown |= {who.partition(" ")[0] for who in owned.values()}
-
-    assert {"job", "user", "pod"} <= shown
-
-
 NEVER_RECORDED = {
     *(f"vramledger_process:demand_growth_bytes:delta{span}" for span in ("3h", "12h", "1d", "6d")),
     *(f"vramledger_device:{what}_dropped:max4m" for what in ("processes", "owners")),
@@ -153,7 +128,7 @@ POOLS = "Pools and use, by framework"
             ("framework", "torch: pools and tensors", ref, f"sum(vramledger_torch_{name}_bytes{{}})")
             for ref, name in zip("ABCD", ("reserved", "allocated", "active", "requested"), strict=True)
         ),
-        ("framework", "Private pools of torch", "A", "sum(vramledger_torch_private_pools_bytes{})"),
+        ("framework", "torch: pools and tensors", "E", "sum(vramledger_torch_private_pools_bytes{})"),
         ("exporter", "Collector success", "B", "min by (collector) (vramledger_collector_success{})"),
     ],
 )
