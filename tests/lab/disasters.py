@@ -93,10 +93,14 @@ def messages(fleet: list[Node], folder: Path) -> tuple[int, Counter[str]]:
                 return found
 
         def all_known() -> bool:
-            return len({str(one["labels"]) for each in groups("true") for one in each["alerts"]}) >= len(fired)  # type: ignore[attr-defined, index]
+            return len({str(one["labels"]) for each in groups("true") for one in each["alerts"]}) >= len(
+                fired
+            )  # type: ignore[attr-defined, index]
 
         wait_until(all_known, "all alerts")
-        return len(fired), Counter(str(each["receiver"]["name"]) for each in groups("false") if each["alerts"])  # type: ignore[index]
+        return len(fired), Counter(
+            str(each["receiver"]["name"]) for each in groups("false") if each["alerts"]
+        )  # type: ignore[index]
 
 
 def main() -> None:
@@ -106,7 +110,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="disaster-") as folder:
             count, sent = messages(fleet, Path(folder))
         told = {receiver: number for receiver, number in sorted(sent.items()) if receiver != "discard"}
-        print(f"| {name} | {count} | {', '.join(f'{r} {n}' for r, n in told.items()) or 'none'} |", flush=True)
+        print(
+            f"| {name} | {count} | {', '.join(f'{r} {n}' for r, n in told.items()) or 'none'} |", flush=True
+        )
 
 
 if __name__ == "__main__":

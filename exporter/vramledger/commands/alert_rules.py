@@ -193,6 +193,7 @@ def _expression_values(settings: RuleSettings) -> dict[str, object]:
         "job": _quotable(settings.job),
         "fault_xids": _quotable(settings.fault_xids),
         "run": settings.run,
+        **{f"severity_{name}": _quotable(text) for name, text in settings.severities.items()},
         "target": ", ".join(target),
         "fleet": ", ".join(fleet),
         "this": ",".join(f"{label}=%q" for label in target),
@@ -262,7 +263,8 @@ def render_rule(
         if "severity" in rule.get("labels", {}):
             severity = settings.severities[rule["labels"]["severity"]]
             result["labels"] = {
-                name: with_prefix(value, settings) for name, value in (rule["labels"] | {"severity": severity}).items()
+                name: with_prefix(value, settings)
+                for name, value in (rule["labels"] | {"severity": severity}).items()
             }
         annotations = {name: " ".join(text.split()) for name, text in rule["annotations"].items()}
         filled = {
@@ -305,7 +307,8 @@ def selecting(query: str, selector: str) -> str:
     if not selector:
         return query
     return _RAW.sub(
-        lambda found: f"{found[1]}{selector}, " if found[1].endswith("{") else f"{found[1]}{{{selector}}}", query
+        lambda found: f"{found[1]}{selector}, " if found[1].endswith("{") else f"{found[1]}{{{selector}}}",
+        query,
     )
 
 
@@ -321,10 +324,14 @@ def alertmanager_example(settings: RuleSettings, home: Path = HOME) -> str:
     page, warning, info, _ = (settings.severities[name] for name in SEVERITIES)
     if page not in {"page", "critical"}:
         text = text.replace('"page|critical"', f'"{page}"')
-    text = text.replace('"warning|info"', f'"{warning}|{info}"').replace("[severity = info]", f"[severity = {info}]")
+    text = text.replace('"warning|info"', f'"{warning}|{info}"').replace(
+        "[severity = info]", f"[severity = {info}]"
+    )
     listed = "".join(f"{label}, " for label in settings.labels)
     lists = re.compile(r"^ *(?:group_by|equal): .*$", re.MULTILINE)
-    return lists.sub(lambda found: re.sub(r"\bcluster(?:, |(?=\]))", listed, found[0]).replace(", ]", "]"), text)
+    return lists.sub(
+        lambda found: re.sub(r"\bcluster(?:, |(?=\]))", listed, found[0]).replace(", ]", "]"), text
+    )
 
 
 _PAGE_URL = (

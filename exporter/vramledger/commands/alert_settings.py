@@ -235,7 +235,11 @@ def read_settings(content: Mapping[str, Any]) -> RuleSettings:
             raise ValueError(message)  # noqa: TRY004
     for key, pattern, example in (
         ("alert_prefix", r"(?:[A-Z]\w*)?", "Acme"),
-        ("selector", r'(?:[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\{}]|\\\\.)*"(?:, ?(?!$)|$))*', 'namespace="gpu"'),
+        (
+            "selector",
+            r'(?:[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\{}]|\\\\.)*"(?:, ?(?!$)|$))*',
+            'namespace="gpu"',
+        ),
     ):
         if not re.fullmatch(pattern, content.get(key, "")):
             message = f"{key}: {content[key]!r} cannot be used; write it like {example}"

@@ -210,8 +210,14 @@ IDLE = "defaults: {hoarded_idle: 1}\njob: x\nrunbooks: y\n"
     [
         ("defaults: {}\njob: x\nrunbooks: http://{node}/{alert}", "unknown: ['node']"),
         ("defaults: {hoarded_idle: 1 hour}\njob: x\nrunbooks: y", "is not a threshold; write a number"),
-        ("defaults: {}\njob: x\nrunbooks: y\nalert_prefix: a b", "alert_prefix: 'a b' cannot be used; write it like Acme"),
-        ('defaults: {}\njob: x\nrunbooks: y\nselector: "{a=1}"', "selector: '{a=1}' cannot be used; write it like"),
+        (
+            "defaults: {}\njob: x\nrunbooks: y\nalert_prefix: a b",
+            "alert_prefix: 'a b' cannot be used; write it like Acme",
+        ),
+        (
+            'defaults: {}\njob: x\nrunbooks: y\nselector: "{a=1}"',
+            "selector: '{a=1}' cannot be used; write it like",
+        ),
         ("defaults: {a: 1}\nowners: [{match: {pid: x}, a: 2}]\njob: x\nrunbooks: y", "match: give one of"),
         ("defaults: {a: 1}\nowners: [{match: {owner: x}, b: 2}]\njob: x\nrunbooks: y", "b: no such key"),
         *(
@@ -334,7 +340,10 @@ def test_a_snippet_stands_for_its_text(tmp_path: Path) -> None:
     written = yaml.safe_load((tmp_path / "x.rules.yml").read_text(encoding="utf-8"))
     [rule] = written["groups"][0]["rules"]
 
-    assert (done.returncode, done.stdout) == (0, "wrote: alerts/x.rules.yml\nwrote: alerts/chart.json\nwrote: alerts/rules.json\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "wrote: alerts/x.rules.yml\nwrote: alerts/chart.json\nwrote: alerts/rules.json\n",
+    )
     assert rule["annotations"]["description"] == (
         "{{ $labels.instance }}: pid {{ $labels.pid }} above 1024B is full."
     )

@@ -494,7 +494,10 @@ def test_thresholds_do_in_the_chart_what_the_command_does_with_them(tmp_path: Pa
         ("defaults: {hoarded_idle: never}", "defaults: hoarded_idle: never is for an owner"),
         ("default: {}", "default: no such key"),
         ("grafana: http://g", "grafana: in the chart this is the value prometheusRule.grafana"),
-        ("owners: [{name: a, match: {command: x}, hoarded_idle: 1d}]", "every program chooses its own command"),
+        (
+            "owners: [{name: a, match: {command: x}, hoarded_idle: 1d}]",
+            "every program chooses its own command",
+        ),
         ("owners: [{name: a, match: {usr: x}}]", "owners: a: match: usr: no such key"),
         ("owners: [{name: a, hoarded_idle: 1d}]", "owners: a: match: give one label"),
         ("a: [", "it is not YAML"),

@@ -89,13 +89,15 @@
 {{- $_ := set $names "fault_xids" (include "vramledger.quotable" ($own.fault_xids | default $default.fault_xids)) }}
 {{- $run := .Values.prometheusRule.run | replace "{namespace}" .Release.Namespace | replace "{name}" (include "vramledger.part" .) }}
 {{- $_ := set $names "run" ($own.run | default $run | replace "{instance}" "{{ $labels.instance }}") }}
+{{- $severities := mergeOverwrite (deepCopy $default.severities) ($own.severities | default dict) }}
+{{- range $name, $severity := $severities }}{{ $_ := set $names (printf "severity_%s" $name) (include "vramledger.quotable" $severity) }}{{ end }}
 {{- $budgets := list }}
 {{- range $own.budgets }}
 {{- include "vramledger.known" (dict "given" . "known" (list "owner_type" "owner" "bytes") "place" "budgets: ") }}
 {{- $bytes := include "vramledger.quantity" (dict "value" .bytes "key" "budgets: bytes") }}
 {{- $budgets = append $budgets (dict "record" "vramledger_owner:memory_budget_bytes:threshold" "expr" (printf "vector(%s)\n" $bytes) "labels" (pick . "owner_type" "owner")) }}
 {{- end }}
-{{- dict "names" $names "owners" $owners "labels" $labels "budgets" $budgets "severities" (mergeOverwrite (deepCopy $default.severities) ($own.severities | default dict)) | toJson }}
+{{- dict "names" $names "owners" $owners "labels" $labels "budgets" $budgets "severities" $severities | toJson }}
 {{- end }}
 
 {{- define "vramledger.fill" -}}
