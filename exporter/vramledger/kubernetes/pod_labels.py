@@ -79,7 +79,7 @@ class _PodList(msgspec.Struct):
 
 
 def parse_pods(body: bytes, allowed: frozenset[str]) -> Pods:
-    """Read a list of pods, whole or metadata; others are left out. Raises ClusterError if it is no list."""
+    """Read a list of pods, whole or metadata; others are left out. Raises ClusterError if not a list."""
     try:
         listed = msgspec.json.decode(body, type=_PodList).items or []
     except READ_ERRORS as error:

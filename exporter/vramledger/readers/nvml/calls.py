@@ -30,7 +30,7 @@ MAX_BYTES: Final = 2**50
 """A PiB: a larger figure for a GPU, or for a process on it, is garbage."""
 
 MAX_DEVICES: Final = 1024
-"""The most GPUs of a host and instances of a GPU; more is garbage, over which no loop may run."""
+"""The maximum number of GPUs of a host and instances of a GPU; a larger number is garbage."""
 
 SUCCESS: Final = 0
 UNINITIALIZED: Final = 1
