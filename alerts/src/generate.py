@@ -1,4 +1,4 @@
-"""Write alerts/*.rules.yml, rules.json and chart.json from the sources in this folder and alerts/thresholds.yml.
+"""Write *.rules.yml, rules.json and chart.json in alerts/ from the sources in this folder and thresholds.yml.
 
 ``vramledger rules`` renders the same for other thresholds.
 
@@ -37,7 +37,7 @@ class _Names(dict[str, object]):
 
 
 def for_chart(settings: RuleSettings) -> dict[str, object]:
-    """Return the rules by file, before thresholds and owners are filled in, with the links of the defaults."""
+    """Return the rules by file, before thresholds and owners are filled in."""
     unnamed, names = settings._replace(labels=()), _Names(chart=None)
     return {
         path.stem: {

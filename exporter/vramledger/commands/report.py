@@ -157,9 +157,7 @@ async def _newest(path: Path) -> Snapshot:
     return snapshot
 
 
-def unused(
-    snapshot: Snapshot, args: argparse.Namespace, owners: Sequence[Override]
-) -> Iterator[Unused]:
+def unused(snapshot: Snapshot, args: argparse.Namespace, owners: Sequence[Override]) -> Iterator[Unused]:
     """Yield what is held without work for ``--after``, from ``--least`` bytes on, or of unknown size."""
     for device in snapshot.devices:
         for holding in device.holdings:

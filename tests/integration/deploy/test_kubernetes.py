@@ -476,7 +476,7 @@ def test_thresholds_do_in_the_chart_what_the_command_does_with_them(tmp_path: Pa
         {group["name"]: group for group in listed}
         for listed in (
             [g for each in objects if each["kind"] == "PrometheusRule" for g in each["spec"]["groups"]],
-            yaml.load(told.stdout, LOADER)["groups"],
+            next(yaml.load_all(told.stdout, LOADER))["groups"],
         )
     ]
     for rule in (rule for each in groups for group in each.values() for rule in group["rules"]):
@@ -494,7 +494,10 @@ def test_thresholds_do_in_the_chart_what_the_command_does_with_them(tmp_path: Pa
         ("defaults: {hoarded_idle: never}", "defaults: hoarded_idle: never is for an owner"),
         ("default: {}", "default: no such key"),
         ("grafana: http://g", "grafana: in the chart this is the value prometheusRule.grafana"),
-        ("owners: [{name: a, match: {command: x}, hoarded_idle: 1d}]", "every program chooses its own command"),
+        (
+            "owners: [{name: a, match: {command: x}, hoarded_idle: 1d}]",
+            "every program chooses its own command",
+        ),
         ("owners: [{name: a, match: {usr: x}}]", "owners: a: match: usr: no such key"),
         ("owners: [{name: a, hoarded_idle: 1d}]", "owners: a: match: give one label"),
         ("a: [", "it is not YAML"),

@@ -56,7 +56,9 @@ def full() -> Snapshot:
     )  # fmt: skip
     why = "its parent merger-run.py (pid 5) was seen alive and has ended; merger (pid 1) of quince adopted it"
     left = created(9, "quince", 1.0)
-    uncharged = UnchargedBytes(GIB, GIB, 0, Grade.INFERRED, f"NVML charges 0 MiB; 1.0 GiB {left}; pid 7 still has them")
+    uncharged = UnchargedBytes(
+        GIB, GIB, 0, Grade.INFERRED, f"NVML charges 0 MiB; 1.0 GiB {left}; pid 7 still has them"
+    )
     held = replace(builders.holding(7, 3 * GIB, State.ORPHANED), why=why, uncharged=uncharged)
     one = replace(
         builders.device(0, [held]),
