@@ -21,7 +21,7 @@ ALL_RULES = "rules.json"
 """All groups in one file, for deploy/mixin: older versions of jsonnet cannot read our YAML."""
 
 FOR_CHART = "chart.json"
-"""All rules with the names of thresholds in them, which the chart fills in with the thresholds that it is given."""
+"""All rules with the names of thresholds in them, which the chart fills in with those that it is given."""
 
 HEADER = "# Written by `make alerts` from src/{source}.yml and thresholds.yml: change those, not this file.\n"
 
