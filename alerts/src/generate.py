@@ -1,4 +1,4 @@
-"""Write alerts/*.rules.yml, rules.json and chart.json from the sources in this folder and alerts/thresholds.yml.
+"""Write *.rules.yml, rules.json and chart.json in alerts/ from the sources in this folder and thresholds.yml.
 
 ``vramledger rules`` renders the same for other thresholds.
 
@@ -21,7 +21,7 @@ ALL_RULES = "rules.json"
 """All groups in one file, for deploy/mixin: older versions of jsonnet cannot read our YAML."""
 
 FOR_CHART = "chart.json"
-"""All rules with the names of thresholds in them, which the chart fills in with the thresholds that it is given."""
+"""All rules with the names of thresholds in them, which the chart fills in with those that it is given."""
 
 HEADER = "# Written by `make alerts` from src/{source}.yml and thresholds.yml: change those, not this file.\n"
 
@@ -37,7 +37,7 @@ class _Names(dict[str, object]):
 
 
 def for_chart(settings: RuleSettings) -> dict[str, object]:
-    """Return the rules by file, before thresholds and owners are filled in, with the links of the defaults."""
+    """Return the rules by file, before thresholds and owners are filled in."""
     unnamed, names = settings._replace(labels=()), _Names(chart=None)
     return {
         path.stem: {

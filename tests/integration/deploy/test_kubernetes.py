@@ -476,7 +476,7 @@ def test_thresholds_do_in_the_chart_what_the_command_does_with_them(tmp_path: Pa
         {group["name"]: group for group in listed}
         for listed in (
             [g for each in objects if each["kind"] == "PrometheusRule" for g in each["spec"]["groups"]],
-            yaml.load(told.stdout, LOADER)["groups"],
+            next(yaml.load_all(told.stdout, LOADER))["groups"],
         )
     ]
     for rule in (rule for each in groups for group in each.values() for rule in group["rules"]):
