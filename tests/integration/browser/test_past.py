@@ -98,7 +98,6 @@ async def keep_picture(visit: Visit, name: str) -> None:
 
 def test_a_link_may_give_milliseconds(browser: str, past: StoredPast) -> None:
     """A link of Grafana, which knows milliseconds alone, shows the same moment as one in seconds."""
-
     links = {"1795234210999": 1795234210, "1795234211000": 1795234211, "1795234212": 1795234212}
 
     async def test() -> None:
