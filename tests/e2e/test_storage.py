@@ -235,17 +235,14 @@ def test_a_full_disk_costs_the_storage_alone(standin: StandIn, tmp_path: Path) -
         subprocess.run(["umount", "-l", disk], check=True)
 
 
-@pytest.mark.parametrize("what", ["file", "user", "busy"])
+@pytest.mark.parametrize("what", ["file", "busy"])
 def test_a_directory_that_cannot_be_used_ends_the_start(standin: StandIn, tmp_path: Path, what: str) -> None:
     """A wrong --storage.path is one line that says what is wrong; another exporter's is refused too."""
-    require_root()
     path = tmp_path / "past"
     if what == "file":
         path.write_text("", encoding="utf-8")
     else:
         path.mkdir()
-    if what == "user":
-        os.chown(path, 1234, 1234)
     directory = os.open(path, os.O_RDONLY)
     try:
         if what == "busy":

@@ -86,7 +86,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     """Run a test to its end."""
 
     async def bounded() -> None:
-        await asyncio.wait_for(test(), 60)
+        await asyncio.wait_for(test(), 100)
 
     asyncio.run(bounded())
 

@@ -35,7 +35,6 @@ from vramledger.storage.writing import LOG_BYTES
 from vramledger.views.table import render_table
 
 HOUR = 3600.0
-DAY = 24 * HOUR
 ALL = {"from": 0.0, "to": 1e11}
 
 

@@ -19,15 +19,7 @@ from typing import Any
 import pytest
 
 from tests.support.host.model import EPOCH, GIB
-from tests.support.past import (
-    StoredPast,
-    ask_sqlite,
-    names_in,
-    night,
-    small_host,
-    status_of,
-    times_in,
-)
+from tests.support.past import StoredPast, ask_sqlite, names_in, night, small_host, status_of, times_in
 from tests.support.requirements import do_without, require_root
 from vramledger.errors import RecordingError, StartupError
 from vramledger.storage.answers import answer_or_problem, open_past
