@@ -273,7 +273,7 @@ def firing_alert_table(
         "Firing alerts",
         "Pages first, the oldest of them first. A click on the alert opens its runbook, which begins with "
         f"the first step. {say}The table is empty if no alert fires, or if the rules are not loaded.",
-        Query(f'bottomk(50, label_replace({ranks}, "step", "$1", "alertname", ".*?((Gpu|VramLedger)[A-Z].*)"))'),
+        Query(f'bottomk(50, label_replace({ranks}, "step", "$1", "alertname", ".*?((Gpu|Vram)[A-Z].*)"))'),
         Query(f"max by ({by}) ({alert_ages(*matchers)})"),
         columns=[
             Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=110),

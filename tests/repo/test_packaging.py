@@ -75,7 +75,10 @@ def source_files(package: Package) -> set[str]:
 
 RULE_SOURCES = {
     f"vramledger/{path.relative_to(ROOT).as_posix()}"
-    for path in (*(ROOT / "alerts" / f"{name}.yml" for name in ("thresholds", "alertmanager")), *(ROOT / "alerts" / "src").glob("*.yml"))
+    for path in (
+        *(ROOT / "alerts" / f"{name}.yml" for name in ("thresholds", "alertmanager")),
+        *(ROOT / "alerts" / "src").glob("*.yml"),
+    )
 }
 """What ``vramledger rules`` needs, as a wheel names it."""
 

@@ -257,7 +257,8 @@ def render_rule(rule: dict[str, Any], settings: RuleSettings) -> dict[str, Any]:
         if "severity" in rule.get("labels", {}):
             severity = settings.severities[rule["labels"]["severity"]]
             result["labels"] = {
-                name: with_prefix(value, settings) for name, value in (rule["labels"] | {"severity": severity}).items()
+                name: with_prefix(value, settings)
+                for name, value in (rule["labels"] | {"severity": severity}).items()
             }
         annotations = {name: " ".join(text.split()) for name, text in rule["annotations"].items()}
         filled = {
@@ -294,7 +295,7 @@ def with_prefix(text: str, settings: RuleSettings) -> str:
 
 
 def selecting(query: str, selector: str) -> str:
-    """Return a query in which each series of the exporters must match a selector too.
+    r"""Return a query in which each series of the exporters must match a selector too.
 
     >>> selecting("up == 1 and on (a) vramledger_up{b='1'} > vramledger_node:x:last", 'env="p"')
     'up{env="p"} == 1 and on (a) vramledger_up{env="p", b=\'1\'} > vramledger_node:x:last'
@@ -302,7 +303,8 @@ def selecting(query: str, selector: str) -> str:
     if not selector:
         return query
     return _RAW.sub(
-        lambda found: f"{found[1]}{selector}, " if found[1].endswith("{") else f"{found[1]}{{{selector}}}", query
+        lambda found: f"{found[1]}{selector}, " if found[1].endswith("{") else f"{found[1]}{{{selector}}}",
+        query,
     )
 
 
@@ -313,15 +315,19 @@ def _selecting_in_text(text: str, selector: str) -> str:
 
 
 def alertmanager_example(settings: RuleSettings, home: Path = HOME) -> str:
-    """Return the example for Alertmanager with the names of alerts and severities, and the labels, of the rules."""
+    """Return the example for Alertmanager, with the labels and the names that the rules have."""
     text = with_prefix((home / "alertmanager.yml").read_text(encoding="utf-8"), settings)
     page, warning, info, _ = (settings.severities[name] for name in SEVERITIES)
     if page not in {"page", "critical"}:
         text = text.replace('"page|critical"', f'"{page}"')
-    text = text.replace('"warning|info"', f'"{warning}|{info}"').replace("[severity = info]", f"[severity = {info}]")
+    text = text.replace('"warning|info"', f'"{warning}|{info}"').replace(
+        "[severity = info]", f"[severity = {info}]"
+    )
     listed = "".join(f"{label}, " for label in settings.labels)
     lists = re.compile(r"^ *(?:group_by|equal): .*$", re.MULTILINE)
-    return lists.sub(lambda found: re.sub(r"\bcluster(?:, |(?=\]))", listed, found[0]).replace(", ]", "]"), text)
+    return lists.sub(
+        lambda found: re.sub(r"\bcluster(?:, |(?=\]))", listed, found[0]).replace(", ]", "]"), text
+    )
 
 
 _PAGE_URL = (

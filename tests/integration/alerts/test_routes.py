@@ -101,15 +101,16 @@ def written(folder: Path, own: str, *more: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("own", "page", "info", "prefix"),
-    [("{}", "page", "info", ""), ("severities: {page: critical}", "critical", "info", ""),
-     (OWN, "critical", "notice", "Acme"), ("severities: {page: P1}", "P1", "info", "")],
+    ("own", "names"),
+    [("{}", ("page", "info", "")), ("severities: {page: critical}", ("critical", "info", "")),
+     (OWN, ("critical", "notice", "Acme")), ("severities: {page: P1}", ("P1", "info", ""))],
     ids=["as it is", "critical", "all of it", "another name"],
 )  # fmt: skip
 def test_routes_follow_the_settings(
-    own: str, page: str, info: str, prefix: str, tmp_path: Path, amtool: Amtool
+    own: str, names: tuple[str, str, str], tmp_path: Path, amtool: Amtool
 ) -> None:
-    """Whatever alerts and severities are called, pages reach the on-call, and nothing else is told by name."""
+    """Whatever alerts and severities are called, pages reach the on-call and others their lists."""
+    page, info, prefix = names
     config = written(tmp_path, own, "--alertmanager")
     (tmp_path / "templates").symlink_to(ALERTS / "templates")
     amtool("check-config", str(config))
@@ -123,18 +124,24 @@ def test_routes_follow_the_settings(
     if prefix:
         text = config.read_text(encoding="utf-8")
         assert re.findall(r"(?<!Acme)\b(?:Gpu|VramLedger)[A-Z]\w+", text) == []
-        assert {each for line in re.findall(r"(?:group_by|equal): \[(.*)\]", text) for each in line.split(", ")} >= {"site"}
+        assert {
+            each for line in re.findall(r"(?:group_by|equal): \[(.*)\]", text) for each in line.split(", ")
+        } >= {"site"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_rules_follow_the_settings(version: str, tmp_path: Path) -> None:
     """Prometheus loads them; each alert has the prefix, each query of an exporter's series the selector."""
     rules = written(tmp_path, OWN)
-    subprocess.run([require_version("promtool", version), "check", "rules", rules], check=True, capture_output=True)
+    subprocess.run(
+        [require_version("promtool", version), "check", "rules", rules], check=True, capture_output=True
+    )
     text = rules.read_text(encoding="utf-8")
 
     assert re.findall(r"(?<!Acme)\b(?:Gpu|VramLedger)[A-Z]\w+", text) == []
-    queries = [one for group in yaml.safe_load(text)["groups"] for rule in group["rules"] for one in texts(rule)]
+    queries = [
+        one for group in yaml.safe_load(text)["groups"] for rule in group["rules"] for one in texts(rule)
+    ]
     raw = r'(?<![\w:"|])(?:vramledger_[a-z0-9_]+|up)(?![\w:])(?!\{env=).{0,20}'
     assert [found for each in queries for found in re.findall(raw, each)] == []
     for env, fires in (("prod", True), ("test", False)):
@@ -153,7 +160,10 @@ def test_rules_follow_the_settings(version: str, tmp_path: Path) -> None:
         path = tmp_path / "case.yml"
         path.write_text(json.dumps(case), encoding="utf-8")
         done = subprocess.run(
-            [require_version("promtool", version), "test", "rules", path], check=False, capture_output=True, text=True
+            [require_version("promtool", version), "test", "rules", path],
+            check=False,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

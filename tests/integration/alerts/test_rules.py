@@ -210,8 +210,14 @@ IDLE = "defaults: {hoarded_idle: 1}\njob: x\nrunbooks: y\n"
     [
         ("defaults: {}\njob: x\nrunbooks: http://{node}/{alert}", "unknown: ['node']"),
         ("defaults: {hoarded_idle: 1 hour}\njob: x\nrunbooks: y", "is not a threshold; write a number"),
-        ("defaults: {}\njob: x\nrunbooks: y\nalert_prefix: a b", "alert_prefix: 'a b' cannot be used; write it like Acme"),
-        ('defaults: {}\njob: x\nrunbooks: y\nselector: "{a=1}"', "selector: '{a=1}' cannot be used; write it like"),
+        (
+            "defaults: {}\njob: x\nrunbooks: y\nalert_prefix: a b",
+            "alert_prefix: 'a b' cannot be used; write it like Acme",
+        ),
+        (
+            'defaults: {}\njob: x\nrunbooks: y\nselector: "{a=1}"',
+            "selector: '{a=1}' cannot be used; write it like",
+        ),
         ("defaults: {a: 1}\nowners: [{match: {pid: x}, a: 2}]\njob: x\nrunbooks: y", "match: give one of"),
         ("defaults: {a: 1}\nowners: [{match: {owner: x}, b: 2}]\njob: x\nrunbooks: y", "b: no such key"),
         *(
