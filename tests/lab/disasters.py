@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -93,20 +94,17 @@ def messages(fleet: list[Node], folder: Path) -> tuple[int, Counter[str]]:
     with running(VERSIONS[0], folder, yaml.safe_dump(config)) as url:
         wait_until(lambda: post(url, *fired), "Alertmanager")
 
-        def groups(inhibited: str) -> list[dict[str, object]]:
+        def groups(inhibited: str) -> list[dict[str, Any]]:
             with urllib.request.urlopen(f"{url}/api/v2/alerts/groups?inhibited={inhibited}") as answer:  # noqa: S310
-                found: list[dict[str, object]] = json.load(answer)
+                found: list[dict[str, Any]] = json.load(answer)
                 return found
 
         def all_known() -> bool:
-            return len({str(one["labels"]) for each in groups("true") for one in each["alerts"]}) >= len(
-                fired
-            )  # type: ignore[attr-defined, index]
+            known = {str(one["labels"]) for each in groups("true") for one in each["alerts"]}
+            return len(known) >= len(fired)
 
         wait_until(all_known, "all alerts")
-        return len(fired), Counter(
-            str(each["receiver"]["name"]) for each in groups("false") if each["alerts"]
-        )  # type: ignore[index]
+        return len(fired), Counter(each["receiver"]["name"] for each in groups("false") if each["alerts"])
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,15 @@ grafana: https://grafana.test
 def written(folder: Path, own: str, *more: str) -> Path:
     """Return the file that ``vramledger rules`` writes with these settings."""
     (folder / "mine.yml").write_text(own, encoding="utf-8")
-    command = [sys.executable, "-m", "vramledger", "rules", "--thresholds", folder / "mine.yml", *more]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "vramledger",
+        "rules",
+        "--thresholds",
+        folder / "mine.yml",
+        *more,
+    ]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     path = folder / f"written{'-'.join(more)}.yml"
     path.write_text(done.stdout, encoding="utf-8")
@@ -129,6 +137,10 @@ def test_routes_follow_the_settings(
         } >= {"site"}
 
 
+def _with(own: Mapping[str, str]) -> Callable[[float, Mapping[str, str]], Mapping[str, str]]:
+    return lambda _, labels: {**labels, **own}
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_rules_follow_the_settings(version: str, tmp_path: Path) -> None:
     """Prometheus loads them; each alert has the prefix, each query of an exporter's series the selector."""
@@ -150,7 +162,7 @@ def test_rules_follow_the_settings(version: str, tmp_path: Path) -> None:
             "rule_files": [str(rules)],
             "tests": [{
                 "interval": "15s",
-                "input_series": Node([DEAD], relabel=lambda _, labels, own=own: {**labels, **own}).series(12),
+                "input_series": Node([DEAD], relabel=_with(own)).series(12),
                 "promql_expr_test": [{
                     "expr": 'count(ALERTS{alertname="AcmeGpuMemoryDead",severity="critical"}) or vector(0)',
                     "eval_time": "12m", "exp_samples": [{"labels": "{}", "value": int(fires)}],
