@@ -228,7 +228,7 @@ def firing_alert_table(
         "Pages first, the oldest of them first. A click on the alert opens its runbook, which begins with "
         f"the first step. {say}Each condition that needs somebody has an alert, so an empty table is good "
         "if the rules are loaded: *Alerts* or *Exporter* says that they are not.",
-        Query(f'bottomk(50, label_replace({ranks}, "step", "$1", "alertname", ".*?((Gpu|VramLedger)[A-Z].*)"))'),
+        Query(f'bottomk(50, label_replace({ranks}, "step", "$1", "alertname", ".*?((Gpu|Vram)[A-Z].*)"))'),
         Query(f"max by ({by}) ({age(since)})"),
         columns=[
             Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=110),

@@ -1,7 +1,7 @@
 """Count the messages of ten disasters by a real Alertmanager: ``python -m tests.lab.disasters``.
 
-All that fires in the course of a disaster is sent at once to the shipped configuration; a message is a group of a
-receiver in which an alert is not inhibited.
+All that fires in the course of a disaster is sent at once to the shipped configuration; a message is a group
+of a receiver in which an alert is not inhibited.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import json
 import tempfile
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -36,9 +37,13 @@ def nodes(count: int, of: int, node: Node) -> list[Node]:
     return [node] * count + [Node([replace(IDLE, state="active")])] * (of - count)
 
 
-def away(begin: Callable[[int], float], lasting: float, count: int) -> list[Node]:
+def away(begins: Iterable[int], lasting: float) -> list[Node]:
     """Return nodes whose exporters do not answer for a while, each from its own minute on."""
-    return [Node(missing=lambda m, at=begin(n): at <= m < at + lasting) for n in range(count)]  # type: ignore[misc]
+    return [Node(missing=_between(begin, begin + lasting)) for begin in begins]
+
+
+def _between(begin: float, end: float) -> Callable[[float], bool]:
+    return lambda minute: begin <= minute < end
 
 
 def _job(number: int) -> Node:
@@ -50,13 +55,15 @@ def _job(number: int) -> Node:
 
 DISASTERS = {
     "a rack of 16 of 64 nodes without power": [
-        *away(lambda _: 5, 999, 16), *nodes(0, 48, Node())
+        *away([5] * 16, 999), *nodes(0, 48, Node())
     ],
-    "a driver update gone wrong on 64 of 64 nodes": nodes(64, 64, Node([IDLE], driver_up=changing_at(5, 1, 0))),
+    "a driver update gone wrong on 64 of 64 nodes": nodes(
+        64, 64, Node([IDLE], driver_up=changing_at(5, 1, 0))
+    ),
     "200 jobs of an array out of memory": [_job(each) for each in range(200)],
-    "a roll-out of the exporter, a node a minute, each away for 3 minutes": away(lambda n: 5 + n, 3, 40),
+    "a roll-out of the exporter, a node a minute, each away for 3 minutes": away(range(5, 45), 3),
     "the network to 30 of 64 nodes split for 20 minutes": [
-        *away(lambda _: 5, 20, 30), *nodes(0, 34, Node())
+        *away([5] * 30, 20), *nodes(0, 34, Node())
     ],
     "64 clocks set forward by an hour": nodes(
         64, 64, Node([replace(IDLE, since=-15)], extra={STAMP: lambda m: 60 * m + 3600 * (m >= 10)})
@@ -87,20 +94,17 @@ def messages(fleet: list[Node], folder: Path) -> tuple[int, Counter[str]]:
     with running(VERSIONS[0], folder, yaml.safe_dump(config)) as url:
         wait_until(lambda: post(url, *fired), "Alertmanager")
 
-        def groups(inhibited: str) -> list[dict[str, object]]:
+        def groups(inhibited: str) -> list[dict[str, Any]]:
             with urllib.request.urlopen(f"{url}/api/v2/alerts/groups?inhibited={inhibited}") as answer:  # noqa: S310
-                found: list[dict[str, object]] = json.load(answer)
+                found: list[dict[str, Any]] = json.load(answer)
                 return found
 
         def all_known() -> bool:
-            return len({str(one["labels"]) for each in groups("true") for one in each["alerts"]}) >= len(
-                fired
-            )  # type: ignore[attr-defined, index]
+            known = {str(one["labels"]) for each in groups("true") for one in each["alerts"]}
+            return len(known) >= len(fired)
 
         wait_until(all_known, "all alerts")
-        return len(fired), Counter(
-            str(each["receiver"]["name"]) for each in groups("false") if each["alerts"]
-        )  # type: ignore[index]
+        return len(fired), Counter(each["receiver"]["name"] for each in groups("false") if each["alerts"])
 
 
 def main() -> None:

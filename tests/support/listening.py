@@ -41,7 +41,7 @@ def wait_for_report():
 
 
 class FakeExporter:
-    """Receive the reports, by the kernel's pid; ``ended`` has those whose connection for them has ended."""
+    """Receive the reports, by pid; ``ended`` has those whose connection for reports has ended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -299,7 +299,7 @@ def with_prefix(text: str, settings: RuleSettings) -> str:
 
 
 def selecting(query: str, selector: str) -> str:
-    """Return a query in which each series of the exporters must match a selector too.
+    r"""Return a query in which each series of the exporters must match a selector too.
 
     >>> selecting("up == 1 and on (a) vramledger_up{b='1'} > vramledger_node:x:last", 'env="p"')
     'up{env="p"} == 1 and on (a) vramledger_up{env="p", b=\'1\'} > vramledger_node:x:last'
@@ -319,7 +319,7 @@ def _selecting_in_text(text: str, selector: str) -> str:
 
 
 def alertmanager_example(settings: RuleSettings, home: Path = HOME) -> str:
-    """Return the example for Alertmanager with the names of alerts and severities, and the labels, of the rules."""
+    """Return the example for Alertmanager, with the labels and the names that the rules have."""
     text = with_prefix((home / "alertmanager.yml").read_text(encoding="utf-8"), settings)
     page, warning, info, _ = (settings.severities[name] for name in SEVERITIES)
     if page not in {"page", "critical"}:

@@ -233,17 +233,7 @@ def read_settings(content: Mapping[str, Any]) -> RuleSettings:
         if not isinstance(content.get(key, ""), str):
             message = f"{key}: {content[key]!r} is not a text"
             raise ValueError(message)  # noqa: TRY004
-    for key, pattern, example in (
-        ("alert_prefix", r"(?:[A-Z]\w*)?", "Acme"),
-        (
-            "selector",
-            r'(?:[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\{}]|\\\\.)*"(?:, ?(?!$)|$))*',
-            'namespace="gpu"',
-        ),
-    ):
-        if not re.fullmatch(pattern, content.get(key, "")):
-            message = f"{key}: {content[key]!r} cannot be used; write it like {example}"
-            raise ValueError(message)
+    _check_forms(content)
     labels = content.get("labels") or []
     if not isinstance(labels, list):
         message = f"labels: {labels!r} is not a list"
@@ -276,6 +266,22 @@ def read_settings(content: Mapping[str, Any]) -> RuleSettings:
         overrides=tuple(_overrides(content, defaults)),
         budgets=tuple(_budgets(content)),
     )
+
+
+_FORMS = {
+    "alert_prefix": (r"(?:[A-Z]\w*)?", "Acme"),
+    "selector": (
+        r'(?:[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\{}]|\\.)*"(?:, ?(?!$)|$))*', 'namespace="gpu"'
+    ),
+}  # fmt: skip
+"""What these keys may look like, and an example."""
+
+
+def _check_forms(content: Mapping[str, Any]) -> None:
+    for key, (form, example) in _FORMS.items():
+        if not re.fullmatch(form, content.get(key, "")):
+            message = f"{key}: {content[key]!r} cannot be used; write it like {example}"
+            raise ValueError(message)
 
 
 def _overrides(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[Override]:

@@ -24,7 +24,7 @@ def add_command(commands: Commands) -> None:
     )
     rules.add_argument(
         "--alertmanager", action="store_true",
-        help="write the example for Alertmanager instead, with the labels, severities and names of these rules",
+        help="write Alertmanager's example instead, with the labels, severities and names of these rules",
     )  # fmt: skip
     add_log(rules)
     rules.set_defaults(run=run)

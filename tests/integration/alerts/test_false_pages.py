@@ -190,6 +190,7 @@ COURSES = [
         Node(driver_up=changing_at(20, 1, 0), missing=lambda m: m >= 20 and sometimes_up(4, 1)(m)), 60,
         "VramLedgerExporterDown-w",
     ),
+    Course("new-node-whose-exporter-comes-4-minutes-late", Node(missing=away(0, 4)), 45),
     Course(
         "answered-once-and-went", Node(driver_up=changing_at(20, 1, 0), missing=lambda m: m >= 20.2), 40,
         "VramLedgerExporterDown-w",

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,15 @@ grafana: https://grafana.test
 def written(folder: Path, own: str, *more: str) -> Path:
     """Return the file that ``vramledger rules`` writes with these settings."""
     (folder / "mine.yml").write_text(own, encoding="utf-8")
-    command = [sys.executable, "-m", "vramledger", "rules", "--thresholds", folder / "mine.yml", *more]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "vramledger",
+        "rules",
+        "--thresholds",
+        folder / "mine.yml",
+        *more,
+    ]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     path = folder / f"written{'-'.join(more)}.yml"
     path.write_text(done.stdout, encoding="utf-8")
@@ -101,15 +109,16 @@ def written(folder: Path, own: str, *more: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("own", "page", "info", "prefix"),
-    [("{}", "page", "info", ""), ("severities: {page: critical}", "critical", "info", ""),
-     (OWN, "critical", "notice", "Acme"), ("severities: {page: P1}", "P1", "info", "")],
+    ("own", "names"),
+    [("{}", ("page", "info", "")), ("severities: {page: critical}", ("critical", "info", "")),
+     (OWN, ("critical", "notice", "Acme")), ("severities: {page: P1}", ("P1", "info", ""))],
     ids=["as it is", "critical", "all of it", "another name"],
 )  # fmt: skip
 def test_routes_follow_the_settings(
-    own: str, page: str, info: str, prefix: str, tmp_path: Path, amtool: Amtool
+    own: str, names: tuple[str, str, str], tmp_path: Path, amtool: Amtool
 ) -> None:
-    """Whatever alerts and severities are called, pages reach the on-call, and nothing else is told by name."""
+    """Whatever alerts and severities are called, pages reach the on-call and others their lists."""
+    page, info, prefix = names
     config = written(tmp_path, own, "--alertmanager")
     (tmp_path / "templates").symlink_to(ALERTS / "templates")
     amtool("check-config", str(config))
@@ -126,6 +135,10 @@ def test_routes_follow_the_settings(
         assert {
             each for line in re.findall(r"(?:group_by|equal): \[(.*)\]", text) for each in line.split(", ")
         } >= {"site"}
+
+
+def _with(own: Mapping[str, str]) -> Callable[[float, Mapping[str, str]], Mapping[str, str]]:
+    return lambda _, labels: {**labels, **own}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -149,7 +162,7 @@ def test_rules_follow_the_settings(version: str, tmp_path: Path) -> None:
             "rule_files": [str(rules)],
             "tests": [{
                 "interval": "15s",
-                "input_series": Node([DEAD], relabel=lambda _, labels, own=own: {**labels, **own}).series(12),
+                "input_series": Node([DEAD], relabel=_with(own)).series(12),
                 "promql_expr_test": [{
                     "expr": 'count(ALERTS{alertname="AcmeGpuMemoryDead",severity="critical"}) or vector(0)',
                     "eval_time": "12m", "exp_samples": [{"labels": "{}", "value": int(fires)}],

@@ -440,22 +440,6 @@ HOLDER_CASES = [
         70, "",
     ),
     Case(
-        "stopped-by-a-clock-that-is-set-forward",
-        Node(
-            [replace(ORPHAN, state="stopped", since=0)],
-            extra={"vramledger_sample_timestamp_seconds{NODE}": lambda m: 60 * m + 3600 * (m >= 12)},
-        ),
-        25, "",
-    ),
-    Case(
-        "hoarded-by-a-clock-that-is-set-forward",
-        Node(
-            [replace(IDLE, since=-15)],
-            extra={"vramledger_sample_timestamp_seconds{NODE}": lambda m: 60 * m + 3600 * (m >= 10)},
-        ),
-        24, "",
-    ),
-    Case(
         "hoarded-over-a-restart", Node([replace(IDLE, since=changing_at(3, -61, 2))]), 6, "GpuMemoryHoarded-w"
     ),
     Case(
