@@ -7,7 +7,6 @@ from dataclasses import replace
 from dashboards.src.dashboard import PROCESS, Dashboard, Row, process_variable
 from dashboards.src.lines import MEAN_STEP, SHADES, dashed, joined, mean
 from dashboards.src.panels import (
-    AGE_WIDTH,
     BYTES,
     COUNT,
     SECONDS,
@@ -309,11 +308,11 @@ def policies() -> Panel:
         columns=[
             Column("framework", "Framework", width=92),
             Column("policy", "Policy", width=100),
-            Column("Value #A", "GPUs", COUNT, width=60),
+            Column("Value #A", "GPUs", COUNT, width=98),
             Column("source", "Known by"),
-            Column("Value #B", "Pool", BYTES, width=105),
-            Column("Value #C", "Peak use", BYTES, width=105),
-            Column("Value #D", "Limit", BYTES, width=105),
+            Column("Value #B", "Pool", BYTES, width=90),
+            Column("Value #C", "Peak use", BYTES, width=90),
+            Column("Value #D", "Limit", BYTES, width=90),
         ],
         empty="it uses no framework that is known",
         needs="node", sort="Value #B", rows_of="Value #A", height=8,

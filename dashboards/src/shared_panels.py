@@ -221,7 +221,7 @@ def firing_alert_table(
         height: in rows.
     """
     by = "alertname, cluster, instance, gpu, uuid, owner_type, owner, pid, command"
-    since = f"ALERTS_FOR_STATE{{{ALERT_MATCHERS}}}"
+    since = f'ALERTS_FOR_STATE{{{ALERT_MATCHERS}, alertname!="VramLedgerWatchdog"}}'
     ranks = f"min by ({by}) ({firing_alerts(*matchers)})"
     return table(
         title,
