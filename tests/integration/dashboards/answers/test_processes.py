@@ -92,7 +92,8 @@ def test_who_made_a_job_fail_is_named(engine: Engine) -> None:
     )
     panel = "Programs that ran out of memory"
     (on_node,) = value(engine, "vramledger-node", panel, instance="hoarder")
-    (named_there,) = value(engine, "vramledger-node", panel, "B", instance="hoarder")
+    names = value(engine, "vramledger-node", panel, "B", instance="hoarder")
+    (named_there,) = [row for row in names if row["pid"] == failed]
     (beside,) = value(engine, "vramledger-node", panel, "D", instance="hoarder")
     assert (on_node["pid"], named_there["owner"], on_node["step"]) == (failed, "18", "hoarded")
     assert (beside["pid"], beside["blocker"]) == (failed, blocker)
