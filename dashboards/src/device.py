@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dashboards.src.dashboard import DEVICE, Dashboard, Row, annotation, device_variable
 from dashboards.src.lines import MEAN_STEP, joined, mean
 from dashboards.src.panels import (
@@ -28,6 +26,7 @@ from dashboards.src.queries import (
     USUAL_UNATTRIBUTED,
     age,
     device_bytes,
+    filling_rate,
     firing_alerts,
     holdings,
     increase,
@@ -110,11 +109,12 @@ def process_count() -> Panel:
 
 
 def time_until_full() -> Panel:
+    free = f"sum({device_selector('vramledger_device:memory_free_bytes:last')})"
     return stat(
         "Time until full",
         "At the rate at which the minimum of all holders has risen within 15 minutes.",
-        Query(f"min({device_selector('vramledger_device:time_to_full_seconds:min5m')})"),
-        unit=SECONDS, needs=replace(ANSWERS, nothing="no holder grows"),
+        Query(f"{free} / sum({filling_rate(CHOSEN_DEVICE)})"),
+        unit=SECONDS, needs=Needs(nothing="no holder grows"),
     )  # fmt: skip
 
 

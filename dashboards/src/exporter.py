@@ -244,7 +244,7 @@ def web_config_in_use() -> Panel:
         Query(f"bottomk(20, {used})", NODE_LEGEND),
         # Without any row Grafana says that a time field is missing.
         Query(f"max({NO_FILE} + 0 * {told}) unless on () {used}", "every node"),
-        mappings=[WEB_CONFIG],
+        mappings=[WEB_CONFIG], width=24,
     )  # fmt: skip
 
 

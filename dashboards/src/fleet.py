@@ -192,14 +192,14 @@ def usage_by_team() -> Panel:
 
 
 def unowned_and_unknown() -> Panel:
-    held = holdings(state_matcher("orphaned|zombie|dead|unknown"))
+    held = holdings(state_matcher("orphaned|zombie|dead"))
     return table(
         "Unowned and unknown memory",
         "Where the memory is that *Wasted memory* calls unowned or unknown, the 50 largest parts: holders "
-        "that are orphaned, zombie, dead or unknown, and without a pid what no process holds "
-        "(unattributed). Healthy devices "
+        "that are orphaned, zombie or dead, and without a pid what no process holds "
+        "(unattributed) or what holders have that the exporter cannot see (unknown). Healthy devices "
         "have some unattributed memory, too: we measured up to 66 MiB.",
-        Query(f"topk(50, {held} or {device_bytes('unattributed')} > 0)"),
+        Query(f"topk(50, {held} or {device_bytes('unattributed|unknown')} > 0)"),
         columns=[
             Column("state", "State", mappings=[PART_NAMES], width=110),
             Column("Value", "Holds", BYTES, width=100),

@@ -175,7 +175,7 @@ def could_move() -> Panel:
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             *OWNER_COLUMNS,
-            Column("Value #A", "Needs, at most", BYTES, width=96),
+            Column("Value #A", "Needs, at most", BYTES, width=98),
             Column("Value #B", "Holds", BYTES, width=90),
             NODE_COLUMN,
             GPU_COLUMN,

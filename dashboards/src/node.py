@@ -7,7 +7,6 @@ from dataclasses import replace
 from dashboards.src.dashboard import NODE, Dashboard, Row, gpu_variable
 from dashboards.src.lines import MEAN_STEP, joined, mean
 from dashboards.src.panels import (
-    AGE_WIDTH,
     BAD,
     BYTES,
     COUNT,

@@ -37,6 +37,7 @@ from dashboards.src.queries import (
     hours,
     mean_over_time,
     perhaps_wasted_holdings,
+    sampled,
     selector,
     state_matcher,
     wasted_holdings,
@@ -70,11 +71,13 @@ CHOSEN = (CHOSEN_OWNER, CHOSEN_TEAM)
 
 
 def held_now() -> Panel:
+    held = sampled(selector("vramledger_owner_memory_bytes", CHOSEN_OWNER))
+    teams = selector("vramledger_owner:team:last", CHOSEN_TEAM)
     return stat(
         "Memory",
         "Bytes that the chosen owners hold now, on all devices; and what of them is held without work, or "
         "perhaps (not proven).",
-        Query(f"sum({holdings(*CHOSEN)})", "held"),
+        Query(f"sum({held} and on (instance, owner_type, owner) {teams})", "held"),
         Query(f"sum({wasted_holdings(*CHOSEN)}) or 0 * sum({holdings(*CHOSEN)})", "wasted"),
         Query(f"sum({perhaps_wasted_holdings(*CHOSEN)}) or 0 * sum({holdings(*CHOSEN)})", PERHAPS_WASTED),
         unit=BYTES, needs=HOLDS_NOTHING,

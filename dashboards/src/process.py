@@ -7,7 +7,6 @@ from dataclasses import replace
 from dashboards.src.dashboard import PROCESS, Dashboard, Row, process_variable
 from dashboards.src.lines import MEAN_STEP, SHADES, dashed, joined, mean
 from dashboards.src.panels import (
-    AGE_WIDTH,
     BYTES,
     COUNT,
     SECONDS,
@@ -145,6 +144,12 @@ def where_memory_goes() -> Panel:
     in_use = f"sum({of_process('vramledger_framework_in_use_bytes')})"
     split = f"sum({of_process('vramledger_torch_inactive_split_bytes')})"
     outside = f"sum({of_process('vramledger_framework_overhead_bytes')})"
+    pool = f"sum({of_process('vramledger_framework_pool_bytes')})"
+    # A pool of managed memory may be larger than what of it is on the device.
+    outside_pools = of_process("vramledger_framework_overhead_bytes")
+    room = f"sum({of_process('vramledger_process:memory_bytes:owned')} or -{outside_pools})"
+    used = [of_process(f"vramledger_{name}_bytes") for name in ("framework_in_use", "torch_inactive_split")]
+    pooled = f"clamp_max({pool}, scalar({room}))"
     graph = time_series(
         "Where its memory goes",
         "Over all its devices: memory outside the pools of its frameworks (context, libraries, native "
@@ -156,7 +161,7 @@ def where_memory_goes() -> Panel:
         Query(outside, "outside the pools"),
         Query(in_use, "in use"),
         Query(split, "fragments"),
-        Query(f"sum({of_process('vramledger_process:cached_bytes:last')})", "cached"),
+        Query(f"clamp_min({pooled} - sum({' or '.join(used)}), 0)", "cached"),
         Query(held(), "held"),
         Query(f"sum({of_process('vramledger_process_memory_bytes')}) < {held()}", "charged"),
         Query(f"sum({of_process('vramledger_process_needed_peak_bytes')})", "peak need"),
@@ -309,11 +314,11 @@ def policies() -> Panel:
         columns=[
             Column("framework", "Framework", width=92),
             Column("policy", "Policy", width=100),
-            Column("Value #A", "GPUs", COUNT, width=60),
+            Column("Value #A", "GPUs", COUNT, width=98),
             Column("source", "Known by"),
-            Column("Value #B", "Pool", BYTES, width=105),
-            Column("Value #C", "Peak use", BYTES, width=105),
-            Column("Value #D", "Limit", BYTES, width=105),
+            Column("Value #B", "Pool", BYTES, width=90),
+            Column("Value #C", "Peak use", BYTES, width=90),
+            Column("Value #D", "Limit", BYTES, width=90),
         ],
         empty="it uses no framework that is known",
         needs="node", sort="Value #B", rows_of="Value #A", height=8,

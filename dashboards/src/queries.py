@@ -106,7 +106,7 @@ def process_utilisation() -> str:
 
 
 def holdings(*matchers: str) -> str:
-    """Return every holding's bytes with state, grade, first step, owner, team and framework (a record)."""
+    """Return every holding's bytes with state, first step, owner, team and framework (a record)."""
     return selector("vramledger_process:memory_bytes:explained", *matchers)
 
 

@@ -221,7 +221,7 @@ def firing_alert_table(
         height: in rows.
     """
     by = "alertname, cluster, instance, gpu, uuid, owner_type, owner, pid, command"
-    since = f"ALERTS_FOR_STATE{{{ALERT_MATCHERS}}}"
+    since = f'ALERTS_FOR_STATE{{{ALERT_MATCHERS}, alertname!="VramLedgerWatchdog"}}'
     ranks = f"min by ({by}) ({firing_alerts(*matchers)})"
     return table(
         title,
@@ -272,7 +272,7 @@ def holdings_table(
         height: in rows.
     """
     by = f"{DEVICE_LABELS}, pid"
-    labels = f"{by}, state, grade, step, command, owner_type, owner"
+    labels = f"{by}, state, step, command, owner_type, owner"
     since = selector("vramledger_process:state_since_timestamp_seconds:last")
     worked = selector("vramledger_process_last_active_timestamp_seconds")
     of_those = f"and on ({HOLDING_LABELS}) ({chosen})"
@@ -299,7 +299,7 @@ def holdings_table(
     return table(
         title, f"{description} {say}",
         Query(f"sum by ({labels}) (topk({rows}, {chosen}))"),
-        Query(age(f"max by ({by}) ({since} {of_those})")),
+        Query(age(f"max by ({by}, grade) ({since} {of_those})")),
         Query(f"max by ({by}) ({process_utilisation()} {of_those})"),
         Query(age(f"max by ({by}) ({worked} {of_those})")),
         *map(Query, figures),

@@ -26,8 +26,7 @@ NODE = "localhost:10839"
 """The ``instance`` of the demo's exporter, as prometheus.yml has it."""
 SERIES = {
     "vramledger_owner:memory_held_bytes:sum",
-    "vramledger_device_up",
-    "vramledger_node:exporter_status:code",
+    "vramledger_node:devices_watched:count",
 }
 STEP = 240
 """Seconds between two values: instant queries look back 5 minutes."""

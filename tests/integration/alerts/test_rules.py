@@ -27,6 +27,7 @@ TARGET = {"cluster", "job", "instance"}
 CONTRACT = {family.name: set(family.labels) for family in FAMILIES.values()}
 OWN_LABELS = {
     "source", "rank_state", "blind", "told_by", "severity", "alertname", "team", "many", "span", "__name__",
+    "step", "to", "blocker", "device",
 }  # fmt: skip
 
 HAPPENED = {"VramLedgerWatchdog", "GpuOutOfMemory", "GpuXidError", "GpuEccUncorrectable"}

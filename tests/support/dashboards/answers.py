@@ -23,8 +23,6 @@ EMPTY: dict[tuple[str, str, str], str] = {
     ("vramledger-exporter", "Failed samples", "B"): "some samples fail",
     ("vramledger-exporter", "Web configuration in use", "B"): "an exporter has a file",
     **{("vramledger-exporter", "Series dropped, by device", ref): _NONE for ref in "AB"},
-    ("vramledger-fleet", "Changed", "D"): _YOUNG,
-    ("vramledger-fleet", "Waste by owner", "H"): _UNSEEN,
     ("vramledger-fleet", "GiB-hours by team and state", "H"): _UNSEEN,
     ("vramledger-owner", "GiB-hours by owner and state", "J"): _UNSEEN,
     **{("vramledger-process", "Steady growth", ref): _YOUNG for ref in "CDEF"},

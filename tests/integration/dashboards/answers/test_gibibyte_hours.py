@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dashboards.src.queries import STATES
 from tests.support.dashboards import database, truth
 from tests.support.dashboards.answers import SPAN
 from tests.support.dashboards.database import Samples, ask
@@ -89,7 +88,6 @@ def test_hours_and_cost_are_those_of_the_simulation(samples: Samples, engine: En
         )
         gpus = {labels: value / memory[dict(labels)["uuid"]] for labels, value in wasted.items()}
         states = truth.by_label(held, "state")
-        hours = {state: states.get(state, 0.0) / 2**30 / 3600 for state in STATES}
         true = {
             "A": sum(held.values()) / 2**30 / 3600,
             "B": sum(wasted.values()) / 2**30 / 3600,
