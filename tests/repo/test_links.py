@@ -6,6 +6,8 @@ import functools
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "exporter" / "docs" / "src"
 """Texts that pages are made of: their links hold from where the pages are."""

@@ -205,7 +205,7 @@ def test_a_hung_job_is_one_page_about_the_rank_that_it_waits_for(
 
 
 def test_the_page_says_who_waits_for_whom(tmp_path: Path) -> None:
-    """It names the stopped rank, its node, the ranks that wait with their GPUs, since when, and what to do."""
+    """It names the stopped rank, its node, the ranks that wait, their GPUs, since when, and what to do."""
     nodes = {"n0": NEAR, "n7": beside(waiting(2), STOPPED)}
     series = [each for name, node in nodes.items() for each in replace(node, instance=name).series(40)]
     [alert] = [each for each in firing(tmp_path, series, 36) if each.name == "GpuJobHung"]

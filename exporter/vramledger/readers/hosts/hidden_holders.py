@@ -84,6 +84,9 @@ class HiddenSearch(Collector):
         self._next_round = self.work_at = self._begun = clock()
         self._overdue = False
         self._listed: frozenset[int] = frozenset()
+        self._ended: dict[
+            int, bool
+        ] = {}  # listed pids whose process has ended; True if a round began because of it
         self._found: tuple[HiddenHolder, ...] | None = None
         self._unreadable = 0
         self._seconds = 0.0
@@ -106,6 +109,7 @@ class HiddenSearch(Collector):
     def work_between(self, context: Context) -> None:
         """Continue the search, among what NVML does not list in this sample."""
         begun = self._clock()
+        self._look_for_heirs(context)
         try:
             self.search(context.listed_pids, BUDGET)
         except Exception:
@@ -114,6 +118,19 @@ class HiddenSearch(Collector):
         finally:
             self._seconds = self._clock() - begun
             self.work_at = 0.0 if self._round is not None or self._found else self._next_round
+
+    def _look_for_heirs(self, context: Context) -> None:
+        """Begin a round if a process has ended and NVML lists it in a second sample: a child may keep its bytes."""
+        running = {row.pid for row in context.rows if not _is_over(row)}
+        ended = frozenset(context.listed_pids) - running
+        due = (
+            {pid for pid in ended if self._ended.get(pid) is False}
+            if self._round is None
+            else frozenset[int]()
+        )
+        self._ended = {pid: self._ended.get(pid, False) or pid in due for pid in ended}
+        if due:
+            self._next_round = self._clock()
 
     def _give_up_round(self) -> None:
         """Begin a new round; until its end nothing is known."""
@@ -274,7 +291,7 @@ class HiddenSearch(Collector):
         """Tell whether NVML lists the parent of a process, which has not ended, not even as a zombie."""
         row = self._host.row(pid)
         parent = self._host.row(row.ppid) if row is not None and row.ppid in self._listed else None
-        return parent is not None and not (parent.state in "ZX" and parent.threads <= 1)
+        return parent is not None and not _is_over(parent)
 
     def _classify(self, row: ProcessRow, facts: ProcessFacts, mapped: set[int], *, more: bool) -> str | None:
         """Say what a process with a device open is; None when not all of its mappings can be read.
@@ -290,6 +307,10 @@ class HiddenSearch(Collector):
         if self._is_persistenced(row, facts):
             return "monitor"
         return _classify_by_mappings(f"{self._host.root}/{row.pid}/maps", self._mapped, mapped, whole=more)
+
+
+def _is_over(row: ProcessRow) -> bool:
+    return row.state in "ZX" and row.threads <= 1
 
 
 def find_hidden_holders(

@@ -13,7 +13,8 @@ import pytest
 from tests.support.players.stage import Player, Stage, status
 from tests.support.procs import NOBODY, FakeProc
 from tests.support.waiting import wait_until
-from vramledger.model.reading import HiddenHolder
+from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessEntry
+from vramledger.readers.collector import Context
 from vramledger.readers.hosts import hidden_holders
 from vramledger.readers.hosts.hidden_holders import HiddenSearch
 from vramledger.readers.hosts.host import Host
@@ -110,6 +111,27 @@ def test_the_child_of_one_that_has_ended_keeps_the_files(
         return [(each.pid, each.kind) for each in search.result or ()] == [(heir.pid, "cuda")]
 
     wait_until(named, "the heir, named")
+
+
+def test_the_heirs_of_a_killed_holder_are_searched_for_at_once(
+    host: Host, devices: Path, open_files: OpenFiles
+) -> None:
+    """A child that nobody knew is found once NVML lists its ended parent in two samples, without another round."""
+    parent = open_files("nvidia0+")
+    search = HiddenSearch(host, (), devices=f"{devices}/nvidia", clock=lambda: 0.0)
+    listed = (DeviceReading(index=0, uuid="GPU-0", processes=(ProcessEntry(parent.pid, 1, "C"),)),)
+    _finish(search, {parent.pid})
+    heir = parent.fork()
+    parent.signal(signal.SIGKILL)
+    wait_until(lambda: status(parent.pid) == "zombie", "its end")
+
+    def found() -> bool:
+        rows, _ = host.rows([parent.pid])
+        search.work_between(Context(devices=listed, parts={"rows": rows}))
+        return [(each.pid, each.kind) for each in search.result or ()] == [(heir.pid, "cuda")]
+
+    assert not found()
+    wait_until(found, "the heir")
 
 
 def test_a_device_file_that_was_removed_is_still_held(

@@ -320,7 +320,12 @@ def workers_of_a_forkserver(stage: Stage) -> Cast:
     workers = program.fork_workers("forkserver")
     server = workers[0].process.parent()
     assert server is not None
-    return Cast(workers, server, lambda: (server.kill(), program.end()))
+
+    def end() -> None:
+        server.kill()
+        program.end()
+
+    return Cast(workers, server, end)
 
 
 @abandoned
