@@ -120,7 +120,7 @@ class HiddenSearch(Collector):
             self.work_at = 0.0 if self._round is not None or self._found else self._next_round
 
     def _look_for_heirs(self, context: Context) -> None:
-        """Begin a round if a process has ended and NVML lists it in a second sample: a child may keep its bytes."""
+        """Begin a round if NVML lists a process that has ended in a second sample: a child may keep it."""
         running = {row.pid for row in context.rows if not _is_over(row)}
         ended = frozenset(context.listed_pids) - running
         due = (

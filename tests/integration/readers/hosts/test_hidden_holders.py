@@ -116,7 +116,7 @@ def test_the_child_of_one_that_has_ended_keeps_the_files(
 def test_the_heirs_of_a_killed_holder_are_searched_for_at_once(
     host: Host, devices: Path, open_files: OpenFiles
 ) -> None:
-    """A child that nobody knew is found once NVML lists its ended parent in two samples, without another round."""
+    """A child that nobody knew is found once NVML lists its ended parent in two samples."""
     parent = open_files("nvidia0+")
     search = HiddenSearch(host, (), devices=f"{devices}/nvidia", clock=lambda: 0.0)
     listed = (DeviceReading(index=0, uuid="GPU-0", processes=(ProcessEntry(parent.pid, 1, "C"),)),)
