@@ -21,7 +21,7 @@ from vramledger.model.records import RecordError, read_record
 from vramledger_agent.listener import UntrustedListenerError, check_listener
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES, make_request
 
-TIMEOUT = 5.0
+TIMEOUT = 2.0
 """Seconds for an answer: on a busy host an exporter takes more than half a second."""
 
 NO_SOCKET = "there is no socket"

@@ -48,6 +48,10 @@ class ScrapeRequest(NamedTuple):
     compressed: bool = False
 
 
+_Lines = dict[Labels, tuple[float, str]]
+"""The value and the line of each sample of a family."""
+
+
 class Exposition:
     """Render snapshots, and remember the series of the newest one.
 
@@ -65,7 +69,7 @@ class Exposition:
     ) -> None:
         self._collect = collectors(most) if collect is None else collect
         self._clock = clock
-        self._series: dict[str, dict[Labels, str]] = {}  # by name: a family's hash takes longer
+        self._lines: dict[str, _Lines] = {}  # by name: a family's hash takes longer
         self._headers: dict[tuple[str, bool], bytes] = {}
         self._collect_own = collect_own
         self._own = OwnProcesses(sampler_pid)
@@ -144,21 +148,27 @@ class Exposition:
         for family, samples in collected:
             if request.names is not None and request.names.isdisjoint((family.name, family.base)):
                 continue
-            lines, self._series[family.name] = _write(family, samples, self._series.get(family.name, {}))
-            if lines:
+            text, self._lines[family.name] = _write(family, samples, self._lines.get(family.name, {}))
+            if text:
                 header = self._header(family, openmetrics=request.openmetrics)
-                blocks.append((family.name, header + lines.encode()))
+                blocks.append((family.name, header + text.encode()))
         return blocks
 
 
-def _write(family: Family, samples: list[Sample], known: dict[Labels, str]) -> tuple[str, dict[Labels, str]]:
-    """Return a family's lines and its series' texts. A duplicate's last sample counts; NaN is left out."""
-    series, lines = {}, {}
+def _write(family: Family, samples: list[Sample], known: _Lines) -> tuple[str, _Lines]:
+    """Return a family's text, and its lines. A duplicate's last sample counts; NaN is left out.
+
+    Most values are those of the page before, and keep their line: this halves the time of a page.
+    """
+    lines: _Lines = {}
     for labels, value in samples:
         if isfinite(value):
-            start = series[labels] = known.get(labels) or _series(family, labels)
-            lines[labels] = f"{start} {format_number(value)}\n"
-    return "".join(lines.values()), series
+            line = known.get(labels)
+            if line is None or line[0] != value:
+                start = _series(family, labels) if line is None else line[1].rpartition(" ")[0]
+                line = value, f"{start} {format_number(value)}\n"
+            lines[labels] = line
+    return "".join([text for _, text in lines.values()]), lines
 
 
 def _series(family: Family, labels: Labels) -> str:
