@@ -92,8 +92,9 @@ class HiddenSearch(Collector):
         self._seconds = 0.0
         self._errors: list[Exception] = []
 
-    def read(self, context: Context) -> Part:  # noqa: ARG002 as all are called
-        """Return what the last complete round found; ``context`` does not matter."""
+    def read(self, context: Context) -> Part:
+        """Return what the last complete round found, and begin one where a holder has ended."""
+        self._look_for_heirs(context)
         return {"hidden": self.result, "hidden_unreadable": self.unreadable if self.complete else None}
 
     @property
@@ -109,7 +110,6 @@ class HiddenSearch(Collector):
     def work_between(self, context: Context) -> None:
         """Continue the search, among what NVML does not list in this sample."""
         begun = self._clock()
-        self._look_for_heirs(context)
         try:
             self.search(context.listed_pids, BUDGET)
         except Exception:
@@ -130,7 +130,7 @@ class HiddenSearch(Collector):
         )
         self._ended = {pid: self._ended.get(pid, False) or pid in due for pid in ended}
         if due:
-            self._next_round = self._clock()
+            self._next_round = self.work_at = self._clock()
 
     def _give_up_round(self) -> None:
         """Begin a new round; until its end nothing is known."""
