@@ -77,7 +77,7 @@ ONLY_IN = {
     ],
     "bcrypt": ["vramledger.web.access.passwords"],
     "yaml": [
-        "vramledger.commands.rules",
+        "vramledger.commands.alert_rules",
         "vramledger.commands.alert_settings",
         "vramledger.web.access.config_file",
     ],

@@ -271,9 +271,10 @@ def read_settings(content: Mapping[str, Any]) -> RuleSettings:
 _FORMS = {
     "alert_prefix": (r"(?:[A-Z]\w*)?", "Acme"),
     "selector": (
-        r'(?:[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\{}]|\\.)*"(?:, ?(?!$)|$))*', 'namespace="gpu"'
+        r'(?:[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\{}]|\\.)*"(?:, ?(?!$)|$))*',
+        'namespace="gpu"',
     ),
-}  # fmt: skip
+}
 """What these keys may look like, and an example."""
 
 

@@ -33,7 +33,9 @@ RAISED: dict[str, Raised] = {
     "hidden-holder": {("GpuHiddenHolder", "-")},
     # It also made an unused context on the second card, and then slept with three quarters of the first.
     "jax-preallocation": {("GpuStrayContext", "holder"), ("GpuMemoryHoarded", "holder")},
-    "lively": {("GpuMemoryStopped", "stopped")},
+    "lively": {
+        ("GpuMemoryStopped", "stopped"), ("GpuMemoryOrphaned", "worker-1"), ("GpuMemoryOrphaned", "worker-2"),
+    },
     "machine-hidepid": {("VramLedgerBlind", "-"), ("VramLedgerCollectorFailing", "-")},
     "machine-limits": {("GpuMemoryLimitNear", "-")},
     # An instance whose counters say that no kernel ran.
@@ -42,9 +44,17 @@ RAISED: dict[str, Raised] = {
     "machine-wsl2": {("VramLedgerBlind", "-")},
     "notebook-kernel": {("GpuNotebookIdle", "kernel"), ("GpuMemoryHoarded", "kernel")},
     "pid-namespace-inside": {("VramLedgerBlind", "-")},
+    **{
+        f"orphans-{how}": {("GpuMemoryOrphaned", "worker-1"), ("GpuMemoryOrphaned", "worker-2")}
+        for how in ("spawn", "spawn-late")
+    },
     # All of its programs are of one user, who shares with nobody.
     "policies": {("GpuMemoryHoarded", "jax"), ("GpuMemoryHoarded", "fraction")},
     "stopped": {("GpuMemoryStopped", "holder")},
+    **{
+        f"torchrun-{seen}": {("GpuMemoryOrphaned", "rank-0"), ("GpuMemoryOrphaned", "rank-1")}
+        for seen in ("ranks", "ranks-late")
+    },
     # A program without CUDA keeps the memory by a descriptor alone: nobody can say so.
     "uncharged-kept-descriptor": {("GpuMemoryUnattributed", "-")},
     # 79 GiB of managed memory, of which NVML charges 518 MiB.
@@ -58,8 +68,7 @@ RAISED: dict[str, Raised] = {
 }  # fmt: skip
 """The alerts of each recording when nothing changes any more; a recording without an entry has none.
 
-The recordings of orphans are older than what ties a process to others: that they are orphans is inferred, and
-nothing is said of it.
+That children of ``fork`` and ``subprocess`` are orphans is inferred, and nothing is said of it.
 
 In ``agents``, ``busy-and-idle`` and ``lively`` a program keeps the device busy, so that the others are idle
 only by inference, and nobody is called a hoarder.
@@ -71,8 +80,7 @@ TRUE_BESIDES = frozenset({"GpuMemoryNearlyFull", "GpuMemoryFilling"})
 PLANTED: Raised = {
     ("GpuMemoryLeakSuspected", "gradients"), ("GpuMemoryLeakSuspected", "evaluations"),
     ("GpuMemoryLeakSuspected", "cache"), ("GpuMemoryFragmented", "fragments"),
-    ("GpuNotebookIdle", "notebook"),
-    ("GpuMemoryUnattributed", "-"),
+    ("GpuNotebookIdle", "notebook"), ("GpuMemoryOrphaned", "worker-1"), ("GpuMemoryOrphaned", "worker-2"),
 }  # fmt: skip
 """The alerts for which the programs of ``tests/lab/recordings/faults.py`` were made."""
 

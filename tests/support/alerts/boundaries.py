@@ -210,10 +210,19 @@ def _hardware(t: Thresholds) -> list[Boundary]:
     ]  # fmt: skip
 
 
-def _filling(
-    rule: str, begins: float, wait: float, within: tuple[str, float], part: tuple[str, float]
+def _filling(  # noqa: PLR0913 each differs
+    rule: str,
+    begins: float,
+    wait: float,
+    within: tuple[str, float],
+    part: tuple[str, float],
+    *,
+    agent: bool = False,
 ) -> list[Boundary]:
-    """Return the boundaries of a device that fills: name and seconds, and name and free GiB of 100."""
+    """Return the boundaries of a device that fills: name and seconds, and name and free GiB of 100.
+
+    With ``agent`` the rule about the fastest growth, which the driver alone sees, says nothing meanwhile.
+    """
     (time, seconds), (share, free) = within, part
     rate, after = 60 * free / seconds, begins + wait + 2
 
@@ -222,7 +231,7 @@ def _filling(
         return Node([Holder(7, lambda m: 100 - free / 2 - rate / 2 * (crosses - 0.25 - m))])
 
     def in_share(crosses: float) -> Node:
-        return Node([Holder(7, lambda m: 100 - free - rate * 2 * (crosses - 0.25 - m))])
+        return _grower(lambda m: 100 - free - rate * 2 * (crosses - 0.25 - m), agent=agent)
 
     return [
         between(rule, time, in_time, after, begins, begins=begins),
@@ -554,7 +563,7 @@ def growth_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundar
         ),
         *_filling(
             fills, 45, waits[fills], ("fill_within", t["fill_within"]),
-            ("fill_used_share", 100 - 100 * t["fill_used_share"]),
+            ("fill_used_share", 100 - 100 * t["fill_used_share"]), agent=True,
         ),
     ]  # fmt: skip
 
