@@ -227,6 +227,7 @@ RECORDED = {
     "orphans-fork": 1.0,
     "mps-clients": 1.0,
     "notebook-kernel": 1.0,
+    "busy-and-idle": 1.0,
     recorded.FAULTS: recorded.STRETCH,
 }
 """Recordings of real H200s, and the factor by which they are stretched; each is held until "now"."""

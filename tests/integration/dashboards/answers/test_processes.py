@@ -124,7 +124,6 @@ def test_the_first_step_is_that_of_the_worst_that_is_known(engine: Engine) -> No
             "apart",
             "waits",
             "fragmented",
-            "recorded-faults",
             "out-of-memory",
         )
     }
@@ -135,11 +134,17 @@ def test_the_first_step_is_that_of_the_worst_that_is_known(engine: Engine) -> No
     assert steps["waits"] == {SPINS}
     assert FRAGMENTED in steps["fragmented"]
     inferred = 'vramledger_process_state_since_timestamp_seconds{state="idle", grade="inferred"}'
-    unproven = {each["metric"]["pid"] for each in ask(engine, inferred, **AT_NOW)}
-    rows = value(engine, "vramledger-node", "Holders", instance="recorded-faults")
-    assert {row["pid"] for row in rows if row["step"] == UNPROVEN} <= unproven
-    assert UNPROVEN in steps["recorded-faults"]
-    assert not unproven & {row["pid"] for row in rows if row["step"] == "idle"}
+    unproven = {
+        (each["metric"]["instance"], each["metric"]["pid"]) for each in ask(engine, inferred, **AT_NOW)
+    }
+    said = {
+        (node, str(row["pid"])): row["step"]
+        for node in {node for node, _ in unproven}
+        for row in value(engine, "vramledger-node", "Holders", instance=node)
+    }
+    assert UNPROVEN in said.values()
+    assert {holder for holder, step in said.items() if step == UNPROVEN} <= unproven
+    assert not unproven & {holder for holder, step in said.items() if step == "idle"}
     assert steps["stopped"] == {"stopped"}
     assert steps["apart"] == {"active"}
     working = ask(engine, "vramledger_process_orphan_working == 1", **AT_NOW)
