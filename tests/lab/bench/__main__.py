@@ -30,7 +30,7 @@ def _rows(directory: Path, *, quick: bool, owners_only: bool) -> Iterator[Row]:
         yield from beside.measure(full, turns=1 if quick else 2, seconds=5 if quick else 13)
         yield from start.measure(full, times=1 if quick else 5)
         yield from parts.measure(full)
-        yield from page.measure(full, turns=1 if quick else 3, seconds=4 if quick else 10)
+        yield from page.measure(full, turns=1 if quick else 3, seconds=6 if quick else 10)
         yield from owners.measure(full, seconds=10 if quick else 30)
         yield from crowd.measure(full, turns=1 if quick else 2, seconds=3 if quick else 9)
         yield from logins.measure(full, turns=1 if quick else 3, seconds=3 if quick else 12)
