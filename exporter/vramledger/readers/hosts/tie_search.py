@@ -190,7 +190,10 @@ class _Search:
         adopted = adopted or self._named_launcher_ended(row.pid, own)
         if not adopted and not (init and worker and not service):
             return None
-        twice = row.session == row.pgrp != row.pid and not signs - _COMMAND_SIGNS
+        # A daemon that forked twice is in the session of its dead first child.
+        twice = (
+            row.session == row.pgrp != row.pid and not signs - _COMMAND_SIGNS and self.has_ended(row.session)
+        )
         suspect = _Suspect(row, top, adopted, init and not by_host, worker, may_be_daemon=twice)
         return _with_ways(suspect, own)
 
@@ -571,7 +574,7 @@ def _ties(found: _Found, suspect: _Suspect, fellows: Collection[int], ends: Iter
         unread += far.unread
         listening = listening or far.listens
         if end.number not in _STANDARD_STREAMS:
-            held = held or (suspect.top == row and row.ppid in far.holders)
+            held = held or ((suspect.top == row or suspect.reaped) and suspect.top.ppid in far.holders)
             # That nobody reads its output, or writes its input, says nothing of who ordered it.
             severed += far.gone and (suspect.by_pipe or far.to_launcher)
     same_launcher = {
@@ -582,9 +585,9 @@ def _ties(found: _Found, suspect: _Suspect, fellows: Collection[int], ends: Iter
     return Ties(
         pid=row.pid,
         start=row.start,
-        # Whose parent has the other end is its child: the parent has moved to another session since then.
-        adopted=(suspect.adopted and not held)
-        or (suspect.reaped and severed > 0 and not live and not unread),
+        # Whose parent has the other end is its child: the parent has moved to another session since then, or
+        # is the main program of a container.
+        adopted=(suspect.adopted or (suspect.reaped and severed > 0 and not unread)) and not held,
         worker=suspect.worker and bool(fellows or not suspect.may_be_daemon),
         severed=severed,
         live=live,

@@ -166,5 +166,18 @@ def orphaned_kernel_in_container(stage: Stage) -> Cast:
     return Cast([kernel(server, 0)], server)
 
 
+@healthy
+def forkserver_of_a_containers_main_program(stage: Stage) -> Cast:
+    """Play workers that the fork server of a container's first process has started."""
+    return Cast(container(stage).fork_workers("forkserver"))
+
+
+@leftover(late="it is a worker (multiprocessing) and its launcher has ended")
+def orphaned_below_a_shell_that_is_init(stage: Stage) -> Cast:
+    """Play spawned workers whose program is killed below ``sh -c "program; ..."`` as the first process."""
+    program = container(stage, name="sh").start()
+    return Cast(program.fork_workers("spawn"), program)
+
+
 def _launcher_below(stage: Stage, init: str, **variables: str) -> Player:
     return container(stage, name=init, **variables).start(("lead_group",))
