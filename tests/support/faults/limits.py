@@ -170,8 +170,8 @@ LIMITS = [
     plain(nearly_full, "GpuMemoryNearlyFull", within=FOUND),
     plain(
         filling_up, "GpuMemoryFilling", "GpuMemoryAboutToFill", allows=_FULL,
-        # The page waits until 10 minutes are left of the 25.
-        always=("GpuMemoryGrowing",), within=15 * MINUTE + FOUND,
+        # The page waits until 10 minutes are left of the 25, and then 5 more; one about faster growth does not wait.
+        always=("GpuMemoryGrowing",), within=20 * MINUTE + FOUND,
     ),
     plain(outside_reservation, "GpuMemoryOutsideReservation", within=FOUND),
     plain(over_budget, "GpuOwnerOverBudget", within=FOUND),
