@@ -170,7 +170,7 @@ LIMITS = [
     plain(nearly_full, "GpuMemoryNearlyFull", within=FOUND),
     plain(
         filling_up, "GpuMemoryFilling", "GpuMemoryAboutToFill", allows=_FULL,
-        # The page waits until 10 minutes are left of the 25, and then 5 more; one about faster growth does not wait.
+        # The page waits until 10 minutes are left of the 25, and 5 more; that about fast growth does not.
         always=("GpuMemoryGrowing",), within=20 * MINUTE + FOUND,
     ),
     plain(outside_reservation, "GpuMemoryOutsideReservation", within=FOUND),
