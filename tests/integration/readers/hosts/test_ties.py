@@ -192,10 +192,10 @@ def test_a_program_without_its_session_may_want_its_workers(stage: Stage, *, hol
 
 def test_the_kernel_says_which_unix_sockets_are_connected(stage: Stage) -> None:
     """A player's connection to its stage, whole messages to a name, is left out as that of an agent."""
-    before = unix_sockets()
     launcher = stage.start()
-    rank(launcher)
-    new = [end for inode, end in unix_sockets().items() if inode not in before]
+    players = launcher, rank(launcher)
+    links = {link.readlink() for each in players for link in Path(f"/proc/{each.pid}/fd").iterdir()}
+    new = [end for inode, end in unix_sockets().items() if Path(f"socket:[{inode}]") in links]
 
     assert any(end.peer and not end.severed for end in new)
     assert not any(end.severed for end in new)
