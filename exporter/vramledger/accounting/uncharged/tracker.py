@@ -9,8 +9,6 @@ So each possible holder is a source with a range, and the ranges must add up to 
 all that the others cannot have, that much is certainly its own. Bytes that were there at our first look may
 come from a creator that we never saw, so another holder may have them too. What stays uncertain is published
 as a range, and its bytes are undivided: one of the named holders has them.
-
-Say in words what a holder has of the bytes that NVML charges to no process, and how that is known.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from vramledger.model.reading import HiddenHolder, ProcessFacts, ProcessRow
 from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.collector import Collector, Context, Health, Part
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.hosts.stat import READ_ONLY
+from vramledger.readers.hosts.stat import READ_ONLY, is_over
 
 ROUND_INTERVAL = 30.0
 """The minimum time from the start of one round to the start of the next, in seconds."""
@@ -121,7 +121,7 @@ class HiddenSearch(Collector):
 
     def _look_for_heirs(self, context: Context) -> None:
         """Begin a round if NVML lists a process that has ended in a second sample: a child may keep it."""
-        running = {row.pid for row in context.rows if not _is_over(row)}
+        running = {row.pid for row in context.rows if not is_over(row)}
         ended = frozenset(context.listed_pids) - running
         due = (
             {pid for pid in ended if self._ended.get(pid) is False}
@@ -291,7 +291,7 @@ class HiddenSearch(Collector):
         """Tell whether NVML lists the parent of a process, which has not ended, not even as a zombie."""
         row = self._host.row(pid)
         parent = self._host.row(row.ppid) if row is not None and row.ppid in self._listed else None
-        return parent is not None and not _is_over(parent)
+        return parent is not None and not is_over(parent)
 
     def _classify(self, row: ProcessRow, facts: ProcessFacts, mapped: set[int], *, more: bool) -> str | None:
         """Say what a process with a device open is; None when not all of its mappings can be read.
@@ -307,10 +307,6 @@ class HiddenSearch(Collector):
         if self._is_persistenced(row, facts):
             return "monitor"
         return _classify_by_mappings(f"{self._host.root}/{row.pid}/maps", self._mapped, mapped, whole=more)
-
-
-def _is_over(row: ProcessRow) -> bool:
-    return row.state in "ZX" and row.threads <= 1
 
 
 def find_hidden_holders(

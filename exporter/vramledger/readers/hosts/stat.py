@@ -61,6 +61,11 @@ def parse_comm(data: bytes) -> bytes:
     return data[data.index(b"(") + 1 : data.rindex(b")")]
 
 
+def is_over(row: ProcessRow) -> bool:
+    """Tell whether a process has ended; where only its main thread has, the others work on."""
+    return row.state in "ZX" and row.threads <= 1
+
+
 def read_row(root: str, pid: int) -> ProcessRow | None:
     """Return the row of a process, None when it is gone or hidden."""
     try:

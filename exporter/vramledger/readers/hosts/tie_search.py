@@ -33,7 +33,7 @@ from vramledger.readers.hosts.sockets import (
     udp_sockets,
     unix_sockets,
 )
-from vramledger.readers.hosts.stat import read_row
+from vramledger.readers.hosts.stat import is_over, read_row
 from vramledger.readers.owners.cgroups import hierarchy_paths
 
 MOST_LINKS = 1_000_000
@@ -68,7 +68,6 @@ _LAUNCHER_SOCKET = re.compile(rb"(?:^|\0)PMI_FD=(\d{1,10})(?=\0|$)")
 
 _WRAPPERS_MAX = 8
 _STANDARD_STREAMS = ("0", "1", "2")
-_ENDED = "ZX"
 
 
 class Watched(NamedTuple):
@@ -159,7 +158,7 @@ class _Search:
     def has_ended(self, pid: int) -> bool:
         """Tell whether a process is gone, or only waits to be reaped."""
         row = self.row(pid)
-        return row is None or _is_over(row)
+        return row is None or is_over(row)
 
     def numbers(self, pid: int) -> tuple[int, ...]:
         """Return the pid of a process in each PID namespace, outermost first."""
@@ -302,7 +301,7 @@ class _Search:
             row.pid
             for row in self.children.get(top.ppid, ())
             if row.pid not in (top.pid, suspect.row.pid)
-            and not _is_over(row)
+            and not is_over(row)
             and (
                 not dead.isdisjoint((row.session, row.pgrp))
                 or (row.pgrp == top.pgrp and parent is not None and self._is_adopted(row, parent))
@@ -340,7 +339,7 @@ class _Search:
             above.add(parent.pid)
             parent = self.row(parent.ppid)
         group = self.groups.get(row.pgrp, ())
-        return {each.pid for each in group if not _is_over(each)} - above
+        return {each.pid for each in group if not is_over(each)} - above
 
     def ends(self, pid: int, wanted: Collection[str] | None = None) -> Iterator[_End]:
         """Yield the pipes and sockets of a process, all or those wanted. Raises OSError if unreadable."""
@@ -365,7 +364,7 @@ class _Search:
         """
         row = self.rows[pid]
         kernel = row.pgrp == 0 and row.session == 0
-        return _is_over(row) or kernel or (pid == 1 and self.host_namespace)
+        return is_over(row) or kernel or (pid == 1 and self.host_namespace)
 
 
 def _frozen_files(cgroup: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -389,11 +388,6 @@ def _with_ways(suspect: _Suspect, signs: Collection[str]) -> _Suspect:
     """Add by what a launcher of workers with such signs holds them."""
     by_socket = "RAY_RAYLET_PID" in signs
     return suspect._replace(by_pipe=not {"multiprocessing", "title"}.isdisjoint(signs), by_socket=by_socket)
-
-
-def _is_over(row: ProcessRow) -> bool:
-    """Tell whether a process has ended; where only its main thread has, the others may want its workers."""
-    return row.state in _ENDED and row.threads <= 1
 
 
 def _own_if_rank(row: ProcessRow, signs: frozenset[str]) -> frozenset[str]:
