@@ -16,7 +16,7 @@ from vramledger.agent_server.discovery import NO_SOCKET, ExporterStatus, find_ex
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
 from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interrupts import run_until_interrupted
-from vramledger.config import CONTROL_VARIABLE
+from vramledger.config import AGENT_SOCKET, CONTROL_VARIABLE
 from vramledger.errors import StartupError
 from vramledger.model.reading import ASLEEP, DeviceReading, Reading
 from vramledger.model.snapshot import Snapshot
@@ -24,6 +24,7 @@ from vramledger.readers.hosts.exporters import RunningExporter, find_exporters
 from vramledger.readers.launches.uprobes import find_obstacle
 from vramledger.readers.own_rights import OwnRights, read_own_rights
 from vramledger.sampling.supervisor import read_once
+from vramledger.serving.source import NO_DRIVER
 from vramledger.verdicts.usability import why_unusable, words_of_error
 from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, write_output
 from vramledger_agent.listener import is_trusted
@@ -49,8 +50,9 @@ class ExporterContact(NamedTuple):
     path: Path  # where commands look for it
     problem: str | None  # why it gives no answer there, None if it does
     snapshot: Snapshot | None  # its newest one, None if it does not answer
-    agents: ExporterStatus  # the state of the agents' socket
+    agents: ExporterStatus | None  # the state of the agents' socket, None if the exporter takes no agents
     running: tuple[RunningExporter, ...]  # the exporters that run, wherever their sockets are
+    players: tuple[RunningExporter, ...] = ()  # what plays a recording, which commands do not ask
 
 
 def diagnose(
@@ -117,9 +119,8 @@ def _limits(reading: Reading, contact: ExporterContact | None) -> Iterator[Findi
         counted, scheduled = False, bool(reading.schedulers)
     found = _limits_of_devices([each for each in devices if each.error is None and not each.divided])
     found += _limits_of_holders(collectors, known=namespace is True, counted=counted)
-    if contact is not None and os.geteuid() == 0 and not contact.agents.agents:
-        remedy = "start programs with 'vramledger run -- COMMAND'"
-        found.append(_Limit("no agent reports from a program", _AGENT, remedy))
+    if contact is not None:
+        found += _limits_of_agents(contact.agents)
     if not scheduled:
         found.append(
             _Limit("no scheduler assigns GPUs here", ("GpuReservedUnused", "GpuMemoryOutsideReservation"))
@@ -127,6 +128,15 @@ def _limits(reading: Reading, contact: ExporterContact | None) -> Iterator[Findi
     for each in found:
         text = f"{each.why}; never fires{each.about}: {', '.join(each.alerts)}"
         yield Finding(FINE, "alerts", text, each.remedy, limit=True)
+
+
+def _limits_of_agents(agents: ExporterStatus | None) -> Iterator[_Limit]:
+    """Yield what is not known of the insides of programs; only root sees everybody's agents."""
+    why = "no agent reports from a program"
+    if agents is None:
+        yield _Limit(why, _AGENT, "leave out --no-collector.agent")
+    elif os.geteuid() == 0 and not agents.agents:
+        yield _Limit(why, _AGENT, "start programs with 'vramledger run -- COMMAND'")
 
 
 def _limits_of_devices(devices: Sequence[DeviceReading]) -> list[_Limit]:
@@ -186,9 +196,12 @@ def _exporter(contact: ExporterContact) -> Iterator[Finding]:
         text, remedy = (text, remedy) if text else (remedy, "see its log")
         yield Finding(LACK, subject, f"an exporter runs (pid {pids}), but {text}", remedy)
     else:
-        text = "no exporter runs: commands know nothing of before, such as who was idle or orphaned"
+        players = ", ".join(f"pid {each.pid} plays a recording" for each in contact.players)
+        text = f"no exporter of this host runs ({players})" if players else "no exporter runs"
+        text += ": commands know nothing of before, such as who was idle or orphaned"
         yield Finding(LACK, subject, text, "start 'vramledger serve', for example as a service")
-    if contact.agents.problem != NO_SOCKET or contact.running:
+    known = contact.problem is None or bool(contact.running)
+    if contact.agents is not None and (known or contact.agents.problem != NO_SOCKET):
         yield _agents(contact.agents, contact.running)
 
 
@@ -350,7 +363,7 @@ def add_command(commands: Commands) -> None:
         help="say what this host can and cannot see",
         description="Say what is not visible and how to fix it.",
     )
-    add_agent_socket(doctor)
+    add_agent_socket(doctor, default=None)
     add_control(doctor)
     add_sampling(doctor)
     add_log(doctor)
@@ -361,25 +374,37 @@ def run(args: argparse.Namespace) -> int:
     """Take one sample, and print what it and the exporter do not see; the exit status is 1 for any lack."""
     config = sampling_config(args)
     (reading,) = run_until_interrupted(read_once(config))
-    contact = run_until_interrupted(_contact_exporter(args, config.procfs))
+    contact = run_until_interrupted(_contact_exporter(args, config.procfs, reading))
     obstacle = find_obstacle(str(config.procfs))
     findings = list(diagnose(reading, read_own_rights(config.procfs), contact, obstacle))
     write_output(findings_text(findings))
     return 0 if all(finding.good for finding in findings) else 1
 
 
-async def _contact_exporter(args: argparse.Namespace, procfs: Path) -> ExporterContact:
+async def _contact_exporter(args: argparse.Namespace, procfs: Path, reading: Reading) -> ExporterContact:
     """Find out whether commands and agents reach an exporter."""
     path = control_socket(args)
     problem: str | None = None
     snapshot: Snapshot | None = None
+    agent_socket: Path | None = AGENT_SOCKET
     try:
         async with aclosing(follow_exporter(path)) as ledgers:  # type: ignore[type-var]
-            snapshot = (await ledgers.__anext__()).snapshot
+            snapshot, *_, agent_socket = await ledgers.__anext__()
     except StartupError as error:
         problem = str(error)
-    running = tuple(filter(_is_exporter, find_exporters(procfs)))
-    return ExporterContact(path, problem, snapshot, find_exporter(args.agent_socket), running)
+    found = find_exporters(procfs)
+    players = tuple(each for each in found if _plays(each, reading))
+    running = tuple(each for each in found if each not in players and _is_exporter(each))
+    agent_socket = args.agent_socket or agent_socket
+    agents = find_exporter(agent_socket) if agent_socket is not None else None
+    return ExporterContact(path, problem, snapshot, agents, running, players)
+
+
+def _plays(found: RunningExporter, reading: Reading) -> bool:
+    """Tell whether it plays a recording: commands do not ask such a one, and it has no sockets."""
+    none = reading.failure is not None and reading.failure[0] in NO_DRIVER
+    source = found.source or ""
+    return source.startswith("replay:") or (source == "auto" and none)
 
 
 def _is_exporter(found: RunningExporter) -> bool:

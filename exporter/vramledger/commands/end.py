@@ -173,7 +173,7 @@ async def _ask_exporter(options: EndOptions) -> Snapshot:
     """Return holders of a sample begun after the question. Raises StartupError without exporter or answer."""
     count = 0
     async with aclosing(follow_exporter(options.control_socket)) as ledgers:  # type: ignore[type-var]
-        async for snapshot, _, idle_after in ledgers:
+        async for snapshot, _, idle_after, _ in ledgers:
             if options.idle_after is not None and options.idle_after < idle_after:
                 message = f"--idle-after is shorter than the exporter's {idle_after:g} s"
                 raise StartupError(message)

@@ -29,6 +29,7 @@ class ExporterLedger(NamedTuple):
     snapshot: Snapshot  # its newest
     growth: Mapping[Key, HoldingGrowth]  # how the holdings have grown, as its page shows it
     idle_after: float  # its idle threshold, seconds
+    agent_socket: Path | None  # where it listens for agents; None where it takes none
 
 
 async def follow_exporter(path: Path) -> AsyncIterator[ExporterLedger]:
@@ -65,7 +66,8 @@ async def follow_exporter(path: Path) -> AsyncIterator[ExporterLedger]:
             # It has just started. One that ends before its first sample, again and again, is not waited for.
             continue
         answered = time.monotonic()
-        yield ExporterLedger(answer.snapshot, dict(answer.growth), head.idle_after)
+        socket = Path(head.agent_socket) if head.agent_socket is not None else None
+        yield ExporterLedger(answer.snapshot, dict(answer.growth), head.idle_after, socket)
 
 
 async def exporter_snapshots(path: Path) -> AsyncIterator[Snapshot]:

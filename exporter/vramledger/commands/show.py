@@ -137,7 +137,7 @@ def _clock(at: float | None) -> str:
 async def _show_exporter(args: argparse.Namespace) -> int:
     up = False
     async with aclosing(follow_exporter(control_socket(args))) as ledgers:  # type: ignore[type-var]
-        async for snapshot, growth, _ in ledgers:
+        async for snapshot, growth, *_ in ledgers:
             up = snapshot.up
             since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(snapshot.watched_since))
             note = f"Watched since {since} by the exporter." if up else ""

@@ -79,6 +79,7 @@ class SnapshotHead(msgspec.Struct, frozen=True):
     token: Token  # names this snapshot
     wait: Seconds  # seconds within which the exporter answers when there is no newer snapshot
     idle_after: Seconds  # the exporter's idle threshold, seconds
+    agent_socket: str | None = None  # where it listens for agents; None where it takes none
 
 
 class At(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="ask", tag="at"):

@@ -104,7 +104,7 @@ async def _serve_source(
             lambda: publisher.snapshot,
             None if user is None else user.uid,
         )
-        if kind == "nvml" and "agent" in config.sampling.collectors
+        if kind == "nvml" and _agent_socket(config) is not None
         else nullcontext()
     )
     counts = (
@@ -131,7 +131,12 @@ async def _serve_source(
     async with (
         agents as agent_server,
         _control_socket(
-            config, source, user, _LedgerDesk(publisher, page, idle_after, wait, hidden), page, past
+            config,
+            source,
+            user,
+            _LedgerDesk(publisher, page, idle_after, wait, hidden, _agent_socket(config)),
+            page,
+            past,
         ),
         counts as launch_counting,
         storing as stored,
@@ -218,6 +223,10 @@ def _socket_paths(config: Config) -> tuple[Path, Path]:
     return config.agent_socket, config.control_socket or CONTROL_SOCKET
 
 
+def _agent_socket(config: Config) -> str | None:
+    return str(config.agent_socket.absolute()) if "agent" in config.sampling.collectors else None
+
+
 def _give_up_rights(config: Config, start_starter: Callable[[], None], user: User | None) -> None:
     """Leave every right to the process that starts samplers."""
     start_starter()
@@ -300,19 +309,21 @@ async def _release(source: Supervisor, seconds: float | None) -> Released:
 class _LedgerDesk:
     """Answer commands that ask for the ledger; an answer is written once for all who may see the same."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 what an answer is made of
         self,
         publisher: SnapshotPublisher,
         page: PageState,
         idle_after: float,
         wait: float,
         hidden: HiddenNames | None,
+        agent_socket: str | None,
     ) -> None:
         self._publisher = publisher
         self._page = page
         self._idle_after = idle_after
         self._wait = wait
         self._hidden = hidden
+        self._agent_socket = agent_socket
         self._run = secrets.token_hex(4)
         self._token = ""
         self._answers: dict[object, asyncio.Future[bytes]] = {}
@@ -327,7 +338,8 @@ class _LedgerDesk:
             snapshot = self._publisher.snapshot
         viewer = None if caller.trusted else caller.peer.uid
         text = await self._share(snapshot, viewer, lambda: self._write(snapshot, viewer))
-        return SnapshotHead(__version__, self._token_of(snapshot), self._wait, self._idle_after), text
+        token = self._token_of(snapshot)
+        return SnapshotHead(__version__, token, self._wait, self._idle_after, self._agent_socket), text
 
     async def document(self) -> bytes:
         """Return the JSON document of the newest snapshot, as the page's address gives it."""

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.support.exporter import QUICK, run, serving
+from tests.support.exporter import QUICK, no_driver, run, serving
 from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
 from vramledger.commands.doctor import _is_exporter
@@ -38,6 +38,38 @@ def test_an_exporter_elsewhere_is_found(standin: StandIn) -> None:
     assert "LACK  agents /nowhere-else: the exporter listens for agents at " in done.stdout
 
 
+def test_the_agents_of_the_exporter_that_was_asked(standin: StandIn) -> None:
+    """Beside another exporter, ``doctor`` looks at the agents' socket of the one that it asked."""
+    with serving(*QUICK, driver=standin.env()) as other, serving(*QUICK, driver=standin.env()) as exporter:
+        for each in (other, exporter):
+            each.until(lambda page: page.up, "data")
+        path = Path(exporter.found["VRAMLEDGER_CONTROL_SOCKET"])
+        done = run("doctor", f"--control.socket={path}", driver=standin.env())
+    assert f"agents {path.with_name('agent')}: programs of other users cannot reach" in done.stdout
+    assert other.found["VRAMLEDGER_CONTROL_SOCKET"].removesuffix("control") not in done.stdout
+
+
+def test_an_exporter_without_agents(standin: StandIn) -> None:
+    """An exporter that was told to take no agents is no fault, and the limit says which flag it was."""
+    with serving(*QUICK, "--no-collector.agent", driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "data")
+        done = run("doctor", driver={**standin.env(), **exporter.found})
+    assert "agents /" not in done.stdout
+    assert "no agent reports from a program; never fires: " in done.stdout
+    assert "remedy: leave out --no-collector.agent" in done.stdout
+
+
+def test_a_recording_is_no_exporter_of_this_host(tmp_path: Path, standin: StandIn) -> None:
+    """Beside an exporter that plays a recording, ``doctor`` says that commands do not ask it."""
+    with serving("--source=auto", driver=no_driver(tmp_path)) as exporter:
+        pid = exporter.process.pid
+        without = run("doctor", driver=no_driver(tmp_path))
+        beside = run("doctor", driver=standin.env())
+    assert f"pid {pid} plays a recording" in without.stdout
+    assert "LACK  exporter /nowhere: no exporter of this host runs (" in without.stdout
+    assert "plays a recording" not in beside.stdout, "with a driver, auto is the host's"
+
+
 def test_no_exporter_is_a_gap(standin: StandIn, tmp_path: Path) -> None:
     """Where no exporter runs, ``doctor`` says what commands then do not know, and what to start."""
     (tmp_path / "proc").mkdir()
@@ -59,6 +91,8 @@ def test_no_exporter_is_a_gap(standin: StandIn, tmp_path: Path) -> None:
         ),
         (["vramledger", "serve", "--agent.socket", "/c", "--control.socket="], ("", "/c")),
         (["vramledger", "serve", "--agent.socket"], (None, None)),
+        (["/opt/v/bin/python", "/opt/v/bin/vramledger-python", "serve"], (None, None)),  # as pip installs it
+        (["sudo", "vramledger", "serve"], None),  # only starts it
         (["vramledger", "show", "serve"], None),
         (["less", "serve"], None),
         (["serve"], None),

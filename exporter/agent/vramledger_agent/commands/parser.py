@@ -116,13 +116,15 @@ def count(text: str) -> int:
     return int(text)
 
 
-def add_agent_socket(parser: argparse.ArgumentParser) -> None:
-    """Declare the flag of the agents' socket."""
+def add_agent_socket(parser: argparse.ArgumentParser, default: str | None = DEFAULT_SOCKET) -> None:
+    """Declare the flag of the agents' socket; without a default it is that of the exporter that was asked."""
     from pathlib import Path
 
+    usual = DEFAULT_SOCKET if default else "that of the exporter"
+
     parser.add_argument(
-        "--agent.socket", dest="agent_socket", type=Path, default=Path(DEFAULT_SOCKET), metavar="PATH",
-        help="where agents in users' programs connect to the exporter (default %(default)s)",
+        "--agent.socket", dest="agent_socket", type=Path, default=default and Path(default), metavar="PATH",
+        help=f"where agents in users' programs connect to the exporter (default {usual})",
     )  # fmt: skip
 
 

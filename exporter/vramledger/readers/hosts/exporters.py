@@ -7,20 +7,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 _MAX_BYTES = 64 * 1024
-_NAME = "vramledger"
-_SOCKETS = ("--control.socket", "--agent.socket")
+_NAMES = ("vramledger", "vramledger-python")
+"""The second is what the first starts where pip has installed it."""
+
+_FLAGS = ("--control.socket", "--agent.socket", "--source")
 
 
 class RunningExporter(NamedTuple):
     """A process that looks like ``vramledger serve``.
 
-    Its sockets are those of its flags, None for the usual ones. Any user can give a process this command
-    line, so it is only shown, and never used.
+    What its flags say is None where they say nothing. Any user can give a process this command line, so it
+    is only shown, and never used.
     """
 
     pid: int
     control_socket: str | None
     agent_socket: str | None
+    source: str | None = None
 
 
 def find_exporters(procfs: Path) -> tuple[RunningExporter, ...]:
@@ -38,15 +41,19 @@ def _search(procfs: Path) -> Iterator[RunningExporter]:
         except OSError:  # it has ended, or may not be read
             continue
         if _is_exporter(words):
-            yield RunningExporter(int(home.name), *(_value(words, flag) for flag in _SOCKETS))
+            yield RunningExporter(int(home.name), *(_value(words, flag) for flag in _FLAGS))
 
 
 def _is_exporter(words: Sequence[str]) -> bool:
-    """Tell whether a command line is that of ``vramledger serve``, with an interpreter before it or not."""
+    """Tell whether a command line is that of ``vramledger serve``, with an interpreter before it or not.
+
+    What only starts one, such as sudo, is not it.
+    """
     if "serve" not in words:
         return False
-    program = words[: words.index("serve")]
-    return bool(program) and Path(program[-1]).name == _NAME
+    *before, program = words[: words.index("serve")] or [""]
+    started = not before or Path(before[0]).name.startswith("python")
+    return started and Path(program).name in _NAMES
 
 
 def _value(words: Sequence[str], flag: str) -> str | None:
