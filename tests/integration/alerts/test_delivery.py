@@ -9,6 +9,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.alerts.promtool import ALERTS
+from tests.support.alerts.nodes import Holder, Node
+from tests.support.alerts.promtool import ALERTS, firing
 from tests.support.faults import alertmanager
 from tests.support.mail import mailbox
 from tests.support.ports import free_port
@@ -146,25 +148,25 @@ def test_a_page_arrives(tmp_path: Path, version: str) -> None:
     assert after["attachments"][0]["title"].startswith("Resolved: GPU memory is held by")
 
 
-def hoarded(user: str, pid: int) -> dict[str, Any]:
-    """Return the alert about an idle program of a user."""
-    return {
-        "labels": {
-            "alertname": "GpuMemoryHoarded", "severity": "warning", "instance": "gpu-1:10839",
-            "gpu": "0", "uuid": "GPU-1", "pid": str(pid), "owner_type": "user", "owner": user, "user": user,
-        },
-        "annotations": {
-            "summary": "Much GPU memory is held by a program that does nothing.",
-            "description": f"gpu-1: pid {pid} of user {user}, holds 20GiB on GPU 0.",
-            "runbook_url": "http://runbooks/GpuMemoryHoarded",
-        },
-    }  # fmt: skip
+def hoarded(folder: Path) -> list[dict[str, Any]]:
+    """Return what the real rules raise about idle programs of several users."""
+    users = ("ann", "ann", "svc-train", "root")
+    holders = [
+        Holder(pid, 30, "idle", since=-61, gpu=pid - 7, sm=None, user=user, owner=user)
+        for pid, user in enumerate(users, start=7)
+    ]
+    holders[1] = replace(holders[1], notebook="ann/a.ipynb")
+    found = firing(folder, Node(holders, gpus=4, instance="gpu-1:10839").series(5), 5)
+    return [
+        {"labels": {**each.labels, "alertname": each.name}, "annotations": each.annotations} for each in found
+    ]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_each_user_gets_their_own_in_one_mail(tmp_path: Path, version: str) -> None:
     """A user's mail and message have all alerts of that user and no other's; root and numbers get none."""
-    alerts = [hoarded("ann", 7), hoarded("ann", 8), hoarded("svc-train", 9), hoarded("root", 1)]
+    (tmp_path / "rules").mkdir()
+    alerts = hoarded(tmp_path / "rules")
     with (
         inbox() as (url, messages),
         mailbox() as (port, mails),
@@ -176,17 +178,22 @@ def test_each_user_gets_their_own_in_one_mail(tmp_path: Path, version: str) -> N
             lambda: [body for _, body in messages if body["channel"] == "U012ABCDEF"], "the chat"
         )
         wait_until(
-            lambda: any("pid 1 " in str(body) for _, body in messages), "what the platform gets of root"
+            lambda: any("pid 10 " in str(body) for _, body in messages), "what the platform gets of root"
         )
     by_address = {str(mail["To"]): mail for mail in mails}
 
     assert set(by_address) == {"ann@example.com", "training-team@example.com"}
     mail = by_address["ann@example.com"]
     assert mail["Subject"] == "GPU memory of ann: 2 to look at"
-    text = mail.get_body(("plain",)).get_content()  # type: ignore[union-attr]
+    text = mail.get_body(("plain",)).get_content().replace("\r", "")  # type: ignore[union-attr]
+    assert text.startswith("You get this because programs of ann hold GPU memory.\n\n")
     assert text.count("Much GPU memory is held by a program that does nothing.") == 2
-    assert "gpu-1: pid 7 of user ann, holds 20GiB on GPU 0." in text
-    assert "What to do: http://runbooks/GpuMemoryHoarded" in text
+    idle = "and has done nothing since 1969-12-31 22:59:00 +0000 UTC (proven). If you do not need it:"
+    of_ann = "gpu-1:10839: pid 7 (train.py) of user ann, holds 30GiB on GPU 0,"
+    assert f"{of_ann} {idle} vramledger end --pid 7 ends it.\n" in text
+    assert f"holds 30GiB on GPU 1 for notebook ann/a.ipynb, {idle} vramledger end --pid 8 ends it.\n" in text
+    assert "What to do: http://gpu-1:10839/runbooks/GpuMemoryHoarded" in text
     assert "vramledger end --pid PID" in text
-    assert "svc-train" not in text
-    assert "svc-train" not in json.dumps(said)
+    assert f"{of_ann} {idle} vramledger end --pid 7 ends it.\n" in said[0]["attachments"][0]["text"]
+    for each in (text, json.dumps(said)):
+        assert re.search(r"svc-train|sudo|\b[Aa]sk (its|the) ", each) is None
