@@ -135,7 +135,6 @@ LEAK_THAT_ENDS_AND_BEGINS = replace(LEAK, agent={
 }, agent_up=lambda m: float(m % 9 >= 3))  # fmt: skip
 TWO = Node([replace(IDLE, gpu=1), replace(TRAINER, gpu=0)], gpus=2)
 GONE = f'vramledger_device_up{{NODE,gpu="1",uuid="{uuid(1)}"}}'
-OWNER_LATER = from_minute(12, with_labels())
 
 SITUATIONS = [
     # --- memory that fills within minutes, at several paces, whoever tells the figures
@@ -154,7 +153,7 @@ SITUATIONS = [
                 "torch_allocated_bytes": 9, "torch_reserved_bytes": lambda m: (value_at(filled(4, 60).gib, m) or 0) - 0.5,
                 "torch_alloc_retries_total": 0, "torch_ooms_total": 0,
             },
-        )], total=80),
+        )], total=80), {"GpuFrameworkCacheHigh-i": Told((70, 95))},
     ),
     Situation(
         "an idle program beside one that fills the GPU by 4 GiB a minute: the page names the one that grows",
@@ -163,7 +162,7 @@ SITUATIONS = [
     ),
     Situation(
         "a program with an agent fills 60 of 80 GiB in 10 minutes and stops: nobody is woken",
-        Node([replace(torch(7, lambda m: min(60, 10 + 5 * max(0, m - 30))))], total=80),
+        Node([replace(torch(7, lambda m: min(60, 10 + 5 * max(0, m - 30))))], total=80), LEAKS,
     ),
     # --- MIG, MPS, shared GPUs
     Situation(
@@ -249,7 +248,7 @@ SITUATIONS = [
     # --- labels that change
     Situation(
         "two GPUs have each other's index after a reboot, an idle program on one: told throughout, for its uuid",
-        replace(TWO, relabel=swapped), {"GpuMemoryHoarded-w": Told((4, 62), (58, LAST), 2)},
+        replace(TWO, relabel=swapped), {"GpuMemoryHoarded-w": Told((4, 70), (70, LAST), 2)},
     ),
     Situation(
         "a target gets a label `rack` while a program idles: told without a pause, once",
@@ -293,11 +292,11 @@ SITUATIONS = [
         Node([LEAK], extra={'vramledger_process_start_time_seconds{NODE,pid="7"}': None}), LEAKS,
     ),
     Situation(
-        "a vGPU whose memory cannot be asked: an idle program of 30 GiB is told, and nothing is wrong",
-        Node([IDLE], extra={
+        "a vGPU whose memory and holders cannot be asked: nothing",
+        Node(extra={
             f"vramledger_device_memory_total_bytes{DEVICE}": None,
             f'vramledger_device_memory_bytes{DEVICE[:-1]},state="free"}}': None,
-        }), HOARDED,
+        }),
     ),
     Situation(
         "free memory is not a number for 20 minutes: nothing",
@@ -322,6 +321,16 @@ SITUATIONS = [
         "an XID comes 6 minutes after the exporter began to count anew: it is told",
         Node([TRAINER], extra={XID.format(79): lambda m: 3 if m < 60 else None if m < 66 else 1}),
         {"GpuXidError-w": Told((66, 68), (80, 112))},
+    ),
+    Situation(
+        "an XID comes again an hour after the exporter, which remembers nothing, restarted: it is told",
+        Node([TRAINER], missing=away(40, 41), extra={XID.format(94): lambda m: 1 if m < 40 or m >= 100 else None}),
+        {"GpuXidError-w": Told((100, 102))},
+    ),
+    Situation(
+        "a count of XIDs is back unchanged after an update of 12 minutes: nothing but the update",
+        Node([TRAINER], missing=away(40, 52), extra={XID.format(94): 2}),
+        {"VramLedgerExporterDown-w": Told((44, 47), (52, 60))},
     ),
     Situation(
         "a count of XIDs is 3, 0 after a restart, and stays 0: nothing",
@@ -353,9 +362,9 @@ SITUATIONS = [
     ),
     # --- owners
     Situation(
-        "a job is known a minute after its program idles: the idle program is told once, for the job",
-        Node([IDLE], relabel=lambda m, given: {**given, "owner_type": "slurm", "owner": "17"}
-             if given.get("owner") and m >= 1 else given), HOARDED,
+        "a job is known a minute after its program began, which never worked: told once, for the job",
+        Node([replace(IDLE, since=0, start=0)], relabel=lambda m, given: {**given, "owner_type": "slurm", "owner": "17"}
+             if given.get("owner") and m >= 1 else given), {"GpuMemoryHoarded-w": Told((64, 68))},
     ),
     Situation(
         "a program is of nobody known for 10 minutes, then of its user: told once, with the user",
@@ -373,10 +382,10 @@ SITUATIONS = [
     Situation(
         "an agent is attached to a program that leaks: the growth that was told stays told until the leak is",
         Node([replace(LEAK, gib=lambda m: 10.5 + 0.25 * m, agent={
-            name: changing_at(80, None, 1) if not callable(values) else (
+            name: changing_at(80, None, 0) if not callable(values) else (
                 lambda values: lambda m: None if m < 80 else value_at(values, m))(values)
             for name, values in LEAK.agent.items()}, agent_up=changing_at(80, None, 1))]),
-        GROWS,
+        GROWS | {"GpuMemoryLeakSuspected-w": Told((100, 118))},
     ),
     Situation(
         "an agent answers six of nine minutes while its program leaks: told, without a pause",
@@ -425,9 +434,9 @@ SITUATIONS = [
         {"GpuDeviceLost-p": Told((31, 34))},
     ),
     Situation(
-        "the process series of a leaking and an idle program end for one scrape of each five minutes: told without a pause",
+        "the process series of a leaking and an idle program end for one scrape of each 11 minutes: told without a pause",
         Node([LEAK, replace(IDLE, pid=8)], extra={
-            f'{BYTES}{DEVICE[:-1]},pid="{pid}"}}': (lambda m: None if m % 5 == 0 else 30 * GIB) for pid in (7, 8)
+            f'{BYTES}{DEVICE[:-1]},pid="{pid}"}}': (lambda m: None if m % 11 == 0 else 30 * GIB) for pid in (7, 8)
         }), HOARDED | LEAKS,
     ),
     Situation(
@@ -452,7 +461,8 @@ SITUATIONS = [
     ),
     Situation(
         "an idle program works for a minute each half hour: nothing",
-        Node([Holder(7, 30, lambda m: "active" if m % 30 < 1 else "idle", since=lambda m: m // 30 * 30 + (m % 30 >= 1))]),
+        Node([Holder(7, 30, lambda m: "active" if m % 30 < 1 else "idle", since=lambda m: m // 30 * 30 + (m % 30 >= 1),
+                     last_active=lambda m: m // 30 * 30 + min(1, m % 30))]),
     ),
     Situation(
         "an idle notebook of 5 GiB beside the same user's idle training of 30: each is told once",
