@@ -469,7 +469,7 @@ def rules_of_chart(tmp_path: Path, rules: str) -> subprocess.CompletedProcess[st
 
 @pytest.mark.parametrize("own", ["", "runbooks: https://wiki.test/{alert}\nrun: ssh {instance} vramledger\n"])
 def test_rules_with_other_thresholds_are_given_to_the_chart(tmp_path: Path, own: str) -> None:
-    """The chart applies what ``vramledger rules`` writes, and only fills in what nobody has set for the cluster."""
+    """The chart applies what ``vramledger rules`` writes, and fills in what nobody has set for it."""
     command = [sys.executable, "-m", "vramledger", "rules", "--thresholds", "-"]
     thresholds = f"defaults: {{hoarded_idle: 7777s}}\nalert_prefix: Acme\n{own}"
     told = subprocess.run(command, check=True, capture_output=True, text=True, input=thresholds).stdout
