@@ -335,8 +335,8 @@ groups:
 
 def test_every_record_is_read() -> None:
     """A record that no other rule and no dashboard reads only costs."""
-    boards = " ".join(path.read_text(encoding="utf-8") for path in (ALERTS.parent / "dashboards").glob("*.json"))
-    read = set(re.findall(r"vramledger_\w+:[\w:]+", boards))
+    boards = (ALERTS.parent / "dashboards").glob("*.json")
+    read = {name for path in boards for name in re.findall(r"vramledger_\w+:[\w:]+", path.read_text("utf-8"))}
     for rule in RULES:
         found = {name for text in texts(rule) for name in re.findall(r"vramledger_\w+:[\w:]+", text)}
         read |= found - {rule.get("record")}
