@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.lab.soak import endurance, faults, load, replay, trials
+from tests.lab.soak import endurance, faults, replay, trials
 from tests.lab.soak.table import markdown
 
 
@@ -27,8 +27,6 @@ def main() -> int:
         "trials", help="faults around a running exporter, each ended and recovered from"
     )
     around.add_argument("--rounds", type=int, default=20)
-    many = parts.add_parser("load", help="a hundred scrapers, two hundred viewers, and slow readers")
-    many.add_argument("--seconds", type=float, default=30.0)
     played = parts.add_parser("replay", help="a recorded day in minutes, against an integration of our own")
     played.add_argument("--hours", type=float, default=24.0)
     played.add_argument("--speed", type=float, default=240.0, help="recorded seconds a second (default 240)")
@@ -43,9 +41,6 @@ def main() -> int:
     elif args.part == "trials":
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             rows = list(trials.run(Path(directory), rounds=args.rounds, seed=args.seed))
-    elif args.part == "load":
-        with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-            rows = list(load.run(Path(directory), seconds=args.seconds))
     elif args.part == "replay":
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             found = replay.run(Path(directory), hours=args.hours, speed=args.speed, seed=args.seed)
