@@ -143,8 +143,13 @@ def _step(*minutes: float) -> int:
     return STEP if all(float(minute).is_integer() for minute in minutes) else EVALUATION
 
 
-def firing(folder: Path, series: Sequence[Mapping[str, str]], minute: float) -> list[Alert]:
-    """Return the alerts that fire at a minute, except the heartbeat.
+def firing(
+    folder: Path,
+    series: Sequence[Mapping[str, str]],
+    minute: float,
+    files: Sequence[Path] = RULE_FILES,
+) -> list[Alert]:
+    """Return the alerts that fire at a minute, except the heartbeat, by the rules of some files.
 
     promtool only compares, so the test file expects none, and the alerts are read from its complaint.
     """
@@ -153,7 +158,7 @@ def firing(folder: Path, series: Sequence[Mapping[str, str]], minute: float) -> 
         for name in alert_names()
         if name != "VramLedgerWatchdog"
     ]
-    output = _run(folder, series, RULE_FILES, _step(minute), alert_rule_test=expectations)
+    output = _run(folder, series, files, _step(minute), alert_rule_test=expectations)
     found = []
     for complaint in re.split(r"\n(?=\s*alertname:)", output):
         failed = _FAILED.search(complaint)
