@@ -72,7 +72,7 @@ class Serving(NamedTuple):
             self.storage.send(self.past.recorder.record(reading))
             self.past.tracker.update(reading)
             self.past.now += 1
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.5)
         return time.monotonic() - begun
 
 

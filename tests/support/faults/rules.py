@@ -106,7 +106,8 @@ def families(home: Path = HOME) -> frozenset[str]:
 @cache  # PyYAML is slow, and each of a hundred scenarios asks
 def read_groups(path: Path) -> list[dict[str, Any]]:
     """Return the rule groups of a file."""
-    found: list[dict[str, Any]] = yaml.safe_load(path.read_text())["groups"]
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    found: list[dict[str, Any]] = yaml.load(path.read_text(encoding="utf-8"), loader)["groups"]  # noqa: S506
     return found
 
 
