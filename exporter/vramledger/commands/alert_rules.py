@@ -252,15 +252,11 @@ def _indent(text: str) -> str:
     return "\n".join(f"  {line}" if line else line for line in text.splitlines())
 
 
-def render_rule(
-    rule: dict[str, Any], settings: RuleSettings, names: Mapping[str, object] | None = None
-) -> dict[str, Any]:
-    """Return a rule of a source as Prometheus reads it; with ``names``, as somebody else fills it in."""
-    values = _expression_values(settings) if names is None else names
+def render_rule(rule: dict[str, Any], settings: RuleSettings) -> dict[str, Any]:
+    """Return a rule of a source as Prometheus reads it."""
+    values = _expression_values(settings)
     told = f'ALERTS{{alertname="{rule.get("alert")}", alertstate="firing"}}'
-    expression = rule["expr"].replace("<<told>>", told)
-    if names is None:
-        expression = render_expression(expression, settings)
+    expression = render_expression(rule["expr"].replace("<<told>>", told), settings)
     result = {**rule, "expr": selecting(with_prefix(expression, settings), settings.selector)}
     if "alert" in rule:
         result["alert"] = with_prefix(rule["alert"], settings)

@@ -169,10 +169,15 @@ COURSES = [
     Course("cache-that-stays-at-95", Node([Holder(7, up_to(95, 0.62, 20))]), 240, "GpuMemoryGrowing-w"),
     Course("model-load-of-20-minutes", Node([replace(torch(gib=up_to(91, 4.5, 1)), start=0)]), 60),
     Course(
-        "later-load-of-20-minutes", Node([torch(gib=up_to(91, 4.5, 1, 30))]), 90, "GpuMemoryLeakSuspected-w"
+        "later-load-of-20-minutes", Node([torch(gib=up_to(80, 4, 1, 30))]), 90, "GpuMemoryLeakSuspected-w"
     ),
     Course(
-        "load-nearly-to-the-brim", Node([torch(gib=up_to(96, 4.5, 1, 30))]), 90, "GpuMemoryLeakSuspected-w"
+        "later-load-to-91-which-nothing-tells-from-a-leak", Node([torch(gib=up_to(91, 4.5, 1, 30))]), 90,
+        "GpuMemoryLeakSuspected-w GpuMemoryAboutToFill-p",
+    ),
+    Course(
+        "later-load-to-96-which-nothing-tells-from-a-leak", Node([torch(gib=up_to(96, 4.5, 1, 30))]), 90,
+        "GpuMemoryLeakSuspected-w GpuMemoryAboutToFill-p",
     ),
     Course("later-load-of-7-minutes-without-an-agent", Node([Holder(7, up_to(94, 12, 10, 30))]), 90),
     Course("first-load-of-26-minutes-without-an-agent", Node([Holder(7, up_to(96, 3, 18, 3), start=0)]), 60),

@@ -343,7 +343,7 @@ def test_a_snippet_stands_for_its_text(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stdout) == (
         0,
-        "wrote: alerts/x.rules.yml\nwrote: alerts/chart.json\nwrote: alerts/rules.json\n",
+        "wrote: alerts/x.rules.yml\nwrote: alerts/rules.json\n",
     )
     assert rule["annotations"]["description"] == (
         "{{ $labels.instance }}: pid {{ $labels.pid }} above 1024B is full."

@@ -1,4 +1,4 @@
-"""What happens to GPUs, programs, exporters and Prometheus beside each other, and what is told of it: once, in time, no more."""
+"""What is told of what happens to GPUs, programs, exporters and Prometheus: once, in time, and no more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.alerts.test_false_pages import torch
 from tests.support.alerts.cases import DEAD, DEVICE, ORPHAN, TRAINER
-from tests.support.alerts.exporter_cases import ECC, RESERVED, USES, XID
+from tests.support.alerts.exporter_cases import ECC, RESERVED, XID
 from tests.support.alerts.holder_cases import IDLE, NOTEBOOK, QUIET, grows, pieces, sawtooth, with_agent
 from tests.support.alerts.nodes import STEP, Holder, Node, Values, changing_at, uuid, value_at
 from tests.support.alerts.promtool import alerts_over_time
@@ -31,7 +31,7 @@ Relabel = Callable[[float, Mapping[str, str]], Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Told:
-    """An alert: between which minutes it begins and ends, without a pause; it lasts to the end unless told otherwise."""
+    """An alert: between which minutes it begins, and ends; by default it lasts to the end."""
 
     begins: tuple[float, float]
     ends: tuple[float, float] = (LAST, LAST)
@@ -84,20 +84,22 @@ def away(begin: float, end: float) -> Callable[[float], bool]:
 
 
 def filled(pace: float, full: float, *, agent: str = "") -> Holder:
-    """Return a program that has rested, and fills its GPU of 80 GiB by a minute; nobody can hold more than there is."""
-    held: Values = lambda m: min(79.4, max(20.0, 80 - pace * (full - m)))  # noqa: E731 it reads as a value
+    """Return a program that has rested, and fills its GPU of 80 GiB by a minute."""
+
+    def held(minute: float) -> float:
+        return min(79.4, max(20.0, 80 - pace * (full - minute)))
+
     if not agent:
         return Holder(7, held)
     small = {"torch_allocated_bytes": 9.0, "torch_reserved_bytes": 9.0}
-    own = small if agent == "native" else dict.fromkeys(small, lambda m: (value_at(held, m) or 0) - 0.4)
+    own = small if agent == "native" else dict.fromkeys(small, lambda m: held(m) - 0.4)
     return Holder(7, held, agent={**own, "torch_alloc_retries_total": 0, "torch_ooms_total": 0})
 
 
 def fills(pace: float, agent: str, every: int = STEP) -> Situation:
     """Return a GPU that is full at minute 60."""
     by = {"": "nobody but the driver", "framework": "its framework", "native": "its agent, outside the pool"}
-    slow = {} if agent else {"GpuMemoryGrowing-w": Told((50, 90), (60, LAST))} if pace < 2 else {}
-    leak = {"GpuMemoryLeakSuspected-w": Told((40, 62), (100, LAST))} if agent else slow
+    leak = {"GpuMemoryLeakSuspected-w": Told((40, 62), (100, LAST))} if agent else {}
     return Situation(
         f"{pace} GiB a minute told by {by[agent]}, a scrape each {every} s: the page comes before it is full",
         Node([filled(pace, 60, agent=agent)], total=80, every=every),
@@ -108,11 +110,6 @@ def fills(pace: float, agent: str, every: int = STEP) -> Situation:
 def beside(**labels: str) -> Relabel:
     """Return labels of a second source of the same node."""
     return lambda _, given: {**given, **labels, "instance": given["instance"].removesuffix("b")}
-
-
-def growing_until(minute: float, values: Values = grows(0.25)) -> Values:
-    """Return values that stay as they are from a minute on."""
-    return lambda now: value_at(values, min(now, minute))
 
 
 def at_times(*spans: tuple[float, float], inside: float | None = None, outside: float | None = 1) -> Values:
@@ -128,14 +125,22 @@ LEAK = with_agent(grows(0.25))
 LEAKS = {"GpuMemoryLeakSuspected-w": Told((20, 60))}
 GROWS = {"GpuMemoryGrowing-w": Told((40, 75))}
 AGENTLESS = Holder(7, grows(0.25))
+INSTANCE = 'NODE,gpu="0",uuid="MIG-a"'
 BYTES = "vramledger_process_memory_bytes"
-LEAK_THAT_ENDS_AND_BEGINS = replace(LEAK, agent={
-    name: (lambda values: lambda m: None if m % 9 < 3 else value_at(values, m))(values)
-    for name, values in LEAK.agent.items()
-}, agent_up=lambda m: float(m % 9 >= 3))  # fmt: skip
+SINCE = "vramledger_process_state_since_timestamp_seconds"
+
+
+def told_when(holder: Holder, told: Callable[[float], bool], up: Values) -> Holder:
+    """Return a program whose agent tells its figures at some minutes only."""
+
+    def at(values: Values) -> Values:
+        return lambda minute: value_at(values, minute) if told(minute) else None
+
+    return replace(holder, agent={name: at(values) for name, values in holder.agent.items()}, agent_up=up)
+
+
 TWO = Node([replace(IDLE, gpu=1), replace(TRAINER, gpu=0)], gpus=2)
 GONE = f'vramledger_device_up{{NODE,gpu="1",uuid="{uuid(1)}"}}'
-OWNER_LATER = from_minute(12, with_labels())
 
 SITUATIONS = [
     # --- memory that fills within minutes, at several paces, whoever tells the figures
@@ -144,26 +149,27 @@ SITUATIONS = [
     fills(3, "framework", 60),
     Situation(
         "4 GiB a minute with an agent, by a rank on each of two GPUs: one page for each GPU",
-        Node([replace(filled(4, 60, agent="framework"), gpu=gpu, pid=7 + gpu) for gpu in (0, 1)], total=80, gpus=2),
-        {"GpuMemoryAboutToFill-p": Told((50, 59), (60, 75), 2), "GpuMemoryLeakSuspected-w": Told((40, 62), (100, LAST), 2)},
+        Node([replace(filled(4, 60, agent="framework"), gpu=gpu, pid=7 + gpu) for gpu in (0, 1)], total=80,
+             gpus=2),
+        {"GpuMemoryAboutToFill-p": Told((50, 59), (60, 75), 2),
+         "GpuMemoryLeakSuspected-w": Told((40, 62), (100, LAST), 2)},
     ),
     Situation(
-        "a pool with an agent grows by 4 GiB a minute to the brim, and what is in use does not: nobody is woken",
-        Node([replace(
-            filled(4, 60), agent={
-                "torch_allocated_bytes": 9, "torch_reserved_bytes": lambda m: (value_at(filled(4, 60).gib, m) or 0) - 0.5,
-                "torch_alloc_retries_total": 0, "torch_ooms_total": 0,
-            },
-        )], total=80),
+        "a pool with an agent grows by 4 GiB a minute to the brim, and what is in use does "
+        "not: nobody is woken",
+        Node([replace(filled(4, 60, agent="framework"), agent=filled(
+            4, 60, agent="framework").agent | {"torch_allocated_bytes": 9})], total=80),
+            {"GpuFrameworkCacheHigh-i": Told((70, 95))},
     ),
     Situation(
         "an idle program beside one that fills the GPU by 4 GiB a minute: the page names the one that grows",
         Node([filled(4, 60, agent="framework"), Holder(8, 0.5, "idle", since=-60, sm=None)], total=80),
-        {"GpuMemoryAboutToFill-p": Told((50, 59), (60, 75)), "GpuMemoryLeakSuspected-w": Told((40, 62), (100, LAST))},
+        {"GpuMemoryAboutToFill-p": Told((50, 59), (60, 75)),
+         "GpuMemoryLeakSuspected-w": Told((40, 62), (100, LAST))},
     ),
     Situation(
         "a program with an agent fills 60 of 80 GiB in 10 minutes and stops: nobody is woken",
-        Node([replace(torch(7, lambda m: min(60, 10 + 5 * max(0, m - 30))))], total=80),
+        Node([torch(7, lambda m: min(60, 10 + 5 * max(0, m - 30)))], total=80), LEAKS,
     ),
     # --- MIG, MPS, shared GPUs
     Situation(
@@ -177,13 +183,14 @@ SITUATIONS = [
         } if "gpu" in given else given),
     ),
     Situation(
-        "a GPU is divided by MIG at minute 60: the GPU without a ledger is not lost, and its instances raise nothing",
+        "a GPU is divided by MIG at minute 60: the GPU without a ledger is not lost, and its "
+        "instances raise nothing",
         Node(extra={
             f'vramledger_device_memory_bytes{DEVICE[:-1]},state="free"}}': until(60, 70 * GIB),
             f"vramledger_device_memory_total_bytes{DEVICE}": until(60, 100 * GIB),
             'vramledger_device_up{NODE,gpu="0",uuid="MIG-a"}': changing_at(60, None, 1),
-            'vramledger_device_memory_total_bytes{NODE,gpu="0",uuid="MIG-a"}': changing_at(60, None, 40 * GIB),
-            'vramledger_device_memory_bytes{NODE,gpu="0",uuid="MIG-a",state="free"}': changing_at(60, None, 40 * GIB),
+            f"vramledger_device_memory_total_bytes{{{INSTANCE}}}": changing_at(60, None, 40 * GIB),
+            f'vramledger_device_memory_bytes{{{INSTANCE},state="free"}}': changing_at(60, None, 40 * GIB),
         }),
     ),
     Situation(
@@ -197,7 +204,7 @@ SITUATIONS = [
     ),
     Situation(
         "an MPS server holds a context, its clients work: nothing",
-        Node([Holder(5, 0.4, "idle", since=-600, sm=None, user="root", owner_type="unit", owner="nvidia-mps.service"),
+        Node([Holder(5, 0.4, "idle", since=-600, sm=None, user="root", owner_type="unit", owner="mps.service"),
               *[Holder(10 + n, 12, owner=f"u{n}", user=f"u{n}") for n in range(5)]]),
     ),
     Situation(
@@ -210,11 +217,13 @@ SITUATIONS = [
     ),
     Situation(
         "one program idles on all of eight GPUs: each holding is told, to one owner",
-        Node([replace(IDLE, gpu=gpu) for gpu in range(8)], gpus=8), {"GpuMemoryHoarded-w": Told((4, 10), sets=8)},
+        Node([replace(IDLE, gpu=gpu) for gpu in range(8)],
+             gpus=8), {"GpuMemoryHoarded-w": Told((4, 10), sets=8)},
     ),
     # --- clocks
     Situation(
-        "a node's clock drifts by a second a minute: it is said that it is wrong, and an idle program is told in time",
+        "a node's clock drifts by a second a minute: it is said that it is wrong, and an idle "
+        "program is told in time",
         Node([IDLE], extra={"vramledger_sample_timestamp_seconds{NODE}": lambda m: 61 * m}),
         HOARDED | {"VramLedgerClockSkew-i": Told((70, 85))},
     ),
@@ -223,13 +232,16 @@ SITUATIONS = [
         Node([TRAINER], extra={"vramledger_sample_timestamp_seconds{NODE}": lambda m: 60 * m - 40}),
     ),
     Situation(
-        "the clock goes back by an hour and, 20 minutes later, forward: what is told stays told, and the clock is not said",
-        Node([IDLE], extra={"vramledger_sample_timestamp_seconds{NODE}": lambda m: 60 * m - 3600 * (40 <= m < 52)}),
+        "the clock goes back by an hour and, 20 minutes later, forward: what is told stays "
+        "told, and the clock is not said",
+        Node([IDLE],
+             extra={"vramledger_sample_timestamp_seconds{NODE}": lambda m: 60 * m - 3600 * (40 <= m < 52)}),
         HOARDED,
     ),
     # --- restarts in the middle of a wait
     Situation(
-        "an exporter restarts, a minute away, in the middle of the wait of a growth: told at most some minutes later",
+        "an exporter restarts, a minute away, in the middle of the wait of a growth: told at "
+        "most some minutes later",
         Node([AGENTLESS], missing=away(45, 46)), {"GpuMemoryGrowing-w": Told((40, 80))},
     ),
     Situation(
@@ -238,18 +250,22 @@ SITUATIONS = [
         {"GpuMemoryUnattributed-w": Told((14, 22))},
     ),
     Situation(
-        "an exporter restarts three times within the wait for a stuck program, and says the same time each time: told in time",
-        Node([replace(ORPHAN, state="stuck")], missing=lambda m: m in {3, 6, 8}), {"GpuMemoryStuck-p": Told((10, 14))},
+        "an exporter restarts three times within the wait for a stuck program, and says the "
+        "same time each time: told in time",
+        Node([replace(ORPHAN, state="stuck")],
+             missing=lambda m: m in {3, 6, 8}), {"GpuMemoryStuck-p": Told((10, 14))},
     ),
     Situation(
-        "an exporter restarts and begins to count anew, in the middle of the wait for a stopped program: told in time",
+        "an exporter restarts and begins to count anew, in the middle of the wait for a "
+        "stopped program: told in time",
         Node([replace(TRAINER, state="stopped", since=changing_at(20, 0, 20.5))], missing=away(20, 20.5)),
         {"GpuMemoryStopped-w": Told((30, 34))},
     ),
     # --- labels that change
     Situation(
-        "two GPUs have each other's index after a reboot, an idle program on one: told throughout, for its uuid",
-        replace(TWO, relabel=swapped), {"GpuMemoryHoarded-w": Told((4, 62), (58, LAST), 2)},
+        "two GPUs have each other's index after a reboot, an idle program on one: told "
+        "throughout, for its uuid",
+        replace(TWO, relabel=swapped), {"GpuMemoryHoarded-w": Told((4, 70), (70, LAST), 2)},
     ),
     Situation(
         "a target gets a label `rack` while a program idles: told without a pause, once",
@@ -261,18 +277,23 @@ SITUATIONS = [
     ),
     # --- two replicas, federation
     Situation(
-        "two Prometheus servers scrape a node and a third one has the series of both: an idle program is told once",
+        "two Prometheus servers scrape a node and a third one has the series of both: an idle "
+        "program is told once",
         Node([IDLE], relabel=beside(replica="a")), HOARDED, Node([IDLE], relabel=beside(replica="b")),
     ),
     Situation(
         "the same with a leak, and one of the two is away for ten minutes: told once, without a pause",
-        Node([LEAK], relabel=beside(replica="a"), missing=away(50, 60)), LEAKS, Node([LEAK], relabel=beside(replica="b")),
+        Node([LEAK],
+             relabel=beside(replica="a"), missing=away(50, 60)), LEAKS,
+        Node([LEAK], relabel=beside(replica="b")),
     ),
     Situation(
         "the same with a lost GPU: paged once",
-        Node([TRAINER], relabel=beside(replica="a"), extra={f"vramledger_device_up{DEVICE}": changing_at(30, 1, 0)}),
+        Node([TRAINER],
+             relabel=beside(replica="a"), extra={f"vramledger_device_up{DEVICE}": changing_at(30, 1, 0)}),
         {"GpuDeviceLost-p": Told((31, 34))},
-        Node([TRAINER], relabel=beside(replica="b"), extra={f"vramledger_device_up{DEVICE}": changing_at(30, 1, 0)}),
+        Node([TRAINER],
+             relabel=beside(replica="b"), extra={f"vramledger_device_up{DEVICE}": changing_at(30, 1, 0)}),
     ),
     Situation(
         "one of two replicas cannot reach the exporter: the exporter is not down",
@@ -281,7 +302,9 @@ SITUATIONS = [
     ),
     Situation(
         "federated series have prometheus, env and region: dead memory is paged once, as everywhere",
-        Node([DEAD], relabel=with_labels(prometheus="p1", env="prod", region="eu")), {"GpuMemoryDead-p": Told((5, 8))},
+        Node([DEAD],
+             relabel=with_labels(prometheus="p1", env="prod", region="eu")),
+        {"GpuMemoryDead-p": Told((5, 8))},
     ),
     Situation(
         "federated without `up`: an idle program and a leak are told all the same",
@@ -293,22 +316,24 @@ SITUATIONS = [
         Node([LEAK], extra={'vramledger_process_start_time_seconds{NODE,pid="7"}': None}), LEAKS,
     ),
     Situation(
-        "a vGPU whose memory cannot be asked: an idle program of 30 GiB is told, and nothing is wrong",
-        Node([IDLE], extra={
+        "a vGPU whose memory and holders cannot be asked: nothing",
+        Node(extra={
             f"vramledger_device_memory_total_bytes{DEVICE}": None,
             f'vramledger_device_memory_bytes{DEVICE[:-1]},state="free"}}': None,
-        }), HOARDED,
+        }),
     ),
     Situation(
         "free memory is not a number for 20 minutes: nothing",
         Node([TRAINER], extra={
-            f'vramledger_device_memory_bytes{DEVICE[:-1]},state="free"}}': at_times((40, 60), inside=math.nan, outside=70 * GIB)
+            f'vramledger_device_memory_bytes{DEVICE[:-1]},state="free"}}': at_times(
+                (40, 60), inside=math.nan, outside=70 * GIB
+            )
         }),
     ),
     Situation(
         "the time since when is not a number for one scrape: an idle program is told without a pause",
         Node([IDLE], extra={
-            f'vramledger_process_state_since_timestamp_seconds{DEVICE[:-1]},pid="7",state="idle",grade="proven"}}': at_times(
+            f'{SINCE}{DEVICE[:-1]},pid="7",state="idle",grade="proven"}}': at_times(
                 (40, 40.25), inside=math.nan, outside=-3660
             )
         }), HOARDED,
@@ -324,12 +349,24 @@ SITUATIONS = [
         {"GpuXidError-w": Told((66, 68), (80, 112))},
     ),
     Situation(
+        "an XID comes again an hour after the exporter, which remembers nothing, restarted: it is told",
+        Node([TRAINER],
+             missing=away(40, 41), extra={XID.format(94): lambda m: 1 if m < 40 or m >= 100 else None}),
+        {"GpuXidError-w": Told((100, 102))},
+    ),
+    Situation(
+        "a count of XIDs is back unchanged after an update of 12 minutes: nothing but the update",
+        Node([TRAINER], missing=away(40, 52), extra={XID.format(94): 2}),
+        {"VramLedgerExporterDown-w": Told((44, 47), (52, 60))},
+    ),
+    Situation(
         "a count of XIDs is 3, 0 after a restart, and stays 0: nothing",
         Node([TRAINER], extra={XID.format(79): changing_at(60, 3, 0)}),
     ),
     Situation(
         "another GPU with 5 old ECC errors takes the place of one with none: nothing but what it says itself",
-        Node(extra={ECC.format("uncorrected"): 0}, missing=away(55, 59), relabel=from_minute(59, on_devices(gpu0="GPU-new"))),
+        Node(extra={ECC.format("uncorrected"): 0},
+             missing=away(55, 59), relabel=from_minute(59, on_devices(gpu0="GPU-new"))),
     ),
     # --- GPUs replaced
     Situation(
@@ -348,14 +385,16 @@ SITUATIONS = [
     Situation(
         "two of eight GPUs do not come back from a reboot: each is paged once",
         Node(gpus=8, missing=away(30, 34), extra={
-            f'vramledger_device_up{{NODE,gpu="{n}",uuid="{uuid(n)}"}}': changing_at(30, 1, None) for n in (3, 4)
+            f'vramledger_device_up{{NODE,gpu="{n}",uuid="{uuid(n)}"}}': changing_at(30, 1, None)
+            for n in (3, 4)
         }), {"GpuDeviceLost-p": Told((35, 39), sets=2)},
     ),
     # --- owners
     Situation(
-        "a job is known a minute after its program idles: the idle program is told once, for the job",
-        Node([IDLE], relabel=lambda m, given: {**given, "owner_type": "slurm", "owner": "17"}
-             if given.get("owner") and m >= 1 else given), HOARDED,
+        "a job is known a minute after its program began, which never worked: told once, for the job",
+        Node([replace(IDLE, since=0, start=0)],
+             relabel=lambda m, given: {**given, "owner_type": "slurm", "owner": "17"}
+             if given.get("owner") and m >= 1 else given), {"GpuMemoryHoarded-w": Told((64, 68))},
     ),
     Situation(
         "a program is of nobody known for 10 minutes, then of its user: told once, with the user",
@@ -366,26 +405,24 @@ SITUATIONS = [
         "a pid idles, ends, and is another user's who idles too: each is told, the second an hour later",
         Node([replace(IDLE, gib=lambda m: 30 if m < 40 or m >= 42 else None, since=changing_at(41, -61, 50),
                       start=changing_at(41, -600, 41))],
-             relabel=lambda m, given: {**given, "owner": "bob", "user": "bob"} if given.get("owner") and m >= 41 else given),
+             relabel=lambda m, given: {
+                 **given, "owner": "bob", "user": "bob"} if given.get("owner") and m >= 41 else given),
         {"GpuMemoryHoarded-w": Told((4, 118), (40, LAST), 2)},
     ),
     # --- agents that come and go
     Situation(
         "an agent is attached to a program that leaks: the growth that was told stays told until the leak is",
-        Node([replace(LEAK, gib=lambda m: 10.5 + 0.25 * m, agent={
-            name: changing_at(80, None, 1) if not callable(values) else (
-                lambda values: lambda m: None if m < 80 else value_at(values, m))(values)
-            for name, values in LEAK.agent.items()}, agent_up=changing_at(80, None, 1))]),
-        GROWS,
+        Node([told_when(LEAK, lambda m: m >= 80, changing_at(80, None, 1))]),
+        GROWS | {"GpuMemoryLeakSuspected-w": Told((100, 118))},
     ),
     Situation(
         "an agent answers six of nine minutes while its program leaks: told, without a pause",
-        Node([LEAK_THAT_ENDS_AND_BEGINS]), {"GpuMemoryLeakSuspected-w": Told((20, 110))},
+        Node([told_when(LEAK, lambda m: m % 9 >= 3, lambda m: float(m % 9 >= 3))]),
+        {"GpuMemoryLeakSuspected-w": Told((20, 110))},
     ),
     Situation(
         "the agent of a program whose need goes up and down ends: nothing is told of growth",
-        Node([replace(with_agent(sawtooth), agent={
-            name: until(60, values) for name, values in with_agent(sawtooth).agent.items()}, agent_up=until(60, 1))]),
+        Node([told_when(with_agent(sawtooth), lambda m: m < 60, until(60, 1))]),
     ),
     # --- scrape intervals
     *[Situation(
@@ -416,18 +453,22 @@ SITUATIONS = [
     ),
     Situation(
         "an update is rolled back after ten minutes, and again: what is told stays, once",
-        Node([IDLE, replace(LEAK, pid=8)], missing=lambda m: any(a <= m < a + 2 for a in (50, 60, 70, 80))), HOARDED | LEAKS,
+        Node([IDLE, replace(LEAK, pid=8)],
+             missing=lambda m: any(a <= m < a + 2 for a in (50, 60, 70, 80))), HOARDED | LEAKS,
     ),
     # --- series that end for one scrape
     Situation(
         "all series of a node with a lost GPU end for one scrape: the page stays",
-        Node([TRAINER], missing=lambda m: m == 60, extra={f"vramledger_device_up{DEVICE}": changing_at(30, 1, 0)}),
+        Node([TRAINER],
+             missing=lambda m: m == 60, extra={f"vramledger_device_up{DEVICE}": changing_at(30, 1, 0)}),
         {"GpuDeviceLost-p": Told((31, 34))},
     ),
     Situation(
-        "the process series of a leaking and an idle program end for one scrape of each five minutes: told without a pause",
+        "the process series of a leaking and an idle program end for one scrape of each 11 "
+        "minutes: told without a pause",
         Node([LEAK, replace(IDLE, pid=8)], extra={
-            f'{BYTES}{DEVICE[:-1]},pid="{pid}"}}': (lambda m: None if m % 5 == 0 else 30 * GIB) for pid in (7, 8)
+            f'{BYTES}{DEVICE[:-1]},pid="{pid}"}}': (lambda m: None if m % 11 == 0 else 30 * GIB)
+            for pid in (7, 8)
         }), HOARDED | LEAKS,
     ),
     Situation(
@@ -437,12 +478,16 @@ SITUATIONS = [
     ),
     # --- the same name elsewhere, one thing that becomes another
     Situation(
-        "nodes of one name in two clusters have the same pid: the idle one is told, the leaking one too, each in its cluster",
-        Node([IDLE], relabel=beside(cluster="east")), HOARDED | LEAKS, Node([LEAK], relabel=beside(cluster="west")),
+        "nodes of one name in two clusters have the same pid: the idle one is told, the "
+        "leaking one too, each in its cluster",
+        Node([IDLE],
+             relabel=beside(cluster="east")), HOARDED | LEAKS, Node([LEAK], relabel=beside(cluster="west")),
     ),
     Situation(
-        "a program idles on one GPU and moves to another: told for the first until it left, for the second an hour later",
-        Node([replace(IDLE, gib=until(30, 30)), replace(IDLE, gpu=1, gib=changing_at(30, None, 30), since=40)], gpus=2),
+        "a program idles on one GPU and moves to another: told for the first until it left, "
+        "for the second an hour later",
+        Node([replace(IDLE, gib=until(30, 30)),
+              replace(IDLE, gpu=1, gib=changing_at(30, None, 30), since=40)], gpus=2),
         {"GpuMemoryHoarded-w": Told((4, 118), (30, LAST), 2)},
     ),
     Situation(
@@ -452,7 +497,9 @@ SITUATIONS = [
     ),
     Situation(
         "an idle program works for a minute each half hour: nothing",
-        Node([Holder(7, 30, lambda m: "active" if m % 30 < 1 else "idle", since=lambda m: m // 30 * 30 + (m % 30 >= 1))]),
+        Node([Holder(7, 30, lambda m: "active" if m % 30 < 1 else "idle",
+                     since=lambda m: m // 30 * 30 + (m % 30 >= 1),
+                     last_active=lambda m: m // 30 * 30 + min(1, m % 30))]),
     ),
     Situation(
         "an idle notebook of 5 GiB beside the same user's idle training of 30: each is told once",
@@ -464,10 +511,12 @@ SITUATIONS = [
     ),
     Situation(
         "a reservation is unused for 100 minutes, then used: nothing",
-        Node(extra=RESERVED | {name: (lambda use: lambda m: 1.0 - use if m >= 100 else use)(float(value)) if "unknown" not in name else 0
-                               for name, value in USES.items()}),
+        Node(extra=RESERVED | {
+            f'vramledger_device_reservations{DEVICE[:-1]},use="{use}"}}': changing_at(100, begins, 1 - begins)
+            for use, begins in {"held": 0, "unheld": 1}.items()
+        }),
     ),
-]
+]  # fmt: skip
 
 
 NAMES = {f"n{number}": each for number, each in enumerate(SITUATIONS)}
@@ -475,7 +524,7 @@ NAMES = {f"n{number}": each for number, each in enumerate(SITUATIONS)}
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, Mapping[str, list[float]]]]:
-    """Return when each alert fires in each situation, by what tells it from others of its name; in one evaluation."""
+    """Return when each alert fires in each situation, by its labels; in one evaluation."""
     nodes = {name: (each.node, float(LAST)) for name, each in NAMES.items()}
     nodes |= {f"{name}b": (each.beside, float(LAST)) for name, each in NAMES.items() if each.beside}
     found: dict[str, dict[str, dict[str, list[float]]]] = {name: {} for name in NAMES}

@@ -173,6 +173,17 @@ class Node:
             for key, each in found.items()
         ]
 
+    def page(self, renderer: Renderer, minute: float) -> list[str]:
+        """Return the lines that the exporter answers with at a minute, without regard to ``missing``."""
+        own = {name.replace("{NODE,", "{").replace("{NODE}", ""): of for name, of in self.extra.items()}
+        lines = renderer.lines(_snapshot(*self._state(minute)))
+        given = {name: value_at(values, minute) for name, values in own.items()}
+        return [
+            *(line for line in lines if line.rpartition(" ")[0] not in {*own, _STAMP}),
+            *(f"{name} {value:.17g}" for name, value in given.items() if value is not None),
+            f"{_STAMP} {minute * 60:.17g}",
+        ]
+
     def _relabelled(self, key: _Key, minute: float) -> _Key:
         name, labels = key
         assert self.relabel is not None
