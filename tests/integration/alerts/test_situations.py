@@ -204,7 +204,7 @@ SITUATIONS = [
     ),
     Situation(
         "an MPS server holds a context, its clients work: nothing",
-        Node([Holder(5, 0.4, "idle", since=-600, sm=None, user="root", owner_type="unit", owner="mps.service"),
+        Node([Holder(5, 0.4, "idle", since=-600, sm=None, user="root", owner_type="unit", owner="mps"),
               *[Holder(10 + n, 12, owner=f"u{n}", user=f"u{n}") for n in range(5)]]),
     ),
     Situation(

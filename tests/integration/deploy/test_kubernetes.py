@@ -441,18 +441,28 @@ def test_alerts_link_to_the_past_where_pages_have_an_address(place: str) -> None
     assert all("https://gpu.example.org/{{ $labels.instance }}/#at={{ with query" in each for each in links)
 
 
-IN_A_POD = (
-    "kubectl exec -n {0} -c vramledger $(kubectl get pod -n {0} -o name -l app.kubernetes.io/name={1}"
-    " --field-selector spec.nodeName={{{{ $labels.instance }}}}) -- vramledger"
+POD = (
+    "$(kubectl get pod -n {0} -o name -l app.kubernetes.io/name={1}"
+    " --field-selector spec.nodeName={{{{ $labels.instance }}}})"
 )
-"""How the texts of the chart's rules say to run a command, in a namespace and for a name."""
+IN_A_CLUSTER = {
+    "sudo vramledger": f"kubectl exec -n {{0}} -c vramledger {POD} -- vramledger",
+    "sudo journalctl -u vramledger -n 50": f"kubectl logs --tail=50 -n {{0}} -c vramledger {POD}",
+    "sudo systemctl restart vramledger": f"kubectl delete -n {{0}} {POD}",
+    'Slurm: scontrol update nodename={{ $labels.instance | reReplaceAll ":.*" "" }} state=drain reason=gpu': (
+        "kubectl cordon {{{{ $labels.instance }}}}"
+    ),
+}
+"""What the chart's texts say in place of those for a host, in a namespace and for a name."""
 
 
 def as_on_a_host(groups: list[dict[str, Any]], *place: str) -> list[dict[str, Any]]:
-    """Return groups of rules whose texts say to run a command as on a host."""
-    told: list[dict[str, Any]] = json.loads(
-        json.dumps(groups).replace(IN_A_POD.format(*place), "sudo vramledger")
-    )
+    """Return groups of rules whose texts say what they say on a host."""
+    text = json.dumps(groups)
+    for host, cluster in IN_A_CLUSTER.items():
+        assert cluster.format(*place) in text
+        text = text.replace(cluster.format(*place), json.dumps(host)[1:-1])
+    told: list[dict[str, Any]] = json.loads(text)
     return told
 
 
@@ -467,7 +477,10 @@ def rules_of_chart(tmp_path: Path, rules: str) -> subprocess.CompletedProcess[st
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("own", ["", "runbooks: https://wiki.test/{alert}\nrun: ssh {instance} vramledger\n"])
+OWN = "runbooks: https://wiki.test/{alert}\npages: https://p.test/{instance}/\ngrafana: https://g.test\n"
+
+
+@pytest.mark.parametrize("own", ["", OWN])
 def test_rules_with_other_thresholds_are_given_to_the_chart(tmp_path: Path, own: str) -> None:
     """The chart applies what ``vramledger rules`` writes, and fills in what nobody has set for it."""
     command = [sys.executable, "-m", "vramledger", "rules", "--thresholds", "-"]
@@ -478,14 +491,14 @@ def test_rules_with_other_thresholds_are_given_to_the_chart(tmp_path: Path, own:
     [rules] = [each for each in yaml.load_all(made.stdout, LOADER) if each["kind"] == "PrometheusRule"]
     given = yaml.load(told, LOADER)["groups"]  # noqa: S506 the C version of the safe one
     groups = as_on_a_host(rules["spec"]["groups"], "gpus", "vramledger")
-    links = []
-    for rule in (rule for each in (groups, given) for group in each for rule in group["rules"]):
-        links.append(rule.get("annotations", {}).pop("runbook_url", ""))
-        rule.get("annotations", {}).pop("page_url", None)
+    if not own:
+        for rule in (rule for each in (groups, given) for group in each for rule in group["rules"]):
+            rule.get("annotations", {}).pop("runbook_url", "")
+            rule.get("annotations", {}).pop("page_url", None)
 
     assert groups == given
-    place = "https://wiki.test/Acme" if own else "/services/vramledger:metrics/proxy/runbooks/Acme"
-    assert f"{place}GpuMemoryDead" in "\n".join(links[: len(links) // 2])
+    assert ("https://wiki.test/AcmeGpuMemoryDead" in made.stdout) == bool(own)
+    assert ("/vramledger:metrics/proxy/runbooks/AcmeGpuMemoryDead" in made.stdout) != bool(own)
 
 
 @pytest.mark.parametrize("rules", ["defaults: {hoarded_idle: 2h}", "a: ["])
