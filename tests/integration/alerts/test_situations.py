@@ -157,8 +157,8 @@ SITUATIONS = [
     Situation(
         "a pool with an agent grows by 4 GiB a minute to the brim, and what is in use does "
         "not: nobody is woken",
-        Node([replace(filled(4, 60, agent="framework"), agent=filled(
-            4, 60, agent="framework").agent | {"torch_allocated_bytes": 9})], total=80),
+        Node([replace(filled(4, 60, agent="framework"), agent={
+            **filled(4, 60, agent="framework").agent, "torch_allocated_bytes": 9})], total=80),
             {"GpuFrameworkCacheHigh-i": Told((70, 95))},
     ),
     Situation(
