@@ -35,7 +35,6 @@ from vramledger.accounting.remembered import Remembered, follow_clock
 from vramledger.accounting.sample import DeviceSample, Sample
 from vramledger.accounting.uncharged.tracker import PoolResult, UnchargedTracker
 from vramledger.accounting.work.busy_without_work import BusyWithoutWorkWatch, who_keeps_busy
-from vramledger.accounting.work.counted_launches import counts_launches
 from vramledger.accounting.work.device_work import DeviceWorkTracker
 from vramledger.accounting.work.ghost import GhostWatch
 from vramledger.accounting.work.thread_times import ThreadTimesTracker
@@ -197,8 +196,6 @@ class HoldingTracker:
             agents=self._agents.agents,
             agent_socket=reading.agent_socket,
             ooms=self._ooms.totals(),
-            to_count=self._holdings.to_count(sample, self._idle_after),
-            launches=reading.launches if counts_launches(reading) else None,
             watched_since=self.state.watched_since,
             unowned=tuple(sorted(reading.ended)),
         )

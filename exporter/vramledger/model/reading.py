@@ -130,18 +130,6 @@ class DriverWait(NamedTuple):
     seconds: float
 
 
-class LaunchCount(NamedTuple):
-    """What was counted of the kernel launches, copies and memsets of a process, from outside."""
-
-    pid: int
-    start: int  # its start time in clock ticks since boot
-    # for how many seconds every such call would have been counted, and there was none; None while that is not
-    # known
-    quiet: float | None
-    calls: int = 0  # the calls that were counted; after the first ones the counting ends
-    problem: str = ""  # why its calls cannot be counted, as a sentence about it; empty if they can
-
-
 class ThreadTimes(NamedTuple):
     """Which threads of a holder ran between two looks at all of them; CPU times in seconds."""
 
@@ -455,8 +443,6 @@ class Reading(ReadHolderFacts, frozen=True, omit_defaults=True, forbid_unknown_f
     device_files: bool = False
     # the holders' threads that sleep in the driver, as the newest search found them
     waits: tuple[DriverWait, ...] = ()
-    # what was counted of quiet holders; the exporter adds it to what the sampler read
-    launches: tuple[LaunchCount, ...] = ()
     # the mappings of holders on devices with bytes that NVML charges to nobody, as last read
     managed: tuple[ManagedMappings, ...] = ()
     # pid and CPU seconds since the sample before, in 0.1 ms, of each holder that is not alone on its devices;

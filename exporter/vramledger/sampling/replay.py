@@ -211,7 +211,6 @@ def shift_starts(reading: Reading, later: float) -> Reading:
         if reading.hidden is None
         else tuple(holder._replace(start=holder.start + ticks) for holder in reading.hidden),
         waits=tuple(wait._replace(start=wait.start + ticks) for wait in reading.waits),
-        launches=tuple(count._replace(start=count.start + ticks) for count in reading.launches),
         managed=tuple(each._replace(start=each.start + ticks) for each in reading.managed),
         threads=tuple(each._replace(start=each.start + ticks) for each in reading.threads),
         agents=tuple(agent._replace(start=agent.start + ticks) for agent in reading.agents),

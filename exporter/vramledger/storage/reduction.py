@@ -46,7 +46,7 @@ _DEVICE_FIELDS = (
 
 _READING_FIELDS = (
     *("boot_id", "boot_time", "ticks", "host_pid_namespace", "failure", "released_until", "driver_version"),
-    *("cuda_version", "rows", "unseen", "ended", "device_files", "launches", "managed", "hidden"),
+    *("cuda_version", "rows", "unseen", "ended", "device_files", "managed", "hidden"),
     *("threads", "hidden_unreadable", "schedulers", "pods", "agent_socket"),
     *(fact.field for fact in HOLDER_FACTS),
 )

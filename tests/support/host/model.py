@@ -26,7 +26,6 @@ from vramledger.model.reading import (
     DriverWait,
     HardwareValue,
     HiddenHolder,
-    LaunchCount,
     ManagedMappings,
     MemoryReading,
     Owner,
@@ -38,6 +37,7 @@ from vramledger.model.reading import (
     Rank,
     Reading,
     Scheduler,
+    ThreadTimes,
     XidEvent,
 )
 
@@ -303,7 +303,7 @@ class Host:
         interval: seconds between two readings.
         faults: what is wrong, and when.
         schedulers: what they have reserved.
-        launches: whether the exporter counts what quiet holders hand to the GPUs.
+        threads: whether the exporter looks at the threads of the holders.
     """
 
     gpus: Sequence[Gpu]
@@ -312,12 +312,12 @@ class Host:
     interval: float = 1.0
     faults: Sequence[Fault] = ()
     schedulers: tuple[Scheduler, ...] = ()
-    launches: bool = False
+    threads: bool = False
     _uses: dict[tuple[Process, int], Use] = field(default_factory=dict)
     _failures: Failures = field(default_factory=Failures)
     _told: dict[tuple[int, int], int] = field(default_factory=dict)
     _ran_last: dict[int, int] = field(default_factory=dict)
-    _last_work: dict[Process, float] = field(default_factory=dict)
+    _looked: dict[Process, float] = field(default_factory=dict)
 
     def restart(self) -> None:
         """Start again, like the sampler of a restarted exporter: all facts are sent again."""
@@ -405,7 +405,7 @@ class Host:
                 if process.met("orphaned", now)
             ),
             managed=tuple(self._mappings(alive, devices)),
-            launches=tuple(self._counts(alive, now)) if self.launches else (),
+            threads=tuple(self._thread_times(alive, now)) if self.threads else (),
             ended={process.pid: "its pod has ended" for process in alive if process.met("unowned", now)},
             facts=tuple(self._news(shown, alive, now)),
             hidden=tuple(
@@ -421,7 +421,7 @@ class Host:
             schedulers=self.schedulers,
             collectors={
                 name: (all(fault.name != name for fault in self.present("collector", now)), 0.001)
-                for name in ("ledger", "process", "hidden", *(["launches"] if self.launches else ()))
+                for name in ("ledger", "process", "hidden", *(["threads"] if self.threads else ()))
             },
         )
 
@@ -466,14 +466,15 @@ class Host:
             known = [each for each in mapped if each is not None]
             yield ManagedMappings(process.pid, process.start, sum(known) if known == mapped else None)
 
-    def _counts(self, alive: Sequence[Process], now: float) -> Iterator[LaunchCount]:
-        """Yield for how long each process has launched nothing."""
+    def _thread_times(self, alive: Sequence[Process], now: float) -> Iterator[ThreadTimes]:
+        """Yield whether the main thread of each process has run since the look before."""
         for process in alive:
-            if any(self._uses[process, place].work for place in process.places):
-                self._last_work[process] = now
-            quiet = now - self._last_work.setdefault(process, now)
-            if quiet:
-                yield LaunchCount(process.pid, process.start, quiet)
+            works = any(self._uses[process, place].work for place in process.places)
+            if (before := self._looked.get(process)) is not None:
+                yield ThreadTimes(
+                    process.pid, process.start, before, now, complete=True, main_runs=int(works)
+                )
+            self._looked[process] = now
 
     def _refused(self, now: float) -> dict[str, int]:
         return {"rate": int(sum(each.number * (now - each.since) for each in self.present("refused", now)))}
