@@ -13,7 +13,7 @@ from tests.lab.recordings.machines import GIB, MACHINES, MIB, SEEN, Machine, wri
 from tests.support import judging
 from tests.support.judging import Entry
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.model.reading_json import decode
+from vramledger.model.reading import decode
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Snapshot, State
 from vramledger.sampling.replay import read_recording
 from vramledger.storage.reduction import expand_reading, reduce_reading

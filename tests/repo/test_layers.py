@@ -56,9 +56,7 @@ TOOLS = [
     "torch_snapshots",
     "client",
     "listener",
-    "containment",
     "printable",
-    "private_file",
     "errors",
 ]
 
@@ -89,7 +87,7 @@ PROC_PATHS = [
     "vramledger.sampling.capabilities",
     "vramledger.commands.doctor",
     "vramledger_agent.commands.attach",
-    "vramledger_agent.containment",
+    "vramledger_agent.listener",
     "vramledger_agent.visible_devices",
     "vramledger_agent.isolation",
     "vramledger_agent.threads",

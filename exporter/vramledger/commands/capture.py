@@ -15,15 +15,13 @@ from vramledger.commands.arguments import add_control, add_sampling, sampling_co
 from vramledger.commands.interrupts import run_until_interrupted
 from vramledger.commands.past import add_storage, ask_past
 from vramledger.errors import DriverError, StartupError
-from vramledger.model.reading import Reading
-from vramledger.model.reading_json import decode, encode
+from vramledger.model.reading import Reading, decode, encode
 from vramledger.sampling.masking import Mask
 from vramledger.sampling.replay import encode_header
 from vramledger.sampling.supervisor import Supervisor
 from vramledger.storage.protocol import READINGS
-from vramledger_agent.commands.parser import Commands, add_log, duration, write_output
+from vramledger_agent.commands.parser import Commands, add_log, create_private, duration, write_output
 from vramledger_agent.printable import span, write_plain
-from vramledger_agent.private_file import create_private
 
 
 def add_command(commands: Commands) -> None:

@@ -21,9 +21,9 @@ from vramledger.errors import StartupError
 from vramledger.model.reading import ASLEEP, DeviceReading, Reading
 from vramledger.model.snapshot import Snapshot
 from vramledger.readers.hosts.exporters import RunningExporter, find_exporters
-from vramledger.readers.own_rights import OwnRights, read_own_rights
+from vramledger.readers.hosts.own_process import OwnRights, read_own_rights
 from vramledger.sampling.supervisor import read_once
-from vramledger.verdicts.usability import why_unusable, words_of_error
+from vramledger.verdicts.remedies import why_unusable, words_of_error
 from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, write_output
 from vramledger_agent.listener import is_trusted
 from vramledger_agent.printable import printable

@@ -17,9 +17,8 @@ import msgspec
 from vramledger.config import PodConfig
 from vramledger.kubernetes.api_client import ClusterError, ClusterServer, find_api_server
 from vramledger.logs import fields, log
-from vramledger.model.label import label_text
 from vramledger.model.reading import PodLabels, ProcessFacts, ProcessRow, Scheduler
-from vramledger.model.records import READ_ERRORS
+from vramledger.model.records import READ_ERRORS, label_text
 from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.collector import Collector, Context, Health, Part
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from vramledger.model.agent_report import Agent, AgentSocket
+from vramledger.errors import RecordingError
+from vramledger.model.agent_report import Agent, AgentSocket, RefusedError
 from vramledger.model.holder_facts import ReadHolderFacts
+from vramledger.model.records import READ_ERRORS, write_record
 
 FAILURE_REASONS = (
     "no-library",  # libnvidia-ml.so.1 is not on this host
@@ -466,3 +469,25 @@ class Reading(ReadHolderFacts, frozen=True, omit_defaults=True, forbid_unknown_f
     agents: tuple[Agent, ...] = ()
     # the state of the agents' socket, None when there is no such socket
     agent_socket: AgentSocket | None = None
+
+
+_DECODER = msgspec.json.Decoder(Reading)
+
+
+def encode(reading: Reading) -> bytes:
+    """Write a reading as one line of JSON, without the fields that have their default."""
+    return write_record(reading) + b"\n"
+
+
+def decode(line: bytes | str) -> Reading:
+    """Read a line of :func:`encode`, checked as a reading. Raises RecordingError if it is not one."""
+    try:
+        return _DECODER.decode(line)
+    except (RefusedError, UnicodeEncodeError, *READ_ERRORS) as error:
+        message = f"not a reading ({error}); record it again with 'vramledger capture'"
+        raise RecordingError(message) from error
+
+
+def agent_plain(agent: Agent) -> list[Any]:
+    """Write an agent as JSON values."""
+    return list(msgspec.to_builtins(agent))

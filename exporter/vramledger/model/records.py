@@ -6,11 +6,25 @@ What is read is checked, because the program at the other end may not be ours.
 from __future__ import annotations
 
 import json
+import re
 from typing import TypeVar
 
 import msgspec
 
 from vramledger.errors import VramledgerError
+
+LABEL_VALUE_MAX = 256
+"""Characters of a label value; a longer one is cut, so that no process name can make the page large."""
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def label_text(text: str) -> str:
+    """Cut a text to the maximum length of a label value, and replace what UTF-8 cannot encode."""
+    if len(text) > LABEL_VALUE_MAX:
+        text = text[: LABEL_VALUE_MAX - 1] + "…"
+    return _SURROGATES.sub("\ufffd", text)
+
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 

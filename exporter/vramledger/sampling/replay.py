@@ -22,8 +22,7 @@ from msgspec.structs import replace
 from vramledger.errors import RecordingError
 from vramledger.model.agent_report import Agent
 from vramledger.model.holder_facts import HOLDER_FACTS
-from vramledger.model.reading import ParentFacts, Reading
-from vramledger.model.reading_json import decode
+from vramledger.model.reading import ParentFacts, Reading, decode
 
 FORMAT = "vramledger-recording"
 VERSION = 1

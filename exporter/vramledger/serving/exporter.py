@@ -21,8 +21,11 @@ from vramledger.agent_server.server import run_agent_server
 from vramledger.config import CONTROL_SOCKET, Config, SamplingConfig, StorageConfig
 from vramledger.logs import fields, log
 from vramledger.model.snapshot import Snapshot
-from vramledger.readers.hosts.driver_watch import has_device_class, open_control_device
-from vramledger.readers.hosts.open_device_files import read_open_device_files
+from vramledger.readers.hosts.driver_watch import (
+    has_device_class,
+    open_control_device,
+    read_open_device_files,
+)
 from vramledger.sampling import malloc
 from vramledger.sampling.privileges import User, can_run_as, drop_privileges, find_user, forbid_changes
 from vramledger.sampling.sampler_process import Starter

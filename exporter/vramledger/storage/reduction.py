@@ -19,8 +19,7 @@ from msgspec.structs import fields
 
 from vramledger.model.agent_report import Agent
 from vramledger.model.holder_facts import HOLDER_FACTS
-from vramledger.model.reading import DeviceReading, ProcessFacts, Reading
-from vramledger.model.reading_json import agent_plain
+from vramledger.model.reading import DeviceReading, ProcessFacts, Reading, agent_plain
 
 _HARDWARE = (
     "device_power_watts",

@@ -9,9 +9,8 @@ from msgspec import structs
 
 from vramledger.accounting.agents.agent_figures import needed, overhead
 from vramledger.accounting.owners.owner_usage import UNKNOWN, owner_of
-from vramledger.model.label import label_text
 from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
-from vramledger.model.records import JSON_VERSION, Json
+from vramledger.model.records import JSON_VERSION, Json, label_text
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, ProcessSnapshot, Snapshot
 from vramledger.verdicts.remedies import allocator_advice, remedy
 from vramledger.views.ledger_json import public_holding

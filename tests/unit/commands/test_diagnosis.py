@@ -16,7 +16,7 @@ from vramledger.agent_server.discovery import ExporterStatus
 from vramledger.commands.doctor import ExporterContact, Finding, diagnose
 from vramledger.model.reading import DeviceReading, MemoryReading, ProcessFacts, Reading, Scheduler
 from vramledger.model.snapshot import Snapshot
-from vramledger.readers.own_rights import OwnRights
+from vramledger.readers.hosts.own_process import OwnRights
 
 ROOT = OwnRights(0, frozenset({"sys_ptrace", "dac_read_search", "sys_admin"}), hidepid=False)
 

@@ -27,8 +27,9 @@ from vramledger.model.reading import (
     Reading,
     Scheduler,
     XidEvent,
+    decode,
+    encode,
 )
-from vramledger.model.reading_json import decode, encode
 
 FULL = Reading(
     time=1.5,

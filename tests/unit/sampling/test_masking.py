@@ -21,8 +21,8 @@ from vramledger.model.reading import (
     Reading,
     Scheduler,
     XidEvent,
+    encode,
 )
-from vramledger.model.reading_json import encode
 from vramledger.readers.owners.cgroups import parse_cgroup
 from vramledger.sampling.masking import Mask
 

@@ -22,8 +22,8 @@ from vramledger.model.reading import (
     ProcessFacts,
     ProcessRow,
     Reading,
+    encode,
 )
-from vramledger.model.reading_json import encode
 from vramledger.model.snapshot import Snapshot, State
 from vramledger.sampling.replay import END_PAUSE, Replay, encode_header
 from vramledger.serving.source import snapshots

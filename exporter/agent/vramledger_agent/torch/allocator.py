@@ -20,9 +20,9 @@ from types import ModuleType
 
 from vramledger_agent.program_errors import belongs_to_program
 from vramledger_agent.torch.block_survey import BlockSurvey, DeviceBlocks, count_blocks
-from vramledger_agent.torch.custom_allocators import custom_allocators
 from vramledger_agent.torch.optimizer_steps import OptimizerSteps
 from vramledger_agent.torch.recording import recording
+from vramledger_agent.torch.snapshots import custom_allocators
 
 MAX_MINIMA = 256
 """When there are more minima than this, each pair of neighbours is replaced by the smaller of the two."""

@@ -22,8 +22,14 @@ from msgspec.structs import replace
 
 from vramledger.model.reading import Owner, ParentFacts, ProcessFacts, ProcessRow, Rank
 from vramledger.readers.hosts.libraries import MAPS_CAP, find_libraries, find_settings
-from vramledger.readers.hosts.notebooks import find_kernel_name, find_notebook
-from vramledger.readers.hosts.program_names import REPLACEMENT, clean, program_name, worker_evidence
+from vramledger.readers.hosts.program_names import (
+    REPLACEMENT,
+    clean,
+    find_kernel_name,
+    find_notebook,
+    program_name,
+    worker_evidence,
+)
 from vramledger.readers.hosts.stat import READ_ONLY, parse_comm, parse_stat, read_row, read_stat
 from vramledger.readers.owners.cgroups import is_in_service
 from vramledger_agent.printable import printable

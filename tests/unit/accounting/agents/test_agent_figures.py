@@ -19,8 +19,9 @@ from vramledger.model.reading import (
     ProcessFacts,
     Rank,
     Reading,
+    decode,
+    encode,
 )
-from vramledger.model.reading_json import decode, encode
 from vramledger.model.snapshot import AgentSnapshot, Snapshot, State
 from vramledger.sampling.masking import Mask
 from vramledger.sampling.replay import shift_times
