@@ -61,7 +61,7 @@ RAISING = (
     Fault("xid", "vramledger.sampling.device_threads:XidWatch.read"),
     Fault("vllm", f"{READERS}.vllm:KvCacheReader.read", "process_kv_cache_.*"),
     Fault("vllm", f"{READERS}.vllm:parse_figures", "process_kv_cache_.*"),
-    Fault("vllm", "vramledger.accounting.holders.holder_facts:_join", "process_kv_cache_.*"),
+    Fault("vllm", "vramledger.accounting.tracker:_join", "process_kv_cache_.*"),
     Fault("ties", f"{READERS}.hosts.ties:TiesReader.read"),
     Fault("hardware", "pynvml:nvmlDeviceGetPowerUsage", "device_power_watts"),
     Fault("hardware", f"{READERS}.nvml.device_reader:read_utilization", "device_.*utilization_ratio"),

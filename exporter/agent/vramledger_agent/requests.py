@@ -20,7 +20,7 @@ from vramledger_agent.protocol.messages import make_failure, make_success
 from vramledger_agent.threads import start_thread
 
 HANDLERS: dict[str, tuple[str, str]] = {
-    "reclaim": ("vramledger_agent.torch.reclaiming", "reclaim"),
+    "reclaim": ("vramledger_agent.torch.memory_history", "reclaim"),
     "snapshot": ("vramledger_agent.torch.memory_history", "record_snapshot"),
 }
 """The module and function that handle a request, by its name, which is also the consent that it needs.

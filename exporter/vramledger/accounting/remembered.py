@@ -7,16 +7,15 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from vramledger.accounting.agents.agent_figures import AgentsState
+from vramledger.accounting.agent_figures import AgentsState
 from vramledger.accounting.devices import DevicesState
 from vramledger.accounting.holders.holding_table import HoldingTableState
 from vramledger.accounting.holders.processes import ProcessesState
 from vramledger.accounting.owners.out_of_memory import OomsState
 from vramledger.accounting.owners.owner_usage import UsageState
 from vramledger.accounting.uncharged.events import UnchargedState
-from vramledger.accounting.work.busy_without_work import BusyWithoutWorkState
+from vramledger.accounting.work.busy_without_work import BusyWithoutWorkState, GhostState
 from vramledger.accounting.work.device_work import DeviceWorkState
-from vramledger.accounting.work.ghost import GhostState
 from vramledger.accounting.work.thread_times import ThreadTimesState
 from vramledger.model.records import mover_of
 from vramledger.model.snapshot import UnixTime

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from vramledger.agent_server.discovery import NO_SOCKET, ExporterStatus, find_exporter
+from vramledger.agent_server.discovery import (
+    NO_SOCKET,
+    ExporterStatus,
+    RunningExporter,
+    find_exporter,
+    find_exporters,
+)
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
 from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interrupts import run_until_interrupted
@@ -20,7 +26,6 @@ from vramledger.config import CONTROL_VARIABLE
 from vramledger.errors import StartupError
 from vramledger.model.reading import ASLEEP, DeviceReading, Reading
 from vramledger.model.snapshot import Snapshot
-from vramledger.readers.hosts.exporters import RunningExporter, find_exporters
 from vramledger.readers.hosts.own_process import OwnRights, read_own_rights
 from vramledger.sampling.supervisor import read_once
 from vramledger.verdicts.remedies import why_unusable, words_of_error

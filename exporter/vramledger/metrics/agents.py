@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from vramledger.accounting.agents.agent_figures import needed, overhead
+from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.metrics.families import (
     HOLDING,
     PREFIX,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import structs
 
-from vramledger.accounting.agents.agent_figures import needed, overhead
+from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.accounting.owners.owner_usage import UNKNOWN, owner_of
 from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
 from vramledger.model.records import JSON_VERSION, Json, label_text

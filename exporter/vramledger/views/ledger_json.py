@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from vramledger.accounting.agents.agent_figures import needed, overhead
+from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.model import public_ledger as public
 from vramledger.model.agent_report import FrameworkReport, OutOfMemory
 from vramledger.model.reading import ProcessFacts

@@ -11,8 +11,7 @@ import msgspec
 from vramledger.accounting.holders.policies import MemoryPattern
 from vramledger.accounting.holders.states import PASSING, Quiet, StateVerdict
 from vramledger.accounting.sample import Clock, DeviceSample, Sample, WorkEvidence
-from vramledger.accounting.work.cpu_beside_work import CpuBesideWork
-from vramledger.accounting.work.thread_times import quiet_by_threads
+from vramledger.accounting.work.thread_times import CpuBesideWork, quiet_by_threads
 from vramledger.model.reading import DeviceReading, ProcessEntry, ProcessUtilization
 from vramledger.model.snapshot import Grade, Holding, State, UnixTime
 
