@@ -371,9 +371,5 @@ def reclaimable_bytes(
 
 
 def enables_expandable_segments(text: str) -> bool:
-    """Return whether an allocator configuration enables expandable segments."""
-    for item in text.replace(" ", "").lower().split(","):
-        key, _, value = item.partition(":")
-        if key == "expandable_segments":
-            return value in {"true", "1"}
-    return False
+    """Return whether an allocator configuration enables expandable segments; its first word counts."""
+    return dict(reversed(_items(text))).get("expandable_segments") in {"true", "1"}

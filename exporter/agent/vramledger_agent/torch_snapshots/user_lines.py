@@ -8,11 +8,9 @@ and a backward pass may run a part of the forward pass again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import IntEnum
 from typing import NamedTuple
 
-from vramledger_agent.protocol import user_code
-from vramledger_agent.protocol.user_code import is_native
+from vramledger_agent.protocol.user_code import FRAMEWORK, code_origin, is_native
 
 PARAMETERS = "parameters: the model is made, loaded or moved"
 FORWARD = "forward pass"
@@ -98,23 +96,10 @@ Stack = tuple[Frame, ...]
 """Frames, the innermost first."""
 
 
-class CodeOrigin(IntEnum):
-    """The author of a frame; the author that is most useful to name comes first."""
-
-    OWN = user_code.OWN
-    LIBRARY = user_code.LIBRARY
-    FRAMEWORK = user_code.FRAMEWORK
-
-
-def code_origin(frame: Frame) -> CodeOrigin:
-    """Classify a frame by its file."""
-    return CodeOrigin(user_code.code_origin(frame.filename))
-
-
 def user_frames(stack: Stack) -> Stack:
     """Return the user's frames, innermost first; without any, those of libraries, or else the framework's."""
-    classified = [(code_origin(frame), frame) for frame in stack]
-    nearest = min((origin for origin, _ in classified), default=CodeOrigin.FRAMEWORK)
+    classified = [(code_origin(frame.filename), frame) for frame in stack]
+    nearest = min((origin for origin, _ in classified), default=FRAMEWORK)
     return tuple(frame for origin, frame in classified if origin == nearest)
 
 
