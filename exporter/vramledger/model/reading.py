@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -423,7 +423,7 @@ class Reading(ReadHolderFacts, frozen=True, omit_defaults=True, forbid_unknown_f
     unchanged: float | None = None
     boot_id: str = ""  # ``/proc/sys/kernel/random/boot_id``
     boot_time: float = 0.0  # Unix time of boot, seconds (``btime`` of ``/proc/stat``)
-    ticks: int = 100  # clock ticks a second, the unit of process start times
+    ticks: Annotated[int, msgspec.Meta(gt=0)] = 100  # clock ticks a second, the unit of start times
     # True when we are in the initial PID namespace of the host; None when not known. In WSL2 the host is
     # Windows, so it is False there
     host_pid_namespace: bool | None = None

@@ -116,6 +116,12 @@ def test_anything_else_is_refused_in_one_line(line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_no_ticks_a_second_are_refused() -> None:
+    """A start time in ticks cannot be told in seconds without them."""
+    with pytest.raises(RecordingError, match="ticks"):
+        decode('{"time": 1, "monotonic": 2, "ticks": 0}')
+
+
 @pytest.mark.parametrize("name", ["devices", "rows", "facts", "hidden", "unseen", "events", "collectors"])
 @given(
     st.recursive(
