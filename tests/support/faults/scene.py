@@ -39,7 +39,7 @@ class Scene:
         weather: what happens between exporter and Prometheus.
         faults: what is wrong with the host, and when.
         schedulers: what they have reserved.
-        threads: whether the exporter looks at the threads of the holders.
+        threads: whether the exporter looks at the holders' threads.
     """
 
     gpus: Sequence[Gpu]

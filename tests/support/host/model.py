@@ -40,6 +40,7 @@ from vramledger.model.reading import (
     ThreadTimes,
     XidEvent,
 )
+from vramledger.readers.hosts.thread_times import LOOK_INTERVAL
 
 MIB = 2**20
 GIB = 2**30
@@ -241,6 +242,10 @@ _QUIET_CPUS = (0.0005, 0.0005, 0.0005, 0.0006, 0.0006, 0.0007)
 """What it took in single seconds there."""
 
 
+HELPER_WAKE_CPU = 0.000075
+"""CPU seconds of each wake of a notebook's helper threads, as measured beside an H100."""
+
+
 def _quiet_cpu(pid: int, now: float) -> float:
     """Return the CPU time of a quiet program in one sample; it varies, as it did there."""
     return _QUIET_CPUS[crc32(b"%d %d" % (pid, now)) % len(_QUIET_CPUS)]
@@ -303,7 +308,7 @@ class Host:
         interval: seconds between two readings.
         faults: what is wrong, and when.
         schedulers: what they have reserved.
-        threads: whether the exporter looks at the threads of the holders.
+        threads: whether the exporter looks at the holders' threads.
     """
 
     gpus: Sequence[Gpu]
@@ -317,7 +322,7 @@ class Host:
     _failures: Failures = field(default_factory=Failures)
     _told: dict[tuple[int, int], int] = field(default_factory=dict)
     _ran_last: dict[int, int] = field(default_factory=dict)
-    _looked: dict[Process, float] = field(default_factory=dict)
+    _ran: set[Process] = field(default_factory=set)
 
     def restart(self) -> None:
         """Start again, like the sampler of a restarted exporter: all facts are sent again."""
@@ -405,7 +410,7 @@ class Host:
                 if process.met("orphaned", now)
             ),
             managed=tuple(self._mappings(alive, devices)),
-            threads=tuple(self._thread_times(alive, now)) if self.threads else (),
+            threads=tuple(self._looks(alive, now)) if self.threads else (),
             ended={process.pid: "its pod has ended" for process in alive if process.met("unowned", now)},
             facts=tuple(self._news(shown, alive, now)),
             hidden=tuple(
@@ -466,15 +471,31 @@ class Host:
             known = [each for each in mapped if each is not None]
             yield ManagedMappings(process.pid, process.start, sum(known) if known == mapped else None)
 
-    def _thread_times(self, alive: Sequence[Process], now: float) -> Iterator[ThreadTimes]:
-        """Yield whether the main thread of each process has run since the look before."""
+    def _looks(self, alive: Sequence[Process], now: float) -> Iterator[ThreadTimes]:
+        """Yield at the exporter's pace whose threads ran; a quiet one's helpers wake twice a second."""
+        self._ran.update(each for each in alive if any(self._uses[each, place].work for place in each.places))
+        if now % LOOK_INTERVAL >= self.interval:
+            return
         for process in alive:
-            works = any(self._uses[process, place].work for place in process.places)
-            if (before := self._looked.get(process)) is not None:
-                yield ThreadTimes(
-                    process.pid, process.start, before, now, complete=True, main_runs=int(works)
-                )
-            self._looked[process] = now
+            if process.begin > now - LOOK_INTERVAL:
+                continue
+            ran = process in self._ran
+            wakes = round(2 * LOOK_INTERVAL)
+            yield ThreadTimes(
+                process.pid,
+                process.start,
+                now - LOOK_INTERVAL,
+                now,
+                complete=True,
+                main_runs=3 * wakes if ran else 0,
+                main_cpu=0.2 * LOOK_INTERVAL if ran else 0.0,
+                other_runs=wakes,
+                other_cpu=wakes * HELPER_WAKE_CPU,
+                longest=HELPER_WAKE_CPU,
+                beyond=0.0,
+                python=None if ran else True,
+            )
+        self._ran.clear()
 
     def _refused(self, now: float) -> dict[str, int]:
         return {"rate": int(sum(each.number * (now - each.since) for each in self.present("refused", now)))}
