@@ -426,7 +426,7 @@ class Host:
             schedulers=self.schedulers,
             collectors={
                 name: (all(fault.name != name for fault in self.present("collector", now)), 0.001)
-                for name in ("ledger", "process", "hidden", *(["threads"] if self.threads else ()))
+                for name in ("ledger", "process", "hidden")
             },
         )
 
