@@ -103,16 +103,19 @@ def user_frames(stack: Stack) -> Stack:
     return tuple(frame for origin, frame in classified if origin == nearest)
 
 
+COMMON_SHARE = 0.9
+"""Above one half, so that all frames that qualify lie on a common path."""
+
+
 def common_frame(
-    weighted: Iterable[tuple[Stack, int]], kept: Mapping[Frame, float] | None = None, share: float = 0.9
+    weighted: Iterable[tuple[Stack, int]], kept: Mapping[Frame, float] | None = None
 ) -> Frame | None:
-    """Return the line through which at least ``share`` of the bytes came, and which keeps most of them.
+    """Return the line through which :data:`COMMON_SHARE` of the bytes came, and which keeps most of them.
 
     A model's layer allocates for the training step, which frees its memory, and for the evaluation, which
     does not: the evaluation's line explains the leak. So of the lines on the common path we choose those that
     keep the largest part of what they allocate, and of those the innermost. ``kept``: by line, the part that
-    was kept of all that came through it, 0 to 1; without it, the innermost line wins. ``share``: from above
-    one half to 1, so that all frames that qualify lie on a common path.
+    was kept of all that came through it, 0 to 1; without it, the innermost line wins.
     """
     total = 0
     weights: dict[Frame, int] = {}
@@ -123,7 +126,7 @@ def common_frame(
             depths[frame] = max(depths.get(frame, 0), depth)
         for frame in set(stack):
             weights[frame] = weights.get(frame, 0) + weight
-    through = [frame for frame, weight in weights.items() if weight >= share * total > 0]
+    through = [frame for frame, weight in weights.items() if weight >= COMMON_SHARE * total > 0]
     known = kept or {}
     best = max((known.get(frame, 0.0) for frame in through), default=0.0)
     keepers = [frame for frame in through if known.get(frame, 0.0) >= _SIMILAR_SHARE * best]
