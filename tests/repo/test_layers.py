@@ -57,6 +57,7 @@ TOOLS = [
     "client",
     "listener",
     "printable",
+    "private_file",
     "errors",
 ]
 
