@@ -225,19 +225,6 @@ def test_mig_instances_need_one_more_capability() -> None:
     assert "SYS_ADMIN" in container["securityContext"]["capabilities"]["add"]
 
 
-def test_launches_are_counted_with_one_more_capability() -> None:
-    """``launches.enabled`` gives the flag, SYS_ADMIN and time to close the counters, or is refused."""
-    made = pod(template("launches.enabled=true"))
-    (container,) = made["containers"]
-    chart = ("template", "vramledger", str(CHART), "--set", REPOSITORY_OF_IMAGE)
-    refused = helm(*chart, "--set", "launches.enabled=true", "--set", "host.pid=false")
-
-    assert "--collector.launches" in container["args"]
-    assert "SYS_ADMIN" in container["securityContext"]["capabilities"]["add"]
-    assert made["terminationGracePeriodSeconds"] >= 90
-    assert "launches.enabled needs host.pid and host.capabilities" in refused.stderr
-
-
 def test_names_and_labels_can_be_changed() -> None:
     """Another name reaches every object and selector; further labels and annotations reach the pods."""
     parts = (f"{part}.enabled=true" for part in ALL_PARTS)

@@ -26,7 +26,7 @@ from tests.support.host.model import GIB
 from tests.support.host.programs import Fixed
 from tests.support.ports import free_port
 from tests.support.requirements import EACH_VERSION, require_version
-from vramledger.model.reading_json import encode
+from vramledger.model.reading import encode
 from vramledger.sampling.replay import encode_header
 from vramledger_agent.commands.parser import parse_duration
 

@@ -21,7 +21,7 @@ from tests.support.builders import Shown
 from tests.support.host.model import EPOCH
 from tests.support.past import StoredPast, night
 from tests.support.serving import LOOPBACK, served
-from vramledger.agent_server.credentials import Peer
+from vramledger.agent_server.connection import Peer
 from vramledger.logs import settings
 from vramledger.serving import storage as serving_storage
 from vramledger.serving.callers import Caller
