@@ -70,7 +70,7 @@ def _process(_: Path) -> Parser:
 
 def _recording(_: Path) -> Parser:
     from vramledger.errors import RecordingError
-    from vramledger.model.reading_json import decode, encode
+    from vramledger.model.reading import decode, encode
 
     def parse(data: bytes) -> None:
         with suppress(RecordingError):
@@ -139,7 +139,7 @@ def _kubelet(_: Path) -> Parser:
 
 
 def _readings() -> Iterable[bytes]:
-    from vramledger.model.reading_json import encode
+    from vramledger.model.reading import encode
     from vramledger.sampling.replay import demo_recording, read_recording
 
     return [encode(each) for each, _ in zip(read_recording(demo_recording()), range(8), strict=False)]

@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from vramledger.agent_server.disposal import Disposal, receive_bytes
-from vramledger.agent_server.sweeping import call_next_second
+from vramledger.agent_server.disposal import Disposal, call_next_second, receive_bytes
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError, VramledgerError
 from vramledger.logs import fields, log
