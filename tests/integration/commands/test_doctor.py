@@ -59,23 +59,30 @@ def test_an_exporter_without_agents(standin: StandIn) -> None:
     assert "remedy: leave out --no-collector.agent" in done.stdout
 
 
+def procfs(folder: Path, *pids: int) -> str:
+    """Return the flag for a /proc that has only these processes: others may run exporters beside us."""
+    (folder / "proc").mkdir()
+    for name in ("stat", "self", "sys", "uptime", *map(str, pids)):
+        (folder / "proc" / name).symlink_to(f"/proc/{name}")
+    return f"--path.procfs={folder / 'proc'}"
+
+
 def test_a_recording_is_no_exporter_of_this_host(tmp_path: Path, standin: StandIn) -> None:
     """Beside an exporter that plays a recording, ``doctor`` says that commands do not ask it."""
-    with serving("--source=auto", driver=no_driver(tmp_path)) as exporter:
+    none = no_driver(tmp_path / "lib")
+    with serving("--source=auto", driver=none) as exporter:
         pid = exporter.process.pid
-        without = run("doctor", driver=no_driver(tmp_path))
-        beside = run("doctor", driver=standin.env())
-    assert f"pid {pid} plays a recording" in without.stdout
-    assert "LACK  exporter /nowhere: no exporter of this host runs (" in without.stdout
+        flag = procfs(tmp_path, pid)
+        without = run("doctor", flag, driver=none)
+        beside = run("doctor", flag, driver=standin.env())
+    said = f"LACK  exporter /nowhere: no exporter of this host runs (pid {pid} plays a recording): "
+    assert said in without.stdout
     assert "plays a recording" not in beside.stdout, "with a driver, auto is the host's"
 
 
 def test_no_exporter_is_a_gap(standin: StandIn, tmp_path: Path) -> None:
     """Where no exporter runs, ``doctor`` says what commands then do not know, and what to start."""
-    (tmp_path / "proc").mkdir()
-    for name in ("stat", "self", "sys", "uptime"):
-        (tmp_path / "proc" / name).symlink_to(f"/proc/{name}")
-    done = run("doctor", f"--path.procfs={tmp_path / 'proc'}", driver=standin.env())
+    done = run("doctor", procfs(tmp_path), driver=standin.env())
     assert done.returncode == 1
     assert "LACK  exporter /nowhere: no exporter runs: commands know nothing of before" in done.stdout
     assert "remedy: start 'vramledger serve'" in done.stdout

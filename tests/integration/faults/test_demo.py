@@ -89,6 +89,11 @@ def test_every_holding_has_a_framework_and_a_policy(minutes: list[Snapshot]) -> 
         ] == []
 
 
+def test_every_holding_fits(minutes: list[Snapshot]) -> None:
+    """No GPU holds more than it has: memory that is counted twice would need an explanation."""
+    assert {shot.time for shot in minutes for device in shot.devices if device.ledger.overlap} == set()
+
+
 @pytest.mark.timeout(600)
 def test_its_alerts_arrive(require_tool: Callable[[str], Path], tmp_path: Path) -> None:
     """The shipped rules fire in turn over the recording, as Prometheus scrapes it at its own pace."""
