@@ -169,7 +169,7 @@ def _counters(device: DeviceSnapshot) -> Iterator[str]:
     """Say what the GPU's own counters show of the time since the sample before."""
     activity = device.reading.activity
     if activity is None or "sm" not in activity:
-        yield "    counters     none (GPM needs Hopper or newer), so idleness is not proven"
+        yield "    counters     none (GPM needs Hopper or newer)"
         return
     kernels = "no kernel ran" if activity["sm"] == 0 else f"SM {activity['sm']:.2%}"
     links = (name for name in activity if name.startswith(("pcie", "nvlink")))
