@@ -243,4 +243,4 @@ async def _hung(scratch: Path, version: str) -> None:
     said = alert["annotations"]["description"]
     assert f"pid {culprit.pid} (train.py) of job 4711, user barbara, is stopped" in said
     assert f"rank 0 on {address} (GPU 0)" in said
-    assert said.endswith(f"Continue it with sudo kill -CONT {culprit.pid}.")
+    assert said.endswith(f"Continue it on its node with sudo kill -CONT {culprit.pid}.")
