@@ -113,7 +113,7 @@ def memory() -> Panel:
         "held counts as needed, also what is wasted.",
         Query(f"sum({sampled(ledger)})", "total"),
         Query(held, "held"),
-        Query(f"{held} - {beyond}", "needed"),
+        Query(f"{held} - {beyond}", "needed, at most"),
         unit=BYTES, needs=Needs("device"), width=8,
     )  # fmt: skip
 
@@ -139,7 +139,7 @@ def wasted_memory() -> Panel:
 
 def cost() -> Panel:
     return stat(
-        "Cost of the waste, $currency",
+        "Cost of the waste in time range, $currency",
         "Hours of whole GPUs whose memory was wasted within the time range, times the chosen price of a "
         "GPU-hour. Another price or currency can be typed in.",
         Query(f"$price * sum({hours(MEAN_DEVICES_WASTED)})"),

@@ -267,7 +267,7 @@ def dashboard() -> Dashboard:
                     wasted(),
                     replace(unowned(), width=5),
                     gpu_ledgers(),
-                    holders(height=8),
+                    holders(height=9),
                     firing_alert_table(height=7),
                 ],
             ),

@@ -106,7 +106,7 @@ EDITS: dict[Path, tuple[tuple[str, str], ...]] = {
     ),
     METRIC: (
         ("FAMILIES = (\n    *HOLDING_FAMILIES,\n    PROCESS_START", FAMILY),
-        ("    COUNTED,\n)\n", "    OOM_SCORE,\n"),
+        ("    PROCESSES_DROPPED,\n)\n", "    OOM_SCORE,\n"),
         ("    HOLDING,\n", "    HolderFactFamily,\n"),
     ),
     TEXT: (("## `vramledger_process_orphan_working`\n", SECTION),),

@@ -65,7 +65,7 @@ FamilySamples = Iterator[tuple[Family, Labels, float | None]]
 
 
 def group(families: Iterable[Family], found: FamilySamples) -> Collected:
-    """Return samples by family, in the order of the families; a value of None is no sample."""
+    """Return samples by family, in the order of the families, without values of None."""
     samples: dict[str, tuple[Family, list[Sample]]] = {each.name: (each, []) for each in families}
     for family, labels, value in found:
         if value is not None:

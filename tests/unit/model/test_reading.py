@@ -117,7 +117,7 @@ def test_anything_else_is_refused_in_one_line(line: str) -> None:
 
 
 def test_no_ticks_a_second_are_refused() -> None:
-    """A start time in ticks cannot be told in seconds without them."""
+    """Without ticks a start time cannot become seconds."""
     with pytest.raises(RecordingError, match="ticks"):
         decode('{"time": 1, "monotonic": 2, "ticks": 0}')
 

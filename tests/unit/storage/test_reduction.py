@@ -26,10 +26,11 @@ LEFT_OUT: dict[type, frozenset[str]] = {
 IN_PART: dict[str, tuple[object, ...]] = {
     "time": (NOW,),
     "monotonic": (NOW, 0.5),
+    "ticks": (100, 250),
     "collectors": ({}, {"nvml": (True, 0.0), "slurm": (False, 0.0)}),
     "hardware": ({}, {"device_power_watts": 310.0, "device_power_limit_watts": 0.0}),
 }
-"""Values of the fields of which a part is left out, or that the next field is computed from."""
+"""Values of fields of which a part is left out, that the next one is computed from, or that have bounds."""
 
 
 def values_of(hint: Any) -> Iterator[Any]:  # noqa: ANN401 a type
