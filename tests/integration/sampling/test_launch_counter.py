@@ -193,8 +193,9 @@ def test_files_that_hang_stop_nobody_else(program: LaunchingProgram, library: Pa
     """A holder whose files never answer is said to hang, and the others are counted all the same."""
     with launching_program(library) as hanging:
         files = tmp_path / str(hanging.pid)
-        files.mkdir()
-        (files / "stat").write_bytes(Path(f"/proc/{hanging.pid}/stat").read_bytes())
+        thread = f"task/{hanging.pid}"
+        (files / thread).mkdir(parents=True)
+        (files / thread / "stat").write_bytes(Path(f"/proc/{hanging.pid}/stat").read_bytes())
         os.mkfifo(files / "maps")  # to open it waits for somebody who writes
         (tmp_path / str(program.pid)).symlink_to(f"/proc/{program.pid}")
         counter = LaunchCounter(str(tmp_path), hangs_after=0.5)
@@ -216,8 +217,8 @@ def test_files_that_hang_stop_nobody_else(program: LaunchingProgram, library: Pa
 def test_a_look_that_came_late_is_no_second_holder(program: LaunchingProgram, tmp_path: Path) -> None:
     """A late answer and the next one are of the same holder, of which there is one count."""
     files, maps = tmp_path / str(program.pid), Path(f"/proc/{program.pid}/maps").read_bytes()
-    files.mkdir()
-    (files / "stat").write_bytes(Path(f"/proc/{program.pid}/stat").read_bytes())
+    (files / f"task/{program.pid}").mkdir(parents=True)
+    (files / f"task/{program.pid}/stat").write_bytes(Path(f"/proc/{program.pid}/stat").read_bytes())
     os.mkfifo(tmp_path / "late")
     (files / "maps").hardlink_to(tmp_path / "late")
     counter = LaunchCounter(str(tmp_path))

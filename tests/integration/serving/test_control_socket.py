@@ -10,7 +10,8 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -295,6 +296,57 @@ def test_passed_descriptors_do_nothing(
         return refused
 
     assert set(asyncio.run(serve())) <= {"a request has no descriptors"}
+
+
+MOUNTING = """
+import ctypes, os, socket, sys
+library, place = ctypes.CDLL(None), "/tmp/" + "/".join(["x" * 200] * 18)
+assert library.unshare(0x10020000) == 0  # namespaces of its own for users and mounts
+for name, text in (("setgroups", "deny"), ("uid_map", "60000 60000 1"), ("gid_map", "60000 60000 1")):
+    with open("/proc/self/" + name, "w") as file:
+        file.write(text)
+assert library.mount(b"none", b"/tmp", b"tmpfs", 0, None) == 0
+os.makedirs(place)
+for _ in range(5000):
+    assert library.mount(b"none", place.encode(), b"tmpfs", 0, None) == 0
+print(flush=True)
+while True:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(sys.argv[1])
+        connection.recv(100)
+"""
+
+
+def test_many_mounts_of_a_stranger_delay_nobody(control: Path) -> None:
+    """A user whose list of mounts takes seconds to read connects again and again; others are answered."""
+    command = ["/usr/bin/python3", "-c", MOUNTING, str(control)]
+
+    async def serve() -> None:
+        async with serving(control):
+            attacker = await asyncio.create_subprocess_exec(
+                *command, user=60_000, group=60_000, extra_groups=[], stdout=subprocess.PIPE
+            )
+            try:
+                assert attacker.stdout is not None
+                assert await asyncio.wait_for(attacker.stdout.readline(), 120) == b"\n"
+                for _ in range(5):
+                    begun = time.monotonic()
+                    assert await request_release(control, 7.0) == 7.0
+                    assert time.monotonic() - begun < 1.0
+            finally:
+                attacker.kill()
+                await attacker.wait()
+
+    asyncio.run(serve())
+
+
+@pytest.fixture
+def control() -> Iterator[Path]:
+    """Return the path of a socket to which other users may connect."""
+    require_root()
+    with TemporaryDirectory(prefix="control-", dir="/run") as name:
+        Path(name).chmod(0o755)
+        yield Path(name) / "control.sock"
 
 
 def test_who_does_not_read_holds_little_memory(tmp_path: Path) -> None:

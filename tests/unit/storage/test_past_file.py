@@ -10,6 +10,7 @@ import sqlite3
 import stat
 import subprocess
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -360,6 +361,37 @@ def test_a_reader_never_delays_what_is_stored(tmp_path: Path) -> None:
             for each in threads:
                 each.join()
         assert held.execute("SELECT max(time + seconds) FROM holders").fetchone() == (EPOCH + 99,)
+
+
+@pytest.mark.parametrize("ask", ["since", "slider"])
+def test_an_answer_takes_no_more_memory_for_a_longer_past(tmp_path: Path, ask: str) -> None:
+    """A user who begins and ends programs all day makes nobody's question take hundreds of MiB."""
+    past = StoredPast(tmp_path, small_host())
+    past.watch(65)
+    past.process.flush()
+    rows = 40_000
+    with closing(sqlite3.connect(tmp_path / NAME)) as file:
+        file.executemany(
+            "INSERT INTO event VALUES (?, 'came', 1, 1, NULL, NULL)",
+            ((EPOCH + number * 0.01,) for number in range(rows)),
+        )
+        file.executemany(
+            "INSERT INTO holder_minute VALUES (?, 1, 1, 1, 1, 'idle', 'low', 7, 0)",
+            ((int(EPOCH) + 100 + number,) for number in range(rows)),
+        )
+        file.commit()
+    tracemalloc.start()
+    try:
+        content = answer_or_problem(tmp_path, json.dumps({"ask": ask, **ALL}).encode(), "machine-1")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    answered = json.loads(content.split(b"\n", 1)[1])
+    assert peak < 6 * 2**20
+    if ask == "since":
+        assert answered["owners"][0]["seconds"] == pytest.approx(rows + 65, abs=2)
+    else:
+        assert len(answered["marks"]) + answered["marks_dropped"] == rows
 
 
 def test_a_reader_of_hours_does_not_fill_the_disk(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from vramledger.errors import StartupError
 from vramledger.model.reading import ProcessFacts, ProcessRow
 from vramledger.readers.hosts import facts
-from vramledger.readers.hosts.stat import parse_stat, read_row, read_stat
+from vramledger.readers.hosts.stat import parse_stat, read_row, read_stat, split_lines
 from vramledger.readers.own_rights import is_wsl
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
@@ -155,7 +155,7 @@ class Host:
         """Return a process' cgroup now, None when it is gone or hidden."""
         denied: list[str] = []
         data = facts.read_file(f"{self.root}/{pid}/cgroup", facts.FILE_CAP, denied)
-        return tuple(data.decode(errors="replace").splitlines()) if data else None
+        return split_lines(data) or None
 
     def comm(self, pid: int) -> str | None:
         """Return the kernel's name of a process now, None when it is gone or hidden."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import socket
+from itertools import islice
 from typing import NamedTuple
 
-from vramledger.readers.hosts.stat import READ_ONLY
+from vramledger.readers.hosts.stat import READ_ONLY, names_in
 
 _OWN_NAMESPACE = "/proc/self/ns/net"
 _LISTEN = b"0A"
@@ -54,7 +55,7 @@ def find_listener(root: str, pid: int, port: int) -> Listener | None:
 def _read_sockets(directory: str) -> frozenset[int]:
     """Return the numbers of the sockets that a process has open."""
     found = []
-    for number in os.listdir(f"{directory}/fd")[:_LINKS_MAX]:  # noqa: PTH208 pathlib is 3 x slower
+    for number in islice(names_in(f"{directory}/fd"), _LINKS_MAX):
         try:
             link = os.readlink(f"{directory}/fd/{number}")  # noqa: PTH115 as above
         except FileNotFoundError:

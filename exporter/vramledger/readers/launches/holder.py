@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from vramledger.model.reading import LaunchCount
 from vramledger.readers.hosts.facts import read_file
 from vramledger.readers.hosts.libraries import MAPS_CAP
-from vramledger.readers.hosts.stat import READ_ONLY, read_row, read_small
+from vramledger.readers.hosts.stat import READ_ONLY, names_in, open_plain, read_row, read_small
 from vramledger.readers.launches.counter_pool import CounterPool
 from vramledger.readers.launches.elf import (
     ElfError,
@@ -53,8 +53,8 @@ _SCHEDULER_CLOCK = 2
 
 
 def list_threads(root: str, pid: int) -> list[int]:
-    """Return the threads of a process. Raises OSError if it has ended."""
-    return [int(name) for name in os.listdir(f"{root}/{pid}/task")]  # noqa: PTH208 pathlib is 3 x slower
+    """Return the threads of a process, one more than the maximum at most. Raises OSError if it has ended."""
+    return [int(name) for name in islice(names_in(f"{root}/{pid}/task"), MAX_THREADS + 1)]
 
 
 def sleep_mark(root: str, pid: int, thread: int) -> int | None:
@@ -242,7 +242,7 @@ class HolderCounter:
         except OSError as error:
             raise _EndedError from error
         if len(listed) > MAX_THREADS:
-            message = f"it has {len(listed)} threads, more than {MAX_THREADS}"
+            message = f"it has more than {MAX_THREADS} threads"
             raise CannotCountError(message)
         self._close_ended(set(listed))
         marks: dict[int, int | None] = {}
@@ -366,11 +366,8 @@ def _find_libraries(maps: bytes) -> tuple[Mapping, ...]:
 
 def _read_library(path: str, submits: Callable[[str], bool]) -> tuple[set[int], dict[int, bytes]]:
     """Return the submitting functions' offsets and first bytes. Raises ElfError if no library, or OSError."""
-    descriptor = os.open(path, READ_ONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    descriptor = open_plain(path)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            message = "it is not a file"
-            raise ElfError(message)
         offsets = set(find_functions(descriptor, submits).values())
         return offsets, {offset: os.pread(descriptor, _CODE_BYTES, offset) for offset in offsets}
     finally:
