@@ -11,13 +11,15 @@ import importlib.util
 import json
 import os
 import pickle
+import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from random import Random
+from typing import Any, NamedTuple
 
 SECONDS = 90
 LONGEST = 4096
@@ -69,12 +71,58 @@ def _process(_: Path) -> Parser:
 
 
 def _recording(_: Path) -> Parser:
-    from vramledger.errors import RecordingError
-    from vramledger.model.reading_json import decode, encode
+    import atheris
+
+    from tests.integration.fuzz.test_tracker import FILM, WANT, Exposition, changed, shown
 
     def parse(data: bytes) -> None:
-        with suppress(RecordingError):
-            encode(decode(data))
+        """Change parts of a reading: the decoder, which is no Python, would lead nowhere."""
+        drawn = atheris.FuzzedDataProvider(data)
+        number = drawn.ConsumeIntInRange(0, len(FILM) - 1)
+        changes = [
+            (drawn.ConsumeInt(4), _value(drawn.ConsumeIntInRange(0, 6), drawn))
+            for _ in range(drawn.ConsumeIntInRange(1, 4))
+        ]
+        if (wrong := changed(number, changes)) is not None:
+            for each in shown([*FILM[:2], wrong, FILM[-1]]):
+                assert Exposition(100, lambda: None).render(each, WANT)
+
+    return parse
+
+
+def _value(kind: int, drawn: Any) -> object:  # noqa: ANN401 of atheris
+    simple = [None, True, drawn.ConsumeInt(9), drawn.ConsumeRegularFloat(), drawn.ConsumeUnicode(9)]
+    return simple[kind] if kind < len(simple) else [] if kind == len(simple) else {}
+
+
+def _library(_: Path) -> Parser:
+    from vramledger.readers.launches.elf import ElfError, find_functions, submits_work
+
+    file = os.memfd_create("library")
+
+    def parse(data: bytes) -> None:
+        os.ftruncate(file, 0)
+        os.pwrite(file, data, 0)
+        with suppress(ElfError):
+            find_functions(file, submits_work)
+
+    return parse
+
+
+def _figures(_: Path) -> Parser:
+    from vramledger.readers.vllm import parse_figures
+
+    return parse_figures
+
+
+def _question(_: Path) -> Parser:
+    from urllib.parse import parse_qsl
+
+    from vramledger.serving.control_messages import ControlError, read_question
+
+    def parse(data: bytes) -> None:
+        with suppress(ControlError):
+            read_question(dict(parse_qsl(data.decode("utf-8", "surrogateescape"))))
 
     return parse
 
@@ -138,11 +186,21 @@ def _kubelet(_: Path) -> Parser:
     return parse
 
 
-def _readings() -> Iterable[bytes]:
-    from vramledger.model.reading_json import encode
-    from vramledger.sampling.replay import demo_recording, read_recording
+def _draws() -> Iterable[bytes]:
+    return [Random(number).randbytes(64) for number in range(50)]  # noqa: S311 where it begins
 
-    return [encode(each) for each, _ in zip(read_recording(demo_recording()), range(8), strict=False)]
+
+def _libraries() -> Iterable[bytes]:
+    """Write a library of one function."""
+    names = b"\0cuLaunchKernel\0"
+    tables = b"".join((
+        struct.pack("<IIQQQQQQ", 1, 1, 0, 0, 0, 4096, 4096, 4096),
+        struct.pack("<IIQQQQIIQQ", 0, 11, 0, 0, 248, 24, 1, 0, 8, 24),
+        struct.pack("<IIQQQQIIQQ", 0, 3, 0, 0, 272, len(names), 0, 0, 1, 0),
+        struct.pack("<IBBHQQ", 1, 0x12, 0, 1, 32, 8),
+    ))  # fmt: skip
+    head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01", 3, 62, 1, 0, 64, 120, 0, 64, 56, 1, 64, 2, 0)
+    return [head + tables + names]
 
 
 def _pickles() -> Iterable[bytes]:
@@ -169,7 +227,12 @@ TARGETS = {
         b"eXLA_PYTHON_CLIENT_MEM_FRACTION=.9\0PYTORCH_CUDA_ALLOC_CONF=backend:native\0",
         b"apython3\0-m\0torch.distributed.run\0train.py", b"apython3\0-c\0import x\0--multiprocessing-fork",
     ]),
-    "recording": Target(_recording, _readings),
+    "recording": Target(_recording, _draws),
+    "library": Target(_library, _libraries),
+    "figures": Target(_figures, lambda: [
+        b'vllm:kv_cache_usage_perc{engine="0",model_name="a"} 0.25\nvllm:num_requests_running{} 3.0\n',
+    ]),
+    "question": Target(_question, lambda: [b"ask=at&at=1764108000.25", b"ask=since&from=1.5&to=2.5"]),
     "snapshot": Target(_snapshot, _pickles),
     "web-configuration": Target(_web_configuration, lambda: [
         b"basic_auth_users:\n  alice: $2y$10$" + b"a" * 53 + b"\nrate_limit: {interval: 1s, burst: 3}\n",

@@ -292,11 +292,10 @@ def test_a_paused_container_is_stopped(stage: Stage) -> None:
 def test_a_file_in_the_place_of_a_socket_is_not_asked(tmp_path: Path) -> None:
     """Who changes a socket for a file that never answers, just before it is looked at, stops no look."""
     require_root()
-    with blocking_files(tmp_path) as files, ThreadPoolExecutor(1) as pool, socket.socket() as plain:
+    with ThreadPoolExecutor(1) as pool, socket.socket() as plain, blocking_files(tmp_path) as files:
         swapped = files.open()
         try:
             assert pool.submit(_protocol, f"/proc/self/fd/{swapped}").result(10) == b""
         finally:
-            files.end()
             os.close(swapped)
         assert _protocol(f"/proc/self/fd/{plain.fileno()}") == b"TCP\0"
