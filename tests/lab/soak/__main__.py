@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.lab.soak import endurance, faults, load, replay, trials
+from tests.lab.soak import attacks, endurance, faults, load, replay, trials
 from tests.lab.soak.table import markdown
 
 
@@ -29,6 +29,8 @@ def main() -> int:
     around.add_argument("--rounds", type=int, default=20)
     many = parts.add_parser("load", help="a hundred scrapers, two hundred viewers, and slow readers")
     many.add_argument("--seconds", type=float, default=30.0)
+    strangers = parts.add_parser("attacks", help="what other users of the host do to it, a kind at a time")
+    strangers.add_argument("--seconds", type=float, default=20.0)
     played = parts.add_parser("replay", help="a recorded day in minutes, against an integration of our own")
     played.add_argument("--hours", type=float, default=24.0)
     played.add_argument("--speed", type=float, default=240.0, help="recorded seconds a second (default 240)")
@@ -46,6 +48,9 @@ def main() -> int:
     elif args.part == "load":
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             rows = list(load.run(Path(directory), seconds=args.seconds))
+    elif args.part == "attacks":
+        with tempfile.TemporaryDirectory(prefix="soak-") as directory:
+            rows = list(attacks.run(Path(directory), seconds=args.seconds))
     elif args.part == "replay":
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             found = replay.run(Path(directory), hours=args.hours, speed=args.speed, seed=args.seed)

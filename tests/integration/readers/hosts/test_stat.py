@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.procs import FakeProc, host, stat_line
+from tests.support.requirements import require_root
+from tests.support.stranger import strange
 from vramledger.model.reading import ProcessRow
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import open_plain, parse_comm, parse_stat
@@ -63,20 +65,6 @@ def test_half_a_stat_is_no_row(proc: FakeProc, length: int) -> None:
     assert host.facts(row) is None
 
 
-THREADS = """
-import ctypes, sys
-library, thread, attributes = ctypes.CDLL(None), ctypes.c_ulong(), ctypes.create_string_buffer(64)
-library.pthread_attr_init(attributes)
-library.pthread_attr_setstacksize(attributes, ctypes.c_size_t(16384))
-pause = ctypes.cast(library.pause, ctypes.c_void_p)
-for _ in range(4000):
-    library.pthread_create(ctypes.byref(thread), attributes, pause, None)
-print(flush=True)
-sys.stdin.readline()
-library._exit(0)
-"""
-
-
 def test_many_threads_make_no_row_dear(host: Host) -> None:
     """A program with thousands of threads is read as fast as another one: any user may have such programs."""
 
@@ -86,16 +74,12 @@ def test_many_threads_make_no_row_dear(host: Host) -> None:
             assert host.row(pid) is not None
         return time.thread_time() - begun
 
-    with subprocess.Popen(
-        [sys.executable, "-c", THREADS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
+    require_root()
+    with strange("threads", "4000") as child:
         row = host.row(child.pid)
         assert row is not None
         assert row.threads > 1000
         found, usual = min(cost(child.pid) for _ in range(3)), min(cost(os.getpid()) for _ in range(3))
-        child.communicate("\n")
     assert found < 5 * usual
 
 
