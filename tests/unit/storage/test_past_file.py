@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import sqlite3
@@ -392,6 +393,25 @@ def test_an_answer_takes_no_more_memory_for_a_longer_past(tmp_path: Path, ask: s
         assert answered["owners"][0]["seconds"] == pytest.approx(rows + 65, abs=2)
     else:
         assert len(answered["marks"]) + answered["marks_dropped"] == rows
+
+
+def test_nothing_in_the_file_runs_code(tmp_path: Path) -> None:
+    """A view or a trigger that loads a library, and was put there by somebody, is an error and loads none."""
+    past = StoredPast(tmp_path, small_host())
+    past.watch(10)
+    past.process.flush()
+    with closing(sqlite3.connect(tmp_path / NAME)) as file:
+        file.executescript(
+            "CREATE TRIGGER bad BEFORE INSERT ON piece BEGIN SELECT load_extension('/there/is/none'); END;"
+            "DROP VIEW devices; CREATE VIEW devices AS SELECT *, load_extension('/there/is/none') AS uuid,"
+            " 1 AS gpu FROM device_minute;"
+        )
+    said = answer_or_problem(tmp_path, json.dumps({"ask": "slider", **ALL}).encode(), "machine-1")
+    past.watch(10)
+
+    for text in (json.loads(said)["error"], status_of(past)["error"]):
+        assert text is not None
+        assert re.search("unsafe use of|not authorized|prohibited", text), text
 
 
 def test_a_reader_of_hours_does_not_fill_the_disk(tmp_path: Path) -> None:
