@@ -71,7 +71,7 @@ _ROW_MAX = 3600.0
 def make_report(connection: sqlite3.Connection, begin: float, end: float) -> dict[str, Any]:
     """Return the report of a span as JSON values: byte-seconds, seconds and Unix times."""
     watched = _watched(connection, begin, end)
-    marks, _ = _marks(connection, begin, end, LONGEST_GAP, kinds=(*_LEFTOVER, _OOM, *_LINKS))
+    marks, count = _marks(connection, begin, end, LONGEST_GAP, kinds=(*_LEFTOVER, _OOM, *_LINKS))
     found = connection.execute(
         "SELECT owner_type, coalesce(owner, ''), user, uuid, state, wasted, held, max(time, ?), "
         "min(time + seconds, ?) FROM holders WHERE time BETWEEN ? AND ? AND time + seconds >= ? "
@@ -118,6 +118,7 @@ def make_report(connection: sqlite3.Connection, begin: float, end: float) -> dic
         "leftovers": [each for each in marks if each["kind"] in _LEFTOVER],
         "ooms": [each for each in marks if each["kind"] == _OOM],
         "interruptions": [each for each in marks if each["kind"] in (*_LINKS, ENDED, BEGAN)],
+        "marks_dropped": count - len(marks),
     }
 
 

@@ -21,6 +21,7 @@ from tests.support.waiting import wait_until
 from vramledger.model.holder_facts import Ties
 from vramledger.model.snapshot import State
 from vramledger.readers.collector import Context
+from vramledger.readers.hosts import sockets
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.sockets import unix_sockets
 from vramledger.readers.hosts.tie_search import Watched, _protocol, find_ties
@@ -287,6 +288,18 @@ def test_a_paused_container_is_stopped(stage: Stage) -> None:
     assert first.why == "its cgroup is frozen, as that of a paused container is"
     (after,) = Watcher([paused.pid]).look()
     assert after.state is State.ACTIVE
+
+
+def test_too_many_sockets_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user with very many sockets takes none of our memory, and what ties others is in doubt."""
+    monkeypatch.setattr(sockets, "MOST_SOCKETS", 300)
+    kept = [socket.socket(socket.AF_UNIX) for _ in range(400)]
+    try:
+        with pytest.raises(OSError, match="there are more than 300 Unix sockets"):
+            unix_sockets()
+    finally:
+        for each in kept:
+            each.close()
 
 
 def test_a_file_in_the_place_of_a_socket_is_not_asked(tmp_path: Path) -> None:
