@@ -257,7 +257,7 @@ def feed(name: str, seconds: int, home: Path) -> None:
         (corpus / f"seed-{number}").write_bytes(seed)
     for module in [each for each in sys.modules if each.startswith("vramledger")]:
         del sys.modules[module]  # imported again, so that atheris can watch it
-    with atheris.instrument_imports(include=["vramledger"], enable_loader_override=False):
+    with atheris.instrument_imports(include=["vramledger", "vramledger_agent"], enable_loader_override=False):
         parser = target.make(home)
     found = Path(os.environ.get("VRAMLEDGER_FOUND", ".cache/fuzz"))
     found.mkdir(parents=True, exist_ok=True)
@@ -282,14 +282,14 @@ def main(*arguments: str) -> int:
         print(f"==> {name}", file=sys.stderr)
         command = [sys.executable, "-m", "tests.lab.fuzz", name, str(SECONDS)]
         done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
+        if done.returncode or "stat::new_units_added:          0\n" in done.stderr:  # nothing was watched
             failed.append(name)
             print(done.stderr[-4000:], file=sys.stderr)
         for line in done.stderr.splitlines():
             if line.startswith(("stat::number_of_executed_units", "stat::new_units_added")):
                 print(line, file=sys.stderr)
     if failed:
-        print(f"broken by inputs in .cache/fuzz: {', '.join(failed)}", file=sys.stderr)
+        print(f"broken by inputs in .cache/fuzz, or not watched: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))
 
 
