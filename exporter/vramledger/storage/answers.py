@@ -44,6 +44,7 @@ from vramledger.storage.protocol import (
     RESTORE,
     SINCE,
     SLIDER,
+    Entry,
     pack,
 )
 from vramledger.storage.reading import PastReader
@@ -58,6 +59,9 @@ STEPS = 360
 
 MARKS_MAX = 1500
 """The newest marks that are shown one by one. A host on which more happens has one in nearly every column."""
+
+READINGS_MAX = 64 * 2**20
+"""Bytes of readings in an answer, which the exporter has in its memory, too."""
 
 ENDED, BEGAN = "exporter-ended", "exporter-began"
 """The marks of the exporter itself: a holder that is stopped has a mark of that name."""
@@ -260,6 +264,9 @@ def _answer(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], 
     if ask == AT:
         return _moment(past, request)
     begin, end = float(request["from"]), float(request["to"])
+    if end < begin:
+        message = "the span ends before it begins"
+        raise RecordingError(message)
     hidden = _hidden(request)
     if ask == SINCE:
         report = make_report(past.connection, begin, end)
@@ -270,14 +277,14 @@ def _answer(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], 
             slider["marks"] = hidden.marks(slider["marks"])
         return {}, json.dumps(slider).encode()
     if ask == READINGS:
-        return _readings(past, begin, end)
+        with closing(past.readings(begin, end)) as found:  # type: ignore[type-var]
+            return _readings(past, found)
     message = f"{ask!r} is not a question to the storage"
     raise RecordingError(message)
 
 
-def _readings(past: PastReader, begin: float, end: float) -> tuple[dict[str, Any], bytes]:
+def _readings(past: PastReader, found: Iterator[Entry]) -> tuple[dict[str, Any], bytes]:
     """Return the readings of a span; the first has the facts of all processes, which a sampler sends once."""
-    found = past.readings(begin, end)
     first = next(found, None)
     if first is None:
         return {"readings": 0}, b""
@@ -289,8 +296,13 @@ def _readings(past: PastReader, begin: float, end: float) -> tuple[dict[str, Any
         facts = [facts_plain(each) for each in tracker.known_facts()]
     expanded = (expand_reading(entry.value, entry.time) for entry in chain([first], found))
     values = ({**value, "facts": facts} if not number else value for number, value in enumerate(expanded))
-    lines = [json.dumps(each, separators=(",", ":")) for each in values]
-    return {"readings": len(lines)}, "\n".join(lines).encode()
+    content, count = bytearray(), 0
+    for count, each in enumerate(values, start=1):  # noqa: B007 how many there were
+        content += json.dumps(each, separators=(",", ":")).encode() + b"\n"
+        if len(content) > READINGS_MAX:
+            message = f"its readings have more than {READINGS_MAX >> 20} MiB; ask for a shorter span"
+            raise RecordingError(message)
+    return {"readings": count}, bytes(content[:-1])
 
 
 def _restore(past: PastReader) -> tuple[dict[str, Any], bytes]:

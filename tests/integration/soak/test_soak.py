@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.soak import endurance, faults, replay, trials
+from tests.lab.soak import attacks, endurance, faults, replay, trials
+from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
 
 
@@ -33,6 +34,15 @@ def test_an_exporter_recovers_from_what_breaks_around_it(tmp_path: Path) -> None
     chosen = [trial for trial in trials.TRIALS if trial.after <= 4.0 and trial.lasts[1] <= 4.0]
     rows = list(trials.run(tmp_path, rounds=1, seed=4, trials=tuple(chosen)))
     assert len(rows) == len(chosen) + 1
+
+
+@pytest.mark.thorough
+def test_no_user_of_the_host_stops_it(tmp_path: Path) -> None:
+    """While strangers attack it, a kind at a time, scrapes are answered and what is sampled is stored."""
+    require_root()
+    rows = list(attacks.run(tmp_path, seconds=1.0))
+    assert [row for row in rows if not row.good] == []
+    assert len(rows) > 10
 
 
 def test_a_recorded_time_is_counted_as_it_was(tmp_path: Path) -> None:

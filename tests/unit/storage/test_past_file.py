@@ -24,6 +24,7 @@ from tests.support.host.model import EPOCH, GIB
 from tests.support.past import StoredPast, ask_sqlite, names_in, night, small_host, status_of, times_in
 from tests.support.requirements import do_without, require_root
 from vramledger.errors import RecordingError, StartupError
+from vramledger.storage import answers
 from vramledger.storage.answers import answer_or_problem, open_past
 from vramledger.storage.database import PIECES
 from vramledger.storage.keeper import open_directory
@@ -393,6 +394,23 @@ def test_an_answer_takes_no_more_memory_for_a_longer_past(tmp_path: Path, ask: s
         assert answered["owners"][0]["seconds"] == pytest.approx(rows + 65, abs=2)
     else:
         assert len(answered["marks"]) + answered["marks_dropped"] == rows
+
+
+def test_a_question_that_asks_for_too_much_or_nothing_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readings of days are refused before they fill the memory, and a span that ends before it begins."""
+    monkeypatch.setattr(answers, "READINGS_MAX", 20_000)
+    past = StoredPast(tmp_path, small_host())
+    past.watch(100)
+    past.process.flush()
+
+    def problem(**question: object) -> str:
+        return str(json.loads(answer_or_problem(tmp_path, json.dumps(question).encode(), ""))["error"])
+
+    assert problem(ask="readings", **ALL) == "its readings have more than 0 MiB; ask for a shorter span"
+    for ask in ("since", "slider", "readings"):
+        assert problem(ask=ask, **{"from": 2.0, "to": 1.0}) == "the span ends before it begins"
 
 
 def test_nothing_in_the_file_runs_code(tmp_path: Path) -> None:
