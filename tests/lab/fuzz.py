@@ -73,7 +73,8 @@ def _process(_: Path) -> Parser:
 def _recording(_: Path) -> Parser:
     import atheris
 
-    from tests.integration.fuzz.test_tracker import FILM, WANT, Exposition, changed, shown
+    from tests.integration.fuzz.test_tracker import FILM, WANT, changed, shown
+    from vramledger.metrics.exposition import Exposition
 
     def parse(data: bytes) -> None:
         """Change parts of a reading: the decoder, which is no Python, would lead nowhere."""

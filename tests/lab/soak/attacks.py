@@ -33,7 +33,7 @@ _MOST_P99 = 1.0
 
 _GROWTH = 64 * 2**20
 
-Attack = Callable[[ExitStack], None]
+Attack = Callable[[ExitStack], object]
 
 
 class _Place:
@@ -65,7 +65,7 @@ def _attacks(at: _Place) -> Iterator[tuple[str, Attack]]:
     now = time.time()
 
     def enter(*contexts: AbstractContextManager[object]) -> Attack:
-        return lambda stack: [stack.enter_context(each) for each in contexts] and None
+        return lambda stack: [stack.enter_context(each) for each in contexts]
 
     def held(program: str, *arguments: str) -> Attack:
         def attack(stack: ExitStack) -> None:
@@ -114,13 +114,7 @@ def _attacks(at: _Place) -> Iterator[tuple[str, Attack]]:
     )
     yield (
         "8 users' reports of 64 KiB",
-        lambda stack: (
-            [
-                stack.enter_context(strange("reports", at.agents, costly, user=USER + number))
-                for number in range(8)
-            ]
-            and None
-        ),
+        enter(*(strange("reports", at.agents, costly, user=USER + number) for number in range(8))),
     )
     yield "a holder that changes its name and its program all the time", held("rename")
     yield "a holder with 20,000 threads", held("threads", "20000")
