@@ -77,7 +77,7 @@ def _recording(_: Path) -> Parser:
     from vramledger.metrics.exposition import Exposition
 
     def parse(data: bytes) -> None:
-        """Change parts of a reading: the decoder, which is no Python, would lead nowhere."""
+        """Change parts of a reading: in the decoder, which is written in C, nothing is watched."""
         drawn = atheris.FuzzedDataProvider(data)
         number = drawn.ConsumeIntInRange(0, len(FILM) - 1)
         changes = [

@@ -367,7 +367,7 @@ def test_a_reader_never_delays_what_is_stored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ask", ["since", "slider"])
 def test_an_answer_takes_no_more_memory_for_a_longer_past(tmp_path: Path, ask: str) -> None:
-    """A user who begins and ends programs all day makes nobody's question take hundreds of MiB."""
+    """A user who begins and ends programs all day makes no question take hundreds of MiB."""
     past = StoredPast(tmp_path, small_host())
     past.watch(65)
     past.process.flush()
