@@ -127,7 +127,7 @@ def ledger_over_time() -> Panel:
         "error, or an alert where *Alerts* is switched on; blue, the GPUs were released.",
         Query(f"sum by (state) ({device_bytes('.+', CHOSEN_DEVICE)})", "{{state}}"),
         Query(f"sum({device_selector('vramledger_device_memory_total_bytes')})", "total"),
-        total="total", width=24, height=10,
+        total="total", width=24, height=8,
     )  # fmt: skip
 
 

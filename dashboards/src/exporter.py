@@ -292,7 +292,7 @@ def dashboard() -> Dashboard:
                 "",
                 [
                     watched_nodes(width=12),
-                    *(replace(each, width=6, height=3) for each in (longest_sample(), failing_collectors())),
+                    *(replace(each, width=6) for each in (longest_sample(), failing_collectors())),
                     gaps(),
                     exporter_states(),
                 ],

@@ -9,6 +9,7 @@ from dashboards.src.dashboard import (
     Dashboard,
     Row,
     choice_variable,
+    link_to_device,
     link_to_model,
     link_to_owner,
     price_variables,
@@ -75,7 +76,6 @@ from dashboards.src.shared_panels import (
 from vramledger.views.colours import GRAFANA
 
 NODE_MEMORY = "vramledger_node:memory_bytes:sum"
-UNOWNED_TOO = "unowned, partly in wasted"
 WHOLE_GPU = 'uuid!~"MIG-.*"'
 OWNER = "owner_type, owner"
 
@@ -97,7 +97,7 @@ def reachable_gpus() -> Panel:
         Query(f"count({up} == 0 unless on ({NODE_LABELS}, uuid) {asleep}) or 0 * count({up})", "down"),
         Query(f"count({held} == 0) or 0 * count({held})", "empty"),
         Query(f"sum({unseen}) or 0 * count({had})", "not seen"),
-        unit=COUNT, needs=Needs(nothing="no GPU"), width=9, height=3,
+        unit=COUNT, needs=Needs(nothing="no GPU"), width=9,
         colours={"down": GRAFANA["dead"], "not seen": GRAFANA["unknown"]},
     )  # fmt: skip
 
@@ -113,8 +113,8 @@ def memory() -> Panel:
         "held counts as needed, also what is wasted.",
         Query(f"sum({sampled(ledger)})", "total"),
         Query(held, "held"),
-        Query(f"{held} - {beyond}", "needed, at most"),
-        unit=BYTES, needs=Needs("device"), width=8, height=3,
+        Query(f"{held} - {beyond}", "needed"),
+        unit=BYTES, needs=Needs("device"), width=8,
     )  # fmt: skip
 
 
@@ -127,12 +127,12 @@ def wasted_memory() -> Panel:
         "not work, a zombie and a dead process are in both.",
         Query(f"sum({selector('vramledger_node:memory_wasted_bytes:sum')})", "wasted"),
         Query(f"sum({selector('vramledger_node:memory_perhaps_wasted_bytes:sum')})", PERHAPS_WASTED),
-        Query(f"sum({selector(NODE_MEMORY, state_matcher(UNOWNED))}) or {none}", UNOWNED_TOO),
+        Query(f"sum({selector(NODE_MEMORY, state_matcher(UNOWNED))}) or {none}", "unowned"),
         Query(f"sum({selector(NODE_MEMORY, state_matcher('unknown'))}) or {none}", "unknown"),
-        unit=BYTES, needs=Needs("device"), width=10, height=3,
+        unit=BYTES, needs=Needs("device"), width=10,
         colours={
             "wasted": GRAFANA["idle"], PERHAPS_WASTED: GRAFANA["stopped"],
-            UNOWNED_TOO: GRAFANA["orphaned"], "unknown": GRAFANA["unknown"],
+            "unowned": GRAFANA["orphaned"], "unknown": GRAFANA["unknown"],
         },
     )  # fmt: skip
 
@@ -143,7 +143,7 @@ def cost() -> Panel:
         "Hours of whole GPUs whose memory was wasted within the time range, times the chosen price of a "
         "GPU-hour. Another price or currency can be typed in.",
         Query(f"$price * sum({hours(MEAN_DEVICES_WASTED)})"),
-        unit=ROUNDED, needs=Needs(), colour=GRAFANA["idle"], width=6, height=3,
+        unit=ROUNDED, needs=Needs(), colour=GRAFANA["idle"], width=6,
     )  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def waste_by_owner() -> Panel:
         "end. A click on a bar shows everything of its owner.",
         Query(f"topk(10, {wasted} > 0)", OWNER_LEGEND),
         unit=GIB_HOURS, absent="nothing was wasted: good, if all nodes are watched", colour=GRAFANA["idle"],
-        links=[link_to_owner(of_series=True)], width=10,
+        links=[link_to_owner(of_series=True)], width=10, height=6,
     )  # fmt: skip
 
 
@@ -174,10 +174,10 @@ def busy_against_held() -> Panel:
     return scatter(
         "Busy against held",
         "A point for each GPU: how much of its memory is used, and for which share of 15 minutes kernels "
-        "ran. A GPU that is full and idle is at the lower right.",
+        "ran. A GPU that is full and idle is at the lower right. A click on a point shows the GPU.",
         Query(f"{by} ({selector('vramledger_device:memory_used:ratio')})", "memory used"),
         Query(f"{by} ({device_utilisation()})", "busy"),
-        unit=SHARE,
+        unit=SHARE, links=[link_to_device()],
     )  # fmt: skip
 
 
@@ -338,7 +338,7 @@ def ledger_over_time() -> Panel:
         Query(f"sum({selector(NODE_MEMORY)})", "total"),
         total="total",
         width=14,
-        height=8,
+        height=6,
     )
 
 
@@ -372,7 +372,7 @@ def dashboard() -> Dashboard:
                     cost(),
                     ledger_over_time(),
                     waste_by_owner(),
-                    firing_alert_table("Needs attention", height=9),
+                    firing_alert_table("Needs attention", height=8),
                     held_by_team(),
                     busy_against_held(),
                 ],

@@ -95,7 +95,7 @@ def gpu_ledgers() -> Panel:
         "MIG instances, they are added. In a gap it does not answer.",
         Query(f"sum by (state) ({device_bytes('.+', chosen)})", "{{state}}"),
         Query(f"sum({selector('vramledger_device_memory_total_bytes', chosen)})", "total"),
-        total="total", width=24, height=7,
+        total="total", width=24, height=6,
     )  # fmt: skip
     return repeated(graph, "gpu")
 

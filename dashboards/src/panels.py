@@ -164,7 +164,7 @@ def stat(
     links: Sequence[Json] = (),
     named: bool = False,
     width: int = 4,
-    height: int = 4,
+    height: int = 3,
 ) -> Panel:
     """Make a panel with one current figure, or one for each query, which has its colour unless it is 0.
 
@@ -258,14 +258,15 @@ def time_series(
         )
         for name in lines
     ]
-    body["fieldConfig"]["overrides"] = overrides
     if order:
+        overrides.append(_NO_LEGEND_OF_NOTHING)
         places = {name: place for place, name in enumerate(["Time", *order, *lines])}
         arranged = {"excludeByName": {}, "indexByName": places, "renameByName": {}}
         body["transformations"] = [
             {"id": "joinByField", "options": {"byField": "Time", "mode": "outer"}},
             {"id": "organize", "options": arranged},
         ]
+    body["fieldConfig"]["overrides"] = overrides
     legend = (
         {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull", "max"], "sortBy": "Last *",
          "sortDesc": True, "width": 420 if width < COLUMNS_OF_THE_PAGE else 540}
@@ -433,23 +434,35 @@ def bars(
     }  # fmt: skip
     body["options"] = {
         "displayMode": "basic", "orientation": "horizontal", "valueMode": "text", "namePlacement": "left",
-        "showUnfilled": False, "sizing": "auto", "minVizHeight": 16, "minVizWidth": 8, "maxVizHeight": 40,
+        "showUnfilled": False, "sizing": "manual", "minVizHeight": 16, "minVizWidth": 8, "maxVizHeight": 40,
+        "text": {"titleSize": 11, "valueSize": 15},  # Grafana leaves room for a name of narrow letters in 12
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     }  # fmt: skip
     return Panel(body, width, height)
 
 
 def scatter(
-    title: str, description: str, across: Query, up: Query, *, unit: str, width: int = 12, height: int = 8
+    title: str,
+    description: str,
+    across: Query,
+    up: Query,
+    *,
+    unit: str,
+    links: Sequence[Json] = (),
+    width: int = 12,
+    height: int = 8,
 ) -> Panel:
     """Make a point for each row of two queries: ``across`` from left to right, ``up`` from bottom to top."""
     body = _panel_body("xychart", title, description, [across, up], instant=True, rows=True)
     body["fieldConfig"]["defaults"] |= {
         "unit": unit, "noValue": NO_DATA, "min": 0, "max": 1, "color": {"mode": "palette-classic"},
+        "links": [*links],
         "custom": {
             "show": "points", "pointSize": {"fixed": 7}, "pointShape": "circle", "axisPlacement": "auto",
         },
     }  # fmt: skip
+    # Without it Grafana takes the options for those of before 11.1, and says "Err".
+    body["pluginVersion"] = "11.1.0"
     names = {"Value #A": across.legend, "Value #B": up.legend}
     body["fieldConfig"]["overrides"] = [_override(name, displayName=text) for name, text in names.items()]
     body["transformations"] = [{"id": "merge", "options": {}}]
@@ -459,7 +472,14 @@ def scatter(
 
     body["options"] = {
         "mapping": "manual",
-        "series": [{"x": field("Value #A"), "y": field("Value #B"), "name": {"fixed": up.legend}}],
+        "series": [
+            {
+                "frame": {"matcher": {"id": "byIndex", "options": 0}},
+                "x": field("Value #A"),
+                "y": field("Value #B"),
+                "name": {"fixed": up.legend},
+            }
+        ],
         "tooltip": {"mode": "single", "sort": "none"},
         "legend": {"displayMode": "list", "placement": "bottom", "showLegend": False, "calcs": []},
     }
@@ -528,6 +548,13 @@ def _override(name: str, **properties: object) -> Json:
         "matcher": {"id": "byName", "options": name},
         "properties": [{"id": key, "value": value} for key, value in properties.items()],
     }
+
+
+_NO_LEGEND_OF_NOTHING: Json = {
+    "matcher": {"id": "byValue", "options": {"reducer": "max", "op": "lte", "value": 0}},
+    "properties": [{"id": "custom.hideFrom", "value": {"legend": True, "tooltip": True, "viz": False}}],
+}
+"""Of twelve parts of a ledger five are something: with all of them, a small legend had three lines."""
 
 
 def _colour_overrides(colours: Mapping[str, str], *, areas: bool = False) -> list[Json]:

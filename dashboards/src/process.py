@@ -171,7 +171,7 @@ def where_memory_goes() -> Panel:
             "outside the pools": SHADES[0], "in use": SHADES[1], "fragments": SHADES[2],
             "cached": SHADES[3],
         },
-        width=24, height=10,
+        width=24, height=8,
     )  # fmt: skip
     return dashed(graph, "peak need", "charged")
 

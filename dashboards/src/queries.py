@@ -135,6 +135,12 @@ def uncharged(*matchers: str) -> str:
     return selector("vramledger_process_uncharged_memory_bytes", 'pid!="other"', *matchers)
 
 
+def newest_bytes() -> str:
+    """Return what each holder holds by the newest scrape: what is recorded of it is up to 4 minutes old."""
+    both = selector("", '__name__=~"vramledger_process_(uncharged_)?memory_bytes"', 'pid!="other"')
+    return f"sum by ({DEVICE_LABELS}, pid) ({both})"
+
+
 def sampled(figure: str) -> str:
     """Return a figure of the newest scrape, without nodes whose exporter has stopped sampling."""
     stalled = selector("vramledger_node:sampling_stalled:changes5m")

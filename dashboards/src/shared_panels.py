@@ -51,6 +51,7 @@ from dashboards.src.queries import (
     firing_alerts,
     gibibyte_hours,
     holdings,
+    newest_bytes,
     perhaps_wasted_bytes,
     process_utilisation,
     rules_heartbeat,
@@ -120,7 +121,7 @@ SEVERITY_RANKS = value_mapping(
 )
 
 
-def watched_nodes(width: int = 8, height: int = 3) -> Panel:
+def watched_nodes(width: int = 8) -> Panel:
     """Make the figure of nodes by whether they are watched: how to read what is missing elsewhere."""
     status = watch_status()
     return stat(
@@ -138,7 +139,7 @@ def watched_nodes(width: int = 8, height: int = 3) -> Panel:
             "watched": GRAFANA["active"], "in part": GRAFANA["idle"], "not watched": GRAFANA["dead"],
             "no rules": GRAFANA["orphaned"],
         },
-        width=width, height=height,
+        width=width,
     )  # fmt: skip
 
 
@@ -160,7 +161,7 @@ def with_verdict_step(failures: str) -> str:
 
 def in_thirds(*figures: Panel) -> list[Panel]:
     """Return figures as wide and high as :func:`watched_nodes`, three in a line."""
-    return [replace(figure, width=8, height=3) for figure in figures]
+    return [replace(figure, width=8) for figure in figures]
 
 
 PERHAPS_WASTED = "not proven"
@@ -204,7 +205,7 @@ def alert_counts(width: int = 8) -> Panel:
             for rank, name in enumerate(SEVERITIES, 1)
         ),
         unit=COUNT, absent="no rules",
-        colours={"page": GRAFANA["dead"], "warning": GRAFANA["idle"]}, width=width, height=3,
+        colours={"page": GRAFANA["dead"], "warning": GRAFANA["idle"]}, width=width,
     )  # fmt: skip
 
 
@@ -296,9 +297,12 @@ def holdings_table(
             figures.append(f"{demand_rate()} {of_those}")
             middle.append(Column("Value #F", "Grows", "binBps", width=86))
 
+    largest = f"sum by ({labels}) (topk({rows}, {chosen}))"
+    if not with_nodes:
+        largest = f"{largest} * 0 + on ({by}) group_left () {newest_bytes()}"
     return table(
         title, f"{description} {say}",
-        Query(f"sum by ({labels}) (topk({rows}, {chosen}))"),
+        Query(largest),
         Query(age(f"max by ({by}, grade) ({since} {of_those})")),
         Query(f"max by ({by}) ({process_utilisation()} {of_those})"),
         Query(age(f"max by ({by}) ({worked} {of_those})")),

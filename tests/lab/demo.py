@@ -4,7 +4,8 @@ It is simulated, and says so in its header: 48 minutes of a node with four GPUs 
 goes wrong that vramledger is for. The same seed writes the same readings each time. What happens, by minute:
 
     0 the node is available again, and its users' jobs start
-    1  a notebook has finished its work: 38 GiB in torch's pool, 6 GiB of it in use; it is idle from then on
+    1  a notebook on an A100 has finished its work: 38 GiB in torch's pool, 6 GiB of it in use; it is idle
+       from then on, beside a training, and its threads alone can tell
     1  TensorFlow takes all that is left of GPU 1
     3  a training begins to leak 2 GiB a minute on GPU 0
     5  the launcher of a rank on GPU 3 is killed; the rank stays, an orphan
@@ -56,6 +57,8 @@ BEGIN = 1_793_520_000.0
 """Unix time of the first reading: 2026-11-01 08:00 UTC."""
 
 CARD = 143_771 * MIB
+OLDER, OLDER_CARD = 2, 81_920 * MIB
+"""The GPU before Hopper: an A100, which has none of GPM's counters."""
 USABLE = CARD - 615 * MIB - 14 * MIB
 LEFT_BY_TENSORFLOW = 700 * MIB
 
@@ -151,6 +154,11 @@ THROTTLES = (
 CONTEXT_WATTS, WORK_WATTS = 119.0, 330.0
 """The draw of an H200 with a context and no work, and what work all the time adds: recorded ones drew 340 to
 450 W at a third to two thirds of the time."""
+OLDER_SHARE = 4 / 7
+"""Of an A100's power to an H200's, by their limits."""
+H200_CLOCKS = {"graphics": 1.98e9, "sm": 1.98e9, "memory": 3.201e9, "video": 1.545e9}
+A100_CLOCKS = {"graphics": 1.41e9, "sm": 1.41e9, "memory": 1.593e9, "video": 1.275e9}
+"""From NVIDIA's data sheet, not seen."""
 COLD, WARMTH = 26.0, 0.05
 """A chip's temperature without power, and by how much each watt warms it: recorded were 32 °C at 120 W, 49 °C
 at 450 W."""
@@ -165,6 +173,7 @@ class Sensors:
     """What one GPU says of itself, as recorded H200s did; power and warmth follow the work of programs."""
 
     random: Random
+    older: bool
     chip: float = COLD + WARMTH * CONTEXT_WATTS
     memory: float = COLD + WARMTH * CONTEXT_WATTS
     joules: float = 2_000_000.0
@@ -173,7 +182,8 @@ class Sensors:
     def of(self, device: DeviceReading, now: float) -> DeviceReading:
         """Return a reading of the GPU with its hardware, ``INTERVAL`` after the one before."""
         busy = (device.utilization or {}).get("gpu", 0.0)
-        watts = round(CONTEXT_WATTS + WORK_WATTS * busy + self.random.uniform(-3, 3) * (1 + 4 * busy))
+        full = CONTEXT_WATTS + WORK_WATTS * busy + self.random.uniform(-3, 3) * (1 + 4 * busy)
+        watts = round(full * (OLDER_SHARE if self.older else 1))
         for name, pace in (("chip", WARMING), ("memory", 2 * WARMING)):
             before = getattr(self, name)
             setattr(self, name, before + (COLD + WARMTH * watts - before) * INTERVAL / pace)
@@ -184,7 +194,7 @@ class Sensors:
         hardware: dict[str, HardwareValue] = {
             "device_temperature_celsius": float(round(self.chip)),
             "device_power_watts": float(watts),
-            "device_clock_hertz": {"graphics": 1.98e9, "sm": 1.98e9, "memory": 3.201e9, "video": 1.545e9},
+            "device_clock_hertz": A100_CLOCKS if self.older else H200_CLOCKS,
             "device_throttle_active": dict.fromkeys(THROTTLES, 0.0),
             "device_performance_state": 0.0,
             "device_ecc_errors_total": ZERO,
@@ -193,18 +203,21 @@ class Sensors:
             },
             **self.told,
         }
-        activity = {**(device.activity or {}), **traffic}
+        activity = None if device.activity is None else {**device.activity, **traffic}
         return replace(device, hardware=hardware, activity=activity)
 
     def _rare(self) -> dict[str, HardwareValue]:
         return {
-            "device_power_limit_watts": 700.0,
-            "device_pcie_link_generation": {"current": 5.0, "max": 5.0},
+            "device_power_limit_watts": 400.0 if self.older else 700.0,
+            "device_pcie_link_generation": dict.fromkeys(("current", "max"), 4.0 if self.older else 5.0),
             "device_pcie_link_width": {"current": 16.0, "max": 16.0},
             "device_remapped_rows": ZERO,
             "device_row_remap_pending": 0.0,
             "device_row_remap_failed": 0.0,
-            "device_bar1_memory_bytes": {"used": 1_703_936.0, "total": 256.0 * GIB},
+            "device_bar1_memory_bytes": {
+                "used": 1_703_936.0,
+                "total": (128.0 if self.older else 256.0) * GIB,
+            },
             "device_energy_joules_total": self.joules,
             "device_memory_temperature_celsius": float(round(self.memory)),
         }
@@ -277,12 +290,19 @@ def readings() -> Iterator[Reading]:
     """Yield the readings of the node from its first job on."""
     random = Random(SEED)  # noqa: S311 it must give the same each time
     gpus = [
-        Gpu(index, uuids=((0.0, f"GPU-5d000000-0000-4000-8000-00000000000{index}"),)) for index in range(4)
+        Gpu(
+            index,
+            total=OLDER_CARD if index == OLDER else CARD,
+            uuids=((0.0, f"GPU-5d000000-0000-4000-8000-00000000000{index}"),),
+            counters=index != OLDER,
+            name="NVIDIA A100-SXM4-80GB" if index == OLDER else "NVIDIA H200",
+        )
+        for index in range(4)
     ]
-    host = Host(gpus, processes(random), random, INTERVAL)
+    host = Host(gpus, processes(random), random, INTERVAL, threads=True)
     agents = Agents()
     # Of its own: what a sensor says changes nothing that happens.
-    sensors = [Sensors(Random(SEED + gpu.index)) for gpu in gpus]  # noqa: S311 as above
+    sensors = [Sensors(Random(SEED + gpu.index), older=not gpu.counters) for gpu in gpus]  # noqa: S311 as above
     for number in range(round(MINUTES * 60 / INTERVAL)):
         now = number * INTERVAL
         reading = host.reading(now)

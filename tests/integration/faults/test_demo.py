@@ -15,7 +15,7 @@ from tests.support.faults.evaluation import Manager, evaluate
 from tests.support.faults.recorded import play
 from tests.support.host.series import Trace
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.model.snapshot import Snapshot, State
+from vramledger.model.snapshot import Grade, Snapshot, State
 from vramledger.sampling.replay import demo_recording, read_recording
 
 TEXT = gzip.decompress(demo_recording().read_bytes())
@@ -69,7 +69,8 @@ def test_it_shows_what_we_are_for(minutes: list[Snapshot]) -> None:
     owners = {owner.type for owner in owned if owner is not None}
 
     assert {"pod", "slurm"} <= owners
-    assert held[4502].state is State.IDLE
+    assert (held[4502].state, held[4502].grade) == (State.IDLE, Grade.SEEN)
+    assert shot.devices[2].reading.activity is None
     assert held[4619].state is State.ORPHANED
     assert {people[pid].policy.policy for pid in (4120, 4410, 4701)} == {"caching", "preallocate", "fraction"}
     assert set(shot.agents) == {4120, 4377, 4410, 4502, 4533}

@@ -38,8 +38,10 @@ from vramledger.model.reading import (
     Rank,
     Reading,
     Scheduler,
+    ThreadTimes,
     XidEvent,
 )
+from vramledger.readers.hosts.thread_times import LOOK_INTERVAL
 
 MIB = 2**20
 GIB = 2**30
@@ -241,6 +243,10 @@ _QUIET_CPUS = (0.0005, 0.0005, 0.0005, 0.0006, 0.0006, 0.0007)
 """What it took in single seconds there."""
 
 
+HELPER_WAKE_CPU = 0.000075
+"""CPU seconds of each wake of a notebook's helper threads, as measured beside an H100."""
+
+
 def _quiet_cpu(pid: int, now: float) -> float:
     """Return the CPU time of a quiet program in one sample; it varies, as it did there."""
     return _QUIET_CPUS[crc32(b"%d %d" % (pid, now)) % len(_QUIET_CPUS)]
@@ -304,6 +310,7 @@ class Host:
         faults: what is wrong, and when.
         schedulers: what they have reserved.
         launches: whether the exporter counts what quiet holders hand to the GPUs.
+        threads: whether the exporter looks at the holders' threads.
     """
 
     gpus: Sequence[Gpu]
@@ -313,11 +320,13 @@ class Host:
     faults: Sequence[Fault] = ()
     schedulers: tuple[Scheduler, ...] = ()
     launches: bool = False
+    threads: bool = False
     _uses: dict[tuple[Process, int], Use] = field(default_factory=dict)
     _failures: Failures = field(default_factory=Failures)
     _told: dict[tuple[int, int], int] = field(default_factory=dict)
     _ran_last: dict[int, int] = field(default_factory=dict)
     _last_work: dict[Process, float] = field(default_factory=dict)
+    _ran: set[Process] = field(default_factory=set)
 
     def restart(self) -> None:
         """Start again, like the sampler of a restarted exporter: all facts are sent again."""
@@ -406,6 +415,7 @@ class Host:
             ),
             managed=tuple(self._mappings(alive, devices)),
             launches=tuple(self._counts(alive, now)) if self.launches else (),
+            threads=tuple(self._looks(alive, now)) if self.threads else (),
             ended={process.pid: "its pod has ended" for process in alive if process.met("unowned", now)},
             facts=tuple(self._news(shown, alive, now)),
             hidden=tuple(
@@ -474,6 +484,32 @@ class Host:
             quiet = now - self._last_work.setdefault(process, now)
             if quiet:
                 yield LaunchCount(process.pid, process.start, quiet)
+
+    def _looks(self, alive: Sequence[Process], now: float) -> Iterator[ThreadTimes]:
+        """Yield at the exporter's pace whose threads ran; a quiet one's helpers wake twice a second."""
+        self._ran.update(each for each in alive if any(self._uses[each, place].work for place in each.places))
+        if now % LOOK_INTERVAL >= self.interval:
+            return
+        for process in alive:
+            if process.begin > now - LOOK_INTERVAL:
+                continue
+            ran = process in self._ran
+            wakes = round(2 * LOOK_INTERVAL)
+            yield ThreadTimes(
+                process.pid,
+                process.start,
+                now - LOOK_INTERVAL,
+                now,
+                complete=True,
+                main_runs=3 * wakes if ran else 0,
+                main_cpu=0.2 * LOOK_INTERVAL if ran else 0.0,
+                other_runs=wakes,
+                other_cpu=wakes * HELPER_WAKE_CPU,
+                longest=HELPER_WAKE_CPU,
+                beyond=0.0,
+                python=None if ran else True,
+            )
+        self._ran.clear()
 
     def _refused(self, now: float) -> dict[str, int]:
         return {"rate": int(sum(each.number * (now - each.since) for each in self.present("refused", now)))}
