@@ -52,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     examples.load()
     # jsonschema compiles this grammar for a second at its import, for a format that no schema here has.
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+    gc.disable()  # until the end of the collection, which keeps what it makes
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -132,6 +133,7 @@ def pytest_collection_finish() -> None:
     if sys.version_info < (3, 14):
         gc.collect()
         gc.freeze()
+    gc.enable()
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:

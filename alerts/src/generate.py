@@ -1,4 +1,4 @@
-"""Write *.rules.yml, rules.json and chart.json in alerts/ from the sources in this folder and thresholds.yml.
+"""Write *.rules.yml and rules.json in alerts/ from the sources in this folder and thresholds.yml.
 
 ``vramledger rules`` renders the same for other thresholds.
 
@@ -12,42 +12,15 @@ import json
 import sys
 from pathlib import Path
 
-from vramledger.commands.alert_rules import read_sources, render_rule, rendered_files, written
-from vramledger.commands.alert_settings import RuleSettings, read_content, read_settings
+from vramledger.commands.alert_rules import rendered_files, written
+from vramledger.commands.alert_settings import read_content, read_settings
 
 ALERTS = Path(__file__).parents[1]
 
 ALL_RULES = "rules.json"
 """All groups in one file, for deploy/mixin: older versions of jsonnet cannot read our YAML."""
 
-FOR_CHART = "chart.json"
-"""All rules with the names of thresholds in them, which the chart fills in with those that it is given."""
-
 HEADER = "# Written by `make alerts` from src/{source}.yml and thresholds.yml: change those, not this file.\n"
-
-
-class _Names(dict[str, object]):
-    """Each name has itself as its value."""
-
-    def __missing__(self, name: str) -> object:
-        return f"<<{name}>>"
-
-    def __contains__(self, _: object) -> bool:
-        return True
-
-
-def for_chart(settings: RuleSettings) -> dict[str, object]:
-    """Return the rules by file, before thresholds and owners are filled in."""
-    unnamed, names = settings._replace(labels=()), _Names(chart=None)
-    return {
-        path.stem: {
-            "groups": [
-                {**group, "rules": [render_rule(rule, unnamed, names) for rule in group["rules"]]}
-                for group in content["groups"]
-            ]
-        }
-        for path, content in read_sources(settings, ALERTS).items()
-    }
 
 
 def contents() -> dict[str, str]:
@@ -65,7 +38,6 @@ def contents() -> dict[str, str]:
     groups = [group for content in files.values() for group in content["groups"]]
     return {
         **{f"{name}.rules.yml": HEADER.format(source=name) + written(each) for name, each in files.items()},
-        FOR_CHART: json.dumps(for_chart(settings), indent=1, ensure_ascii=False) + "\n",
         ALL_RULES: json.dumps({"groups": groups}, indent=1, ensure_ascii=False) + "\n",
     }
 

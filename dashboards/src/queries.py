@@ -136,9 +136,9 @@ def uncharged(*matchers: str) -> str:
 
 
 def newest_bytes() -> str:
-    """Return what each holder holds by the newest scrape: what is recorded of it is up to 4 minutes old."""
-    both = selector("", '__name__=~"vramledger_process_(uncharged_)?memory_bytes"', 'pid!="other"')
-    return f"sum by ({DEVICE_LABELS}, pid) ({both})"
+    """Return what each holder of one node holds now: what is recorded of it is up to 4 minutes old."""
+    both = selector("", '__name__=~"vramledger_process_(uncharged_)?memory_bytes"')
+    return f"sum by (uuid, pid) ({both})"
 
 
 def sampled(figure: str) -> str:

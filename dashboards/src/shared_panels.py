@@ -297,9 +297,11 @@ def holdings_table(
             figures.append(f"{demand_rate()} {of_those}")
             middle.append(Column("Value #F", "Grows", "binBps", width=86))
 
-    largest = f"sum by ({labels}) (topk({rows}, {chosen}))"
-    if not with_nodes:
-        largest = f"{largest} * 0 + on ({by}) group_left () {newest_bytes()}"
+    largest = f"topk({rows}, {chosen})"
+    if with_nodes:
+        largest = f"sum by ({labels}) ({largest})"
+    else:
+        largest = f"{largest} * 0 + on (uuid, pid) group_left () {newest_bytes()}"
     return table(
         title, f"{description} {say}",
         Query(largest),

@@ -50,10 +50,6 @@ COLLECTORS: Mapping[str, tuple[bool, str]] = {
         True,
         "which threads of the holders run: who did not run has launched nothing (at a slow pace)",
     ),
-    "launches": (
-        False,
-        "launches, copies and memsets of quiet holders, counted by uprobes (needs root or CAP_SYS_ADMIN)",
-    ),
     **{fact.collector: (fact.on, fact.help) for fact in HOLDER_FACTS},
     "exporter": (True, "the exporter's own process and sampler"),
 }

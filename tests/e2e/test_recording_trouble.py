@@ -18,8 +18,7 @@ from tests.support.host.programs import Fixed
 from tests.support.players.stage import Stage
 from tests.support.standin.library import StandIn
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.model.reading import Reading
-from vramledger.model.reading_json import encode
+from vramledger.model.reading import Reading, encode
 from vramledger.sampling.replay import END_PAUSE, demo_recording, encode_header, read_recording
 
 LONG = 3600.0

@@ -39,8 +39,7 @@ from tests.support.host.programs import (
     with_leak,
 )
 from vramledger.model.agent_report import Agent, AgentReport, FrameworkReport, OutOfMemory
-from vramledger.model.reading import DeviceReading, HardwareValue, Owner, Reading
-from vramledger.model.reading_json import encode
+from vramledger.model.reading import DeviceReading, HardwareValue, Owner, Reading, encode
 from vramledger.sampling.replay import demo_recording, encode_header, shift_times
 from vramledger_agent.protocol.frameworks import POOL_FIGURES, TORCH_FIGURES
 

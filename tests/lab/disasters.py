@@ -1,7 +1,7 @@
-"""Count the messages of ten disasters by a real Alertmanager: ``python -m tests.lab.disasters``.
+"""Count the messages of nine disasters by a real Alertmanager: ``python -m tests.lab.disasters``.
 
 All that fires in the course of a disaster is sent at once to the shipped configuration; a message is a group
-of a receiver in which an alert is not inhibited.
+of a receiver in which an alert is not inhibited. The tenth is of real minutes: ``tests.lab.restarts``.
 """
 
 from __future__ import annotations
@@ -73,11 +73,6 @@ DISASTERS = {
     "one GPU of 64 that comes and goes": nodes(
         1, 64, Node([IDLE], extra={UP: lambda m: float(m % 6 < 4)})
     ),
-    "Prometheus away for 10 minutes, beside 20 idle holders": [
-        Node([replace(IDLE, pid=100 + n)], extra={"up{NODE}": lambda m: None if 20 <= m < 30 else 1.0},
-             missing=lambda m: 20 <= m < 30)
-        for n in range(20)
-    ],
 }  # fmt: skip
 """Minutes of fleets. ``test_many.py`` and ``test_false_pages.py`` have a test of most of them."""
 

@@ -11,7 +11,6 @@ import importlib.util
 import json
 import os
 import pickle
-import struct
 import subprocess
 import sys
 import tempfile
@@ -96,20 +95,6 @@ def _value(kind: int, drawn: Any) -> object:  # noqa: ANN401 of atheris
     return simple[kind] if kind < len(simple) else [] if kind == len(simple) else {}
 
 
-def _library(_: Path) -> Parser:
-    from vramledger.readers.launches.elf import ElfError, find_functions, submits_work
-
-    file = os.memfd_create("library")
-
-    def parse(data: bytes) -> None:
-        os.ftruncate(file, 0)
-        os.pwrite(file, data, 0)
-        with suppress(ElfError):
-            find_functions(file, submits_work)
-
-    return parse
-
-
 def _figures(_: Path) -> Parser:
     from vramledger.readers.vllm import parse_figures
 
@@ -191,19 +176,6 @@ def _draws() -> Iterable[bytes]:
     return [Random(number).randbytes(64) for number in range(50)]  # noqa: S311 where it begins
 
 
-def _libraries() -> Iterable[bytes]:
-    """Write a library of one function."""
-    names = b"\0cuLaunchKernel\0"
-    tables = b"".join((
-        struct.pack("<IIQQQQQQ", 1, 1, 0, 0, 0, 4096, 4096, 4096),
-        struct.pack("<IIQQQQIIQQ", 0, 11, 0, 0, 248, 24, 1, 0, 8, 24),
-        struct.pack("<IIQQQQIIQQ", 0, 3, 0, 0, 272, len(names), 0, 0, 1, 0),
-        struct.pack("<IBBHQQ", 1, 0x12, 0, 1, 32, 8),
-    ))  # fmt: skip
-    head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01", 3, 62, 1, 0, 64, 120, 0, 64, 56, 1, 64, 2, 0)
-    return [head + tables + names]
-
-
 def _pickles() -> Iterable[bytes]:
     from tests.support.torch_snapshots import training
 
@@ -229,7 +201,6 @@ TARGETS = {
         b"apython3\0-m\0torch.distributed.run\0train.py", b"apython3\0-c\0import x\0--multiprocessing-fork",
     ]),
     "recording": Target(_recording, _draws),
-    "library": Target(_library, _libraries),
     "figures": Target(_figures, lambda: [
         b'vllm:kv_cache_usage_perc{engine="0",model_name="a"} 0.25\nvllm:num_requests_running{} 3.0\n',
     ]),

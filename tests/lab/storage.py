@@ -1,56 +1,35 @@
-"""Measure the storage, and kill it: ``python -m tests.lab.storage night`` and ``... kills --count 1000``.
+"""Measure the storage: ``python -m tests.lab.storage night``.
 
 ``night`` plays hours of 25 holders into a storage, and prints what disk and processor pay and how long a jump
-takes. ``kills`` ends the process that stores at random moments, by SIGKILL, also on a disk that is full, and
-checks that no more than the last 5 s are lost. ``golden`` writes segments for the tests of later versions;
-run it once for each version of the format, and keep the earlier ones.
+takes. ``golden`` writes segments for the tests of later versions; run it once for each version of the format,
+and keep the earlier ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
 from tests.support.host.model import EPOCH
-from tests.support.past import BOOT_ID, GOLDEN, GOLDEN_MOMENTS, StoredPast, night, shown_facts
-from vramledger.errors import RecordingError
+from tests.support.past import GOLDEN, GOLDEN_MOMENTS, StoredPast, night, shown_facts
 from vramledger.storage.answers import answer, open_past
 from vramledger.storage.database import VERSION
-from vramledger.storage.keeper import open_directory
-from vramledger.storage.process import StorageProcess, serve_pipe
 from vramledger.storage.protocol import (
-    ADD,
     AT,
-    BEGIN,
     NAME,
     PAGE,
-    READING,
     RESTORE,
     SINCE,
     SLIDER,
-    STATE,
-    SUMMARY,
-    pack,
-    write_entry,
 )
 from vramledger.storage.state import compute
-from vramledger.storage.writing import PastWriter
-
-LOST_MAX = 5.0
-_AT_ONCE = 50
-_SECONDS = 8.0
-_DISK_BYTES = 16 * 2**20
 
 
 def measure_night(hours: float, holders: int) -> None:
@@ -127,140 +106,6 @@ def _timed(path: Path, question: dict[str, object]) -> float:
     return time.perf_counter() - begun
 
 
-def _store_until_killed(directory: Path, pipe: int) -> None:
-    """Be the process that stores."""
-    os.close(open_directory(directory))
-    process = StorageProcess(PastWriter(directory, "machine"), lambda _: None)
-    serve_pipe(process, pipe)
-    process.end()
-
-
-def _summary(now: float, held: int) -> dict[str, object]:
-    """Return the summary of a host whose holder changes its state each second."""
-    state = ("active", "idle")[int(now) % 2]
-    holder = ["user", "ada", "ada", "train.py", state, "proven", held, False]
-    device = {"gpu": 0, "total": 2**31, "used": held, "peak": held, "wasted": 0, "unattributed": 0}
-    return {"time": now, "up": True, "devices": {"GPU-1": {**device, "holders": {"7/1": holder}}}, "ooms": {}}
-
-
-class _Running:
-    """One process that stores, and when it will be killed."""
-
-    def __init__(self, directory: Path, end: float, others: list[_Running]) -> None:
-        reader, self.writer = os.pipe()
-        self.directory, self.end = directory, end
-        self.begun = self.newest = time.time()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                for other in (self, *others):
-                    os.close(other.writer)
-                _store_until_killed(directory, reader)
-            finally:
-                os._exit(0)
-        os.close(reader)
-        header = {"time": self.begun, "boot": BOOT_ID, "interval": 1.0, "idle_after": 600.0, "owners_max": 25}
-        self.send(BEGIN, json.dumps(header).encode())
-        self.send(ADD, write_entry(STATE, self.begun, {}))
-
-    def send(self, kind: bytes, content: bytes) -> None:
-        """Send it a message."""
-        os.write(self.writer, pack(kind, content))
-
-    def store(self, now: float, random: Random) -> None:
-        """Have a reading stored, ten a second."""
-        if now - self.newest >= 0.1:
-            self.newest = now
-            self.send(ADD, write_entry(READING, now, {"time": now, "noise": random.randbytes(64).hex()}))
-            self.send(SUMMARY, json.dumps(_summary(now, random.randrange(2**30))).encode())
-
-    def kill(self) -> None:
-        """Kill it as the kernel does."""
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        os.close(self.writer)
-
-    def faults(self, filled_at: float | None) -> list[str]:
-        """Return what is wrong with what it left."""
-        until = min(self.newest, filled_at or self.newest)
-        found = _newest(self.directory) or self.begun
-        wrong = [f"{self.directory.name}: lost {until - found:.1f} s"] if until - found > LOST_MAX else []
-        if self.directory.exists() and any("damaged" in each.name for each in self.directory.iterdir()):
-            wrong.append(f"{self.directory.name}: a torn file was taken for a damaged one")
-        return wrong
-
-
-def kill_some(count: int, disk: Path, random: Random) -> list[str]:
-    """End processes at random moments, all at once; return what was lost beyond the limit."""
-    running: list[_Running] = []
-    for number in range(count):
-        end = time.time() + random.uniform(0.2, _SECONDS)
-        running.append(_Running(disk / f"past-{number}", end, running))
-    full = time.time() + random.uniform(1.0, _SECONDS) if random.random() < 0.5 else None
-    filled_at: float | None = None
-    wrong = []
-    while running:
-        now = time.time()
-        if full is not None and now >= full and filled_at is None:
-            filled_at = now
-            _fill(disk)
-        for each in list(running):
-            each.store(now, random)
-            if now >= each.end:
-                running.remove(each)
-                each.kill()
-                wrong += each.faults(filled_at)
-        time.sleep(0.02)
-    return wrong
-
-
-def _newest(directory: Path) -> float | None:
-    """Return the time of the newest reading that is stored, None where there is none."""
-    if not (directory / NAME).exists():
-        return None
-    with suppress(RecordingError), open_past(directory) as past:
-        if past.connection.execute("PRAGMA integrity_check").fetchone()[0] != "ok" or past.damaged:
-            return float("-inf")
-        rows = past.connection.execute("SELECT max(time + seconds) FROM holder_minute").fetchone()[0]
-        newest = max((entry.time for entry in past.readings(0.0, float("inf"))), default=None)
-        if newest is not None and (rows is None or not newest - 1 <= rows <= newest):
-            return float("-inf")  # the summary goes as far as the readings
-        return newest
-    return None
-
-
-def _fill(disk: Path) -> None:
-    with (disk / "other").open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"x" * 4096)
-        except OSError:
-            return
-
-
-def kill_many(count: int) -> int:
-    """Kill in groups, each on a small disk of its own; return the exit status."""
-    seed = int(time.time())
-    random = Random(seed)  # noqa: S311 moments of kills
-    wrong: list[str] = []
-    done = fulls = 0
-    while done < count:
-        disk = Path(tempfile.mkdtemp(prefix="storage-kills-"))
-        size = f"size={_DISK_BYTES}"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", disk], check=True)
-        try:
-            group = min(_AT_ONCE, count - done)
-            wrong += kill_some(group, disk, random)
-            fulls += group if (disk / "other").exists() else 0
-            done += group
-        finally:
-            subprocess.run(["umount", "-l", disk], check=True)
-            shutil.rmtree(disk)
-        print(f"{done} ended, {fulls} beside a full disk; {len(wrong)} lost more than {LOST_MAX:g} s")
-    print(*wrong, f"seed {seed}", sep="\n")
-    return 1 if wrong else 0
-
-
 def write_golden() -> None:
     """Store half an hour of 6 holders as this version of the format does, with what must be shown of it."""
     directory = GOLDEN / f"v{VERSION}"
@@ -295,16 +140,12 @@ def main() -> int:
     measured = commands.add_parser("night")
     measured.add_argument("--hours", type=float, default=10.0)
     measured.add_argument("--holders", type=int, default=25)
-    killed = commands.add_parser("kills")
-    killed.add_argument("--count", type=int, default=1000)
     commands.add_parser("golden", help="write the segments with which later versions are tested")
     args = parser.parse_args()
     if args.command == "golden":
         write_golden()
-        return 0
-    if args.command == "kills":
-        return kill_many(args.count)
-    measure_night(args.hours, args.holders)
+    else:
+        measure_night(args.hours, args.holders)
     return 0
 
 

@@ -24,7 +24,6 @@ from vramledger.model.reading import (
     DeviceReading,
     HardwareValue,
     HiddenHolder,
-    LaunchCount,
     MemoryReading,
     NodeMemory,
     ParentFacts,
@@ -260,7 +259,6 @@ def snapshot(
         processes={each.pid: each for each in processes},
         failures=dict.fromkeys(FAILURE_REASONS, 0),
         collectors={"ledger": (True, 0.001), "process": (True, 0.002)},
-        launches=(LaunchCount(1, 100, 300.0), LaunchCount(2, 100, None, problem="it maps no libcuda.so")),
     )
 
 

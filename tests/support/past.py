@@ -13,8 +13,7 @@ from typing import Any
 from tests.support.host.model import EPOCH, GIB, Gpu, Host, Process
 from tests.support.host.programs import Fixed, Held, Torch, idle, in_bursts, notebook, sawtooth, steady
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.model.reading import Reading
-from vramledger.model.reading_json import decode, encode
+from vramledger.model.reading import Reading, decode, encode
 from vramledger.model.snapshot import Snapshot
 from vramledger.storage.answers import answer, open_past
 from vramledger.storage.keeper import open_directory

@@ -118,12 +118,3 @@ def _namespaces() -> bool:
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     command = ["unshare", *user, "--pid", "--fork", "--mount-proc", "true"]
     return subprocess.run(command, check=False, capture_output=True).returncode == 0
-
-
-def require_uprobes() -> None:
-    """Continue only where the kernel lets us count the calls of another program."""
-    # The agent's tests run without the exporter too.
-    from vramledger.readers.launches.uprobes import find_obstacle  # noqa: PLC0415
-
-    if obstacle := find_obstacle("/proc"):
-        do_without(f"counting launches: {obstacle}")

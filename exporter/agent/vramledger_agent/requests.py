@@ -11,16 +11,16 @@ import _thread
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
 
 from vramledger_agent import transport
-from vramledger_agent.message import agent_version
 from vramledger_agent.program_errors import belongs_to_program
 from vramledger_agent.protocol.messages import make_failure, make_success
 from vramledger_agent.threads import start_thread
 
 HANDLERS: dict[str, tuple[str, str]] = {
-    "reclaim": ("vramledger_agent.torch.reclaiming", "reclaim"),
+    "reclaim": ("vramledger_agent.torch.memory_history", "reclaim"),
     "snapshot": ("vramledger_agent.torch.memory_history", "record_snapshot"),
 }
 """The module and function that handle a request, by its name, which is also the consent that it needs.
@@ -31,6 +31,11 @@ program ends.
 
 SEND_TIMEOUT_SECONDS = 5.0
 """How long the client may take to receive the response."""
+
+
+def agent_version() -> object:
+    """Return our version, which the package above this one has."""
+    return getattr(sys.modules.get("vramledger_agent"), "__version__", None)
 
 
 class Request:

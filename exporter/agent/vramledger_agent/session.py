@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import _thread
 import gc
+import json
 import os
 import sys
 import time
 
-from vramledger_agent.message import PYTHON_VERSION, agent_version, drop_unknown, encode_report
 from vramledger_agent.program_errors import belongs_to_program
 from vramledger_agent.protocol.distributed_ranks import (
     LONGEST_VALUE,
@@ -17,8 +17,8 @@ from vramledger_agent.protocol.distributed_ranks import (
     name_file,
     name_rendezvous,
 )
-from vramledger_agent.protocol.messages import FORMAT_VERSION
-from vramledger_agent.requests import Handler, RequestHandler
+from vramledger_agent.protocol.messages import FORMAT_VERSION, MAX_MESSAGE_BYTES
+from vramledger_agent.requests import Handler, RequestHandler, agent_version
 from vramledger_agent.transport import AgentTransport
 
 TYPE_CHECKING = False
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from vramledger_agent.frameworks.poller import ProviderPoller
     from vramledger_agent.settings import Settings
 
+PYTHON_VERSION = sys.version.split(maxsplit=1)[0]
+
 FULL_GENERATION = 2
 """The generation of a full collection of Python's cyclic collector."""
 
@@ -35,6 +37,30 @@ FULL_GENERATION = 2
 def collector_entry() -> dict[str, object]:
     """Return the cyclic collector's counts, without a callback: there a Ctrl-C would be lost."""
     return {"enabled": gc.isenabled(), "collections": gc.get_stats()[FULL_GENERATION]["collections"]}
+
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def drop_unknown(entry: dict[str, object]) -> dict[str, object]:
+    """Return an entry without what is None (not known is never zero), or negative, which would be refused."""
+    found: dict[str, object] = {}
+    for name, value in entry.items():
+        if isinstance(value, dict):
+            found[name] = drop_unknown(value)
+        elif isinstance(value, list):
+            found[name] = [drop_unknown(each) if isinstance(each, dict) else each for each in value]
+        elif value is not None and not (isinstance(value, int) and value < 0):
+            found[name] = value
+    return found
+
+
+def encode_report(report: dict[str, object]) -> bytes:
+    """Return the message, without the frameworks' figures if it would be too long for the wire."""
+    message = _encode(report).encode()
+    if len(message) <= MAX_MESSAGE_BYTES:
+        return message
+    return _encode({**report, "frameworks": []}).encode()
 
 
 class ExporterSession:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from vramledger.accounting.holders.states import StateVerdict
 from vramledger.accounting.work.thread_times import DeviceSigns, ThreadQuiet
-from vramledger.model.reading import DeviceReading, LaunchCount, ProcessRow, ProcessUtilization, Reading
+from vramledger.model.reading import DeviceReading, ProcessRow, ProcessUtilization, Reading
 from vramledger.model.snapshot import UnixTime
 
 Clock = tuple[float, UnixTime]
@@ -35,8 +35,6 @@ class Sample:
     mps_servers: set[int] = field(default_factory=set)
     # since when the threads of each process have been quiet, by pid and start time
     threads: Mapping[tuple[int, int], ThreadQuiet] = field(default_factory=dict)
-    # what was counted of quiet holders, by pid and start time
-    launches: Mapping[tuple[int, int], LaunchCount] = field(init=False)
     # the CPU seconds of each process since the sample before, by pid
     cpu: Mapping[int, float] = field(init=False)
     time: float = field(init=False)  # Unix time of the sample, seconds
@@ -49,7 +47,6 @@ class Sample:
         self.time, self.monotonic = self.reading.time, self.reading.monotonic
         self.clock = (self.monotonic, self.time)
         self.cpu = dict(self.reading.cpu_taken)
-        self.launches = {(count.pid, count.start): count for count in self.reading.launches}
 
     def started_at(self, start: int) -> float:
         """Return the Unix time of a start in ticks since boot."""

@@ -9,10 +9,11 @@ is the reading's own, so a recording gives the same snapshots whenever it is rep
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from vramledger.accounting.agents.agent_figures import AgentJoiner
+from vramledger.accounting.agent_figures import AgentJoiner
 from vramledger.accounting.devices import (
     DeviceTracker,
     failure_of_all,
@@ -22,7 +23,6 @@ from vramledger.accounting.devices import (
 )
 from vramledger.accounting.holders import states
 from vramledger.accounting.holders.classification import classify
-from vramledger.accounting.holders.holder_facts import join_holder_facts
 from vramledger.accounting.holders.holding import HoldingState
 from vramledger.accounting.holders.holding_table import HoldingTable
 from vramledger.accounting.holders.processes import ProcessTracker
@@ -34,18 +34,19 @@ from vramledger.accounting.owners.owner_usage import UsageTracker
 from vramledger.accounting.remembered import Remembered, follow_clock
 from vramledger.accounting.sample import DeviceSample, Sample
 from vramledger.accounting.uncharged.tracker import PoolResult, UnchargedTracker
-from vramledger.accounting.work.busy_without_work import BusyWithoutWorkWatch, who_keeps_busy
-from vramledger.accounting.work.counted_launches import counts_launches
+from vramledger.accounting.work.busy_without_work import BusyWithoutWorkWatch, GhostWatch, who_keeps_busy
 from vramledger.accounting.work.device_work import DeviceWorkTracker
-from vramledger.accounting.work.ghost import GhostWatch
 from vramledger.accounting.work.thread_times import ThreadTimesTracker
 from vramledger.config import OWNERS_MAX
+from vramledger.logs import COLLECTOR_FAILED, FailureStreaks
+from vramledger.model.holder_facts import HOLDER_FACTS, HolderFact
 from vramledger.model.reading import (
     FAILURE_REASONS,
     RELEASED,
     DeviceReading,
     ProcessEntry,
     ProcessFacts,
+    ProcessRow,
     Reading,
 )
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot
@@ -197,8 +198,6 @@ class HoldingTracker:
             agents=self._agents.agents,
             agent_socket=reading.agent_socket,
             ooms=self._ooms.totals(),
-            to_count=self._holdings.to_count(sample, self._idle_after),
-            launches=reading.launches if counts_launches(reading) else None,
             watched_since=self.state.watched_since,
             unowned=tuple(sorted(reading.ended)),
         )
@@ -359,3 +358,43 @@ class HoldingTracker:
         self._threads.keep_only({(row.pid, row.start) for row in sample.rows.values()})
         self._holdings.drop_unlisted(sample.reading.devices)
         self._processes.drop_ended(sample.rows.values(), self._holdings.pids())
+
+
+_FAILING = FailureStreaks(COLLECTOR_FAILED)
+
+
+def join_holder_facts(
+    reading: Reading,
+    rows: Mapping[int, ProcessRow],
+    devices: Iterable[DeviceSnapshot],
+    reused: Collection[int],
+) -> dict[str, Any]:
+    """Return the facts of holders by pid, and the collectors: one fails if its facts cannot be joined."""
+    collectors = dict(reading.collectors)
+    joined: dict[str, Any] = {"collectors": collectors}
+    told = [(fact, values) for fact in HOLDER_FACTS if (values := getattr(reading, fact.field))]
+    if not told:
+        return joined
+    held: dict[int, int] = {}
+    for device in devices:
+        for holding in device.holdings:
+            held[holding.pid] = max(held.get(holding.pid, 0), holding.held or 0)
+    present = {
+        (pid, rows[pid].start): most for pid, most in held.items() if pid in rows and pid not in reused
+    }
+    for fact, values in told:
+        try:
+            joined[fact.field] = _join(fact, values, present)
+        except Exception as error:  # noqa: BLE001 only this fact is not known
+            _FAILING.failed(fact.collector, error)
+            collectors[fact.collector] = False, collectors.get(fact.collector, (False, 0.0))[1]
+        else:
+            _FAILING.succeeded(fact.collector)
+    return joined
+
+
+def _join(fact: HolderFact, values: Sequence[Any], held: Mapping[tuple[int, int], int]) -> dict[int, Any]:
+    within = getattr(fact.kind, "within", None)
+    known = ((each, most) for each in values if (most := held.get((each.pid, each.start))) is not None)
+    found = (each if within is None else within(each, most) for each, most in known)
+    return {each.pid: each for each in found if each is not None}

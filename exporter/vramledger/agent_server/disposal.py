@@ -10,10 +10,22 @@ end of a process; and if that process hangs for another reason, the exporter doe
 from __future__ import annotations
 
 import array
+import asyncio
 import os
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+
+SWEEP_INTERVAL = 1.0
+"""Seconds between two looks at what has to be closed or forgotten."""
+
+
+def call_next_second(callback: Callable[[], None]) -> asyncio.TimerHandle:
+    """Call it at the loop's next full second: one wake for two things took 50 µs less than two."""
+    loop = asyncio.get_running_loop()
+    return loop.call_at(loop.time() // SWEEP_INTERVAL + SWEEP_INTERVAL, callback)
+
 
 _CREDENTIALS_SPACE = socket.CMSG_SPACE(12)
 """Room for a message's credentials alone: a descriptor does not fit, and MSG_CTRUNC tells of it."""

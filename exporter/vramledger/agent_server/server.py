@@ -22,11 +22,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from vramledger.agent_server.connection import MESSAGE_BURST, MESSAGE_RATE, AgentConnection, Message
-from vramledger.agent_server.credentials import Peer, identify_peer, read_credentials, require_pidfd
-from vramledger.agent_server.disposal import Disposal
+from vramledger.agent_server.connection import (
+    MESSAGE_BURST,
+    MESSAGE_RATE,
+    AgentConnection,
+    Message,
+    Peer,
+    identify_peer,
+    read_credentials,
+    require_pidfd,
+)
+from vramledger.agent_server.disposal import SWEEP_INTERVAL, Disposal, call_next_second
 from vramledger.agent_server.requests import answer_request
-from vramledger.agent_server.sweeping import SWEEP_INTERVAL, call_next_second
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log

@@ -15,8 +15,7 @@ from vramledger.commands.arguments import add_control, add_sampling, sampling_co
 from vramledger.commands.interrupts import run_until_interrupted
 from vramledger.commands.past import add_storage, ask_past
 from vramledger.errors import DriverError, StartupError
-from vramledger.model.reading import Reading
-from vramledger.model.reading_json import decode, encode
+from vramledger.model.reading import Reading, decode, encode
 from vramledger.sampling.masking import Mask
 from vramledger.sampling.replay import encode_header
 from vramledger.sampling.supervisor import Supervisor

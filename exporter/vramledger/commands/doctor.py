@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from vramledger.agent_server.discovery import NO_SOCKET, ExporterStatus, find_exporter
+from vramledger.agent_server.discovery import (
+    NO_SOCKET,
+    ExporterStatus,
+    RunningExporter,
+    find_exporter,
+    find_exporters,
+)
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
 from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interrupts import run_until_interrupted
@@ -20,11 +26,9 @@ from vramledger.config import CONTROL_VARIABLE
 from vramledger.errors import StartupError
 from vramledger.model.reading import ASLEEP, DeviceReading, Reading
 from vramledger.model.snapshot import Snapshot
-from vramledger.readers.hosts.exporters import RunningExporter, find_exporters
-from vramledger.readers.launches.uprobes import find_obstacle
-from vramledger.readers.own_rights import OwnRights, read_own_rights
+from vramledger.readers.hosts.own_process import OwnRights, read_own_rights
 from vramledger.sampling.supervisor import read_once
-from vramledger.verdicts.usability import why_unusable, words_of_error
+from vramledger.verdicts.remedies import why_unusable, words_of_error
 from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, write_output
 from vramledger_agent.listener import is_trusted
 from vramledger_agent.printable import printable
@@ -57,29 +61,15 @@ def diagnose(
     reading: Reading,
     own_rights: OwnRights,
     contact: ExporterContact | None = None,
-    launch_obstacle: str | None = None,
 ) -> Iterator[Finding]:
-    """Yield what was found, the most important first; ``launch_obstacle`` is None where nobody has tried."""
+    """Yield what was found, the most important first."""
     yield from _driver(reading)
     yield _namespace(reading, own_rights)
     yield from _rights(reading, own_rights)
-    snapshot = contact.snapshot if contact is not None else None
-    if launch_obstacle is not None:
-        yield _launches(launch_obstacle, snapshot)
     if contact is not None:
         yield from _exporter(contact)
     if reading.failure is None:
         yield from _limits(reading, contact)
-
-
-def _launches(obstacle: str, snapshot: Snapshot | None) -> Finding:
-    """Say whether launches are counted, or could be; few hosts need them."""
-    able = f"this command cannot ({obstacle})" if obstacle else "with the rights of this command it could"
-    if snapshot is None:
-        return Finding(FINE, "launches", f"nothing counts them; {able}")
-    if snapshot.launches is not None:
-        return Finding(FINE, "launches", "the exporter counts them")
-    return Finding(FINE, "launches", f"the exporter does not count them; {able}")
 
 
 _IDLE = ("GpuMemoryHoarded", "GpuMemoryHoardedWhileShort", "GpuNotebookIdle", "GpuStrayContext")
@@ -92,7 +82,6 @@ _AGENT = (
     *("GpuMemoryLeakSuspected", "GpuFrameworkCacheHigh", "GpuMemoryFragmented", "GpuAllocatorRetries"),
     *("GpuOutOfMemory", "VramLedgerAgentSilent"),
 )
-_LAUNCHES_REMEDY = "'vramledger serve --collector.launches'; LAUNCHES.md says which rights the service needs"
 
 
 class _Limit(NamedTuple):
@@ -110,13 +99,12 @@ def _limits(reading: Reading, contact: ExporterContact | None) -> Iterator[Findi
     if snapshot is not None and snapshot.up:
         devices = tuple(each.reading for each in snapshot.devices)
         namespace, collectors = snapshot.host_pid_namespace, snapshot.collectors
-        counted = snapshot.launches is not None
         scheduled = any(each.reservation_status is not None for each in snapshot.devices)
     else:
         devices, namespace, collectors = reading.devices, reading.host_pid_namespace, reading.collectors
-        counted, scheduled = False, bool(reading.schedulers)
+        scheduled = bool(reading.schedulers)
     found = _limits_of_devices([each for each in devices if each.error is None and not each.divided])
-    found += _limits_of_holders(collectors, known=namespace is True, counted=counted)
+    found += _limits_of_holders(collectors, known=namespace is True)
     if contact is not None and os.geteuid() == 0 and not contact.agents.agents:
         remedy = "start programs with 'vramledger run -- COMMAND'"
         found.append(_Limit("no agent reports from a program", _AGENT, remedy))
@@ -145,20 +133,18 @@ def _limits_of_devices(devices: Sequence[DeviceReading]) -> list[_Limit]:
     return found
 
 
-def _limits_of_holders(
-    collectors: Mapping[str, tuple[bool, float]], *, known: bool, counted: bool
-) -> list[_Limit]:
+def _limits_of_holders(collectors: Mapping[str, tuple[bool, float]], *, known: bool) -> list[_Limit]:
     """Return what is not known of who holds memory."""
     found = []
     threads = collectors.get("threads", (False, 0.0))[0]
     if not known:
         found.append(_Limit("holders cannot be seen from here", _HOLDERS, "the remedy above"))
-    elif not threads and not counted:
+    elif not threads:
         why = "threads are not looked at, so idleness is only inferred where there are no counters of GPM"
         found.append(_Limit(why, _IDLE, "leave out --no-collector.threads, or see the log"))
-    elif not counted:
+    else:
         why = "idleness of a program that a clock wakes (uvicorn, gunicorn, a loop) is only inferred"
-        found.append(_Limit(why, _IDLE, _LAUNCHES_REMEDY, " for it"))
+        found.append(_Limit(why, _IDLE, about=" for it"))
     for name, alerts in (("hidden", ("GpuHiddenHolder",)), ("xid", ("GpuXidError",))):
         if not collectors.get(name, (False, 0.0))[0]:
             remedy = f"leave out --no-collector.{name}, or see the log"
@@ -362,8 +348,7 @@ def run(args: argparse.Namespace) -> int:
     config = sampling_config(args)
     (reading,) = run_until_interrupted(read_once(config))
     contact = run_until_interrupted(_contact_exporter(args, config.procfs))
-    obstacle = find_obstacle(str(config.procfs))
-    findings = list(diagnose(reading, read_own_rights(config.procfs), contact, obstacle))
+    findings = list(diagnose(reading, read_own_rights(config.procfs), contact))
     write_output(findings_text(findings))
     return 0 if all(finding.good for finding in findings) else 1
 

@@ -22,8 +22,8 @@ from vramledger.errors import StartupError, UsageError
 from vramledger.logs import fields, log
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Holding, Snapshot, State
+from vramledger.readers.hosts.driver_watch import DEVICE_PREFIX, open_files
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.hosts.open_device_files import DEVICE_PREFIX, open_files
 from vramledger.sampling.supervisor import Supervisor
 from vramledger.verdicts.cleanliness import (
     CANNOT_TELL,

@@ -33,7 +33,7 @@ from vramledger.sampling.replay import Replay, read_recording
 from vramledger.serving.source import (
     DEMO_SKIP,
     NO_DRIVER,
-    attach_each,
+    attach_agents,
     idle_threshold,
     open_source,
     snapshots,
@@ -176,7 +176,7 @@ async def _show_own(args: argparse.Namespace, why: str) -> int:
         source=kind,
         recording=recording,
     )
-    attach = attach_each({"agent": agent_joiner(args.agent_socket)} if kind == "nvml" else {})
+    attach = attach_agents(agent_joiner(args.agent_socket)) if kind == "nvml" else None
     up = False
     async with aclosing(snapshots(source, tracker, attach)) as published:  # type: ignore[type-var]
         async for snapshot in published:

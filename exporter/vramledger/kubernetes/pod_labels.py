@@ -1,12 +1,17 @@
-"""Keep the labels of the pods that concern us, from the kubelet or the API server; no sample waits for them.
+"""Find the names of pods, and the labels of those that concern us; no sample waits for the labels.
 
-The kubelet's ``/pods`` needs ``get`` on ``nodes/pods`` (Kubernetes 1.33). Before that it needs
-``nodes/proxy``, which also allows to run commands in every pod, so nobody should have it for this. The API
-server needs ``list`` on ``pods``.
+The names are in the directories that the kubelet keeps for logs, by its documented layout:
+``/var/log/pods/NAMESPACE_POD_UID/CONTAINER/`` and ``/var/log/containers/POD_NAMESPACE_CONTAINER-ID.log``.
+Only names are read; the log files, which the second directory links to, are never opened.
+
+The labels need an API. The kubelet's ``/pods`` needs ``get`` on ``nodes/pods`` (Kubernetes 1.33). Before that
+it needs ``nodes/proxy``, which also allows to run commands in every pod, so nobody should have it for this.
+The API server needs ``list`` on ``pods``.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -17,11 +22,57 @@ import msgspec
 from vramledger.config import PodConfig
 from vramledger.kubernetes.api_client import ClusterError, ClusterServer, find_api_server
 from vramledger.logs import fields, log
-from vramledger.model.label import label_text
 from vramledger.model.reading import PodLabels, ProcessFacts, ProcessRow, Scheduler
-from vramledger.model.records import READ_ERRORS
+from vramledger.model.records import READ_ERRORS, label_text
 from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.collector import Collector, Context, Health, Part
+from vramledger.readers.owners.host_files import HostFiles
+
+PODS = "var/log/pods"
+CONTAINERS = "var/log/containers"
+
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_SUBDOMAIN = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
+_DIRECTORY = re.compile(rf"(?P<namespace>{_LABEL})_(?P<pod>{_SUBDOMAIN})_(?P<uid>[0-9a-f-]{{32,36}})")
+_LOG = re.compile(
+    rf"(?P<pod>{_SUBDOMAIN})_(?P<namespace>{_LABEL})_(?P<container>{_LABEL})-(?P<id>[0-9a-f]{{64}})\.log"
+)
+_RUNTIME_NAME = re.compile(
+    rf"k8s_(?P<container>{_LABEL})_(?P<pod>{_SUBDOMAIN})_(?P<namespace>{_LABEL})_(?P<uid>[0-9a-f-]{{32,36}})_[0-9]+"
+)
+
+
+class PodNames(NamedTuple):
+    """The names of a pod; ``container`` is empty when it is not known which of its containers it is."""
+
+    namespace: str
+    pod: str
+    container: str = ""
+
+
+def read_pod_names(files: HostFiles, uid: str, container_ids: tuple[str, ...]) -> PodNames | None:
+    """Return the names of a pod and of its container that has one of the ids."""
+    for name in files.list_names(PODS) or ():
+        match = _DIRECTORY.fullmatch(name)
+        if match is not None and match["uid"] == uid:
+            break
+    else:
+        return None
+    found = PodNames(match["namespace"], match["pod"])
+    for each in map(_LOG.fullmatch, files.list_names(CONTAINERS) or ()):
+        if each is not None and each["id"] in container_ids and (each["namespace"], each["pod"]) == found[:2]:
+            return found._replace(container=each["container"])
+    inside = [each for each in files.list_names(f"{PODS}/{name}") or () if re.fullmatch(_LABEL, each)]
+    return found._replace(container=inside[0]) if len(inside) == 1 else found
+
+
+def parse_runtime_name(name: str, uid: str) -> PodNames | None:
+    """Parse the name that the kubelet gives to a container in Docker and CRI-O, if it names this pod."""
+    match = _RUNTIME_NAME.fullmatch(name)
+    if match is None or match["uid"] != uid:
+        return None
+    return PodNames(match["namespace"], match["pod"], match["container"])
+
 
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 

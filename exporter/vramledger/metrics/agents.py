@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from vramledger.accounting.agents.agent_figures import needed, overhead
+from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.metrics.families import (
     HOLDING,
     PREFIX,
     Collected,
     Family,
+    FamilySamples,
     Labels,
-    Sample,
     devices_shown,
+    group,
     split_largest,
 )
 from vramledger.model.agent_report import REASONS, AgentReport
@@ -267,27 +268,25 @@ FAMILIES = (
 
 def collect(snapshot: Snapshot, most: int) -> Collected:
     """Return the agents' figures of the ``most`` largest holdings of a device (0: all), and the socket's."""
-    samples: dict[str, list[Sample]] = {family.name: [] for family in FAMILIES}
+    return group(FAMILIES, _samples(snapshot, most))
+
+
+def _samples(snapshot: Snapshot, most: int) -> FamilySamples:
     pids: set[int] = set()
     for key, device in devices_shown(snapshot):
         for holding in split_largest(device.holdings, most)[0]:
             pids.add(holding.pid)
             agent = snapshot.agents.get(holding.pid)
             if agent is not None and agent.pools.get(key[1]):
-                for family, labels, value in _holding_samples(agent, key, holding):
-                    samples[family.name].append((labels, value))
+                yield from _holding_samples(agent, key, holding)
     for pid in sorted(pids & snapshot.agents.keys()):
-        for family, labels, value in _process_samples(str(pid), snapshot.agents[pid]):
-            samples[family.name].append((labels, value))
+        yield from _process_samples(str(pid), snapshot.agents[pid])
     socket = snapshot.agent_socket
     if socket is not None:
-        samples[SOCKET_UP.name].append(((), socket.listening))
-        samples[CONNECTIONS.name].append(((), socket.connections))
-        samples[REJECTED.name] += [((reason,), socket.rejected.get(reason, 0)) for reason in REASONS]
-    return [(family, samples[family.name]) for family in FAMILIES]
-
-
-FamilySamples = Iterator[tuple[Family, Labels, float]]
+        yield SOCKET_UP, (), socket.listening
+        yield CONNECTIONS, (), socket.connections
+        for reason in REASONS:
+            yield REJECTED, (reason,), socket.rejected.get(reason, 0)
 
 
 def _holding_samples(agent: AgentSnapshot, key: tuple[str, str], holding: Holding) -> FamilySamples:
@@ -301,16 +300,13 @@ def _holding_samples(agent: AgentSnapshot, key: tuple[str, str], holding: Holdin
         for category in CATEGORIES:
             if category in pool.categories:
                 yield CATEGORY, (*labels, category), pool.categories[category]
-    if (rest := overhead(agent, key[1], holding)) is not None:
-        yield OVERHEAD, labels, rest
-    if (need := needed(agent, key[1], holding)) is not None:
-        yield NEEDED, labels, need
+    yield OVERHEAD, labels, overhead(agent, key[1], holding)
+    yield NEEDED, labels, needed(agent, key[1], holding)
 
 
 def _process_samples(pid: str, agent: AgentSnapshot) -> FamilySamples:
     yield UP, (pid, agent.problem), agent.up
-    if agent.received is not None:
-        yield TIMESTAMP, (pid,), agent.received
+    yield TIMESTAMP, (pid,), agent.received
     report = agent.report
     if report is None:
         return
@@ -319,14 +315,12 @@ def _process_samples(pid: str, agent: AgentSnapshot) -> FamilySamples:
     for provider, errors in sorted(agent.errors.items()):
         yield ERRORS, (pid, provider), errors
     for family, read in _AGENT_FIGURES:
-        if (count := read(agent)) is not None:
-            yield family, (pid,), count
+        yield family, (pid,), read(agent)
     yield from _torch_samples(pid, report)
     oom = report.last_oom
     if oom is not None:
         yield OOM_TIME, (pid, oom.framework, oom.verdict), oom.time
-        if oom.requested is not None:
-            yield OOM_REQUESTED, (pid, oom.framework), oom.requested
+        yield OOM_REQUESTED, (pid, oom.framework), oom.requested
 
 
 def _torch_samples(pid: str, report: AgentReport) -> FamilySamples:
@@ -334,7 +328,5 @@ def _torch_samples(pid: str, report: AgentReport) -> FamilySamples:
         if each.framework == "torch" and each.allocator is not None:
             backend = each.allocator if each.allocator in _BACKENDS else "other"
             yield TORCH_ALLOCATOR, (pid, backend, *(each.settings.get(n, "") for n in ALLOCATOR_SETTINGS)), 1
-        if each.pinned is not None:
-            yield PINNED, (pid,), each.pinned
-        if each.pinned_in_use is not None:
-            yield PINNED_IN_USE, (pid,), each.pinned_in_use
+        yield PINNED, (pid,), each.pinned
+        yield PINNED_IN_USE, (pid,), each.pinned_in_use

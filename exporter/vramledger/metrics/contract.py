@@ -63,7 +63,6 @@ def collectors(most: int) -> dict[str, Callable[[Snapshot], Collected]]:
         "energy": partial(hardware.collect, collector="energy"),
         "xid": partial(devices.collect, collector="xid"),
         "hidden": partial(devices.collect, collector="hidden"),
-        "launches": processes.collect_launches,
         "threads": lambda _: [],  # what it finds is in the states
         "pcie": partial(hardware.collect, collector="pcie"),
         **{fact.collector: _about_holders(fact.collector) for fact in HOLDER_FACTS},

@@ -26,7 +26,7 @@ from vramledger.metrics import sampling
 from vramledger.metrics.contract import collectors
 from vramledger.metrics.families import Collected, Family, Labels, Sample
 from vramledger.metrics.own_processes import OwnProcesses
-from vramledger.model.label import label_text
+from vramledger.model.records import label_text
 from vramledger.model.snapshot import Snapshot
 
 _COMPRESSION = 1

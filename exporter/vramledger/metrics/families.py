@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,6 +61,16 @@ class HolderFactFamily(Family):
 
 
 Collected = list[tuple[Family, list[Sample]]]
+FamilySamples = Iterator[tuple[Family, Labels, float | None]]
+
+
+def group(families: Iterable[Family], found: FamilySamples) -> Collected:
+    """Return samples by family, in the order of the families; a value of None is no sample."""
+    samples: dict[str, tuple[Family, list[Sample]]] = {each.name: (each, []) for each in families}
+    for family, labels, value in found:
+        if value is not None:
+            samples[family.name][1].append((labels, value))
+    return list(samples.values())
 
 
 def ordered_devices(snapshot: Snapshot) -> list[DeviceSnapshot]:

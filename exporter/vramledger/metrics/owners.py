@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, Sample, devices_shown
+from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, FamilySamples, devices_shown, group
 from vramledger.model.snapshot import Snapshot
 
 _OWNER = (*DEVICE, "owner_type", "owner")
@@ -152,63 +152,31 @@ FAMILIES = (
 
 def collect(snapshot: Snapshot) -> Collected:
     """Return the usage of each device's owners; the tracker has kept their number within --owners.max."""
-    held: list[Sample] = []
-    seconds: list[Sample] = []
-    wasted_seconds: list[Sample] = []
-    freed: list[Sample] = []
-    not_freed: list[Sample] = []
-    dropped: list[Sample] = []
-    uncounted: list[Sample] = []
-    holding: list[Sample] = []
+    return group(FAMILIES, _samples(snapshot))
+
+
+def _samples(snapshot: Snapshot) -> FamilySamples:
     for key, device in devices_shown(snapshot):
         if device.owner_usage is None:
             continue
-        for account in device.owner_usage.owners:
-            labels = (*key, account.type, account.name)
-            held += [((*labels, state.value), memory) for state, memory in sorted(account.held.items())]
-            seconds += [
-                ((*labels, state.value), sum_) for state, sum_ in sorted(account.byte_seconds.items())
-            ]
-            if account.wasted_byte_seconds is not None:
-                wasted_seconds.append((labels, account.wasted_byte_seconds))
-            if account.freed is not None:
-                freed.append((labels, account.freed))
-            not_freed.append((labels, account.not_freed))
-        dropped.append((key, device.owner_usage.dropped))
-        uncounted.append((key, device.owner_usage.uncounted))
-        holding.append((key, device.owner_usage.holding))
-    return [
-        (OWNER_MEMORY, held),
-        (OWNER_BYTE_SECONDS, seconds),
-        (OWNER_WASTED_SECONDS, wasted_seconds),
-        (OWNER_FREED, freed),
-        (OWNER_NOT_FREED, not_freed),
-        (OWNERS_DROPPED, dropped),
-        (OWNER_UNCOUNTED, uncounted),
-        (DEVICE_OWNERS, holding),
-        *_collect_limits(snapshot),
-        (OWNER_OOMS, [(each[:3], each.failures) for each in snapshot.ooms]),
-        (OWNER_LAST_OOM, [(each[:3], each.last) for each in snapshot.ooms]),
-    ]
-
-
-def _collect_limits(snapshot: Snapshot) -> Collected:
-    """Return what owners may take by their cgroups; those without an entry of their own are left out."""
-    limit: list[Sample] = []
-    used: list[Sample] = []
-    charged: list[Sample] = []
-    for key, device in devices_shown(snapshot):
-        owners = () if device.owner_usage is None else device.owner_usage.owners
-        named = {(each.type, each.name): (*key, each.type, each.name) for each in owners}
+        named = {(each.type, each.name): (*key, each.type, each.name) for each in device.owner_usage.owners}
+        for labels, account in zip(named.values(), device.owner_usage.owners, strict=True):
+            for state, memory in sorted(account.held.items()):
+                yield OWNER_MEMORY, (*labels, state.value), memory
+            for state, seconds in sorted(account.byte_seconds.items()):
+                yield OWNER_BYTE_SECONDS, (*labels, state.value), seconds
+            yield OWNER_WASTED_SECONDS, labels, account.wasted_byte_seconds
+            yield OWNER_FREED, labels, account.freed
+            yield OWNER_NOT_FREED, labels, account.not_freed
+        yield OWNERS_DROPPED, key, device.owner_usage.dropped
+        yield OWNER_UNCOUNTED, key, device.owner_usage.uncounted
+        yield DEVICE_OWNERS, key, device.owner_usage.holding
         for each in device.limits:
-            labels = named.get((each.type, each.name))
-            if labels is None:
-                continue
-            limit += [
-                ((*labels, kind), value)
-                for kind, value in (("max", each.maximum), ("min", each.minimum or None))
-                if value is not None
-            ]
-            used += [] if each.used is None else [(labels, each.used)]
-            charged += [] if each.charged is None else [(labels, each.charged)]
-    return [(OWNER_LIMIT, limit), (OWNER_LIMIT_USED, used), (OWNER_CHARGED, charged)]
+            if (labels_ := named.get((each.type, each.name))) is not None:  # it has an entry of its own
+                yield OWNER_LIMIT, (*labels_, "max"), each.maximum
+                yield OWNER_LIMIT, (*labels_, "min"), each.minimum or None
+                yield OWNER_LIMIT_USED, labels_, each.used
+                yield OWNER_CHARGED, labels_, each.charged
+    for oom in snapshot.ooms:
+        yield OWNER_OOMS, oom[:3], oom.failures
+        yield OWNER_LAST_OOM, oom[:3], oom.last

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from vramledger.metrics.families import (
     devices_shown,
     split_largest,
 )
-from vramledger.model.reading import LaunchCount, Owner, ProcessFacts
+from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.model.snapshot import Holding, ProcessSnapshot, Snapshot, State
 
 OTHER = "other"
@@ -191,16 +190,6 @@ PROCESSES_DROPPED = Family(
     source="NVML's process lists and `--processes.max`",
     absent="when NVML did not give the process list",
 )
-COUNTED = Family(
-    PREFIX + "launch_counted_processes",
-    ("result",),
-    "Quiet holders, by the result of counting their kernel launches, copies and memsets with uprobes: "
-    "quiet, starting, working, or impossible to count.",
-    "launches",
-    source="perf_event_open with uprobes on the functions of libcuda",
-    absent="when `--collector.launches` is not given, or the process that counts has ended",
-)
-
 FAMILIES = (
     *HOLDING_FAMILIES,
     PROCESS_START,
@@ -209,11 +198,7 @@ FAMILIES = (
     FRAMEWORK_POLICY,
     UNREADABLE,
     PROCESSES_DROPPED,
-    COUNTED,
 )
-
-LAUNCH_RESULTS = ("quiet", "starting", "working", "impossible")
-"""Every value of ``result``: no call for a known time, not known yet, calls, and it cannot be counted."""
 
 
 def collect(snapshot: Snapshot, most: int) -> Collected:
@@ -263,22 +248,6 @@ def _described(facts: ProcessFacts | None, process: ProcessSnapshot | None) -> L
     if facts is None:
         return ("", "", *settled, *Owner("", ""))
     return (facts.user or "", facts.command or "", *settled, *(facts.owner_or_user or Owner("", "")))
-
-
-def collect_launches(snapshot: Snapshot) -> Collected:
-    """Return how many holders' launches are counted, with which result."""
-    if snapshot.launches is None:
-        return [(COUNTED, [])]
-    results = Counter(map(_launch_result, snapshot.launches))
-    return [(COUNTED, [((result,), results[result]) for result in LAUNCH_RESULTS])]
-
-
-def _launch_result(count: LaunchCount) -> str:
-    if count.problem:
-        return "impossible"
-    if count.calls:
-        return "working"
-    return "starting" if count.quiet is None else "quiet"
 
 
 def _sum_of_others(family: HoldingFamily, labels: Labels, rest: Iterable[Holding]) -> Iterable[Sample]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, Sample, devices_shown
+from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, FamilySamples, devices_shown, group
 from vramledger.model.snapshot import Snapshot
 
 _SCHEDULERS = "the kubelet's pod-resources socket; the environment of processes of Slurm and Nomad"
@@ -61,35 +61,25 @@ FAMILIES = (RESERVATION_INFO, RESERVATIONS, UNRESERVED_HOLDERS, UNRESERVED_MEMOR
 
 def collect(snapshot: Snapshot) -> Collected:
     """Return the owners for whom each device is reserved, and holders without; nothing without schedulers."""
-    info: list[Sample] = []
-    uses: list[Sample] = []
-    holders: list[Sample] = []
-    memory: list[Sample] = []
+    return group(FAMILIES, _samples(snapshot))
+
+
+def _samples(snapshot: Snapshot) -> FamilySamples:
     accounts: dict[tuple[str, ...], None] = {}
     for key, device in devices_shown(snapshot):
-        reservation_status = device.reservation_status
-        if reservation_status is None:
+        status = device.reservation_status
+        if status is None:
             continue
-        info += [((*key, each.type, each.name), 1) for each in reservation_status.reservations]
-        accounts |= {
-            (each.type, each.name, each.user, each.account): None
-            for each in reservation_status.reservations
-            if each.user or each.account
-        }
+        for each in status.reservations:
+            yield RESERVATION_INFO, (*key, each.type, each.name), 1
+            if each.user or each.account:
+                accounts[each.type, each.name, each.user, each.account] = None
         for use, held in (("held", True), ("unheld", False), ("unknown", None)):
-            uses.append(
-                ((*key, use), sum(1 for each in reservation_status.reservations if each.held is held))
-            )
-        if reservation_status.unreserved_pids is None:
+            yield RESERVATIONS, (*key, use), sum(1 for each in status.reservations if each.held is held)
+        if status.unreserved_pids is None:
             continue
-        known = [each.held for each in device.holdings if each.pid in reservation_status.unreserved_pids]
-        holders.append((key, len(known)))
-        if None not in known:
-            memory.append((key, sum(each or 0 for each in known)))
-    return [
-        (RESERVATION_INFO, info),
-        (RESERVATIONS, uses),
-        (UNRESERVED_HOLDERS, holders),
-        (UNRESERVED_MEMORY, memory),
-        (RESERVATION_ACCOUNT_INFO, [(labels, 1) for labels in accounts]),
-    ]
+        known = [each.held for each in device.holdings if each.pid in status.unreserved_pids]
+        yield UNRESERVED_HOLDERS, key, len(known)
+        yield UNRESERVED_MEMORY, key, None if None in known else sum(each or 0 for each in known)
+    for labels in accounts:
+        yield RESERVATION_ACCOUNT_INFO, labels, 1

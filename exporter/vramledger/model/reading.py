@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from vramledger.model.agent_report import Agent, AgentSocket
+from vramledger.errors import RecordingError
+from vramledger.model.agent_report import Agent, AgentSocket, RefusedError
 from vramledger.model.holder_facts import ReadHolderFacts
+from vramledger.model.records import READ_ERRORS, write_record
 
 FAILURE_REASONS = (
     "no-library",  # libnvidia-ml.so.1 is not on this host
@@ -128,18 +131,6 @@ class DriverWait(NamedTuple):
     # for how long it has certainly slept there: the time from the first look to the newest one at which it
     # had not been scheduled in between
     seconds: float
-
-
-class LaunchCount(NamedTuple):
-    """What was counted of the kernel launches, copies and memsets of a process, from outside."""
-
-    pid: int
-    start: int  # its start time in clock ticks since boot
-    # for how many seconds every such call would have been counted, and there was none; None while that is not
-    # known
-    quiet: float | None
-    calls: int = 0  # the calls that were counted; after the first ones the counting ends
-    problem: str = ""  # why its calls cannot be counted, as a sentence about it; empty if they can
 
 
 class ThreadTimes(NamedTuple):
@@ -432,7 +423,7 @@ class Reading(ReadHolderFacts, frozen=True, omit_defaults=True, forbid_unknown_f
     unchanged: float | None = None
     boot_id: str = ""  # ``/proc/sys/kernel/random/boot_id``
     boot_time: float = 0.0  # Unix time of boot, seconds (``btime`` of ``/proc/stat``)
-    ticks: int = 100  # clock ticks a second, the unit of process start times
+    ticks: Annotated[int, msgspec.Meta(gt=0)] = 100  # clock ticks a second, the unit of start times
     # True when we are in the initial PID namespace of the host; None when not known. In WSL2 the host is
     # Windows, so it is False there
     host_pid_namespace: bool | None = None
@@ -455,8 +446,6 @@ class Reading(ReadHolderFacts, frozen=True, omit_defaults=True, forbid_unknown_f
     device_files: bool = False
     # the holders' threads that sleep in the driver, as the newest search found them
     waits: tuple[DriverWait, ...] = ()
-    # what was counted of quiet holders; the exporter adds it to what the sampler read
-    launches: tuple[LaunchCount, ...] = ()
     # the mappings of holders on devices with bytes that NVML charges to nobody, as last read
     managed: tuple[ManagedMappings, ...] = ()
     # pid and CPU seconds since the sample before, in 0.1 ms, of each holder that is not alone on its devices;
@@ -480,3 +469,25 @@ class Reading(ReadHolderFacts, frozen=True, omit_defaults=True, forbid_unknown_f
     agents: tuple[Agent, ...] = ()
     # the state of the agents' socket, None when there is no such socket
     agent_socket: AgentSocket | None = None
+
+
+_DECODER = msgspec.json.Decoder(Reading)
+
+
+def encode(reading: Reading) -> bytes:
+    """Write a reading as one line of JSON, without the fields that have their default."""
+    return write_record(reading) + b"\n"
+
+
+def decode(line: bytes | str) -> Reading:
+    """Read a line of :func:`encode`, checked as a reading. Raises RecordingError if it is not one."""
+    try:
+        return _DECODER.decode(line)
+    except (RefusedError, UnicodeEncodeError, *READ_ERRORS) as error:
+        message = f"not a reading ({error}); record it again with 'vramledger capture'"
+        raise RecordingError(message) from error
+
+
+def agent_plain(agent: Agent) -> list[Any]:
+    """Write an agent as JSON values."""
+    return list(msgspec.to_builtins(agent))

@@ -18,7 +18,6 @@ from vramledger.model.holder_facts import KnownHolderFacts
 from vramledger.model.reading import (
     DeviceReading,
     HiddenHolder,
-    LaunchCount,
     Owner,
     PodLabels,
     ProcessFacts,
@@ -446,10 +445,6 @@ class Snapshot(KnownHolderFacts):
     # the state of the agents' socket, None when there is no such socket
     agent_socket: AgentSocket | None = None
     ooms: tuple[OwnerOoms, ...] = ()  # failed allocations since the exporter started, by owner and framework
-    # what was counted of quiet holders; None when nothing is counted on this host
-    launches: tuple[LaunchCount, ...] | None = None
-    # the holders whose launches should be counted from now on, by pid and start time
-    to_count: tuple[tuple[int, int], ...] = ()
     # Unix time of the first sample; nothing is known of what was before. None before it
     watched_since: float | None = None
     unowned: tuple[int, ...] = ()  # pids of the holders whose owner (container, pod, job) has certainly ended

@@ -23,7 +23,7 @@ from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.collector import Collector, Context, Health, Part
 from vramledger.readers.hosts.facts import FILE_CAP, read_file, split_arguments, status_fields
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.hosts.listening_sockets import Listener, find_listener
+from vramledger.readers.hosts.sockets import Listener, find_listener
 from vramledger.readers.hosts.stat import read_row
 
 TIMEOUT = 2.0

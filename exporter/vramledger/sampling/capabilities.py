@@ -12,10 +12,7 @@ if TYPE_CHECKING:
 READ_CAPABILITIES = frozenset({"dac_read_search", "sys_ptrace"})
 """What is needed to read other users' processes: environments, open files, mapped libraries."""
 
-COUNT_CAPABILITIES = frozenset({"sys_admin", "perfmon"})
-"""What is needed to count the calls of other programs: the second is enough on some kernels."""
-
-_BITS = {"dac_read_search": 2, "sys_ptrace": 19, "sys_admin": 21, "perfmon": 38}
+_BITS = {"dac_read_search": 2, "sys_ptrace": 19}
 _SETPCAP = 8
 _LAST_CAPABILITY = "/proc/sys/kernel/cap_last_cap"
 

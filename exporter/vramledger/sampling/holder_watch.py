@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
 from vramledger.readers.bounded import MAX_STUCK, STUCK_AFTER, BoundedReader
 from vramledger.readers.collector import PATIENCE, Collector, Context, Part
-from vramledger.readers.hosts.dmem import chain_of
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.libraries import names_framework
+from vramledger.readers.hosts.system_memory import chain_of
 from vramledger.readers.owners.cgroups import unified_path
 
 

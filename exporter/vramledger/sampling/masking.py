@@ -128,10 +128,6 @@ class Mask:
             ),
             schedulers=tuple(self._mask_scheduler(each) for each in reading.schedulers),
             pods=tuple(self._mask_pod_labels(each) for each in reading.pods),
-            launches=tuple(
-                count._replace(problem="it could not be counted" if count.problem else "")
-                for count in reading.launches
-            ),
             events=tuple(event._replace(uuid=self._mask_uuid(event.uuid)) for event in reading.events),
             agents=tuple(self._mask_agent(agent) for agent in reading.agents),
         )

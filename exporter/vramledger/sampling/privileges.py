@@ -30,11 +30,9 @@ class User(NamedTuple):
     gid: int
 
 
-def drop_privileges(
-    inherit: frozenset[str] = frozenset(), use: frozenset[str] = frozenset(), become: User | None = None
-) -> None:
+def drop_privileges(use: frozenset[str] = frozenset(), become: User | None = None) -> None:
     """Keep no capabilities but these, as :func:`keep_only` does, and log what could not be given up."""
-    log_failures(keep_only(inherit, use, become))
+    log_failures(keep_only(use=use, become=become))
 
 
 def log_failures(failed: Iterable[OSError]) -> None:

@@ -17,12 +17,6 @@ DEVICES_CHANGED = 4
 DRIVER_FAILED = 3
 """The exit status after a failure of the driver as a whole, which the last line has reported."""
 
-COUNT_INTERVAL = 2.0
-"""Seconds between two looks at a holder whose launches are counted: so late is its first launch seen."""
-
-COUNT_OBSTACLE = 5
-"""The exit status that says that no launches can be counted on this host; the log says why."""
-
 _ROOTS = list({str(Path(str(each.__file__)).parents[1]): None for each in (vramledger, vramledger_agent)})
 """Where our two packages are: in one folder, or each in its own."""
 
@@ -48,11 +42,6 @@ def sampler_command(*arguments: str) -> list[str]:
 def starter_command(*arguments: str) -> list[str]:
     """Return the starter's command line; ``-S``, as it needs no package that a start would look for."""
     return child_command("sampling.starter", *sampler_command(*arguments), flags=("-S",))
-
-
-def launch_counter_command(*arguments: str) -> list[str]:
-    """Return the command line of the process that counts launches."""
-    return child_command("sampling.launch_counter", *arguments)
 
 
 def encode_config(config: SamplingConfig) -> str:

@@ -15,15 +15,13 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from vramledger.errors import RecordingError
-from vramledger.model.agent_report import Agent
-from vramledger.model.holder_facts import HOLDER_FACTS
-from vramledger.model.reading import ParentFacts, Reading
-from vramledger.model.reading_json import decode
+from vramledger.model.reading import Reading, decode
+from vramledger.model.records import mover_of
 
 FORMAT = "vramledger-recording"
 VERSION = 1
@@ -167,24 +165,8 @@ class Replay:
 
 def shift_times(reading: Reading, shift: float) -> Reading:
     """Return a reading with every wall-clock time moved by ``shift`` seconds."""
-    return replace(
-        reading,
-        time=reading.time + shift,
-        boot_time=reading.boot_time + shift,
-        events=tuple(event._replace(time=event.time + shift) for event in reading.events),
-        agents=tuple(_shift_agent_times(agent, shift) for agent in reading.agents),
-        devices=tuple(
-            replace(
-                device,
-                process_utilization=None
-                if device.process_utilization is None
-                else tuple(
-                    sample._replace(time=sample.time + shift) for sample in device.process_utilization
-                ),
-            )
-            for device in reading.devices
-        ),
-    )
+    moved: Reading = mover_of(Reading, _is_unix_time)(reading, shift)
+    return moved
 
 
 def shift_starts(reading: Reading, later: float) -> Reading:
@@ -192,37 +174,14 @@ def shift_starts(reading: Reading, later: float) -> Reading:
     if not later:
         return reading
     ticks = round(later * reading.ticks)
-
-    def parent(before: ParentFacts | None) -> ParentFacts | None:
-        return None if before is None else before._replace(start=before.start + ticks)
-
-    shifted: dict[str, Any] = {
-        fact.field: tuple(each._replace(start=each.start + ticks) for each in getattr(reading, fact.field))
-        for fact in HOLDER_FACTS
-    }
-    return replace(
-        reading,
-        boot_time=reading.boot_time - ticks / reading.ticks,
-        rows=tuple(row._replace(start=row.start + ticks) for row in reading.rows),
-        facts=tuple(
-            replace(facts, start=facts.start + ticks, parent=parent(facts.parent)) for facts in reading.facts
-        ),
-        hidden=None
-        if reading.hidden is None
-        else tuple(holder._replace(start=holder.start + ticks) for holder in reading.hidden),
-        waits=tuple(wait._replace(start=wait.start + ticks) for wait in reading.waits),
-        launches=tuple(count._replace(start=count.start + ticks) for count in reading.launches),
-        managed=tuple(each._replace(start=each.start + ticks) for each in reading.managed),
-        threads=tuple(each._replace(start=each.start + ticks) for each in reading.threads),
-        agents=tuple(agent._replace(start=agent.start + ticks) for agent in reading.agents),
-        **shifted,
-    )
+    moved: Reading = mover_of(Reading, _is_start)(reading, ticks)
+    return replace(moved, boot_time=reading.boot_time - ticks / reading.ticks)
 
 
-def _shift_agent_times(agent: Agent, shift: float) -> Agent:
-    report = agent.report
-    if report is not None and report.last_oom is not None:
-        oom = replace(report.last_oom, time=report.last_oom.time + shift)
-        report = replace(report, last_oom=oom)
-    received = None if agent.received is None else agent.received + shift
-    return agent._replace(received=received, report=report)
+def _is_unix_time(name: str, _: object) -> bool:
+    return name in {"time", "boot_time", "received", "released_until"}
+
+
+def _is_start(name: str, _: object) -> bool:
+    """Tell whether a field is the start of a process in clock ticks, which has this name everywhere."""
+    return name == "start"

@@ -18,16 +18,14 @@ from vramledger.errors import DriverError, VramledgerError
 from vramledger.kubernetes.pod_labels import PodApi, PodLabelReader
 from vramledger.logs import configure, log
 from vramledger.model.holder_facts import HOLDER_FACTS, HolderFact
-from vramledger.model.reading import Reading
-from vramledger.model.reading_json import encode
+from vramledger.model.reading import Reading, encode
 from vramledger.readers.collector import Collector, Context
-from vramledger.readers.hosts.dmem import DeviceMemoryCgroups
 from vramledger.readers.hosts.driver_waits import DriverWaitSearch
 from vramledger.readers.hosts.gpu_sleep import GpuSleep
 from vramledger.readers.hosts.hidden_holders import HiddenSearch
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.managed_memory import ManagedMemoryReader
-from vramledger.readers.hosts.system_memory import SystemMemory
+from vramledger.readers.hosts.system_memory import DeviceMemoryCgroups, SystemMemory
 from vramledger.readers.hosts.thread_times import ThreadTimesReader
 from vramledger.readers.nvml.driver import Driver, check_access
 from vramledger.readers.owners.reader import OwnerReader

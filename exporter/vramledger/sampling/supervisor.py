@@ -19,8 +19,7 @@ from msgspec.structs import replace
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, RecordingError
 from vramledger.logs import fields, log
-from vramledger.model.reading import ASLEEP, RELEASED, Reading
-from vramledger.model.reading_json import decode
+from vramledger.model.reading import ASLEEP, RELEASED, Reading, decode
 from vramledger.readers.hosts.driver_watch import DriverWatch
 from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED
 from vramledger.sampling.sampler_process import SamplerProcess, Starter, start_child

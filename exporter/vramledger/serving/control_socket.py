@@ -25,9 +25,8 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from vramledger.agent_server.credentials import read_credentials
-from vramledger.agent_server.disposal import Disposal, receive_bytes
-from vramledger.agent_server.sweeping import call_next_second
+from vramledger.agent_server.connection import read_credentials
+from vramledger.agent_server.disposal import Disposal, call_next_second, receive_bytes
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError, VramledgerError
 from vramledger.logs import fields, log

@@ -21,27 +21,21 @@ from vramledger.agent_server.server import run_agent_server
 from vramledger.config import CONTROL_SOCKET, Config, SamplingConfig, StorageConfig
 from vramledger.logs import fields, log
 from vramledger.model.snapshot import Snapshot
-from vramledger.readers.hosts.driver_watch import has_device_class, open_control_device
-from vramledger.readers.hosts.open_device_files import read_open_device_files
+from vramledger.readers.hosts.driver_watch import (
+    has_device_class,
+    open_control_device,
+    read_open_device_files,
+)
 from vramledger.sampling import malloc
 from vramledger.sampling.privileges import User, can_run_as, drop_privileges, find_user, forbid_changes
 from vramledger.sampling.sampler_process import Starter
 from vramledger.sampling.supervisor import Supervisor, reading_timeout
 from vramledger.serving.callers import Caller
 from vramledger.serving.control_messages import ControlError, Released, SnapshotHead, SnapshotRequest
-from vramledger.serving.launch_counting import COLLECTOR as LAUNCHES
-from vramledger.serving.launch_counting import LaunchCounting, count_launches
 from vramledger.serving.past_desk import PastDesk
 from vramledger.serving.publisher import HidingPublisher, SnapshotPublisher
 from vramledger.serving.service_manager import is_managed, notify_service_manager, wait_for_forbidden_driver
-from vramledger.serving.source import (
-    Attach,
-    SnapshotSource,
-    attach_each,
-    idle_threshold,
-    open_source,
-    snapshots,
-)
+from vramledger.serving.source import SnapshotSource, attach_agents, idle_threshold, open_source, snapshots
 from vramledger.views.hidden_names import HiddenNames, host_key, public_view
 from vramledger.views.ledger_json import ledger_text, write_answer
 from vramledger.web.cancellation import cancel_and_wait
@@ -107,11 +101,6 @@ async def _serve_source(
         if kind == "nvml" and "agent" in config.sampling.collectors
         else nullcontext()
     )
-    counts = (
-        count_launches(config.sampling)
-        if kind == "nvml" and "launches" in config.sampling.collectors
-        else nullcontext()
-    )
     page = PageState()
     hidden = HiddenNames(host_key(config.sampling.rootfs)) if config.hide_names else None
     shown = publisher if hidden is None else HidingPublisher(publisher, hidden)
@@ -119,7 +108,7 @@ async def _serve_source(
     if kind != "nvml" and config.storage is not None:
         log.info("A recording is not stored", extra=fields(path=config.storage.path))
         config = replace(config, storage=None)
-    # What needs a right comes first: the sockets, then the processes that count and that start samplers.
+    # What needs a right comes first: the sockets, then the process that starts samplers.
     past = PastDesk(expected=config.storage is not None, hidden=hidden)
     wait = reading_timeout(config.sampling)
     page.past = None if config.storage is None else past.answer_page
@@ -133,7 +122,6 @@ async def _serve_source(
         _control_socket(
             config, source, user, _LedgerDesk(publisher, page, idle_after, wait, hidden), page, past
         ),
-        counts as launch_counting,
         storing as stored,
         _starter(config, source) as start_starter,
         serve(config, shown, lambda: _give_up_rights(config, start_starter, user), page),
@@ -141,13 +129,9 @@ async def _serve_source(
     ):
         malloc.freeze_objects()
         past.storage = None if stored is None else stored[0]
-        steps: dict[str, Attach] = {}
-        if agent_server is not None:
-            steps["agent"] = agent_server.add_agents
-        if launch_counting is not None:
-            steps[LAUNCHES] = launch_counting.add_counts
-        produced = snapshots(source, tracker if stored is None else stored[1], attach_each(steps))
-        publishing = asyncio.create_task(_publish(source, produced, publisher, launch_counting))
+        add_agents = None if agent_server is None else attach_agents(agent_server.add_agents)
+        produced = snapshots(source, tracker if stored is None else stored[1], add_agents)
+        publishing = asyncio.create_task(_publish(source, produced, publisher))
         forbidden = asyncio.create_task(
             wait_for_forbidden_driver(partial(has_device_class, config.sampling.procfs), open_control_device)
             if managed
@@ -226,10 +210,7 @@ def _give_up_rights(config: Config, start_starter: Callable[[], None], user: Use
 
 
 async def _publish(
-    source: SnapshotSource,
-    produced: AsyncIterator[Snapshot],
-    publisher: SnapshotPublisher,
-    launch_counting: LaunchCounting | None,
+    source: SnapshotSource, produced: AsyncIterator[Snapshot], publisher: SnapshotPublisher
 ) -> None:
     """Publish every snapshot, log when the data is gone or back, and free unused memory from time to time."""
     failure: tuple[str, str] | None = None
@@ -238,8 +219,6 @@ async def _publish(
         async for snapshot in produced:
             publisher.sampler_pid = source.pid
             await publisher.publish(snapshot)
-            if launch_counting is not None:
-                launch_counting.set_holders(snapshot.to_count)
             _log_change(snapshot, failure)
             failure = snapshot.failure
             if time.monotonic() - trimmed > malloc.FREE_INTERVAL:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
@@ -72,21 +72,19 @@ Attach = Callable[[Reading], Awaitable[Reading]]
 """Add to a reading what the sampler cannot know."""
 
 
-def attach_each(steps: Mapping[str, Attach]) -> Attach:
-    """Return what does all steps, by their collectors; one that fails costs a reading its own part alone."""
+def attach_agents(add: Attach) -> Attach:
+    """Return what adds the agents to a reading; a failure costs it them alone."""
     failing = FailureStreaks(COLLECTOR_FAILED)
 
     async def attach(reading: Reading) -> Reading:
-        for collector, step in steps.items():
-            begun = time.perf_counter()
-            try:
-                reading = await step(reading)
-            except Exception as error:  # noqa: BLE001 whatever it is, only its own part is missing
-                failing.failed(collector, error)
-                failed = {collector: (False, time.perf_counter() - begun)}
-                reading = replace(reading, collectors={**reading.collectors, **failed})
-            else:
-                failing.succeeded(collector)
+        begun = time.perf_counter()
+        try:
+            reading = await add(reading)
+        except Exception as error:  # noqa: BLE001 whatever it is, only its own part is missing
+            failing.failed("agent", error)
+            failed = {"agent": (False, time.perf_counter() - begun)}
+            return replace(reading, collectors={**reading.collectors, **failed})
+        failing.succeeded("agent")
         return reading
 
     return attach

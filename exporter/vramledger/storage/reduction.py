@@ -19,8 +19,7 @@ from msgspec.structs import fields
 
 from vramledger.model.agent_report import Agent
 from vramledger.model.holder_facts import HOLDER_FACTS
-from vramledger.model.reading import DeviceReading, ProcessFacts, Reading
-from vramledger.model.reading_json import agent_plain
+from vramledger.model.reading import DeviceReading, ProcessFacts, Reading, agent_plain
 
 _HARDWARE = (
     "device_power_watts",
@@ -46,7 +45,7 @@ _DEVICE_FIELDS = (
 
 _READING_FIELDS = (
     *("boot_id", "boot_time", "ticks", "host_pid_namespace", "failure", "released_until", "driver_version"),
-    *("cuda_version", "rows", "unseen", "ended", "device_files", "launches", "managed", "hidden"),
+    *("cuda_version", "rows", "unseen", "ended", "device_files", "managed", "hidden"),
     *("threads", "hidden_unreadable", "schedulers", "pods", "agent_socket"),
     *(fact.field for fact in HOLDER_FACTS),
 )

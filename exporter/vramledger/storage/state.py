@@ -14,7 +14,7 @@ import msgspec
 from vramledger.accounting.remembered import Remembered
 from vramledger.accounting.tracker import TOLD_AFTER, HoldingTracker
 from vramledger.errors import RecordingError
-from vramledger.model.reading_json import decode
+from vramledger.model.reading import decode
 from vramledger.model.snapshot import Snapshot
 from vramledger.storage.protocol import LONGEST_GAP, Entry, Moment
 from vramledger.storage.reduction import expand_reading, safe_settings

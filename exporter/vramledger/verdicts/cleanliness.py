@@ -15,8 +15,7 @@ from vramledger.accounting.owners.reservations import MPS_SERVER, mps_user
 from vramledger.model.public_ledger import DeviceLeftovers, LeftoverReason, Leftovers, Verdict
 from vramledger.model.reading import ASLEEP, HiddenHolder, ProcessFacts
 from vramledger.model.snapshot import LEFTOVERS, DeviceSnapshot, Holding, Snapshot, State
-from vramledger.verdicts.remedies import left_text
-from vramledger.verdicts.usability import why_unusable, words_of_error
+from vramledger.verdicts.remedies import left_text, why_unusable, words_of_error
 from vramledger_agent.printable import gib, printable
 
 CLEAN, NOT_CLEAN, CANNOT_TELL = 0, 1, 3

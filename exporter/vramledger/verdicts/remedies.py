@@ -1,16 +1,19 @@
-"""Say what to do about a holding, or about unattributed memory: one sentence for each case, written once.
+"""Say what to do about a holding, about unattributed memory, or a GPU that the driver says cannot be used.
 
-The page, ``vramledger show`` and the JSON use these sentences. A sentence that says to end an idle or
-orphaned program also says to ask its user first.
+The page, ``vramledger show`` and the JSON use these sentences, each written once. A sentence that says to end
+an idle or orphaned program also says to ask its user first. After some errors the driver answers memory and
+process lists, refuses temperature, power and clocks, and every new program fails. A row that waits for its
+replacement, or cannot get one, is not among these: by NVIDIA's documentation new work runs beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from vramledger.accounting.holders.states import FROZEN
 from vramledger.model.device_signs import beyond_contexts
-from vramledger.model.reading import UNIFIED
+from vramledger.model.reading import ASLEEP, UNIFIED, DeviceReading
 from vramledger.model.snapshot import (
     NO_POLICY,
     DeviceSnapshot,
@@ -22,6 +25,47 @@ from vramledger.model.snapshot import (
 )
 from vramledger_agent.printable import gib
 from vramledger_agent.protocol.frameworks import FRAMEWORKS_BY_NAME
+
+_FIRST_STEPS = {
+    "gpu_reset": "end its programs, then `nvidia-smi --gpu-reset`",
+    "node_reboot": "restart the node",
+    "drain_p2p": "end the programs that use its peers, then look again",
+    "drain_and_reset": "end the programs that use it and its peers, then `nvidia-smi --gpu-reset`",
+    "recover_imex_domain": "recover the IMEX domain",
+    "bus_reset": "reset its PCIe bus, or restart the node",
+    "system_reboot": "restart the node",
+}
+
+
+class Unusable(NamedTuple):
+    """What the driver says against using a GPU, and the first step."""
+
+    reason: str
+    first_step: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.first_step}"
+
+
+def why_unusable(reading: DeviceReading) -> Unusable | None:
+    """Return what the driver says against using a GPU; None where it says nothing."""
+    if reading.reset_required:
+        return Unusable(f"the driver refuses queries ({reading.words})", _FIRST_STEPS["gpu_reset"])
+    actions = reading.hardware.get("device_recovery_action")
+    if not isinstance(actions, dict):
+        return None
+    wanted = next((name for name in actions if name != "none"), None)
+    if wanted is None:
+        return None
+    return Unusable(f"the driver asks for {wanted}", _FIRST_STEPS.get(wanted, "see `nvidia-smi -q`"))
+
+
+def words_of_error(reading: DeviceReading) -> str:
+    """Return why a device gives no data, with the driver's own words."""
+    if reading.error == ASLEEP:
+        return "asleep: it was not asked, as this would wake it; what it holds is not known"
+    return f"no data: {reading.error}" + (f" ({reading.words})" if reading.words else "")
+
 
 _GIB = 2**30
 SHOWN_MIN = 128 * 2**20

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import structs
 
-from vramledger.accounting.agents.agent_figures import needed, overhead
+from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.accounting.owners.owner_usage import UNKNOWN, owner_of
-from vramledger.model.label import label_text
 from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
-from vramledger.model.records import JSON_VERSION, Json
+from vramledger.model.records import JSON_VERSION, Json, label_text
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, ProcessSnapshot, Snapshot
 from vramledger.verdicts.remedies import allocator_advice, remedy
 from vramledger.views.ledger_json import public_holding
@@ -105,7 +104,6 @@ def _lines(snapshot: Snapshot, pid: int, held: list[tuple[DeviceSnapshot, Holdin
             yield f"    what to do   {advice}"
         if agent is not None:
             yield from _pools(agent, device.reading.uuid, holding)
-    yield from _launches(snapshot, pid)
     yield from _kv_cache(snapshot, pid)
     yield from _agent(agent, now)
     if facts is None or (process is not None and process.first is not None):
@@ -155,21 +153,6 @@ def _holding(device: DeviceSnapshot, holding: Holding, now: float) -> Iterator[s
     quiet = "not known" if holding.quiet_since is None else span(now - holding.quiet_since)
     newest = "says something" if holding.evidence else "says nothing"
     yield f"    work         last sign {worked}; quiet by evidence for {quiet}; the newest sample {newest}"
-
-
-def _launches(snapshot: Snapshot, pid: int) -> Iterator[str]:
-    """Say what was counted of the holder's launches, or why it cannot be; nothing where it is not counted."""
-    for count in snapshot.launches or ():
-        if count.pid != pid:
-            continue
-        if count.problem:
-            yield f"  launches       cannot be counted: {count.problem}"
-        elif count.quiet is None:
-            yield (
-                f"  launches       {count.calls} counted" if count.calls else "  launches       not known yet"
-            )
-        else:
-            yield f"  launches       none for {span(count.quiet)}, nor copies or memsets"
 
 
 def _kv_cache(snapshot: Snapshot, pid: int) -> Iterator[str]:

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from vramledger.accounting.agents.agent_figures import needed, overhead
+from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.model import public_ledger as public
 from vramledger.model.agent_report import FrameworkReport, OutOfMemory
 from vramledger.model.reading import ProcessFacts
 from vramledger.model.records import JSON_VERSION, read_record, write_record
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Ledger, Pool, Snapshot
-from vramledger.readers.hosts.dmem import chain_of
+from vramledger.readers.hosts.system_memory import chain_of
 from vramledger.readers.owners.cgroups import unified_path
 from vramledger.verdicts.remedies import about_hidden, about_operating_system, about_unattributed, remedy
 from vramledger.views.timeline import HoldingGrowth, Key

@@ -14,8 +14,15 @@ from vramledger.model.snapshot import (
     State,
     UndividedBytes,
 )
-from vramledger.verdicts.remedies import PIDS_SHOWN, SHOWN_MIN, about_operating_system, left_text, remedy
-from vramledger.verdicts.usability import why_unusable, words_of_error
+from vramledger.verdicts.remedies import (
+    PIDS_SHOWN,
+    SHOWN_MIN,
+    about_operating_system,
+    left_text,
+    remedy,
+    why_unusable,
+    words_of_error,
+)
 from vramledger_agent.printable import gib, printable, span
 
 _LONGEST_OWNER = 60

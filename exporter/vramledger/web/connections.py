@@ -22,7 +22,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web import BaseRequest
 
-from vramledger.agent_server.sweeping import call_next_second
+from vramledger.agent_server.disposal import call_next_second
 from vramledger.logs import fields, log
 from vramledger.web.access.passwords import connection_source
 from vramledger.web.response_headers import BareResponse

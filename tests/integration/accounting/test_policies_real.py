@@ -25,8 +25,9 @@ from vramledger.accounting.holders.policies import classify
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import (
     ProcessFacts,
+    decode,
+    encode,
 )
-from vramledger.model.reading_json import decode, encode
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.nvml.driver import Driver
 from vramledger.sampling import holder_watch as sampling

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vramledger_agent import message, settings
+from vramledger_agent import session, settings
 from vramledger_agent.oom import report_file, verdict
 from vramledger_agent.oom.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN
 from vramledger_agent.torch import allocator as leak_detector
@@ -241,7 +241,7 @@ def test_below_zero_is_not_known() -> None:
     }
     entry: dict[str, object] = {"supported": False, "devices": [device], "policy": None}
 
-    assert message.drop_unknown(entry) == {
+    assert session.drop_unknown(entry) == {
         "supported": False,
         "devices": [{"ordinal": 0, "categories": {"optimizer": 0}}],
     }

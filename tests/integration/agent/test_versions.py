@@ -32,8 +32,6 @@ CHANGES = {
     f"{AGENT}/session.py": (
         '"collector": collector_entry(),\n            "frameworks": [',
         '"moon": {"phase": 0.5}, "frameworks": [{"framework": "flux", "devices": {"of": 1}}] + [',
-    ),
-    f"{AGENT}/message.py": (
         "    found: dict[str, object] = {}\n",
         '    found: dict[str, object] = {"sunny": True, "rain": {"mm": [1]}}\n',
     ),
@@ -43,7 +41,7 @@ CHANGES = {
         'self._socket.send(b\'{"version": 1, "news": []}\'); self._socket.send(message, ',
     ),
 }
-"""For each file, a text and what is there in the other version."""
+"""For each file, a text and what is there in the other version, and so on."""
 
 PROGRAM = """
 import sys, torch

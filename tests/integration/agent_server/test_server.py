@@ -23,14 +23,14 @@ from tests.support.builders import device, holding, process, snapshot
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_root
 from tests.support.waiting import wait_until
-from vramledger.agent_server import credentials, server
+from vramledger.agent_server import connection as agent_connection
+from vramledger.agent_server import server
 from vramledger.agent_server.connection import SILENT_AFTER
 from vramledger.agent_server.discovery import NO_SOCKET, find_exporter, request_agents
 from vramledger.agent_server.unix_socket import SocketFile
 from vramledger.errors import StartupError
 from vramledger.model.agent_report import Agent, ReportedRank, read_report
-from vramledger.model.reading import Reading
-from vramledger.model.reading_json import decode, encode
+from vramledger.model.reading import Reading, decode, encode
 from vramledger_agent import transport
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
@@ -274,7 +274,7 @@ def test_who_says_nothing_is_closed(running: Running, stack: ExitStack) -> None:
 
 def test_an_ended_process_is_not_heard(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that has ended before we read it, or whose pid was reused by then, is refused."""
-    monkeypatch.setattr(credentials, "has_ended", lambda _: True)
+    monkeypatch.setattr(agent_connection, "has_ended", lambda _: True)
     with connect(running.path) as connection:
         assert closed(connection)
     assert running.rejected("process") == 1
@@ -282,7 +282,7 @@ def test_an_ended_process_is_not_heard(running: Running, monkeypatch: pytest.Mon
 
 def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel gives pid 0 for a peer outside our PID namespace, so such a peer is refused."""
-    monkeypatch.setattr(credentials, "read_credentials", lambda _: (0, 0))
+    monkeypatch.setattr(agent_connection, "read_credentials", lambda _: (0, 0))
     with connect(running.path) as connection:
         assert closed(connection)
     assert running.rejected("pid") == 1
@@ -290,7 +290,7 @@ def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.M
 
 def test_an_old_kernel_tells_as_much(running: Running, monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
     """Without SO_PEERPIDFD (before Linux 6.5) a report still ends with its process."""
-    monkeypatch.setattr(credentials, "_SO_PEERPIDFD", 9999)
+    monkeypatch.setattr(agent_connection, "_SO_PEERPIDFD", 9999)
     program = stage.start(("connect", str(running.path)), ("say", report()))
     wait_until(lambda: running.agents, "the report")
     program.end()
@@ -333,7 +333,7 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
     data, passed = transport.receive(agent)
     assert json.loads(data) == {"version": 1, "ask": "snapshot", "seconds": 3, "file": True}
     with socket.socket(fileno=passed[0]) as direct, os.fdopen(transport.receive(direct)[1][0], "wb") as out:
-        assert credentials.read_credentials(direct)[0] == ME
+        assert agent_connection.read_credentials(direct)[0] == ME
         out.write(b"dump")
         direct.send(b'{"version":1,"ok":true}')
     assert json.loads(asker.recv(MAX_MESSAGE_BYTES)) == {"version": 1, "ok": True}

@@ -26,9 +26,6 @@ from vramledger_agent.commands.parser import parse_duration
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
-LONG = 60.0
-"""Minutes: what takes longer is evaluated apart, since a step costs as much for few nodes as for all."""
-
 THRESHOLD_FACTOR = 1.05
 """The difference between every threshold and its value in the second table."""
 
@@ -80,22 +77,16 @@ ActivityByNode = Mapping[tuple[str, str], Activity]
 
 
 def rule_activity(table: list[Boundary], folder: Path, version: str, home: Path) -> ActivityByNode:
-    """Let one Prometheus watch both nodes of every boundary; those of long ones have only their own rules."""
-    lengths = [(each.begins or 0) + WAITS[each.rule] + each.minutes for each in table]
-    long = [length > LONG for length in lengths]
+    """Let one Prometheus watch both nodes of every boundary."""
+    nodes, about = dict[str, tuple[Node, float]](), dict[str, str]()
+    for index, each in enumerate(table):
+        length = (each.begins or 0) + WAITS[each.rule] + each.minutes
+        for name, node in ((f"quiet {index}", each.quiet), (f"fires {index}", each.fires)):
+            nodes[name], about[name] = (node, length), RULES[each.rule]["alert"]
+    longest = max(minutes for _, minutes in nodes.values())
+    steps = [step * EVALUATION / 60 for step in range(int(longest * 60 / EVALUATION) + 1)]
     seen: dict[tuple[str, str], Activity] = {}
-    for some in (False, True):
-        nodes = {
-            f"{side} {index}": (each, lengths[index])
-            for index, boundary in enumerate(table)
-            for side, each in (("quiet", boundary.quiet), ("fires", boundary.fires))
-            if long[index] == some
-        }
-        longest = {minutes for _, minutes in nodes.values()}
-        asked = {RULES[table[int(name.split()[1])].rule]["alert"] for name in nodes}
-        steps = [step * EVALUATION / 60 for step in range(int(max(longest) * 60 / EVALUATION) + 1)]
-        manager = Manager(EVALUATION, home, alerts=asked)
-        _note(alerts_over_time(nodes, steps, folder, version, manager), nodes, seen)
+    _note(alerts_over_time(nodes, steps, folder, version, Manager(EVALUATION, home), about), nodes, seen)
     return {key: Activity(sorted(set(each.at_all)), sorted(set(each.firing))) for key, each in seen.items()}
 
 

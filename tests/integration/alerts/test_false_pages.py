@@ -20,10 +20,6 @@ pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others wo
 DEVICE = f'NODE,gpu="0",uuid="{uuid(0)}"'
 
 
-LONG = 100.0
-"""Minutes: what takes longer is evaluated apart, since a step costs as much for series that have ended."""
-
-
 class Course(NamedTuple):
     """What happens on a node over some minutes, and all that fires meanwhile, with its severity's letter."""
 
@@ -173,10 +169,15 @@ COURSES = [
     Course("cache-that-stays-at-95", Node([Holder(7, up_to(95, 0.62, 20))]), 240, "GpuMemoryGrowing-w"),
     Course("model-load-of-20-minutes", Node([replace(torch(gib=up_to(91, 4.5, 1)), start=0)]), 60),
     Course(
-        "later-load-of-20-minutes", Node([torch(gib=up_to(91, 4.5, 1, 30))]), 90, "GpuMemoryLeakSuspected-w"
+        "later-load-of-20-minutes", Node([torch(gib=up_to(80, 4, 1, 30))]), 90, "GpuMemoryLeakSuspected-w"
     ),
     Course(
-        "load-nearly-to-the-brim", Node([torch(gib=up_to(96, 4.5, 1, 30))]), 90, "GpuMemoryLeakSuspected-w"
+        "later-load-to-91-which-nothing-tells-from-a-leak", Node([torch(gib=up_to(91, 4.5, 1, 30))]), 90,
+        "GpuMemoryLeakSuspected-w GpuMemoryAboutToFill-p",
+    ),
+    Course(
+        "later-load-to-96-which-nothing-tells-from-a-leak", Node([torch(gib=up_to(96, 4.5, 1, 30))]), 90,
+        "GpuMemoryLeakSuspected-w GpuMemoryAboutToFill-p",
     ),
     Course("later-load-of-7-minutes-without-an-agent", Node([Holder(7, up_to(94, 12, 10, 30))]), 90),
     Course("first-load-of-26-minutes-without-an-agent", Node([Holder(7, up_to(96, 3, 18, 3), start=0)]), 60),
@@ -241,20 +242,17 @@ COURSES = [
 
 @pytest.fixture(scope="module", params=EACH_VERSION)
 def fired(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, set[str]]:
-    """Return all that fires in each course at any time; short and long ones have a Prometheus each."""
+    """Return all that fires in each course at any time."""
     nodes = {each.name: (each.node, each.minutes) for each in COURSES}
     assert len(nodes) == len(COURSES), "no name stands for two courses"
     fires: dict[str, set[str]] = {each.name: set() for each in COURSES}
-    for long in (False, True):
-        some = {name: each for name, each in nodes.items() if (each[1] > LONG) == long}
-        longest = max(minutes for _, minutes in some.values())
-        times = [number * STEP / 60 for number in range(int(longest * 60 / STEP) + 1)]
-        folder = tmp_path_factory.mktemp("courses")
-        for key, seen in alerts_over_time(some, times, folder, request.param, Manager(STEP)).items():
-            labels = dict(key)
-            name = labels.get("instance", "")
-            if labels["alertstate"] == "firing" and name in fires and min(seen) <= nodes[name][1] * 60:
-                fires[name].add(f"{labels['alertname']}-{labels['severity'][0]}")
+    times = range(round(max(each.minutes for each in COURSES)) + 1)
+    folder = tmp_path_factory.mktemp("courses")
+    for key, seen in alerts_over_time(nodes, times, folder, request.param, Manager(STEP)).items():
+        labels = dict(key)
+        name = labels.get("instance", "")
+        if labels["alertstate"] == "firing" and name in fires and min(seen) <= nodes[name][1] * 60:
+            fires[name].add(f"{labels['alertname']}-{labels['severity'][0]}")
     return fires
 
 

@@ -177,7 +177,8 @@ def told(
     times = range(301)
     folder = tmp_path_factory.mktemp("hysteresis")
     found: dict[str, list[tuple[str, frozenset[str], list[float]]]] = {name: [] for name in nodes}
-    for key, seen in alerts_over_time(nodes, times, folder, VERSIONS[0], Manager(STEP)).items():
+    manager = Manager(STEP, alerts={alert for each in NODES.values() for alert in each[1].split("|")})
+    for key, seen in alerts_over_time(nodes, times, folder, VERSIONS[0], manager).items():
         labels = dict(key)
         if labels["alertstate"] == "firing" and labels.get("instance") in found:
             own = frozenset(f"{name}={labels.get(name, '')}" for name in ("owner", "pid", "source", "uuid"))
@@ -210,9 +211,8 @@ def of_an_exporter(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[f
     node = Node(missing=lambda m: 20 <= m < 32 or (32 <= m < 180 and m % 5 < 2))
     folder = tmp_path_factory.mktemp("sometimes")
     found: dict[str, list[float]] = {}
-    for key, seen in alerts_over_time(
-        {"n": (node, 240.0)}, range(241), folder, VERSIONS[0], Manager(STEP)
-    ).items():
+    manager = Manager(STEP, alerts={"VramLedgerExporterDown"})
+    for key, seen in alerts_over_time({"n": (node, 240)}, range(241), folder, VERSIONS[0], manager).items():
         labels = dict(key)
         if labels["alertname"] == "VramLedgerExporterDown" and labels["alertstate"] == "firing":
             found[labels.get("answers", "")] = [at / 60 for at in seen]

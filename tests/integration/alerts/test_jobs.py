@@ -217,6 +217,23 @@ def test_the_page_says_who_waits_for_whom(tmp_path: Path) -> None:
     assert "kill -CONT 103" in text
 
 
+def test_the_page_names_the_ranks_while_their_rules_are_evaluated(tmp_path: Path) -> None:
+    """Groups are evaluated side by side: a page whose waiting ranks just have no sample still names them."""
+    of = 'job="vramledger",instance="n0"'
+    job = f'cluster="",{of},user="ann",namespace="",job_id="{JOB}"'
+    jobs = f'job="vramledger",user="ann",namespace="",job_id="{JOB}"'
+    given = {
+        f"vramledger_job:waiting_seconds:max{{{jobs}}}": "1800x40",
+        f'vramledger_job:rank_lost:state{{{job},pid="101",rank="1",ranks="2",rank_state="stopped"}}': "1x40",
+        f'vramledger_process:waiting_seconds:last{{{of},gpu="0",uuid="U",pid="100"}}': "1800x35 stale",
+        f'vramledger_process:rank_info:last{{{job},pid="100",rank="0",ranks="2"}}': "1x35 stale",
+    }
+    series = [{"series": name, "values": values} for name, values in given.items()]
+    [alert] = firing(tmp_path, series, 9, [ALERTS / "jobs.rules.yml"])
+
+    assert "rank 0 on n0 (GPU 0)" in alert.annotations["description"]
+
+
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_who_is_busy_without_work_learns_how_many_ranks_are_seen(tmp_path: Path, ranks: int) -> None:
     """A rank that ended before its first sample has no name, but the alert says that one is missing."""

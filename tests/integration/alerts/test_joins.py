@@ -12,11 +12,14 @@ import pytest
 from tests.support.alerts.exporter_cases import EXPORTER_CASES
 from tests.support.alerts.holder_cases import HOLDER_CASES
 from tests.support.alerts.nodes import Node
-from tests.support.alerts.promtool import STEP, evaluation_order
+from tests.support.alerts.promtool import evaluation_order
 from tests.support.faults.evaluation import Manager, ask
 from tests.support.requirements import EACH_VERSION, VERSIONS, require_version
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
+STEP = 240
+"""Seconds between evaluations: label sets are the same in all of them."""
 
 LONGEST = 45.0
 """Minutes: nearly every alert has fired by then."""
@@ -80,7 +83,7 @@ def test_no_label_set_fails_a_rule(version: str, tmp_path: Path) -> None:
     promtool = require_version("promtool", version)
     manager = Manager(STEP, order=evaluation_order(), promtool=promtool, everything=True)
 
-    fired = ask(_FIRING, range(0, round(LONGEST * 60) + 1, STEP * 5), series.items(), tmp_path, manager)
+    fired = ask(_FIRING, range(0, round(LONGEST * 60) + 1, STEP), series.items(), tmp_path, manager)
 
     names = {dict(key)["alertname"] for key in fired}
     wanted = {word.rpartition("-")[0] for fires in _NODES for word in fires.split()}
@@ -99,7 +102,7 @@ def test_two_servers_that_scrape_a_node_raise_each_alert_once(tmp_path: Path) ->
                 ]:
                     series[f"{name}{{{replica}{labels}"] = each["values"]
     manager = Manager(STEP, order=evaluation_order(), promtool=require_version("promtool", VERSIONS[0]))
-    times = range(0, round(LONGEST * 60) + 1, STEP * 3)
+    times = range(0, round(LONGEST * 60) + 1, STEP)
     found: dict[str, set[tuple[frozenset[tuple[str, str]], float]]] = {"one": set(), "two": set()}
     for key, seen in ask(_FIRING, times, series.items(), tmp_path, manager).items():
         fired = dict(key)

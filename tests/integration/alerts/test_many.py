@@ -46,6 +46,15 @@ def test_a_driver_that_many_nodes_lose_is_one_page(lost: int, many: int, tmp_pat
         assert "gpu-" in found["GpuManyNodes"][0]
 
 
+def test_a_page_about_many_nodes_does_not_count_itself(tmp_path: Path) -> None:
+    """While it fires it says how many nodes there are, and it ends when they are too few."""
+    lost, back = Node(driver_up=changing_at(5, 1, 0)), Node(driver_up=lambda m: float(not 5 <= m < 20))
+    given = series([lost, lost, back], 60)
+
+    assert "GpuDriverLost fires for 3 nodes" in texts(tmp_path, given, 15)["GpuManyNodes"][0]
+    assert sorted(texts(tmp_path, given, 60)) == ["GpuDriverLost"]
+
+
 @pytest.mark.parametrize("back", [14, 21.5])
 def test_exporters_that_come_back_together_tell_nothing(back: float, tmp_path: Path) -> None:
     """The page about all exporters lasts at least as long as the warning about any of them."""

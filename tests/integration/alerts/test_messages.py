@@ -9,15 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.integration.alerts.test_alerts import CASES
 from tests.integration.alerts.test_false_pages import torch
 from tests.support.alerts.cases import Case
 from tests.support.alerts.nodes import Holder, Node
-from tests.support.alerts.promtool import Alert, firing
+from tests.support.alerts.promtool import Alert, firing, rules
 from tests.support.dashboards.files import load_dashboards
-from tests.support.listening import PROJECT
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
@@ -111,9 +109,7 @@ def test_no_text_shows_the_label_of_the_kind_of_an_owner() -> None:
     """Each text that shows the kind of an owner calls the jobs of all schedulers jobs."""
     shown = [
         (rule["alert"], action)
-        for path in PROJECT.glob("alerts/*.rules.yml")
-        for group in yaml.safe_load(path.read_text("utf-8"))["groups"]
-        for rule in group["rules"]
+        for rule in rules()
         for text in rule.get("annotations", {}).values()
         for action in re.findall(r"\{\{(.*?)\}\}", text, re.DOTALL)
         if "owner_type" in action and "query" not in action and action.split()[0] != "if"

@@ -12,8 +12,8 @@ import pytest
 from tests.support.exporter import QUICK, run, serving
 from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
+from vramledger.agent_server.discovery import RunningExporter, find_exporters
 from vramledger.commands.doctor import _is_exporter
-from vramledger.readers.hosts.exporters import RunningExporter, find_exporters
 
 
 def test_an_exporter_that_answers_is_found(standin: StandIn) -> None:

@@ -13,7 +13,7 @@ from tests.support.builders import MIB, device, holding, process, snapshot
 from tests.support.exporter import run
 from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, StandIn
-from vramledger.model.reading import LaunchCount, Owner, ParentFacts, PodLabels, ProcessRow
+from vramledger.model.reading import Owner, ParentFacts, PodLabels, ProcessRow
 from vramledger.model.snapshot import State
 from vramledger.views.evidence import evidence_json, evidence_lines
 from vramledger.views.hidden_names import public_view
@@ -121,27 +121,6 @@ def test_the_command_tells_why(standin: StandIn, stage: Stage) -> None:
     assert done.returncode == 0, done.stderr
     assert f"parent now     pid {os.getpid()}" in done.stdout
     assert (none.returncode, none.stdout, len(none.stderr.splitlines())) == (1, "", 1)
-
-
-@pytest.mark.parametrize(
-    ("count", "line"),
-    [
-        (LaunchCount(7, 700, 300.0), "  launches       none for 5m, nor copies or memsets"),
-        (LaunchCount(7, 700, None), "  launches       not known yet"),
-        (LaunchCount(7, 700, None, calls=3), "  launches       3 counted"),
-        (
-            LaunchCount(7, 700, None, problem="it has ended"),
-            "  launches       cannot be counted: it has ended",
-        ),
-        (LaunchCount(8, 800, 300.0), None),
-    ],
-)
-def test_counted_launches(count: LaunchCount, line: str | None) -> None:
-    """What was counted of the holder's launches is evidence, and so is why it cannot be counted."""
-    shot = replace(snapshot(device(0, [holding(7)])), launches=(count,))
-    said = [each for each in evidence_lines(shot, 7) if "launches" in each]
-
-    assert said == ([] if line is None else [line])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import yaml
 
 from dashboards.src import first_steps
 from tests.integration.dashboards.test_files import selectors
+from tests.support.alerts.promtool import alert_names
 from tests.support.dashboards.database import intervals
 from tests.support.dashboards.files import CHOICES, all_queries, load_dashboards, substitute_variables
 from tests.support.listening import PROJECT
@@ -125,14 +126,7 @@ def test_no_variable_is_left_unsaid() -> None:
 
 def test_every_alert_has_the_first_step_of_its_runbook() -> None:
     """Firing alerts names a first step for each alert, and its words stand in the runbook's first steps."""
-    named = {
-        rule["alert"]
-        for path in (PROJECT / "alerts").glob("*.rules.yml")
-        for group in yaml.safe_load(path.read_text())["groups"]
-        for rule in group["rules"]
-        if "alert" in rule
-    }
-    assert first_steps.OF_ALERTS.keys() == named - {"VramLedgerWatchdog"}
+    assert first_steps.OF_ALERTS.keys() == {*alert_names()} - {"VramLedgerWatchdog"}
     for alert, text in first_steps.OF_ALERTS.items():
         runbook = (PROJECT / "alerts" / "runbooks" / f"{alert}.md").read_text()
         steps = runbook.partition("## What to do first")[2].partition("## When")[0].lower()

@@ -105,6 +105,26 @@ def test_a_stack_is_in_the_order_of_the_ledger(uid: str) -> None:
 
 
 @EACH
+def test_a_legend_names_what_is_there(uid: str) -> None:
+    """The legend of a ledger has no parts that are nothing: twelve names would fill a small graph."""
+    for panel in panels(DASHBOARDS[uid]):
+        if panel["type"] == "timeseries" and "transformations" in panel:
+            *_, last = panel["fieldConfig"]["overrides"]
+            assert last["matcher"]["id"] == "byValue", panel["title"]
+            assert last["properties"][0]["value"] == {"legend": True, "tooltip": True, "viz": False}
+
+
+def test_grafana_draws_the_points() -> None:
+    """The newer form of a scatter names its version and its frame; without them Grafana 12.3 says "Err"."""
+    drawn = [p for content in DASHBOARDS.values() for p in panels(content) if p["type"] == "xychart"]
+
+    assert len(drawn) == 1
+    for panel in drawn:
+        assert float(panel["pluginVersion"].rpartition(".")[0]) >= 11.1
+        assert all(series["frame"]["matcher"]["id"] == "byIndex" for series in panel["options"]["series"])
+
+
+@EACH
 def test_no_cell_has_a_bar(uid: str) -> None:
     """A figure in a table has no bar: Grafana gives each row another length, and draws one for no value."""
     for panel in of_type(uid, "table"):

@@ -98,7 +98,7 @@ def test_chart_package_holds_what_the_chart_uses(tmp_path: Path) -> None:
         assert licence.read() == (REPOSITORY / "LICENSE").read_bytes()
     linked = {
         f"vramledger/{path.relative_to(REPOSITORY)}"
-        for pattern in ("alerts/chart.json", "alerts/thresholds.yml", "dashboards/*.json")
+        for pattern in ("alerts/*.rules.yml", "dashboards/*.json")
         for path in REPOSITORY.glob(pattern)
     }
     own = {"Chart.yaml", "values.yaml", "values.schema.json", "README.md", "LICENSE", ".helmignore"}
@@ -223,19 +223,6 @@ def test_mig_instances_need_one_more_capability() -> None:
 
     assert {"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"} in container["env"]
     assert "SYS_ADMIN" in container["securityContext"]["capabilities"]["add"]
-
-
-def test_launches_are_counted_with_one_more_capability() -> None:
-    """``launches.enabled`` gives the flag, SYS_ADMIN and time to close the counters, or is refused."""
-    made = pod(template("launches.enabled=true"))
-    (container,) = made["containers"]
-    chart = ("template", "vramledger", str(CHART), "--set", REPOSITORY_OF_IMAGE)
-    refused = helm(*chart, "--set", "launches.enabled=true", "--set", "host.pid=false")
-
-    assert "--collector.launches" in container["args"]
-    assert "SYS_ADMIN" in container["securityContext"]["capabilities"]["add"]
-    assert made["terminationGracePeriodSeconds"] >= 90
-    assert "launches.enabled needs host.pid and host.capabilities" in refused.stderr
 
 
 def test_names_and_labels_can_be_changed() -> None:
@@ -441,93 +428,73 @@ def test_alerts_link_to_the_past_where_pages_have_an_address(place: str) -> None
     assert all("https://gpu.example.org/{{ $labels.instance }}/#at={{ with query" in each for each in links)
 
 
-THRESHOLDS = [
-    "",
-    "defaults: {hoarded_idle: 7777s, hoarded_share: 0.25, orphaned_bytes: 1.5GiB, growth_day_share: 0.00005}",
-    "labels: [cluster, region]\njob: 'gpu\"s'\nrun: ssh {instance} vramledger\nfault_xids: '48|\\d+'",
-    "labels: []\nseverities: {page: critical}\nbudgets: [{owner_type: pod, owner: a/b, bytes: 20GiB}]",
-    """
-    owners:
-      - {name: warm, match: {owner: 'recommender/.*\\.x"'}, hoarded_idle: 1d, growth_medium_share: never}
-      - {name: Ann, match: {user: ann}, hoarded_idle: never, stopped_after: never, growth_fast_share: 0.5}
-      - {name: inference servers, match: {framework: triton}, hung_idle_after: 2h}
-    """,
-]
-
-
-IN_A_POD = (
-    "kubectl exec -n {0} -c vramledger $(kubectl get pod -n {0} -o name -l app.kubernetes.io/name={1}"
-    " --field-selector spec.nodeName={{{{ $labels.instance }}}}) -- vramledger"
+POD = (
+    "$(kubectl get pod -n {0} -o name -l app.kubernetes.io/name={1}"
+    " --field-selector spec.nodeName={{{{ $labels.instance }}}})"
 )
-"""How the texts of the chart's rules say to run a command, in a namespace and for a name."""
+IN_A_CLUSTER = {
+    "sudo vramledger": f"kubectl exec -n {{0}} -c vramledger {POD} -- vramledger",
+    "sudo journalctl -u vramledger -n 50": f"kubectl logs --tail=50 -n {{0}} -c vramledger {POD}",
+    "sudo systemctl restart vramledger": f"kubectl delete -n {{0}} {POD}",
+    'Slurm: scontrol update nodename={{ $labels.instance | reReplaceAll ":.*" "" }} state=drain reason=gpu': (
+        "kubectl cordon {{{{ $labels.instance }}}}"
+    ),
+}
+"""What the chart's texts say in place of those for a host, in a namespace and for a name."""
 
 
 def as_on_a_host(groups: list[dict[str, Any]], *place: str) -> list[dict[str, Any]]:
-    """Return groups of rules whose texts say to run a command as on a host."""
-    told: list[dict[str, Any]] = json.loads(
-        json.dumps(groups).replace(IN_A_POD.format(*place), "sudo vramledger")
-    )
+    """Return groups of rules whose texts say what they say on a host."""
+    text = json.dumps(groups)
+    for host, cluster in IN_A_CLUSTER.items():
+        assert cluster.format(*place) in text
+        text = text.replace(cluster.format(*place), json.dumps(host)[1:-1])
+    told: list[dict[str, Any]] = json.loads(text)
     return told
 
 
-def rules_of_chart(tmp_path: Path, thresholds: str) -> subprocess.CompletedProcess[str]:
-    """Let the chart make its objects with a file of thresholds."""
-    file = tmp_path / "mine.yml"
-    file.write_text(thresholds)
+def rules_of_chart(tmp_path: Path, rules: str) -> subprocess.CompletedProcess[str]:
+    """Let the chart make its objects with a file of rules."""
+    file = tmp_path / "mine.rules.yml"
+    file.write_text(rules)
     values = ("--set", REPOSITORY_OF_IMAGE, "--set", "prometheusRule.enabled=true")
-    own = ("--set-file", f"prometheusRule.thresholds={file}") if thresholds else ()
-    return helm("template", "vramledger", str(CHART), "-n", "gpus", *values, *own)
+    return helm(
+        "template", "vramledger", str(CHART), "-n", "gpus", *values,
+        "--set-file", f"prometheusRule.rules={file}",
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("thresholds", THRESHOLDS)
-def test_thresholds_do_in_the_chart_what_the_command_does_with_them(tmp_path: Path, thresholds: str) -> None:
-    """The same file gives the same rules as ``vramledger rules``, apart from the links of the cluster."""
-    made = rules_of_chart(tmp_path, thresholds)
+OWN = "runbooks: https://wiki.test/{alert}\npages: https://p.test/{instance}/\ngrafana: https://g.test\n"
+
+
+@pytest.mark.parametrize("own", ["", OWN])
+def test_rules_with_other_thresholds_are_given_to_the_chart(tmp_path: Path, own: str) -> None:
+    """The chart applies what ``vramledger rules`` writes, and fills in what nobody has set for it."""
     command = [sys.executable, "-m", "vramledger", "rules", "--thresholds", "-"]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, input=thresholds)
+    thresholds = f"defaults: {{hoarded_idle: 7777s}}\nalert_prefix: Acme\n{own}"
+    told = subprocess.run(command, check=True, capture_output=True, text=True, input=thresholds).stdout
+    made = rules_of_chart(tmp_path, told)
     assert made.returncode == 0, made.stderr
-    objects = [each for each in yaml.load_all(made.stdout, LOADER) if each]
-    groups = [
-        {group["name"]: group for group in listed}
-        for listed in (
-            as_on_a_host(
-                [g for each in objects if each["kind"] == "PrometheusRule" for g in each["spec"]["groups"]],
-                "gpus",
-                "vramledger",
-            ),
-            next(yaml.load_all(told.stdout, LOADER))["groups"],
-        )
-    ]
-    for rule in (rule for each in groups for group in each.values() for rule in group["rules"]):
-        for link in ("runbook_url", "page_url"):
-            rule.get("annotations", {}).pop(link, None)
+    [rules] = [each for each in yaml.load_all(made.stdout, LOADER) if each["kind"] == "PrometheusRule"]
+    given = yaml.load(told, LOADER)["groups"]  # noqa: S506 the C version of the safe one
+    groups = as_on_a_host(rules["spec"]["groups"], "gpus", "vramledger")
+    if not own:
+        for rule in (rule for each in (groups, given) for group in each for rule in group["rules"]):
+            rule.get("annotations", {}).pop("runbook_url", "")
+            rule.get("annotations", {}).pop("page_url", None)
 
-    assert groups[0] == groups[1]
+    assert groups == given
+    assert ("https://wiki.test/AcmeGpuMemoryDead" in made.stdout) == bool(own)
+    assert ("/vramledger:metrics/proxy/runbooks/AcmeGpuMemoryDead" in made.stdout) != bool(own)
 
 
-@pytest.mark.parametrize(
-    ("thresholds", "complaint"),
-    [
-        ("defaults: {horded_idle: 1h}", "defaults: horded_idle: no such key"),
-        ("defaults: {hoarded_idle: soon}", "defaults: hoarded_idle: 'soon' is not a threshold"),
-        ("defaults: {hoarded_idle: never}", "defaults: hoarded_idle: never is for an owner"),
-        ("default: {}", "default: no such key"),
-        ("grafana: http://g", "grafana: in the chart this is the value prometheusRule.grafana"),
-        (
-            "owners: [{name: a, match: {command: x}, hoarded_idle: 1d}]",
-            "every program chooses its own command",
-        ),
-        ("owners: [{name: a, match: {usr: x}}]", "owners: a: match: usr: no such key"),
-        ("owners: [{name: a, hoarded_idle: 1d}]", "owners: a: match: give one label"),
-        ("a: [", "it is not YAML"),
-    ],
-)
-def test_a_threshold_that_cannot_be_used_is_named(tmp_path: Path, thresholds: str, complaint: str) -> None:
-    """Helm stops, and says which key is wrong."""
-    made = rules_of_chart(tmp_path, thresholds)
+@pytest.mark.parametrize("rules", ["defaults: {hoarded_idle: 2h}", "a: ["])
+def test_what_is_not_rules_is_refused(tmp_path: Path, rules: str) -> None:
+    """Helm stops, and says what the value is for."""
+    made = rules_of_chart(tmp_path, rules)
 
     assert made.returncode != 0
-    assert f"prometheusRule.thresholds: {complaint}" in made.stderr or complaint in made.stderr
+    assert "prometheusRule.rules: it has no groups; give the file that 'vramledger rules" in made.stderr
 
 
 @pytest.mark.parametrize("made_by", ["chart", "release"])

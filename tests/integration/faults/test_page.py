@@ -26,7 +26,7 @@ from tests.support.host.model import GIB
 from tests.support.host.programs import Fixed
 from tests.support.ports import free_port
 from tests.support.requirements import EACH_VERSION, require_version
-from vramledger.model.reading_json import encode
+from vramledger.model.reading import encode
 from vramledger.sampling.replay import encode_header
 from vramledger_agent.commands.parser import parse_duration
 
@@ -243,4 +243,4 @@ async def _hung(scratch: Path, version: str) -> None:
     said = alert["annotations"]["description"]
     assert f"pid {culprit.pid} (train.py) of job 4711, user barbara, is stopped" in said
     assert f"rank 0 on {address} (GPU 0)" in said
-    assert said.endswith(f"Continue it with sudo kill -CONT {culprit.pid}.")
+    assert said.endswith(f"Continue it on its node with sudo kill -CONT {culprit.pid}.")

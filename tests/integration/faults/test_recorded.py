@@ -22,6 +22,9 @@ HELD = 80 * 60.0
 EVERY = 30.0
 """Seconds between two scrapes of what is held: nothing changes any more."""
 
+LOOKS = 2
+"""Minutes: each alert that fires goes on for as long at least."""
+
 Raised = set[tuple[str, str]]
 """Alert and the role of the process that it names; ``-`` if it names none."""
 
@@ -106,7 +109,7 @@ def firings(require_tool: Callable[[str], Path], tmp_path_factory: pytest.TempPa
         for entry in ENTRIES.values()
         if entry.name != FAULTS
     ]
-    return evaluate(traces, tmp_path_factory.mktemp("recorded"), Manager(60.0, scrape=EVERY))
+    return evaluate(traces, tmp_path_factory.mktemp("recorded"), Manager(60.0, scrape=EVERY), LOOKS)
 
 
 @pytest.mark.parametrize("name", sorted(ENTRIES.keys() - {FAULTS}))

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tests.integration.fuzz.conftest import FUZZ
 from vramledger.errors import RecordingError, StartupError
-from vramledger.model.reading import Reading
-from vramledger.model.reading_json import decode, encode
+from vramledger.model.reading import Reading, decode, encode
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.reader import resolve_from_facts
 from vramledger.sampling.replay import encode_header, read_recording

@@ -15,8 +15,7 @@ from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import Config
 from vramledger.errors import RecordingError
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
-from vramledger.model.reading import Reading
-from vramledger.model.reading_json import decode, encode
+from vramledger.model.reading import Reading, decode, encode
 from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.replay import demo_recording, read_recording
 from vramledger.serving.source import snapshots

@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 from vramledger.model.holder_facts import KvCache
 from vramledger.model.reading import ProcessRow
 from vramledger.readers import vllm
-from vramledger.readers.hosts.listening_sockets import Listener
+from vramledger.readers.hosts.sockets import Listener
 from vramledger.readers.hosts.stat import read_row
 from vramledger.readers.vllm import (
     KEEP,

@@ -12,7 +12,7 @@ import pytest
 from tests.support.standin.library import GIB, StandIn
 from vramledger.config import SamplingConfig
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.nvml import query_pace
+from vramledger.readers.nvml import utilization
 from vramledger.readers.nvml.driver import Driver
 from vramledger.sampling.sampler import Sampler
 
@@ -23,7 +23,7 @@ LONG = 3600.0
 def calm(standin_here: StandIn, monkeypatch: pytest.MonkeyPatch) -> Sampler:
     """Return the sampler of a GPU on which this process has memory, and which is calm without a wait."""
     for name in ("ATTENTION", "STEADY_AFTER"):
-        monkeypatch.setattr(query_pace, name, 1e-6)
+        monkeypatch.setattr(utilization, name, 1e-6)
     standin_here.device(0).set_processes([(os.getpid(), GIB)])
     sampler = Sampler(SamplingConfig(timeout=0.5), Driver.open(), Host(Path("/proc")))
     for _ in range(4):  # the first one of the counters, the facts of the holder, the list after them

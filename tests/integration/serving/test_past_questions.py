@@ -21,7 +21,7 @@ from tests.support.builders import Shown
 from tests.support.host.model import EPOCH
 from tests.support.past import StoredPast, night
 from tests.support.serving import LOOPBACK, served
-from vramledger.agent_server.credentials import Peer
+from vramledger.agent_server.connection import Peer
 from vramledger.logs import settings
 from vramledger.serving import storage as serving_storage
 from vramledger.serving.callers import Caller
@@ -59,18 +59,20 @@ class Serving(NamedTuple):
             await asyncio.sleep(0.02)
 
     async def store(self) -> float:
-        """Have a reading stored, and return how long that takes until it is on the disk."""
-        health = self.storage.health
-        if self.storage.again.is_set():
-            self.storage.again.clear()
-            self.past.recorder.begin_again()
-        reading = self.past.reading()
-        self.storage.send(self.past.recorder.record(reading))
-        self.past.tracker.update(reading)
-        self.past.now += 1
-        begun = time.monotonic()
-        while (health.figures().newest or 0.0) < reading.time:  # noqa: ASYNC110 another process
-            await asyncio.sleep(0.02)
+        """Have readings stored, one after the other, and return how long it takes until one is on the disk.
+
+        What the process gets before it has said that it begins again is lost, as for the exporter.
+        """
+        begun, newest = time.monotonic(), self.past.now + EPOCH
+        while (self.storage.health.figures().newest or 0.0) < newest:
+            if self.storage.again.is_set():
+                self.storage.again.clear()
+                self.past.recorder.begin_again()
+            reading = self.past.reading()
+            self.storage.send(self.past.recorder.record(reading))
+            self.past.tracker.update(reading)
+            self.past.now += 1
+            await asyncio.sleep(0.5)
         return time.monotonic() - begun
 
 

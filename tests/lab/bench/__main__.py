@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.lab.bench import agents, beside, crowd, inside, logins, owners, page, parts, sample, start
+from tests.lab.bench import agents, beside, crowd, inside, owners, page, parts, sample, start
 from tests.lab.bench.scene import scene
 from tests.lab.bench.table import Row, markdown, plain
 
@@ -33,7 +33,6 @@ def _rows(directory: Path, *, quick: bool, owners_only: bool) -> Iterator[Row]:
         yield from page.measure(full, turns=1 if quick else 3, seconds=6 if quick else 10)
         yield from owners.measure(full, seconds=10 if quick else 30)
         yield from crowd.measure(full, turns=1 if quick else 2, seconds=3 if quick else 9)
-        yield from logins.measure(full, turns=1 if quick else 3, seconds=3 if quick else 12)
     with scene(directory, 8, 0) as empty:
         yield from agents.measure(empty, turns=1 if quick else 2, seconds=5 if quick else 13)
     yield from inside.measure(times=40 if quick else 200)

@@ -18,7 +18,7 @@ from tests.lab.bench.table import Row
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import SamplingConfig
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
-from vramledger.model.reading_json import decode, encode
+from vramledger.model.reading import decode, encode
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.nvml.driver import Driver
 

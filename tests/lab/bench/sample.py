@@ -17,8 +17,7 @@ from pathlib import Path
 from tests.lab.bench.scene import ROOT, Scene, scene
 from tests.lab.bench.table import Row
 from vramledger.config import SamplingConfig
-from vramledger.model.reading import Reading
-from vramledger.model.reading_json import decode
+from vramledger.model.reading import Reading, decode
 from vramledger.sampling.protocol import encode_config
 
 _MOST = 1.5

@@ -22,8 +22,7 @@ from typing import NamedTuple
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.server import AgentServer, run_agent_server
 from vramledger.config import SamplingConfig
-from vramledger.model.reading import Reading
-from vramledger.model.reading_json import encode
+from vramledger.model.reading import Reading, encode
 from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.masking import Mask
 from vramledger.sampling.replay import encode_header

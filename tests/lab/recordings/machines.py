@@ -30,8 +30,8 @@ from vramledger.model.reading import (  # noqa: E402
     ProcessFacts,
     ProcessRow,
     Reading,
+    encode,
 )
-from vramledger.model.reading_json import encode  # noqa: E402
 from vramledger.sampling.replay import encode_header  # noqa: E402
 
 MIB, GIB = 2**20, 2**30

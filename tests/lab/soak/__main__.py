@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.lab.soak import attacks, endurance, faults, load, replay, trials
+from tests.lab.soak import attacks, endurance, faults, replay
 from tests.lab.soak.table import markdown
 
 
@@ -23,12 +23,6 @@ def main() -> int:
     )
     wrong = parts.add_parser("faults", help="faults of the driver, one after the other")
     wrong.add_argument("--faults", type=int, default=10_000_000)
-    around = parts.add_parser(
-        "trials", help="faults around a running exporter, each ended and recovered from"
-    )
-    around.add_argument("--rounds", type=int, default=20)
-    many = parts.add_parser("load", help="a hundred scrapers, two hundred viewers, and slow readers")
-    many.add_argument("--seconds", type=float, default=30.0)
     strangers = parts.add_parser("attacks", help="what other users of the host do to it, a kind at a time")
     strangers.add_argument("--seconds", type=float, default=20.0)
     played = parts.add_parser("replay", help="a recorded day in minutes, against an integration of our own")
@@ -42,12 +36,6 @@ def main() -> int:
     elif args.part == "faults":
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             rows = list(faults.inject(Path(directory), faults=args.faults, seed=args.seed).rows())
-    elif args.part == "trials":
-        with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-            rows = list(trials.run(Path(directory), rounds=args.rounds, seed=args.seed))
-    elif args.part == "load":
-        with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-            rows = list(load.run(Path(directory), seconds=args.seconds))
     elif args.part == "attacks":
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             rows = list(attacks.run(Path(directory), seconds=args.seconds))

@@ -28,8 +28,7 @@ from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import COLLECTORS
 from vramledger.errors import DriverError
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
-from vramledger.model.reading import DeviceReading, Reading
-from vramledger.model.reading_json import decode, encode
+from vramledger.model.reading import DeviceReading, Reading, decode, encode
 from vramledger.readers.nvml.calls import DRIVER_GONE, LOST, UNSUPPORTED
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver

@@ -28,8 +28,7 @@ from tests.lab.soak.table import Row
 from tests.support.exporter import Exporter, Page, no_driver, serving
 from tests.support.host.model import GIB, MIB, Gpu, Host, Process
 from tests.support.host.programs import Fixed
-from vramledger.model.reading import HardwareValue, Owner, Reading
-from vramledger.model.reading_json import encode
+from vramledger.model.reading import HardwareValue, Owner, Reading, encode
 from vramledger.sampling.replay import encode_header
 
 DEVICES, HOLDERS = 2, 8

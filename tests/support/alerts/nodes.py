@@ -115,6 +115,7 @@ class Node:
         extra: further series, or other values for those that are here, by what stands in a rule file's test.
         driver_up: values of vramledger_up.
         relabel: changes the labels of a series at a minute, as a reboot or a change of the target does.
+        every: seconds from one scrape to the next, a multiple of STEP.
     """
 
     holders: Collection[Holder] = ()
@@ -127,6 +128,7 @@ class Node:
     driver_up: Values = 1
     instance: str = "gpu-1:10839"
     relabel: Callable[[float, Mapping[str, str]], Mapping[str, str]] | None = None
+    every: int = STEP
 
     def series(self, minutes: float) -> list[dict[str, str]]:
         """Return the node's series over so many minutes as promtool takes them.
@@ -138,8 +140,8 @@ class Node:
         named = {_key(name.replace("NODE", target)): name.replace("NODE", target) for name in self.extra}
         renderer, pages = Renderer(_FAMILIES), dict[object, dict[_Key, str]]()
         found: dict[_Key, Written] = {}
-        for step in range(int(minutes * 60 / STEP) + 1):
-            minute = step * STEP / 60
+        for step in range(int(minutes * 60 / self.every) + 1):
+            minute = step * self.every / 60
             up = not self.missing(minute)
             values: dict[_Key, str] = {}
             if up:
@@ -164,8 +166,22 @@ class Node:
                     written = found[labelled] = Written(step)
                 written.note(step, text)
         return [
-            {"series": named.get(key) or _text(key), "values": each.text(int(minutes * 60 / STEP) + 1)}
+            {
+                "series": named.get(key) or _text(key),
+                "values": _apart(each.text(int(minutes * 60 / self.every) + 1), self.every // STEP),
+            }
             for key, each in found.items()
+        ]
+
+    def page(self, renderer: Renderer, minute: float) -> list[str]:
+        """Return the lines that the exporter answers with at a minute, without regard to ``missing``."""
+        own = {name.replace("{NODE,", "{").replace("{NODE}", ""): of for name, of in self.extra.items()}
+        lines = renderer.lines(_snapshot(*self._state(minute)))
+        given = {name: value_at(values, minute) for name, values in own.items()}
+        return [
+            *(line for line in lines if line.rpartition(" ")[0] not in {*own, _STAMP}),
+            *(f"{name} {value:.17g}" for name, value in given.items() if value is not None),
+            f"{_STAMP} {minute * 60:.17g}",
         ]
 
     def _relabelled(self, key: _Key, minute: float) -> _Key:
@@ -196,6 +212,19 @@ class Node:
         )
         device = (value_at(self.unattributed, minute) or 0.0, value_at(self.unknown, minute) or 0.0)
         return _NodeState(self.gpus, self.total, *device, bool(value_at(self.driver_up, minute))), holders
+
+
+def _apart(values: str, steps: int) -> str:
+    """Return values in promtool's notation so many steps apart."""
+    if steps == 1:
+        return values
+    gap = f"_x{steps - 1}"
+    apart = []
+    for each in values.split():
+        value, _, times = each.partition("x")
+        one = value.removesuffix("+0")
+        apart += [one, gap] * (int(times or 0) + (one != value or not times))
+    return " ".join(apart)
 
 
 class _NodeState(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -77,16 +78,22 @@ def evaluation_order() -> list[str]:
     return [*RECORDING, *(name for name in groups if name not in RECORDING)]
 
 
-def alerts_over_time(
+START, FIXED = 10, 27
+"""What an evaluation costs besides its nodes: its start in steps, and a step in nodes."""
+
+
+def alerts_over_time(  # noqa: PLR0913, PLR0917 how rules are evaluated
     nodes: Mapping[str, tuple[Node, float]],
     times: Iterable[float],
     folder: Path,
     version: str,
     manager: Manager = BY_RULE_FILES,
+    about: Mapping[str, str] | None = None,
 ) -> Samples:
     """Return every alert except the heartbeat on nodes that one Prometheus watches, by its labels.
 
-    One evaluation of the rules for all of them costs a fraction of one for each.
+    Nodes of one length are watched together. A step costs as much for series that have ended, so those of
+    other lengths are watched apart where that is cheaper.
 
     Args:
         nodes: what there is, and for how many minutes, by the instance's name.
@@ -94,18 +101,41 @@ def alerts_over_time(
         folder: an empty directory.
         version: of promtool.
         manager: how the rules are evaluated, but for the order of the groups and the program.
+        about: the only alert that is asked about each node; all of the manager's if it is missing.
     """
-    return ask(
-        'ALERTS{severity!="none"}',
-        [round(minute * 60) for minute in sorted(set(times))],
-        (
+    manager = replace(manager, order=evaluation_order(), promtool=require_version("promtool", version))
+    looks, found = sorted(set(times)), Samples()
+    for names in _by_length({name: minutes for name, (_, minutes) in nodes.items()}):
+        some = {name: nodes[name] for name in names}
+        longest = max(minutes for _, minutes in some.values())
+        series = (
             (each["series"], each["values"])
-            for name, (node, minutes) in nodes.items()
+            for name, (node, minutes) in some.items()
             for each in replace(node, instance=name).series(minutes)
-        ),
-        folder,
-        replace(manager, order=evaluation_order(), promtool=require_version("promtool", version)),
-    )
+        )
+        asked = manager if about is None else replace(manager, alerts={about[name] for name in names})
+        at = [round(minute * 60) for minute in looks if minute <= longest] or [0]
+        for key, seen in ask('ALERTS{severity!="none"}', at, series, folder, asked).items():
+            found.setdefault(key, []).extend(seen)
+    return found
+
+
+def _by_length(minutes: Mapping[str, float]) -> list[list[str]]:
+    """Return the names in groups of similar lengths, for which the steps cost least."""
+    names = sorted(minutes, key=lambda name: minutes[name])
+    costs: list[tuple[float, list[list[str]]]] = [(0.0, [])]
+    for end, name in enumerate(names, 1):
+        last = minutes[names[end]] if end < len(names) else None
+        if last == minutes[name]:
+            costs.append((math.inf, []))  # nodes of one length stay together
+            continue
+        costs.append(
+            min(
+                (cost + START * FIXED + minutes[name] * (FIXED + end - begin), [*groups, names[begin:end]])
+                for begin, (cost, groups) in enumerate(costs)
+            )
+        )
+    return costs[-1][1]
 
 
 def _step(*minutes: float) -> int:
@@ -113,8 +143,13 @@ def _step(*minutes: float) -> int:
     return STEP if all(float(minute).is_integer() for minute in minutes) else EVALUATION
 
 
-def firing(folder: Path, series: Sequence[Mapping[str, str]], minute: float) -> list[Alert]:
-    """Return the alerts that fire at a minute, except the heartbeat.
+def firing(
+    folder: Path,
+    series: Sequence[Mapping[str, str]],
+    minute: float,
+    files: Sequence[Path] = RULE_FILES,
+) -> list[Alert]:
+    """Return the alerts that fire at a minute, except the heartbeat, by the rules of some files.
 
     promtool only compares, so the test file expects none, and the alerts are read from its complaint.
     """
@@ -123,7 +158,7 @@ def firing(folder: Path, series: Sequence[Mapping[str, str]], minute: float) -> 
         for name in alert_names()
         if name != "VramLedgerWatchdog"
     ]
-    output = _run(folder, series, RULE_FILES, _step(minute), alert_rule_test=expectations)
+    output = _run(folder, series, files, _step(minute), alert_rule_test=expectations)
     found = []
     for complaint in re.split(r"\n(?=\s*alertname:)", output):
         failed = _FAILED.search(complaint)
@@ -139,12 +174,11 @@ def firing(folder: Path, series: Sequence[Mapping[str, str]], minute: float) -> 
 
 
 def firing_labels(
-    folder: Path, series: Sequence[Mapping[str, str]], minutes: Sequence[float], step: float | None = None
+    folder: Path, series: Sequence[Mapping[str, str]], minutes: Sequence[float]
 ) -> list[list[Mapping[str, str]]]:
     """Return the labels of the alerts that fire at each minute, except the heartbeat, without their texts.
 
-    The rules are evaluated every ``step`` seconds, if it is given. One evaluation serves all minutes, and
-    no text is written: this costs less than :func:`firing`.
+    One evaluation serves all minutes, and no text is written: this costs less than :func:`firing`.
     """
     promtool = require_tool("promtool")
     samples = ask(
@@ -152,7 +186,7 @@ def firing_labels(
         [round(minute * 60) for minute in minutes],
         ((each["series"], each["values"]) for each in series),
         folder,
-        Manager(step or _step(*minutes), order=evaluation_order(), promtool=promtool),
+        Manager(_step(*minutes), order=evaluation_order(), promtool=promtool),
     )
     return [[dict(key) for key, seen in samples.items() if round(at * 60) in seen] for at in minutes]
 
@@ -170,7 +204,7 @@ def expect(
         for query, value in samples.items()
     ]
     without_texts = folder / "evaluated.rules.json"
-    groups = evaluated(RULE_FILES, evaluation_order(), everything=True)
+    groups = evaluated(RULE_FILES, evaluation_order(), asked=[*samples])
     without_texts.write_text(json.dumps({"groups": groups}), encoding="utf-8")
     return _run(folder, series, [without_texts], _step(minute), promql_expr_test=tests)
 

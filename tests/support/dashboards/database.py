@@ -21,8 +21,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tests.support.dashboards.nodes import NOW, SCRAPE, Page
 from tests.support.faults import rules
 from tests.support.faults.evaluation import promtool_environment
@@ -168,7 +166,7 @@ def intervals() -> dict[str, float]:
     return {
         rule["record"]: parse_duration(group["interval"])
         for path in rules.files()
-        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+        for group in rules.read_groups(path)
         for rule in group["rules"]
         if "record" in rule
     }

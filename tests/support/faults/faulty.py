@@ -235,7 +235,7 @@ def hoarder_in_pieces(random: Random) -> Scene:
 def hoarder_while_short(random: Random) -> Scene:
     """A hoarder, and on the same GPU a job that runs out of memory because of it.
 
-    That job keeps the GPU busy, so only counted launches prove that the hoarder does nothing.
+    That job keeps the GPU busy, so only its threads prove that the hoarder does nothing.
     """
     gpu = card(random, size=random.choice([40_960, 81_559]))
     onset = 20 * MINUTE
@@ -250,7 +250,7 @@ def hoarder_while_short(random: Random) -> Scene:
         ),
     ]
     weather = hiccups(random)
-    return Scene([gpu], jobs, hours=3.5, onset=onset + 10 * MINUTE, weather=weather, launches=True)
+    return Scene([gpu], jobs, hours=3.5, onset=onset + 10 * MINUTE, weather=weather, threads=True)
 
 
 def _fate(random: Random, fate: Fate, owner: Owner | None = None) -> Scene:

@@ -52,7 +52,12 @@ def groups(paths: Iterable[Path]) -> list[str]:
 
 
 def evaluated(
-    paths: Iterable[Path], order: Sequence[str], named: Collection[str] = (), *, everything: bool = False
+    paths: Iterable[Path],
+    order: Sequence[str],
+    named: Collection[str] = (),
+    *,
+    everything: bool = False,
+    asked: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Return the groups with the rules that decide which alerts fire, and without the alerts' texts.
 
@@ -64,11 +69,16 @@ def evaluated(
         order: of the groups.
         named: the alerts; all of them when empty.
         everything: keep the rules that decide about no alert, too.
+        asked: queries; what they read, instead of what decides about alerts.
     """
     there = {group["name"]: group for path in paths for group in read_groups(path)}
     rules = [rule for group in there.values() for rule in group["rules"]]
+    beats = [rule for rule in rules if rule.get("alert") in re.findall(r"\w+", " ".join(asked))]
     chosen_alerts = [rule for rule in rules if "alert" in rule and (not named or rule["alert"] in named)]
-    wanted = {rule["alert"] for rule in chosen_alerts} | _recorded_for(chosen_alerts, rules)
+    if asked:
+        chosen_alerts = beats
+    read = [*chosen_alerts, *({"expr": query} for query in asked)]
+    wanted = {rule["alert"] for rule in chosen_alerts} | _recorded_for(read, rules)
     found = []
     for name in order:
         chosen = [
@@ -96,7 +106,8 @@ def families(home: Path = HOME) -> frozenset[str]:
 @cache  # PyYAML is slow, and each of a hundred scenarios asks
 def read_groups(path: Path) -> list[dict[str, Any]]:
     """Return the rule groups of a file."""
-    found: list[dict[str, Any]] = yaml.safe_load(path.read_text())["groups"]
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    found: list[dict[str, Any]] = yaml.load(path.read_text(encoding="utf-8"), loader)["groups"]  # noqa: S506
     return found
 
 

@@ -26,7 +26,6 @@ from vramledger.model.reading import (
     DriverWait,
     HardwareValue,
     HiddenHolder,
-    LaunchCount,
     ManagedMappings,
     MemoryReading,
     Owner,
@@ -309,7 +308,6 @@ class Host:
         interval: seconds between two readings.
         faults: what is wrong, and when.
         schedulers: what they have reserved.
-        launches: whether the exporter counts what quiet holders hand to the GPUs.
         threads: whether the exporter looks at the holders' threads.
     """
 
@@ -319,13 +317,11 @@ class Host:
     interval: float = 1.0
     faults: Sequence[Fault] = ()
     schedulers: tuple[Scheduler, ...] = ()
-    launches: bool = False
     threads: bool = False
     _uses: dict[tuple[Process, int], Use] = field(default_factory=dict)
     _failures: Failures = field(default_factory=Failures)
     _told: dict[tuple[int, int], int] = field(default_factory=dict)
     _ran_last: dict[int, int] = field(default_factory=dict)
-    _last_work: dict[Process, float] = field(default_factory=dict)
     _ran: set[Process] = field(default_factory=set)
 
     def restart(self) -> None:
@@ -414,7 +410,6 @@ class Host:
                 if process.met("orphaned", now)
             ),
             managed=tuple(self._mappings(alive, devices)),
-            launches=tuple(self._counts(alive, now)) if self.launches else (),
             threads=tuple(self._looks(alive, now)) if self.threads else (),
             ended={process.pid: "its pod has ended" for process in alive if process.met("unowned", now)},
             facts=tuple(self._news(shown, alive, now)),
@@ -431,7 +426,7 @@ class Host:
             schedulers=self.schedulers,
             collectors={
                 name: (all(fault.name != name for fault in self.present("collector", now)), 0.001)
-                for name in ("ledger", "process", "hidden", *(["launches"] if self.launches else ()))
+                for name in ("ledger", "process", "hidden")
             },
         )
 
@@ -475,15 +470,6 @@ class Host:
             mapped = [self._uses[process, place].mapped for place in process.places]
             known = [each for each in mapped if each is not None]
             yield ManagedMappings(process.pid, process.start, sum(known) if known == mapped else None)
-
-    def _counts(self, alive: Sequence[Process], now: float) -> Iterator[LaunchCount]:
-        """Yield for how long each process has launched nothing."""
-        for process in alive:
-            if any(self._uses[process, place].work for place in process.places):
-                self._last_work[process] = now
-            quiet = now - self._last_work.setdefault(process, now)
-            if quiet:
-                yield LaunchCount(process.pid, process.start, quiet)
 
     def _looks(self, alive: Sequence[Process], now: float) -> Iterator[ThreadTimes]:
         """Yield at the exporter's pace whose threads ran; a quiet one's helpers wake twice a second."""

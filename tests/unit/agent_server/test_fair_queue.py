@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vramledger.agent_server.connection import AgentConnection
-from vramledger.agent_server.credentials import Peer
+from vramledger.agent_server.connection import AgentConnection, Peer
 from vramledger.agent_server.server import FairQueue, connection_to_close
 
 NEW = 99

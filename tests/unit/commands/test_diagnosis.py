@@ -16,7 +16,7 @@ from vramledger.agent_server.discovery import ExporterStatus
 from vramledger.commands.doctor import ExporterContact, Finding, diagnose
 from vramledger.model.reading import DeviceReading, MemoryReading, ProcessFacts, Reading, Scheduler
 from vramledger.model.snapshot import Snapshot
-from vramledger.readers.own_rights import OwnRights
+from vramledger.readers.hosts.own_process import OwnRights
 
 ROOT = OwnRights(0, frozenset({"sys_ptrace", "dac_read_search", "sys_admin"}), hidepid=False)
 
@@ -138,7 +138,7 @@ def contact(snapshot: Snapshot | None, agents: int = 1) -> ExporterContact:
 
 def limits(reading: Reading, snapshot: Snapshot | None = None, agents: int = 1) -> dict[str, Finding]:
     """Return what is never told, by the first alert that does not fire."""
-    found = [each for each in diagnose(reading, ROOT, contact(snapshot, agents), "no tracefs") if each.limit]
+    found = [each for each in diagnose(reading, ROOT, contact(snapshot, agents)) if each.limit]
     assert all(each.good for each in found), "a limit is no fault"
     return {each.text.rpartition(": ")[2].partition(",")[0]: each for each in found}
 
@@ -152,7 +152,6 @@ def test_what_is_never_told_is_said() -> None:
     few = limits(_with(FULL, schedulers=(Scheduler("slurm", ("*",), ()),)))
     assert list(few) == ["GpuMemoryHoarded"]
     assert "a clock wakes" in few["GpuMemoryHoarded"].text
-    assert "--collector.launches" in few["GpuMemoryHoarded"].remedy
 
     assert "on GPU 1 (Hopper" in limits(_with(FULL, OLD))["GpuBusyWithoutWork"].text
     assert "no counters of GPM (Hopper" in limits(_with(OLD))["GpuBusyWithoutWork"].text
@@ -169,18 +168,10 @@ def test_what_is_never_told_is_said() -> None:
 def test_the_exporter_speaks_for_itself() -> None:
     """What counts is what the running exporter has, not what the shell of this command could have."""
     shown = dataclasses.replace(
-        builders.snapshot(builders.device(0, [])), collectors=RUNS, launches=(), host_pid_namespace=True
+        builders.snapshot(builders.device(0, [])), collectors=RUNS, host_pid_namespace=True
     )
-    assert "GpuMemoryHoarded" not in limits(_with(FULL), shown)
+    assert "GpuXidError" not in limits(_with(FULL, collectors={}), shown)
     assert "GpuMemoryDead" in limits(_with(FULL), dataclasses.replace(shown, host_pid_namespace=False))
-    silent = dataclasses.replace(shown, launches=None)
-    for each, said in (
-        (shown, "the exporter counts them"),
-        (silent, "the exporter does not count them; with the rights of this command it could"),
-        (None, "nothing counts them; with the rights of this command it could"),
-    ):
-        found = diagnose(_with(FULL), ROOT, contact(each), "")
-        assert [finding.text for finding in found if finding.subject == "launches"] == [said]
 
 
 def test_every_alert_that_is_named_exists() -> None:

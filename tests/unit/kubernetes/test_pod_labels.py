@@ -19,8 +19,8 @@ from vramledger.kubernetes.pod_labels import (
     Pod,
     PodLabelReader,
 )
-from vramledger.model.label import LABEL_VALUE_MAX
 from vramledger.model.reading import Grant, Owner, PodLabels, ProcessFacts, ProcessRow, Scheduler
+from vramledger.model.records import LABEL_VALUE_MAX
 
 TRAIN, SERVE = ("ml", "train-0"), ("ml", "serve-0")
 

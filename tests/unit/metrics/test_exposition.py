@@ -51,8 +51,8 @@ from vramledger.metrics.exposition import (
     select_collectors,
 )
 from vramledger.metrics.families import SAMPLING, Collected, Family, Sample
-from vramledger.model.label import LABEL_VALUE_MAX
 from vramledger.model.reading import PodLabels
+from vramledger.model.records import LABEL_VALUE_MAX
 from vramledger.model.snapshot import DeviceSnapshot, ReservationStatus, Snapshot, State
 
 ALL = frozenset(COLLECTORS)

@@ -15,7 +15,6 @@ from vramledger.model.reading import (
     DeviceReading,
     DriverWait,
     HiddenHolder,
-    LaunchCount,
     MemoryReading,
     Owner,
     ParentFacts,
@@ -28,8 +27,9 @@ from vramledger.model.reading import (
     Reading,
     Scheduler,
     XidEvent,
+    decode,
+    encode,
 )
-from vramledger.model.reading_json import decode, encode
 
 FULL = Reading(
     time=1.5,
@@ -87,7 +87,6 @@ FULL = Reading(
     ),
     hidden=(HiddenHolder(5, 50, "cuda", "x", None, (0, 1)),),
     waits=(DriverWait(7, 70, 8, "rpcSendMessage", 61.5),),
-    launches=(LaunchCount(7, 70, 12.5, 0, ""), LaunchCount(8, 80, None, 3, "why")),
     kv_caches=(KvCache(7, 70, 0.0, None, 4096),),
     pods=(PodLabels("ml", "train-0", (("app", None), ("team", ""))),),
     events=(XidEvent("GPU-0", 79, 1.0),),
@@ -115,6 +114,12 @@ def test_anything_else_is_refused_in_one_line(line: str) -> None:
         decode(line)
 
     assert "\n" not in str(caught.value)
+
+
+def test_no_ticks_a_second_are_refused() -> None:
+    """A start time in ticks cannot be told in seconds without them."""
+    with pytest.raises(RecordingError, match="ticks"):
+        decode('{"time": 1, "monotonic": 2, "ticks": 0}')
 
 
 @pytest.mark.parametrize("name", ["devices", "rows", "facts", "hidden", "unseen", "events", "collectors"])
@@ -152,13 +157,12 @@ def test_what_is_wrong_is_named(line: str, place: str) -> None:
 def test_older_lines_are_read() -> None:
     """Whole numbers for others, and rows of a time when they had fewer columns, are the same readings."""
     line = (
-        '{"time": 1, "monotonic": 2, "launches": [[7, 70, 5]], "schedulers": [["slurm", ["*"], []]],'
+        '{"time": 1, "monotonic": 2, "schedulers": [["slurm", ["*"], []]],'
         ' "facts": [{"pid": 7, "start": 70, "parent": [1, 2, "init", "init", true], "rank": [0, 2, "j"]}]}'
     )
     read = decode(line)
 
     assert isinstance(read.time, float)
-    assert read.launches == (LaunchCount(7, 70, 5.0),)
     assert read.schedulers == (Scheduler("slurm", ("*",), ()),)
     assert read.facts[0].parent == ParentFacts(1, 2, "init", "init", init=True)
 

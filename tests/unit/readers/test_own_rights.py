@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vramledger.readers.own_rights import read_own_rights
+from vramledger.readers.hosts.own_process import read_own_rights
 
 MOUNT = "proc {} proc rw,nosuid,hidepid={} 0 0\n"
 
@@ -37,7 +37,7 @@ def test_the_locale_decides_nothing(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from vramledger.readers.own_rights import read_own_rights
+from vramledger.readers.hosts.own_process import read_own_rights
 print(read_own_rights(Path(sys.argv[1])).hidepid)
 """
     env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": ":".join(sys.path)}

@@ -13,7 +13,6 @@ from vramledger.model.reading import (
     DeviceReading,
     Grant,
     HiddenHolder,
-    LaunchCount,
     Owner,
     ParentFacts,
     PodLabels,
@@ -22,8 +21,8 @@ from vramledger.model.reading import (
     Reading,
     Scheduler,
     XidEvent,
+    encode,
 )
-from vramledger.model.reading_json import encode
 from vramledger.readers.owners.cgroups import parse_cgroup
 from vramledger.sampling.masking import Mask
 
@@ -104,9 +103,6 @@ MASKED = {
     "PodLabels.labels": Reading(1.0, 1.0, pods=(PodLabels("n", "p", ((f"{SECRET}/team", SECRET),)),)),
     "HiddenHolder.command": hidden(SECRET, None),
     "HiddenHolder.user": hidden("python", SECRET),
-    "LaunchCount.problem": Reading(
-        1.0, 1.0, launches=(LaunchCount(1, 2, None, 0, f"{SECRET} is unreadable"),)
-    ),
 }
 """For every field with a user's text: a reading that shows this text unless it is masked."""
 

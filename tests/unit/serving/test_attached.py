@@ -1,4 +1,4 @@
-"""What the exporter adds to a reading of the sampler: each step can fail alone."""
+"""What the exporter adds to a reading of the sampler can fail alone."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from vramledger.model.agent_report import AgentSocket
-from vramledger.model.reading import LaunchCount, Reading
-from vramledger.serving.source import attach_each
+from vramledger.model.reading import Reading
+from vramledger.serving.source import attach_agents
 
 SOCKET = AgentSocket(True, 0, {})
-COUNTS = (LaunchCount(7, 70, 600.0),)
 
 
-def test_a_step_that_fails_costs_its_own_part(caplog: pytest.LogCaptureFixture) -> None:
-    """The other step's part is there, one line is logged for each time that it fails, and it comes back."""
+def test_agents_that_cannot_be_added_cost_their_own_part(caplog: pytest.LogCaptureFixture) -> None:
+    """What the sampler read is there, one line is logged for each time that it fails, and it comes back."""
     failing = True
 
     async def add_agents(reading: Reading) -> Reading:
@@ -26,10 +25,7 @@ def test_a_step_that_fails_costs_its_own_part(caplog: pytest.LogCaptureFixture) 
             raise RuntimeError(message)
         return replace(reading, agent_socket=SOCKET)
 
-    async def add_counts(reading: Reading) -> Reading:
-        return replace(reading, launches=COUNTS)
-
-    attach = attach_each({"agent": add_agents, "launches": add_counts})
+    attach = attach_agents(add_agents)
 
     async def read() -> Reading:
         return await attach(Reading(1.0, 1.0, collectors={"ledger": (True, 0.5)}))
@@ -42,8 +38,8 @@ def test_a_step_that_fails_costs_its_own_part(caplog: pytest.LogCaptureFixture) 
         asyncio.run(read())
 
     for reading in readings:
-        assert (reading.agent_socket, reading.launches) == (None, COUNTS)
+        assert reading.agent_socket is None
         assert reading.collectors["ledger"] == (True, 0.5)
         assert reading.collectors["agent"][0] is False
-    assert (whole.agent_socket, whole.launches, set(whole.collectors)) == (SOCKET, COUNTS, {"ledger"})
+    assert (whole.agent_socket, set(whole.collectors)) == (SOCKET, {"ledger"})
     assert [vars(record)["fields"]["collector"] for record in caplog.records] == ["agent", "agent"]

@@ -16,7 +16,7 @@ from tests.support.host.model import GIB, Gpu, Host, Process
 from tests.support.host.programs import Fixed
 from tests.support.past import BOOT_ID, IDLE_AFTER, StoredPast
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.agent_server.credentials import Peer
+from vramledger.agent_server.connection import Peer
 from vramledger.metrics.storage import StorageFigures
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Holding, Snapshot, State

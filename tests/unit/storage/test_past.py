@@ -25,8 +25,7 @@ from tests.support.past import (
     status_of,
     times_in,
 )
-from vramledger.model.reading import CgroupLimit, MemoryReading, ProcessUtilization, Reading
-from vramledger.model.reading_json import decode
+from vramledger.model.reading import CgroupLimit, MemoryReading, ProcessUtilization, Reading, decode
 from vramledger.storage.answers import open_past
 from vramledger.storage.protocol import NAME
 from vramledger.storage.reduction import expand_reading, reduce_reading

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import fields, replace
 
-from vramledger.model.reading import DeviceReading, ProcessFacts, Reading
-from vramledger.model.reading_json import decode
+from vramledger.model.reading import DeviceReading, ProcessFacts, Reading, decode
 from vramledger.storage.reduction import expand_reading, reduce_reading
 
 NOW = 1000.5

@@ -19,7 +19,7 @@ from tests.support.host.one_holder import NOW, START, OneHolder
 from tests.support.past import StoredPast, night
 from vramledger.accounting.remembered import follow_clock
 from vramledger.accounting.tracker import BRIDGED, HoldingTracker
-from vramledger.accounting.work.cpu_beside_work import CpuBesideWork
+from vramledger.accounting.work.thread_times import CpuBesideWork
 from vramledger.errors import RecordingError
 from vramledger.model.agent_report import Agent, read_report
 from vramledger.model.reading import ProcessFacts, Rank

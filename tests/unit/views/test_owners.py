@@ -12,8 +12,7 @@ from tests.support.host.model import Fate
 from tests.support.host.one_holder import OneHolder
 from vramledger.metrics import processes
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
-from vramledger.model.reading import Owner, ProcessFacts, Reading
-from vramledger.model.reading_json import decode, encode
+from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
 from vramledger.model.snapshot import ProcessSnapshot, Snapshot, State
 from vramledger.sampling.masking import Mask
 from vramledger.views.ledger_json import snapshot_json

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 TOO_BIG = "too_big"
 FRAGMENTED = "fragmented"
 HOARDED = "hoarded"
@@ -19,51 +21,21 @@ MIN_PIECES_SHARE = 0.01
 """Free pieces below this share of what the process could have are not the reason: the memory is full."""
 
 
-class AllocationFailure:
+class AllocationFailure(NamedTuple):
     """What was known when an allocation failed; bytes, None where not known."""
 
-    __slots__ = (
-        "active",
-        "capacity",
-        "device_total",
-        "free",
-        "held",
-        "largest_free",
-        "leaked",
-        "limited",
-        "others",
-        "requested",
-        "reserved",
-    )
-
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        requested: int,
-        capacity: int,
-        free: int,
-        reserved: int | None = None,
-        active: int | None = None,
-        largest_free: int | None = None,
-        others: int | None = None,
-        leaked: int | None = None,
-        limited: bool = False,
-        device_total: int | None = None,
-        held: int | None = None,
-    ) -> None:
-        self.requested = requested  # what the program tried to allocate
-        self.capacity = capacity  # of the device, or what the process may use of it
-        self.limited = limited  # the process has a limit of its own, below the device's size
-        self.device_total = device_total  # bytes of the device, also where the process has a limit below it
-        # what this process holds on the device, its context included, as the exporter last saw it
-        self.held = held
-        self.free = free  # on the device
-        self.reserved = reserved  # by this process's allocator
-        self.active = active  # the part of ``reserved`` that is in use
-        self.largest_free = largest_free  # block in the allocator's cache
-        self.others = others  # what other processes hold on the device
-        # the rise of the minimum of the allocated bytes, 0 when it does not rise steadily
-        self.leaked = leaked
+    requested: int  # what the program tried to allocate
+    capacity: int  # of the device, or what the process may use of it
+    free: int  # on the device
+    reserved: int | None = None  # by this process's allocator
+    active: int | None = None  # the part of ``reserved`` that is in use
+    largest_free: int | None = None  # block in the allocator's cache
+    others: int | None = None  # what other processes hold on the device
+    # the rise of the minimum of the allocated bytes, 0 when it does not rise steadily
+    leaked: int | None = None
+    limited: bool = False  # the process has a limit of its own, below the device's size
+    device_total: int | None = None  # bytes of the device, also where the process has a limit below it
+    held: int | None = None  # what this process holds there, with its context, as the exporter last saw it
 
 
 def classify(failure: AllocationFailure) -> str:

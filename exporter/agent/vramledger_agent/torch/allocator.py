@@ -20,9 +20,9 @@ from types import ModuleType
 
 from vramledger_agent.program_errors import belongs_to_program
 from vramledger_agent.torch.block_survey import BlockSurvey, DeviceBlocks, count_blocks
-from vramledger_agent.torch.custom_allocators import custom_allocators
 from vramledger_agent.torch.optimizer_steps import OptimizerSteps
 from vramledger_agent.torch.recording import recording
+from vramledger_agent.torch.snapshots import custom_allocators
 
 MAX_MINIMA = 256
 """When there are more minima than this, each pair of neighbours is replaced by the smaller of the two."""
@@ -371,9 +371,5 @@ def reclaimable_bytes(
 
 
 def enables_expandable_segments(text: str) -> bool:
-    """Return whether an allocator configuration enables expandable segments."""
-    for item in text.replace(" ", "").lower().split(","):
-        key, _, value = item.partition(":")
-        if key == "expandable_segments":
-            return value in {"true", "1"}
-    return False
+    """Return whether an allocator configuration enables expandable segments; its first word counts."""
+    return dict(reversed(_items(text))).get("expandable_segments") in {"true", "1"}

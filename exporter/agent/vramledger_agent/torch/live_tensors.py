@@ -65,7 +65,7 @@ def read_tensors(torch: ModuleType) -> TensorFacts:
         if kind is torch.Tensor:
             roots.append(each)
         elif optimizers is not None and optimizers in kind.__mro__:
-            for category, tensor in _tensors_of(each):
+            for category, tensor in optimizer_tensors(each):
                 _add(facts, category, tensor)
     nodes = list(_nodes(roots, MAX_NODES))
     del roots
@@ -92,18 +92,19 @@ def young_batch(torch: ModuleType) -> int | None:
     return _batch(list(_nodes(found, BATCH_NODES)))
 
 
-def _tensors_of(optimizer: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 torch is not installed where this is checked
+def optimizer_tensors(optimizer: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 torch is not installed where this is checked
+    """Yield the tensors that an optimizer knows, each with its category."""
     state = getattr(optimizer, "state", {})
     for group in getattr(optimizer, "param_groups", ()):
         for parameter in group["params"]:
             yield PARAMETERS, parameter
             if parameter.grad is not None:
                 yield GRADIENTS, parameter.grad
-            for tensor in state_tensors(state.get(parameter)):
+            for tensor in _state_tensors(state.get(parameter)):
                 yield OPTIMIZER, tensor
 
 
-def state_tensors(state: object) -> Iterator[object]:
+def _state_tensors(state: object) -> Iterator[object]:
     """Yield what may be tensors in one parameter's state; Adam has plain ones, others keep lists of them."""
     values = tuple(state.values()) if isinstance(state, dict) else ()
     for value in values:

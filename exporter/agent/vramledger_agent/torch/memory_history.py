@@ -1,14 +1,17 @@
-"""Handle ``vramledger snapshot``: record PyTorch's memory history for a while, and write it to a file.
+"""Handle what may be asked of PyTorch: ``snapshot`` records its memory history, ``reclaim`` frees its cache.
 
 Recording costs about two microseconds an allocation. The snapshot at its end stops the program while it is
 copied and written, so the number of events is bounded. The end of a step is on the program's own thread,
 where its tensors can be read. A snapshot at any other moment is taken on a thread of ours, while the program
 goes on, and so without them.
 
-Find the reference cycles that keep GPU memory, and the lines of code that made them.
+Reference cycles that keep GPU memory are found by one run of the collector with the flag that keeps what it
+finds, on the program's own thread and at the end of a step; what was kept is dropped at once. Finalisers and
+weak references behave as in any collection.
 
-It runs the collector once with the flag that keeps what it finds, on the program's own thread and at the end
-of a step, and drops what was kept at once. Finalisers and weak references behave as in any collection.
+To reclaim, the collector runs, then the cache is emptied: the memory of tensors in dead reference cycles
+becomes cache only once the collector has freed them. Both run on the program's own thread, where its
+finalizers expect to run and no kernel launch is half done. The next steps allocate from the driver again.
 """
 
 from __future__ import annotations
@@ -25,10 +28,12 @@ from typing import TYPE_CHECKING, Any
 from vramledger_agent import step_boundary
 from vramledger_agent.program_errors import belongs_to_program
 from vramledger_agent.protocol.user_code import FRAMEWORK, code_origin
-from vramledger_agent.torch.custom_allocators import custom_allocators
 from vramledger_agent.torch.recording import DEFAULT_EVENTS, TakenSnapshot, is_history_enabled, recording
-from vramledger_agent.torch.snapshots import take_without_import
+from vramledger_agent.torch.snapshots import custom_allocators, take_without_import
 from vramledger_agent.torch.step_peaks import live_blocks
+
+if TYPE_CHECKING:
+    from vramledger_agent.requests import Request
 
 MAX_CYCLES = 10
 """The number of kinds of cycles that are described, the largest ones."""
@@ -177,9 +182,6 @@ CODE_ATTRIBUTES: dict[type, str] = {
 """Where an object of each type has its code."""
 
 
-if TYPE_CHECKING:
-    from vramledger_agent.requests import Request
-
 MAX_EVENTS = 100_000
 """With 100,000 events a snapshot takes 0.7 s (published), and the program is stopped for that time."""
 
@@ -300,3 +302,65 @@ def _record(  # noqa: PLR0913
             raise
     assert isinstance(result, TakenSnapshot)  # noqa: S101 take_snapshot() returned it
     return result
+
+
+def reclaim(request: Request) -> dict[str, object]:
+    """Run both at the end of a step, awaited for ``seconds``; return each device's bytes before and after.
+
+    Raises RuntimeError if PyTorch is not in use or captures a graph, TimeoutError without a step or
+    ``safe_point``.
+    """
+    seconds = request.number("seconds", 30.0, MAX_SECONDS)
+    torch = initialised_torch()
+    try:
+        result = step_boundary.run(lambda: _empty_cache(torch), seconds)
+    except TimeoutError:
+        message = (
+            f"no training step ended within {seconds:g} s; a program that does not train calls"
+            " vramledger_agent.safe_point() where it can pause"
+        )
+        raise TimeoutError(message) from None
+    assert isinstance(result, dict)  # noqa: S101 _empty_cache returned it
+    return result
+
+
+def _empty_cache(torch: ModuleType) -> dict[str, object]:
+    # This is the program's own thread, which may call the runtime; our thread may not.
+    if torch.cuda.is_current_stream_capturing():
+        message = "the program captures a CUDA graph at this moment; try again"
+        raise RuntimeError(message)
+    started = time.monotonic()
+    before = _read_reserved_and_allocated(torch)
+    collected = gc.collect()
+    torch.cuda.empty_cache()
+    after = _read_reserved_and_allocated(torch)
+    return {
+        "devices": [
+            {
+                "ordinal": ordinal,
+                "reserved_before": before[ordinal][0],
+                "reserved_after": after[ordinal][0],
+                "allocated_before": before[ordinal][1],
+                "allocated_after": after[ordinal][1],
+            }
+            for ordinal in sorted(before.keys() & after.keys())
+            if before[ordinal][0]
+        ],
+        "collected": collected,
+        "paused": time.monotonic() - started,
+    }
+
+
+def _read_reserved_and_allocated(torch: ModuleType) -> dict[int, tuple[int, int]]:
+    """Return reserved and allocated bytes of every device that counts them."""
+    found = {}
+    for ordinal in range(torch.cuda.device_count()):
+        try:
+            stats = torch._C._cuda_memoryStats(ordinal)
+            found[ordinal] = (
+                stats["reserved_bytes"]["all"]["current"],
+                stats["allocated_bytes"]["all"]["current"],
+            )
+        except (RuntimeError, KeyError):  # a pluggable allocator counts nothing
+            continue
+    return found

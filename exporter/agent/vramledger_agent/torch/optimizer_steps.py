@@ -18,7 +18,8 @@ from types import ModuleType
 
 from vramledger_agent import step_boundary
 from vramledger_agent.program_errors import belongs_to_program
-from vramledger_agent.torch.live_tensors import state_tensors
+from vramledger_agent.protocol.messages import CATEGORIES
+from vramledger_agent.torch.live_tensors import optimizer_tensors
 from vramledger_agent.torch.recording import recording
 from vramledger_agent.worker import worker
 
@@ -270,15 +271,8 @@ def may_record() -> bool:
 def count_bytes(optimizer: object) -> BytesByDevice:
     """Return the bytes that an optimizer knows, by device."""
     found: BytesByDevice = {}
-    state = getattr(optimizer, "state", {})
-    for group in getattr(optimizer, "param_groups", ()):
-        for parameter in group["params"]:
-            _add_bytes(found, parameter, 0)
-            gradient = parameter.grad
-            if gradient is not None:
-                _add_bytes(found, gradient, 1)
-            for tensor in state_tensors(state.get(parameter)):
-                _add_bytes(found, tensor, 2)
+    for category, tensor in optimizer_tensors(optimizer):
+        _add_bytes(found, tensor, CATEGORIES.index(category))
     return found
 
 

@@ -8,11 +8,9 @@ and a backward pass may run a part of the forward pass again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import IntEnum
 from typing import NamedTuple
 
-from vramledger_agent.protocol import user_code
-from vramledger_agent.protocol.user_code import is_native
+from vramledger_agent.protocol.user_code import FRAMEWORK, code_origin, is_native
 
 PARAMETERS = "parameters: the model is made, loaded or moved"
 FORWARD = "forward pass"
@@ -98,36 +96,26 @@ Stack = tuple[Frame, ...]
 """Frames, the innermost first."""
 
 
-class CodeOrigin(IntEnum):
-    """The author of a frame; the author that is most useful to name comes first."""
-
-    OWN = user_code.OWN
-    LIBRARY = user_code.LIBRARY
-    FRAMEWORK = user_code.FRAMEWORK
-
-
-def code_origin(frame: Frame) -> CodeOrigin:
-    """Classify a frame by its file."""
-    return CodeOrigin(user_code.code_origin(frame.filename))
-
-
 def user_frames(stack: Stack) -> Stack:
     """Return the user's frames, innermost first; without any, those of libraries, or else the framework's."""
-    classified = [(code_origin(frame), frame) for frame in stack]
-    nearest = min((origin for origin, _ in classified), default=CodeOrigin.FRAMEWORK)
+    classified = [(code_origin(frame.filename), frame) for frame in stack]
+    nearest = min((origin for origin, _ in classified), default=FRAMEWORK)
     return tuple(frame for origin, frame in classified if origin == nearest)
 
 
+COMMON_SHARE = 0.9
+"""Above one half, so that all frames that qualify lie on a common path."""
+
+
 def common_frame(
-    weighted: Iterable[tuple[Stack, int]], kept: Mapping[Frame, float] | None = None, share: float = 0.9
+    weighted: Iterable[tuple[Stack, int]], kept: Mapping[Frame, float] | None = None
 ) -> Frame | None:
-    """Return the line through which at least ``share`` of the bytes came, and which keeps most of them.
+    """Return the line through which :data:`COMMON_SHARE` of the bytes came, and which keeps most of them.
 
     A model's layer allocates for the training step, which frees its memory, and for the evaluation, which
     does not: the evaluation's line explains the leak. So of the lines on the common path we choose those that
     keep the largest part of what they allocate, and of those the innermost. ``kept``: by line, the part that
-    was kept of all that came through it, 0 to 1; without it, the innermost line wins. ``share``: from above
-    one half to 1, so that all frames that qualify lie on a common path.
+    was kept of all that came through it, 0 to 1; without it, the innermost line wins.
     """
     total = 0
     weights: dict[Frame, int] = {}
@@ -138,7 +126,7 @@ def common_frame(
             depths[frame] = max(depths.get(frame, 0), depth)
         for frame in set(stack):
             weights[frame] = weights.get(frame, 0) + weight
-    through = [frame for frame, weight in weights.items() if weight >= share * total > 0]
+    through = [frame for frame, weight in weights.items() if weight >= COMMON_SHARE * total > 0]
     known = kept or {}
     best = max((known.get(frame, 0.0) for frame in through), default=0.0)
     keepers = [frame for frame in through if known.get(frame, 0.0) >= _SIMILAR_SHARE * best]

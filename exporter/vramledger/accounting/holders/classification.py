@@ -91,7 +91,6 @@ def _classify_work(
             and device.gpu_instance is not None  # without its number nobody can ask for its counters
             and device.activity is None
             and "activity" not in device.failed
-            and (state.pid, state.start) not in sample.launches
         ),
     )
 

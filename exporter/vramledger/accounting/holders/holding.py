@@ -11,10 +11,8 @@ import msgspec
 from vramledger.accounting.holders.policies import MemoryPattern
 from vramledger.accounting.holders.states import PASSING, Quiet, StateVerdict
 from vramledger.accounting.sample import Clock, DeviceSample, Sample, WorkEvidence
-from vramledger.accounting.work.counted_launches import proves_quiet
-from vramledger.accounting.work.cpu_beside_work import CpuBesideWork
-from vramledger.accounting.work.thread_times import quiet_by_threads
-from vramledger.model.reading import DeviceReading, LaunchCount, ProcessEntry, ProcessUtilization
+from vramledger.accounting.work.thread_times import CpuBesideWork, quiet_by_threads
+from vramledger.model.reading import DeviceReading, ProcessEntry, ProcessUtilization
 from vramledger.model.snapshot import Grade, Holding, State, UnixTime
 
 SAMPLE_LIFETIME = 2.5
@@ -31,7 +29,6 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
     watched: float  # monotonic time of the last sample that listed it
     quiet_since: Clock  # the moment since which every sample gave evidence of quiet
     workless_since: Clock  # the moment of the last sign of work, or of the first sample
-    device_quiet: float = 0.0  # for how many seconds the device's own counters prove the quiet
     nothing_seconds: float = 0.0  # the device's ``nothing_seconds`` of that moment
     memory: int | None = None  # the last bytes that NVML reported
     peak: int | None = None  # highest bytes so far
@@ -86,9 +83,7 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
         utilization = on_device.utilization.get(self.pid)
         if utilization is not None:
             self.utilization, self.utilization_at = utilization, sample.monotonic
-        count = self._launch_count(sample)
-        launched = count is not None and count.calls > 0
-        worked = self.pid in work.workers or changed or self.pid in on_device.allocated or launched
+        worked = self.pid in work.workers or changed or self.pid in on_device.allocated
         if worked or gap:
             self.workless_since = sample.clock
         if worked:
@@ -123,15 +118,10 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
 
     def _quiet_without_restart(self, work: WorkEvidence, sample: Sample, idle_after: float) -> Quiet | None:
         now = sample.monotonic
-        self.device_quiet = 0.0
         if work.nothing_since is not None:
             since = max(self.quiet_since, work.nothing_since)
-            self.device_quiet = now - since[0]
-            if self.device_quiet >= idle_after:
+            if now - since[0] >= idle_after:
                 return Quiet(Grade.PROVEN, since)
-        count = self._launch_count(sample)
-        if proves_quiet(count, idle_after) and now - self.workless_since[0] >= idle_after:
-            return Quiet(Grade.PROVEN, self.workless_since, None if count is None else count.quiet)
         by_threads = quiet_by_threads(
             None if self.start is None else sample.threads.get((self.pid, self.start)),
             work.signs_for(self.pid),
@@ -149,9 +139,6 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
         if now - self.quiet_since[0] >= idle_after:
             return Quiet(Grade.INFERRED, self.quiet_since)
         return None
-
-    def _launch_count(self, sample: Sample) -> LaunchCount | None:
-        return None if self.start is None else sample.launches.get((self.pid, self.start))
 
     def _update_pattern(self, memory: int, device: DeviceReading) -> None:
         """Update the memory pattern; a sample without the device's total leaves it as it was."""

@@ -16,12 +16,6 @@ import msgspec
 from vramledger.accounting.holders.holding import HoldingState
 from vramledger.accounting.holders.policies import MemoryPattern
 from vramledger.accounting.sample import DeviceSample, Sample
-from vramledger.accounting.work.counted_launches import (
-    COUNTED_SHARE,
-    COUNTED_STATES,
-    Candidate,
-    choose_holders,
-)
 from vramledger.model.reading import DeviceReading, ProcessEntry, ProcessRow
 from vramledger.model.snapshot import State
 
@@ -149,26 +143,6 @@ class HoldingTable:
             for uuid in uuids
             for state in self.state.known.get(uuid, _NOTHING).values()
         )
-
-    def to_count(self, sample: Sample, idle_after: float) -> tuple[tuple[int, int], ...]:
-        """Choose the holders whose launches should be counted."""
-        if "launches" not in sample.reading.collectors or sample.reading.host_pid_namespace is False:
-            return ()
-        candidates = [
-            Candidate(
-                (state.pid, state.start),
-                state.memory or 0,
-                sample.monotonic - state.workless_since[0],
-                state.device_quiet >= COUNTED_SHARE * idle_after,
-            )
-            for state in self
-            if state.state in COUNTED_STATES
-            and state.start is not None
-            and state.watched == sample.monotonic
-            and state.pid in sample.rows
-            and state.pid not in sample.mps_servers
-        ]
-        return choose_holders(candidates, sample.reading.launches, idle_after)
 
     def drop_device(self, uuid: str) -> None:
         """Drop the holdings of a device that no longer exists."""

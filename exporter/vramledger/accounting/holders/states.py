@@ -35,14 +35,12 @@ class StateVerdict(NamedTuple):
 class Quiet(NamedTuple):
     """That a holder has been quiet for the idle threshold: how well that is known, and since when.
 
-    ``since`` is a monotonic and a Unix time. ``counted`` is for how many seconds no launch was counted, None
-    if that is not the evidence. ``restarted`` means that the exporter was restarted within this time.
-    ``reason`` is the evidence as words, where it is another than the grade's usual one.
+    ``since`` is a monotonic and a Unix time. ``restarted`` means that the exporter was restarted within this
+    time. ``reason`` is the evidence as words, where it is another than the grade's usual one.
     """
 
     grade: Grade
     since: tuple[float, float]
-    counted: float | None = None
     restarted: bool = False
     reason: str = ""
 
@@ -189,15 +187,13 @@ def classify_idle(quiet: Quiet, now: float) -> StateVerdict:
     reason = quiet.reason or _IDLE_WHY[quiet.grade]
     if quiet.restarted:
         reason = "nothing ran before and after a restart of the exporter, and nothing shows work during it"
-    elif quiet.counted is not None:
-        reason = f"no launch, copy or memset was counted in the last {quiet.counted:.0f} s"
     why = f"no sign of GPU work for {seconds:.0f} s; {reason}"
     return StateVerdict(State.IDLE, why, quiet.grade)
 
 
 _UNCOUNTED = (
     "alive; whether it works cannot be known: the driver has no utilisation of MIG instances, and this GPU "
-    "has no GPM counters; 'vramledger serve --collector.launches' can count its launches"
+    "has no GPM counters"
 )
 
 
@@ -206,7 +202,7 @@ def classify_active(
 ) -> StateVerdict:
     """Say why a holder that lives is not idle.
 
-    ``uncounted``: nothing counts work there: a MIG instance of a GPU without GPM, without counted launches.
+    ``uncounted``: nothing counts work there: a MIG instance of a GPU without GPM.
     """
     if uncounted and not (evidence and worked):
         return StateVerdict(State.ACTIVE, _UNCOUNTED)

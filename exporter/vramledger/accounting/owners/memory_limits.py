@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vramledger.model.reading import CgroupLimit
 from vramledger.model.snapshot import OwnerLimit
-from vramledger.readers.hosts.dmem import chain_of
+from vramledger.readers.hosts.system_memory import chain_of
 
 
 class PlacedHolding(NamedTuple):

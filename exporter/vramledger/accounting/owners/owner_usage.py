@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from vramledger.accounting.sample import Sample
-from vramledger.model.label import label_text
 from vramledger.model.reading import DeviceReading, ProcessFacts
+from vramledger.model.records import label_text
 from vramledger.model.snapshot import Ledger, OwnerUsage, OwnerUsageTotals, State, UndividedBytes
 
 UNKNOWN = ("unknown", "")

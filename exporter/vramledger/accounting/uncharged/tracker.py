@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from vramledger.accounting.agents.agent_figures import AgentJoiner
+from vramledger.accounting.agent_figures import AgentJoiner
 from vramledger.accounting.holders.holding_table import HoldingTable
 from vramledger.accounting.holders.processes import ProcessTracker
 from vramledger.accounting.ledger import balance_device

@@ -1,4 +1,4 @@
-"""Notice from the driver's files that it was loaded, unloaded or changed, without calling it.
+"""Look at the driver's files: whether it was loaded or changed, and which of them a process has open.
 
 A call to a driver that may be missing needs a separate process, which takes a third of a second of CPU time.
 """
@@ -80,3 +80,37 @@ def _library_directories() -> list[str]:
     triplet = f"{os.uname().machine}-linux-gnu"
     default = [f"/lib/{triplet}", f"/usr/lib/{triplet}", "/lib64", "/usr/lib64", "/usr/lib"]
     return list(dict.fromkeys([*configured, *default]))
+
+
+DEVICE_PREFIX = "/dev/nvidia"
+_PROC = Path("/proc")
+"""This is the real /proc, not --path.procfs: these processes are in our own PID namespace."""
+
+
+def read_open_device_files(prefix: str = DEVICE_PREFIX) -> dict[int, list[str]]:
+    """Return the open files of this process and its descendants that begin with ``prefix``, by pid."""
+    found = {}
+    for pid in (os.getpid(), *_child_pids(os.getpid())):
+        if names := sorted(open_files(pid, prefix)):
+            found[pid] = names
+    return found
+
+
+def _child_pids(pid: int) -> Iterable[int]:
+    for listed in (_PROC / str(pid) / "task").glob("*/children"):
+        with suppress(OSError):  # a thread that has ended
+            for child in map(int, listed.read_text(encoding="ascii").split()):
+                yield child
+                yield from _child_pids(child)
+
+
+def open_files(pid: int, prefix: str) -> set[str]:
+    """Return the open files of a process that begin with ``prefix``; none if we may not see them."""
+    found: set[str] = set()
+    with suppress(OSError):  # the process has ended, or has rights that we gave up
+        for entry in (_PROC / str(pid) / "fd").iterdir():
+            with suppress(OSError):
+                target = str(entry.readlink())
+                if target.startswith(prefix):
+                    found.add(target)
+    return found

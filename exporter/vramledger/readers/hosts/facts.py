@@ -21,9 +21,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from vramledger.model.reading import Owner, ParentFacts, ProcessFacts, ProcessRow, Rank
-from vramledger.readers.hosts.libraries import MAPS_CAP, find_libraries, find_settings
-from vramledger.readers.hosts.notebooks import find_kernel_name, find_notebook
-from vramledger.readers.hosts.program_names import REPLACEMENT, clean, program_name, worker_evidence
+from vramledger.readers.hosts.libraries import MAPS_CAP, find_libraries, find_settings, find_variable
+from vramledger.readers.hosts.program_names import (
+    clean,
+    find_kernel_name,
+    find_notebook,
+    program_name,
+    worker_evidence,
+)
 from vramledger.readers.hosts.stat import (
     READ_ONLY,
     names_in,
@@ -34,7 +39,6 @@ from vramledger.readers.hosts.stat import (
     split_lines,
 )
 from vramledger.readers.owners.cgroups import is_in_service
-from vramledger_agent.printable import printable
 from vramledger_agent.protocol import distributed_ranks
 from vramledger_agent.protocol.distributed_ranks import LONGEST_VALUE, add_node
 
@@ -408,16 +412,5 @@ def find_rank(environment: bytes, node: str) -> Rank | None:
 
     ``node``: the name of this host, which tells a rendezvous on localhost from that of another host.
     """
-
-    def value(name: str) -> str:
-        mark = b"\0" + name.encode() + b"="
-        begin = environment.find(mark)
-        if begin < 0:
-            return ""
-        begin += len(mark)
-        # Cut before searching for the end, and at four bytes a character at most.
-        found = environment[begin : begin + 4 * LONGEST_VALUE].partition(b"\0")[0]
-        return printable(found.decode(errors="replace"), REPLACEMENT)[:LONGEST_VALUE]
-
-    found = distributed_ranks.find_rank(value)
+    found = distributed_ranks.find_rank(lambda name: find_variable(environment, name, LONGEST_VALUE) or "")
     return None if found is None else Rank(*found[:2], add_node(found[2], node))

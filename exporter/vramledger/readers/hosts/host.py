@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from vramledger.errors import StartupError
 from vramledger.model.reading import ProcessFacts, ProcessRow
 from vramledger.readers.hosts import facts
+from vramledger.readers.hosts.own_process import is_wsl
 from vramledger.readers.hosts.stat import parse_stat, read_row, read_stat, split_lines
-from vramledger.readers.own_rights import is_wsl
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """The kernel's fixed inode of the first PID namespace (``PROC_PID_INIT_INO``)."""

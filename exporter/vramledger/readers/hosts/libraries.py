@@ -67,16 +67,20 @@ def find_settings(environment: bytes) -> tuple[tuple[str, str], ...]:
 
     The first of several with one name counts, as for ``getenv``. Values are cut and made printable.
     """
-    found: list[tuple[str, str]] = []
-    for name in SETTINGS:
-        mark = b"\0" + name.encode() + b"="
-        begin = environment.find(mark)
-        if begin >= 0:
-            begin += len(mark)
-            # Cut before searching for the end, and at four bytes a character at most.
-            value = environment[begin : begin + 4 * LONGEST_SETTING].partition(b"\0")[0]
-            found.append((name, printable(value.decode(errors="replace"), REPLACEMENT)[:LONGEST_SETTING]))
-    return tuple(found)
+    found = ((name, find_variable(environment, name, LONGEST_SETTING)) for name in SETTINGS)
+    return tuple((name, value) for name, value in found if value is not None)
+
+
+def find_variable(environment: bytes, name: str, longest: int) -> str | None:
+    """Return a variable, cut and printable, of an environment with a zero byte in front of it, or None."""
+    mark = b"\0" + name.encode() + b"="
+    begin = environment.find(mark)
+    if begin < 0:
+        return None
+    begin += len(mark)
+    # Cut before searching for the end, and at four bytes a character at most.
+    value = environment[begin : begin + 4 * longest].partition(b"\0")[0]
+    return printable(value.decode(errors="replace"), REPLACEMENT)[:longest]
 
 
 def names_framework(libraries: tuple[str, ...] | None) -> bool:

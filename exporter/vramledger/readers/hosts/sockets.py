@@ -1,15 +1,17 @@
-"""Read which sockets are connected to which, as the kernel attests it: Unix sockets, TCP and UDP."""
+"""Read which sockets are connected to which, and who listens where, as the kernel attests it."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 import sys
 from collections.abc import Collection
+from itertools import islice
 from typing import NamedTuple
 
-from vramledger.readers.hosts.stat import READ_ONLY
+from vramledger.readers.hosts.stat import READ_ONLY, names_in
 
 _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _DUMP = 0x301
@@ -213,3 +215,82 @@ def _read_table(path: str) -> bytes:
     finally:
         os.close(descriptor)
     return bytes(data)
+
+
+_OWN_NAMESPACE = "/proc/self/ns/net"
+_LINKS_MAX = 4096
+_LISTENING_CAP = 2**20
+"""The maximum length of what listens in a table, in bytes: seven thousand sockets."""
+
+_LINK = re.compile(r"socket:\[(\d{1,20})\]")
+
+
+class Listener(NamedTuple):
+    """A socket that listens: where one connects to it from this host, and the kernel's number for it."""
+
+    host: str
+    port: int
+    inode: int
+
+
+def find_listener(root: str, pid: int, port: int) -> Listener | None:
+    """Return the socket on which a process listens at a port; None where that is not certain.
+
+    It is certain only in our own network namespace: elsewhere our connection would reach another socket. And
+    every socket that listens at this port must be open in this process, so that no other one can answer.
+    """
+    directory = f"{root}/{pid}"
+    try:
+        if not os.path.samestat(os.stat(f"{directory}/ns/net"), os.stat(_OWN_NAMESPACE)):  # noqa: PTH116 the hot path's way
+            return None
+        tables = [_read_listening(f"{directory}/net/{name}") for name in ("tcp", "tcp6")]
+        listening = [each for table in tables for each in table if each.port == port]
+        own = _read_sockets(directory) if listening else frozenset()
+    except OSError:
+        return None
+    if not listening or any(each.inode not in own for each in listening):
+        return None
+    return listening[0]
+
+
+def _read_sockets(directory: str) -> frozenset[int]:
+    """Return the numbers of the sockets that a process has open."""
+    found = []
+    for number in islice(names_in(f"{directory}/fd"), _LINKS_MAX):
+        try:
+            link = os.readlink(f"{directory}/fd/{number}")  # noqa: PTH115 as above
+        except FileNotFoundError:
+            continue  # closed meanwhile
+        if match := _LINK.fullmatch(link):
+            found.append(int(match[1]))
+    return frozenset(found)
+
+
+def _read_listening(path: str) -> list[Listener]:
+    """Read listening sockets, which come first. Raises OSError if unreadable or too long."""
+    found = []
+    try:
+        table = os.fdopen(os.open(path, READ_ONLY), "rb")
+    except FileNotFoundError:
+        return []  # a kernel without IPv6
+    with table:
+        next(table, b"")  # the heading
+        for line in table:
+            row = line.split(None, 10)
+            if int(row[3], 16) != _LISTENS:
+                break
+            if table.tell() > _LISTENING_CAP:
+                message = f"{path} is too long"
+                raise OSError(message)
+            address, _, port = row[1].partition(b":")
+            found.append(Listener(_reachable(address), int(port, 16), int(row[9])))
+    return found
+
+
+def _reachable(address: bytes) -> str:
+    """Return the address to connect to; the kernel writes words of 32 bits in the machine's order."""
+    words = [int(address[at : at + 8], 16).to_bytes(4, "little") for at in range(0, len(address), 8)]
+    packed = b"".join(words)
+    if not any(packed):
+        return "127.0.0.1" if len(words) == 1 else "::1"
+    return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, packed)

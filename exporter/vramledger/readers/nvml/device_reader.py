@@ -19,9 +19,8 @@ from vramledger.model.reading import (
     ProcessEntry,
     ProcessUtilization,
 )
-from vramledger.readers.hosts.dmem import DeviceMemoryCgroups
 from vramledger.readers.hosts.gpu_sleep import SleepWatch
-from vramledger.readers.hosts.system_memory import SystemMemory
+from vramledger.readers.hosts.system_memory import DeviceMemoryCgroups, SystemMemory
 from vramledger.readers.nvml.activity import ActivityReader, pcie_throughput
 from vramledger.readers.nvml.calls import (
     GARBAGE,
@@ -57,8 +56,13 @@ from vramledger.readers.nvml.memory import (
 )
 from vramledger.readers.nvml.mig import MigInstance, read_instances
 from vramledger.readers.nvml.process_lists import ProcessList, Unchanged, merge_lists
-from vramledger.readers.nvml.query_pace import ListPace, RowPace
-from vramledger.readers.nvml.utilization import DeviceUtilizationLog, UtilizationLog, read_utilization
+from vramledger.readers.nvml.utilization import (
+    DeviceUtilizationLog,
+    ListPace,
+    RowPace,
+    UtilizationLog,
+    read_utilization,
+)
 
 _DATA: Final = ("memory", "processes", "utilization", "process_utilization")
 """What shows that a GPU answers."""

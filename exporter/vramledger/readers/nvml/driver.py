@@ -12,9 +12,8 @@ from typing import Final
 
 from vramledger.errors import DriverError
 from vramledger.model.reading import XidEvent
-from vramledger.readers.hosts.dmem import DeviceMemoryCgroups
 from vramledger.readers.hosts.gpu_sleep import GpuSleep, SleepWatch
-from vramledger.readers.hosts.system_memory import SystemMemory
+from vramledger.readers.hosts.system_memory import DeviceMemoryCgroups, SystemMemory
 from vramledger.readers.nvml import calls as return_codes
 from vramledger.readers.nvml.calls import (
     DRIVER_GONE,

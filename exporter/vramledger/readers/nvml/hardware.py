@@ -5,7 +5,7 @@ pynvml is passed in, so that driver.py alone names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from vramledger.model.reading import HardwareValue
@@ -208,6 +208,10 @@ def _remapped_rows_reader(position: int) -> HardwareQuery:
     return _number_reader("nvmlDeviceGetRemappedRows", position=position, maximum=_ROWS)
 
 
+def _share_reader(name: str, *, maximum: int = _PERCENT, position: int | None = None) -> HardwareQuery:
+    return _number_reader(name, position=position, per=100, maximum=maximum)
+
+
 def _throughput_reader(direction: int) -> HardwareQuery:
     # NVML says "KB/s"; the peers (nvitop, nvtop) read that as units of 1024, and so do we.
     return _number_reader("nvmlDeviceGetPcieThroughput", direction, scale=1024.0, maximum=_KILOBYTES)
@@ -229,102 +233,62 @@ class HardwareMetric(NamedTuple):
 EACH_SAMPLE: Final = "each sample"
 SLOW: Final = f"every {SLOW_INTERVAL:g} s"
 
-HARDWARE_METRICS: Final = (
-    HardwareMetric(
-        "device_temperature_celsius",
-        "hardware",
-        EACH_SAMPLE,
-        _number_reader("nvmlDeviceGetTemperature", 0, maximum=_CELSIUS),
+_QUICK: Final[Mapping[str, HardwareQuery]] = {
+    "device_temperature_celsius": _number_reader("nvmlDeviceGetTemperature", 0, maximum=_CELSIUS),
+    "device_power_watts": _number_reader("nvmlDeviceGetPowerUsage", per=1000, maximum=_MILLIWATTS),
+    "device_clock_hertz": _labelled_reader(
+        graphics=_clock_reader(0), sm=_clock_reader(1), memory=_clock_reader(2), video=_clock_reader(3)
     ),
-    HardwareMetric(
-        "device_power_watts",
-        "hardware",
-        EACH_SAMPLE,
-        _number_reader("nvmlDeviceGetPowerUsage", per=1000, maximum=_MILLIWATTS),
+    "device_throttle_active": _read_throttle_reasons,
+    "device_performance_state": _read_performance_state,
+    "device_ecc_errors_total": _labelled_reader(corrected=_ecc_reader(0), uncorrected=_ecc_reader(1)),
+    "device_encoder_utilization_ratio": _share_reader("nvmlDeviceGetEncoderUtilization", position=0),
+    "device_decoder_utilization_ratio": _share_reader("nvmlDeviceGetDecoderUtilization", position=0),
+}
+"""What every sample reads."""
+
+_SLOW: Final[Mapping[str, HardwareQuery]] = {
+    "device_fan_speed_ratio": _share_reader("nvmlDeviceGetFanSpeed", maximum=10 * _PERCENT),
+    "device_power_limit_watts": _number_reader(
+        "nvmlDeviceGetEnforcedPowerLimit", per=1000, maximum=_MILLIWATTS
     ),
-    HardwareMetric(
-        "device_clock_hertz",
-        "hardware",
-        EACH_SAMPLE,
-        _labelled_reader(
-            graphics=_clock_reader(0), sm=_clock_reader(1), memory=_clock_reader(2), video=_clock_reader(3)
-        ),
+    "device_pcie_link_generation": _labelled_reader(
+        current=_number_reader("nvmlDeviceGetCurrPcieLinkGeneration", maximum=_LANES),
+        max=_number_reader("nvmlDeviceGetMaxPcieLinkGeneration", maximum=_LANES),
     ),
-    HardwareMetric("device_throttle_active", "hardware", EACH_SAMPLE, _read_throttle_reasons),
-    HardwareMetric("device_performance_state", "hardware", EACH_SAMPLE, _read_performance_state),
-    HardwareMetric(
-        "device_fan_speed_ratio",
-        "hardware",
-        SLOW,
-        _number_reader("nvmlDeviceGetFanSpeed", per=100, maximum=10 * _PERCENT),
+    "device_pcie_link_width": _labelled_reader(
+        current=_number_reader("nvmlDeviceGetCurrPcieLinkWidth", maximum=_LANES),
+        max=_number_reader("nvmlDeviceGetMaxPcieLinkWidth", maximum=_LANES),
     ),
-    HardwareMetric(
-        "device_ecc_errors_total",
-        "hardware",
-        EACH_SAMPLE,
-        _labelled_reader(corrected=_ecc_reader(0), uncorrected=_ecc_reader(1)),
+    # Rows are remapped at a reset, and a remap is pending once in months: a call every second is too much.
+    "device_remapped_rows": _labelled_reader(
+        corrected=_remapped_rows_reader(0), uncorrected=_remapped_rows_reader(1)
     ),
-    HardwareMetric(
-        "device_encoder_utilization_ratio",
-        "hardware",
-        EACH_SAMPLE,
-        _number_reader("nvmlDeviceGetEncoderUtilization", position=0, per=100, maximum=_PERCENT),
+    "device_row_remap_pending": _remapped_rows_reader(2),
+    "device_row_remap_failed": _remapped_rows_reader(3),
+    "device_recovery_action": _read_recovery_action,
+    "device_bar1_memory_bytes": _read_bar1,  # 114 µs
+    "device_energy_joules_total": _number_reader(  # 3,050 µs
+        "nvmlDeviceGetTotalEnergyConsumption", per=1000, none=NONE_64, maximum=_MILLIJOULES
     ),
-    HardwareMetric(
-        "device_decoder_utilization_ratio",
-        "hardware",
-        EACH_SAMPLE,
-        _number_reader("nvmlDeviceGetDecoderUtilization", position=0, per=100, maximum=_PERCENT),
+    "device_memory_temperature_celsius": _read_memory_temperature,  # 3,050 µs
+    PCIE_THROUGHPUT: _labelled_reader(  # 20,800 µs a direction
+        transmit=_throughput_reader(0), receive=_throughput_reader(1)
     ),
-    HardwareMetric(
-        "device_power_limit_watts",
-        "hardware",
-        SLOW,
-        _number_reader("nvmlDeviceGetEnforcedPowerLimit", per=1000, maximum=_MILLIWATTS),
-    ),
-    HardwareMetric(
-        "device_pcie_link_generation",
-        "hardware",
-        SLOW,
-        _labelled_reader(
-            current=_number_reader("nvmlDeviceGetCurrPcieLinkGeneration", maximum=_LANES),
-            max=_number_reader("nvmlDeviceGetMaxPcieLinkGeneration", maximum=_LANES),
-        ),
-    ),
-    HardwareMetric(
-        "device_pcie_link_width",
-        "hardware",
-        SLOW,
-        _labelled_reader(
-            current=_number_reader("nvmlDeviceGetCurrPcieLinkWidth", maximum=_LANES),
-            max=_number_reader("nvmlDeviceGetMaxPcieLinkWidth", maximum=_LANES),
-        ),
-    ),
-    # Rows are remapped at a reset, and a remap is pending once in months: a call every second would be too
-    # much.
-    HardwareMetric(
-        "device_remapped_rows",
-        "hardware",
-        SLOW,
-        _labelled_reader(corrected=_remapped_rows_reader(0), uncorrected=_remapped_rows_reader(1)),
-    ),
-    HardwareMetric("device_row_remap_pending", "hardware", SLOW, _remapped_rows_reader(2)),
-    HardwareMetric("device_row_remap_failed", "hardware", SLOW, _remapped_rows_reader(3)),
-    HardwareMetric("device_recovery_action", "ledger", SLOW, _read_recovery_action),
-    HardwareMetric("device_bar1_memory_bytes", "hardware", SLOW, _read_bar1),  # 114 µs
-    HardwareMetric(
-        "device_energy_joules_total",  # 3,050 µs
-        "energy",
-        SLOW,
-        _number_reader("nvmlDeviceGetTotalEnergyConsumption", per=1000, none=NONE_64, maximum=_MILLIJOULES),
-    ),
-    HardwareMetric("device_memory_temperature_celsius", "energy", SLOW, _read_memory_temperature),  # 3,050 µs
-    HardwareMetric(
-        PCIE_THROUGHPUT,  # 20,800 µs a direction
-        "pcie",
-        SLOW,
-        _labelled_reader(transmit=_throughput_reader(0), receive=_throughput_reader(1)),
-    ),
+}
+"""What took an H200 (driver 580) more than 100 µs, and what hardly ever changes."""
+
+_OF_OTHERS: Final[Mapping[str, str]] = {
+    "device_recovery_action": "ledger",
+    "device_energy_joules_total": "energy",
+    "device_memory_temperature_celsius": "energy",
+    PCIE_THROUGHPUT: "pcie",
+}
+"""The collectors of what is not the collector ``hardware``'s."""
+
+HARDWARE_METRICS: Final = tuple(
+    HardwareMetric(key, _OF_OTHERS.get(key, "hardware"), pace, read)
+    for pace, readers in ((EACH_SAMPLE, _QUICK), (SLOW, _SLOW))
+    for key, read in readers.items()
 )
-"""Every query of the hardware. SLOW are those that took an H200 (driver 580) more than 100 µs, and those
-whose answer hardly ever changes."""
+"""Every query of the hardware."""

@@ -14,8 +14,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from vramledger.model.reading import COHERENT, UNIFIED, CgroupLimit, MemoryReading, NodeMemory
-from vramledger.readers.hosts.dmem import DeviceMemoryCgroups
-from vramledger.readers.hosts.system_memory import HostMemory, SystemMemory
+from vramledger.readers.hosts.system_memory import DeviceMemoryCgroups, HostMemory, SystemMemory
 from vramledger.readers.nvml.calls import (
     GARBAGE,
     IMPOSSIBLE_MEMORY,

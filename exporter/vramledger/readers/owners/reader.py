@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from vramledger.kubernetes.pod_names import PodNames, parse_runtime_name, read_pod_names
+from vramledger.kubernetes.pod_labels import PodNames, parse_runtime_name, read_pod_names
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
 from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.collector import PATIENCE, Collector, Context, Part

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tests.support.players.stage import Stage
-from vramledger.readers.hosts.open_device_files import read_open_device_files
+from vramledger.readers.hosts.driver_watch import read_open_device_files
 
 
 def test_what_descendants_have_open_is_found(tmp_path: Path, stage: Stage) -> None:

@@ -21,8 +21,7 @@ from tests.support.standin.library import (
     StandIn,
     build,
 )
-from vramledger.model.reading import DeviceReading, MemoryReading, ProcessEntry, Reading
-from vramledger.model.reading_json import decode, encode
+from vramledger.model.reading import DeviceReading, MemoryReading, ProcessEntry, Reading, decode, encode
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
 from vramledger.readers.nvml.hardware import SLOW_INTERVAL

@@ -10,7 +10,7 @@ import pytest
 from tests.support.nvml_readers import ALL, read
 from tests.support.standin.library import GIB, Code, StandIn
 from vramledger.model.reading import CgroupLimit
-from vramledger.readers.hosts.dmem import DeviceMemoryCgroups, chain_of
+from vramledger.readers.hosts.system_memory import DeviceMemoryCgroups, chain_of
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
 from vramledger.readers.nvml.hardware import SLOW_INTERVAL

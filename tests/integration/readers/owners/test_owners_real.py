@@ -28,8 +28,7 @@ from tests.support.standin.library import MIB, StandIn, build
 from tests.support.waiting import wait_until
 from tests.unit.readers.owners.test_ended import Clock
 from vramledger.config import SamplingConfig
-from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
-from vramledger.model.reading_json import decode
+from vramledger.model.reading import Owner, ProcessFacts, ProcessRow, decode
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import reader
 from vramledger.readers.owners.ended import MISSES_NEEDED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.builders import MIB, device, holding
-from vramledger.accounting.holders.holder_facts import join_holder_facts
+from vramledger.accounting.tracker import join_holder_facts
 from vramledger.model.holder_facts import KvCache
 from vramledger.model.reading import ProcessRow, Reading
 

@@ -16,8 +16,9 @@ from vramledger.model.reading import (
     ProcessFacts,
     ProcessRow,
     Reading,
+    decode,
+    encode,
 )
-from vramledger.model.reading_json import decode, encode
 from vramledger.model.snapshot import OwnerLimit
 from vramledger.views.table import render_table
 

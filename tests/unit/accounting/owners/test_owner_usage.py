@@ -29,8 +29,8 @@ from vramledger.accounting.owners.owner_usage import (
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import OWNERS_MAX
 from vramledger.metrics.exposition import label_value
-from vramledger.model.label import LABEL_VALUE_MAX, label_text
 from vramledger.model.reading import Owner
+from vramledger.model.records import LABEL_VALUE_MAX, label_text
 from vramledger.model.snapshot import Ledger, OwnerUsage, OwnerUsageTotals, Snapshot, State
 
 GAP = 5.0

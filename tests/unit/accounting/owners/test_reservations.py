@@ -20,8 +20,9 @@ from vramledger.model.reading import (
     ProcessRow,
     Reading,
     Scheduler,
+    decode,
+    encode,
 )
-from vramledger.model.reading_json import decode, encode
 from vramledger.model.snapshot import Reservation, ReservationStatus, Snapshot
 from vramledger.sampling.masking import Mask
 from vramledger.verdicts import cleanliness

@@ -10,7 +10,7 @@ import pytest
 from tests.support.host.model import EPOCH, GIB, QUIET_CPU
 from vramledger.accounting.remembered import follow_clock
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.accounting.work.cpu_beside_work import CpuBesideWork
+from vramledger.accounting.work.thread_times import CpuBesideWork
 from vramledger.model.reading import (
     DeviceReading,
     MemoryReading,

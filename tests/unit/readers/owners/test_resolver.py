@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from vramledger.model.reading import Owner, ProcessFacts
-from vramledger.readers.hosts.notebooks import find_notebook
+from vramledger.readers.hosts.program_names import find_notebook
 from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.owners.reader import resolve_from_facts, resolve_owner
 

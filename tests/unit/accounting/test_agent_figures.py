@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.support.agent_client import report, torch
 from tests.support.host.model import GIB
 from tests.support.host.one_holder import NOW, START, UUID, OneHolder, gpu
-from vramledger.accounting.agents.agent_figures import DEGRADED_FOR, MISSING_AFTER, needed, overhead
+from vramledger.accounting.agent_figures import DEGRADED_FOR, MISSING_AFTER, needed, overhead
 from vramledger.accounting.holders.processes import MOST_REPORTED_RANKS
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import Agent, AgentSocket, read_report
@@ -19,8 +19,9 @@ from vramledger.model.reading import (
     ProcessFacts,
     Rank,
     Reading,
+    decode,
+    encode,
 )
-from vramledger.model.reading_json import decode, encode
 from vramledger.model.snapshot import AgentSnapshot, Snapshot, State
 from vramledger.sampling.masking import Mask
 from vramledger.sampling.replay import shift_times

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from vramledger.accounting.agents.ordinals import translate
+from vramledger.accounting.agent_ordinals import translate
 from vramledger.accounting.holders.processes import ProcessTracker, TrackedProcess
 from vramledger.accounting.sample import Sample
 from vramledger.model.agent_report import Agent, AgentReport, DeviceReport, FrameworkReport, GarbageReport

@@ -1,1 +1,0 @@
-"""Join what agents report to holders and devices."""

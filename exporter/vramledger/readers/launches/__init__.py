@@ -1,1 +1,0 @@
-"""Count from outside what a program hands to its GPUs: launches, copies and memsets."""

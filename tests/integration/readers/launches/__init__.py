@@ -1,1 +1,0 @@
-"""Counting launches: real uprobes in real programs."""

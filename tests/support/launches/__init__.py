@@ -1,1 +1,0 @@
-"""A program that calls a stand-in for libcuda when it is ordered to."""

@@ -1,1 +1,0 @@
-"""Reading a library's functions, and their names."""
