@@ -94,7 +94,7 @@ def processes(random: Random) -> list[Process]:
             owner=Owner("user", "dana", notebook="dana/attention.ipynb"), agent=True,
         ),
         Process(
-            4533, {2: Torch(sawtooth(random, 20 * GIB, 10 * GIB, 5.0), work=bursts(4, 12))},
+            4533, {2: Torch(sawtooth(random, 20 * GIB, 12 * GIB, 5.0), work=bursts(4, 12))},
             begin=4, user="root", command="train_ranker.py", owner=pod("ml-prod", "ranker-0"), agent=True,
         ),
         Process(

@@ -1,4 +1,4 @@
-"""Files whose close blocks: a file system in user space that does not answer when a file is closed."""
+"""Files that block: a file system in user space that does not answer when one is closed or asked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 _IN_HEADER = struct.Struct("<IIQQIIIHH")
 _OUT_HEADER = struct.Struct("<IiQ")
 _LOOKUP, _FORGET, _GETATTR, _OPEN, _RELEASE, _FLUSH, _INIT, _INTERRUPT = 1, 2, 3, 14, 18, 25, 26, 36
-_BATCH_FORGET = 42
+_BATCH_FORGET, _GETXATTR = 42, 22
 _ENOSYS = 38
 _ROOT, _FILE = 1, 2
 _FORCE, _DETACH = 1, 2
@@ -46,13 +46,17 @@ class BlockingFiles:
 
     def send(self, connection: socket.socket, data: bytes) -> None:
         """Send a message with such a file, and keep no descriptor of it."""
-        self._senders.add(threading.get_native_id())
-        descriptor = os.open(self._place / "file", os.O_RDONLY)
+        descriptor = self.open()
         try:
             rights = array.array("i", [descriptor])
             connection.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         finally:
             os.close(descriptor)
+
+    def open(self) -> int:
+        """Open the file; who does may close it at once."""
+        self._senders.add(threading.get_native_id())
+        return os.open(self._place / "file", os.O_RDONLY)
 
     def end(self) -> None:
         """Unmount it; who waits for it then goes on."""
@@ -68,8 +72,8 @@ class BlockingFiles:
             except OSError:
                 return
             _, opcode, unique, node, *_, thread, _, _ = _IN_HEADER.unpack_from(request)
-            if opcode in (_FORGET, _BATCH_FORGET, _INTERRUPT):
-                continue
+            if opcode in (_FORGET, _BATCH_FORGET, _INTERRUPT, _GETXATTR):
+                continue  # the last is never answered, the others want no answer
             if opcode == _FLUSH and thread not in self._senders:
                 continue  # never answered
             answer = self._answer(opcode, node)

@@ -52,16 +52,20 @@ class FakeProc:
     ) -> ProcessRow:
         """Add a process, or replace it."""
         place = self.root / str(pid)
-        place.mkdir(exist_ok=True)
+        (place / "task" / str(pid)).mkdir(parents=True, exist_ok=True)
         pgrp = pid if pgrp is None else pgrp
         line = stat_line(pid, comm, ppid=ppid, pgrp=pgrp, start=start)
-        (place / "stat").write_bytes(line)
+        self.stat(pid).write_bytes(line)
         (place / "status").write_bytes(status)
         (place / "cmdline").write_bytes(cmdline)
         (place / "environ").write_bytes(environ)
         (place / "maps").write_bytes(maps)
         (place / "cgroup").write_bytes(b"0::/user.slice\n")
         return parse_stat(pid, line)
+
+    def stat(self, pid: int) -> Path:
+        """Return the file from which its row is read."""
+        return self.root / f"{pid}/task/{pid}/stat"
 
     def hang(self, pid: int, name: str) -> Path:
         """Make the read of a file hang until the test writes to it."""

@@ -23,44 +23,53 @@ PROC = Path("/proc")
 _INIT = 1
 
 
-class _Place(NamedTuple):
-    """Where a process lives.
+_MOUNTS_MOST = 16 * 2**20
+"""Bytes of a list of mounts that are read: a user can make it so long that it takes minutes."""
 
-    ``users`` is the mapping of its user namespace to ours; ``depth`` counts the PID namespaces below ours in
-    which it is; ``root`` is device and directory of its root file system.
-    """
+
+class _Namespaces(NamedTuple):
+    """The mapping of a process' user namespace to ours, and how many PID namespaces below ours it is in."""
 
     users: str
     depth: int
-    root: tuple[str, str]
 
 
 def is_outside_containers(pid: int) -> bool:
     """Tell whether a process is in our own container or in none; False if that cannot be read.
 
-    In none: it has our user namespace and PID namespace, and the root file system of pid 1.
+    In none: it has our user namespace and PID namespace, and the root file system of pid 1. Who has a user
+    namespace of its own also has mounts of its own, and these are not read.
     """
-    place, ours = _read_place(str(pid)), _read_place("self")
-    if place is None or ours is None or place[:2] != ours[:2]:
+    ours = _read_namespaces("self")
+    if ours is None or _read_namespaces(str(pid)) != ours:
         return False
-    if place.root == ours.root:
-        return True
-    host = _read_place(str(_INIT))
-    return host is not None and place.root == host.root
+    root = _read_root(str(pid))
+    return root is not None and root in (_read_root("self"), _read_root(str(_INIT)))
 
 
-def _read_place(pid: str) -> _Place | None:
-    home = PROC / pid
+def _read_namespaces(pid: str) -> _Namespaces | None:
     try:
-        users = " ".join((home / "uid_map").read_text(encoding="ascii").split())
-        status = (home / "status").read_text(encoding="utf-8", errors="replace")
-        mounts = (home / "mountinfo").read_text(encoding="utf-8", errors="replace")
+        users = (PROC / pid / "uid_map").read_bytes()
+        status = (PROC / pid / "status").read_bytes()
     except OSError:
         return None
-    depth = next((len(line.split()) for line in status.splitlines() if line.startswith("NSpid:")), None)
-    fields = (line.split() for line in mounts.splitlines())
-    roots = [(each[2], each[3]) for each in fields if len(each) > 4 and each[4] == "/"]  # noqa: PLR2004
-    return None if depth is None or not roots else _Place(users, depth, roots[-1])
+    depth = next((len(line.split()) for line in status.split(b"\n") if line.startswith(b"NSpid:")), None)
+    return None if depth is None else _Namespaces(b" ".join(users.split()).decode(), depth)
+
+
+def _read_root(pid: str) -> tuple[bytes, bytes] | None:
+    """Return device and directory of the root file system; None if the list of mounts is too long.
+
+    The kernel writes spaces and line feeds in names as numbers, and no other character.
+    """
+    try:
+        with (PROC / pid / "mountinfo").open("rb") as file:
+            mounts = file.read(_MOUNTS_MOST)
+    except OSError:
+        return None
+    fields = (line.split(b" ") for line in mounts.split(b"\n"))
+    roots = [(each[2], each[3]) for each in fields if len(each) > 4 and each[4] == b"/"]  # noqa: PLR2004
+    return roots[-1] if roots and len(mounts) < _MOUNTS_MOST else None
 
 
 _CREDENTIALS = struct.Struct("3i")

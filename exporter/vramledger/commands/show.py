@@ -265,6 +265,9 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
             yield ""
             yield f"{title}:"
             yield from (f"  {_mark(each)}" for each in report[name])
+    if report["marks_dropped"]:
+        yield ""
+        yield f"{report['marks_dropped']} events before these are not shown; ask for a shorter span."
 
 
 def _row(owner: Mapping[str, Any]) -> tuple[str, ...]:

@@ -20,6 +20,11 @@ from vramledger_agent.listener import PROC, is_outside_containers
 _ROOT = 0
 
 
+def may_be_trusted(uid: int) -> bool:
+    """Tell whether a process of a user may request everything if it is in no container."""
+    return uid in (_ROOT, os.geteuid())
+
+
 class Caller(NamedTuple):
     """A connected process: who it is, whether it may request everything, and whether it may read."""
 
@@ -29,7 +34,7 @@ class Caller(NamedTuple):
     @property
     def trusted(self) -> bool:
         """Whether it may request everything."""
-        return self.outside and self.peer.uid in (_ROOT, os.geteuid())
+        return self.outside and may_be_trusted(self.peer.uid)
 
     def check_read(self, *, page_open: bool) -> None:
         """Check that it may read the ledger. Raises ControlError if it may not."""

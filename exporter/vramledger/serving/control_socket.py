@@ -25,13 +25,14 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
+from vramledger.agent_server.connection import read_credentials
 from vramledger.agent_server.disposal import Disposal, call_next_second, receive_bytes
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError, VramledgerError
 from vramledger.logs import fields, log
 from vramledger.model.agent_report import RefusedError
 from vramledger.rate_limit import LineLimit, TokenBucket
-from vramledger.serving.callers import Caller, identify_caller
+from vramledger.serving.callers import Caller, identify_caller, may_be_trusted
 from vramledger.serving.control_messages import (
     LEDGER,
     MAX_REQUEST_BYTES,
@@ -186,14 +187,18 @@ class _ControlServer:
         accepted.setblocking(False)  # noqa: FBT003 the standard library's
         # Out of line, an urgent byte is not seen by a look, and a read drops it with its descriptor.
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+        caller: Caller | None = None
         try:
+            uid = read_credentials(accepted)[1]
+            if not may_be_trusted(uid):  # first, as reading of a process costs more than to refuse it
+                self._take_place(uid)
             caller = identify_caller(accepted)
-        except (RefusedError, OSError) as error:
+            if may_be_trusted(uid) and not caller.trusted:
+                self._take_place(uid)
+        except (RefusedError, OSError, ControlError) as error:
+            if caller is not None:
+                os.close(caller.peer.pidfd)
             self._dismiss(accepted, error)
-            return
-        if (refusal := self._refusal(caller)) is not None:
-            os.close(caller.peer.pidfd)
-            self._dismiss(accepted, refusal)
             return
         task = self._loop.create_task(self._serve(accepted, caller))
         self._tasks[task] = caller
@@ -206,16 +211,17 @@ class _ControlServer:
             seconds, self._loop.add_reader, self._file.socket, self._accept
         )
 
-    def _refusal(self, caller: Caller) -> str | None:
-        """Say why a connection gets no place; those who may request everything always have one."""
-        if caller.trusted:
-            return None
-        uid, now = caller.peer.uid, time.monotonic()
+    def _take_place(self, uid: int) -> None:
+        """Take a place of a user who may not request everything. Raises ControlError if there is none."""
+        now = time.monotonic()
         users = Counter(each.peer.uid for each in self._tasks.values() if not each.trusted)
         if users[uid] >= MAX_CONNECTIONS_PER_USER or users.total() >= MAX_CONNECTIONS:
-            return "too many commands ask at the same time; try again"
+            message = "too many commands ask at the same time; try again"
+            raise ControlError(message)
         bucket = self._user_buckets.setdefault(uid, TokenBucket(now, USER_RATE, USER_BURST))
-        return None if bucket.consume(now) else "too many requests of one user; try again in some seconds"
+        if not bucket.consume(now):
+            message = "too many requests of one user; try again in some seconds"
+            raise ControlError(message)
 
     def _dismiss(self, accepted: socket.socket, why: object) -> None:
         log.debug("Refused a command", extra=fields(err=str(why)))

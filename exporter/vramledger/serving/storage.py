@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from io import FileIO
@@ -83,8 +84,9 @@ READER_IDLE_SECONDS = 60.0
 SHARE, SHARE_BURST = 0.25, 20.0
 """The part of the time that each who asks may have answers computed, and how many seconds at once."""
 
-WAITING_MAX = 64
-"""The questions that may wait: that many answers may be kept in memory."""
+WAITING_MAX, WAITING_MAX_EACH = 64, 8
+"""The questions that may wait, of all and of each who asks; those who may have all of the time are not
+counted. That many answers may be kept in memory."""
 
 ASKERS_MAX = 1024
 
@@ -140,6 +142,48 @@ class _Pipes:
         self._from_it.close()
 
 
+class _Reader:
+    """The process that answers, started for a question and ended some time after the last one."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self.turn = asyncio.Lock()
+        self._requests = requests
+        self._pipes: _Pipes | None = None
+        self._idle: asyncio.TimerHandle | None = None
+
+    async def answer(self, question: dict[str, Any]) -> bytes:
+        """Have an answer computed, until nobody waits. Raises as :meth:`_Pipes.receive`, or OSError."""
+        if self._idle is not None:
+            self._idle.cancel()
+        pipes, self._pipes = self._pipes, None
+        kept = pipes is not None
+        if pipes is None:
+            pipes = await _Pipes.start(self._requests, READ)
+        try:
+            pipes.send(ASK, json.dumps(question).encode())
+            _, content = await pipes.receive()
+        except (asyncio.IncompleteReadError, OSError):
+            pipes.close()
+            if not kept:
+                raise
+            return await self.answer(question)  # it was killed since it answered last
+        except BaseException:
+            pipes.close()
+            raise
+        self.end()
+        self._pipes = pipes
+        self._idle = asyncio.get_running_loop().call_later(READER_IDLE_SECONDS, self.end)
+        return content
+
+    def end(self) -> None:
+        """End the process."""
+        if self._idle is not None:
+            self._idle.cancel()
+        pipes, self._pipes = self._pipes, None
+        if pipes is not None:
+            pipes.close()
+
+
 class Storage:
     """The processes that store and answer, as the exporter sees them; used from the event loop only."""
 
@@ -150,12 +194,11 @@ class Storage:
         self._requests = requests
         self._loop = asyncio.get_running_loop()
         self._writer: _Pipes | None = None
-        self._reader: _Pipes | None = None
-        self._idle: asyncio.TimerHandle | None = None
-        self._answering = asyncio.Lock()
+        # Those who may have all of the time wait for nobody else.
+        self._trusted, self._others = _Reader(requests), _Reader(requests)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._spent: dict[str, TokenBucket] = {}
-        self._waiting = 0
+        self._waiting: Counter[str | None] = Counter()
         self._ready = False
         self._error = NOT_OPENED
         self.health = health
@@ -214,10 +257,11 @@ class Storage:
         """
         if not self._ready:
             raise StorageError(self._error)
-        if self._waiting >= WAITING_MAX:
+        counted = self._waiting if asker is not None else Counter[str | None]()
+        if counted[asker] >= WAITING_MAX_EACH or counted.total() >= WAITING_MAX:
             message = "too many ask for the past at the same time; try again"
             raise StorageError(message)
-        self._waiting += 1
+        counted[asker] += 1
         try:
             answer = await asyncio.wait_for(self._answer_in_turn(question, asker), timeout)
         except asyncio.TimeoutError as error:
@@ -227,7 +271,8 @@ class Storage:
             message = f"{NOT_ANSWERED}: {error}"
             raise StorageError(message) from error
         finally:
-            self._waiting -= 1
+            counted[asker] -= 1
+            counted += Counter()  # forgets who waits no longer
         first, _, content = answer.partition(b"\n")
         head: dict[str, Any] = json.loads(first)
         if head.pop("damaged", False) and self._writer is not None:
@@ -238,56 +283,26 @@ class Storage:
 
     async def _answer_in_turn(self, question: dict[str, Any], asker: str | None) -> bytes:
         """Wait for the asker's turn, and have the answer computed."""
-        turn = asyncio.Lock()
-        if asker is not None:
-            turn = self._turns.setdefault(asker, turn)
-        async with turn, self._answering:
+        if asker is None:
+            async with self._trusted.turn:
+                return await self._trusted.answer(question)
+        turn = self._turns.setdefault(asker, asyncio.Lock())
+        async with turn, self._others.turn:
             begun = self._loop.time()
             bucket = self._share_of(asker, begun)
-            if bucket is not None and bucket.is_empty(begun):
+            if bucket.is_empty(begun):
                 message = "the past was asked for too much lately; try again in some seconds"
                 raise StorageError(message)
             try:
-                return await self._answer(question)
+                return await self._others.answer(question)
             finally:
-                if bucket is not None:
-                    now = self._loop.time()
-                    bucket.charge(now, now - begun)
+                now = self._loop.time()
+                bucket.charge(now, now - begun)
 
-    def _share_of(self, asker: str | None, now: float) -> TokenBucket | None:
-        if asker is None:
-            return None
+    def _share_of(self, asker: str, now: float) -> TokenBucket:
         if asker not in self._spent and len(self._spent) >= ASKERS_MAX:
             self._spent = {who: each for who, each in self._spent.items() if not each.is_full(now)}
         return self._spent.setdefault(asker, TokenBucket(now, SHARE, SHARE_BURST))
-
-    async def _answer(self, question: dict[str, Any]) -> bytes:
-        """Have the reader compute an answer, until nobody waits. Raises as :meth:`receive`, or OSError."""
-        if self._idle is not None:
-            self._idle.cancel()
-        reader, self._reader = self._reader, None
-        kept = reader is not None
-        if reader is None:
-            reader = await _Pipes.start(self._requests, READ)
-        try:
-            reader.send(ASK, json.dumps(question).encode())
-            _, content = await reader.receive()
-        except (asyncio.IncompleteReadError, OSError):
-            reader.close()
-            if not kept:
-                raise
-            return await self._answer(question)  # it was killed since it answered last
-        except BaseException:
-            reader.close()
-            raise
-        self._reader = reader
-        self._idle = self._loop.call_later(READER_IDLE_SECONDS, self._end_reader)
-        return content
-
-    def _end_reader(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
 
     async def run(self) -> None:
         """Receive what the process says, and have it started whenever there is none."""
@@ -358,9 +373,8 @@ class Storage:
 
     async def end(self) -> None:
         """Let the process write what it has received, and end; if it hangs, it ends when its disk answers."""
-        if self._idle is not None:
-            self._idle.cancel()
-        self._end_reader()
+        self._trusted.end()
+        self._others.end()
         self._disconnect()
         self._requests.close()
         if not self._ready:  # it still opens the directory

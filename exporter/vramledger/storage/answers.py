@@ -15,9 +15,11 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from heapq import heappop, heappush
 from itertools import chain, pairwise
+from math import inf
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -42,6 +44,7 @@ from vramledger.storage.protocol import (
     RESTORE,
     SINCE,
     SLIDER,
+    Entry,
     pack,
 )
 from vramledger.storage.reading import PastReader
@@ -57,10 +60,14 @@ STEPS = 360
 MARKS_MAX = 1500
 """The newest marks that are shown one by one. A host on which more happens has one in nearly every column."""
 
+READINGS_MAX = 64 * 2**20
+"""Bytes of readings in an answer, which the exporter has in its memory, too."""
+
 ENDED, BEGAN = "exporter-ended", "exporter-began"
 """The marks of the exporter itself: a holder that is stopped has a mark of that name."""
 
 _LEFTOVER = ("dead", "zombie", "stuck", "orphaned")
+_OOM, _LINKS = "oom", ("lost", "back")
 _ROW_MAX = 3600.0
 """Seconds for which a row is true at most: a minute, or the interval of samples where that is longer."""
 
@@ -68,7 +75,7 @@ _ROW_MAX = 3600.0
 def make_report(connection: sqlite3.Connection, begin: float, end: float) -> dict[str, Any]:
     """Return the report of a span as JSON values: byte-seconds, seconds and Unix times."""
     watched = _watched(connection, begin, end)
-    marks = _marks(connection, begin, end, LONGEST_GAP)
+    marks, count = _marks(connection, begin, end, LONGEST_GAP, kinds=(*_LEFTOVER, _OOM, *_LINKS))
     found = connection.execute(
         "SELECT owner_type, coalesce(owner, ''), user, uuid, state, wasted, held, max(time, ?), "
         "min(time + seconds, ?) FROM holders WHERE time BETWEEN ? AND ? AND time + seconds >= ? "
@@ -76,7 +83,7 @@ def make_report(connection: sqlite3.Connection, begin: float, end: float) -> dic
         (begin, end, begin - _ROW_MAX, end, begin),
     )
     owners: dict[tuple[str, str], dict[str, Any]] = {}
-    spans: dict[tuple[str, str], list[tuple[float, float, int]]] = {}
+    extents: dict[tuple[str, str], _Extent] = {}
     for kind, name, user, uuid, state, wasted, known, since, until in found:
         owner = owners.setdefault(
             (kind, name),
@@ -101,9 +108,9 @@ def make_report(connection: sqlite3.Connection, begin: float, end: float) -> dic
         owner["idle_byte_seconds"] += held * seconds if state == "idle" else 0.0
         owner["wasted_byte_seconds"] += held * seconds if wasted else 0.0
         owner["perhaps_wasted_byte_seconds"] += held * seconds if wasted is None else 0.0
-        spans.setdefault((kind, name), []).append((since, until, held))
+        extents.setdefault((kind, name), _Extent()).add(since, until, held)
     for key, owner in owners.items():
-        owner["seconds"], owner["highest"] = _extent(spans[key])
+        owner["seconds"], owner["highest"] = extents[key].end()
     return {
         "version": JSON_VERSION,
         "from": begin,
@@ -113,29 +120,46 @@ def make_report(connection: sqlite3.Connection, begin: float, end: float) -> dic
         "covered_seconds": sum(min(end, until) - max(begin, since) for since, until, up in watched if up),
         "owners": sorted(owners.values(), key=lambda each: -each["byte_seconds"]),
         "leftovers": [each for each in marks if each["kind"] in _LEFTOVER],
-        "ooms": [each for each in marks if each["kind"] == "oom"],
-        "interruptions": [each for each in marks if each["kind"] in ("lost", "back", ENDED, BEGAN)],
+        "ooms": [each for each in marks if each["kind"] == _OOM],
+        "interruptions": [each for each in marks if each["kind"] in (*_LINKS, ENDED, BEGAN)],
+        "marks_dropped": count - len(marks),
     }
 
 
 _ENDS, _BEGINS, _WAS_SHORT = range(3)
 
 
-def _extent(spans: Iterable[tuple[float, float, int]]) -> tuple[float, int]:
-    """Return for how long an owner held anything, and the most at the same time."""
-    changes = sorted(
-        change
-        for since, until, held in spans
-        for change in ((since, _BEGINS, held), (until, _ENDS if until > since else _WAS_SHORT, held))
-    )
-    seconds, highest, count, now, before = 0.0, 0, 0, 0, 0.0
-    for time, what, held in changes:
-        seconds += time - before if count else 0.0
-        before = time
-        sign = 1 if what == _BEGINS else -1
-        count, now = count + sign, now + sign * held
-        highest = max(highest, now)
-    return seconds, highest
+class _Extent:
+    """For how long an owner held anything, and the most at the same time.
+
+    A report may have millions of rows, so only those that are open are kept.
+    """
+
+    def __init__(self) -> None:
+        self._seconds, self._highest, self._held, self._reached = 0.0, 0, 0, 0.0
+        self._open: list[tuple[float, int, int]] = []
+
+    def add(self, since: float, until: float, held: int) -> None:
+        """Add a span that begins no earlier than those before."""
+        self._close(since, _BEGINS)
+        if self._open:
+            self._seconds += since - self._reached
+        self._reached = since
+        heappush(self._open, (until, _ENDS if until > since else _WAS_SHORT, held))
+        self._held += held
+        self._highest = max(self._highest, self._held)
+
+    def end(self) -> tuple[float, int]:
+        """Return the seconds and the most."""
+        self._close(inf, _BEGINS)
+        return self._seconds, self._highest
+
+    def _close(self, time: float, what: int) -> None:
+        while self._open and self._open[0][:2] < (time, what):
+            until, _, held = heappop(self._open)
+            self._seconds += until - self._reached
+            self._held -= held
+            self._reached = until
 
 
 def _watched(connection: sqlite3.Connection, begin: float, end: float) -> list[tuple[float, float, int]]:
@@ -145,20 +169,30 @@ def _watched(connection: sqlite3.Connection, begin: float, end: float) -> list[t
     ).fetchall()
 
 
-def _marks(connection: sqlite3.Connection, begin: float, end: float, gap: float) -> list[dict[str, Any]]:
-    """Return what happened in a span, with the times at which nobody watched for longer than a gap."""
+def _marks(
+    connection: sqlite3.Connection, begin: float, end: float, gap: float, *, kinds: Sequence[str] = ()
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the newest marks of a span, and how many there are.
+
+    They are what happened, of certain kinds or of all, and when nobody watched for longer than a gap.
+    """
+    chosen = f"time BETWEEN ? AND ? AND ({'kind IN (' + ', '.join('?' * len(kinds)) + ')' if kinds else '1'})"
+    values = (begin, end, *kinds)
+    (count,) = connection.execute(f"SELECT count(*) FROM event WHERE {chosen}", values).fetchone()  # noqa: S608 ours
     found = connection.execute(
-        "SELECT time, kind, coalesce(uuid, ''), coalesce(pid, 0), coalesce(trim(owner), ''), "
-        "coalesce(command, ''), coalesce(before, '') FROM events WHERE time BETWEEN ? AND ? ORDER BY time",
-        (begin, end),
+        "SELECT time, kind, coalesce(uuid, ''), coalesce(pid, 0), coalesce(trim(owner), ''), "  # noqa: S608 ours
+        f"coalesce(command, ''), coalesce(before, '') FROM events WHERE {chosen} ORDER BY time DESC LIMIT ?",
+        (*values, MARKS_MAX),
     )
     names = "time", "kind", "uuid", "pid", "owner", "command", "before"
     marks = [dict(zip(names, each, strict=True)) for each in found]
     for (_, stopped, _), (started, _, _) in pairwise(_watched(connection, begin, end)):
         if started - stopped > gap:
             for time, kind in ((stopped, ENDED), (started, BEGAN)):
-                marks.append(dict(zip(names, (time, kind, "", 0, "", "", ""), strict=True)))
-    return sorted((each for each in marks if begin <= each["time"] <= end), key=lambda each: each["time"])
+                if begin <= time <= end:
+                    marks.append(dict(zip(names, (time, kind, "", 0, "", "", ""), strict=True)))
+                    count += 1
+    return sorted(marks, key=lambda each: each["time"])[-MARKS_MAX:], count
 
 
 def make_slider(
@@ -168,7 +202,7 @@ def make_slider(
     if oldest is not None:
         begin = max(begin, oldest)
     step = max(1.0, (end - begin) / STEPS)
-    marks = _marks(connection, begin, end, max(LONGEST_GAP, 2 * step))
+    marks, count = _marks(connection, begin, end, max(LONGEST_GAP, 2 * step))
     devices: dict[str, dict[str, Any]] = {}
     found = connection.execute(
         "SELECT uuid, gpu, total, peak, wasted, time, time + seconds FROM devices "
@@ -191,8 +225,8 @@ def make_slider(
         "step": step,
         "oldest": oldest,
         "devices": sorted(devices.values(), key=lambda each: (each["gpu"], each["uuid"])),
-        "marks": marks[-MARKS_MAX:],
-        "marks_dropped": max(0, len(marks) - MARKS_MAX),
+        "marks": marks,
+        "marks_dropped": count - len(marks),
     }
 
 
@@ -230,6 +264,9 @@ def _answer(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], 
     if ask == AT:
         return _moment(past, request)
     begin, end = float(request["from"]), float(request["to"])
+    if end < begin:
+        message = "the span ends before it begins"
+        raise RecordingError(message)
     hidden = _hidden(request)
     if ask == SINCE:
         report = make_report(past.connection, begin, end)
@@ -240,14 +277,14 @@ def _answer(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], 
             slider["marks"] = hidden.marks(slider["marks"])
         return {}, json.dumps(slider).encode()
     if ask == READINGS:
-        return _readings(past, begin, end)
+        with closing(past.readings(begin, end)) as found:  # type: ignore[type-var]
+            return _readings(past, found)
     message = f"{ask!r} is not a question to the storage"
     raise RecordingError(message)
 
 
-def _readings(past: PastReader, begin: float, end: float) -> tuple[dict[str, Any], bytes]:
+def _readings(past: PastReader, found: Iterator[Entry]) -> tuple[dict[str, Any], bytes]:
     """Return the readings of a span; the first has the facts of all processes, which a sampler sends once."""
-    found = past.readings(begin, end)
     first = next(found, None)
     if first is None:
         return {"readings": 0}, b""
@@ -259,8 +296,13 @@ def _readings(past: PastReader, begin: float, end: float) -> tuple[dict[str, Any
         facts = [facts_plain(each) for each in tracker.known_facts()]
     expanded = (expand_reading(entry.value, entry.time) for entry in chain([first], found))
     values = ({**value, "facts": facts} if not number else value for number, value in enumerate(expanded))
-    lines = [json.dumps(each, separators=(",", ":")) for each in values]
-    return {"readings": len(lines)}, "\n".join(lines).encode()
+    content, count = bytearray(), 0
+    for count, each in enumerate(values, start=1):  # noqa: B007 how many there were
+        content += json.dumps(each, separators=(",", ":")).encode() + b"\n"
+        if len(content) > READINGS_MAX:
+            message = f"its readings have more than {READINGS_MAX >> 20} MiB; ask for a shorter span"
+            raise RecordingError(message)
+    return {"readings": count}, bytes(content[:-1])
 
 
 def _restore(past: PastReader) -> tuple[dict[str, Any], bytes]:

@@ -89,11 +89,6 @@ def test_every_holding_has_a_framework_and_a_policy(minutes: list[Snapshot]) -> 
         ] == []
 
 
-def test_every_holding_fits(minutes: list[Snapshot]) -> None:
-    """No GPU holds more than it has: memory that is counted twice would need an explanation."""
-    assert {shot.time for shot in minutes for device in shot.devices if device.ledger.overlap} == set()
-
-
 @pytest.mark.timeout(600)
 def test_its_alerts_arrive(require_tool: Callable[[str], Path], tmp_path: Path) -> None:
     """The shipped rules fire in turn over the recording, as Prometheus scrapes it at its own pace."""
@@ -104,3 +99,9 @@ def test_its_alerts_arrive(require_tool: Callable[[str], Path], tmp_path: Path) 
         begun.setdefault((firing.alert, firing.severity, firing.labels.get("pid", "")), firing.begin / 60)
 
     assert {key: minute for key, minute in FIRES.items() if begun.get(key, 99) > minute} == {}
+
+
+def test_it_adds_up(minutes: list[Snapshot]) -> None:
+    """No GPU of the demo holds more than it has: none of its bytes would be charged twice."""
+    for shot in minutes:
+        assert [device.overlap for device in shot.devices if device.overlap] == []

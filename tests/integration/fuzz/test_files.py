@@ -100,7 +100,7 @@ def proc(directory: Path) -> Path:
     for name in ("7/task/7", "sys/kernel/random", "self"):
         (directory / name).mkdir(parents=True, exist_ok=True)
     (directory / "stat").write_text("btime 1700000000\n")
-    (directory / "7/stat").write_bytes(STAT % (7, b"sleep", b"S"))
+    (directory / "7/task/7/stat").write_bytes(STAT % (7, b"sleep", b"S"))
     return directory
 
 
@@ -119,7 +119,7 @@ def test_whatever_a_process_writes_gives_facts(
     """No name, argument, variable, mapping or cgroup prevents that its process, or another, is read."""
     place = proc(tmp_path_factory.getbasetemp() / "proc")
     comm = files.pop("comm")
-    (place / "7/stat").write_bytes(STAT % (7, comm, b"S"))
+    (place / "7/task/7/stat").write_bytes(STAT % (7, comm, b"S"))
     for name, content in files.items():
         (place / "7" / name).write_bytes(content)
     host = Host(place)
@@ -138,7 +138,7 @@ def test_whatever_a_process_writes_gives_facts(
 def test_a_stat_of_any_bytes_is_a_row_or_none(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     """An invalid ``stat`` counts as a process that does not exist."""
     place = proc(tmp_path_factory.getbasetemp() / "proc-stat")
-    (place / "7/stat").write_bytes(data)
+    (place / "7/task/7/stat").write_bytes(data)
     rows, unseen = Host(place).rows([7])
     assert len(rows) + len(unseen) == 1
 

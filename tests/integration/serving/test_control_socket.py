@@ -10,7 +10,8 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,7 @@ from tests.support.blocking_files import BlockingFiles, blocking_files
 from tests.support.control_client import read_answer, request_bytes
 from tests.support.lingering import Lingerer, lingering
 from tests.support.requirements import require_namespaces, require_root
+from tests.support.stranger import strange
 from vramledger.agent_server.unix_socket import _make_directory
 from vramledger.errors import StartupError
 from vramledger.serving.callers import Caller
@@ -295,6 +297,30 @@ def test_passed_descriptors_do_nothing(
         return refused
 
     assert set(asyncio.run(serve())) <= {"a request has no descriptors"}
+
+
+def test_many_mounts_of_a_stranger_delay_nobody(control: Path) -> None:
+    """A user whose list of mounts takes seconds to read connects again and again; others are answered."""
+
+    async def ask() -> None:
+        async with serving(control):
+            for _ in range(5):
+                begun = time.monotonic()
+                assert await request_release(control, 7.0) == 7.0
+                assert time.monotonic() - begun < 1.0
+                await asyncio.sleep(0.2)
+
+    with strange("mounts", "5000", str(control)):
+        asyncio.run(ask())
+
+
+@pytest.fixture
+def control() -> Iterator[Path]:
+    """Return the path of a socket to which other users may connect."""
+    require_root()
+    with TemporaryDirectory(prefix="control-", dir="/run") as name:
+        Path(name).chmod(0o755)
+        yield Path(name) / "control.sock"
 
 
 def test_who_does_not_read_holds_little_memory(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from vramledger.serving import storage as serving_storage
 from vramledger.serving.callers import Caller
 from vramledger.serving.control_messages import ControlError, Readings
 from vramledger.serving.past_desk import PastDesk, StorageError
-from vramledger.serving.storage import Storage
+from vramledger.serving.storage import WAITING_MAX, Storage
 from vramledger.serving.storage_health import StorageHealth
 from vramledger.storage.protocol import NAME, keeper_command
 from vramledger.web.services import PageState
@@ -186,6 +186,27 @@ def test_who_asks_for_too_much_waits_and_others_do_not(
             await now.storage.request(QUICK, 60, asker="ada")
             for _ in range(20):
                 await now.storage.request(QUICK, 60)
+
+    asyncio.run(run())
+
+
+def test_an_administrator_waits_for_no_visitor(recorded: StoredPast, tmp_path: Path) -> None:
+    """While visitors and users ask for long spans all the time, root is answered as if it were alone."""
+
+    async def run() -> None:
+        async with serving(recorded, tmp_path / "past") as now:
+            slow: dict[str, str | float] = {"ask": "readings", "from": 0.0, "to": 1e11}
+            askers = [f"uid {number}" for number in range(10)] * 20
+            asking = [asyncio.create_task(now.storage.request(slow, asker=each)) for each in askers]
+            try:
+                await now.until_readers(1)
+                await now.storage.request(QUICK)
+                left = sum(not each.done() for each in asking)
+                assert WAITING_MAX / 2 < left <= WAITING_MAX
+            finally:
+                for each in asking:
+                    each.cancel()
+                await asyncio.gather(*asking, return_exceptions=True)
 
     asyncio.run(run())
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.soak import faults, replay
+from tests.lab.soak import attacks, faults, replay
+from tests.support.requirements import require_root
 
 
 @pytest.mark.repeats
@@ -17,6 +18,15 @@ def test_a_page_is_true_whatever_the_driver_answers(tmp_path: Path, seed: int) -
     assert tally.injected >= 15_000
     assert len(tally.faults) > 5
     assert tally.steps > 300
+
+
+@pytest.mark.thorough
+def test_no_user_of_the_host_stops_it(tmp_path: Path) -> None:
+    """While strangers attack it, a kind at a time, scrapes are answered and what is sampled is stored."""
+    require_root()
+    rows = list(attacks.run(tmp_path, seconds=1.0))
+    assert [row for row in rows if not row.good] == []
+    assert len(rows) > 10
 
 
 def test_a_recorded_time_is_counted_as_it_was(tmp_path: Path) -> None:

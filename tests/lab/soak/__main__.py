@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.lab.soak import endurance, faults, replay
+from tests.lab.soak import attacks, endurance, faults, replay
 from tests.lab.soak.table import markdown
 
 
@@ -23,6 +23,8 @@ def main() -> int:
     )
     wrong = parts.add_parser("faults", help="faults of the driver, one after the other")
     wrong.add_argument("--faults", type=int, default=10_000_000)
+    strangers = parts.add_parser("attacks", help="what other users of the host do to it, a kind at a time")
+    strangers.add_argument("--seconds", type=float, default=20.0)
     played = parts.add_parser("replay", help="a recorded day in minutes, against an integration of our own")
     played.add_argument("--hours", type=float, default=24.0)
     played.add_argument("--speed", type=float, default=240.0, help="recorded seconds a second (default 240)")
@@ -34,6 +36,9 @@ def main() -> int:
     elif args.part == "faults":
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             rows = list(faults.inject(Path(directory), faults=args.faults, seed=args.seed).rows())
+    elif args.part == "attacks":
+        with tempfile.TemporaryDirectory(prefix="soak-") as directory:
+            rows = list(attacks.run(Path(directory), seconds=args.seconds))
     elif args.part == "replay":
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             found = replay.run(Path(directory), hours=args.hours, speed=args.speed, seed=args.seed)

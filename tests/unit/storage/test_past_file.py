@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import sqlite3
 import stat
 import subprocess
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -22,6 +24,7 @@ from tests.support.host.model import EPOCH, GIB
 from tests.support.past import StoredPast, ask_sqlite, names_in, night, small_host, status_of, times_in
 from tests.support.requirements import do_without, require_root
 from vramledger.errors import RecordingError, StartupError
+from vramledger.storage import answers
 from vramledger.storage.answers import answer_or_problem, open_past
 from vramledger.storage.database import PIECES
 from vramledger.storage.keeper import open_directory
@@ -360,6 +363,73 @@ def test_a_reader_never_delays_what_is_stored(tmp_path: Path) -> None:
             for each in threads:
                 each.join()
         assert held.execute("SELECT max(time + seconds) FROM holders").fetchone() == (EPOCH + 99,)
+
+
+@pytest.mark.parametrize("ask", ["since", "slider"])
+def test_an_answer_takes_no_more_memory_for_a_longer_past(tmp_path: Path, ask: str) -> None:
+    """A user who begins and ends programs all day makes no question take hundreds of MiB."""
+    past = StoredPast(tmp_path, small_host())
+    past.watch(65)
+    past.process.flush()
+    rows = 40_000
+    with closing(sqlite3.connect(tmp_path / NAME)) as file:
+        file.executemany(
+            "INSERT INTO event VALUES (?, 'came', 1, 1, NULL, NULL)",
+            ((EPOCH + number * 0.01,) for number in range(rows)),
+        )
+        file.executemany(
+            "INSERT INTO holder_minute VALUES (?, 1, 1, 1, 1, 'idle', 'low', 7, 0)",
+            ((int(EPOCH) + 100 + number,) for number in range(rows)),
+        )
+        file.commit()
+    tracemalloc.start()
+    try:
+        content = answer_or_problem(tmp_path, json.dumps({"ask": ask, **ALL}).encode(), "machine-1")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    answered = json.loads(content.split(b"\n", 1)[1])
+    assert peak < 6 * 2**20
+    if ask == "since":
+        assert answered["owners"][0]["seconds"] == pytest.approx(rows + 65, abs=2)
+    else:
+        assert len(answered["marks"]) + answered["marks_dropped"] == rows
+
+
+def test_a_question_that_asks_for_too_much_or_nothing_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readings of days are refused before they fill the memory, and a span that ends before it begins."""
+    monkeypatch.setattr(answers, "READINGS_MAX", 20_000)
+    past = StoredPast(tmp_path, small_host())
+    past.watch(100)
+    past.process.flush()
+
+    def problem(**question: object) -> str:
+        return str(json.loads(answer_or_problem(tmp_path, json.dumps(question).encode(), ""))["error"])
+
+    assert problem(ask="readings", **ALL) == "its readings have more than 0 MiB; ask for a shorter span"
+    for ask in ("since", "slider", "readings"):
+        assert problem(ask=ask, **{"from": 2.0, "to": 1.0}) == "the span ends before it begins"
+
+
+def test_nothing_in_the_file_runs_code(tmp_path: Path) -> None:
+    """A view or a trigger that loads a library, and was put there by somebody, is an error and loads none."""
+    past = StoredPast(tmp_path, small_host())
+    past.watch(10)
+    past.process.flush()
+    with closing(sqlite3.connect(tmp_path / NAME)) as file:
+        file.executescript(
+            "CREATE TRIGGER bad BEFORE INSERT ON piece BEGIN SELECT load_extension('/there/is/none'); END;"
+            "DROP VIEW devices; CREATE VIEW devices AS SELECT *, load_extension('/there/is/none') AS uuid,"
+            " 1 AS gpu FROM device_minute;"
+        )
+    said = answer_or_problem(tmp_path, json.dumps({"ask": "slider", **ALL}).encode(), "machine-1")
+    past.watch(10)
+
+    for text in (json.loads(said)["error"], status_of(past)["error"]):
+        assert text is not None
+        assert re.search("unsafe use of|not authorized|prohibited", text), text
 
 
 def test_a_reader_of_hours_does_not_fill_the_disk(tmp_path: Path) -> None:

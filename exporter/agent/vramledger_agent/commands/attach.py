@@ -113,7 +113,7 @@ def effective_user(number: int) -> int | None:
         status = Path(f"/proc/{number}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    fields = dict(line.partition(":")[::2] for line in status.splitlines())
+    fields = dict(line.partition(":")[::2] for line in status.split("\n"))
     return int(fields["Uid"].split()[1]) if int(fields["Tgid"]) == number else None
 
 

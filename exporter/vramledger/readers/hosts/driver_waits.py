@@ -15,11 +15,12 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 from vramledger.model.reading import DriverWait, ProcessRow
 from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.collector import Collector, Context, Part
-from vramledger.readers.hosts.stat import READ_ONLY, parse_stat, read_small
+from vramledger.readers.hosts.stat import READ_ONLY, names_in, parse_stat, read_small, read_stat
 
 ROUND_INTERVAL = 10.0
 """The minimum time from the start of one round to the start of the next, in seconds."""
@@ -114,15 +115,12 @@ class DriverWaitSearch(Collector):
     def _search_round(self, rows: tuple[ProcessRow, ...]) -> Iterator[_Sleep | None]:
         """Yield the threads that sleep without interruption; yield None after each other piece of work."""
         for row in rows:
-            try:
-                threads = os.listdir(f"{self._root}/{row.pid}/task")  # noqa: PTH208 pathlib is 3 x slower
-            except OSError:
-                continue
-            for count, thread in enumerate(threads, start=1):
-                if (sleep := self._read_sleep(row, thread)) is not None:
-                    yield sleep
-                elif count % _THREADS_AT_ONCE == 0:
-                    yield None
+            with suppress(OSError):  # it has ended
+                for count, thread in enumerate(names_in(f"{self._root}/{row.pid}/task"), start=1):
+                    if (sleep := self._read_sleep(row, thread)) is not None:
+                        yield sleep
+                    elif count % _THREADS_AT_ONCE == 0:
+                        yield None
             yield None
 
     def _read_sleep(self, row: ProcessRow, thread: str) -> _Sleep | None:
@@ -138,7 +136,7 @@ class DriverWaitSearch(Collector):
             channel = read_small(f"{directory}/wchan").strip()
             if switches != _switches(read_small(f"{directory}/status")):
                 return None
-            leader = parse_stat(row.pid, read_small(f"{self._root}/{row.pid}/stat"))
+            leader = parse_stat(row.pid, read_stat(self._root, row.pid))
         except (OSError, ValueError):
             return None  # it has ended, or we may not look into it
         if leader.start != row.start or channel == b"0" or not _SYMBOL.fullmatch(channel):

@@ -13,7 +13,7 @@ from vramledger.errors import StartupError
 from vramledger.model.reading import ProcessFacts, ProcessRow
 from vramledger.readers.hosts import facts
 from vramledger.readers.hosts.own_process import is_wsl
-from vramledger.readers.hosts.stat import parse_stat, read_row, read_stat
+from vramledger.readers.hosts.stat import parse_stat, read_row, read_stat, split_lines
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """The kernel's fixed inode of the first PID namespace (``PROC_PID_INIT_INO``)."""
@@ -155,7 +155,7 @@ class Host:
         """Return a process' cgroup now, None when it is gone or hidden."""
         denied: list[str] = []
         data = facts.read_file(f"{self.root}/{pid}/cgroup", facts.FILE_CAP, denied)
-        return tuple(data.decode(errors="replace").splitlines()) if data else None
+        return split_lines(data) or None
 
     def comm(self, pid: int) -> str | None:
         """Return the kernel's name of a process now, None when it is gone or hidden."""

@@ -10,6 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from vramledger.readers.hosts.stat import split_lines
+
 _READ_MAX = 4096
 _TICKS = float(os.sysconf("SC_CLK_TCK"))
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -18,7 +20,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 def own_cgroup() -> tuple[str, ...]:
     """Return the lines of our own cgroups; none where they cannot be read."""
     try:
-        return tuple(Path("/proc/self/cgroup").read_text(errors="replace").splitlines())
+        return split_lines(Path("/proc/self/cgroup").read_bytes())
     except OSError:
         return ()
 

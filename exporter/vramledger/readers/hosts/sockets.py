@@ -8,9 +8,10 @@ import socket
 import struct
 import sys
 from collections.abc import Collection
+from itertools import islice
 from typing import NamedTuple
 
-from vramledger.readers.hosts.stat import READ_ONLY
+from vramledger.readers.hosts.stat import READ_ONLY, names_in
 
 _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _DUMP = 0x301
@@ -33,6 +34,9 @@ _HALF_CLOSED = (4, 5)
 _BOTH_WAYS = 3
 _BUFFER = 2**18
 _Address = tuple[bytes, int]
+MOST_SOCKETS = 100_000
+"""Unix sockets that are read: they take 50 MiB, and a user may have millions."""
+
 _TABLE_CAP = 4 * 2**20
 """Bytes of a table of TCP that are read: 27 thousand sockets."""
 
@@ -67,7 +71,7 @@ def unix_sockets() -> dict[int, SocketEnd]:
     """Return the Unix sockets of our network namespace by inode.
 
     A connection of whole messages to a socket with a name is that of an agent with its exporter, which wants
-    nothing of the program; it is left out. Raises OSError if the kernel does not say.
+    nothing of the program; it is left out. Raises OSError if the kernel does not say, or there are too many.
     """
     listed: dict[int, tuple[int, int, dict[int, bytes]]] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as link:
@@ -75,7 +79,9 @@ def unix_sockets() -> dict[int, SocketEnd]:
         wanted = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, _ALL, 0, _SHOW_NAME_AND_PEER, _ALL, _ALL)
         link.send(_HEADER.pack(_HEADER.size + len(wanted), _SOCK_DIAG_BY_FAMILY, _DUMP, 1, 0) + wanted)
         while _read_unix(link.recv(_BUFFER), listed):
-            pass
+            if len(listed) > MOST_SOCKETS:
+                message = f"there are more than {MOST_SOCKETS} Unix sockets"
+                raise OSError(message)
     found = {}
     for inode, (kind, state, attributes) in listed.items():
         peer = int.from_bytes(attributes.get(_PEER, b""), sys.byteorder)
@@ -250,7 +256,7 @@ def find_listener(root: str, pid: int, port: int) -> Listener | None:
 def _read_sockets(directory: str) -> frozenset[int]:
     """Return the numbers of the sockets that a process has open."""
     found = []
-    for number in os.listdir(f"{directory}/fd")[:_LINKS_MAX]:  # noqa: PTH208 pathlib is 3 x slower
+    for number in islice(names_in(f"{directory}/fd"), _LINKS_MAX):
         try:
             link = os.readlink(f"{directory}/fd/{number}")  # noqa: PTH115 as above
         except FileNotFoundError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from vramledger.model.reading import CgroupLimit, NodeMemory, ProcessEntry
+from vramledger.readers.hosts.stat import split_lines
 
 _KIB: Final = 1024
 _NODES: Final = "devices/system/node"
@@ -188,7 +189,7 @@ class DeviceMemoryCgroups:
     def own_chain(self) -> tuple[str, ...]:
         """Return our own cgroup and those above it; empty when it is not known, or when it is the root."""
         try:
-            lines = self._own.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = split_lines(self._own.read_bytes())
         except OSError:
             return ()
         return next((chain_of(line[3:]) for line in lines if line.startswith("0::")), ())

@@ -7,11 +7,12 @@ path is opened on its own, without following links, and only plain files are rea
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from vramledger.readers.hosts.stat import open_plain
 
 MAX_NAMES = 20_000
 """The maximum number of entries of a directory; a part of a larger one would not show what is missing."""
@@ -20,7 +21,6 @@ _HIERARCHIES = ("sys/fs/cgroup", "sys/fs/cgroup/unified", "sys/fs/cgroup/systemd
 """Where systemd delegates cgroups: version 2, or the named hierarchy of version 1."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class DirectoryListing(NamedTuple):
@@ -87,10 +87,9 @@ class HostFiles:
         place, _, name = path.rpartition("/")
         try:
             with self._open_directory(place) as directory:
-                descriptor = os.open(_checked_part(name), _FILE, dir_fd=directory)
+                descriptor = open_plain(_checked_part(name), os.O_NOFOLLOW, at=directory)
                 try:
-                    status = os.fstat(descriptor)
-                    if not stat.S_ISREG(status.st_mode) or status.st_size > cap:
+                    if os.fstat(descriptor).st_size > cap:
                         return None
                     data = bytearray()
                     while chunk := os.read(descriptor, 65536):

@@ -196,7 +196,7 @@ def test_the_leader_of_the_group_lives_or_not(
 ) -> None:
     """A leader that is a zombie or missing is dead; one outside our namespace is not known."""
     proc.add(40)
-    (proc.root / "40/stat").write_bytes(stat_line(40).replace(b") S ", b") " + state + b" "))
+    proc.stat(40).write_bytes(stat_line(40).replace(b") S ", b") " + state + b" "))
     assert known(Host(proc.root).facts(proc.add(42, pgrp=pgrp))).leader_alive is expected
 
 

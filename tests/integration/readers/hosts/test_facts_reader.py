@@ -126,7 +126,7 @@ def test_processes_that_end_have_no_facts(proc: FakeProc) -> None:
     """A process that has ended before its turn gets no answer."""
     reader = FactsReader(Host(proc.root))
     row = proc.add(42)
-    (proc.root / "42/stat").unlink()
+    proc.stat(42).unlink()
     reader.request(row)
     reader.request(proc.add(43))
     facts: dict[int, ProcessFacts] = {}

@@ -264,7 +264,7 @@ def test_what_is_found_counts_though_not_all_may_be_looked_into(proc: FakeProc) 
     (proc.root / "1").rename(proc.root / "init")  # not shown
     search = HiddenSearch(Host(proc.root), ())
     assert [each.pid for each in _finish(search)] == [42]
-    (proc.root / "42/stat").unlink()
+    proc.stat(42).unlink()
     search.search((), 1.0)
     assert (search.result, search.unreadable) == (None, 1)
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 
 import pytest
 
 from tests.support.procs import FakeProc, host, stat_line
+from tests.support.requirements import require_root
+from tests.support.stranger import strange
 from vramledger.model.reading import ProcessRow
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.hosts.stat import parse_comm, parse_stat
+from vramledger.readers.hosts.stat import open_plain, parse_comm, parse_stat
+from vramledger.readers.owners.host_files import HostFiles
 
 __all__ = ["host"]
 
@@ -51,8 +58,43 @@ def test_another_program_has_another_number(host: Host) -> None:
 def test_half_a_stat_is_no_row(proc: FakeProc, length: int) -> None:
     """A stat that is cut short counts as no process, and stops nothing."""
     row = proc.add(42)
-    (proc.root / "42/stat").write_bytes(stat_line(42)[:length])
+    proc.stat(42).write_bytes(stat_line(42)[:length])
     host = Host(proc.root)
     assert host.row(42) is None
     assert host.rows([42, 1])[0] == (host.row(1),)
     assert host.facts(row) is None
+
+
+def test_many_threads_make_no_row_dear(host: Host) -> None:
+    """A program with thousands of threads is read as fast as another one: any user may have such programs."""
+
+    def cost(pid: int) -> float:
+        begun = time.thread_time()
+        for _ in range(50):
+            assert host.row(pid) is not None
+        return time.thread_time() - begun
+
+    require_root()
+    with strange("threads", "4000") as child:
+        row = host.row(child.pid)
+        assert row is not None
+        assert row.threads > 1000
+        found, usual = min(cost(child.pid) for _ in range(3)), min(cost(os.getpid()) for _ in range(3))
+    assert found < 5 * usual
+
+
+def test_what_is_no_file_is_not_even_opened(tmp_path: Path) -> None:
+    """A link of a user to a pipe or a device, in the place of a file, opens none: that may do something."""
+    pipe, place = tmp_path / "pipe", tmp_path / "libcuda.so.1"
+    os.mkfifo(pipe)
+    place.symlink_to(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(os.open, pipe, os.O_WRONLY)  # goes on when somebody opens it to read
+        try:
+            with pytest.raises(OSError, match="it is not a file"):
+                open_plain(str(place))
+            assert HostFiles(tmp_path).read("pipe", 100) is None
+            assert wait({waiting}, 0.2).done == set()
+        finally:
+            os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
+            os.close(waiting.result(10))

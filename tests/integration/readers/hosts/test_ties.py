@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import psutil
 import pytest
 
 from tests.integration.accounting.test_states_real import Watcher
+from tests.support.blocking_files import blocking_files
 from tests.support.players.parts import rank as rank_variables
 from tests.support.players.stage import Player, PlayerError, Stage, parent_of, status
 from tests.support.requirements import do_without, require_root
@@ -17,9 +21,10 @@ from tests.support.waiting import wait_until
 from vramledger.model.holder_facts import Ties
 from vramledger.model.snapshot import State
 from vramledger.readers.collector import Context
+from vramledger.readers.hosts import sockets
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.sockets import unix_sockets
-from vramledger.readers.hosts.tie_search import Watched, find_ties
+from vramledger.readers.hosts.tie_search import Watched, _protocol, find_ties
 from vramledger.readers.hosts.ties import LOOK_INTERVAL, TiesReader
 
 HOST = Host(Path("/proc"))
@@ -283,3 +288,27 @@ def test_a_paused_container_is_stopped(stage: Stage) -> None:
     assert first.why == "its cgroup is frozen, as that of a paused container is"
     (after,) = Watcher([paused.pid]).look()
     assert after.state is State.ACTIVE
+
+
+def test_too_many_sockets_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user with very many sockets takes none of our memory, and what ties others is in doubt."""
+    monkeypatch.setattr(sockets, "MOST_SOCKETS", 300)
+    kept = [socket.socket(socket.AF_UNIX) for _ in range(400)]
+    try:
+        with pytest.raises(OSError, match="there are more than 300 Unix sockets"):
+            unix_sockets()
+    finally:
+        for each in kept:
+            each.close()
+
+
+def test_a_file_in_the_place_of_a_socket_is_not_asked(tmp_path: Path) -> None:
+    """Who changes a socket for a file that never answers, just before it is looked at, stops no look."""
+    require_root()
+    with ThreadPoolExecutor(1) as pool, socket.socket() as plain, blocking_files(tmp_path) as files:
+        swapped = files.open()
+        try:
+            assert pool.submit(_protocol, f"/proc/self/fd/{swapped}").result(10) == b""
+        finally:
+            os.close(swapped)
+        assert _protocol(f"/proc/self/fd/{plain.fileno()}") == b"TCP\0"

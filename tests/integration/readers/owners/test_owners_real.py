@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from tests.support import requirements
 from tests.support.players.stage import Stage
 from tests.support.ports import free_port
+from tests.support.procs import NOBODY
 from tests.support.slurm.daemons import node_daemon, step_daemon
 from tests.support.standin.library import MIB, StandIn, build
 from tests.support.waiting import wait_until
@@ -173,6 +174,24 @@ def test_a_service_by_its_cgroup(stage: Stage) -> None:
     assert owner is not None
     assert owner.unit == name
     assert (owner.type, owner.name) == ("unit", name)
+
+
+@pytest.mark.parametrize("end", ["\x0b", "\x0c", "\r", "\x1c", "\x1e", "\x85", "\u2028"])
+def test_the_name_of_a_cgroup_forges_no_line(stage: Stage, end: str) -> None:
+    """Who may make cgroups puts what some call a line's end into a name, and is in no pod for all that."""
+    name = f"vramledger-test-{os.getpid()}.service"
+    forged = f"a{end}0::/kubepods.slice/kubepods-pod{KERNEL.replace('-', '_')}.slice/crio-{'a' * 64}.scope"
+    owners, host, _ = fresh()
+    pid = stage.start().pid
+    with cgroup(f"system.slice/{name}/{forged}") as place:
+        root = Path(str(place).partition("/system.slice/")[0])
+        os.chown(root / "system.slice" / name, NOBODY, NOBODY)  # delegated to its user
+        (place / "cgroup.procs").write_text(str(pid))
+        _, owner = asked(owners, host, pid)
+        (root / "cgroup.procs").write_text(str(pid))
+
+    assert owner is not None
+    assert (owner.type, owner.pod, owner.container) in {("unit", "", ""), ("user", "", "")}
 
 
 def test_a_container_that_ended_makes_its_escaped_process_an_orphan(stage: Stage) -> None:
