@@ -50,7 +50,7 @@ def test_the_agents_of_the_exporter_that_was_asked(standin: StandIn) -> None:
 
 
 def test_an_exporter_without_agents(standin: StandIn) -> None:
-    """An exporter that was told to take no agents is no fault, and the limit says which flag it was."""
+    """With ``--no-collector.agent`` nothing lacks: the limit says which flag brings the agents back."""
     with serving(*QUICK, "--no-collector.agent", driver=standin.env()) as exporter:
         exporter.until(lambda page: page.up, "data")
         done = run("doctor", driver={**standin.env(), **exporter.found})
