@@ -104,4 +104,4 @@ def test_its_alerts_arrive(require_tool: Callable[[str], Path], tmp_path: Path) 
 def test_it_adds_up(minutes: list[Snapshot]) -> None:
     """No GPU of the demo holds more than it has: none of its bytes would be charged twice."""
     for shot in minutes:
-        assert [device.overlap for device in shot.devices if device.overlap] == []
+        assert [each.ledger.overlap for each in shot.devices if each.ledger] == [0] * 4
