@@ -221,7 +221,7 @@ def _filling(  # noqa: PLR0913 each differs
 ) -> list[Boundary]:
     """Return the boundaries of a device that fills: name and seconds, and name and free GiB of 100.
 
-    With ``agent`` the rule about the fastest growth, which the driver alone sees, says nothing meanwhile.
+    With ``agent`` it is slow, so that the rule about the fastest growth says nothing meanwhile.
     """
     (time, seconds), (share, free) = within, part
     rate, after = 60 * free / seconds, begins + wait + 2
@@ -231,7 +231,8 @@ def _filling(  # noqa: PLR0913 each differs
         return Node([Holder(7, lambda m: 100 - free / 2 - rate / 2 * (crosses - 0.25 - m))])
 
     def in_share(crosses: float) -> Node:
-        return _grower(lambda m: 100 - free - rate * 2 * (crosses - 0.25 - m), agent=agent)
+        slope = 1.03 if agent else 2
+        return _grower(lambda m: 100 - free - rate * slope * (crosses - 0.25 - m), agent=agent)
 
     return [
         between(rule, time, in_time, after, begins, begins=begins),
@@ -569,7 +570,7 @@ def growth_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundar
 
 
 def _grower(values: Callable[[float], float], *, agent: bool) -> Node:
-    return Node([torch(values) if agent else Holder(7, values)])
+    return Node([torch(values, overhead=0) if agent else Holder(7, values)])
 
 
 def _always_for(minutes: float) -> Callable[[float], float]:
