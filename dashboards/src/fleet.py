@@ -9,7 +9,6 @@ from dashboards.src.dashboard import (
     Dashboard,
     Row,
     choice_variable,
-    link_to_device,
     link_to_model,
     link_to_owner,
     price_variables,
@@ -139,7 +138,7 @@ def wasted_memory() -> Panel:
 
 def cost() -> Panel:
     return stat(
-        "Cost of the waste in time range, $currency",
+        "Waste in time range, $currency",
         "Hours of whole GPUs whose memory was wasted within the time range, times the chosen price of a "
         "GPU-hour. Another price or currency can be typed in.",
         Query(f"$price * sum({hours(MEAN_DEVICES_WASTED)})"),
@@ -174,10 +173,10 @@ def busy_against_held() -> Panel:
     return scatter(
         "Busy against held",
         "A point for each GPU: how much of its memory is used, and for which share of 15 minutes kernels "
-        "ran. A GPU that is full and idle is at the lower right. A click on a point shows the GPU.",
+        "ran. A GPU that is full and idle is at the lower right.",
         Query(f"{by} ({selector('vramledger_device:memory_used:ratio')})", "memory used"),
         Query(f"{by} ({device_utilisation()})", "busy"),
-        unit=SHARE, links=[link_to_device()],
+        unit=SHARE,
     )  # fmt: skip
 
 

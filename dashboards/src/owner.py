@@ -109,7 +109,7 @@ def wasted_in_range() -> Panel:
 
 def cost() -> Panel:
     return stat(
-        "Cost of the waste in time range, $currency",
+        "Waste in time range, $currency",
         "Hours of whole GPUs whose memory was wasted within the time range, times the chosen price of a "
         "GPU-hour, in the chosen currency. Another price or currency can be typed in.",
         Query(f"$price * sum({hours(MEAN_DEVICES_WASTED, *CHOSEN)})"),

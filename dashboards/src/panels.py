@@ -448,7 +448,6 @@ def scatter(
     up: Query,
     *,
     unit: str,
-    links: Sequence[Json] = (),
     width: int = 12,
     height: int = 8,
 ) -> Panel:
@@ -456,7 +455,6 @@ def scatter(
     body = _panel_body("xychart", title, description, [across, up], instant=True, rows=True)
     body["fieldConfig"]["defaults"] |= {
         "unit": unit, "noValue": NO_DATA, "min": 0, "max": 1, "color": {"mode": "palette-classic"},
-        "links": [*links],
         "custom": {
             "show": "points", "pointSize": {"fixed": 7}, "pointShape": "circle", "axisPlacement": "auto",
         },

@@ -72,7 +72,7 @@ def test_a_week_has_the_gibibyte_hours_of_a_range_of_a_week(engine: Engine) -> N
         assert said > 0
 
 
-COST = "Cost of the waste in time range, $currency"
+COST = "Waste in time range, $currency"
 
 
 def test_hours_and_cost_are_those_of_the_simulation(samples: Samples, engine: Engine) -> None:
