@@ -109,18 +109,17 @@ def test_counts_what_the_optimizer_knows(place: Path) -> None:
     """Parameters, gradients and state of the real AdamW are counted separately, to the byte."""
     out = run(place, """
         import torch
-        from vramledger_agent.torch import optimizer_steps
+        from vramledger_agent.torch.live_tensors import OPTIMIZER, optimizer_tensors
+        from vramledger_agent.torch.optimizer_steps import count_bytes
         model = torch.nn.Linear(1000, 10)
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.ones(1, 1000)).sum().backward()
         optimizer.step()
-        print(optimizer_steps.count_bytes(optimizer), sorted(
-            sum(tensor.nbytes for tensor in optimizer_steps.state_tensors(state))
-            for state in optimizer.state.values()
-        ))
+        known = [tensor.nbytes for kind, tensor in optimizer_tensors(optimizer) if kind == OPTIMIZER]
+        print(count_bytes(optimizer), sorted(known))
     """)  # fmt: skip
 
-    assert out == "{} [84, 80004]\n"
+    assert out == "{} [4, 4, 40, 40, 40000, 40000]\n"
 
 
 def test_workers_of_a_loader(place: Path, exporter: FakeExporter) -> None:
