@@ -59,12 +59,10 @@ class Snippets:
         self._used = set(given)
         for name, text in texts.items():
             if name in reserved:
-                message = f"snippet {name!r} has the name of a threshold; give it another one"
-                raise ValueError(message)
+                raise ValueError(f"snippet {name!r} has the name of a threshold; give it another one")
             expanded = self.expand(text.strip())
             if below := sorted(texts.keys() & _PLACEHOLDER.findall(expanded)):
-                message = f"snippet {name!r} uses {below}: a snippet may only use those above it"
-                raise ValueError(message)
+                raise ValueError(f"snippet {name!r} uses {below}: a snippet may only use those above it")
             self._expanded[name] = expanded
 
     def expand(self, text: str) -> str:
@@ -150,8 +148,7 @@ def read_sources(settings: RuleSettings, home: Path = HOME) -> dict[Path, dict[s
             for group in content["groups"]:
                 group["rules"] = [_expanded_rule(rule, snippets) for rule in group["rules"]]
         if unused := snippets.unused():
-            message = f"no rule uses the snippets {unused}; remove them"
-            raise ValueError(message)
+            raise ValueError(f"no rule uses the snippets {unused}; remove them")
     return contents
 
 
@@ -172,10 +169,9 @@ def fill_in(text: str, values: Mapping[str, object]) -> str:
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in values:
-            message = (
+            raise ValueError(
                 f"<<{found[1]}>> is neither a threshold of thresholds.yml nor a snippet of src/snippets.yml"
             )
-            raise ValueError(message)
         return str(values[found[1]])
 
     return _PLACEHOLDER.sub(value, text)
@@ -440,8 +436,7 @@ def rendered_files(settings: RuleSettings, home: Path = HOME) -> dict[str, dict[
     for override in settings.overrides:
         if vain := sorted(override.thresholds.keys() - of_owners):
             owner = f"owners: match: {override.label}: {override.pattern}"
-            message = f"{owner}: {', '.join(vain)}: no rule has it by owner"
-            raise ValueError(message)
+            raise ValueError(f"{owner}: {', '.join(vain)}: no rule has it by owner")
     for source, content in sources.items():
         with naming_place(f"src/{source.name}"):
             files[source.stem] = render_file(content, settings)

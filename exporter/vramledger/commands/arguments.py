@@ -39,8 +39,7 @@ def speed(text: str) -> float:
     except ValueError:
         factor = 0.0
     if not 0 < factor < float("inf"):
-        message = f"{text!r} is not a speed; write for example 1 or 10"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a speed; write for example 1 or 10")
     return factor
 
 
@@ -51,8 +50,7 @@ def size(text: str) -> int:
     """Read a size in bytes: ``1048576``, ``128MiB``, ``1GiB``."""
     match = re.fullmatch(r"(\d{1,15})(|KiB|MiB|GiB)", text, flags=re.IGNORECASE | re.ASCII)
     if match is None:
-        message = f"{text!r} is not a size; write for example 128MiB"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write for example 128MiB")
     return int(match[1]) * _SIZES[match[2].upper()]
 
 
@@ -64,27 +62,26 @@ def storage_size(text: str) -> int:
     """Read how many bytes the storage may have."""
     found = size(text)
     if found < _STORAGE_MIN:
-        message = f"{text!r} is too small for a storage; give it at least {_STORAGE_MIN // 2**20}MiB"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is too small for a storage; give it at least {_STORAGE_MIN // 2**20}MiB"
+        )
     return found
 
 
 def path(text: str) -> str:
     """Read the path of the metrics page."""
     if not _PATH.fullmatch(text) or text.startswith(("/-/", "/api/")):
-        message = (
+        raise argparse.ArgumentTypeError(
             f"{text!r} is not a path for metrics; write for example /metrics, in letters, digits and _.~-,"
             " and not below /-/ or /api/"
         )
-        raise argparse.ArgumentTypeError(message)
     return text
 
 
 def source(text: str) -> str:
     """Read the source of the readings."""
     if text not in ("nvml", "auto") and not (text.startswith("replay:") and len(text) > len("replay:")):
-        message = f"{text!r} is not a source; use nvml, auto or replay:FILE"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a source; use nvml, auto or replay:FILE")
     return text
 
 
@@ -188,20 +185,19 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
         name for name, (default, _) in COLLECTORS.items() if getattr(args, f"collector_{name}", default)
     )
     if not (args.procfs / "stat").is_file():
-        message = f"--path.procfs={args.procfs} is not a proc file system; mount the host's /proc there"
-        raise UsageError(message)
+        raise UsageError(
+            f"--path.procfs={args.procfs} is not a proc file system; mount the host's /proc there"
+        )
     calm = getattr(args, "calm_interval", 0.0)
     if calm is None:
         calm = min(CALM_INTERVALS * args.interval, CALM_INTERVAL_MAX)
     if calm > CALM_INTERVAL_MAX:
-        message = (
+        raise UsageError(
             f"--sample.calm-interval is at most {CALM_INTERVAL_MAX:.0f}s; to sample less often, give "
             "--sample.interval"
         )
-        raise UsageError(message)
     if problem := _rootfs_problem(args.rootfs):
-        message = f"--path.rootfs={args.rootfs} {problem}; mount the host's root file system there"
-        raise UsageError(message)
+        raise UsageError(f"--path.rootfs={args.rootfs} {problem}; mount the host's root file system there")
     pods = _pods(args) if getattr(args, "pods_labels", ()) else None
     return SamplingConfig(
         interval=args.interval,
@@ -216,8 +212,9 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
 
 def _pods(args: argparse.Namespace) -> PodConfig:
     if not re.fullmatch(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", args.pods_node):
-        message = f"--pods.labels needs the name of this node; {args.pods_node!r} in --pods.node is none"
-        raise UsageError(message)
+        raise UsageError(
+            f"--pods.labels needs the name of this node; {args.pods_node!r} in --pods.node is none"
+        )
     return PodConfig(args.pods_labels, args.pods_node, args.pods_kubelet, args.pods_credentials)
 
 

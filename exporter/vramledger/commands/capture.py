@@ -66,8 +66,7 @@ async def _capture(args: argparse.Namespace) -> int:
         now = time.time()
         _, content, _ = await ask_past(args, {"ask": READINGS, "from": now - args.last, "to": now})
         if not content:
-            message = "nothing is stored of that time"
-            raise StartupError(message)
+            raise StartupError("nothing is stored of that time")
         readings, head, seconds = _stored(content.split(b"\n")), encode_header(args.note), float("inf")
     return await capture(readings, args.output, head=head, seconds=seconds, mask=args.mask)
 
@@ -136,8 +135,7 @@ async def capture(
         if out is not None:
             out.close()
     except OSError as error:
-        message = f"cannot write {path}: {error.strerror or error}"
-        raise StartupError(message) from error
+        raise StartupError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         if out is not None:
             # a disk that is full for the readings is also full for the end of the file

@@ -109,8 +109,7 @@ def run(args: argparse.Namespace) -> int:
         args.working,
     )
     if selection == Selection():
-        message = "select holders with --pid, --state, --owner or --gpu"
-        raise UsageError(message)
+        raise UsageError("select holders with --pid, --state, --owner or --gpu")
     options = EndOptions(selection, args.grace, args.idle_after, args.yes, control_socket(args))
     return run_until_interrupted(_run_end(sampling_config(args), options))
 
@@ -175,8 +174,7 @@ async def _ask_exporter(options: EndOptions) -> Snapshot:
     async with aclosing(follow_exporter(options.control_socket)) as ledgers:  # type: ignore[type-var]
         async for snapshot, _, idle_after, _ in ledgers:
             if options.idle_after is not None and options.idle_after < idle_after:
-                message = f"--idle-after is shorter than the exporter's {idle_after:g} s"
-                raise StartupError(message)
+                raise StartupError(f"--idle-after is shorter than the exporter's {idle_after:g} s")
             count += 1
             watched = (snapshot.time or 0.0) - (snapshot.watched_since or 0.0)
             left = _watch_time(options, idle_after) - watched

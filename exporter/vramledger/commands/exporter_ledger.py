@@ -51,8 +51,7 @@ async def follow_exporter(path: Path) -> AsyncIterator[ExporterLedger]:
             await asyncio.sleep(_RETRY_INTERVAL)
             continue
         if head.program != __version__:
-            message = f"the exporter is vramledger {head.program}, this is {__version__}"
-            raise StartupError(message)
+            raise StartupError(f"the exporter is vramledger {head.program}, this is {__version__}")
         if head.token == token:
             answered = answered and time.monotonic()
             continue  # no newer sample yet
@@ -60,8 +59,7 @@ async def follow_exporter(path: Path) -> AsyncIterator[ExporterLedger]:
         try:
             answer = read_answer(text)
         except RecordError as error:
-            message = f"the exporter's answer cannot be read: {error}"
-            raise StartupError(message) from error
+            raise StartupError(f"the exporter's answer cannot be read: {error}") from error
         if answer.snapshot.time is None:
             # It has just started. One that ends before its first sample, again and again, is not waited for.
             continue

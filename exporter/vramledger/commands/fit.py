@@ -90,8 +90,7 @@ def share(text: str) -> float:
     except ValueError:
         found = -1.0
     if not 0 <= found <= 1:
-        message = f"{text!r} is not a share; write for example 10%"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; write for example 10%")
     return found
 
 
@@ -135,8 +134,7 @@ async def _fit(args: argparse.Namespace) -> Fit:
     if args.what.isascii() and args.what.isdigit():
         return await _fit_pid(args, int(args.what))
     if args.at is not None:
-        message = "--at is for a PID; a FILE has its own time"
-        raise UsageError(message)
+        raise UsageError("--at is for a PID; a FILE has its own time")
     seen = read_file(Path(args.what), args.pid)
     ledgers, by = await watch_host(args, 0.0)
     return _compare(args, seen, ledgers[-1] if ledgers else None, by, live=False)
@@ -144,11 +142,9 @@ async def _fit(args: argparse.Namespace) -> Fit:
 
 async def _fit_pid(args: argparse.Namespace, number: int) -> Fit:
     if number == 0:
-        message = "0 is not a process id"
-        raise UsageError(message)
+        raise UsageError("0 is not a process id")
     if args.pid is not None:
-        message = "--pid chooses a program of a FILE; give one PID"
-        raise UsageError(message)
+        raise UsageError("--pid chooses a program of a FILE; give one PID")
     if args.at is not None:
         seen = choose_program(await past_sample(args, args.at), number, "as it was stored")
         ledgers, by = await watch_host(args, 0.0)

@@ -144,8 +144,7 @@ def _read(raw: object, shape: type[_T], where: str, what: str) -> _T:
     try:
         return convert(_told(raw), shape)
     except (ValidationError, RecursionError, UnicodeEncodeError) as error:
-        message = f"{where} is not {what} ({printable(str(error))})"
-        raise RecordingError(message) from error
+        raise RecordingError(f"{where} is not {what} ({printable(str(error))})") from error
 
 
 class FrameworkUse(NamedTuple):
@@ -288,8 +287,7 @@ def read_ledger(raw: object, where: str) -> LedgerSample:
     what = "what 'vramledger show --json' of this version prints"
     ledger = _read(raw, _LedgerSeen, where, what)
     if ledger.version != JSON_VERSION:
-        message = f"{where} is not {what}"
-        raise RecordingError(message)
+        raise RecordingError(f"{where} is not {what}")
     devices: list[OfferedDevice] = []
     programs: dict[int, Program] = {}
     uses: dict[int, list[DeviceUse]] = {}
@@ -417,8 +415,7 @@ def read_oom_report(raw: object, where: str) -> tuple[Program, tuple[DeviceUse, 
     name = report.framework
     declared = REPORTING_FRAMEWORKS.get(name)
     if declared is None:
-        message = f"{where} is not {what}"
-        raise RecordingError(message)
+        raise RecordingError(f"{where} is not {what}")
     told = {each: report.pool[each] for each in declared.figures if each in report.pool}
     general = declared.general_figures(_read(told, dict[str, Count], f"{where}: pool", "bytes by figure"))
     reserved = general.get("pool")

@@ -85,18 +85,16 @@ def choose_program(ledgers: list[LedgerSample], pid: int | None, origin: str) ->
     if pid is None:
         if len(holders) != 1:
             shown = ", ".join(map(str, sorted(holders)[:_PIDS_SHOWN]))
-            message = (
+            raise StartupError(
                 f"{origin}: {len(holders)} programs hold GPU memory ({shown}); choose one with --pid"
                 if holders
                 else f"{origin}: no program holds GPU memory"
             )
-            raise StartupError(message)
         (pid,) = holders
     having = [ledger for ledger in ledgers if pid in ledger.programs]
     if not having:
         failure = next((ledger.failure for ledger in ledgers if ledger.failure), "")
-        message = f"pid {pid} holds no GPU memory that we can see ({failure or origin})"
-        raise StartupError(message)
+        raise StartupError(f"pid {pid} holds no GPU memory that we can see ({failure or origin})")
     program = having[-1].programs[pid]
     same = [each for each in having if _is_same(each.programs[pid], program)]
     by_device: dict[str, list[DeviceUse]] = {}
@@ -121,8 +119,7 @@ async def past_sample(args: argparse.Namespace, at: float) -> list[LedgerSample]
     try:
         return [_ledger(read_answer(content).snapshot)]
     except RecordError as error:
-        message = f"the answer cannot be read: {error}"
-        raise StartupError(message) from error
+        raise StartupError(f"the answer cannot be read: {error}") from error
 
 
 def read_file(path: Path, pid: int | None) -> Seen:
@@ -138,8 +135,7 @@ def read_file(path: Path, pid: int | None) -> Seen:
     if isinstance(first, dict) and "requested" in first and "pool" in first:
         program, uses = read_oom_report(first, str(path))
         if pid is not None and pid != program.pid:
-            message = f"{path} is the report of pid {program.pid}, not of pid {pid}"
-            raise UsageError(message)
+            raise UsageError(f"{path} is the report of pid {program.pid}, not of pid {pid}")
         return Seen(program, (uses,), None, f"{origin}, written as an allocation failed")
     ledgers = [read_ledger(each, f"{path}, document {number}") for number, each in enumerate(documents, 1)]
     return choose_program(ledgers, pid, origin)
@@ -153,11 +149,9 @@ def _read_content(path: Path) -> bytes:
             content = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        message = f"cannot read {path}: {reason}"
-        raise RecordingError(message) from error
+        raise RecordingError(f"cannot read {path}: {reason}") from error
     if len(content) > _MAX_FILE_BYTES:
-        message = f"{path} is longer than {_MAX_FILE_BYTES // 2**20} MiB; keep a part of it"
-        raise RecordingError(message)
+        raise RecordingError(f"{path} is longer than {_MAX_FILE_BYTES // 2**20} MiB; keep a part of it")
     return content
 
 
@@ -169,11 +163,10 @@ def _documents(path: Path, content: bytes) -> list[Any]:
         return head
     found = _parse(lines) or _parse([content])
     if not found:
-        message = (
+        raise RecordingError(
             f"{path} is neither a recording, nor what 'vramledger show --json' prints, nor an out-of-memory "
             "report (oom-*.json)"
         )
-        raise RecordingError(message)
     return found
 
 

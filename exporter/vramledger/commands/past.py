@@ -37,11 +37,9 @@ def _parse_time(text: str) -> float:
     now = time.time()
     found = _read_time(text, now)
     if found is None:
-        message = f"{text!r} is not a time; write for example 03:12, -6h, or 2026-11-22T03:12"
-        raise UsageError(message)
+        raise UsageError(f"{text!r} is not a time; write for example 03:12, -6h, or 2026-11-22T03:12")
     if found > now + 1:
-        message = f"{text!r} is in the future; only what was can be shown"
-        raise UsageError(message)
+        raise UsageError(f"{text!r} is in the future; only what was can be shown")
     return found
 
 
@@ -74,8 +72,7 @@ async def ask_past(args: argparse.Namespace, question: dict[str, Any]) -> tuple[
     except NoExporterError as error:
         return (*_read_directory(args.storage_path, question, str(error)), f"read from {args.storage_path}")
     if program != __version__:
-        message = f"the exporter is vramledger {program}, this is {__version__}"
-        raise StartupError(message)
+        raise StartupError(f"the exporter is vramledger {program}, this is {__version__}")
     return head, content, "kept by the exporter"
 
 
@@ -83,12 +80,12 @@ def _read_directory(path: Path, question: dict[str, Any], why: str) -> tuple[dic
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     except OSError as error:
-        message = f"{path} cannot be read ({error.strerror}); name the storage with --storage.path; and {why}"
-        raise StartupError(message) from error
+        raise StartupError(
+            f"{path} cannot be read ({error.strerror}); name the storage with --storage.path; and {why}"
+        ) from error
     try:
         first, _, content = answer(path, question).partition(b"\n")
     except (RecordingError, OSError) as error:
-        message = f"{path}: {error}"
-        raise StartupError(message) from error
+        raise StartupError(f"{path}: {error}") from error
     head: dict[str, Any] = json.loads(first)
     return head, content

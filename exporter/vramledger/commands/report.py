@@ -114,8 +114,7 @@ def add_command(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Send the messages, or print what the administrator's has."""
     if args.webhook and not args.webhook.startswith(("http://", "https://")):
-        message = f"--webhook={args.webhook} does not begin with http:// or https://"
-        raise UsageError(message)
+        raise UsageError(f"--webhook={args.webhook} does not begin with http:// or https://")
     owners = given_settings(args.thresholds).overrides
     snapshot = run_until_interrupted(_newest(control_socket(args)))
     host = os.uname().nodename
@@ -134,12 +133,12 @@ async def _newest(path: Path) -> Snapshot:
         async with aclosing(follow_exporter(path)) as ledgers:  # type: ignore[type-var]
             snapshot = (await anext(ledgers)).snapshot
     except NoExporterError as error:
-        message = f"{error}; what has lasted for long is known only to an exporter that runs"
-        raise StartupError(message) from error
+        raise StartupError(
+            f"{error}; what has lasted for long is known only to an exporter that runs"
+        ) from error
     if not snapshot.up:
         reason, words = snapshot.failure or ("starting", "no sample has finished yet")
-        message = f"the exporter has no data ({reason}): {words}"
-        raise StartupError(message)
+        raise StartupError(f"the exporter has no data ({reason}): {words}")
     return snapshot
 
 
@@ -253,8 +252,7 @@ def _deliver(args: argparse.Namespace, host: str, found: Sequence[Unused]) -> No
             problems.append(f"to {user or 'the administrator'}: {error}")
     if problems:
         more = f" (and {len(problems) - 1} more)" if problems[1:] else ""
-        message = f"a message could not be sent {problems[0]}{more}"
-        raise StartupError(message)
+        raise StartupError(f"a message could not be sent {problems[0]}{more}")
 
 
 def _mail(program: Path, address: str, subject: str, text: str) -> None:

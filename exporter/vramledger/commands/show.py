@@ -101,16 +101,13 @@ async def _show(args: argparse.Namespace) -> int:
 async def _show_past(args: argparse.Namespace) -> int:
     """Show a moment of the past, or sum up a span."""
     if args.watch:
-        message = "--watch shows the present; leave it out with --at and --since"
-        raise UsageError(message)
+        raise UsageError("--watch shows the present; leave it out with --at and --since")
     if args.since is not None:
         if args.why is not None:
-            message = "--why is of one moment; use it with --at alone"
-            raise UsageError(message)
+            raise UsageError("--why is of one moment; use it with --at alone")
         question = {"ask": SINCE, "from": args.since, "to": args.at or time.time()}
         if question["from"] >= question["to"]:
-            message = "--since must be before --at"
-            raise UsageError(message)
+            raise UsageError("--since must be before --at")
         _, content, _ = await ask_past(args, question)
         report = json.loads(content)
         write_output(json.dumps(report) + "\n" if args.json else render_report(report))
@@ -119,8 +116,7 @@ async def _show_past(args: argparse.Namespace) -> int:
     try:
         answer = read_answer(content)
     except RecordError as error:
-        message = f"the answer cannot be read: {error}"
-        raise StartupError(message) from error
+        raise StartupError(f"the answer cannot be read: {error}") from error
     note = f"As it was at {_clock(answer.snapshot.time)}, {origin}."
     if head.get("gap_until") is not None:
         until = f"until {_clock(head['gap_until'])}" if head["gap_until"] else "since then"

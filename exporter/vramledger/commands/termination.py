@@ -203,8 +203,9 @@ class Termination:
             if isinstance(error, OSError) and error.errno != errno.ENOSYS:
                 self._set_outcome(f"no pidfd of its process can be opened: {error.strerror}")
                 return
-            message = "ending processes safely needs pidfd_open, which Linux has from 5.3 on"
-            raise VramledgerError(message) from error
+            raise VramledgerError(
+                "ending processes safely needs pidfd_open, which Linux has from 5.3 on"
+            ) from error
         if start_of(target.pid) != target.start:
             self._set_outcome("its pid now belongs to another process, which got no signal", ended=True)
 

@@ -66,11 +66,10 @@ class KubernetesNode:
         """Find the API server by the environment. Raises StartupError outside of a pod with a token."""
         server = find_api_server(environ, account)
         if server is None or not (account / "token").is_file():
-            message = (
+            raise StartupError(
                 f"this is not a pod with a token (KUBERNETES_SERVICE_HOST, {account}/token);"
                 " the chart runs this command with nodeTaint.enabled=true"
             )
-            raise StartupError(message)
         self._server = server
         self._path = f"/api/v1/nodes/{name}"
         self._taint = taint
@@ -144,11 +143,11 @@ class KubernetesNode:
         try:
             found = json.loads(await asyncio.wait_for(request, TIMEOUT))
         except (asyncio.TimeoutError, ClusterError, ValueError) as error:
-            message = f"{about}: {str(error) or type(error).__name__}"
-            raise ClusterError(message, getattr(error, "status", None)) from error
+            raise ClusterError(
+                f"{about}: {str(error) or type(error).__name__}", getattr(error, "status", None)
+            ) from error
         if not isinstance(found, dict) or not isinstance(found.get("spec"), dict):
-            message = f"{about}: the answer is not a node"
-            raise ClusterError(message)
+            raise ClusterError(f"{about}: the answer is not a node")
         return found
 
 
@@ -224,15 +223,17 @@ def add_command(commands: Commands) -> None:
 
 def _key(text: str) -> str:
     if not _KEY.fullmatch(text):
-        message = f"{text!r} is not a key with a prefix; write for example vramledger/leftover"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a key with a prefix; write for example vramledger/leftover"
+        )
     return text
 
 
 def _node(text: str) -> str:
     if not _NODE.fullmatch(text):
-        message = f"{text!r} is not the name of a node; give spec.nodeName of this pod"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the name of a node; give spec.nodeName of this pod"
+        )
     return text
 
 
@@ -327,11 +328,9 @@ def _check_listener(url: str, *, secret: bool) -> None:
     found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
     users = [find_listening_user(str(each[4][0]), int(each[4][1])) for each in found]
     if others := sorted({user for user in users if user is not None} - {0, os.geteuid()}):
-        message = f"a program of user {others[0]} listens at {url}, and not the exporter"
-        raise ValueError(message)
+        raise ValueError(f"a program of user {others[0]} listens at {url}, and not the exporter")
     if secret and set(users) <= {None}:
-        message = f"no password is sent to {url}: it is not known who listens there; use https"
-        raise ValueError(message)
+        raise ValueError(f"no password is sent to {url}: it is not known who listens there; use https")
 
 
 def _credentials(address: ExporterAddress) -> tuple[dict[str, str], ssl.SSLContext | bool]:

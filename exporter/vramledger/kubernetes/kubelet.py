@@ -116,8 +116,7 @@ def _read_frames(connection: socket.socket, deadline: float) -> Iterator[_Http2F
         while len(data) >= 9:  # noqa: PLR2004 the length of a frame's head
             length = int.from_bytes(data[:3], "big")
             if length > _FRAME_MAX:
-                message = "what listens there does not speak HTTP/2"
-                raise GrpcError(message)
+                raise GrpcError("what listens there does not speak HTTP/2")
             if len(data) < 9 + length:
                 break
             kind, flags, stream = struct.unpack("!BBI", data[3:9])
@@ -142,21 +141,17 @@ def _read_body(connection: socket.socket, deadline: float) -> bytes:
         elif frame.kind == _PING and not frame.flags & _ACK:
             connection.sendall(_encode_frame(_PING, _ACK, 0, frame.payload))
         elif frame.kind == _GOAWAY:
-            message = "it refuses the connection"
-            raise GrpcError(message)
+            raise GrpcError("it refuses the connection")
         elif frame.stream == _STREAM:
             if frame.kind == _RESET:
-                message = "it has reset the call"
-                raise GrpcError(message)
+                raise GrpcError("it has reset the call")
             if frame.kind == _DATA:
                 body += _strip_padding(frame)
                 if len(body) > MAX_MESSAGE:
-                    message = f"its answer is longer than {MAX_MESSAGE} bytes"
-                    raise GrpcError(message)
+                    raise GrpcError(f"its answer is longer than {MAX_MESSAGE} bytes")
             if frame.kind in (_DATA, _HEADERS) and frame.flags & _END_STREAM:
                 return bytes(body)
-    message = "it closed the connection without an answer"
-    raise GrpcError(message)
+    raise GrpcError("it closed the connection without an answer")
 
 
 def _strip_padding(frame: _Http2Frame) -> bytes:
@@ -168,15 +163,12 @@ def _strip_padding(frame: _Http2Frame) -> bytes:
 def _parse_message(body: bytes) -> bytes:
     """Return the one message of a body: a failed call has none, and its status is in headers alone."""
     if len(body) < 5:  # noqa: PLR2004 whether it is compressed, and its length
-        message = "it refused the call"
-        raise GrpcError(message)
+        raise GrpcError("it refused the call")
     if body[0]:
-        message = "its answer is compressed, which was not requested"
-        raise GrpcError(message)
+        raise GrpcError("its answer is compressed, which was not requested")
     length = int.from_bytes(body[1:5], "big")
     if len(body) != 5 + length:
-        message = "its answer is cut short"
-        raise GrpcError(message)
+        raise GrpcError("its answer is cut short")
     return body[5:]
 
 
@@ -285,8 +277,7 @@ def _read_fields(message: bytes, wanted: int) -> Iterator[bytes]:
         else:
             break
     if at != len(message):
-        error = "this is not a protobuf message"
-        raise ValueError(error)
+        raise ValueError("this is not a protobuf message")
 
 
 def _read_string(message: bytes, wanted: int) -> str:
@@ -305,8 +296,7 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * shift)
         if byte < 0x80:  # noqa: PLR2004 the last byte of a number
             return value, at
-    error = "this is not a protobuf message"
-    raise ValueError(error)
+    raise ValueError("this is not a protobuf message")
 
 
 CHECKPOINT = "var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json"

@@ -276,10 +276,8 @@ def select_collectors(config: Config, collect: list[str], exclude: list[str]) ->
     """Return the collectors that ``collect[]`` or ``exclude[]`` selects. Raises UsageError if unusable."""
     on = config.sampling.collectors
     if collect and exclude:
-        message = "collect[] and exclude[] cannot be combined; give one of them"
-        raise UsageError(message)
+        raise UsageError("collect[] and exclude[] cannot be combined; give one of them")
     if wrong := sorted({*collect, *exclude} - on):
         named, known = ", ".join(map(repr, wrong)), ", ".join(sorted(on))
-        message = f"no collector of this name is on: {named}; these are on: {known}"
-        raise UsageError(message)
+        raise UsageError(f"no collector of this name is on: {named}; these are on: {known}")
     return frozenset(collect) if collect else on - frozenset(exclude)

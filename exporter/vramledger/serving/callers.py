@@ -40,25 +40,22 @@ class Caller(NamedTuple):
         """Check that it may read the ledger. Raises ControlError if it may not."""
         self._check_outside()
         if not self.trusted and not page_open:
-            message = (
+            raise ControlError(
                 "the page asks for a password, so only root and the exporter's own user may read it here"
             )
-            raise ControlError(message)
 
     def check_control(self) -> None:
         """Check that it may make the exporter do something. Raises ControlError if it may not."""
         self._check_outside()
         if not self.trusted:
-            message = "only root and the exporter's own user may request that"
-            raise ControlError(message)
+            raise ControlError("only root and the exporter's own user may request that")
 
     def _check_outside(self) -> None:
         if not self.outside:
-            message = (
+            raise ControlError(
                 "this process is in a container, or the exporter may not see it; run this on the host, or in "
                 "the exporter's own container"
             )
-            raise ControlError(message)
 
 
 def identify_caller(connection: socket.socket) -> Caller:

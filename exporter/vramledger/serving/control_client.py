@@ -117,8 +117,7 @@ async def _exchange(path: Path, seconds: float, method: str, target: str, body: 
         connection.interrupt()
     if status != HTTPStatus.OK:
         refused = _read(lambda: read(answer, Refused))
-        message = f"the exporter says: {refused.error}"
-        raise StartupError(message)
+        raise StartupError(f"the exporter says: {refused.error}")
     return answer
 
 
@@ -140,8 +139,9 @@ def _read(reading: Callable[[], _T]) -> _T:
     try:
         return reading()
     except ControlError as error:
-        message = f"what answers is of another version; use the vramledger that runs the exporter ({error})"
-        raise StartupError(message) from error
+        raise StartupError(
+            f"what answers is of another version; use the vramledger that runs the exporter ({error})"
+        ) from error
 
 
 def _describe(path: Path, error: Exception) -> str:

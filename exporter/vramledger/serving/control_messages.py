@@ -130,8 +130,7 @@ def read(raw: bytes | dict[str, str], kind: type[Message]) -> Message:
             return msgspec.convert(raw, kind, strict=False)
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
-        message = f"that is not a message of this version of vramledger: {error}"
-        raise ControlError(message) from error
+        raise ControlError(f"that is not a message of this version of vramledger: {error}") from error
 
 
 def write(message: msgspec.Struct) -> bytes:

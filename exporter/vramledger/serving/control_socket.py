@@ -114,8 +114,7 @@ async def serve_control(
         file = SocketFile(path, _SOCKET, owner)
     except StartupError as error:
         if required:
-            message = f"{error}; choose another path with --control.socket"
-            raise StartupError(message) from error
+            raise StartupError(f"{error}; choose another path with --control.socket") from error
         log.info("No control socket: commands will not find this exporter", extra=fields(err=error))
         yield
         return
@@ -216,12 +215,10 @@ class _ControlServer:
         now = time.monotonic()
         users = Counter(each.peer.uid for each in self._tasks.values() if not each.trusted)
         if users[uid] >= MAX_CONNECTIONS_PER_USER or users.total() >= MAX_CONNECTIONS:
-            message = "too many commands ask at the same time; try again"
-            raise ControlError(message)
+            raise ControlError("too many commands ask at the same time; try again")
         bucket = self._user_buckets.setdefault(uid, TokenBucket(now, USER_RATE, USER_BURST))
         if not bucket.consume(now):
-            message = "too many requests of one user; try again in some seconds"
-            raise ControlError(message)
+            raise ControlError("too many requests of one user; try again in some seconds")
 
     def _dismiss(self, accepted: socket.socket, why: object) -> None:
         log.debug("Refused a command", extra=fields(err=str(why)))

@@ -280,8 +280,7 @@ async def _release(source: Supervisor, seconds: float | None) -> Released:
         return Released(released_until=None)
     until = await source.release(seconds)
     if held := await asyncio.to_thread(read_open_device_files):
-        message = f"the GPUs are not released: still open by pid: {held}; please report this"
-        raise ControlError(message)
+        raise ControlError(f"the GPUs are not released: still open by pid: {held}; please report this")
     return Released(until)
 
 

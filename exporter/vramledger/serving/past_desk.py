@@ -48,8 +48,7 @@ async def while_alive(pidfd: int, answering: Coroutine[Any, Any, _Answer]) -> _A
         task.cancel()
         if pidfd < 0 or not select.select([pidfd], [], [], 0)[0]:
             raise
-        message = "who asked has ended"
-        raise ControlError(message) from None
+        raise ControlError("who asked has ended") from None
     finally:
         loop.remove_reader(pidfd)
 

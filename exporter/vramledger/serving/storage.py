@@ -259,17 +259,16 @@ class Storage:
             raise StorageError(self._error)
         counted = self._waiting if asker is not None else Counter[str | None]()
         if counted[asker] >= WAITING_MAX_EACH or counted.total() >= WAITING_MAX:
-            message = "too many ask for the past at the same time; try again"
-            raise StorageError(message)
+            raise StorageError("too many ask for the past at the same time; try again")
         counted[asker] += 1
         try:
             answer = await asyncio.wait_for(self._answer_in_turn(question, asker), timeout)
         except asyncio.TimeoutError as error:
-            message = "the storage does not answer in time; ask for a shorter span, or see the exporter's log"
-            raise StorageError(message) from error
+            raise StorageError(
+                "the storage does not answer in time; ask for a shorter span, or see the exporter's log"
+            ) from error
         except (asyncio.IncompleteReadError, OSError) as error:
-            message = f"{NOT_ANSWERED}: {error}"
-            raise StorageError(message) from error
+            raise StorageError(f"{NOT_ANSWERED}: {error}") from error
         finally:
             counted[asker] -= 1
             counted += Counter()  # forgets who waits no longer
@@ -291,8 +290,7 @@ class Storage:
             begun = self._loop.time()
             bucket = self._share_of(asker, begun)
             if bucket.is_empty(begun):
-                message = "the past was asked for too much lately; try again in some seconds"
-                raise StorageError(message)
+                raise StorageError("the past was asked for too much lately; try again in some seconds")
             try:
                 return await self._others.answer(question)
             finally:
@@ -526,8 +524,7 @@ async def _open(storage: Storage, path: Path) -> None:
         log.error("Nothing is stored until the disk answers", extra=fields(path=path))
         storage.health.record_error(NOT_OPENED)
     except OSError as error:
-        message = f"{NOT_STARTED}: {error.strerror or error}"
-        raise StartupError(message) from error
+        raise StartupError(f"{NOT_STARTED}: {error.strerror or error}") from error
 
 
 def _arguments(config: StorageConfig, rootfs: Path, user: User | None) -> str:

@@ -136,8 +136,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the reason, if there is one; the exit status says the same."""
     job = _read_job(os.environ)
     if args.context != "health" and not job.number:
-        message = "SLURM_JOB_ID is not set: slurmd runs this command, in a prolog or an epilog"
-        raise UsageError(message)
+        raise UsageError("SLURM_JOB_ID is not set: slurmd runs this command, in a prolog or an epilog")
     config = sampling_config(args)
     config = replace(
         sample_fast(config, frozenset({"ledger", "process", "hardware"})),

@@ -240,8 +240,7 @@ def open_past(directory: Path, host: str = "") -> Iterator[PastReader]:
     try:
         connection = connect_reader(directory / NAME, host)
     except FileNotFoundError as error:
-        message = "nothing is stored yet"
-        raise RecordingError(message) from error
+        raise RecordingError("nothing is stored yet") from error
     with closing(connection), translated():
         yield PastReader(connection)
 
@@ -265,8 +264,7 @@ def _answer(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], 
         return _moment(past, request)
     begin, end = float(request["from"]), float(request["to"])
     if end < begin:
-        message = "the span ends before it begins"
-        raise RecordingError(message)
+        raise RecordingError("the span ends before it begins")
     hidden = _hidden(request)
     if ask == SINCE:
         report = make_report(past.connection, begin, end)
@@ -279,8 +277,7 @@ def _answer(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], 
     if ask == READINGS:
         with closing(past.readings(begin, end)) as found:  # type: ignore[type-var]
             return _readings(past, found)
-    message = f"{ask!r} is not a question to the storage"
-    raise RecordingError(message)
+    raise RecordingError(f"{ask!r} is not a question to the storage")
 
 
 def _readings(past: PastReader, found: Iterator[Entry]) -> tuple[dict[str, Any], bytes]:
@@ -300,8 +297,9 @@ def _readings(past: PastReader, found: Iterator[Entry]) -> tuple[dict[str, Any],
     for count, each in enumerate(values, start=1):  # noqa: B007 how many there were
         content += json.dumps(each, separators=(",", ":")).encode() + b"\n"
         if len(content) > READINGS_MAX:
-            message = f"its readings have more than {READINGS_MAX >> 20} MiB; ask for a shorter span"
-            raise RecordingError(message)
+            raise RecordingError(
+                f"its readings have more than {READINGS_MAX >> 20} MiB; ask for a shorter span"
+            )
     return {"readings": count}, bytes(content[:-1])
 
 
@@ -321,8 +319,9 @@ def _moment(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], 
     at = float(request["at"])
     moment = past.find(at)
     if moment is None:
-        message = "nothing is stored yet" if past.oldest() is None else "nothing is stored of that time"
-        raise RecordingError(message)
+        raise RecordingError(
+            "nothing is stored yet" if past.oldest() is None else "nothing is stored of that time"
+        )
     then: Past = compute(moment, at)
     snapshot = then.snapshot
     uid = None if request.get("uid") is None else int(request["uid"])

@@ -160,23 +160,19 @@ def _opened(path: Path, how: str) -> sqlite3.Connection:
 
 def _require_plain(path: Path) -> None:
     if not stat.S_ISREG(path.lstat().st_mode):
-        message = "it is not a plain file"
-        raise DamagedError(message)
+        raise DamagedError("it is not a plain file")
 
 
 def _check(connection: sqlite3.Connection, host: str) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != _APPLICATION:
-        message = "it is not a past of vramledger"
-        raise DamagedError(message)
+        raise DamagedError("it is not a past of vramledger")
     if version > VERSION:
-        message = f"it has version {version}, and this program reads version {VERSION}"
-        raise UnfitError(message, "newer")
+        raise UnfitError(f"it has version {version}, and this program reads version {VERSION}", "newer")
     theirs = connection.execute("SELECT value FROM meta WHERE name = 'host'").fetchone()
     if host and theirs and theirs[0] != host:
-        message = "it is of another host"
-        raise UnfitError(message, "other-host")
+        raise UnfitError("it is of another host", "other-host")
 
 
 def read_lines(connection: sqlite3.Connection, segment: int) -> Iterator[bytes]:
@@ -193,11 +189,9 @@ def read_lines(connection: sqlite3.Connection, segment: int) -> Iterator[bytes]:
                     raise zlib.error  # noqa: TRY301 the same as what follows
                 text = stream.decompress(packed, _SEGMENT_MAX)
             except (zlib.error, TypeError) as error:
-                message = f"a piece of segment {segment} is damaged"
-                raise DamagedError(message) from error
+                raise DamagedError(f"a piece of segment {segment} is damaged") from error
             size += len(text)
             if size > _SEGMENT_MAX or stream.unconsumed_tail:
-                message = f"segment {segment} is larger than any that was written"
-                raise DamagedError(message)
+                raise DamagedError(f"segment {segment} is larger than any that was written")
             *whole, rest = (rest + text).split(b"\n")
             yield from whole

@@ -68,15 +68,13 @@ def apply(before: Any, patch: Any) -> Any:  # noqa: ANN401
         return patch[SET]
     if ITEMS in patch:
         if not isinstance(before, list):
-            message = "a patch of an array where there is none"
-            raise ValueError(message)
+            raise ValueError("a patch of an array where there is none")
         items = list(before)
         for place, each in patch[ITEMS].items():
             items[int(place)] = apply(items[int(place)], each)
         return items
     if not isinstance(before, dict):
-        message = "a patch of an object where there is none"
-        raise ValueError(message)  # noqa: TRY004
+        raise ValueError("a patch of an object where there is none")  # noqa: TRY004
     after = dict(before)
     for key in patch.get(GONE, ()):
         del after[key]

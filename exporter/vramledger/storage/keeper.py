@@ -75,8 +75,7 @@ def open_directory(path: Path, owner: tuple[int, int] | None = None) -> int:
 
 
 def _refuse(path: Path, why: str, cause: OSError | None = None) -> NoReturn:
-    message = f"--storage.path={path} cannot be used: {why}"
-    raise StartupError(message) from cause
+    raise StartupError(f"--storage.path={path} cannot be used: {why}") from cause
 
 
 def _is_ours(directory: int) -> bool:
@@ -107,8 +106,7 @@ def _open(config: dict[str, Any]) -> int:
     end = time.monotonic() + LOCK_SECONDS
     while not lock_directory(directory):
         if time.monotonic() > end:
-            message = f"--storage.path={path} is in use by another exporter; give each its own"
-            raise StartupError(message)
+            raise StartupError(f"--storage.path={path} is in use by another exporter; give each its own")
         time.sleep(0.05)
     return directory
 

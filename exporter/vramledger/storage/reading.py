@@ -43,8 +43,7 @@ def read_entries(lines: Iterator[bytes]) -> Iterator[Entry]:
             kind, time = line["k"], float(line["t"])
             value = values[kind] = apply(values[kind], line["p"])
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            message = f"a line does not follow from the one before it ({error!r})"
-            raise DamagedError(message) from error
+            raise DamagedError(f"a line does not follow from the one before it ({error!r})") from error
         yield Entry(kind, time, value)
 
 
@@ -66,8 +65,7 @@ class PastReader:
             try:
                 yield StoredSegment(number, begin, step, json.loads(header))
             except ValueError as error:
-                message = f"the header of segment {number} is not JSON"
-                raise DamagedError(message) from error
+                raise DamagedError(f"the header of segment {number} is not JSON") from error
 
     def oldest(self) -> float | None:
         """Return the Unix time of the oldest moment that can be shown, None where there is none."""

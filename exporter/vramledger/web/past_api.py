@@ -95,8 +95,7 @@ async def _while_connected(
             return task.result()
     finally:
         task.cancel()
-    message = "nobody waits for the answer any more"
-    raise VramledgerError(message)
+    raise VramledgerError("nobody waits for the answer any more")
 
 
 def _json(body: bytes) -> web.Response:

@@ -224,8 +224,9 @@ class AccessControl:
         ]
         if lost:
             what = " and ".join(lost)
-            message = f"--web.config.file={self._path} no longer requires {what}; restart if you want that"
-            raise StartupError(message)
+            raise StartupError(
+                f"--web.config.file={self._path} no longer requires {what}; restart if you want that"
+            )
 
     def _log_settings(self) -> None:
         settings = self._settings

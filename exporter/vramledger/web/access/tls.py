@@ -50,8 +50,9 @@ def _choose_curve(context: ssl.SSLContext, curves: tuple[str, ...]) -> None:
     try:
         context.set_ecdh_curve(CURVES[curves[0]])
     except (ValueError, ssl.SSLError) as error:
-        message = f"tls_server_config: this OpenSSL cannot use {curves[0]} alone; remove curve_preferences"
-        raise StartupError(message) from error
+        raise StartupError(
+            f"tls_server_config: this OpenSSL cannot use {curves[0]} alone; remove curve_preferences"
+        ) from error
 
 
 def _load_pair(context: ssl.SSLContext, tls: TlsSettings) -> None:
@@ -65,10 +66,9 @@ def _load_pair(context: ssl.SSLContext, tls: TlsSettings) -> None:
         except (ssl.SSLError, ValueError) as error:
             pair = f"{_pem_name(tls.certificate, 'cert')} and {_pem_name(tls.key, 'key')}"
             why = getattr(error, "reason", None) or "the key is encrypted"
-            message = (
+            raise StartupError(
                 f"tls_server_config: {pair} are not a certificate with its key, in PEM, unencrypted ({why})"
-            )
-            raise StartupError(message) from error
+            ) from error
 
 
 def _load_authorities(context: ssl.SSLContext, authority: Pem) -> None:
@@ -78,8 +78,9 @@ def _load_authorities(context: ssl.SSLContext, authority: Pem) -> None:
     try:
         context.load_verify_locations(cadata=_read_pem(authority, "client_ca_file"))
     except (ssl.SSLError, ValueError) as error:
-        message = f"tls_server_config: {_pem_name(authority, 'client_ca')} holds no certificate in PEM"
-        raise StartupError(message) from error
+        raise StartupError(
+            f"tls_server_config: {_pem_name(authority, 'client_ca')} holds no certificate in PEM"
+        ) from error
 
 
 def _pem_name(pem: Pem, key: str) -> str:
@@ -92,8 +93,7 @@ def _read_pem(pem: Pem, key: str) -> str:
     try:
         return pem.path.read_text(encoding="ascii", errors="replace")
     except OSError as error:
-        message = f"tls_server_config: cannot read {key} {pem.path}: {error.strerror}"
-        raise StartupError(message) from error
+        raise StartupError(f"tls_server_config: cannot read {key} {pem.path}: {error.strerror}") from error
 
 
 @contextmanager
