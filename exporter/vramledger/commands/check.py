@@ -14,10 +14,10 @@ import msgspec
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config, size
-from vramledger.commands.exporter_ledger import exporter_snapshots
 from vramledger.commands.interrupts import run_until_interrupted
-from vramledger.commands.own_samples import (
+from vramledger.commands.samples import (
     SAMPLES_MIN,
+    exporter_snapshots,
     hidden_on_gpu,
     log_own_look,
     own_readings,

@@ -20,8 +20,8 @@ from vramledger.agent_server.discovery import (
     find_exporters,
 )
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
-from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interrupts import run_until_interrupted
+from vramledger.commands.samples import follow_exporter
 from vramledger.config import AGENT_SOCKET, CONTROL_VARIABLE
 from vramledger.errors import StartupError
 from vramledger.model.reading import ASLEEP, DeviceReading, Reading

@@ -13,9 +13,15 @@ from pathlib import Path
 from vramledger.accounting.owners.owner_usage import Key
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
-from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interrupts import run_until_interrupted
-from vramledger.commands.own_samples import SAMPLES_MIN, listed_pids, log_own_look, own_readings, sample_fast
+from vramledger.commands.samples import (
+    SAMPLES_MIN,
+    follow_exporter,
+    listed_pids,
+    log_own_look,
+    own_readings,
+    sample_fast,
+)
 from vramledger.commands.termination import EndTarget, Selection, Termination, end_targets, select_targets
 from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.errors import StartupError, UsageError

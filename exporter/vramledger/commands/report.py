@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from vramledger.commands.alert_settings import Override, add_thresholds, given_settings
 from vramledger.commands.arguments import add_control, control_socket, size
-from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interrupts import run_until_interrupted
+from vramledger.commands.samples import follow_exporter
 from vramledger.errors import StartupError, UsageError
 from vramledger.model.reading import Owner
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Snapshot, State

@@ -22,10 +22,9 @@ from vramledger.commands.arguments import (
     control_socket,
     sampling_config,
 )
-from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interrupts import run_until_interrupted
-from vramledger.commands.own_samples import SAMPLES_MIN
 from vramledger.commands.past import add_storage, ask_past, past_time
+from vramledger.commands.samples import SAMPLES_MIN, follow_exporter
 from vramledger.errors import StartupError, UsageError
 from vramledger.model.records import RecordError
 from vramledger.model.snapshot import Snapshot

@@ -25,9 +25,56 @@ from vramledger.logs import COLLECTOR_FAILED, FailureStreaks
 from vramledger.metrics import sampling
 from vramledger.metrics.contract import collectors
 from vramledger.metrics.families import Collected, Family, Labels, Sample
-from vramledger.metrics.own_processes import OwnProcesses
 from vramledger.model.records import label_text
 from vramledger.model.snapshot import Snapshot
+from vramledger.readers.hosts.own_process import OwnProcess
+
+_HELP = {
+    "cpu_seconds_total": "Total user and system CPU time spent in seconds.",
+    "max_fds": "Maximum number of open file descriptors.",
+    "open_fds": "Number of open file descriptors.",
+    "resident_memory_bytes": "Resident memory size in bytes.",
+    "start_time_seconds": "Start time of the process since unix epoch in seconds.",
+    "virtual_memory_bytes": "Virtual memory size in bytes.",
+}
+
+
+def _families(prefix: str) -> dict[str, Family]:
+    return {
+        name: Family(f"{prefix}process_{name}", (), text, "exporter", "`/proc`", "never")
+        for name, text in _HELP.items()
+    }
+
+
+_OUR_FAMILIES, _SAMPLER_FAMILIES = _families(""), _families("vramledger_sampler_")
+
+
+class OwnProcesses:
+    """The exporter's process, and its sampler's while there is one.
+
+    prometheus_client's ProcessCollector makes each family at each scrape, which took 0.4 ms.
+    """
+
+    def __init__(self, sampler_pid: Callable[[], int | None]) -> None:
+        self._sampler_pid = sampler_pid
+        self._exporter = OwnProcess()
+        self._sampler: OwnProcess | None = None
+
+    def collect(self) -> Collected:
+        """Return the families of both; what cannot be read of a process is not there."""
+        found = _with_values(_OUR_FAMILIES, self._exporter.read())
+        pid = self._sampler_pid()
+        if pid is None:
+            self._sampler = None
+            return found
+        if self._sampler is None or self._sampler.pid != pid:
+            self._sampler = OwnProcess(pid)
+        return found + _with_values(_SAMPLER_FAMILIES, self._sampler.read())
+
+
+def _with_values(families: dict[str, Family], figures: dict[str, float]) -> Collected:
+    return [(families[name], [((), value)]) for name, value in figures.items()]
+
 
 _COMPRESSION = 1
 """8 GPUs with 64 holders each: level 1 makes 458 kB into 30 kB in 0.6 ms, level 6 into 27 kB in 1.8 ms."""

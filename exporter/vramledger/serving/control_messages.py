@@ -113,6 +113,10 @@ class ControlError(VramledgerError):
     """The message is not one of this version, or the answer says why the exporter did not do it."""
 
 
+class StorageError(VramledgerError):
+    """The storage does not answer, or says why it cannot."""
+
+
 Message = TypeVar("Message")
 
 

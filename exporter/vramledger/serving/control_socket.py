@@ -1,7 +1,14 @@
 """Run the control socket, through which commands and people ask the exporter, and make it release the GPUs.
 
-It speaks HTTP by aiohttp; :mod:`vramledger.serving.control_messages` has the paths. Every user may connect to
-it, and :mod:`vramledger.serving.callers` decides who may request what. A connection has one request. It costs
+It speaks HTTP by aiohttp; :mod:`vramledger.serving.control_messages` has the paths. Every user may connect:
+
+| who | may |
+|---|---|
+| root of the host, and the exporter's own user | everything |
+| any other user of the host | read what the page shows to everybody, if it asks for no password |
+| a process of a container, except the exporter's own container | nothing, also as root |
+
+A connection has one request. It costs
 little and has a deadline, and a user has only few at the same time. aiohttp never reads a stranger's socket.
 Any read of a Unix socket, also one that asks for no descriptors, closes those that come with the bytes, and
 waits for that as long as their owner likes: 5 s with a TCP socket that lingers for 5. So we look at what
@@ -25,14 +32,13 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from vramledger.agent_server.connection import read_credentials
+from vramledger.agent_server.connection import Peer, has_ended, identify_peer, read_credentials
 from vramledger.agent_server.disposal import Disposal, call_next_second, receive_bytes
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError, VramledgerError
 from vramledger.logs import fields, log
 from vramledger.model.agent_report import RefusedError
 from vramledger.rate_limit import LineLimit, TokenBucket
-from vramledger.serving.callers import Caller, identify_caller, may_be_trusted
 from vramledger.serving.control_messages import (
     LEDGER,
     MAX_REQUEST_BYTES,
@@ -55,6 +61,56 @@ from vramledger.serving.control_messages import (
 )
 from vramledger.web.cancellation import cancel_and_wait
 from vramledger.web.error_log import RequestErrorFilter
+from vramledger_agent.listener import PROC, is_outside_containers
+
+_ROOT = 0
+
+
+def may_be_trusted(uid: int) -> bool:
+    """Tell whether a process of a user may request everything if it is in no container."""
+    return uid in (_ROOT, os.geteuid())
+
+
+class Caller(NamedTuple):
+    """A connected process: who it is, whether it may request everything, and whether it may read."""
+
+    peer: Peer
+    outside: bool
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it may request everything."""
+        return self.outside and may_be_trusted(self.peer.uid)
+
+    def check_read(self, *, page_open: bool) -> None:
+        """Check that it may read the ledger. Raises ControlError if it may not."""
+        self._check_outside()
+        if not self.trusted and not page_open:
+            raise ControlError(
+                "the page asks for a password, so only root and the exporter's own user may read it here"
+            )
+
+    def check_control(self) -> None:
+        """Check that it may make the exporter do something. Raises ControlError if it may not."""
+        self._check_outside()
+        if not self.trusted:
+            raise ControlError("only root and the exporter's own user may request that")
+
+    def _check_outside(self) -> None:
+        if not self.outside:
+            raise ControlError(
+                "this process is in a container, or the exporter may not see it; run this on the host, or in "
+                "the exporter's own container"
+            )
+
+
+def identify_caller(connection: socket.socket) -> Caller:
+    """Return who connected; the caller closes ``pidfd``. Raises RefusedError if outside or ended."""
+    peer = identify_peer(connection, str(PROC))
+    # If the process still runs now, the namespaces that were read were its own.
+    outside = is_outside_containers(peer.pid) and not has_ended(peer.pidfd)
+    return Caller(peer, outside)
+
 
 MAX_CONNECTIONS = 64
 """The maximum number of open connections of those who may not request everything."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import select
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
 
 import vramledger
 from vramledger import __version__
@@ -30,19 +34,90 @@ from vramledger.sampling import malloc
 from vramledger.sampling.privileges import User, can_run_as, drop_privileges, find_user, forbid_changes
 from vramledger.sampling.sampler_process import Starter
 from vramledger.sampling.supervisor import Supervisor, reading_timeout
-from vramledger.serving.callers import Caller
-from vramledger.serving.control_messages import ControlError, Released, SnapshotHead, SnapshotRequest
-from vramledger.serving.past_desk import PastDesk
+from vramledger.serving.control_messages import (
+    At,
+    ControlError,
+    PastHead,
+    PastQuestion,
+    Readings,
+    Released,
+    SnapshotHead,
+    SnapshotRequest,
+    StorageError,
+)
 from vramledger.serving.publisher import HidingPublisher, SnapshotPublisher
 from vramledger.serving.service_manager import is_managed, notify_service_manager, wait_for_forbidden_driver
 from vramledger.serving.source import SnapshotSource, attach_agents, idle_threshold, open_source, snapshots
+from vramledger.storage.protocol import HIDE
 from vramledger.views.hidden_names import HiddenNames, host_key, public_view
 from vramledger.views.ledger_json import ledger_text, write_answer
 from vramledger.web.cancellation import cancel_and_wait
 from vramledger.web.server_part import import_server_only
 
+VISITORS = "visitors of the page"
+"""They ask as one: who they are is not known."""
+
+
+_Answer = TypeVar("_Answer")
+
+
+async def while_alive(pidfd: int, answering: Coroutine[Any, Any, _Answer]) -> _Answer:
+    """Return an answer, not computed further if who asked ends. Raises ControlError then."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(answering)
+    if pidfd >= 0:
+        loop.add_reader(pidfd, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        task.cancel()
+        if pidfd < 0 or not select.select([pidfd], [], [], 0)[0]:
+            raise
+        raise ControlError("who asked has ended") from None
+    finally:
+        loop.remove_reader(pidfd)
+
+
+class PastDesk:
+    """Answer commands that ask for the past."""
+
+    def __init__(self, *, expected: bool, hidden: HiddenNames | None = None) -> None:
+        """Start without a storage. If one is ``expected``, the exporter sets it when it is open."""
+        self.storage: Storage | None = None
+        self._expected = expected
+        self._hiding = {} if hidden is None else {HIDE: hidden.key.hex()}
+
+    async def answer_page(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Return the answer to a question of the page. Raises StorageError if there is none, or not yet."""
+        if self.storage is None:
+            raise StorageError(self._without())
+        return await self.storage.request({**question, **self._hiding}, asker=VISITORS)
+
+    async def answer(self, asked: PastQuestion, caller: Caller) -> tuple[PastHead, bytes]:
+        """Return the answer to a command. Raises ControlError if not allowed, or nothing is stored yet."""
+        if self.storage is None:
+            raise ControlError(self._without())
+        if isinstance(asked, Readings):
+            caller.check_control()
+        question = msgspec.to_builtins(asked)
+        if isinstance(asked, At) and not caller.trusted:
+            question["uid"] = caller.peer.uid
+        if not caller.trusted:
+            question |= self._hiding
+        asker = None if caller.trusted else f"uid {caller.peer.uid}"
+        head, content = await while_alive(caller.peer.pidfd, self.storage.request(question, asker=asker))
+        return PastHead(__version__, head), content
+
+    def _without(self) -> str:
+        """Return why there is no storage."""
+        if self._expected:  # the control socket and the page answer before it is open
+            return "it is still starting; ask again in a moment"
+        return "it keeps no past; start it with --storage.path"
+
+
 TYPE_CHECKING = False
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they load much: aiohttp, SQLite
+    from vramledger.serving.control_socket import Caller
     from vramledger.serving.storage import Storage, StoredTracker
     from vramledger.web.services import PageState
 
@@ -161,9 +236,11 @@ def _store(  # noqa: PLR0913, PLR0917 what it joins
     user: User | None,
 ) -> AbstractAsyncContextManager[tuple[Storage, StoredTracker]]:
     """Return what stores, during a block; only here it is loaded."""
-    from vramledger.metrics.storage import collect  # noqa: PLC0415
+    from vramledger.metrics.storage import (
+        StorageHealth,
+        collect,
+    )
     from vramledger.serving.storage import store  # noqa: PLC0415
-    from vramledger.serving.storage_health import StorageHealth  # noqa: PLC0415
 
     health = StorageHealth(storage.size, storage.retention)
     page.collect = lambda: collect(health.figures())

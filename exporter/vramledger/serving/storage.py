@@ -26,13 +26,13 @@ from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import SamplingConfig, StorageConfig
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log, settings
+from vramledger.metrics.storage import SLOW_DISK, StorageHealth
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
 from vramledger.rate_limit import TokenBucket
 from vramledger.sampling.privileges import User
 from vramledger.sampling.sampler_process import request_start
-from vramledger.serving.past_desk import StorageError
-from vramledger.serving.storage_health import SLOW_DISK, StorageHealth
+from vramledger.serving.control_messages import StorageError
 from vramledger.storage.protocol import (
     ADD,
     AGAIN,

@@ -31,7 +31,7 @@ from vramledger.errors import RecordingError, VramledgerError
 from vramledger.logs import configure
 from vramledger.model.records import JSON_VERSION
 from vramledger.sampling.privileges import drop_privileges
-from vramledger.storage.database import DamagedError, connect_reader, translated
+from vramledger.storage.database import DamagedError, PastReader, connect_reader, translated
 from vramledger.storage.protocol import (
     ANSWER,
     AT,
@@ -47,7 +47,6 @@ from vramledger.storage.protocol import (
     Entry,
     pack,
 )
-from vramledger.storage.reading import PastReader
 from vramledger.storage.reduction import expand_reading, facts_plain
 from vramledger.storage.state import Past, advance, compute, start_from
 from vramledger.views.hidden_names import HiddenNames, public_view

@@ -7,7 +7,7 @@ holders.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,21 +16,21 @@ from vramledger import __version__
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import Agent
 from vramledger.model.reading import Reading
-from vramledger.model.snapshot import Snapshot
-from vramledger.storage.deltas import difference
+from vramledger.model.snapshot import Holding, Snapshot
 from vramledger.storage.protocol import (
     ADD,
     BEGIN,
     LONGEST_GAP,
+    MINUTE,
     READING,
     SEGMENT_SECONDS,
     STATE,
     SUMMARY,
+    HolderSummary,
     write_entry,
 )
-from vramledger.storage.reduction import reduce_reading
+from vramledger.storage.reduction import difference, reduce_reading
 from vramledger.storage.state import write_state
-from vramledger.storage.summary import MINUTE, outline_of, summarise
 from vramledger.views.timeline import Timeline
 
 STATE_INTERVAL = 120.0
@@ -96,7 +96,7 @@ class Recorder:
         """Yield the message for what the accounting made of the newest reading, if it is time for one."""
         if self._began is None or snapshot.time is None:
             return
-        minute, outline = snapshot.time // MINUTE, outline_of(snapshot)
+        minute, outline = snapshot.time // MINUTE, _outline(snapshot)
         due = minute != self._summed_in or outline != self._outline
         if due:
             self._summed_in, self._outline = minute, outline
@@ -177,3 +177,52 @@ def _is_news(before: Agent, agent: Agent) -> bool:
 def _ooms(agent: Agent) -> list[int]:
     frameworks = () if agent.report is None else agent.report.frameworks
     return [device.figures.get("ooms", 0) for each in frameworks for device in each.devices]
+
+
+def summarise(snapshot: Snapshot, peaks: Mapping[str, int]) -> dict[str, Any]:
+    """Return the summary of a sample as JSON values, with the most of each device since the one before."""
+    return {
+        "time": snapshot.time,
+        "up": snapshot.up,
+        "devices": {
+            device.reading.uuid: {
+                "gpu": device.reading.index,
+                "total": device.ledger.total,
+                "used": device.ledger.used,
+                "peak": peaks.get(device.reading.uuid),
+                "wasted": device.wasted,
+                "unattributed": device.ledger.unattributed,
+                "holders": {f"{each.pid}/{each.start}": _holder(snapshot, each) for each in device.holdings},
+            }
+            for device in snapshot.devices
+            if device.ledger is not None
+        },
+        "ooms": {f"{each.type}\n{each.name}\n{each.framework}": each.failures for each in snapshot.ooms},
+    }
+
+
+def _holder(snapshot: Snapshot, holding: Holding) -> HolderSummary:
+    facts = snapshot.facts_of(holding.pid)
+    owner = None if facts is None else facts.owner_or_user
+    return HolderSummary(
+        "unknown" if owner is None else owner.type,
+        "" if owner is None else owner.name,
+        "" if facts is None or facts.user is None else facts.user,
+        "" if facts is None else facts.command,
+        holding.state.value,
+        holding.grade.value,
+        holding.held,
+        holding.wasted,
+    )
+
+
+def _outline(snapshot: Snapshot) -> object:
+    """Return what changes whenever more than bytes changes: who holds, in which state, and who ran out."""
+    holders = [
+        (
+            device.reading.uuid,
+            sorted((each.pid, each.start or 0, each.state.value, each.left_over) for each in device.holdings),
+        )
+        for device in snapshot.devices
+    ]
+    return snapshot.up, holders, snapshot.ooms

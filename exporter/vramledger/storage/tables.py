@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from vramledger.storage.summary import MINUTE, HolderSummary, TimelineMark, marks_between
+from vramledger.model.snapshot import Grade, State
+from vramledger.storage.protocol import MINUTE, HolderSummary
 
 _IDS_MAX = 10_000
 """How many numbers of devices and holders are remembered; of others the file is asked."""
@@ -189,3 +191,49 @@ class SummaryTables:
 def _identity(holder: HolderSummary) -> tuple[Any, ...]:
     """Return what must not change within a row: all but the bytes."""
     return holder._replace(held=None)
+
+
+class TimelineMark(NamedTuple):
+    """Something that happened on a device, or on the host where ``uuid`` is empty.
+
+    ``kind`` is ``came``, ``went``, the name of the state that a holder got, ``oom``, ``lost`` (the GPUs gave
+    no data any more), or ``back``.
+    """
+
+    time: float
+    kind: str
+    uuid: str = ""
+    key: str = ""
+    holder: HolderSummary | None = None
+    before: str = ""
+    owner: str = ""
+
+
+def marks_between(time: float, before: dict[str, Any], after: dict[str, Any]) -> Iterator[TimelineMark]:
+    """Yield what happened from one summary to the next."""
+    if before["up"] != after["up"]:
+        yield TimelineMark(time, "back" if after["up"] else "lost")
+    if not after["up"] or not before["up"]:
+        return
+    for uuid, device in after["devices"].items():
+        old = before["devices"].get(uuid, {}).get("holders", {})
+        for key, raw in device["holders"].items():
+            holder = HolderSummary(*raw)
+            known = HolderSummary(*old[key]) if key in old else None
+            state = _state(holder)
+            if known is None or _state(known) != state:
+                kind = "came" if known is None and state in ("active", "unknown") else state
+                yield TimelineMark(time, kind, uuid, key, holder, "" if known is None else _state(known))
+        for key in old.keys() - device["holders"].keys():
+            holder = HolderSummary(*old[key])
+            yield TimelineMark(time, "went", uuid, key, holder, _state(holder))
+    for key, count in after["ooms"].items():
+        if count > before["ooms"].get(key, 0):
+            kind, name, _ = key.split("\n")
+            yield TimelineMark(time, "oom", owner=f"{kind} {name}")
+
+
+def _state(holder: HolderSummary) -> str:
+    """Return its state as an event: that it was left behind is none while it is only inferred."""
+    unsure = (holder.state, holder.grade) == (State.ORPHANED.value, Grade.INFERRED.value)
+    return State.ACTIVE.value if unsure else holder.state

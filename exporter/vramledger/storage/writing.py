@@ -21,12 +21,14 @@ from vramledger.logs import fields, log
 from vramledger.storage.database import (
     PIECES,
     DamagedError,
+    PastReader,
+    StoredSegment,
     UnfitError,
     connect_writer,
+    read_entries,
     read_lines,
     translated,
 )
-from vramledger.storage.deltas import difference
 from vramledger.storage.protocol import (
     LONGEST_GAP,
     NAME,
@@ -38,7 +40,7 @@ from vramledger.storage.protocol import (
     read_head,
     write_entry,
 )
-from vramledger.storage.reading import PastReader, StoredSegment, read_entries
+from vramledger.storage.reduction import difference
 from vramledger.storage.tables import SummaryTables
 
 LIVE, WHOLE = 0, 1

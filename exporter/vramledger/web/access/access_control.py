@@ -5,27 +5,67 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import ipaddress
+import socket
 import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 
+from vramledger.config import ListenAddress
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
 from vramledger.metrics.families import Collected
 from vramledger.rate_limit import TokenBucket
-from vramledger.web.access.host_names import is_name_of_this_host
 from vramledger.web.access.passwords import PasswordResult, Passwords, connection_source
-from vramledger.web.access.settings import REQUIRED, AccessSettings
-from vramledger.web.access.tls import alternative_names, make_context
+from vramledger.web.access.tls import REQUIRED, AccessSettings, alternative_names, make_context
 from vramledger.web.response_headers import BareResponse
+
+
+def names_of_loopback(
+    listened: Iterable[ListenAddress], configured: Iterable[ListenAddress]
+) -> frozenset[str] | None:
+    """Return the names of this host that a request may have; None if other hosts may reach us, by any name.
+
+    A web page may read what is served under its own name, whose owner chooses its address, also loopback (DNS
+    rebinding). So who listens on loopback alone, without passwords, answers only to names of this host.
+    """
+    if not all(_is_loopback(each.host) for each in listened):
+        return None
+    return frozenset({"localhost", socket.gethostname().lower(), *(each.host.lower() for each in configured)})
+
+
+@lru_cache(maxsize=64)
+def is_name_of_this_host(host: str, names: frozenset[str]) -> bool:
+    """Tell whether a Host header has one of the names, or an address; an empty one is not of a browser."""
+    if not host:
+        return True
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    return name in names or name.endswith(".localhost") or _is_address(name)
+
+
+def _is_loopback(host: str) -> bool:
+    return _is_address(host) and ipaddress.ip_address(host).is_loopback
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
 
 STATUS = {
     reason: HTTPStatus(status)

@@ -15,7 +15,7 @@ import yaml
 from msgspec import Meta, Struct, ValidationError, convert
 
 from vramledger.errors import StartupError
-from vramledger.web.access.settings import (
+from vramledger.web.access.tls import (
     CIPHERS,
     CURVES,
     HEADERS,
