@@ -236,10 +236,7 @@ def _store(  # noqa: PLR0913, PLR0917 what it joins
     user: User | None,
 ) -> AbstractAsyncContextManager[tuple[Storage, StoredTracker]]:
     """Return what stores, during a block; only here it is loaded."""
-    from vramledger.metrics.storage import (
-        StorageHealth,
-        collect,
-    )
+    from vramledger.metrics.storage import StorageHealth, collect  # noqa: PLC0415
     from vramledger.serving.storage import store  # noqa: PLC0415
 
     health = StorageHealth(storage.size, storage.retention)
