@@ -72,7 +72,6 @@ async def _capture(args: argparse.Namespace) -> int:
 
 
 async def _stored(lines: list[bytes]) -> AsyncIterator[Reading | None]:
-    """Yield readings of the storage."""
     for line in lines:
         yield decode(line)
 

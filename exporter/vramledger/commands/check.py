@@ -157,7 +157,6 @@ async def _check(
 def _recheck_with_hidden(
     config: SamplingConfig, options: CheckOptions, sampler: int | None, snapshot: Snapshot
 ) -> list[CheckResult]:
-    """Check once more, after a search for hidden holders."""
     read = [device.reading for device in snapshot.devices]
     holders, search = search_hidden(Host(config.procfs, config.rootfs), read, sampler)
     devices = tuple(_with_hidden(each, holders) for each in snapshot.devices)

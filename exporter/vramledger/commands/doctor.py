@@ -128,8 +128,6 @@ def _limits_of_agents(agents: ExporterStatus | None) -> Iterator[_Limit]:
 
 
 def _limits_of_devices(devices: Sequence[DeviceReading]) -> list[_Limit]:
-    """Return what the GPUs themselves do not tell."""
-
     def named(lacking: Sequence[DeviceReading]) -> str:
         every = len(lacking) == len(devices)
         return "" if every else f" on GPU {', '.join(str(each.index) for each in lacking)}"
@@ -144,7 +142,6 @@ def _limits_of_devices(devices: Sequence[DeviceReading]) -> list[_Limit]:
 
 
 def _limits_of_holders(collectors: Mapping[str, tuple[bool, float]], *, known: bool) -> list[_Limit]:
-    """Return what is not known of who holds memory."""
     found = []
     threads = collectors.get("threads", (False, 0.0))[0]
     if not known:
@@ -163,7 +160,6 @@ def _limits_of_holders(collectors: Mapping[str, tuple[bool, float]], *, known: b
 
 
 def _exporter(contact: ExporterContact) -> Iterator[Finding]:
-    """Say whether commands and agents reach an exporter."""
     subject = f"exporter {contact.path}"
     others = [each for each in contact.running if each.control_socket not in (None, str(contact.path))]
     if contact.problem is None:
@@ -192,7 +188,6 @@ def _exporter(contact: ExporterContact) -> Iterator[Finding]:
 
 
 def _agents(status: ExporterStatus, running: Collection[RunningExporter]) -> Finding:
-    """Say whether agents can reach an exporter."""
     subject = f"agents {status.path}"
     elsewhere = [each.agent_socket for each in running if each.agent_socket not in (None, str(status.path))]
     if status.problem == NO_SOCKET and elsewhere:
@@ -367,7 +362,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _contact_exporter(args: argparse.Namespace, procfs: Path, reading: Reading) -> ExporterContact:
-    """Find out whether commands and agents reach an exporter."""
     path = control_socket(args)
     problem: str | None = None
     snapshot: Snapshot | None = None

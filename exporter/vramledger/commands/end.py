@@ -121,7 +121,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _run_end(config: SamplingConfig, options: EndOptions) -> int:
-    """List the selected holders, end them if ``yes`` is given, and return the exit status."""
     config = sample_fast(config)
     host = Host(config.procfs, config.rootfs)
     supervisor = Supervisor(config)
@@ -278,7 +277,6 @@ async def _watch_holders(
 
 
 def _selection_refusals(snapshot: Snapshot, selection: Selection) -> Iterator[str]:
-    """Say why nothing can be selected here at all."""
     if snapshot.host_pid_namespace is not True or not snapshot.up:
         reason, message = snapshot.failure or ("blind", "not in the host's PID namespace")
         yield f"cannot say who holds memory ({reason}): {message}"

@@ -136,7 +136,6 @@ def choose_program(ledgers: list[LedgerSample], pid: int | None, origin: str) ->
 
 
 def _is_same(one: Program, other: Program) -> bool:
-    """Tell whether two samples show the same program under a pid, and not a later one."""
     if one.started is None or other.started is None:
         return True
     return abs(one.started - other.started) < 1.0
@@ -200,7 +199,6 @@ def _documents(path: Path, content: bytes) -> list[Any]:
 
 
 def _parse(texts: Sequence[bytes]) -> list[Any]:
-    """Return the values of JSON texts; an empty list if one of them is not JSON."""
     try:
         return [json.loads(each) for each in texts]
     except (ValueError, RecursionError):
@@ -470,7 +468,6 @@ def _verdict_text(need: MemoryNeed, offer: Offer) -> str:
 
 
 def _doubt(need: MemoryNeed, offer: Offer) -> str:
-    """Say why it is not known whether the program fits."""
     if need.bytes is not None and offer.limit is not None and not offer.limit.known:
         return "but its cgroup may leave it less"
     if need.bytes is None:

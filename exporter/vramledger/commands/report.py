@@ -128,7 +128,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _newest(path: Path) -> Snapshot:
-    """Return what the exporter knows. Raises StartupError if no exporter answers, or it has no data."""
     try:
         async with aclosing(follow_exporter(path)) as ledgers:  # type: ignore[type-var]
             snapshot = (await anext(ledgers)).snapshot
@@ -185,7 +184,6 @@ def _exempt(
 
 
 def _line(each: Unused) -> str:
-    """Say who holds how much since when, in the words of the alerts."""
     holding = each.holding
     command = f" ({printable(each.command)})" if each.command else ""
     amount = gib(holding.held) if holding.held is not None else "an unknown amount"
@@ -198,7 +196,6 @@ def _line(each: Unused) -> str:
 
 
 def _ending(each: Unused) -> str:
-    """Say how its user ends it."""
     if each.holding.state in (State.DEAD, State.STUCK):
         return "No signal ends it; the administrator knows of it."
     command = f"vramledger end --pid {each.holding.pid}"

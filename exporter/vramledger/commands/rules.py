@@ -161,7 +161,6 @@ def read_sources(settings: RuleSettings, home: Path = HOME) -> dict[Path, dict[s
 
 
 def _expanded_rule(rule: dict[str, Any], snippets: Snippets) -> dict[str, Any]:
-    """Return a rule with snippets in its expression and annotations."""
     expanded = {**rule, "expr": snippets.expand(rule["expr"])}
     if "annotations" in rule:
         expanded["annotations"] = {name: snippets.expand(text) for name, text in rule["annotations"].items()}
@@ -248,7 +247,6 @@ def _owner_matchers(before: Sequence[Override], own: Override | None) -> str:
 
 
 def _quotable(text: str) -> str:
-    """Return a text as it stands between quotes in PromQL."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 

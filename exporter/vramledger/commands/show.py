@@ -98,7 +98,6 @@ async def _show(args: argparse.Namespace) -> int:
 
 
 async def _show_past(args: argparse.Namespace) -> int:
-    """Show a moment of the past, or sum up a span."""
     if args.watch:
         raise UsageError("--watch shows the present; leave it out with --at and --since")
     if args.since is not None:
@@ -216,7 +215,6 @@ def _print_sample(
 
 
 def _evidence_text(snapshot: Snapshot, pid: int, *, as_json: bool) -> str:
-    """Return the evidence for a holder, as lines or as a line of JSON; empty when the pid holds nothing."""
     if as_json:
         evidence = evidence_json(snapshot, pid)
         return "" if evidence is None else json.dumps(evidence) + "\n"

@@ -311,7 +311,6 @@ class KubernetesNode:
     async def _request(
         self, method: str, of: str = "", body: Mapping[str, Any] | None = None, kind: str = "application/json"
     ) -> dict[str, Any]:
-        """Send a request about the node or a part ``of`` it, and return the object in the answer."""
         path = self._path + of
         about = f"{method} {path} at {self._server.host}:{self._server.port}"
         content = None if body is None else json.dumps(body).encode()

@@ -110,7 +110,6 @@ def _encode_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _read_frames(connection: socket.socket, deadline: float) -> Iterator[_Http2Frame]:
-    """Yield what the peer sends until it closes the connection."""
     data = bytearray()
     while True:
         while len(data) >= 9:  # noqa: PLR2004 the length of a frame's head
@@ -133,7 +132,6 @@ def _read_frames(connection: socket.socket, deadline: float) -> Iterator[_Http2F
 
 
 def _read_body(connection: socket.socket, deadline: float) -> bytes:
-    """Collect the body of the answer."""
     body = bytearray()
     for frame in _read_frames(connection, deadline):
         if frame.kind == _SETTINGS and not frame.flags & _ACK:
@@ -343,7 +341,6 @@ def parse_devices(data: bytes) -> dict[str, str]:
 
 
 def _prepared(value: Any, depth: int) -> Iterator[tuple[str, str]]:  # noqa: ANN401 another program's JSON
-    """Yield name and UUID of every prepared device below a value."""
     if depth == 0:
         return
     if isinstance(value, list):
@@ -367,7 +364,6 @@ def _prepared(value: Any, depth: int) -> Iterator[tuple[str, str]]:  # noqa: ANN
 
 
 def _uuids(value: Any, depth: int) -> Iterator[str]:  # noqa: ANN401
-    """Yield the UUIDs of GPUs and instances that a value has below it."""
     if depth == 0:
         return
     if isinstance(value, str) and _UUID.fullmatch(value):

@@ -213,7 +213,6 @@ class PodLabelReader(Collector):
     def __init__(
         self, ask: Callable[[], Pods], labels: tuple[str, ...], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Prepare; nobody is asked before :meth:`update`. ``ask`` may raise :class:`ClusterError`."""
         self._ask = ask
         self._labels = labels
         self._clock = clock

@@ -160,7 +160,6 @@ class Exposition:
         return self._encode(self._collect[name](snapshot), request)
 
     def _render_own(self, request: ScrapeRequest) -> bytes:
-        """Return what no snapshot has: the exporter's access rules, storage, processes and interpreter."""
         blocks = self._encode(self._collect_own() + self._own.collect(), request)
         if request.names is None or not request.names.isdisjoint(_PYTHON):
             blocks.append((_PYTHON[0], _about_python(openmetrics=request.openmetrics)))
@@ -190,7 +189,6 @@ class Exposition:
         return header
 
     def _encode(self, collected: Collected, request: ScrapeRequest) -> list[tuple[str, bytes]]:
-        """Return (family name, its text) for the wanted families that have samples."""
         blocks = []
         for family, samples in collected:
             if request.names is not None and request.names.isdisjoint((family.name, family.base)):
@@ -254,7 +252,6 @@ def _header(family: Family, *, openmetrics: bool) -> str:
 
 @lru_cache(maxsize=2)
 def _about_python(*, openmetrics: bool) -> bytes:
-    """Return prometheus_client's family about the interpreter, which never changes."""
     collector = PlatformCollector(registry=None)
     if openmetrics:
         page: bytes = generate_openmetrics(collector)  # type: ignore[no-untyped-call]

@@ -270,7 +270,6 @@ def collect(snapshot: Snapshot, collector: str) -> Collected:
 
 
 def _log_unknown_readings(snapshot: Snapshot) -> None:
-    """Write to the debug log the keys that the contract does not know."""
     for _, device in devices_shown(snapshot):
         if unknown := device.reading.hardware.keys() - HARDWARE.keys():
             about = fields(uuid=device.reading.uuid, keys=",".join(sorted(unknown)))

@@ -243,7 +243,6 @@ def _about_processes(snapshot: Snapshot, pids: Iterable[int]) -> Collected:
 
 
 def _described(facts: ProcessFacts | None, process: ProcessSnapshot | None) -> Labels:
-    """Return user, command, states that it settled in, and owner; empty where they are not known."""
     settled = process.settled if process is not None else ("", "")
     if facts is None:
         return ("", "", *settled, *Owner("", ""))

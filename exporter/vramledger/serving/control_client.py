@@ -75,8 +75,6 @@ async def request_past(path: Path, question: dict[str, Any]) -> tuple[str, dict[
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket of an exporter that we may trust."""
-
     def __init__(self, path: Path, seconds: float) -> None:
         super().__init__("localhost", timeout=seconds)
         self._path = path
@@ -145,7 +143,6 @@ def _read(reading: Callable[[], _T]) -> _T:
 
 
 def _describe(path: Path, error: Exception) -> str:
-    """Say why there is no answer, and what to do."""
     if isinstance(error, FileNotFoundError | ConnectionRefusedError | NotADirectoryError):
         return f"no exporter answers at {path}; is 'vramledger serve' running, with this --control.socket?"
     if isinstance(error, PermissionError):

@@ -350,7 +350,6 @@ class _ControlServer:
         return response
 
     async def _respond(self, request: web.BaseRequest, content: bytes, caller: Caller) -> tuple[bytes, ...]:
-        """Return the parts of the answer's body."""
         what = request.method, request.path
         if what in {("POST", RELEASE), ("POST", RESUME)}:
             who = {"pid": caller.peer.pid, "uid": caller.peer.uid, "ask": request.path}
@@ -383,15 +382,12 @@ class _ControlServer:
 
 
 class _ForbiddenError(ControlError):
-    """A request is refused, with this status."""
-
     def __init__(self, status: HTTPStatus, why: object) -> None:
         super().__init__(str(why))
         self.status = status
 
 
 def _send_refusal(accepted: socket.socket, why: object) -> None:
-    """Refuse a connection that aiohttp does not get."""
     body = write(Refused(str(why)))
     head = (
         "HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\n"

@@ -109,7 +109,6 @@ class PastDesk:
         return PastHead(__version__, head), content
 
     def _without(self) -> str:
-        """Return why there is no storage."""
         if self._expected:  # the control socket and the page answer before it is open
             return "it is still starting; ask again in a moment"
         return "it keeps no past; start it with --storage.path"
@@ -146,7 +145,6 @@ async def serve_until_signalled(config: Config) -> None:
 async def _serve_source(
     config: Config, source: SnapshotSource, kind: str, recording: str | None, stop: asyncio.Task[bool]
 ) -> None:
-    """Serve one source until ``stop`` is done."""
     # aiohttp takes 60 ms, which other commands save
     import_server_only()
     from vramledger.web.app import serve  # noqa: PLC0415
@@ -286,7 +284,6 @@ def _agent_socket(config: Config) -> str | None:
 
 
 def _give_up_rights(config: Config, start_starter: Callable[[], None], user: User | None) -> None:
-    """Leave every right to the process that starts samplers."""
     start_starter()
     drop_privileges(become=user)
     forbid_changes(path.parent for path in _socket_paths(config))
@@ -310,7 +307,6 @@ async def _publish(
 
 
 def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
-    """Log that there is no data or that there is data again, if this differs from the snapshot before."""
     if snapshot.released_until is not None:
         return  # the release was requested, and the source has logged it
     if snapshot.failure is not None and snapshot.failure != before:
@@ -348,7 +344,6 @@ async def _control_socket(  # noqa: PLR0913, PLR0917 what it joins
 
 
 async def _release(source: Supervisor, seconds: float | None) -> Released:
-    """Release the GPUs for so long, or reopen them."""
     if seconds is None:
         source.resume()
         return Released(released_until=None)

@@ -71,7 +71,6 @@ class HidingPublisher:
     """Give the web pages what a publisher has, without the names that they do not show."""
 
     def __init__(self, publisher: SnapshotPublisher, hidden: HiddenNames) -> None:
-        """Hide names in what ``publisher`` publishes."""
         self._publisher = publisher
         self._hidden = hidden
         self._made: tuple[Snapshot, Snapshot] | None = None

@@ -223,7 +223,6 @@ class Storage:
         self._ready = True
 
     async def _start(self) -> None:
-        """Have a process that stores started. Raises ConnectionError without a starter, or OSError."""
         self._writer = await _Pipes.start(self._requests, WRITE)
 
     def send(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
@@ -281,7 +280,6 @@ class Storage:
         return head, content
 
     async def _answer_in_turn(self, question: dict[str, Any], asker: str | None) -> bytes:
-        """Wait for the asker's turn, and have the answer computed."""
         if asker is None:
             async with self._trusted.turn:
                 return await self._trusted.answer(question)
@@ -353,7 +351,6 @@ class Storage:
                 return wait
 
     async def _receive(self) -> None:
-        """Receive messages until the process that stores has ended."""
         pipes = self._writer
         assert pipes is not None  # noqa: S101 it was started
         while True:
@@ -364,7 +361,6 @@ class Storage:
                 self.health.record_status(json.loads(content))
 
     def _disconnect(self) -> None:
-        """Close the pipes of a process that has ended."""
         if self._writer is not None:
             self._writer.close()
         self._writer = None
@@ -383,7 +379,6 @@ class Storage:
 
 
 def _open_pipe() -> tuple[FileIO, FileIO]:
-    """Return the ends of a new pipe: for reading, and for writing."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     return FileIO(reader, "rb"), FileIO(writer, "wb")
 
@@ -540,7 +535,6 @@ def _arguments(config: StorageConfig, rootfs: Path, user: User | None) -> str:
 
 
 def _machine_id(rootfs: Path) -> str:
-    """Return what identifies this host, empty if that is not known."""
     try:
         return (rootfs / "etc/machine-id").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

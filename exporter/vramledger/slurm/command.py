@@ -334,7 +334,6 @@ def _read_job(environment: Mapping[str, str]) -> SlurmJob:
 
 
 def _read_gres(path: Path | None, procfs: Path) -> tuple[str, ...] | None:
-    """Return the devices of Slurm's numbers, None when they are not known."""
     if path is None:
         return None
     try:
@@ -361,8 +360,6 @@ def _write_record(path: Path, job: SlurmJob, devices: tuple[str, ...] | None) ->
 
 
 class _NodeCheck:
-    """Sample until the devices are clean, or until the wait is over."""
-
     def __init__(
         self,
         config: SamplingConfig,
@@ -494,7 +491,6 @@ class _JobEnding:
 
 
 def _ancestors(host: Host) -> Iterator[int]:
-    """Yield this program and what started it."""
     pid = os.getpid()
     while pid > 1 and (row := host.row(pid)) is not None:
         yield pid

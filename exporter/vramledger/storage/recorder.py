@@ -164,7 +164,6 @@ def _with_allocations(kept: Agent, agent: Agent) -> Agent:
 
 
 def _is_news(before: Agent, agent: Agent) -> bool:
-    """Tell whether a report says more than figures that have moved."""
     if agent.problem != before.problem or (agent.report is None) != (before.report is None):
         return True
     return (

@@ -176,7 +176,6 @@ _DEFAULTS = {
 
 
 def _agents(agents: Iterable[Agent]) -> dict[str, Any]:
-    """Return reports of agents, and apart from them the counts that change each second."""
     reports = [agent_plain(each) for each in agents]
     counts = {
         place: figures.pop("allocations") for place, figures in _counting(reports) if "allocations" in figures
@@ -209,7 +208,6 @@ def expand_reading(value: Mapping[str, Any], time: float) -> dict[str, Any]:
 
 
 def _counting(agents: Iterable[list[Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the places and figures of all devices of agents' reports."""
     for number, agent in enumerate(agents):
         for name, framework in enumerate((agent[-1] or {}).get("frameworks", ())):
             for ordinal, device in enumerate(framework.get("devices", ())):

@@ -28,8 +28,6 @@ _INSERT_HOLDER = "INSERT INTO holder (pid, start, owner_type, owner, user, comma
 
 
 class _Open(NamedTuple):
-    """A row that is not over."""
-
     time: int
     key: tuple[int, ...]
     values: tuple[Any, ...]
@@ -43,7 +41,6 @@ class SummaryTables:
     """What is written to the tables next; a new one is made after a failure of the disk."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        """Go on from what is in the file. Raises sqlite3.Error if it cannot be read."""
         self._connection = connection
         found = connection.execute("SELECT value FROM meta WHERE name = 'summary'").fetchone()
         self._before: dict[str, Any] | None = None

@@ -229,7 +229,6 @@ class PastWriter:
             raise
 
     def _put_aside(self, why: RecordingError) -> None:
-        """Rename the file, with its log."""
         suffix = why.suffix if isinstance(why, UnfitError) else "damaged"
         number = int(self._clock())
         while os.path.lexists(self._directory / (name := f"{NAME}.{suffix}-{number}")):
@@ -313,7 +312,6 @@ class PastWriter:
             raise failures[0]
 
     def _files(self) -> dict[str, tuple[int, float]]:
-        """Return bytes and time of each of our files, the oldest first."""
         found = {}
         for each in self._directory.iterdir():
             if OURS.fullmatch(each.name):

@@ -179,7 +179,6 @@ def _uid(process: ProcessSnapshot) -> int | None:
 
 
 def _words(process: ProcessSnapshot) -> Iterator[str]:
-    """Yield what the evidence of a holder may name."""
     for facts in (process.facts, process.first):
         if facts is None:
             continue

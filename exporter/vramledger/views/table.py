@@ -165,7 +165,6 @@ def _remedies(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
 
 
 def _limit_lines(device: DeviceSnapshot) -> Iterator[str]:
-    """Say what owners may take, and what is taken of it."""
     for each in device.limits:
         if each.maximum is not None:
             taken = "an unknown part" if each.used is None else gib(each.used)

@@ -61,7 +61,6 @@ class PastApi:
     """
 
     def __init__(self, ask: AskPast | None) -> None:
-        """Answer with what ``ask`` gives; None where nothing is stored."""
         self._ask = ask
         self._kept: OrderedDict[tuple[object, ...], tuple[float, bytes]] = OrderedDict()
         self._bucket = TokenBucket(time.monotonic(), _RATE, _BURST)
@@ -106,7 +105,6 @@ class PastApi:
 async def _while_connected(
     request: web.Request, answering: Awaitable[tuple[dict[str, Any], bytes]]
 ) -> tuple[dict[str, Any], bytes]:
-    """Return an answer; it is cancelled when the visitor has closed the connection."""
     task = asyncio.ensure_future(answering)
     try:
         while not (await asyncio.wait({task}, timeout=_LOOK_SECONDS))[0]:
@@ -129,7 +127,6 @@ def _problem(why: str) -> bytes:
 
 
 def _time_of(request: web.Request, name: str) -> float | None:
-    """Return a time of the query in whole seconds, None if it is not one."""
     text = request.query.get(name, "")
     if not text.isascii() or not text.replace(".", "", 1).isdigit():
         return None
@@ -376,6 +373,5 @@ def _guarded(answer: RequestHandler, access: AccessControl, connections: Connect
 
 
 def _page_url(address: ListenAddress, *, secure: bool) -> str:
-    """Return the address at which a person on this machine finds the page."""
     host = "localhost" if address.host in ("", "::", "0.0.0.0") else address.host  # noqa: S104 compared only
     return f"{'https' if secure else 'http'}://{ListenAddress(host, address.port)}/"

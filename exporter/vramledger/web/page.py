@@ -150,7 +150,6 @@ class Runbooks:
     """The runbooks and their index; a page is built on request, because requests are rare."""
 
     def __init__(self, page: Page) -> None:
-        """Read the texts; ``page`` gives them their frame."""
         self._page = page
         self._bodies = {path.stem: path.read_text(encoding="utf-8") for path in _RUNBOOKS.glob("*.html")}
 

@@ -111,8 +111,6 @@ class Viewer:
 
 
 class _Rendered(NamedTuple):
-    """The result of one render; None means an event that no viewer needs."""
-
     rows: Rows
     change: PageEvent | None
     full: PageEvent | None
@@ -209,7 +207,6 @@ class PageStream:
             self._viewers.discard(viewer)
 
     async def _send_event(self) -> None:
-        """Render what has changed, and send it to every viewer that is ready to receive it."""
         snapshot, ready = self._services.snapshot, self._services.ready
         version = (snapshot.serial, snapshot.up, snapshot.failure, ready)
         changed = version != self._rendered_from

@@ -62,7 +62,6 @@ class RenderCache:
         return result.result() if result.done() else await asyncio.shield(result)
 
     def _renders_of(self, snapshot: Snapshot) -> dict[Hashable, asyncio.Future[bytes]]:
-        """Return what is kept of this snapshot and second."""
         version = (snapshot.serial, snapshot.up, snapshot.failure, int(self._clock()))
         if version != self._version:
             self._version = version
@@ -105,7 +104,6 @@ class RequestLimiter:
     """Answer a limited number of requests together: what a client does not read stays in our memory."""
 
     def __init__(self, most: int) -> None:
-        """Allow ``most`` requests together; 0 means no limit."""
         self._most = most
         self._running = 0
         self._writing: dict[asyncio.Transport, float] = {}  # start times, the oldest first
@@ -127,7 +125,6 @@ class RequestLimiter:
             self._running -= 1
 
     def _abort_slowest(self) -> bool:
-        """End the answer that has been under way for the longest time, if that is too long."""
         transport, since = next(iter(self._writing.items()), (None, 0.0))
         if transport is None or time.monotonic() - since < _SLOW:
             return False

@@ -110,7 +110,6 @@ class AccessControl:
     """The rules for all requests."""
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the file; without one there are no rules. Raises StartupError if it is wrong."""
         self._path = path
         self._clock = clock
         self._settings = AccessSettings()
@@ -173,7 +172,6 @@ class AccessControl:
         return refusal_response(reason, self.headers)
 
     async def _reason(self, request: web.BaseRequest) -> str | None:
-        """Return why a request is refused, one of WEB_REFUSALS."""
         settings = self._settings
         if self._bucket is not None and not self._bucket.consume(self._clock()):
             return "rate"
@@ -286,19 +284,15 @@ class AccessControl:
 
 
 def _bucket(settings: AccessSettings, now: float) -> TokenBucket | None:
-    """Return a bucket of ``burst`` tokens, one more each ``interval``; None without a limit."""
     return TokenBucket(now, 1 / settings.interval, float(settings.burst)) if settings.interval else None
 
 
 def _clients(settings: AccessSettings) -> tuple[object, ...]:
-    """Return the part of the settings that decides which certificates may connect."""
     tls = settings.tls
     return () if tls is None else (tls.client_auth, tls.client_ca, tls.allowed_sans)
 
 
 class _Loaded(NamedTuple):
-    """What an attempt to load the file gave."""
-
     digests: Mapping[Path, Digest]  # of each file before it was read, so that a later change is never missed
     settings: AccessSettings | None = None  # None if the file is wrong
     context: ssl.SSLContext | None = None  # for TLS, None for plain HTTP
@@ -314,7 +308,6 @@ class _Loaded(NamedTuple):
 
 
 def _load(path: Path) -> _Loaded:
-    """Read the file and those that it names."""
     from vramledger.web.access.config_file import read_settings  # noqa: PLC0415 only a configuration file needs YAML
 
     digests = {path: _digest(path)}

@@ -237,7 +237,6 @@ def _tls(given: _Tls, directory: Path, *, http2: bool) -> TlsSettings:
 
 
 def _tls_problems(tls: TlsSettings, *, http2: bool) -> list[str]:
-    """Return what is wrong with TLS settings whose types are right."""
     problems = [*_unknown_names(tls)]
     if not tls.certificate:
         problems.append("cert_file is missing (or cert)")
@@ -252,7 +251,6 @@ def _tls_problems(tls: TlsSettings, *, http2: bool) -> list[str]:
 
 
 def _unknown_names(tls: TlsSettings) -> Iterator[str]:
-    """Yield the names of versions, cipher suites and curves that do not exist."""
     for given, known, what, hint in (
         ((tls.oldest, tls.newest), VERSIONS, "TLS version", ", ".join(VERSIONS)),
         (tls.ciphers, CIPHERS, "cipher suite", "Go's names"),
@@ -262,7 +260,6 @@ def _unknown_names(tls: TlsSettings) -> Iterator[str]:
 
 
 def _client_problems(tls: TlsSettings) -> Iterator[str]:
-    """Yield what is wrong with what clients must show."""
     if tls.client_auth in _UNVERIFIED:
         yield (
             f"client_auth_type {tls.client_auth} accepts a certificate that is not "
