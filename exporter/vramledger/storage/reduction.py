@@ -23,8 +23,8 @@ from vramledger.model.reading import DeviceReading, ProcessFacts, Reading, agent
 
 SET, GONE, ITEMS = "=", "-", "#"
 """Of a patch, which is how a JSON value differs from the one before. That of an object is an object: a scalar
-is the new value of a key, an object the patch of it. SET replaces a value as a whole, GONE names keys that are
-gone, ITEMS has the patches of an array's items by their position."""
+is the new value of a key, an object the patch of it. SET replaces a value as a whole, GONE names keys that
+are gone, ITEMS has the patches of an array's items by their position."""
 
 _RESERVED = frozenset({SET, GONE, ITEMS})
 """Keys that a patch cannot name: an object with one of them is written as a whole."""
