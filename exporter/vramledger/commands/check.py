@@ -7,8 +7,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -20,7 +20,7 @@ from vramledger.commands.samples import (
     exporter_snapshots,
     hidden_on_gpu,
     log_own_look,
-    own_readings,
+    own_snapshots,
     sample_fast,
     search_hidden,
 )
@@ -36,23 +36,13 @@ from vramledger.verdicts.cleanliness import (
     NOT_CLEAN,
     CheckResult,
     CheckTolerance,
+    SearchExtent,
     check_devices,
     leftovers,
     overall_status,
 )
 from vramledger_agent.commands.parser import Commands, add_log, duration
 from vramledger_agent.printable import write_plain
-
-
-@dataclass(frozen=True, slots=True)
-class CheckOptions:
-    """The options of ``check``: ``wait`` is how long a device may take to become clean, seconds."""
-
-    gpus: frozenset[str]
-    tolerance: CheckTolerance
-    wait: float
-    as_json: bool
-    control_socket: Path
 
 
 def add_command(commands: Commands) -> None:
@@ -91,54 +81,46 @@ def add_command(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the result; the exit status says the same."""
-    options = CheckOptions(
-        gpus=frozenset(args.gpu),
-        tolerance=CheckTolerance(args.leftover, args.live, frozenset(args.owners)),
-        wait=args.wait,
-        as_json=args.json,
-        control_socket=control_socket(args),
-    )
-    return run_until_interrupted(_run_check(sampling_config(args), options))
+    return run_until_interrupted(_run_check(sampling_config(args), args))
 
 
-async def _run_check(config: SamplingConfig, options: CheckOptions) -> int:
+async def _run_check(config: SamplingConfig, args: argparse.Namespace) -> int:
     """Print each device's result, again until clean or ``wait`` is over: an ended process needs a moment."""
     try:
-        async with aclosing(exporter_snapshots(options.control_socket)) as snapshots:  # type: ignore[type-var]
-            results, since = await _check(snapshots, config, options, lambda: None)
+        async with aclosing(exporter_snapshots(control_socket(args))) as snapshots:  # type: ignore[type-var]
+            results, since = await _check(snapshots, config, args, lambda: None)
     except StartupError as error:
         log_own_look(error)
         config = sample_fast(config)
         supervisor = Supervisor(config)
-        async with aclosing(_own_snapshots(supervisor, config.interval)) as snapshots:  # type: ignore[type-var]
-            results, since = await _check(snapshots, config, options, lambda: supervisor.pid)
-    if options.as_json:
+        tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=config.interval)
+        async with aclosing(own_snapshots(supervisor, tracker)) as snapshots:  # type: ignore[type-var]
+            results, since = await _check(snapshots, config, args, lambda: supervisor.pid)
+    if args.json:
         write_plain(msgspec.json.encode(leftovers(results, since)).decode() + "\n")
     else:
         write_plain("".join(f"{result.line}\n" for result in results))
     return overall_status(results)
 
 
-async def _own_snapshots(supervisor: Supervisor, interval: float) -> AsyncIterator[Snapshot]:
-    tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=interval)
-    async with aclosing(own_readings(supervisor)) as readings:  # type: ignore[type-var]
-        async for reading in readings:
-            yield tracker.update(reading)
-
-
 async def _check(
     snapshots: AsyncIterator[Snapshot],
     config: SamplingConfig,
-    options: CheckOptions,
+    args: argparse.Namespace,
     sampler_pid: Callable[[], int | None],
 ) -> tuple[list[CheckResult], float | None]:
     """Return the results, and since when the holders were watched (Unix time)."""
+    judge = partial(
+        check_devices,
+        wanted=frozenset(args.gpu),
+        tolerance=CheckTolerance(args.leftover, args.live, frozenset(args.owners)),
+    )
     results: list[CheckResult] = []
     since: float | None = None
     count = clean = 0
-    deadline = time.monotonic() + options.wait
+    deadline = time.monotonic() + args.wait
     async for snapshot in snapshots:
-        results, since = check_devices(snapshot, options.gpus, options.tolerance), snapshot.watched_since
+        results, since = judge(snapshot), snapshot.watched_since
         count += 1
         clean = clean + 1 if overall_status(results) == CLEAN else 0
         over = time.monotonic() >= deadline
@@ -146,7 +128,8 @@ async def _check(
         slow = snapshot.failure is not None and snapshot.failure[0] == "timeout"
         late = (not snapshot.up and (over or not slow)) or (count >= SAMPLES_MIN and over)
         if clean >= SAMPLES_MIN or (late and any(each.status == CLEAN for each in results)):
-            results = await asyncio.to_thread(_recheck_with_hidden, config, options, sampler_pid(), snapshot)
+            searched, search = await asyncio.to_thread(_search, config, sampler_pid(), snapshot)
+            results = judge(searched, search=search)
             # A process that the search cannot read will not be readable a moment later either.
             late = late or overall_status(results) != NOT_CLEAN
         if late:
@@ -154,13 +137,11 @@ async def _check(
     return results, since
 
 
-def _recheck_with_hidden(
-    config: SamplingConfig, options: CheckOptions, sampler: int | None, snapshot: Snapshot
-) -> list[CheckResult]:
+def _search(config: SamplingConfig, sampler: int | None, snapshot: Snapshot) -> tuple[Snapshot, SearchExtent]:
     read = [device.reading for device in snapshot.devices]
     holders, search = search_hidden(Host(config.procfs, config.rootfs), read, sampler)
     devices = tuple(_with_hidden(each, holders) for each in snapshot.devices)
-    return check_devices(replace(snapshot, devices=devices), options.gpus, options.tolerance, search=search)
+    return replace(snapshot, devices=devices), search
 
 
 def _with_hidden(device: DeviceSnapshot, holders: tuple[HiddenHolder, ...] | None) -> DeviceSnapshot:

@@ -111,6 +111,13 @@ async def own_readings(supervisor: Supervisor) -> AsyncIterator[Reading]:
                 yield reading
 
 
+async def own_snapshots(supervisor: Supervisor, tracker: HoldingTracker) -> AsyncIterator[Snapshot]:
+    """Yield what a command's own accounting makes of its samples."""
+    async with aclosing(own_readings(supervisor)) as readings:  # type: ignore[type-var]
+        async for reading in readings:
+            yield tracker.update(reading)
+
+
 def log_own_look(error: StartupError) -> None:
     """Log that no exporter is asked, and why."""
     log.info(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from dataclasses import fields
 from pathlib import Path
 
 from vramledger.commands.arguments import (
@@ -16,13 +17,14 @@ from vramledger.commands.arguments import (
     sampling_config,
     storage_size,
 )
-from vramledger.config import DEFAULT_PORT, Config, ListenAddress, StorageConfig
+from vramledger.config import DEFAULT_PORT, Config, StorageConfig
 from vramledger.serving.exporter import serve_until_signalled
 from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, count, duration
 
 
 def add_command(commands: Commands) -> None:
     """Declare the command."""
+    default = Config()
     serve = commands.add_parser("serve", help="the exporter", description="Serve the ledger to Prometheus.")
     web = serve.add_argument_group("web")
     web.add_argument(
@@ -60,11 +62,11 @@ def add_command(commands: Commands) -> None:
     )  # fmt: skip
     add_source(serve)
     serve.add_argument(
-        "--processes.max", dest="processes_max", type=count, default=Config().processes_max, metavar="N",
+        "--processes.max", dest="processes_max", type=count, default=default.processes_max, metavar="N",
         help='holdings of a device shown one by one, the rest as pid="other"; 0 for all (default 100)',
     )  # fmt: skip
     serve.add_argument(
-        "--owners.max", dest="owners_max", type=count, default=Config().owners_max, metavar="N",
+        "--owners.max", dest="owners_max", type=count, default=default.owners_max, metavar="N",
         help='owners of a device shown one by one, the rest as "other"; 0 for all (default %(default)s)',
     )  # fmt: skip
     storage = serve.add_argument_group("storage")
@@ -89,27 +91,12 @@ def add_command(commands: Commands) -> None:
 
 
 def _config(args: argparse.Namespace) -> Config:
-    return Config(
-        listen=tuple(args.listen or (ListenAddress("", DEFAULT_PORT),)),
-        telemetry_path=args.telemetry_path,
-        max_requests=args.max_requests,
-        web_config=args.web_config,
-        systemd_socket=args.systemd_socket,
-        control_socket=args.control_socket,
-        page=args.page,
-        hide_names=args.hide_names,
-        web_user=args.web_user,
-        source=args.source,
-        replay_speed=args.replay_speed,
-        idle_after=args.idle_after,
-        processes_max=args.processes_max,
-        owners_max=args.owners_max,
-        agent_socket=args.agent_socket,
-        storage=None
-        if args.storage_path is None
-        else StorageConfig(args.storage_path, args.storage_retention, args.storage_size),
-        sampling=sampling_config(args),
-    )
+    """Return the settings: a flag is kept under the name of its field."""
+    given = {field.name: getattr(args, field.name) for field in fields(Config) if hasattr(args, field.name)}
+    given["listen"] = tuple(args.listen or Config().listen)
+    if args.storage_path is not None:
+        given["storage"] = StorageConfig(args.storage_path, args.storage_retention, args.storage_size)
+    return Config(**given, sampling=sampling_config(args))
 
 
 def run(args: argparse.Namespace) -> int:
