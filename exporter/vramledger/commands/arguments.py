@@ -7,19 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from vramledger.config import (
-    CALM_INTERVAL_MAX,
-    CALM_INTERVALS,
-    COLLECTORS,
-    CONTROL_SOCKET,
-    CONTROL_VARIABLE,
-    SERVICE_ACCOUNT,
-    PodConfig,
-    SamplingConfig,
-    parse_kubelet_address,
-    parse_listen_address,
-    parse_pod_labels,
-)
+from vramledger import config
 from vramledger.errors import UsageError
 from vramledger_agent.commands.parser import argparse_type, duration
 
@@ -27,9 +15,9 @@ _PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 """Braces and some other characters have a meaning in aiohttp's router, so they are not accepted."""
 
 
-address = argparse_type(parse_listen_address, "address")
-pod_labels = argparse_type(parse_pod_labels, "labels")
-kubelet = argparse_type(parse_kubelet_address, "address")
+address = argparse_type(config.parse_listen_address, "address")
+pod_labels = argparse_type(config.parse_pod_labels, "labels")
+kubelet = argparse_type(config.parse_kubelet_address, "address")
 
 
 def speed(text: str) -> float:
@@ -89,7 +77,7 @@ def add_sampling(
     parser: argparse.ArgumentParser, *, calm: bool = False, idle: bool = False, collectors: bool = False
 ) -> None:
     """Declare the flags of sampling; ``calm``, ``idle`` and ``collectors`` add their flags."""
-    default = SamplingConfig()
+    default = config.SamplingConfig()
     group = parser.add_argument_group("sampling")
     group.add_argument(
         "--sample.interval", dest="interval", type=duration, default=default.interval, metavar="DURATION",
@@ -123,7 +111,7 @@ def add_sampling(
     if not collectors:
         return
     group = parser.add_argument_group("collectors")
-    for name, (on, what) in COLLECTORS.items():
+    for name, (on, what) in config.COLLECTORS.items():
         if name == "pods":
             continue  # --pods.labels turns it on
         group.add_argument(
@@ -149,7 +137,8 @@ def add_pods(parser: argparse.ArgumentParser) -> None:
         help="the node's kubelet, asked before the API server (default: ask the API server alone)",
     )  # fmt: skip
     group.add_argument(
-        "--pods.credentials", dest="pods_credentials", type=Path, default=SERVICE_ACCOUNT, metavar="DIR",
+        "--pods.credentials", dest="pods_credentials", type=Path, default=config.SERVICE_ACCOUNT,
+        metavar="DIR",
         help="folder with the files token and ca.crt (default: those of the pod's service account)",
     )  # fmt: skip
 
@@ -170,19 +159,22 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     """Declare the flag of the exporter's control socket."""
     parser.add_argument(
         "--control.socket", dest="control_socket", type=Path, default=None, metavar="FILE",
-        help=f"where commands reach the exporter (default ${CONTROL_VARIABLE}, or else {CONTROL_SOCKET})",
+        help=f"where commands reach the exporter (default ${config.CONTROL_VARIABLE}, or else "
+        f"{config.CONTROL_SOCKET})",
     )  # fmt: skip
 
 
 def control_socket(args: argparse.Namespace) -> Path:
     """Return where a command looks for the exporter."""
-    return args.control_socket or Path(os.environ.get(CONTROL_VARIABLE) or CONTROL_SOCKET)
+    return args.control_socket or Path(os.environ.get(config.CONTROL_VARIABLE) or config.CONTROL_SOCKET)
 
 
-def sampling_config(args: argparse.Namespace) -> SamplingConfig:
+def sampling_config(args: argparse.Namespace) -> config.SamplingConfig:
     """Return what the sampler needs to know. Raises UsageError if a path or --pods.labels cannot be used."""
     on = frozenset(
-        name for name, (default, _) in COLLECTORS.items() if getattr(args, f"collector_{name}", default)
+        name
+        for name, (default, _) in config.COLLECTORS.items()
+        if getattr(args, f"collector_{name}", default)
     )
     if not (args.procfs / "stat").is_file():
         raise UsageError(
@@ -190,16 +182,16 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
         )
     calm = getattr(args, "calm_interval", 0.0)
     if calm is None:
-        calm = min(CALM_INTERVALS * args.interval, CALM_INTERVAL_MAX)
-    if calm > CALM_INTERVAL_MAX:
+        calm = min(config.CALM_INTERVALS * args.interval, config.CALM_INTERVAL_MAX)
+    if calm > config.CALM_INTERVAL_MAX:
         raise UsageError(
-            f"--sample.calm-interval is at most {CALM_INTERVAL_MAX:.0f}s; to sample less often, give "
+            f"--sample.calm-interval is at most {config.CALM_INTERVAL_MAX:.0f}s; to sample less often, give "
             "--sample.interval"
         )
     if problem := _rootfs_problem(args.rootfs):
         raise UsageError(f"--path.rootfs={args.rootfs} {problem}; mount the host's root file system there")
     pods = _pods(args) if getattr(args, "pods_labels", ()) else None
-    return SamplingConfig(
+    return config.SamplingConfig(
         interval=args.interval,
         calm_interval=calm,
         timeout=args.timeout,
@@ -210,12 +202,12 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
     )
 
 
-def _pods(args: argparse.Namespace) -> PodConfig:
+def _pods(args: argparse.Namespace) -> config.PodConfig:
     if not re.fullmatch(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", args.pods_node):
         raise UsageError(
             f"--pods.labels needs the name of this node; {args.pods_node!r} in --pods.node is none"
         )
-    return PodConfig(args.pods_labels, args.pods_node, args.pods_kubelet, args.pods_credentials)
+    return config.PodConfig(args.pods_labels, args.pods_node, args.pods_kubelet, args.pods_credentials)
 
 
 def _rootfs_problem(rootfs: Path) -> str:

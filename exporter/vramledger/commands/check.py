@@ -30,17 +30,7 @@ from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 from vramledger.readers.hosts.host import Host
 from vramledger.sampling.supervisor import Supervisor
-from vramledger.verdicts.cleanliness import (
-    CLEAN,
-    MAX_LEFTOVER,
-    NOT_CLEAN,
-    CheckResult,
-    CheckTolerance,
-    SearchExtent,
-    check_devices,
-    leftovers,
-    overall_status,
-)
+from vramledger.verdicts import cleanliness
 from vramledger_agent.commands.parser import Commands, add_log, duration
 from vramledger_agent.printable import write_plain
 
@@ -60,7 +50,7 @@ def add_command(commands: Commands) -> None:
         "all its instances",
     )  # fmt: skip
     command.add_argument(
-        "--max-leftover", dest="leftover", type=size, default=MAX_LEFTOVER, metavar="SIZE",
+        "--max-leftover", dest="leftover", type=size, default=cleanliness.MAX_LEFTOVER, metavar="SIZE",
         help="ignore this much dead, zombie, stuck, orphaned and unattributed memory (default 128MiB)",
     )  # fmt: skip
     command.add_argument("--allow-live", dest="live", action="store_true", help="allow live processes")
@@ -97,10 +87,10 @@ async def _run_check(config: SamplingConfig, args: argparse.Namespace) -> int:
         async with aclosing(own_snapshots(supervisor, tracker)) as snapshots:  # type: ignore[type-var]
             results, since = await _check(snapshots, config, args, lambda: supervisor.pid)
     if args.json:
-        write_plain(msgspec.json.encode(leftovers(results, since)).decode() + "\n")
+        write_plain(msgspec.json.encode(cleanliness.leftovers(results, since)).decode() + "\n")
     else:
         write_plain("".join(f"{result.line}\n" for result in results))
-    return overall_status(results)
+    return cleanliness.overall_status(results)
 
 
 async def _check(
@@ -108,36 +98,38 @@ async def _check(
     config: SamplingConfig,
     args: argparse.Namespace,
     sampler_pid: Callable[[], int | None],
-) -> tuple[list[CheckResult], float | None]:
+) -> tuple[list[cleanliness.CheckResult], float | None]:
     """Return the results, and since when the holders were watched (Unix time)."""
     judge = partial(
-        check_devices,
+        cleanliness.check_devices,
         wanted=frozenset(args.gpu),
-        tolerance=CheckTolerance(args.leftover, args.live, frozenset(args.owners)),
+        tolerance=cleanliness.CheckTolerance(args.leftover, args.live, frozenset(args.owners)),
     )
-    results: list[CheckResult] = []
+    results: list[cleanliness.CheckResult] = []
     since: float | None = None
     count = clean = 0
     deadline = time.monotonic() + args.wait
     async for snapshot in snapshots:
         results, since = judge(snapshot), snapshot.watched_since
         count += 1
-        clean = clean + 1 if overall_status(results) == CLEAN else 0
+        clean = clean + 1 if cleanliness.overall_status(results) == cleanliness.CLEAN else 0
         over = time.monotonic() >= deadline
         # A driver that is slow once may answer the next time; one that is not there does not come.
         slow = snapshot.failure is not None and snapshot.failure[0] == "timeout"
         late = (not snapshot.up and (over or not slow)) or (count >= SAMPLES_MIN and over)
-        if clean >= SAMPLES_MIN or (late and any(each.status == CLEAN for each in results)):
+        if clean >= SAMPLES_MIN or (late and any(each.status == cleanliness.CLEAN for each in results)):
             searched, search = await asyncio.to_thread(_search, config, sampler_pid(), snapshot)
             results = judge(searched, search=search)
             # A process that the search cannot read will not be readable a moment later either.
-            late = late or overall_status(results) != NOT_CLEAN
+            late = late or cleanliness.overall_status(results) != cleanliness.NOT_CLEAN
         if late:
             break
     return results, since
 
 
-def _search(config: SamplingConfig, sampler: int | None, snapshot: Snapshot) -> tuple[Snapshot, SearchExtent]:
+def _search(
+    config: SamplingConfig, sampler: int | None, snapshot: Snapshot
+) -> tuple[Snapshot, cleanliness.SearchExtent]:
     read = [device.reading for device in snapshot.devices]
     holders, search = search_hidden(Host(config.procfs, config.rootfs), read, sampler)
     devices = tuple(_with_hidden(each, holders) for each in snapshot.devices)

@@ -7,8 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from vramledger.accounting.owners.owner_usage import Key
 from vramledger.accounting.tracker import HoldingTracker
@@ -31,14 +30,7 @@ from vramledger.model.snapshot import Holding, Snapshot, State
 from vramledger.readers.hosts.driver_watch import DEVICE_PREFIX, open_files
 from vramledger.readers.hosts.host import Host
 from vramledger.sampling.supervisor import Supervisor
-from vramledger.verdicts.cleanliness import (
-    CANNOT_TELL,
-    NO_SUCH_GPU,
-    amount,
-    device_matches,
-    unknown_devices,
-    unseen_holders,
-)
+from vramledger.verdicts import cleanliness
 from vramledger_agent.commands.parser import Commands, add_log, duration, pid
 from vramledger_agent.printable import gib, printable, write_plain
 
@@ -53,17 +45,6 @@ LONG_WAIT = 10.0
 
 _STOPPED = ("T", "t")
 """The kernel's letters for a process that a signal or a debugger has stopped."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndOptions:
-    """The options of ``end``; without ``yes`` only listed, ``grace`` from SIGTERM to SIGKILL in seconds."""
-
-    selection: Selection
-    grace: float
-    idle_after: float | None
-    yes: bool
-    control_socket: Path
 
 
 def add_command(commands: Commands) -> None:
@@ -116,79 +97,77 @@ def run(args: argparse.Namespace) -> int:
     )
     if selection == Selection():
         raise UsageError("select holders with --pid, --state, --owner or --gpu")
-    options = EndOptions(selection, args.grace, args.idle_after, args.yes, control_socket(args))
-    return run_until_interrupted(_run_end(sampling_config(args), options))
+    return run_until_interrupted(_run_end(sampling_config(args), args, selection))
 
 
-async def _run_end(config: SamplingConfig, options: EndOptions) -> int:
+async def _run_end(config: SamplingConfig, args: argparse.Namespace, selection: Selection) -> int:
     config = sample_fast(config)
     host = Host(config.procfs, config.rootfs)
     supervisor = Supervisor(config)
     async with aclosing(own_readings(supervisor)) as readings:  # type: ignore[type-var]
-        snapshot, reading, refusals = await _observe(readings, config, options)
+        snapshot, reading, refusals = await _observe(readings, config, args, selection)
         if refusals:
             write_plain("".join(f"{each}\n" for each in refusals))
-            return CANNOT_TELL
+            return cleanliness.CANNOT_TELL
         own = {supervisor.pid or 0, *_own_pids()}
         targets = [
-            _confirm(target, reading, host, options.selection)
-            for target in select_targets(snapshot, options.selection, own)
+            _confirm(target, reading, host, selection) for target in select_targets(snapshot, selection, own)
         ]
-        missing = options.selection.pids - {target.pid for target in targets}
+        missing = selection.pids - {target.pid for target in targets}
         for target in targets:
             write_plain(f"{target.line}\n")
         for pid in sorted(missing):
             write_plain(
                 f"pid {pid} is not selected: it holds no GPU memory, or does not fit the other selectors\n"
             )
-        unseen = list(_unseen_lines(snapshot, options.selection.gpus))
+        unseen = list(_unseen_lines(snapshot, selection.gpus))
         for line in unseen:
             write_plain(f"{line}\n")
         chosen = [target for target in targets if target.refusal is None]
         if not targets:
             write_plain("no holder is selected, there is nothing to end\n")
         complete = len(chosen) == len(targets) and not missing
-        if chosen and not options.yes:
+        if chosen and not args.yes:
             write_plain("nothing was ended: this was a dry run; add --yes to do it\n")
         elif chosen:
-            complete = await _end_and_watch(chosen, options.grace, host, reading, readings) and complete
+            complete = await _end_and_watch(chosen, args.grace, host, reading, readings) and complete
     if not complete:
         return 1
-    return CANNOT_TELL if unseen else 0
+    return cleanliness.CANNOT_TELL if unseen else 0
 
 
 async def _observe(
-    readings: AsyncIterator[Reading], config: SamplingConfig, options: EndOptions
+    readings: AsyncIterator[Reading], config: SamplingConfig, args: argparse.Namespace, selection: Selection
 ) -> tuple[Snapshot, Reading, list[str]]:
     """Return what is known of the holders, a sample of our own, and why nothing can be selected."""
     try:
-        snapshot = await _ask_exporter(options)
+        snapshot = await _ask_exporter(args, selection)
         reading = await readings.__anext__()
     except StartupError as error:
         log_own_look(error)
-        reading, snapshot = await _watch_holders(readings, config, options)
-    refusals = list(_selection_refusals(snapshot, options.selection))
+        reading, snapshot = await _watch_holders(readings, config, args.idle_after, selection)
+    refusals = list(_selection_refusals(snapshot, selection))
     if reading.failure is not None and not refusals:
         refusals = [f"cannot say who holds memory ({reading.failure[0]}): {reading.failure[1]}"]
     return snapshot, reading, refusals
 
 
-async def _ask_exporter(options: EndOptions) -> Snapshot:
+async def _ask_exporter(args: argparse.Namespace, selection: Selection) -> Snapshot:
     """Return holders of a sample begun after the question. Raises StartupError without exporter or answer."""
     count = 0
-    async with aclosing(follow_exporter(options.control_socket)) as ledgers:  # type: ignore[type-var]
+    async with aclosing(follow_exporter(control_socket(args))) as ledgers:  # type: ignore[type-var]
         async for snapshot, _, idle_after, _ in ledgers:
-            if options.idle_after is not None and options.idle_after < idle_after:
+            if args.idle_after is not None and args.idle_after < idle_after:
                 raise StartupError(f"--idle-after is shorter than the exporter's {idle_after:g} s")
             count += 1
             watched = (snapshot.time or 0.0) - (snapshot.watched_since or 0.0)
-            left = _watch_time(options, idle_after) - watched
+            left = _watch_time(selection, args.idle_after, idle_after) - watched
             known = count >= SAMPLES_MIN and left <= 0
             if count == 1:
                 _log_wait(left, "the exporter has just started")
-            if known or any(_selection_refusals(snapshot, options.selection)):
+            if known or any(_selection_refusals(snapshot, selection)):
                 break
-    return _with_idle_threshold(snapshot, options.idle_after, idle_after)
+    return _with_idle_threshold(snapshot, args.idle_after, idle_after)
 
 
 def _log_wait(seconds: float, why: str) -> None:
@@ -198,10 +177,10 @@ def _log_wait(seconds: float, why: str) -> None:
         log.warning("Waiting until the holders were watched for long enough to know who is idle", extra=about)
 
 
-def _watch_time(options: EndOptions, idle_after: float) -> float:
+def _watch_time(selection: Selection, given: float | None, idle_after: float) -> float:
     """Return for how long holders must have been watched: only that can show whether somebody works."""
-    spares_working = options.selection.spares_working_orphans
-    if State.IDLE in options.selection.states or (spares_working and options.idle_after is not None):
+    spares_working = selection.spares_working_orphans
+    if State.IDLE in selection.states or (spares_working and given is not None):
         return idle_after
     return ORPHANS_WATCHED if spares_working else 0.0
 
@@ -256,12 +235,12 @@ def _contradiction(target: EndTarget, reading: Reading, state: str) -> str | Non
 
 
 async def _watch_holders(
-    readings: AsyncIterator[Reading], config: SamplingConfig, options: EndOptions
+    readings: AsyncIterator[Reading], config: SamplingConfig, given: float | None, selection: Selection
 ) -> tuple[Reading, Snapshot]:
     """Sample until the states of the holders are known, or until the selection cannot be made."""
-    idle_after = options.idle_after or IDLE_AFTER
+    idle_after = given or IDLE_AFTER
     tracker = HoldingTracker(idle_after=idle_after, interval=config.interval)
-    watch = _watch_time(options, idle_after)
+    watch = _watch_time(selection, given, idle_after)
     begun: float | None = None
     count = 0
     async for reading in readings:
@@ -271,7 +250,7 @@ async def _watch_holders(
             _log_wait(watch, "no exporter has watched them")
         count += 1
         known = count >= SAMPLES_MIN and reading.monotonic - begun >= watch
-        if known or any(_selection_refusals(snapshot, options.selection)):
+        if known or any(_selection_refusals(snapshot, selection)):
             break
     return reading, snapshot
 
@@ -281,16 +260,16 @@ def _selection_refusals(snapshot: Snapshot, selection: Selection) -> Iterator[st
         reason, message = snapshot.failure or ("blind", "not in the host's PID namespace")
         yield f"cannot say who holds memory ({reason}): {message}"
         return
-    for name in unknown_devices(snapshot, selection.gpus):
-        yield f"GPU {name}: {NO_SUCH_GPU}; nothing was ended"
+    for name in cleanliness.unknown_devices(snapshot, selection.gpus):
+        yield f"GPU {name}: {cleanliness.NO_SUCH_GPU}; nothing was ended"
 
 
 def _unseen_lines(snapshot: Snapshot, gpus: Collection[str]) -> Iterator[str]:
     """Name the selected devices whose holders are not known: they may hold what was to be ended."""
     for device in snapshot.devices:
-        if not gpus or device_matches(gpus, device):
+        if not gpus or cleanliness.device_matches(gpus, device):
             gpu, uuid = device.key
-            for reason in unseen_holders(device):
+            for reason in cleanliness.unseen_holders(device):
                 yield f"GPU {gpu} {uuid}: {reason.text}; its holders are not known"
 
 
@@ -340,7 +319,7 @@ class _FreedMemory:
                 fate = f"not freed after {FREED_WITHIN:.0f} s"
             else:
                 fate = "freed or not: the GPU does not answer"
-            parts.append(f"{amount(memory)} on GPU {key[0]} {fate}")
+            parts.append(f"{cleanliness.amount(memory)} on GPU {key[0]} {fate}")
         return printable("; ".join(parts))
 
     def describe_devices(self) -> Iterator[str]:

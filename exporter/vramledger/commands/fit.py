@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.discovery import agent_joiner
+from vramledger.commands import memory_need
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
 from vramledger.commands.fit_input import (
     CgroupRoom,
@@ -25,36 +26,16 @@ from vramledger.commands.fit_input import (
     read_oom_report,
 )
 from vramledger.commands.interrupts import run_until_interrupted
-from vramledger.commands.memory_need import (
-    AFTER,
-    HEADROOM,
-    HEADROOM_LEAST,
-    MIB,
-    NO,
-    PERHAPS,
-    TIGHT,
-    UNKNOWN,
-    YES,
-    Busy,
-    MemoryNeed,
-    Offer,
-    assess_need,
-    assign_devices,
-    copies_by_compute,
-    limit_advice,
-    make_offer,
-)
-from vramledger.commands.past import add_storage, ask_past, past_time
+from vramledger.commands.past import add_storage, ask_moment, past_time
 from vramledger.commands.samples import SAMPLES_MIN, exporter_snapshots
 from vramledger.config import IDLE_AFTER
 from vramledger.errors import RecordingError, StartupError, UsageError
-from vramledger.model.records import JSON_VERSION, Json, RecordError
+from vramledger.model.records import JSON_VERSION, Json
 from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.replay import FORMAT, read_recording
 from vramledger.sampling.supervisor import Supervisor
 from vramledger.serving.source import snapshots
-from vramledger.storage.protocol import AT
-from vramledger.views.ledger_json import read_answer, snapshot_json
+from vramledger.views.ledger_json import snapshot_json
 from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, duration, pid, write_output
 from vramledger_agent.printable import gib, printable
 
@@ -143,11 +124,8 @@ def _is_same(one: Program, other: Program) -> bool:
 
 async def past_sample(args: argparse.Namespace, at: float) -> list[LedgerSample]:
     """Return a stored moment. Raises StartupError if nothing is stored of it."""
-    _, content, _ = await ask_past(args, {"ask": AT, "at": at})
-    try:
-        return [_ledger(read_answer(content).snapshot)]
-    except RecordError as error:
-        raise StartupError(f"the answer cannot be read: {error}") from error
+    _, answer, _ = await ask_moment(args, at)
+    return [_ledger(answer.snapshot)]
 
 
 def read_file(path: Path, pid: int | None) -> Seen:
@@ -236,7 +214,7 @@ def add_command(commands: Commands) -> None:
         help="the need as it was then: 03:12, -6h; needs serve --storage.path",
     )  # fmt: skip
     fit.add_argument(
-        "--headroom", type=share, default=HEADROOM, metavar="SHARE",
+        "--headroom", type=share, default=memory_need.HEADROOM, metavar="SHARE",
         help="how much larger a pool must be than what is in use at the peak (default 10%%)",
     )  # fmt: skip
     fit.add_argument("--json", action="store_true", help="print JSON")
@@ -273,8 +251,8 @@ class Fit(NamedTuple):
     """The whole answer."""
 
     seen: Seen  # what was seen of the program
-    needs: tuple[MemoryNeed, ...]  # of each device that it holds memory on, the largest first
-    offers: tuple[tuple[Offer, ...], ...]  # of each device here, for each need
+    needs: tuple[memory_need.MemoryNeed, ...]  # of each device that it holds memory on, the largest first
+    offers: tuple[tuple[memory_need.Offer, ...], ...]  # of each device here, for each need
     here: str  # where the devices are from, a sentence
     of_this_host: bool  # the devices are those of this host, as they are now
     headroom: float  # as chosen
@@ -285,10 +263,11 @@ class Fit(NamedTuple):
         wanted = [offers for need, offers in zip(self.needs, self.offers, strict=True) if not need.unused]
         if not self.of_this_host:
             return CANNOT_TELL
-        if assign_devices(wanted):
+        if memory_need.assign_devices(wanted):
             return FITS
         unsure = any(
-            each.verdict in (PERHAPS, UNKNOWN) or (each.verdict == AFTER and need.bytes is None)
+            each.verdict in (memory_need.PERHAPS, memory_need.UNKNOWN)
+            or (each.verdict == memory_need.AFTER and need.bytes is None)
             for need, offers in zip(self.needs, self.offers, strict=True)
             for each in offers
             if not need.unused
@@ -333,11 +312,12 @@ def _compare(args: argparse.Namespace, seen: Seen, now: LedgerSample | None, by:
             here += f"; these are the GPUs {seen.origin}, as they were then"
             live = True
     needs = sorted(
-        (assess_need(uses, args.headroom) for uses in seen.uses),
+        (memory_need.assess_need(uses, args.headroom) for uses in seen.uses),
         key=lambda need: -(need.enough or need.bytes or need.most or 0),
     )
     offers = tuple(
-        tuple(make_offer(need, device, seen.program, live=live) for device in devices) for need in needs
+        tuple(memory_need.make_offer(need, device, seen.program, live=live) for device in devices)
+        for need in needs
     )
     return Fit(seen, tuple(needs), offers, here, of_this_host, args.headroom)
 
@@ -364,7 +344,7 @@ def _place(gpu: int | None, name: str) -> str:
     return f"GPU {'?' if gpu is None else gpu} {name}"
 
 
-def _need_lines(need: MemoryNeed, headroom: float) -> Iterator[str]:
+def _need_lines(need: memory_need.MemoryNeed, headroom: float) -> Iterator[str]:
     use = need.use
     yield f"  on {_place(use.gpu, use.name)}"
     yield f"    holds        {gib(use.held)} now, {gib(need.most)} at most so far"
@@ -377,12 +357,12 @@ def _need_lines(need: MemoryNeed, headroom: float) -> Iterator[str]:
         yield f"    needs        {known} ({need.grade.value}): {need.why}"
     else:
         yield f"    needs        {gib(need.bytes)} at its peak ({need.grade.value}): {need.why}"
-        if use.held is not None and use.held - need.bytes > MIB:
+        if use.held is not None and use.held - need.bytes > memory_need.MIB:
             yield f"    unneeded     {gib(use.held - need.bytes)} of what it holds now"
         if not need.failed:
             yield (
                 f"    plan with    {gib(need.planned)}: the pool has {headroom:.0%} more, and at least "
-                f"{gib(HEADROOM_LEAST if headroom else 0)}, for rounding and gaps"
+                f"{gib(memory_need.HEADROOM_LEAST if headroom else 0)}, for rounding and gaps"
             )
     if need.failed:
         wanted = "not known" if need.wanted is None else gib(need.wanted)
@@ -391,7 +371,7 @@ def _need_lines(need: MemoryNeed, headroom: float) -> Iterator[str]:
     yield from _compute_lines(need)
 
 
-def _compute_lines(need: MemoryNeed) -> Iterator[str]:
+def _compute_lines(need: memory_need.MemoryNeed) -> Iterator[str]:
     time_busy, sm_busy = need.time_busy, need.sm_busy
     if time_busy is None:
         yield (
@@ -400,18 +380,18 @@ def _compute_lines(need: MemoryNeed) -> Iterator[str]:
         )
         return
     text = f"busy {_busy_text(time_busy)}"
-    copies = copies_by_compute(time_busy)
+    copies = memory_need.copies_by_compute(time_busy)
     if copies == 1:
         text += ", so no second one runs beside it at full speed"
     else:
         text += f", so {_copies(copies)} take turns at full speed" if copies else ": it did not work then"
-    if sm_busy is not None and copies_by_compute(sm_busy):
+    if sm_busy is not None and memory_need.copies_by_compute(sm_busy):
         text += f"; its kernels fill {_busy_text(sm_busy)} of the SMs, so with MPS at best "
-        text += _copies(copies_by_compute(sm_busy))
+        text += _copies(memory_need.copies_by_compute(sm_busy))
     yield f"    compute      {text}"
 
 
-def _busy_text(busy: Busy) -> str:
+def _busy_text(busy: memory_need.Busy) -> str:
     highest = f", at most {busy.highest:.0%}" if busy.samples > 1 else ""
     return f"{busy.mean:.0%}{highest}"
 
@@ -422,7 +402,7 @@ def _copies(copies: int | None) -> str:
     return f"{_MANY} or more" if copies >= _MANY else str(copies)
 
 
-def _offer_lines(need: MemoryNeed, offers: Sequence[Offer]) -> Iterator[str]:
+def _offer_lines(need: memory_need.MemoryNeed, offers: Sequence[memory_need.Offer]) -> Iterator[str]:
     for offer in offers:
         device = offer.device
         parts = [_verdict_text(need, offer)]
@@ -432,7 +412,7 @@ def _offer_lines(need: MemoryNeed, offers: Sequence[Offer]) -> Iterator[str]:
             parts.append(offer.reserved)
         if offer.runs_here:
             parts.append("runs here now; its own memory is counted as free")
-        if offer.copies_empty is not None and offer.verdict != UNKNOWN:
+        if offer.copies_empty is not None and offer.verdict != memory_need.UNKNOWN:
             parts.append(f"by memory {offer.copies_now} now, {offer.copies_empty} on the empty GPU")
         yield f"    {_place(device.gpu, device.name)}  {'; '.join(parts)}"
         for each in offer.evict:
@@ -450,24 +430,24 @@ def _limit_text(limit: CgroupRoom) -> str:
     return f"limited by its cgroup {limit.cgroup}: {taken} taken"
 
 
-def _verdict_text(need: MemoryNeed, offer: Offer) -> str:
+def _verdict_text(need: memory_need.MemoryNeed, offer: memory_need.Offer) -> str:
     room = f"{gib(offer.room)} free"
-    if offer.verdict == AFTER:
+    if offer.verdict == memory_need.AFTER:
         gained = sum(each.bytes for each in offer.evict)
         return f"NOT NOW: {room}, and {gib(gained)} more after"
-    if offer.verdict == NO:
+    if offer.verdict == memory_need.NO:
         wanted = need.bytes or need.enough or 0
         empty = "also when empty: " if (offer.device.capacity or 0) < wanted else ""
         return f"NO: {empty}{room}"
     return {
-        YES: f"FITS: {room}",
-        TIGHT: f"TIGHT: {room}, enough for its peak without headroom",
-        PERHAPS: f"PERHAPS: {room}, {_doubt(need, offer)}",
-        UNKNOWN: f"NOT KNOWN: {offer.device.problem or 'its free memory is not known'}",
+        memory_need.YES: f"FITS: {room}",
+        memory_need.TIGHT: f"TIGHT: {room}, enough for its peak without headroom",
+        memory_need.PERHAPS: f"PERHAPS: {room}, {_doubt(need, offer)}",
+        memory_need.UNKNOWN: f"NOT KNOWN: {offer.device.problem or 'its free memory is not known'}",
     }[offer.verdict]
 
 
-def _doubt(need: MemoryNeed, offer: Offer) -> str:
+def _doubt(need: memory_need.MemoryNeed, offer: memory_need.Offer) -> str:
     if need.bytes is not None and offer.limit is not None and not offer.limit.known:
         return "but its cgroup may leave it less"
     if need.bytes is None:
@@ -478,7 +458,9 @@ def _doubt(need: MemoryNeed, offer: Offer) -> str:
     return f"enough for what it had, {also} for the allocation that failed"
 
 
-def _chosen_device(need: MemoryNeed, offers: Sequence[Offer]) -> tuple[str, int | None]:
+def _chosen_device(
+    need: memory_need.MemoryNeed, offers: Sequence[memory_need.Offer]
+) -> tuple[str, int | None]:
     """Return the name and capacity of the device for which limits are written: the first where it fits."""
     for offer in offers:
         if offer.usable:
@@ -486,14 +468,16 @@ def _chosen_device(need: MemoryNeed, offers: Sequence[Offer]) -> tuple[str, int 
     return _place(need.use.gpu, need.use.name), need.use.capacity
 
 
-def _limit_lines(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> Iterator[str]:
+def _limit_lines(
+    need: memory_need.MemoryNeed, offers: Sequence[memory_need.Offer], headroom: float
+) -> Iterator[str]:
     place, capacity = _chosen_device(need, offers)
-    for advice in limit_advice(need, capacity, headroom):
+    for advice in memory_need.limit_advice(need, capacity, headroom):
         yield f"    limit        {advice.text}"
         yield f"                 {advice.where}, {advice.framework} on {place}: {advice.about}"
 
 
-def _advice_lines(need: MemoryNeed) -> Iterator[str]:
+def _advice_lines(need: memory_need.MemoryNeed) -> Iterator[str]:
     for each in need.frameworks:
         if each.advice:
             yield f"    advice       {each.advice}"
@@ -517,7 +501,9 @@ def fit_json(fit: Fit) -> dict[str, Json]:
     }
 
 
-def _need_json(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> dict[str, Json]:
+def _need_json(
+    need: memory_need.MemoryNeed, offers: Sequence[memory_need.Offer], headroom: float
+) -> dict[str, Json]:
     use = need.use
     return {
         "gpu": use.gpu,
@@ -535,8 +521,8 @@ def _need_json(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> di
         "why": need.why,
         "time_busy": _busy_json(need.time_busy),
         "sm_busy": _busy_json(need.sm_busy),
-        "copies_by_time": copies_by_compute(need.time_busy),
-        "copies_by_sm": copies_by_compute(need.sm_busy),
+        "copies_by_time": memory_need.copies_by_compute(need.time_busy),
+        "copies_by_sm": memory_need.copies_by_compute(need.sm_busy),
         "devices": [
             {
                 "gpu": offer.device.gpu,
@@ -555,7 +541,8 @@ def _need_json(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> di
                 "copies_empty": offer.copies_empty,
                 "evict": [dict(each._asdict()) for each in offer.evict],
                 "limits": [
-                    dict(each._asdict()) for each in limit_advice(need, offer.device.capacity, headroom)
+                    dict(each._asdict())
+                    for each in memory_need.limit_advice(need, offer.device.capacity, headroom)
                 ],
             }
             for offer in offers
@@ -563,5 +550,5 @@ def _need_json(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> di
     }
 
 
-def _busy_json(busy: Busy | None) -> Json:
+def _busy_json(busy: memory_need.Busy | None) -> Json:
     return None if busy is None else dict(busy._asdict())

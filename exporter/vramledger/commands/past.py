@@ -14,8 +14,11 @@ from typing import Any
 from vramledger import __version__
 from vramledger.commands.arguments import control_socket
 from vramledger.errors import RecordingError, StartupError, UsageError
+from vramledger.model.records import RecordError
 from vramledger.serving.control_client import NoExporterError, request_past
 from vramledger.storage.answers import answer
+from vramledger.storage.protocol import AT
+from vramledger.views.ledger_json import LedgerAnswer, read_answer
 from vramledger_agent.commands.parser import argparse_type, parse_duration
 
 STORAGE = Path("/var/lib/vramledger")
@@ -63,6 +66,15 @@ def _read_time(text: str, now: float) -> float | None:
 
 
 past_time = argparse_type(_parse_time, "time")
+
+
+async def ask_moment(args: argparse.Namespace, at: float) -> tuple[dict[str, Any], LedgerAnswer, str]:
+    """Return what was at a moment as :func:`ask_past` does. Raises StartupError if nobody can say it."""
+    head, content, origin = await ask_past(args, {"ask": AT, "at": at})
+    try:
+        return head, read_answer(content), origin
+    except RecordError as error:
+        raise StartupError(f"the answer cannot be read: {error}") from error
 
 
 async def ask_past(args: argparse.Namespace, question: dict[str, Any]) -> tuple[dict[str, Any], bytes, str]:

@@ -13,6 +13,7 @@ import argparse
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -38,10 +39,7 @@ _PLACEHOLDER = re.compile(r"<<(\w+)>>")
 
 
 def least_thresholds(settings: RuleSettings) -> dict[str, object]:
-    """Return the smallest value of each threshold over all owners, by ``least_`` and its name.
-
-    Skip ``never``.
-    """
+    """Return the smallest value of each threshold over all owners, by ``least_`` and its name."""
     given = [settings.defaults, *(override.thresholds for override in settings.overrides)]
     found: dict[str, object] = {}
     for name in settings.defaults:
@@ -60,8 +58,7 @@ class Snippets:
     ) -> None:
         """Take the snippets in the order of their file: one may use those above it, and the given ones.
 
-        Raises:
-            ValueError: a snippet uses itself or one below it, or has the name of something else.
+        Raises ValueError if one uses itself or one below it, or has the name of something else.
         """
         self._expanded = dict(given)
         self._used = set(given)
@@ -134,11 +131,7 @@ def growth_snippet() -> dict[str, str]:
 
 
 def read_sources(settings: RuleSettings, home: Path = HOME) -> dict[Path, dict[str, Any]]:
-    """Read every source of rules below a folder, with its snippets inserted.
-
-    Raises:
-        ValueError: a snippet cannot be used, or is not used.
-    """
+    """Read every source of rules, with its snippets. Raises ValueError if one is unusable or unused."""
     shared = home / "src" / "snippets.yml"
     paths = sorted(path for path in shared.parent.glob("*.yml") if path != shared)
     contents: dict[Path, dict[str, Any]] = {
@@ -168,11 +161,7 @@ def _expanded_rule(rule: dict[str, Any], snippets: Snippets) -> dict[str, Any]:
 
 
 def fill_in(text: str, values: Mapping[str, object]) -> str:
-    """Replace ``<<name>>`` by values.
-
-    Raises:
-        ValueError: a name has no value.
-    """
+    """Replace ``<<name>>`` by values. Raises ValueError if a name has none."""
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in values:
@@ -229,7 +218,7 @@ def render_expression(source: str, settings: RuleSettings) -> str:
     ]
     if len(written) == 1:
         return written[0] + "\n"
-    return "\nor\n".join(f"(\n{_indent(branch)}\n)" for branch in written) + "\n"
+    return "\nor\n".join(f"(\n{indent(branch, '  ')}\n)" for branch in written) + "\n"
 
 
 def _reached(threshold: str, value: float | str) -> float | str:
@@ -248,10 +237,6 @@ def _owner_matchers(before: Sequence[Override], own: Override | None) -> str:
 
 def _quotable(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"  {line}" if line else line for line in text.splitlines())
 
 
 def render_rule(rule: dict[str, Any], settings: RuleSettings) -> dict[str, Any]:
@@ -376,11 +361,7 @@ def dashboard_url(alert: str, description: str, settings: RuleSettings) -> str:
 def runbook_url(alert: str, place: str, query: str | None) -> str:
     """Return the template of an alert's link to its runbook.
 
-    Args:
-        alert: the name of the alert.
-        place: the address of runbooks, with ``{alert}`` and perhaps ``{instance}``.
-        query: finds an exporter that answers, if the alert's own label does not name one; without a result
-            the link is empty.
+    ``query`` finds an exporter that answers, if the alert's label names none; without a result it is empty.
     """
     page = place.replace("{alert}", alert)
     if "{instance}" not in page:
@@ -406,13 +387,11 @@ def budget_rules(settings: RuleSettings) -> list[dict[str, Any]]:
 class _Writer(yaml.SafeDumper):
     """Write YAML as people do: several lines as a block."""
 
-
-def _represent_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
-    return writer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
 
 
-_Writer.add_representer(str, _represent_text)
+_Writer.add_representer(str, _Writer.represent_str)
 
 
 def render_file(content: dict[str, Any], settings: RuleSettings) -> dict[str, Any]:
@@ -427,11 +406,7 @@ def render_file(content: dict[str, Any], settings: RuleSettings) -> dict[str, An
 
 
 def rendered_files(settings: RuleSettings, home: Path = HOME) -> dict[str, dict[str, Any]]:
-    """Return the content of every rule file, by the name of its source.
-
-    Raises:
-        ValueError: a source cannot be used; the message begins with its name below the folder.
-    """
+    """Return every rule file by the name of its source. Raises ValueError, which begins with that name."""
     files = {}
     sources = read_sources(settings, home)
     expressions = [

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from vramledger import __version__
 from vramledger.accounting.devices import hidden_on
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import SamplingConfig
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log

@@ -23,10 +23,9 @@ from vramledger.commands.arguments import (
     sampling_config,
 )
 from vramledger.commands.interrupts import run_until_interrupted
-from vramledger.commands.past import add_storage, ask_past, past_time
+from vramledger.commands.past import add_storage, ask_moment, ask_past, past_time
 from vramledger.commands.samples import SAMPLES_MIN, follow_exporter
 from vramledger.errors import StartupError, UsageError
-from vramledger.model.records import RecordError
 from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.replay import Replay, read_recording
 from vramledger.serving.source import (
@@ -37,9 +36,9 @@ from vramledger.serving.source import (
     open_source,
     snapshots,
 )
-from vramledger.storage.protocol import AT, SINCE
+from vramledger.storage.protocol import SINCE
 from vramledger.views.evidence import evidence_json, evidence_lines
-from vramledger.views.ledger_json import ledger_text, read_answer
+from vramledger.views.ledger_json import ledger_text
 from vramledger.views.table import COLOUR_CONTROLS, render_table
 from vramledger.views.timeline import HoldingGrowth, Key
 from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, pid, write_output
@@ -110,11 +109,7 @@ async def _show_past(args: argparse.Namespace) -> int:
         report = json.loads(content)
         write_output(json.dumps(report) + "\n" if args.json else render_report(report))
         return 0 if report["first"] is not None else 1
-    head, content, origin = await ask_past(args, {"ask": AT, "at": args.at})
-    try:
-        answer = read_answer(content)
-    except RecordError as error:
-        raise StartupError(f"the answer cannot be read: {error}") from error
+    head, answer, origin = await ask_moment(args, args.at)
     note = f"As it was at {_clock(answer.snapshot.time)}, {origin}."
     if head.get("gap_until") is not None:
         until = f"until {_clock(head['gap_until'])}" if head["gap_until"] else "since then"

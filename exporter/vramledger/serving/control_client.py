@@ -15,24 +15,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from vramledger.errors import StartupError
-from vramledger.serving.control_messages import (
-    LEDGER_SECONDS,
-    MAX_ANSWER_BYTES,
-    PAST,
-    PAST_SECONDS,
-    RELEASE,
-    RELEASE_SECONDS,
-    RESUME,
-    SNAPSHOT,
-    ControlError,
-    PastHead,
-    Refused,
-    Released,
-    ReleaseRequest,
-    SnapshotHead,
-    read,
-    write,
-)
+from vramledger.serving import control_messages as messages
 from vramledger_agent.listener import UntrustedListenerError, check_listener
 
 _T = TypeVar("_T")
@@ -47,30 +30,34 @@ class NoExporterError(StartupError):
 
 async def request_release(path: Path, seconds: float | None) -> float | None:
     """Have GPUs released or, with None, reopened; return until when. Raises NoExporterError, StartupError."""
-    target, body = (RESUME, b"") if seconds is None else (RELEASE, write(ReleaseRequest(seconds)))
-    answer = await _exchange(path, RELEASE_SECONDS, "POST", target, body)
-    return _read(lambda: read(answer, Released)).released_until
+    target, body = (
+        (messages.RESUME, b"")
+        if seconds is None
+        else (messages.RELEASE, messages.write(messages.ReleaseRequest(seconds)))
+    )
+    answer = await _exchange(path, messages.RELEASE_SECONDS, "POST", target, body)
+    return _read(lambda: messages.read(answer, messages.Released)).released_until
 
 
 async def request_snapshot(
     path: Path, after: str | None = None, wait: float = 0.0
-) -> tuple[SnapshotHead, bytes]:
+) -> tuple[messages.SnapshotHead, bytes]:
     """Return the exporter's newest snapshot as it sent it, and its head.
 
     ``wait``: seconds for which the exporter may wait for it, as its last answer said. Raises NoExporterError
     if no exporter answers. Raises StartupError if it refuses, or is of another version.
     """
     query = "" if after is None else f"?{urlencode({'after': after})}"
-    answer = await _exchange(path, LEDGER_SECONDS + wait, "GET", SNAPSHOT + query)
+    answer = await _exchange(path, messages.LEDGER_SECONDS + wait, "GET", messages.SNAPSHOT + query)
     head, _, text = answer.partition(b"\n")
-    return _read(lambda: read(head, SnapshotHead)), text
+    return _read(lambda: messages.read(head, messages.SnapshotHead)), text
 
 
 async def request_past(path: Path, question: dict[str, Any]) -> tuple[str, dict[str, Any], bytes]:
     """Return version, head and content of an answer about the past. Raises NoExporterError, StartupError."""
-    answer = await _exchange(path, PAST_SECONDS, "GET", f"{PAST}?{urlencode(question)}")
+    answer = await _exchange(path, messages.PAST_SECONDS, "GET", f"{messages.PAST}?{urlencode(question)}")
     line, _, content = answer.partition(b"\n")
-    head = _read(lambda: read(line, PastHead))
+    head = _read(lambda: messages.read(line, messages.PastHead))
     return head.program, head.head, content
 
 
@@ -114,7 +101,7 @@ async def _exchange(path: Path, seconds: float, method: str, target: str, body: 
     finally:
         connection.interrupt()
     if status != HTTPStatus.OK:
-        refused = _read(lambda: read(answer, Refused))
+        refused = _read(lambda: messages.read(answer, messages.Refused))
         raise StartupError(f"the exporter says: {refused.error}")
     return answer
 
@@ -124,7 +111,7 @@ def _request(connection: _UnixConnection, method: str, target: str, body: bytes)
         with suppress(BrokenPipeError, ConnectionResetError):  # it has refused us, and its answer says why
             connection.request(method, target, body or None)
         response = connection.getresponse()
-        answer = response.read(MAX_ANSWER_BYTES)
+        answer = response.read(messages.MAX_ANSWER_BYTES)
         if not response.isclosed() and response.length:
             raise http.client.IncompleteRead(answer, response.length)
         return response.status, answer
@@ -136,7 +123,7 @@ def _read(reading: Callable[[], _T]) -> _T:
     """Return what an exporter of this version has said. Raises StartupError if it is something else."""
     try:
         return reading()
-    except ControlError as error:
+    except messages.ControlError as error:
         raise StartupError(
             f"what answers is of another version; use the vramledger that runs the exporter ({error})"
         ) from error

@@ -33,24 +33,7 @@ from vramledger.rate_limit import TokenBucket
 from vramledger.sampling.privileges import User
 from vramledger.sampling.sampler_process import request_start
 from vramledger.serving.control_messages import StorageError
-from vramledger.storage.protocol import (
-    ADD,
-    AGAIN,
-    ASK,
-    CHECK,
-    HEADER,
-    PACKET_BYTES,
-    READ,
-    READING,
-    READY,
-    RESTORE,
-    STATUS,
-    WRITE,
-    Entry,
-    keeper_command,
-    pack,
-    read_head,
-)
+from vramledger.storage import protocol
 from vramledger.storage.recorder import Recorder
 from vramledger.storage.state import advance, recall
 from vramledger.views.timeline import Timeline
@@ -129,11 +112,11 @@ class _Pipes:
         return self._to_it.get_write_buffer_size()
 
     def send(self, kind: bytes, content: bytes) -> None:
-        self._to_it.write(pack(kind, content))
+        self._to_it.write(protocol.pack(kind, content))
 
     async def receive(self) -> tuple[bytes, bytes]:
         """Return a message's kind and content. Raises asyncio.IncompleteReadError or OSError at its end."""
-        kind, size = HEADER.unpack(await self._output.readexactly(HEADER.size))
+        kind, size = protocol.HEADER.unpack(await self._output.readexactly(protocol.HEADER.size))
         return kind, await self._output.readexactly(size)
 
     def close(self) -> None:
@@ -158,9 +141,9 @@ class _Reader:
         pipes, self._pipes = self._pipes, None
         kept = pipes is not None
         if pipes is None:
-            pipes = await _Pipes.start(self._requests, READ)
+            pipes = await _Pipes.start(self._requests, protocol.READ)
         try:
-            pipes.send(ASK, json.dumps(question).encode())
+            pipes.send(protocol.ASK, json.dumps(question).encode())
             _, content = await pipes.receive()
         except (asyncio.IncompleteReadError, OSError):
             pipes.close()
@@ -215,20 +198,23 @@ class Storage:
         await self._start()
 
     async def _wait_until_ready(self) -> None:
-        answer = await self._loop.sock_recv(self._requests, PACKET_BYTES)
-        if answer != READY:
+        answer = await self._loop.sock_recv(self._requests, protocol.PACKET_BYTES)
+        if answer != protocol.READY:
             raise StartupError(
                 answer.decode() or "the process that stores could not be started; see its message above"
             )
         self._ready = True
 
     async def _start(self) -> None:
-        self._writer = await _Pipes.start(self._requests, WRITE)
+        self._writer = await _Pipes.start(self._requests, protocol.WRITE)
 
     def send(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
         """Send what is to be stored; leave it out if the process does not keep up."""
         messages = list(messages)
-        readings = sum(kind == ADD and read_head(content)[0] == READING for kind, content in messages)
+        readings = sum(
+            kind == protocol.ADD and protocol.read_head(content)[0] == protocol.READING
+            for kind, content in messages
+        )
         if self._writer is None:
             self.health.record_dropped(readings, self._error)  # it was logged
             return
@@ -274,7 +260,7 @@ class Storage:
         first, _, content = answer.partition(b"\n")
         head: dict[str, Any] = json.loads(first)
         if head.pop("damaged", False) and self._writer is not None:
-            self._writer.send(CHECK, b"")
+            self._writer.send(protocol.CHECK, b"")
         if "error" in head:
             raise StorageError(str(head["error"]))
         return head, content
@@ -355,9 +341,9 @@ class Storage:
         assert pipes is not None  # noqa: S101 it was started
         while True:
             kind, content = await pipes.receive()
-            if kind == AGAIN:
+            if kind == protocol.AGAIN:
                 self.again.set()
-            elif kind == STATUS:
+            elif kind == protocol.STATUS:
                 self.health.record_status(json.loads(content))
 
     def _disconnect(self) -> None:
@@ -461,7 +447,7 @@ class StoredTracker:
         try:
             recall(tracker, timeline, content["state"])
             for time, value in content["readings"]:
-                advance(tracker, timeline, Entry(READING, time, value))
+                advance(tracker, timeline, protocol.Entry(protocol.READING, time, value))
         except Exception as error:  # noqa: BLE001 whatever a file holds, we sample
             log.warning("Cannot go on from what is stored: starting without it", extra=fields(err=str(error)))
             return
@@ -489,7 +475,8 @@ async def store(  # noqa: PLR0913 what it joins
     ours.setblocking(False)  # noqa: FBT003 the standard library's
     with other:
         keeper = await asyncio.create_subprocess_exec(
-            *keeper_command(_arguments(config, sampling.rootfs, user), *settings()), stdin=other.fileno()
+            *protocol.keeper_command(_arguments(config, sampling.rootfs, user), *settings()),
+            stdin=other.fileno(),
         )
     storage = Storage(keeper, ours, health)
     recorder = Recorder(tracker, timeline, idle_after, sampling.interval)
@@ -498,7 +485,7 @@ async def store(  # noqa: PLR0913 what it joins
         await _open(storage, config.path)
         async with background_task(storage.run()):
             try:
-                head, content = await storage.request({"ask": RESTORE}, RESTORE_SECONDS)
+                head, content = await storage.request({"ask": protocol.RESTORE}, RESTORE_SECONDS)
                 if head["found"]:
                     stored.set_earlier(head["header"], json.loads(content))
             except StorageError as error:

@@ -49,19 +49,7 @@ from vramledger.slurm.jobs import (
     running_jobs,
 )
 from vramledger.slurm.names import devices_of, parse_capabilities, parse_gres
-from vramledger.verdicts.cleanliness import (
-    CANNOT_TELL,
-    CLEAN,
-    MAX_LEFTOVER,
-    NO_SUCH_GPU,
-    NOT_CLEAN,
-    CheckReason,
-    CheckResult,
-    CheckTolerance,
-    SearchExtent,
-    check_devices,
-    overall_status,
-)
+from vramledger.verdicts import cleanliness
 from vramledger_agent.commands.parser import Commands, add_log, duration
 from vramledger_agent.printable import printable, write_plain
 
@@ -76,7 +64,7 @@ class SlurmQuestion:
     # the devices to judge, as Slurm's configuration names them; None for all of the host
     devices: tuple[str, ...] | None
     ended: str  # the job that has ended, so that nothing of it may be left; empty outside an epilog
-    tolerance: CheckTolerance  # what a clean device may have
+    tolerance: cleanliness.CheckTolerance  # what a clean device may have
 
 
 def check_job_devices(
@@ -84,8 +72,8 @@ def check_job_devices(
     question: SlurmQuestion,
     jobs: NodeJobs,
     jobs_of: JobsOf,
-    search: SearchExtent | None = None,
-) -> list[CheckResult]:
+    search: cleanliness.SearchExtent | None = None,
+) -> list[cleanliness.CheckResult]:
     """Judge the devices, provisionally without a ``search``; an unlisted one cannot be judged.
 
     What belongs to a running job, on a device that Slurm gave to it, is not left over: so shared GPUs
@@ -97,15 +85,15 @@ def check_job_devices(
     )
     snapshot = replace(snapshot, devices=devices)
     if question.devices is None or not snapshot.up:
-        return check_devices(snapshot, (), question.tolerance, search=search)
+        return cleanliness.check_devices(snapshot, (), question.tolerance, search=search)
     wanted, missing = set[str](), []
     for name in question.devices:
         found = {each.uuid for each in readings if fits(name, each)}
         wanted |= found
         if not found:
-            reasons = (CheckReason("missing", NO_SUCH_GPU),)
-            missing.append(CheckResult(name, "", CANNOT_TELL, reasons))
-    judged = check_devices(snapshot, wanted, question.tolerance, search=search) if wanted else []
+            reasons = (cleanliness.CheckReason("missing", cleanliness.NO_SUCH_GPU),)
+            missing.append(cleanliness.CheckResult(name, "", cleanliness.CANNOT_TELL, reasons))
+    judged = cleanliness.check_devices(snapshot, wanted, question.tolerance, search=search) if wanted else []
     return judged + missing
 
 
@@ -137,7 +125,10 @@ def _without_running_jobs(
 
 
 def _may_be_here(
-    possible: Collection[str], devices: tuple[DeviceReading, ...], question: SlurmQuestion, jobs: NodeJobs
+    possible: Collection[str],
+    devices: tuple[DeviceReading, ...],
+    question: SlurmQuestion,
+    jobs: NodeJobs,
 ) -> bool:
     """Tell whether a job runs here, as far as is known; a SLUID without a record may be any."""
     return any(_has_one(job, devices, jobs) for job in possible if job != question.ended)
@@ -161,33 +152,33 @@ _SHORT = {
 }
 
 
-def reason_line(results: list[CheckResult], snapshot: Snapshot | None) -> str:
+def reason_line(results: list[cleanliness.CheckResult], snapshot: Snapshot | None) -> str:
     """Return a drained node's reason; ``sinfo -R`` shows 20 characters: the GPU, holder and bytes."""
-    status = overall_status(results)
+    status = cleanliness.overall_status(results)
     parts = (
         sorted(
             (-(reason.memory or 0), result.gpu, result.uuid, position, reason)
             for result in results
             if result.status == status
             for position, reason in enumerate(result.reasons)
-            if reason.counts or (status == CANNOT_TELL)
+            if reason.counts or (status == cleanliness.CANNOT_TELL)
         )
-        if status in (NOT_CLEAN, CANNOT_TELL)
+        if status in (cleanliness.NOT_CLEAN, cleanliness.CANNOT_TELL)
         else []
     )
     if not parts:
-        return "vram? no answer: no sample has finished" if status == CANNOT_TELL else ""
+        return "vram? no answer: no sample has finished" if status == cleanliness.CANNOT_TELL else ""
     _, gpu, uuid, _, worst = parts[0]
     more = f"; +{len(parts) - 1} more" if len(parts) > 1 else ""
     tail = f"; {uuid}" if uuid else ""
-    if status == CANNOT_TELL:
+    if status == cleanliness.CANNOT_TELL:
         where = f"GPU{gpu} " if gpu != "all" else ""
         return printable(f"vram? {where}{_SHORT.get(worst.kind, worst.kind)}: {worst.text}{more}{tail}")
     size = "" if worst.memory is None else f" {_size_text(worst.memory)}"
     return printable(f"vram GPU{gpu} {_who(worst, snapshot)}{size}: {worst.text}{more}{tail}")
 
 
-def _who(reason: CheckReason, snapshot: Snapshot | None) -> str:
+def _who(reason: cleanliness.CheckReason, snapshot: Snapshot | None) -> str:
     if reason.kind == "dead":
         return "dead"
     if reason.kind == "unusable":
@@ -198,7 +189,7 @@ def _who(reason: CheckReason, snapshot: Snapshot | None) -> str:
     return (facts.user if facts is not None else None) or next(iter(_hidden_users(reason, snapshot)), "?")
 
 
-def _hidden_users(reason: CheckReason, snapshot: Snapshot | None) -> Iterator[str]:
+def _hidden_users(reason: cleanliness.CheckReason, snapshot: Snapshot | None) -> Iterator[str]:
     for device in snapshot.devices if snapshot is not None else ():
         yield from (each.user for each in device.hidden or () if each.pid == reason.pid and each.user)
 
@@ -262,7 +253,7 @@ def add_command(commands: Commands) -> None:
         help="epilog: end what is left of the job (default on)",
     )  # fmt: skip
     command.add_argument(
-        "--max-leftover", dest="leftover", type=size, default=MAX_LEFTOVER, metavar="SIZE",
+        "--max-leftover", dest="leftover", type=size, default=cleanliness.MAX_LEFTOVER, metavar="SIZE",
         help="ignore this much dead, zombie, stuck, orphaned and unattributed memory (default 128MiB)",
     )  # fmt: skip
     command.add_argument(
@@ -294,13 +285,13 @@ def run(args: argparse.Namespace) -> int:
         # Where it cannot be known which GPUs are the job's, those that Slurm manages are judged.
         devices=devices or gres,
         ended=job.number if args.context == "epilog" else "",
-        tolerance=CheckTolerance(args.leftover, owners=frozenset(args.owners)),
+        tolerance=cleanliness.CheckTolerance(args.leftover, owners=frozenset(args.owners)),
     )
     record = args.records / "jobs" / job.node / job.number
     if args.context == "prolog":
         _write_record(record, job, devices)
     if args.context != "health" and not job.gpus:
-        status, line = CLEAN, ""
+        status, line = cleanliness.CLEAN, ""
     else:
         ending = None
         if question.ended and args.end:
@@ -375,14 +366,14 @@ class _NodeCheck:
         self._records = str(records.resolve()).strip("/")
         self._ending = ending
         self._snapshot: Snapshot | None = None
-        self._results: list[CheckResult] = []
+        self._results: list[cleanliness.CheckResult] = []
 
     async def run(self, wait: float) -> tuple[int, str]:
         """Return the exit status and the reason: the last answer that there was in ``wait`` seconds."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._watch(), wait)
-        status = overall_status(self._results)
-        return status, reason_line(self._results, self._snapshot) if status != CLEAN else ""
+        status = cleanliness.overall_status(self._results)
+        return status, reason_line(self._results, self._snapshot) if status != cleanliness.CLEAN else ""
 
     async def _watch(self) -> None:
         supervisor = Supervisor(self._config)
@@ -396,24 +387,24 @@ class _NodeCheck:
                 self._snapshot, provisional, self._results = await asyncio.to_thread(
                     self._check, snapshot, None, supervisor.pid
                 )
-                status = overall_status(provisional)
-                clean = clean + 1 if status == CLEAN else 0
+                status = cleanliness.overall_status(provisional)
+                clean = clean + 1 if status == cleanliness.CLEAN else 0
                 now = time.monotonic()
                 unclean = unclean or now
-                if status == NOT_CLEAN and now - unclean >= self._settle:
+                if status == cleanliness.NOT_CLEAN and now - unclean >= self._settle:
                     return
                 held = any(device.holdings for device in snapshot.devices)
                 if clean >= (SAMPLES_MIN if held else 1):
                     self._snapshot, _, self._results = await asyncio.to_thread(
                         self._check, snapshot, reading, supervisor.pid
                     )
-                    if overall_status(self._results) == CLEAN:
+                    if cleanliness.overall_status(self._results) == cleanliness.CLEAN:
                         return
                     clean = 0
 
     def _check(
         self, snapshot: Snapshot, searched: Reading | None, sampler: int | None
-    ) -> tuple[Snapshot, list[CheckResult], list[CheckResult]]:
+    ) -> tuple[Snapshot, list[cleanliness.CheckResult], list[cleanliness.CheckResult]]:
         """Judge a snapshot; with its reading, also after a search for hidden holders.
 
         The second results are those to end with if there is no time for more: a search that has not ended is
@@ -432,7 +423,7 @@ class _NodeCheck:
                 known[pid] = frozenset() if row is None else possible_jobs(self._host, row, jobs)
             return known[pid]
 
-        search = SearchExtent(complete=False, unreadable=0)
+        search = cleanliness.SearchExtent(complete=False, unreadable=0)
         if searched is not None:
             holders, search = search_hidden(self._host, searched.devices, sampler)
             snapshot = replace(

@@ -31,22 +31,8 @@ from vramledger.errors import RecordingError, VramledgerError
 from vramledger.logs import configure
 from vramledger.model.records import JSON_VERSION
 from vramledger.sampling.privileges import drop_privileges
+from vramledger.storage import protocol
 from vramledger.storage.database import DamagedError, PastReader, connect_reader, translated
-from vramledger.storage.protocol import (
-    ANSWER,
-    AT,
-    HEADER,
-    HIDE,
-    LONGEST_GAP,
-    NAME,
-    PAGE,
-    READINGS,
-    RESTORE,
-    SINCE,
-    SLIDER,
-    Entry,
-    pack,
-)
 from vramledger.storage.reduction import expand_reading, facts_plain
 from vramledger.storage.state import Past, advance, compute, start_from
 from vramledger.views.hidden_names import HiddenNames, public_view
@@ -74,7 +60,7 @@ _ROW_MAX = 3600.0
 def make_report(connection: sqlite3.Connection, begin: float, end: float) -> dict[str, Any]:
     """Return the report of a span as JSON values: byte-seconds, seconds and Unix times."""
     watched = _watched(connection, begin, end)
-    marks, count = _marks(connection, begin, end, LONGEST_GAP, kinds=(*_LEFTOVER, _OOM, *_LINKS))
+    marks, count = _marks(connection, begin, end, protocol.LONGEST_GAP, kinds=(*_LEFTOVER, _OOM, *_LINKS))
     found = connection.execute(
         "SELECT owner_type, coalesce(owner, ''), user, uuid, state, wasted, held, max(time, ?), "
         "min(time + seconds, ?) FROM holders WHERE time BETWEEN ? AND ? AND time + seconds >= ? "
@@ -201,7 +187,7 @@ def make_slider(
     if oldest is not None:
         begin = max(begin, oldest)
     step = max(1.0, (end - begin) / STEPS)
-    marks, count = _marks(connection, begin, end, max(LONGEST_GAP, 2 * step))
+    marks, count = _marks(connection, begin, end, max(protocol.LONGEST_GAP, 2 * step))
     devices: dict[str, dict[str, Any]] = {}
     found = connection.execute(
         "SELECT uuid, gpu, total, peak, wasted, time, time + seconds FROM devices "
@@ -237,7 +223,7 @@ DAMAGED = "damaged"
 def open_past(directory: Path, host: str = "") -> Iterator[PastReader]:
     """Open a directory's past to read. Raises RecordingError if unusable, OSError if the disk hangs."""
     try:
-        connection = connect_reader(directory / NAME, host)
+        connection = connect_reader(directory / protocol.NAME, host)
     except FileNotFoundError as error:
         raise RecordingError("nothing is stored yet") from error
     with closing(connection), translated():
@@ -246,7 +232,7 @@ def open_past(directory: Path, host: str = "") -> Iterator[PastReader]:
 
 def answer(directory: Path, request: dict[str, Any], host: str = "") -> bytes:
     """Return the answer. Raises RecordingError without one, LookupError if incomplete, or OSError."""
-    if request["ask"] == RESTORE and not (directory / NAME).exists():
+    if request["ask"] == protocol.RESTORE and not (directory / protocol.NAME).exists():
         return json.dumps({"found": False}).encode() + b"\n"  # the first start
     with open_past(directory, host) as past:
         head, content = _answer(past, request)
@@ -257,29 +243,29 @@ def answer(directory: Path, request: dict[str, Any], host: str = "") -> bytes:
 
 def _answer(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     ask = request["ask"]
-    if ask == RESTORE:
+    if ask == protocol.RESTORE:
         return _restore(past)
-    if ask == AT:
+    if ask == protocol.AT:
         return _moment(past, request)
     begin, end = float(request["from"]), float(request["to"])
     if end < begin:
         raise RecordingError("the span ends before it begins")
     hidden = _hidden(request)
-    if ask == SINCE:
+    if ask == protocol.SINCE:
         report = make_report(past.connection, begin, end)
         return {}, json.dumps(report if hidden is None else hidden.report(report)).encode()
-    if ask == SLIDER:
+    if ask == protocol.SLIDER:
         slider = make_slider(past.connection, begin, end, past.oldest())
         if hidden is not None:
             slider["marks"] = hidden.marks(slider["marks"])
         return {}, json.dumps(slider).encode()
-    if ask == READINGS:
+    if ask == protocol.READINGS:
         with closing(past.readings(begin, end)) as found:  # type: ignore[type-var]
             return _readings(past, found)
     raise RecordingError(f"{ask!r} is not a question to the storage")
 
 
-def _readings(past: PastReader, found: Iterator[Entry]) -> tuple[dict[str, Any], bytes]:
+def _readings(past: PastReader, found: Iterator[protocol.Entry]) -> tuple[dict[str, Any], bytes]:
     """Return the readings of a span; the first has the facts of all processes, which a sampler sends once."""
     first = next(found, None)
     if first is None:
@@ -311,7 +297,7 @@ def _restore(past: PastReader) -> tuple[dict[str, Any], bytes]:
 
 
 def _hidden(request: dict[str, Any]) -> HiddenNames | None:
-    return HiddenNames(bytes.fromhex(request[HIDE])) if HIDE in request else None
+    return HiddenNames(bytes.fromhex(request[protocol.HIDE])) if protocol.HIDE in request else None
 
 
 def _moment(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -336,7 +322,7 @@ def _moment(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], 
         "step": then.step,
         "gap_until": then.gap_until,
     }
-    if request.get("view") == PAGE:
+    if request.get("view") == protocol.PAGE:
         rows = page_rows(snapshot, growth, ready=True)
         content = {**head, "rows": rows, "history": then.timeline.history()}
         return head, msgspec.json.encode(content)
@@ -354,8 +340,8 @@ def answer_or_problem(directory: Path, content: bytes, host: str) -> bytes:
 
 def _receive(questions: SimpleQueue[bytes], source: BinaryIO) -> None:
     """Receive questions; end this process as soon as nobody waits for an answer."""
-    while len(head := source.read(HEADER.size)) == HEADER.size:
-        questions.put(source.read(HEADER.unpack(head)[1]))
+    while len(head := source.read(protocol.HEADER.size)) == protocol.HEADER.size:
+        questions.put(source.read(protocol.HEADER.unpack(head)[1]))
     os._exit(0)
 
 
@@ -371,5 +357,5 @@ def main() -> None:
     with suppress(BrokenPipeError):
         while True:
             found = answer_or_problem(Path(config["path"]), questions.get(), config["host"])
-            sys.stdout.buffer.write(pack(ANSWER, found))
+            sys.stdout.buffer.write(protocol.pack(protocol.ANSWER, found))
             sys.stdout.buffer.flush()

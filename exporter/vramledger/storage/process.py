@@ -20,19 +20,7 @@ from pathlib import Path
 
 from vramledger.logs import configure, fields, log
 from vramledger.sampling.privileges import drop_privileges
-from vramledger.storage.protocol import (
-    ADD,
-    AGAIN,
-    BEGIN,
-    CHECK,
-    HEADER,
-    MAX_CONTENT,
-    READING,
-    STATUS,
-    SUMMARY,
-    pack,
-    read_head,
-)
+from vramledger.storage import protocol
 from vramledger.storage.writing import PastWriter
 
 FLUSH_INTERVAL = 4.0
@@ -71,18 +59,18 @@ class StorageProcess:
 
     def receive(self, kind: bytes, content: bytes) -> None:
         """Do what a message says."""
-        if kind == BEGIN:
+        if kind == protocol.BEGIN:
             self._writing = self._try(lambda: self._past.begin(json.loads(content)), proves=False)
-        elif kind == ADD:
+        elif kind == protocol.ADD:
             self._add(content)
-        elif kind == SUMMARY:
+        elif kind == protocol.SUMMARY:
             self._past.summarise(json.loads(content))
-        elif kind == CHECK:
+        elif kind == protocol.CHECK:
             self._writing = self._try(self._past.check, proves=False) and self._writing
 
     def _add(self, line: bytes) -> None:
-        entry, time_of = read_head(line)
-        reading = entry == READING
+        entry, time_of = protocol.read_head(line)
+        reading = entry == protocol.READING
         if not self._writing:
             self._dropped += reading
             return
@@ -104,7 +92,7 @@ class StorageProcess:
             "house_error": self._house_failed or self._past.aside,
         }
         with suppress(BrokenPipeError):  # the exporter has ended, and what it sent is still to be read
-            self._send(pack(STATUS, json.dumps(status).encode()))
+            self._send(protocol.pack(protocol.STATUS, json.dumps(status).encode()))
 
     def idle(self) -> float:
         """Do what is due, and return the seconds until the next thing is."""
@@ -113,7 +101,7 @@ class StorageProcess:
             self.flush()
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
-            self._send(pack(AGAIN, b""))
+            self._send(protocol.pack(protocol.AGAIN, b""))
         if now - self._kept_house >= HOUSE_INTERVAL:
             self._keep_house()
         return max(0.0, self._flushed + FLUSH_INTERVAL - self._monotonic())
@@ -201,14 +189,14 @@ def serve_pipe(process: StorageProcess, source: int) -> None:
         if not data:
             return
         unread += data
-        while len(unread) >= HEADER.size:
-            kind, size = HEADER.unpack_from(unread)
-            if size > MAX_CONTENT:
+        while len(unread) >= protocol.HEADER.size:
+            kind, size = protocol.HEADER.unpack_from(unread)
+            if size > protocol.MAX_CONTENT:
                 return
-            if len(unread) < HEADER.size + size:
+            if len(unread) < protocol.HEADER.size + size:
                 break
-            content = bytes(unread[HEADER.size : HEADER.size + size])
-            del unread[: HEADER.size + size]
+            content = bytes(unread[protocol.HEADER.size : protocol.HEADER.size + size])
+            del unread[: protocol.HEADER.size + size]
             process.receive(kind, content)
 
 

@@ -17,18 +17,7 @@ from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import Agent
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Holding, Snapshot
-from vramledger.storage.protocol import (
-    ADD,
-    BEGIN,
-    LONGEST_GAP,
-    MINUTE,
-    READING,
-    SEGMENT_SECONDS,
-    STATE,
-    SUMMARY,
-    HolderSummary,
-    write_entry,
-)
+from vramledger.storage import protocol
 from vramledger.storage.reduction import difference, reduce_reading
 from vramledger.storage.state import write_state
 from vramledger.views.timeline import Timeline
@@ -65,7 +54,7 @@ class Recorder:
         self._summed_in: float | None = None
         self._outline: object = None
         self._peaks: dict[str, int] = {}
-        self._longest_gap = max(LONGEST_GAP, 3 * interval)
+        self._longest_gap = max(protocol.LONGEST_GAP, 3 * interval)
 
     def begin_again(self) -> None:
         """Begin a new segment with the next reading: the one that writes has not got everything."""
@@ -76,31 +65,34 @@ class Recorder:
         now = reading.monotonic
         if (
             self._began is None
-            or not 0 <= now - self._began < SEGMENT_SECONDS
+            or not 0 <= now - self._began < protocol.SEGMENT_SECONDS
             or not 0 <= reading.time - self._newest <= self._longest_gap
             or (reading.boot_id and reading.boot_id != self._boot)
         ):
             self._boot = reading.boot_id or self._boot
-            self._began, self._before, self._agents = now, {STATE: {}, READING: {}}, {}
+            self._began, self._before, self._agents = now, {protocol.STATE: {}, protocol.READING: {}}, {}
             self._summed_in = None
             header = {**self._head, "boot": self._boot, "time": reading.time}
-            yield BEGIN, json.dumps(header).encode()
+            yield protocol.BEGIN, json.dumps(header).encode()
             yield self._state(reading.time, now)
         elif now - self._state_at >= STATE_INTERVAL:
             yield self._state(self._newest, now)
         self._newest = reading.time
         kept = replace(reading, agents=tuple(self._thin_agents(reading))) if reading.agents else reading
-        yield self._entry(READING, round(reading.time, 2), reduce_reading(kept))
+        yield self._entry(protocol.READING, round(reading.time, 2), reduce_reading(kept))
 
     def summarise(self, snapshot: Snapshot) -> Iterator[tuple[bytes, bytes]]:
         """Yield the message for what the accounting made of the newest reading, if it is time for one."""
         if self._began is None or snapshot.time is None:
             return
-        minute, outline = snapshot.time // MINUTE, _outline(snapshot)
+        minute, outline = snapshot.time // protocol.MINUTE, _outline(snapshot)
         due = minute != self._summed_in or outline != self._outline
         if due:
             self._summed_in, self._outline = minute, outline
-            yield SUMMARY, json.dumps(summarise(snapshot, self._peaks), separators=(",", ":")).encode()
+            yield (
+                protocol.SUMMARY,
+                json.dumps(summarise(snapshot, self._peaks), separators=(",", ":")).encode(),
+            )
         before = {} if due else self._peaks
         self._peaks = {
             each.reading.uuid: max(before.get(each.reading.uuid, 0), each.ledger.used)
@@ -115,12 +107,12 @@ class Recorder:
 
     def _state(self, time: float, monotonic: float) -> tuple[bytes, bytes]:
         self._state_at = monotonic
-        return self._entry(STATE, time, write_state(self._tracker, self._timeline))
+        return self._entry(protocol.STATE, time, write_state(self._tracker, self._timeline))
 
     def _entry(self, kind: str, time: float, value: dict[str, Any]) -> tuple[bytes, bytes]:
         patch = difference(self._before[kind], value)
         self._before[kind] = value
-        return ADD, write_entry(kind, time, patch)
+        return protocol.ADD, protocol.write_entry(kind, time, patch)
 
     def _thin_agents(self, reading: Reading) -> Iterator[Agent]:
         kept = {}
@@ -200,10 +192,10 @@ def summarise(snapshot: Snapshot, peaks: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _holder(snapshot: Snapshot, holding: Holding) -> HolderSummary:
+def _holder(snapshot: Snapshot, holding: Holding) -> protocol.HolderSummary:
     facts = snapshot.facts_of(holding.pid)
     owner = None if facts is None else facts.owner_or_user
-    return HolderSummary(
+    return protocol.HolderSummary(
         "unknown" if owner is None else owner.type,
         "" if owner is None else owner.name,
         "" if facts is None or facts.user is None else facts.user,

@@ -18,6 +18,7 @@ from typing import Any
 
 from vramledger.errors import RecordingError
 from vramledger.logs import fields, log
+from vramledger.storage import protocol
 from vramledger.storage.database import (
     PIECES,
     DamagedError,
@@ -28,17 +29,6 @@ from vramledger.storage.database import (
     read_entries,
     read_lines,
     translated,
-)
-from vramledger.storage.protocol import (
-    LONGEST_GAP,
-    NAME,
-    OURS,
-    READING,
-    SEGMENT_SECONDS,
-    STATE,
-    Entry,
-    read_head,
-    write_entry,
 )
 from vramledger.storage.reduction import difference
 from vramledger.storage.tables import SummaryTables
@@ -95,7 +85,7 @@ class PastWriter:
         which something is removed.
         """
         self._directory = directory
-        self._path = directory / NAME
+        self._path = directory / protocol.NAME
         self._host = host
         self._retention = retention
         self._size = size
@@ -122,7 +112,10 @@ class PastWriter:
             connection = self._open()
             if self._tables is None:
                 self._tables = SummaryTables(connection)
-            if not 0 <= header["time"] - self._newest <= LONGEST_GAP or header.get("boot") != self._boot:
+            if (
+                not 0 <= header["time"] - self._newest <= protocol.LONGEST_GAP
+                or header.get("boot") != self._boot
+            ):
                 self._tables.interrupt()
             self._boot = header.get("boot", "")
         self._segment = StoredSegment(0, header["time"], LIVE, header)
@@ -131,8 +124,8 @@ class PastWriter:
     def add(self, line: bytes) -> None:
         """Add a line to the segment, if there is one."""
         if self._segment is not None:
-            kind, time_of = read_head(line)
-            if kind == READING:
+            kind, time_of = protocol.read_head(line)
+            if kind == protocol.READING:
                 self._newest = time_of
             self._waiting += line + b"\n"
 
@@ -231,11 +224,11 @@ class PastWriter:
     def _put_aside(self, why: RecordingError) -> None:
         suffix = why.suffix if isinstance(why, UnfitError) else "damaged"
         number = int(self._clock())
-        while os.path.lexists(self._directory / (name := f"{NAME}.{suffix}-{number}")):
+        while os.path.lexists(self._directory / (name := f"{protocol.NAME}.{suffix}-{number}")):
             number += 1
         for each in _SUFFIXES:
             with suppress(FileNotFoundError):
-                (self._directory / (NAME + each)).rename(self._directory / (name + each))
+                (self._directory / (protocol.NAME + each)).rename(self._directory / (name + each))
         self.aside = f"{name}: {why}"
         log.warning(
             "The file of the past is not used, and was renamed; a new one is begun",
@@ -273,7 +266,7 @@ class PastWriter:
     def _measure_log(self) -> None:
         before = self._log
         try:
-            self._log = (self._directory / f"{NAME}-wal").stat().st_size
+            self._log = (self._directory / f"{protocol.NAME}-wal").stat().st_size
         except FileNotFoundError:
             self._log = 0
         self.written += max(0, self._log - before)
@@ -314,7 +307,7 @@ class PastWriter:
     def _files(self) -> dict[str, tuple[int, float]]:
         found = {}
         for each in self._directory.iterdir():
-            if OURS.fullmatch(each.name):
+            if protocol.OURS.fullmatch(each.name):
                 with suppress(FileNotFoundError):
                     known = each.lstat()
                     found[each.name] = known.st_blocks * 512, known.st_mtime
@@ -322,7 +315,7 @@ class PastWriter:
 
     @staticmethod
     def _is_aside(name: str) -> bool:
-        return name.removeprefix(NAME).startswith(".")
+        return name.removeprefix(protocol.NAME).startswith(".")
 
     @property
     def _size_wanted(self) -> float:
@@ -331,7 +324,7 @@ class PastWriter:
 
     def _used(self, files: dict[str, tuple[int, float]]) -> float:
         """Return the bytes of all files but the log, with what is free in the file counted as gone."""
-        total = sum(size for name, (size, _) in files.items() if name != f"{NAME}-wal")
+        total = sum(size for name, (size, _) in files.items() if name != f"{protocol.NAME}-wal")
         return total - self._free_pages() * self._page_bytes()
 
     def _free_pages(self) -> int:
@@ -356,7 +349,7 @@ class PastWriter:
             if (
                 oldest is None
                 or (self._segment is not None and oldest.id == self._segment.id)
-                or (oldest.begin + SEGMENT_SECONDS >= cutoff and used <= self._size_wanted)
+                or (oldest.begin + protocol.SEGMENT_SECONDS >= cutoff and used <= self._size_wanted)
             ):
                 break
             with self._transaction():
@@ -387,7 +380,7 @@ class PastWriter:
 
     def _thin_one(self, connection: sqlite3.Connection) -> None:
         """Replace the oldest segment that is stored more finely than its age needs."""
-        now = self._clock() - SEGMENT_SECONDS
+        now = self._clock() - protocol.SEGMENT_SECONDS
         writing = 0 if self._segment is None else self._segment.id
         (first, age), (second, older) = THINNED
         found = PastReader(connection).segments(
@@ -421,20 +414,20 @@ class PastWriter:
             return size, PastReader(self._connection).oldest()
 
 
-def _thinned(entries: Iterator[Entry], seconds: float) -> Iterator[bytes]:
+def _thinned(entries: Iterator[protocol.Entry], seconds: float) -> Iterator[bytes]:
     """Yield the lines of a segment with a state and the reading after it."""
-    before: dict[str, Any] = {STATE: {}, READING: {}}
+    before: dict[str, Any] = {protocol.STATE: {}, protocol.READING: {}}
 
-    def line(entry: Entry) -> bytes:
+    def line(entry: protocol.Entry) -> bytes:
         patch = difference(before[entry.kind], entry.value)
         before[entry.kind] = entry.value
-        return write_entry(entry.kind, entry.time, patch)
+        return protocol.write_entry(entry.kind, entry.time, patch)
 
-    state: Entry | None = None
+    state: protocol.Entry | None = None
     newest = float("-inf")
     with closing(entries) as found:  # type: ignore[type-var]
         for entry in found:
-            if entry.kind == STATE:
+            if entry.kind == protocol.STATE:
                 state = entry
             elif state is not None and not newest <= entry.time < newest + seconds * 0.9:
                 newest = entry.time

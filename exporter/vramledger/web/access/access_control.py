@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
-from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -25,8 +24,8 @@ from vramledger.logs import fields, log
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
 from vramledger.metrics.families import Collected
 from vramledger.rate_limit import TokenBucket
-from vramledger.web.access.passwords import PasswordResult, Passwords, connection_source
-from vramledger.web.access.tls import REQUIRED, AccessSettings, alternative_names, make_context
+from vramledger.web.access.passwords import Passwords, connection_source
+from vramledger.web.access.tls import AccessSettings, alternative_names, make_context
 from vramledger.web.response_headers import BareResponse
 
 
@@ -38,7 +37,7 @@ def names_of_loopback(
     A web page may read what is served under its own name, whose owner chooses its address, also loopback (DNS
     rebinding). So who listens on loopback alone, without passwords, answers only to names of this host.
     """
-    if not all(_is_loopback(each.host) for each in listened):
+    if not all(_is_address(each.host) and ipaddress.ip_address(each.host).is_loopback for each in listened):
         return None
     return frozenset({"localhost", socket.gethostname().lower(), *(each.host.lower() for each in configured)})
 
@@ -55,10 +54,6 @@ def is_name_of_this_host(host: str, names: frozenset[str]) -> bool:
     return name in names or name.endswith(".localhost") or _is_address(name)
 
 
-def _is_loopback(host: str) -> bool:
-    return _is_address(host) and ipaddress.ip_address(host).is_loopback
-
-
 def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
@@ -67,17 +62,7 @@ def _is_address(host: str) -> bool:
     return True
 
 
-STATUS = {
-    reason: HTTPStatus(status)
-    for reason, status in (
-        ("password", 401),
-        ("certificate", 403),
-        ("failures", 429),
-        ("busy", 503),
-        ("rate", 429),
-        ("host", 421),
-    )
-}
+STATUS = {"password": 401, "certificate": 403, "failures": 429, "busy": 503, "rate": 429, "host": 421}
 """The status for each reason of ``vramledger_web_refused_requests_total``."""
 
 _HOST_TEXT = (
@@ -88,19 +73,11 @@ _HOST_TEXT = (
 
 def refusal_response(reason: str, headers: Iterable[tuple[str, str]]) -> BareResponse:
     """Return the answer to a request that is refused, with the headers that every answer carries."""
-    status = STATUS[reason]
-    realm = [(hdrs.WWW_AUTHENTICATE, 'Basic realm="restricted"')] if status == HTTPStatus.UNAUTHORIZED else []
-    return BareResponse(status, [*realm, *headers], _HOST_TEXT if reason == "host" else "")
+    realm = [(hdrs.WWW_AUTHENTICATE, 'Basic realm="restricted"')] if reason == "password" else []
+    return BareResponse(STATUS[reason], [*realm, *headers], _HOST_TEXT if reason == "host" else "")
 
 
 Digest = bytes | int | None
-
-_REFUSAL_REASONS: Mapping[PasswordResult, str | None] = {
-    PasswordResult.RIGHT: None,
-    PasswordResult.WRONG: "password",
-    PasswordResult.THROTTLED: "failures",
-    PasswordResult.BUSY: "busy",
-}
 
 _POLL_INTERVAL = 1.0
 """Seconds between two checks of the files: no event says that a certificate was renewed."""
@@ -138,8 +115,7 @@ class AccessControl:
     @property
     def open_to_all(self) -> bool:
         """Whether a request needs neither a password nor a certificate."""
-        settings = self._settings
-        return not settings.users and (settings.tls is None or settings.tls.client_auth != REQUIRED)
+        return not self._settings.users and not self._settings.requires_client
 
     def collect(self) -> Collected:
         """Return the families of access; return those of the web config file only if there is such a file."""
@@ -180,7 +156,9 @@ class AccessControl:
             if not settings.tls.allowed_sans & alternative_names(certificate):
                 return "certificate"
         if not settings.users:
-            return None if self._may_have_name(request.headers.get(hdrs.HOST, "")) else "host"
+            names = None if settings.requires_client else self.host_names
+            ours = names is None or is_name_of_this_host(request.headers.get(hdrs.HOST, ""), names)
+            return None if ours else "host"
         login = _parse_login(request.headers.get(hdrs.AUTHORIZATION, ""))
         if login is None:
             return "password"
@@ -188,13 +166,7 @@ class AccessControl:
         # changed meanwhile: a login that was right may be wrong now
         if self._settings.users != settings.users:
             return await self._reason(request)
-        return _REFUSAL_REASONS[result]
-
-    def _may_have_name(self, host: str) -> bool:
-        tls = self._settings.tls
-        if self.host_names is None or (tls is not None and tls.client_auth == REQUIRED):
-            return True
-        return is_name_of_this_host(host, self.host_names)
+        return result.value or None
 
     # --- the file ------------------------------------------------------------------------------------
 
@@ -220,47 +192,29 @@ class AccessControl:
             return
         users_changed = settings.users != self._settings.users
         clients_changed = (
-            _clients(settings) != _clients(self._settings) or loaded.authorities != self._authorities
+            settings.clients != self._settings.clients or loaded.authorities != self._authorities
         )
         self._apply(loaded, settings, context)
-        if users_changed or clients_changed:
-            for callback in self._permission_callbacks:
-                callback()
-        if clients_changed:
-            for callback in self._client_callbacks:
-                callback()
+        for callback in self._permission_callbacks if users_changed or clients_changed else ():
+            callback()
+        for callback in self._client_callbacks if clients_changed else ():
+            callback()
         log.info("Loaded the web configuration", extra=fields(file=path))
 
     def _apply(self, loaded: _Loaded, settings: AccessSettings, context: ssl.SSLContext | None) -> None:
         if (settings.interval, settings.burst) != (self._settings.interval, self._settings.burst):
-            self._bucket = _bucket(settings, self._clock())
+            limited = settings.interval > 0  # a token each interval, and ``burst`` of them at once
+            self._bucket = (
+                TokenBucket(self._clock(), 1 / settings.interval, float(settings.burst)) if limited else None
+            )
         self._settings, self.context = settings, context
         self._digests, self._authorities = loaded.digests, loaded.authorities
         self._current, self._loaded_at = True, time.time()
 
     def _check_restrictions(self, fresh: AccessSettings) -> None:
         """Refuse a file that removes a restriction: it may be half written. Raises StartupError."""
-        old = self._settings
-        lost = [
-            what
-            for what, before, now in (
-                ("TLS", old.tls, fresh.tls),
-                ("passwords", old.users, fresh.users),
-                ("a rate limit", old.interval, fresh.interval),
-                (
-                    "names of clients",
-                    old.tls and old.tls.allowed_sans is not None,
-                    fresh.tls and fresh.tls.allowed_sans is not None,
-                ),
-                (
-                    "client certificates",
-                    old.tls and old.tls.client_auth == REQUIRED,
-                    fresh.tls and fresh.tls.client_auth == REQUIRED,
-                ),
-            )
-            if before and not now
-        ]
-        if lost:
+        kept = fresh.restrictions
+        if lost := [each for each in self._settings.restrictions if each not in kept]:
             what = " and ".join(lost)
             raise StartupError(
                 f"--web.config.file={self._path} no longer requires {what}; restart if you want that"
@@ -281,15 +235,6 @@ class AccessControl:
                 "Every user of this host can read the password hashes; chmod o-r it",
                 extra=fields(file=self._path),
             )
-
-
-def _bucket(settings: AccessSettings, now: float) -> TokenBucket | None:
-    return TokenBucket(now, 1 / settings.interval, float(settings.burst)) if settings.interval else None
-
-
-def _clients(settings: AccessSettings) -> tuple[object, ...]:
-    tls = settings.tls
-    return () if tls is None else (tls.client_auth, tls.client_ca, tls.allowed_sans)
 
 
 class _Loaded(NamedTuple):

@@ -49,14 +49,12 @@ _PASSWORD_MAX = 72
 
 
 class PasswordResult(Enum):
-    """The result of a login."""
+    """The result of a login: why it is refused, one of ``WEB_REFUSALS``."""
 
-    RIGHT = "right"
-    WRONG = "wrong"
-    THROTTLED = "throttled"
-    """This address has failed too often."""
-    BUSY = "busy"
-    """Too many other passwords are waiting."""
+    RIGHT = ""
+    WRONG = "password"
+    THROTTLED = "failures"  # this address has failed too often
+    BUSY = "busy"  # too many other passwords are waiting
 
 
 class FailureBudget:

@@ -96,6 +96,29 @@ class AccessSettings:
     interval: float = 0.0  # seconds after which the rate limit allows another request; 0 for no limit
     burst: int = 0  # requests that may come in one burst
 
+    @property
+    def requires_client(self) -> bool:
+        """Whether a client must show a certificate."""
+        return self.tls is not None and self.tls.client_auth == REQUIRED
+
+    @property
+    def clients(self) -> tuple[object, ...]:
+        """What decides which certificates may connect."""
+        tls = self.tls
+        return () if tls is None else (tls.client_auth, tls.client_ca, tls.allowed_sans)
+
+    @property
+    def restrictions(self) -> list[str]:
+        """What a request must have, or must not exceed."""
+        given = {
+            "TLS": self.tls,
+            "passwords": self.users,
+            "a rate limit": self.interval,
+            "names of clients": self.tls and self.tls.allowed_sans is not None,
+            "client certificates": self.requires_client,
+        }
+        return [what for what, value in given.items() if value]
+
 
 _VERSIONS: Mapping[str, ssl.TLSVersion] = {
     "TLS10": ssl.TLSVersion.TLSv1,
