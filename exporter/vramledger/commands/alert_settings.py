@@ -168,12 +168,7 @@ def add_thresholds(parser: argparse._ActionsContainer) -> None:
 
 
 def given_settings(file: str | None) -> RuleSettings:
-    """Return the settings with what the file of the flag says.
-
-    Raises:
-        StartupError: it cannot be read.
-        UsageError: it cannot be used.
-    """
+    """Return the settings with what a file says. Raises StartupError or UsageError if it cannot be used."""
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8") if file else ""
         return read_settings(merged(read_content(text), default_content()))
@@ -190,11 +185,9 @@ def refused(file: str | None, error: ValueError) -> UsageError:
 
 
 def merged(own: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the default content with somebody's own in its place.
+    """Return the default content with somebody's own in its place. Raises ValueError if it does not fit.
 
-    A map gets the keys that are given. Owners that are given come before the others, as the first that
-    matches counts; one with the name of another takes its place. Raises ValueError if a key is not known, or
-    a value is of another kind than the default.
+    Owners that are given come before the others, as the first that matches counts; a name replaces its own.
     """
     _known(own, default.keys())
     result = {**default, **own}

@@ -211,10 +211,7 @@ def _pods(args: argparse.Namespace) -> config.PodConfig:
 
 
 def _rootfs_problem(rootfs: Path) -> str:
-    """Say why a directory cannot be the host's root file system; empty if it may be.
-
-    An image may have an empty directory there, as the place for a mount that was forgotten.
-    """
+    """Say why a directory cannot be the host's root file system: an image may have an empty one."""
     try:
         with os.scandir(rootfs) as entries:
             return "" if any(entries) else "is empty"

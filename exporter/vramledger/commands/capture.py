@@ -106,9 +106,8 @@ async def capture(
 ) -> int:
     """Write a header and the readings of a span to a file; return the number of readings.
 
-    The file is opened only when there is something to write, so a capture that fails does not delete an older
-    file of that name. Raises DriverError if the first reading says that the driver does not work,
-    StartupError if the file cannot be written.
+    A capture that fails deletes no older file. Raises DriverError without a driver, StartupError without a
+    file.
     """
     masking = Mask()
     count = 0

@@ -137,10 +137,7 @@ def _search(
 
 
 def _with_hidden(device: DeviceSnapshot, holders: tuple[HiddenHolder, ...] | None) -> DeviceSnapshot:
-    """Return a device with its hidden holders: those found now, and others that the exporter has found.
-
-    Not every user may look into every process, and the exporter may.
-    """
+    """Return a device with its hidden holders: those found now, and others that the exporter has found."""
     found = hidden_on_gpu(device.reading, holders)
     if found is None:
         return replace(device, hidden=None)

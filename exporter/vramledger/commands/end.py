@@ -186,10 +186,7 @@ def _watch_time(selection: Selection, given: float | None, idle_after: float) ->
 
 
 def _with_idle_threshold(snapshot: Snapshot, idle_after: float | None, exporters: float) -> Snapshot:
-    """Return a snapshot in which nobody counts as idle or not working for less than ``idle_after``.
-
-    ``idle_after``: the threshold that the user gave, None if the exporter's is meant.
-    """
+    """Return a snapshot in which nobody is idle for less than the threshold that the user gave."""
     if idle_after is None:
         return snapshot
 

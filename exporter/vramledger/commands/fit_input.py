@@ -241,11 +241,10 @@ class OfferedDevice(NamedTuple):
     limits_failed: bool  # these could not be read, or not all of them
 
     def limits_of(self, program: Program, *, live: bool) -> tuple[CgroupRoom, ...]:
-        """Return the limits of all cgroups above a program.
+        """Return the limits of all cgroups above a program; where not all are known, also one that is not.
 
-        Where it is not known which these are, or what they may take here, a limit that is not known is among
-        them. The limits of a program that is ``live`` are read on every device, so where none is read it has
-        none. Of another one only those cgroups are known that had a limit then and there.
+        Those of a program that is ``live`` are read on every device; of another one only those that it had
+        then.
         """
         limits = self.limits or ()
         if program.limited_by is None:

@@ -195,8 +195,7 @@ class MemoryNeed(NamedTuple):
     def enough(self) -> int | None:
         """Return with how much it certainly runs as it did; None when not known.
 
-        The highest holding is that only of a program that was watched since its start: another one may have
-        held more before, and may still load its data.
+        The highest holding is that only of a program that was watched since its start.
         """
         if self.failed:
             return None

@@ -81,10 +81,7 @@ class Snippets:
 
 
 def framework_snippets() -> dict[str, str]:
-    """Return what the frameworks' declarations recommend, as snippets for an alert with that label.
-
-    ``next_start`` is for a framework that takes its memory at its start, ``free_cache`` for one that caches.
-    """
+    """Return what frameworks' declarations recommend: for ``next_start``, and to ``free_cache``."""
     chosen = {"next_start": ("preallocate", "fraction"), "free_cache": ("caching",)}
     unknown = {"next_start": "a limit, by its documentation", "free_cache": "empty its pool"}
     snippets = {}
@@ -222,10 +219,7 @@ def render_expression(source: str, settings: RuleSettings) -> str:
 
 
 def _reached(threshold: str, value: float | str) -> float | str:
-    """Return an owner's threshold; a share that is never reached ends only its own comparison.
-
-    An alert may have several of them, as growth has one for each span.
-    """
+    """Return an owner's threshold; a share that is never reached ends only its own comparison of several."""
     return "Inf" if value == "never" and threshold.endswith("_share") else value
 
 

@@ -46,11 +46,9 @@ class ExporterLedger(NamedTuple):
 
 
 async def follow_exporter(path: Path) -> AsyncIterator[ExporterLedger]:
-    """Yield what the exporter knows: the newest at once, then whenever it has a newer sample.
+    """Yield what the exporter knows: the newest at once, then each newer sample, also of one that restarts.
 
-    When it restarts, what follows is from the new one, which has watched for less time. Raises
-    NoExporterError if no exporter answers, or none does any more. Raises StartupError if it refuses, or has
-    another version.
+    Raises NoExporterError if none answers any more, StartupError if it refuses or has another version.
     """
     token: str | None = None
     wait = 0.0

@@ -44,11 +44,10 @@ class ClusterServer(NamedTuple):
     def request(
         self, method: str, path: str, headers: Mapping[str, str] = {}, body: bytes | None = None
     ) -> bytes:
-        """Return the body of an answer.
+        """Return the body of an answer. Raises ClusterError if there is none, or it is a refusal.
 
-        The token and the certificate are read for each request, because the kubelet renews both. The token is
-        sent only to a server whose certificate the cluster's authority has signed. Raises ClusterError if
-        there is none, or it is a refusal.
+        Token and certificate are read each time, as the kubelet renews both; only who has the cluster's
+        certificate gets the token.
         """
         # With ssl it takes 5 MiB of the sampler (Python 3.11), which asks only with --pods.labels.
         from http.client import HTTPException, HTTPSConnection  # noqa: PLC0415

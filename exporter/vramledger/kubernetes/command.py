@@ -154,11 +154,10 @@ class NodeJudge:
     """
 
     def __init__(self, after: float, gap: float, boot: str) -> None:
-        """Start without knowledge.
+        """Start without knowledge, in a ``boot`` of the node.
 
-        ``after``: seconds for which the same must be seen before a mark changes. ``gap``: seconds between two
-        answers after which nothing is known of the time between them. ``boot``: the id of this boot of the
-        node.
+        ``after``: seconds for which the same must be seen. ``gap``: seconds between answers that hide what
+        was.
         """
         self._after = after
         self._gap = gap

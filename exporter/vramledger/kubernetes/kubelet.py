@@ -1,21 +1,13 @@
 """Read which devices the kubelet gave to pods, from its pod-resources socket (v1: Kubernetes 1.28).
 
-``List`` names the devices of every container, by the device plugin's ids and by DRA claims.
-``GetAllocatableResources`` names the devices that the plugins offer, assigned or not. The messages are read
-field by field from the wire: unknown fields, and those of a newer kubelet, are ignored.
+``List`` names the devices of every container, by the device plugin's ids and by DRA claims;
+``GetAllocatableResources`` those that the plugins offer. A DRA claim names a device only in the words of its
+driver (``gpu-0-mig-9-4-4``). Its UUID is in that driver's checkpoint, by its documentation: beside
+``device``, in a member whose name has changed, so it is searched for.
 
-A DRA claim names a device only in the words of its driver (``gpu-0-mig-9-4-4``). Which UUID that is, NVIDIA's
-driver writes into its checkpoint on the node. From documentation, not seen on a node: ``v1``, ``v2`` and
-``v3`` hold the same claims in ``preparedClaims``. Below that, each prepared device has a member ``device``
-with the name that the kubelet shows. Its UUID is beside it, in ``info`` or a member of another name. Newer
-drivers move them, so they are searched for.
-
-Make one unary gRPC call over a Unix socket, by HTTP/2 with prior knowledge; enough for the kubelet.
-
-grpcio can do it too, but is too large: with it a bare Python grows from 8.6 to 36.8 MiB and has six more
-threads (Python 3.11, grpcio 1.85.1). All processes of the exporter together may use 82 MiB. One request with
-an empty message and one answer need little of HTTP/2. No header is ever decoded, as the answer is one message
-or none. Flow control is one window that is wide enough (RFC 9113).
+grpcio is too large: a bare Python grows from 8.6 to 36.8 MiB, and has six more threads (Python 3.11, grpcio
+1.85.1). One request with an empty message and one answer need little of HTTP/2. No header is decoded, and
+flow control is one window that is wide enough (RFC 9113).
 """
 
 from __future__ import annotations

@@ -42,10 +42,9 @@ async def request_release(path: Path, seconds: float | None) -> float | None:
 async def request_snapshot(
     path: Path, after: str | None = None, wait: float = 0.0
 ) -> tuple[messages.SnapshotHead, bytes]:
-    """Return the exporter's newest snapshot as it sent it, and its head.
+    """Return the exporter's newest snapshot as it sent it, for which it may ``wait`` seconds, and its head.
 
-    ``wait``: seconds for which the exporter may wait for it, as its last answer said. Raises NoExporterError
-    if no exporter answers. Raises StartupError if it refuses, or is of another version.
+    Raises NoExporterError if no exporter answers, StartupError if it refuses, or is of another version.
     """
     query = "" if after is None else f"?{urlencode({'after': after})}"
     answer = await _exchange(path, messages.LEDGER_SECONDS + wait, "GET", messages.SNAPSHOT + query)

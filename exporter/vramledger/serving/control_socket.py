@@ -141,11 +141,9 @@ class ControlHandlers(NamedTuple):
 async def serve_control(
     path: Path, handlers: ControlHandlers, *, required: bool, owner: int | None = None
 ) -> AsyncIterator[None]:
-    """Answer on the socket until the block ends.
+    """Answer on the socket until the block ends; only root, we and ``owner`` may own its directory.
 
-    Besides root and us, only ``owner`` may own its directory: the user that we become. If that is not
-    possible the exporter goes on without the socket, unless it is ``required``. Raises StartupError if it is
-    required, and cannot be made.
+    Where it cannot be made the exporter goes on without, unless it is ``required``: then StartupError.
     """
     try:
         file = SocketFile(path, _SOCKET, owner)

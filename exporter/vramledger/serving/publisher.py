@@ -34,11 +34,7 @@ class SnapshotPublisher:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The newest snapshot, without its data once that is too old to be shown as current.
-
-        The supervisor notices a silent sampler, and its failure is published. But if the exporter was stopped
-        or got no CPU time, a scrape can come before that.
-        """
+        """The newest snapshot, without its data once that is too old, as after a stop."""
         newest = self._newest
         if self._lifetime is None or not newest.up or self._clock() - self._published <= self._lifetime:
             return newest

@@ -115,10 +115,7 @@ _ENDS, _BEGINS, _WAS_SHORT = range(3)
 
 
 class _Extent:
-    """For how long an owner held anything, and the most at the same time.
-
-    A report may have millions of rows, so only those that are open are kept.
-    """
+    """For how long an owner held anything, and the most at once; only open rows are kept."""
 
     def __init__(self) -> None:
         self._seconds, self._highest, self._held, self._reached = 0.0, 0, 0, 0.0

@@ -38,11 +38,10 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def open_directory(path: Path, owner: tuple[int, int] | None = None) -> int:
-    """Open the directory of a storage, and make it if it is not there; return its descriptor.
+    """Open the directory of a storage, made if it is not there; return its descriptor. Raises StartupError.
 
     ``owner``: user and group that it must belong to; None for our own. Root gives them a directory that is
-    new, empty, or was made by us. Raises StartupError if it is another user's, is not a directory, or cannot
-    be opened.
+    new, empty, or was made by us.
     """
     ours = owner or (os.geteuid(), os.getegid())
     try:

@@ -1,8 +1,7 @@
 """Run the child process that stores.
 
-It is a process of its own because a disk may hang, and then neither a sample nor a scrape waits for it. It
-may change no file outside its directory, and ends when the exporter does: what it has got by then is written.
-If it is killed, ``keeper`` starts it again. Who looks at the past asks another process, and delays nothing.
+A disk may hang, and then neither a sample nor a scrape waits for it. It may change no file outside its
+directory, and ends when the exporter does. If it is killed, ``keeper`` starts it again.
 """
 
 from __future__ import annotations

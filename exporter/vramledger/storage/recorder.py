@@ -1,7 +1,6 @@
-"""Turn the readings, states and summaries of the running exporter into messages to the process that writes.
+"""Turn readings, states and summaries of the exporter into messages to the process that writes.
 
-It runs in the exporter, so that only what has changed goes to the process that writes: 0.5 kB a second for 25
-holders.
+It runs in the exporter, so that only what has changed is sent: 0.5 kB a second for 25 holders.
 """
 
 from __future__ import annotations

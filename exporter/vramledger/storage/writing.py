@@ -79,11 +79,7 @@ class PastWriter:
         size: float = float("inf"),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Use a directory; the file is opened with the first segment.
-
-        ``host``: the identity of this host; a file of another one is put aside. ``retention``: seconds after
-        which something is removed.
-        """
+        """Use a directory; the file is opened with the first segment, one of another ``host`` put aside."""
         self._directory = directory
         self._path = directory / protocol.NAME
         self._host = host

@@ -296,12 +296,11 @@ async def serve(
     on_bound: Callable[[], None] = lambda: None,
     state: PageState | None = None,
 ) -> AsyncIterator[tuple[ListenAddress, ...]]:
-    """Listen on all addresses of the configuration until the block ends, then stop gracefully.
+    """Listen on all addresses until the block ends; yield them with their ports. Raises StartupError.
 
-    ``on_bound`` is called after the last step that may need a privilege, a low port, and before the first
-    step that must later work without it: reading the files of ``--web.config.file``. ``state`` is filled for
-    the control socket. Yields the addresses with the ports that the system chose. Raises StartupError if an
-    address cannot be listened on, or the web configuration is wrong.
+    ``on_bound`` is called after the last step that may need a right, a low port, and before the first that
+    must later work without: reading the files of ``--web.config.file``. ``state`` is filled for the control
+    socket.
     """
     raise_descriptor_limit()
     asyncio.get_running_loop().set_exception_handler(limited_exception_handler())

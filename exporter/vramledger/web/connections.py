@@ -83,11 +83,7 @@ def connection_limit() -> int:
 
 
 class _Protocol(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
-    """A connection that reads no more than a request may have; its errors do not name our software.
-
-    Attributes:
-        received_in_all: bytes of all requests.
-    """
+    """A connection that reads no more than a request may have; its errors do not name our software."""
 
     __slots__ = ("_connections", "lines", "received", "received_in_all")
 

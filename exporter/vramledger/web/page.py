@@ -63,10 +63,7 @@ class Page:
     """The page at ``/`` and its files, which the runbooks use too."""
 
     def __init__(self, telemetry_path: str, *, live: bool, host: str) -> None:
-        """Read the files; pages link to ``telemetry_path`` and name ``host``.
-
-        Without ``live`` there is no page.
-        """
+        """Read the files; pages link to ``telemetry_path`` and name ``host``."""
         found = {path.name: path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
         found["colours.css"] = "\n".join(_colour_rules()).encode()
         index, self._runbook = found.pop("index.html").decode(), found.pop("runbook.html").decode()

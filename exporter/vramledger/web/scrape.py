@@ -41,9 +41,8 @@ class RenderCache:
     async def share(self, snapshot: Snapshot, key: Hashable, render: Callable[[], bytes]) -> bytes:
         """Return what ``render`` gives for this snapshot and key, made once for any number of requests.
 
-        The serial alone does not identify a snapshot: after a suspend the publisher shows the newest one
-        without its data, under its serial, and our clock may have been stopped. If a client disconnects, the
-        other clients still get the render. A render that fails is not kept.
+        If a client disconnects, the others still get it; one that fails is not kept. The serial alone does
+        not identify a snapshot: after a suspend the newest one is shown without its data.
         """
         kept = self._renders_of(snapshot)
         result = kept.get(key)
