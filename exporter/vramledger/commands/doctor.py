@@ -239,7 +239,9 @@ def _driver(reading: Reading) -> Iterator[Finding]:
             for name, value in (
                 ("memory", device.memory),
                 ("process list", device.processes),
-                *_signs_of_work(device),
+                # the driver has none of a MIG instance
+                ("process utilisation", device.process_utilization if device.parent is None else ()),
+                ("GPM's counters", device.activity),
             )
             if value is None
         ]
@@ -251,16 +253,6 @@ def _driver(reading: Reading) -> Iterator[Finding]:
         yield Finding(
             not device.failed, subject, text, "" if not device.failed else "see the log at --log.level=debug"
         )
-
-
-def _signs_of_work(device: DeviceReading) -> tuple[tuple[str, object], ...]:
-    """Return what tells who works; the driver has no utilisation of a MIG instance."""
-    counters = ("GPM's counters", device.activity)
-    return (
-        (counters,)
-        if device.parent is not None
-        else (("process utilisation", device.process_utilization), counters)
-    )
 
 
 def _namespace(reading: Reading, own_rights: OwnRights) -> Finding:

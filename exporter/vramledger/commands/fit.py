@@ -336,7 +336,7 @@ def _text(fit: Fit) -> Iterator[str]:
         if not need.unused:
             yield from _offer_lines(need, offers)
             yield from _limit_lines(need, offers, fit.headroom)
-            yield from _advice_lines(need)
+            yield from (f"    advice       {each.advice}" for each in need.frameworks if each.advice)
     yield f"  {fit.here}"
 
 
@@ -475,12 +475,6 @@ def _limit_lines(
     for advice in memory_need.limit_advice(need, capacity, headroom):
         yield f"    limit        {advice.text}"
         yield f"                 {advice.where}, {advice.framework} on {place}: {advice.about}"
-
-
-def _advice_lines(need: memory_need.MemoryNeed) -> Iterator[str]:
-    for each in need.frameworks:
-        if each.advice:
-            yield f"    advice       {each.advice}"
 
 
 def fit_json(fit: Fit) -> dict[str, Json]:

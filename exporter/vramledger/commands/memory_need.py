@@ -59,10 +59,9 @@ def make_offer(need: MemoryNeed, device: OfferedDevice, program: Program, *, liv
     sure = all(each.known for each in limits)
     room, capacity = device.free, device.capacity
     if room is not None:
-        room = _least(room + own, allowance)
+        room = room + own if allowance is None else min(room + own, allowance)
     if capacity is not None:
-        maxima = [each.maximum for each in limits if each.maximum is not None]
-        capacity = _least(capacity, min(maxima, default=None))
+        capacity = min((capacity, *(each.maximum for each in limits if each.maximum is not None)))
     evict: tuple[Evictable, ...] = ()
     verdict = UNKNOWN
     if room is not None:
@@ -87,10 +86,6 @@ def make_offer(need: MemoryNeed, device: OfferedDevice, program: Program, *, liv
         allowed=allowed,
         reserved=reserved,
     )
-
-
-def _least(bytes_: int, bound: int | None) -> int:
-    return bytes_ if bound is None else min(bytes_, bound)
 
 
 def _verdict(
@@ -261,13 +256,11 @@ def _highest_peaks(seen: Sequence[DeviceUse]) -> list[FrameworkUse]:
     """Return the frameworks of the last sample, each with its highest peaks: a program may reset them."""
     found = []
     for each in seen[-1].frameworks:
-        same = [other for use in seen for other in use.frameworks if other.name == each.name]
-        found.append(each._replace(in_use_peak=_highest([other.in_use_peak for other in same])))
+        same = (other.in_use_peak for use in seen for other in use.frameworks if other.name == each.name)
+        found.append(
+            each._replace(in_use_peak=max((peak for peak in same if peak is not None), default=None))
+        )
     return found
-
-
-def _highest(values: Sequence[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 def _rest(seen: Sequence[DeviceUse]) -> tuple[int, Grade, str]:

@@ -172,17 +172,13 @@ def _may_not_end(states: Collection[State], holdings: Sequence[Holding], *, work
         return f"{known}; to end it anyway, name it with --pid or add --working"
     if any(each.state is State.ORPHANED and not each.left_over for each in holdings):
         return "that it was left behind is only inferred, somebody may want it; to end it, name it with --pid"
-    if State.IDLE in states and any(map(_may_work, holdings)):
+    if any(each.state is State.IDLE and each.grade is Grade.INFERRED for each in holdings):
         return (
             "that it is idle is only inferred, small work may have been missed; to end it, name it with --pid"
         )
     if State.ACTIVE in states:
         return "it is active; to end it anyway, name it with --pid"
     return None
-
-
-def _may_work(holding: Holding) -> bool:
-    return holding.state is State.IDLE and holding.grade is Grade.INFERRED
 
 
 class Termination:

@@ -15,7 +15,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -325,11 +325,6 @@ class KubernetesNode:
         return found
 
 
-def in_cluster(name: str, taint: Taint) -> KubernetesNode:
-    """Return a node of this pod's cluster. Raises StartupError if this is not a pod with a token."""
-    return KubernetesNode(name, taint, os.environ)
-
-
 ASK_INTERVAL = 5.0
 """Seconds from one question to the exporter to the next."""
 
@@ -395,25 +390,22 @@ def add_command(commands: Commands) -> None:
     command.set_defaults(run=run)
 
 
-def _key(text: str) -> str:
-    if not _KEY.fullmatch(text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a key with a prefix; write for example vramledger/leftover"
-        )
-    return text
+def _matching(form: re.Pattern[str], problem: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if not form.fullmatch(text):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {problem}")
+        return text
+
+    return read
 
 
-def _node(text: str) -> str:
-    if not _NODE.fullmatch(text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not the name of a node; give spec.nodeName of this pod"
-        )
-    return text
+_key = _matching(_KEY, "a key with a prefix; write for example vramledger/leftover")
+_node = _matching(_NODE, "the name of a node; give spec.nodeName of this pod")
 
 
 def run(args: argparse.Namespace) -> int:
     """Keep the node's marks up to date until SIGTERM; they then stay as they are."""
-    node = in_cluster(args.node, Taint(args.key, args.effect))
+    node = KubernetesNode(args.node, Taint(args.key, args.effect), os.environ)
     address = ExporterAddress(args.url.rstrip("/"), args.server_name, args.credentials)
     return run_until_interrupted(_run_until_terminated(node, address, args.after))
 
@@ -439,17 +431,10 @@ async def follow(
         now = time.monotonic()
         judge.observe(observation, now)
         try:
-            if present is None or now - written >= HEARTBEAT:
-                present = await node.read()
-                due = True
-            else:
-                due = False
+            due = present is None or now - written >= HEARTBEAT
+            present = await node.read() if present is None or due else present
             wanted = judge.marks(present, now)
-            changed = (wanted.tainted, wanted.annotation, wanted.status) != (
-                present.tainted,
-                present.annotation,
-                present.status,
-            )
+            changed = replace(wanted, message=present.message) != present
             if wanted.status and (changed or due):
                 await node.write(wanted, present)
                 if wanted.tainted != present.tainted:

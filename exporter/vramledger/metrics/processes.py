@@ -233,10 +233,11 @@ def _about_processes(snapshot: Snapshot, pids: Iterable[int]) -> Collected:
     (_, starts), (_, info), (_, ranks), (_, policies) = rows
     for pid in pids:
         process, facts = snapshot.processes.get(pid), snapshot.facts_of(pid)
-        ranks.extend(_rank(process))
         info.append(((str(pid), *_described(facts, process)), 1))
         if process is not None:
             starts.append(((str(pid),), process.start_time))
+            if process.rank is not None:
+                ranks.append(((str(pid), *map(str, process.rank)), 1))
             if process.facts is not None:
                 policies.append(((str(pid), *process.policy[:3]), 1))
     return rows
@@ -257,11 +258,6 @@ def _sum_of_others(family: HoldingFamily, labels: Labels, rest: Iterable[Holding
             more = _labels(holding, by) if by else ()
             sums[more] = sums.get(more, 0) + value
     return [((*labels, *more), value) for more, value in sums.items()]
-
-
-def _rank(process: ProcessSnapshot | None) -> Iterable[Sample]:
-    if process is not None and (rank := process.rank) is not None:
-        yield (str(process.pid), *map(str, rank)), 1
 
 
 def _labels(holding: Holding, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ import errno
 import http.client
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -36,7 +35,7 @@ async def request_release(path: Path, seconds: float | None) -> float | None:
         else (messages.RELEASE, messages.write(messages.ReleaseRequest(seconds)))
     )
     answer = await _exchange(path, messages.RELEASE_SECONDS, "POST", target, body)
-    return _read(lambda: messages.read(answer, messages.Released)).released_until
+    return _read(answer, messages.Released).released_until
 
 
 async def request_snapshot(
@@ -49,14 +48,14 @@ async def request_snapshot(
     query = "" if after is None else f"?{urlencode({'after': after})}"
     answer = await _exchange(path, messages.LEDGER_SECONDS + wait, "GET", messages.SNAPSHOT + query)
     head, _, text = answer.partition(b"\n")
-    return _read(lambda: messages.read(head, messages.SnapshotHead)), text
+    return _read(head, messages.SnapshotHead), text
 
 
 async def request_past(path: Path, question: dict[str, Any]) -> tuple[str, dict[str, Any], bytes]:
     """Return version, head and content of an answer about the past. Raises NoExporterError, StartupError."""
     answer = await _exchange(path, messages.PAST_SECONDS, "GET", f"{messages.PAST}?{urlencode(question)}")
     line, _, content = answer.partition(b"\n")
-    head = _read(lambda: messages.read(line, messages.PastHead))
+    head = _read(line, messages.PastHead)
     return head.program, head.head, content
 
 
@@ -100,8 +99,7 @@ async def _exchange(path: Path, seconds: float, method: str, target: str, body: 
     finally:
         connection.interrupt()
     if status != HTTPStatus.OK:
-        refused = _read(lambda: messages.read(answer, messages.Refused))
-        raise StartupError(f"the exporter says: {refused.error}")
+        raise StartupError(f"the exporter says: {_read(answer, messages.Refused).error}")
     return answer
 
 
@@ -118,10 +116,10 @@ def _request(connection: _UnixConnection, method: str, target: str, body: bytes)
         connection.close()
 
 
-def _read(reading: Callable[[], _T]) -> _T:
+def _read(answer: bytes, kind: type[_T]) -> _T:
     """Return what an exporter of this version has said. Raises StartupError if it is something else."""
     try:
-        return reading()
+        return messages.read(answer, kind)
     except messages.ControlError as error:
         raise StartupError(
             f"what answers is of another version; use the vramledger that runs the exporter ({error})"

@@ -45,7 +45,7 @@ from vramledger.serving.control_messages import (
     SnapshotRequest,
     StorageError,
 )
-from vramledger.serving.publisher import HidingPublisher, SnapshotPublisher
+from vramledger.serving.publisher import SnapshotPublisher
 from vramledger.serving.service_manager import is_managed, notify_service_manager, wait_for_forbidden_driver
 from vramledger.serving.source import SnapshotSource, attach_agents, idle_threshold, open_source, snapshots
 from vramledger.storage.protocol import HIDE
@@ -160,7 +160,8 @@ async def _serve_source(
         told_after=TOLD_AFTER,
     )
     lifetime = reading_timeout(config.sampling) if kind == "nvml" else None
-    publisher = SnapshotPublisher(tracker.blank, lifetime=lifetime)
+    hidden = HiddenNames(host_key(config.sampling.rootfs)) if config.hide_names else None
+    publisher = SnapshotPublisher(tracker.blank, lifetime=lifetime, hidden=hidden)
     # A recording is opened again at each pass, and may be root's alone.
     user = _choose_user(config) if isinstance(source, Supervisor) else None
     # The pids of a recording belong to another machine.
@@ -168,15 +169,13 @@ async def _serve_source(
         run_agent_server(
             config.agent_socket,
             config.sampling.procfs,
-            lambda: publisher.snapshot,
+            lambda: publisher.whole,
             None if user is None else user.uid,
         )
         if kind == "nvml" and _agent_socket(config) is not None
         else nullcontext()
     )
     page = PageState()
-    hidden = HiddenNames(host_key(config.sampling.rootfs)) if config.hide_names else None
-    shown = publisher if hidden is None else HidingPublisher(publisher, hidden)
     managed = is_managed() and kind == "nvml"
     if kind != "nvml" and config.storage is not None:
         log.info("A recording is not stored", extra=fields(path=config.storage.path))
@@ -202,7 +201,7 @@ async def _serve_source(
         ),
         storing as stored,
         _starter(config, source) as start_starter,
-        serve(config, shown, lambda: _give_up_rights(config, start_starter, user), page),
+        serve(config, publisher, lambda: _give_up_rights(config, start_starter, user), page),
         notify_service_manager(),
     ):
         malloc.freeze_objects()
@@ -377,12 +376,12 @@ class _LedgerDesk:
 
     async def answer(self, request: SnapshotRequest, caller: Caller) -> tuple[SnapshotHead, bytes]:
         """Return the newest snapshot; wait for one if the client has the newest already."""
-        snapshot = self._publisher.snapshot
+        snapshot = self._publisher.whole
         if request.after == self._token_of(snapshot):
             newer = self._publisher.wait_for_newer(snapshot.serial)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(newer, self._wait)
-            snapshot = self._publisher.snapshot
+            snapshot = self._publisher.whole
         viewer = None if caller.trusted else caller.peer.uid
         text = await self._share(snapshot, viewer, lambda: self._write(snapshot, viewer))
         token = self._token_of(snapshot)
@@ -391,7 +390,8 @@ class _LedgerDesk:
     async def document(self) -> bytes:
         """Return the JSON document of the newest snapshot, as the page's address gives it."""
         snapshot = self._publisher.snapshot
-        return await self._share(snapshot, "document", lambda: self._write_document(snapshot))
+        growth = self._page.timeline.growth
+        return await self._share(snapshot, "document", lambda: ledger_text(snapshot, growth(snapshot)))
 
     async def _share(self, snapshot: Snapshot, key: object, make: Callable[[], bytes]) -> bytes:
         """Return what is made once for a snapshot, whoever asks for it."""
@@ -411,7 +411,3 @@ class _LedgerDesk:
             hidden = self._hidden
             shown = public_view(snapshot if hidden is None else hidden.snapshot(snapshot, viewer), viewer)
         return write_answer(shown, self._page.timeline.growth(shown))
-
-    def _write_document(self, snapshot: Snapshot) -> bytes:
-        shown = snapshot if self._hidden is None else self._hidden.snapshot(snapshot)
-        return ledger_text(shown, self._page.timeline.growth(shown))

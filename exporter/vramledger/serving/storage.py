@@ -17,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,7 @@ class Storage:
         :meth:`run` waits on. Raises OSError if the process cannot be requested.
         """
         await asyncio.wait_for(self._wait_until_ready(), timeout)
-        await self._start()
+        self._writer = await _Pipes.start(self._requests, protocol.WRITE)
 
     async def _wait_until_ready(self) -> None:
         answer = await self._loop.sock_recv(self._requests, protocol.PACKET_BYTES)
@@ -204,9 +205,6 @@ class Storage:
                 answer.decode() or "the process that stores could not be started; see its message above"
             )
         self._ready = True
-
-    async def _start(self) -> None:
-        self._writer = await _Pipes.start(self._requests, protocol.WRITE)
 
     def send(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
         """Send what is to be stored; leave it out if the process does not keep up."""
@@ -322,7 +320,7 @@ class Storage:
             await asyncio.sleep(wait)
             wait = min(max(2 * wait, RESTART_SECONDS), RESTART_SECONDS_MAX)
             try:
-                await self._start()
+                self._writer = await _Pipes.start(self._requests, protocol.WRITE)
             except ConnectionError:
                 raise
             except OSError as error:
@@ -510,19 +508,7 @@ async def _open(storage: Storage, path: Path) -> None:
 
 
 def _arguments(config: StorageConfig, rootfs: Path, user: User | None) -> str:
-    return json.dumps(
-        {
-            "path": str(config.path),
-            "retention": config.retention,
-            "size": config.size,
-            "user": user,
-            "host": _machine_id(rootfs),
-        }
-    )
-
-
-def _machine_id(rootfs: Path) -> str:
-    try:
-        return (rootfs / "etc/machine-id").read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    host = ""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        host = (rootfs / "etc/machine-id").read_text(encoding="ascii").strip()
+    return json.dumps({**asdict(config), "path": str(config.path), "user": user, "host": host})

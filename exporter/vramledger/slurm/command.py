@@ -174,7 +174,9 @@ def reason_line(results: list[cleanliness.CheckResult], snapshot: Snapshot | Non
     if status == cleanliness.CANNOT_TELL:
         where = f"GPU{gpu} " if gpu != "all" else ""
         return printable(f"vram? {where}{_SHORT.get(worst.kind, worst.kind)}: {worst.text}{more}{tail}")
-    size = "" if worst.memory is None else f" {_size_text(worst.memory)}"
+    size = "" if worst.memory is None else f" {worst.memory / 2**20:.0f}MiB"
+    if (worst.memory or 0) >= 2**30:
+        size = f" {(worst.memory or 0) / 2**30:.0f}GiB"
     return printable(f"vram GPU{gpu} {_who(worst, snapshot)}{size}: {worst.text}{more}{tail}")
 
 
@@ -192,10 +194,6 @@ def _who(reason: cleanliness.CheckReason, snapshot: Snapshot | None) -> str:
 def _hidden_users(reason: cleanliness.CheckReason, snapshot: Snapshot | None) -> Iterator[str]:
     for device in snapshot.devices if snapshot is not None else ():
         yield from (each.user for each in device.hidden or () if each.pid == reason.pid and each.user)
-
-
-def _size_text(memory: int) -> str:
-    return f"{memory / 2**30:.0f}GiB" if memory >= 2**30 else f"{memory / 2**20:.0f}MiB"
 
 
 LAST_SECONDS = 0.5

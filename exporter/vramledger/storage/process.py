@@ -166,15 +166,12 @@ class StorageProcess:
 
     def _fail(self, error: OSError) -> None:
         """Begin again some time later, or now if the file was put aside: what waited is lost."""
-        self._complain(error)
-        put_aside = error.errno == errno.EUCLEAN
-        self._retry_at = self._monotonic() + (0.0 if put_aside else RETRY_INTERVAL)
-        self._dropped, self._pending, self._newest = self._dropped + self._pending, 0, self._newest_stored
-
-    def _complain(self, error: OSError) -> None:
         if self._failed is None:
             log.error("Nothing is stored for now", extra=fields(err=error.strerror or str(error)))
         self._failed = error.strerror or str(error)
+        put_aside = error.errno == errno.EUCLEAN
+        self._retry_at = self._monotonic() + (0.0 if put_aside else RETRY_INTERVAL)
+        self._dropped, self._pending, self._newest = self._dropped + self._pending, 0, self._newest_stored
 
 
 def serve_pipe(process: StorageProcess, source: int) -> None:

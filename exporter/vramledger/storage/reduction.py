@@ -39,7 +39,8 @@ def difference(before: Any, after: Any) -> Any:  # noqa: ANN401 whatever JSON ha
         if isinstance(before, dict) and _RESERVED.isdisjoint(after):
             return _object_difference(before, after)
     elif isinstance(after, _LISTS):
-        if isinstance(before, _LISTS) and len(before) == len(after) and _is_nested(after):
+        nested = any(isinstance(each, _CONTAINERS) for each in after)  # else it is as short to write it again
+        if nested and isinstance(before, _LISTS) and len(before) == len(after):
             changed = {
                 str(place): difference(old, new)
                 for place, (old, new) in enumerate(zip(before, after, strict=True))
@@ -67,11 +68,6 @@ def _object_difference(before: dict[str, Any], after: dict[str, Any]) -> dict[st
 
 
 _MISSING = object()
-
-
-def _is_nested(values: list[Any] | tuple[Any, ...]) -> bool:
-    """Tell whether an array holds others: one of plain values is written again, which is as short."""
-    return any(isinstance(each, _CONTAINERS) for each in values)
 
 
 def apply(before: Any, patch: Any) -> Any:  # noqa: ANN401
@@ -231,14 +227,14 @@ def _device(device: DeviceReading, time: float) -> dict[str, Any]:
         plain["activity"] = {
             name: two_digits(value) for name, value in device.activity.items() if name != "occupancy"
         }
-    hardware = {name: _rounded(device.hardware[name]) for name in _HARDWARE if name in device.hardware}
+    hardware = {
+        name: two_digits(value) if isinstance(value, (int, float)) else dict(value)
+        for name, value in ((name, device.hardware.get(name)) for name in _HARDWARE)
+        if value is not None
+    }
     if hardware:
         plain["hardware"] = hardware
     return plain
-
-
-def _rounded(value: float | Mapping[str, float]) -> object:
-    return two_digits(value) if isinstance(value, (int, float)) else dict(value)
 
 
 def facts_plain(facts: ProcessFacts) -> dict[str, Any]:

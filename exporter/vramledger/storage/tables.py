@@ -52,7 +52,6 @@ class SummaryTables:
         self._ids: dict[tuple[Any, ...], int] = {}
         self._watch: int | None = None
         self._up = True
-        self._until = float("-inf")
 
     def add(self, summary: dict[str, Any]) -> None:
         """Take a summary; :meth:`write` writes it."""
@@ -71,7 +70,6 @@ class SummaryTables:
         for number, summary in enumerate(self._waiting):
             self._write_summary(summary, last=number == len(self._waiting) - 1)
         self._waiting.clear()
-        self._until = until
         self._write_rows("device_minute", 9, [each.row(int(until)) for each in self._devices.values()])
         self._write_rows("holder_minute", 9, [each.row(int(until)) for each in self._holders.values()])
         if self._watch is not None:
@@ -162,15 +160,11 @@ class SummaryTables:
         known = self._ids.get(values)
         if known is None:
             found = self._connection.execute(_FIND_HOLDER, values).fetchone()
-            known = self._ids[values] = found[0] if found else self._insert_holder(values)
+            if not found and len(self._ids) > _IDS_MAX:
+                self._ids.clear()
+            known = found[0] if found else self._connection.execute(_INSERT_HOLDER, values).lastrowid or 0
+            self._ids[values] = known
         return known
-
-    def _insert_holder(self, values: tuple[Any, ...]) -> int:
-        if len(self._ids) > _IDS_MAX:
-            self._ids.clear()
-        made = self._connection.execute(_INSERT_HOLDER, values).lastrowid
-        assert made is not None  # noqa: S101 a row was inserted
-        return made
 
     def _event(self, mark: TimelineMark) -> tuple[Any, ...]:
         device = self._device(mark.uuid) if mark.uuid else None

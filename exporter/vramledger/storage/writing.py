@@ -321,16 +321,11 @@ class PastWriter:
     def _used(self, files: dict[str, tuple[int, float]]) -> float:
         """Return the bytes of all files but the log, with what is free in the file counted as gone."""
         total = sum(size for name, (size, _) in files.items() if name != f"{protocol.NAME}-wal")
-        return total - self._free_pages() * self._page_bytes()
-
-    def _free_pages(self) -> int:
-        return 0 if self._connection is None else self._number("freelist_count")
-
-    def _page_bytes(self) -> int:
-        return 0 if self._connection is None else self._number("page_size")
+        return total - self._number("freelist_count") * self._number("page_size")
 
     def _number(self, pragma: str) -> int:
-        assert self._connection is not None  # noqa: S101 the callers have looked
+        if self._connection is None:
+            return 0
         with translated():
             return int(self._connection.execute(f"PRAGMA {pragma}").fetchone()[0])
 
@@ -341,7 +336,8 @@ class PastWriter:
         others = sum(size for name, (size, _) in files.items() if self._is_aside(name))
         while time.monotonic() < end:
             oldest = next(reader.segments("ORDER BY begin, id LIMIT 1"), None)
-            used = (self._number("page_count") - self._free_pages()) * self._page_bytes() + others
+            pages = self._number("page_count") - self._number("freelist_count")
+            used = pages * self._number("page_size") + others
             if (
                 oldest is None
                 or (self._segment is not None and oldest.id == self._segment.id)
@@ -356,8 +352,8 @@ class PastWriter:
             connection.execute(_FORGET_HOLDERS)
             if self._tables is not None:
                 self._tables.forget_numbers()
-        spare = self._free_pages()
-        over = self._number("page_count") * self._page_bytes() + others > self._size_wanted
+        spare = self._number("freelist_count")
+        over = self._number("page_count") * self._number("page_size") + others > self._size_wanted
         if spare > _SPARE_PAGES or (over and spare):
             connection.execute(f"PRAGMA incremental_vacuum({_SPARE_PAGES})").fetchall()
 

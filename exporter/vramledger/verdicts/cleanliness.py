@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vramledger.accounting.owners.owner_usage import UNKNOWN, Key, owner_of
 from vramledger.accounting.owners.reservations import MPS_SERVER, mps_user
 from vramledger.model.public_ledger import DeviceLeftovers, LeftoverReason, Leftovers, Verdict
-from vramledger.model.reading import ASLEEP, HiddenHolder, ProcessFacts
+from vramledger.model.reading import ASLEEP, ProcessFacts
 from vramledger.model.snapshot import LEFTOVERS, DeviceSnapshot, Holding, Snapshot, State
 from vramledger.verdicts.remedies import left_text, why_unusable, words_of_error
 from vramledger_agent.printable import gib, printable
@@ -340,15 +340,12 @@ def _hidden(device: DeviceSnapshot, tolerance: CheckTolerance) -> Iterator[Check
     for each in device.hidden or ():
         ours = each.user is not None and owner_matches(tolerance.owners, ("user", each.user))
         refused = each.kind == "cuda" and not (tolerance.live or ours)
-        text = _hidden_text(each) + (" on this GPU; on which instance is not known" if instance else "")
+        how = "CUDA loaded" if each.kind == "cuda" else "the device file open"
+        text = f"hidden pid {each.pid} {each.command} of user {each.user or '?'} has {how}"
+        text += " on this GPU; on which instance is not known" if instance else ""
         yield CheckReason(
             "hidden", text, counts=refused and not instance, pid=each.pid, doubt=refused and instance
         )
-
-
-def _hidden_text(holder: HiddenHolder) -> str:
-    how = "CUDA loaded" if holder.kind == "cuda" else "the device file open"
-    return f"hidden pid {holder.pid} {holder.command} of user {holder.user or '?'} has {how}"
 
 
 def _reason(holding: Holding, snapshot: Snapshot, why: str, *, counts: bool) -> CheckReason:

@@ -239,8 +239,6 @@ async def _schema(request: web.Request) -> web.Response:
     return web.Response(body=schema(name), content_type="application/schema+json")
 
 
-RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
 _SHUTDOWN = 3.0
 """Seconds within which running requests must end when the exporter stops; a render takes milliseconds."""
 
@@ -344,7 +342,8 @@ async def _run_application(
             logger=logger,
             keepalive_timeout=_KEEP_ALIVE,
         )
-        runner.server.request_handler = _guarded(runner.server.request_handler, access, connections)
+        answer = runner.server.request_handler
+        runner.server.request_handler = partial(_guarded, answer, access, connections)
         access.on_clients_changed(connections.close_all)
         async with AsyncExitStack() as stack:
             stack.callback(connections.close)
@@ -357,18 +356,19 @@ async def _run_application(
         logger.removeFilter(error_filter)
 
 
-def _guarded(answer: RequestHandler, access: AccessControl, connections: Connections) -> RequestHandler:
+async def _guarded(
+    answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+    access: AccessControl,
+    connections: Connections,
+    request: web.BaseRequest,
+) -> web.StreamResponse:
     """Let only allowed requests through; middlewares would run after the path is resolved."""
-
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        connections.request_begins(request)
-        refusal = await access.refusal(request)
-        if refusal is not None:
-            return refusal
-        with connections.allowed(request):
-            return await answer(request)
-
-    return handle
+    connections.request_begins(request)
+    refusal = await access.refusal(request)
+    if refusal is not None:
+        return refusal
+    with connections.allowed(request):
+        return await answer(request)
 
 
 def _page_url(address: ListenAddress, *, secure: bool) -> str:

@@ -122,7 +122,9 @@ class Passwords:
             await asyncio.sleep(0)
         right = await asyncio.shield(running) and hashed is not None
         if right:
-            self._remember(digest)
+            self._right[digest] = None
+            if len(self._right) > _REMEMBERED_MAX:
+                self._right.popitem(last=False)
             return PasswordResult.RIGHT
         self._budget.record_failure(source)
         return PasswordResult.WRONG
@@ -142,11 +144,6 @@ class Passwords:
 
         running.add_done_callback(ended)
         return running
-
-    def _remember(self, digest: bytes) -> None:
-        self._right[digest] = None
-        if len(self._right) > _REMEMBERED_MAX:
-            self._right.popitem(last=False)
 
     def _digest(self, *parts: str) -> bytes:
         """Return a name of a login that does not reveal the login; only this process has the key."""
