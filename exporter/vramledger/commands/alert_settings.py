@@ -214,7 +214,8 @@ def read_settings(content: Mapping[str, Any]) -> RuleSettings:
                 raise ValueError(
                     "never is for an owner; what nobody wants to hear is silenced in Alertmanager"
                 )
-    for key in ("job", "alert_prefix", "selector", "runbooks", "grafana", "pages", "run"):
+    texts = ("job", "alert_prefix", "selector", "runbooks", "grafana", "pages", "run")
+    for key in texts:
         if not isinstance(content.get(key, ""), str):
             raise ValueError(f"{key}: {content[key]!r} is not a text")  # noqa: TRY004
     _check_forms(content)
@@ -233,18 +234,14 @@ def read_settings(content: Mapping[str, Any]) -> RuleSettings:
             raise ValueError(
                 f"{key}: only {' and '.join(sorted(filled))} are filled in; unknown: {sorted(others)}"
             )
-    run = content.get("run", "vramledger").replace("{instance}", "{{ $labels.instance }}")
+    written = {key: content.get(key, "") for key in texts}
+    written["grafana"] = written["grafana"].rstrip("/")
+    written["run"] = content.get("run", "vramledger").replace("{instance}", "{{ $labels.instance }}")
     return RuleSettings(
-        job=content["job"],
-        alert_prefix=content.get("alert_prefix", ""),
-        selector=content.get("selector", ""),
+        **written,
         labels=tuple(labels),
         severities={name: name for name in SEVERITIES} | severities,
         fault_xids=xids,
-        runbooks=content["runbooks"],
-        grafana=content.get("grafana", "").rstrip("/"),
-        pages=content.get("pages", ""),
-        run=run,
         defaults=defaults,
         overrides=tuple(_overrides(content, defaults)),
         budgets=tuple(_budgets(content)),

@@ -39,7 +39,7 @@ from vramledger.serving.source import (
 from vramledger.storage.protocol import SINCE
 from vramledger.views.evidence import evidence_json, evidence_lines
 from vramledger.views.ledger_json import ledger_text
-from vramledger.views.table import COLOUR_CONTROLS, render_table
+from vramledger.views.table import COLOUR_CONTROLS, aligned, render_table
 from vramledger.views.timeline import HoldingGrowth, Key
 from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, pid, write_output
 from vramledger_agent.printable import printable, span, write_plain
@@ -236,14 +236,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     if missing > max(_NO_SECONDS, 0.01 * whole):
         yield f"Nothing is known of {span(missing)} of it; the figures are of the rest."
     rows = [_COLUMNS, *(_row(each) for each in report["owners"])]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
     yield ""
-    for row in rows:
-        texts = [
-            text.ljust(width) if place < 2 else text.rjust(width)  # noqa: PLR2004 words left, figures right
-            for place, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(texts).rstrip()
+    yield from ("  ".join(row.values()).rstrip() for row in aligned(rows, ("OWNER", "USER")))
     for title, name in (
         ("Leftovers", "leftovers"),
         ("Out of memory", "ooms"),
