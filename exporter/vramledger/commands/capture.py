@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 
 from vramledger.commands.arguments import add_control, add_sampling, sampling_config
@@ -87,20 +87,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class _RecordingFile(gzip.GzipFile):
-    """A compressed file that only its owner may read: its readings may name users and programs."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._raw = os.fdopen(descriptor, "wb")
-        super().__init__(path.name, "wb", 9, self._raw)
-
-    def close(self) -> None:
-        try:
-            super().close()
-        finally:
-            self._raw.close()
-
-
 async def capture(
     readings: AsyncIterator[Reading | None], path: Path, *, head: bytes, seconds: float, mask: bool
 ) -> int:
@@ -114,29 +100,23 @@ async def capture(
     begun = 0.0
     out: gzip.GzipFile | None = None
     try:
-        async with aclosing(readings) as stream:  # type: ignore[type-var]
-            async for reading in stream:
-                if reading is None:
-                    break
-                if out is None:
-                    if reading.failure is not None:
-                        raise DriverError(*reading.failure)
-                    # Its readings may name users and programs.
-                    # Opened first: Python 3.14 complains of an object whose file could not be opened.
-                    out = _RecordingFile(path, create_private(path))
-                    out.write(head)
-                    begun = reading.monotonic
-                out.write(encode(masking.mask_reading(reading) if mask else reading))
-                count += 1
-                if reading.monotonic - begun >= seconds:
-                    break
-        if out is not None:
-            out.close()
-    except OSError as error:
+        with ExitStack() as opened:
+            async with aclosing(readings) as stream:  # type: ignore[type-var]
+                async for reading in stream:
+                    if reading is None:
+                        break
+                    if out is None:
+                        if reading.failure is not None:
+                            raise DriverError(*reading.failure)
+                        # Only its owner may read it: its readings may name users and programs.
+                        raw = opened.enter_context(os.fdopen(create_private(path), "wb"))
+                        out = opened.enter_context(gzip.GzipFile(path.name, "wb", 9, raw))
+                        out.write(head)
+                        begun = reading.monotonic
+                    out.write(encode(masking.mask_reading(reading) if mask else reading))
+                    count += 1
+                    if reading.monotonic - begun >= seconds:
+                        break
+    except OSError as error:  # a disk that is full for the readings is also full for the end of the file
         raise StartupError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        if out is not None:
-            # a disk that is full for the readings is also full for the end of the file
-            with suppress(OSError):
-                out.close()
     return count

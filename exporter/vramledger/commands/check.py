@@ -13,17 +13,9 @@ from functools import partial
 import msgspec
 
 from vramledger.accounting.tracker import HoldingTracker
+from vramledger.commands import samples
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config, size
 from vramledger.commands.interrupts import run_until_interrupted
-from vramledger.commands.samples import (
-    SAMPLES_MIN,
-    exporter_snapshots,
-    hidden_on_gpu,
-    log_own_look,
-    own_snapshots,
-    sample_fast,
-    search_hidden,
-)
 from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.errors import StartupError
 from vramledger.model.reading import HiddenHolder
@@ -77,14 +69,14 @@ def run(args: argparse.Namespace) -> int:
 async def _run_check(config: SamplingConfig, args: argparse.Namespace) -> int:
     """Print each device's result, again until clean or ``wait`` is over: an ended process needs a moment."""
     try:
-        async with aclosing(exporter_snapshots(control_socket(args))) as snapshots:  # type: ignore[type-var]
+        async with aclosing(samples.exporter_snapshots(control_socket(args))) as snapshots:  # type: ignore[type-var]
             results, since = await _check(snapshots, config, args, lambda: None)
     except StartupError as error:
-        log_own_look(error)
-        config = sample_fast(config)
+        samples.log_own_look(error)
+        config = samples.sample_fast(config)
         supervisor = Supervisor(config)
         tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=config.interval)
-        async with aclosing(own_snapshots(supervisor, tracker)) as snapshots:  # type: ignore[type-var]
+        async with aclosing(samples.own_snapshots(supervisor, tracker)) as snapshots:  # type: ignore[type-var]
             results, since = await _check(snapshots, config, args, lambda: supervisor.pid)
     if args.json:
         write_plain(msgspec.json.encode(cleanliness.leftovers(results, since)).decode() + "\n")
@@ -116,8 +108,10 @@ async def _check(
         over = time.monotonic() >= deadline
         # A driver that is slow once may answer the next time; one that is not there does not come.
         slow = snapshot.failure is not None and snapshot.failure[0] == "timeout"
-        late = (not snapshot.up and (over or not slow)) or (count >= SAMPLES_MIN and over)
-        if clean >= SAMPLES_MIN or (late and any(each.status == cleanliness.CLEAN for each in results)):
+        late = (not snapshot.up and (over or not slow)) or (count >= samples.SAMPLES_MIN and over)
+        if clean >= samples.SAMPLES_MIN or (
+            late and any(each.status == cleanliness.CLEAN for each in results)
+        ):
             searched, search = await asyncio.to_thread(_search, config, sampler_pid(), snapshot)
             results = judge(searched, search=search)
             # A process that the search cannot read will not be readable a moment later either.
@@ -131,14 +125,14 @@ def _search(
     config: SamplingConfig, sampler: int | None, snapshot: Snapshot
 ) -> tuple[Snapshot, cleanliness.SearchExtent]:
     read = [device.reading for device in snapshot.devices]
-    holders, search = search_hidden(Host(config.procfs, config.rootfs), read, sampler)
+    holders, search = samples.search_hidden(Host(config.procfs, config.rootfs), read, sampler)
     devices = tuple(_with_hidden(each, holders) for each in snapshot.devices)
     return replace(snapshot, devices=devices), search
 
 
 def _with_hidden(device: DeviceSnapshot, holders: tuple[HiddenHolder, ...] | None) -> DeviceSnapshot:
     """Return a device with its hidden holders: those found now, and others that the exporter has found."""
-    found = hidden_on_gpu(device.reading, holders)
+    found = samples.hidden_on_gpu(device.reading, holders)
     if found is None:
         return replace(device, hidden=None)
     pids = {each.pid for each in found}

@@ -11,16 +11,9 @@ from dataclasses import replace
 
 from vramledger.accounting.owners.owner_usage import Key
 from vramledger.accounting.tracker import HoldingTracker
+from vramledger.commands import samples
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
 from vramledger.commands.interrupts import run_until_interrupted
-from vramledger.commands.samples import (
-    SAMPLES_MIN,
-    follow_exporter,
-    listed_pids,
-    log_own_look,
-    own_readings,
-    sample_fast,
-)
 from vramledger.commands.termination import EndTarget, Selection, Termination, end_targets, select_targets
 from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.errors import StartupError, UsageError
@@ -101,10 +94,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _run_end(config: SamplingConfig, args: argparse.Namespace, selection: Selection) -> int:
-    config = sample_fast(config)
+    config = samples.sample_fast(config)
     host = Host(config.procfs, config.rootfs)
     supervisor = Supervisor(config)
-    async with aclosing(own_readings(supervisor)) as readings:  # type: ignore[type-var]
+    async with aclosing(samples.own_readings(supervisor)) as readings:  # type: ignore[type-var]
         snapshot, reading, refusals = await _observe(readings, config, args, selection)
         if refusals:
             write_plain("".join(f"{each}\n" for each in refusals))
@@ -144,7 +137,7 @@ async def _observe(
         snapshot = await _ask_exporter(args, selection)
         reading = await readings.__anext__()
     except StartupError as error:
-        log_own_look(error)
+        samples.log_own_look(error)
         reading, snapshot = await _watch_holders(readings, config, args.idle_after, selection)
     refusals = list(_selection_refusals(snapshot, selection))
     if reading.failure is not None and not refusals:
@@ -155,14 +148,14 @@ async def _observe(
 async def _ask_exporter(args: argparse.Namespace, selection: Selection) -> Snapshot:
     """Return holders of a sample begun after the question. Raises StartupError without exporter or answer."""
     count = 0
-    async with aclosing(follow_exporter(control_socket(args))) as ledgers:  # type: ignore[type-var]
+    async with aclosing(samples.follow_exporter(control_socket(args))) as ledgers:  # type: ignore[type-var]
         async for snapshot, _, idle_after, _ in ledgers:
             if args.idle_after is not None and args.idle_after < idle_after:
                 raise StartupError(f"--idle-after is shorter than the exporter's {idle_after:g} s")
             count += 1
             watched = (snapshot.time or 0.0) - (snapshot.watched_since or 0.0)
             left = _watch_time(selection, args.idle_after, idle_after) - watched
-            known = count >= SAMPLES_MIN and left <= 0
+            known = count >= samples.SAMPLES_MIN and left <= 0
             if count == 1:
                 _log_wait(left, "the exporter has just started")
             if known or any(_selection_refusals(snapshot, selection)):
@@ -215,7 +208,7 @@ def _confirm(target: EndTarget, reading: Reading, host: Host, selection: Selecti
     row = host.row(target.pid)
     if row is None or row.start != target.start:
         return replace(target, refusal="it has ended since")
-    if target.pid not in listed_pids(reading.devices) and not open_files(target.pid, DEVICE_PREFIX):
+    if target.pid not in samples.listed_pids(reading.devices) and not open_files(target.pid, DEVICE_PREFIX):
         return replace(target, refusal="the driver does not list it any more, and it has no GPU open")
     named = target.pid in selection.pids or selection.working
     return target if named else replace(target, refusal=_contradiction(target, reading, row.state))
@@ -246,7 +239,7 @@ async def _watch_holders(
             begun = reading.monotonic
             _log_wait(watch, "no exporter has watched them")
         count += 1
-        known = count >= SAMPLES_MIN and reading.monotonic - begun >= watch
+        known = count >= samples.SAMPLES_MIN and reading.monotonic - begun >= watch
         if known or any(_selection_refusals(snapshot, selection)):
             break
     return reading, snapshot

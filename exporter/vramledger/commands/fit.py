@@ -276,27 +276,23 @@ class Fit(NamedTuple):
 
 
 async def _fit(args: argparse.Namespace) -> Fit:
-    if args.what.isascii() and args.what.isdigit():
-        return await _fit_pid(args, int(args.what))
-    if args.at is not None:
+    number = int(args.what) if args.what.isascii() and args.what.isdigit() else None
+    if number is None and args.at is not None:
         raise UsageError("--at is for a PID; a FILE has its own time")
-    seen = read_file(Path(args.what), args.pid)
-    ledgers, by = await watch_host(args, 0.0)
-    return _compare(args, seen, ledgers[-1] if ledgers else None, by, live=False)
-
-
-async def _fit_pid(args: argparse.Namespace, number: int) -> Fit:
     if number == 0:
         raise UsageError("0 is not a process id")
-    if args.pid is not None:
+    if number is not None and args.pid is not None:
         raise UsageError("--pid chooses a program of a FILE; give one PID")
-    if args.at is not None:
+    if number is not None and args.at is None:
+        ledgers, by = await watch_host(args, args.seconds)
+        seen = choose_program(ledgers, number, f"seen {by}")
+        return _compare(args, seen, seen.ledger, by, live=True)
+    if number is None:
+        seen = read_file(Path(args.what), args.pid)
+    else:
         seen = choose_program(await past_sample(args, args.at), number, "as it was stored")
-        ledgers, by = await watch_host(args, 0.0)
-        return _compare(args, seen, ledgers[-1] if ledgers else None, by, live=False)
-    ledgers, by = await watch_host(args, args.seconds)
-    seen = choose_program(ledgers, number, f"seen {by}")
-    return _compare(args, seen, seen.ledger, by, live=True)
+    ledgers, by = await watch_host(args, 0.0)
+    return _compare(args, seen, ledgers[-1] if ledgers else None, by, live=False)
 
 
 def _compare(args: argparse.Namespace, seen: Seen, now: LedgerSample | None, by: str, *, live: bool) -> Fit:

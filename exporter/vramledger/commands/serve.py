@@ -7,16 +7,7 @@ import asyncio
 from dataclasses import fields
 from pathlib import Path
 
-from vramledger.commands.arguments import (
-    add_control,
-    add_pods,
-    add_sampling,
-    add_source,
-    address,
-    path,
-    sampling_config,
-    storage_size,
-)
+from vramledger.commands import arguments
 from vramledger.config import DEFAULT_PORT, Config, StorageConfig
 from vramledger.serving.exporter import serve_until_signalled
 from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, count, duration
@@ -28,12 +19,12 @@ def add_command(commands: Commands) -> None:
     serve = commands.add_parser("serve", help="the exporter", description="Serve the ledger to Prometheus.")
     web = serve.add_argument_group("web")
     web.add_argument(
-        "--web.listen-address", dest="listen", type=address, action="append", metavar="ADDRESS",
+        "--web.listen-address", dest="listen", type=arguments.address, action="append", metavar="ADDRESS",
         help=f"where to listen, repeatable (default :{DEFAULT_PORT})",
     )  # fmt: skip
     web.add_argument(
-        "--web.telemetry-path", dest="telemetry_path", type=path, default="/metrics", metavar="PATH",
-        help="where the metrics are (default /metrics)",
+        "--web.telemetry-path", dest="telemetry_path", type=arguments.path, default="/metrics",
+        metavar="PATH", help="where the metrics are (default /metrics)",
     )  # fmt: skip
     web.add_argument(
         "--web.max-requests", dest="max_requests", type=count, default=40, metavar="N",
@@ -60,7 +51,7 @@ def add_command(commands: Commands) -> None:
         help="user (name or number) of the process that listens, if serve starts as root (default vramledger "
         "if this user exists, otherwise 65532)",
     )  # fmt: skip
-    add_source(serve)
+    arguments.add_source(serve)
     serve.add_argument(
         "--processes.max", dest="processes_max", type=count, default=default.processes_max, metavar="N",
         help='holdings of a device shown one by one, the rest as pid="other"; 0 for all (default 100)',
@@ -79,13 +70,13 @@ def add_command(commands: Commands) -> None:
         metavar="DURATION", help="how long it is kept (default 7d)",
     )  # fmt: skip
     storage.add_argument(
-        "--storage.size", dest="storage_size", type=storage_size, default=512 * 2**20, metavar="SIZE",
-        help="how many bytes it may have (default 512MiB)",
+        "--storage.size", dest="storage_size", type=arguments.storage_size, default=512 * 2**20,
+        metavar="SIZE", help="how many bytes it may have (default 512MiB)",
     )  # fmt: skip
     add_agent_socket(serve)
-    add_control(serve)
-    add_sampling(serve, calm=True, idle=True, collectors=True)
-    add_pods(serve)
+    arguments.add_control(serve)
+    arguments.add_sampling(serve, calm=True, idle=True, collectors=True)
+    arguments.add_pods(serve)
     add_log(serve)
     serve.set_defaults(run=run)
 
@@ -96,7 +87,7 @@ def _config(args: argparse.Namespace) -> Config:
     given["listen"] = tuple(args.listen or Config().listen)
     if args.storage_path is not None:
         given["storage"] = StorageConfig(args.storage_path, args.storage_retention, args.storage_size)
-    return Config(**given, sampling=sampling_config(args))
+    return Config(**given, sampling=arguments.sampling_config(args))
 
 
 def run(args: argparse.Namespace) -> int:

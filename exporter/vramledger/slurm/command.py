@@ -20,15 +20,9 @@ from pathlib import Path
 
 from vramledger.accounting.owners.reservations import fits
 from vramledger.accounting.tracker import HoldingTracker
+from vramledger.commands import samples
 from vramledger.commands.arguments import add_sampling, sampling_config, size
 from vramledger.commands.interrupts import run_until_interrupted
-from vramledger.commands.samples import (
-    SAMPLES_MIN,
-    hidden_on_gpu,
-    own_readings,
-    sample_fast,
-    search_hidden,
-)
 from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.errors import UsageError
 from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessRow, Reading
@@ -274,7 +268,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("SLURM_JOB_ID is not set: slurmd runs this command, in a prolog or an epilog")
     config = sampling_config(args)
     config = replace(
-        sample_fast(config, frozenset({"ledger", "process", "hardware"})),
+        samples.sample_fast(config, frozenset({"ledger", "process", "hardware"})),
         timeout=max(config.timeout, args.wait / ATTEMPTS),
     )
     gres = _read_gres(args.gres, config.procfs)
@@ -377,7 +371,7 @@ class _NodeCheck:
         supervisor = Supervisor(self._config)
         tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=self._config.interval)
         clean, unclean = 0, 0.0
-        async with aclosing(own_readings(supervisor)) as readings:  # type: ignore[type-var]
+        async with aclosing(samples.own_readings(supervisor)) as readings:  # type: ignore[type-var]
             async for reading in readings:
                 snapshot = tracker.update(reading)
                 # In a thread: the files of a process that is stuck may hang, and the wait is over all the
@@ -392,7 +386,7 @@ class _NodeCheck:
                 if status == cleanliness.NOT_CLEAN and now - unclean >= self._settle:
                     return
                 held = any(device.holdings for device in snapshot.devices)
-                if clean >= (SAMPLES_MIN if held else 1):
+                if clean >= (samples.SAMPLES_MIN if held else 1):
                     self._snapshot, _, self._results = await asyncio.to_thread(
                         self._check, snapshot, reading, supervisor.pid
                     )
@@ -423,11 +417,12 @@ class _NodeCheck:
 
         search = cleanliness.SearchExtent(complete=False, unreadable=0)
         if searched is not None:
-            holders, search = search_hidden(self._host, searched.devices, sampler)
+            holders, search = samples.search_hidden(self._host, searched.devices, sampler)
             snapshot = replace(
                 snapshot,
                 devices=tuple(
-                    replace(each, hidden=hidden_on_gpu(each.reading, holders)) for each in snapshot.devices
+                    replace(each, hidden=samples.hidden_on_gpu(each.reading, holders))
+                    for each in snapshot.devices
                 ),
             )
         if self._ending is not None:

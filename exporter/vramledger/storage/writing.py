@@ -18,18 +18,7 @@ from typing import Any
 
 from vramledger.errors import RecordingError
 from vramledger.logs import fields, log
-from vramledger.storage import protocol
-from vramledger.storage.database import (
-    PIECES,
-    DamagedError,
-    PastReader,
-    StoredSegment,
-    UnfitError,
-    connect_writer,
-    read_entries,
-    read_lines,
-    translated,
-)
+from vramledger.storage import database, protocol
 from vramledger.storage.reduction import difference
 from vramledger.storage.tables import SummaryTables
 
@@ -88,7 +77,7 @@ class PastWriter:
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
         self._tables: SummaryTables | None = None
-        self._segment: StoredSegment | None = None
+        self._segment: database.StoredSegment | None = None
         self._stream: Any = None
         self._pieces = 0
         self._waiting = bytearray()
@@ -114,7 +103,7 @@ class PastWriter:
             ):
                 self._tables.interrupt()
             self._boot = header.get("boot", "")
-        self._segment = StoredSegment(0, header["time"], LIVE, header)
+        self._segment = database.StoredSegment(0, header["time"], LIVE, header)
         self._stream, self._pieces = zlib.compressobj(_LEVEL), 0
 
     def add(self, line: bytes) -> None:
@@ -144,7 +133,7 @@ class PastWriter:
             self._waiting.clear()
         self._measure_log()
 
-    def _write_piece(self, connection: sqlite3.Connection, segment: StoredSegment) -> None:
+    def _write_piece(self, connection: sqlite3.Connection, segment: database.StoredSegment) -> None:
         if not self._pieces:
             made = connection.execute(
                 "INSERT INTO segment (begin, step, header) VALUES (?, ?, ?)",
@@ -152,7 +141,7 @@ class PastWriter:
             )
             self._segment = segment = segment._replace(id=made.lastrowid or 0)
         packed = self._stream.compress(bytes(self._waiting)) + self._stream.flush(zlib.Z_SYNC_FLUSH)
-        self._insert_piece(connection, segment.id * PIECES + self._pieces, packed)
+        self._insert_piece(connection, segment.id * database.PIECES + self._pieces, packed)
         self._pieces += 1
 
     @staticmethod
@@ -168,11 +157,11 @@ class PastWriter:
         """Return the open file; one that cannot be used is put aside. Raises OSError if the disk hangs."""
         if self._connection is None:
             try:
-                self._connection = connect_writer(self._path, self._host)
-            except (DamagedError, UnfitError) as error:
+                self._connection = database.connect_writer(self._path, self._host)
+            except (database.DamagedError, database.UnfitError) as error:
                 self._put_aside(error)
                 try:
-                    self._connection = connect_writer(self._path, self._host)
+                    self._connection = database.connect_writer(self._path, self._host)
                 except RecordingError as again:
                     raise OSError(errno.EIO, str(again)) from again
         return self._connection
@@ -188,9 +177,9 @@ class PastWriter:
     def _damaging(self) -> Iterator[None]:
         """Put the file aside where it is damaged. Raises OSError if it was, or the disk does not answer."""
         try:
-            with translated():
+            with database.translated():
                 yield
-        except DamagedError as error:
+        except database.DamagedError as error:
             self._close()
             self._put_aside(error)
             raise OSError(errno.EUCLEAN, f"the past was damaged, and put aside: {error}") from error
@@ -218,7 +207,7 @@ class PastWriter:
             raise
 
     def _put_aside(self, why: RecordingError) -> None:
-        suffix = why.suffix if isinstance(why, UnfitError) else "damaged"
+        suffix = why.suffix if isinstance(why, database.UnfitError) else "damaged"
         number = int(self._clock())
         while os.path.lexists(self._directory / (name := f"{protocol.NAME}.{suffix}-{number}")):
             number += 1
@@ -237,15 +226,15 @@ class PastWriter:
             connection = self._open()
             (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
-                raise DamagedError(str(found).splitlines()[-1])
-            for segment in list(PastReader(connection).segments()):
+                raise database.DamagedError(str(found).splitlines()[-1])
+            for segment in list(database.PastReader(connection).segments()):
                 try:
-                    for _ in read_lines(connection, segment.id):
+                    for _ in database.read_lines(connection, segment.id):
                         pass
-                except DamagedError as error:
+                except database.DamagedError as error:
                     self._drop(segment, error)
 
-    def _drop(self, segment: StoredSegment, why: DamagedError) -> None:
+    def _drop(self, segment: database.StoredSegment, why: database.DamagedError) -> None:
         log.warning("A part of the past is damaged, and was removed", extra=fields(err=str(why)))
         self.aside = str(why)
         if self._segment is not None and segment.id == self._segment.id:
@@ -326,13 +315,13 @@ class PastWriter:
     def _number(self, pragma: str) -> int:
         if self._connection is None:
             return 0
-        with translated():
+        with database.translated():
             return int(self._connection.execute(f"PRAGMA {pragma}").fetchone()[0])
 
     def _remove_old(self, connection: sqlite3.Connection, files: dict[str, tuple[int, float]]) -> None:
         end = time.monotonic() + _HOUSE_SECONDS
         cutoff = self._clock() - self._retention
-        reader = PastReader(connection)
+        reader = database.PastReader(connection)
         others = sum(size for name, (size, _) in files.items() if self._is_aside(name))
         while time.monotonic() < end:
             oldest = next(reader.segments("ORDER BY begin, id LIMIT 1"), None)
@@ -360,7 +349,8 @@ class PastWriter:
     @staticmethod
     def _delete(connection: sqlite3.Connection, segment: int) -> None:
         connection.execute(
-            "DELETE FROM piece WHERE id BETWEEN ? AND ?", (segment * PIECES, segment * PIECES + PIECES - 1)
+            "DELETE FROM piece WHERE id BETWEEN ? AND ?",
+            (segment * database.PIECES, segment * database.PIECES + database.PIECES - 1),
         )
         connection.execute("DELETE FROM segment WHERE id = ?", (segment,))
 
@@ -375,7 +365,7 @@ class PastWriter:
         now = self._clock() - protocol.SEGMENT_SECONDS
         writing = 0 if self._segment is None else self._segment.id
         (first, age), (second, older) = THINNED
-        found = PastReader(connection).segments(
+        found = database.PastReader(connection).segments(
             "WHERE id != ? AND (step < ? OR (step < ? AND begin < ?) OR (step < ? AND begin < ?)) "
             "ORDER BY begin LIMIT 1",
             *(writing, WHOLE, first, now - age, second, now - older),
@@ -383,10 +373,10 @@ class PastWriter:
         for segment in found:
             enough = [step for step, age in THINNED if segment.begin < now - age]
             try:
-                lines = read_lines(connection, segment.id)
-                kept = _thinned(read_entries(lines), enough[-1]) if enough else lines
+                lines = database.read_lines(connection, segment.id)
+                kept = _thinned(database.read_entries(lines), enough[-1]) if enough else lines
                 packed = zlib.compress(b"".join(each + b"\n" for each in kept), _LEVEL)
-            except DamagedError as error:
+            except database.DamagedError as error:
                 self._drop(segment, error)
                 continue
             with self._transaction():
@@ -395,15 +385,15 @@ class PastWriter:
                     "INSERT INTO segment VALUES (?, ?, ?, ?)",
                     (segment.id, segment.begin, enough[-1] if enough else WHOLE, json.dumps(segment.header)),
                 )
-                self._insert_piece(connection, segment.id * PIECES, packed)
+                self._insert_piece(connection, segment.id * database.PIECES, packed)
 
     def usage(self) -> tuple[int, float | None]:
         """Return the bytes of all files, and the oldest moment. Raises OSError if the disk hangs."""
         size = sum(each for each, _ in self._files().values())
         if self._connection is None:
             return size, None
-        with translated():
-            return size, PastReader(self._connection).oldest()
+        with database.translated():
+            return size, database.PastReader(self._connection).oldest()
 
 
 def _thinned(entries: Iterator[protocol.Entry], seconds: float) -> Iterator[bytes]:
