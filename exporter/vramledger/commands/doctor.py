@@ -86,13 +86,9 @@ _AGENT = (
 )
 
 
-class _Limit(NamedTuple):
-    """What is never known here: why, the alerts that never fire, what to do, what they do not fire for."""
-
-    why: str
-    alerts: tuple[str, ...]
-    remedy: str = ""
-    about: str = ""
+def _limit(why: str, alerts: tuple[str, ...], remedy: str = "", about: str = "") -> Finding:
+    """Return what is never known here: why, and the alerts that never fire, or not for what it is about."""
+    return Finding(FINE, "alerts", f"{why}; never fires{about}: {', '.join(alerts)}", remedy, limit=True)
 
 
 def _limits(reading: Reading, contact: ExporterContact | None) -> Iterator[Finding]:
@@ -105,58 +101,49 @@ def _limits(reading: Reading, contact: ExporterContact | None) -> Iterator[Findi
     else:
         devices, namespace, collectors = reading.devices, reading.host_pid_namespace, reading.collectors
         scheduled = bool(reading.schedulers)
-    found = _limits_of_devices([each for each in devices if each.error is None and not each.divided])
-    found += _limits_of_holders(collectors, known=namespace is True)
+    yield from _limits_of_devices([each for each in devices if each.error is None and not each.divided])
+    yield from _limits_of_holders(collectors, known=namespace is True)
     if contact is not None:
-        found += _limits_of_agents(contact.agents)
+        yield from _limits_of_agents(contact.agents)
     if not scheduled:
-        found.append(
-            _Limit("no scheduler assigns GPUs here", ("GpuReservedUnused", "GpuMemoryOutsideReservation"))
-        )
-    for each in found:
-        text = f"{each.why}; never fires{each.about}: {', '.join(each.alerts)}"
-        yield Finding(FINE, "alerts", text, each.remedy, limit=True)
+        yield _limit("no scheduler assigns GPUs here", ("GpuReservedUnused", "GpuMemoryOutsideReservation"))
 
 
-def _limits_of_agents(agents: ExporterStatus | None) -> Iterator[_Limit]:
+def _limits_of_agents(agents: ExporterStatus | None) -> Iterator[Finding]:
     """Yield what is not known of the insides of programs; only root sees everybody's agents."""
     why = "no agent reports from a program"
     if agents is None:
-        yield _Limit(why, _AGENT, "leave out --no-collector.agent")
+        yield _limit(why, _AGENT, "leave out --no-collector.agent")
     elif os.geteuid() == 0 and not agents.agents:
-        yield _Limit(why, _AGENT, "start programs with 'vramledger run -- COMMAND'")
+        yield _limit(why, _AGENT, "start programs with 'vramledger run -- COMMAND'")
 
 
-def _limits_of_devices(devices: Sequence[DeviceReading]) -> list[_Limit]:
+def _limits_of_devices(devices: Sequence[DeviceReading]) -> Iterator[Finding]:
     def named(lacking: Sequence[DeviceReading]) -> str:
         every = len(lacking) == len(devices)
         return "" if every else f" on GPU {', '.join(str(each.index) for each in lacking)}"
 
-    found = []
     if silent := [each for each in devices if each.activity is None]:
         why = f"no counters of GPM{named(silent)} (Hopper and newer have them): whether a busy GPU computes"
-        found.append(_Limit(f"{why} or waits is not known", _WAITS))
+        yield _limit(f"{why} or waits is not known", _WAITS)
     if silent := [each for each in devices if (each.utilization or {}).get("gpu") is None]:
-        found.append(_Limit(f"no utilisation{named(silent)}", ("GpuHeldHardlyUsed",)))
-    return found
+        yield _limit(f"no utilisation{named(silent)}", ("GpuHeldHardlyUsed",))
 
 
-def _limits_of_holders(collectors: Mapping[str, tuple[bool, float]], *, known: bool) -> list[_Limit]:
-    found = []
+def _limits_of_holders(collectors: Mapping[str, tuple[bool, float]], *, known: bool) -> Iterator[Finding]:
     threads = collectors.get("threads", (False, 0.0))[0]
     if not known:
-        found.append(_Limit("holders cannot be seen from here", _HOLDERS, "the remedy above"))
+        yield _limit("holders cannot be seen from here", _HOLDERS, "the remedy above")
     elif not threads:
         why = "threads are not looked at, so idleness is only inferred where there are no counters of GPM"
-        found.append(_Limit(why, _IDLE, "leave out --no-collector.threads, or see the log"))
+        yield _limit(why, _IDLE, "leave out --no-collector.threads, or see the log")
     else:
         why = "idleness of a program that a clock wakes (uvicorn, gunicorn, a loop) is only inferred"
-        found.append(_Limit(why, _IDLE, about=" for it"))
+        yield _limit(why, _IDLE, about=" for it")
     for name, alerts in (("hidden", ("GpuHiddenHolder",)), ("xid", ("GpuXidError",))):
         if not collectors.get(name, (False, 0.0))[0]:
             remedy = f"leave out --no-collector.{name}, or see the log"
-            found.append(_Limit(f"the collector {name} gives nothing", alerts, remedy))
-    return found
+            yield _limit(f"the collector {name} gives nothing", alerts, remedy)
 
 
 def _exporter(contact: ExporterContact) -> Iterator[Finding]:
