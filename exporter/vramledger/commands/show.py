@@ -128,8 +128,7 @@ async def _show_exporter(args: argparse.Namespace) -> int:
     async with aclosing(follow_exporter(control_socket(args))) as ledgers:  # type: ignore[type-var]
         async for snapshot, growth, *_ in ledgers:
             up = snapshot.up
-            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(snapshot.watched_since))
-            note = f"Watched since {since} by the exporter." if up else ""
+            note = f"Watched since {_clock(snapshot.watched_since)} by the exporter." if up else ""
             if not _print_sample(args, snapshot, growth, note):
                 return 1
             if not args.watch:
@@ -238,15 +237,10 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     rows = [_COLUMNS, *(_row(each) for each in report["owners"])]
     yield ""
     yield from ("  ".join(row.values()).rstrip() for row in aligned(rows, ("OWNER", "USER")))
-    for title, name in (
-        ("Leftovers", "leftovers"),
-        ("Out of memory", "ooms"),
-        ("Interruptions", "interruptions"),
-    ):
+    titles = {"leftovers": "Leftovers", "ooms": "Out of memory", "interruptions": "Interruptions"}
+    for name, title in titles.items():
         if report[name]:
-            yield ""
-            yield f"{title}:"
-            yield from (f"  {_mark(each)}" for each in report[name])
+            yield from ("", f"{title}:", *(f"  {_mark(each)}" for each in report[name]))
     if report["marks_dropped"]:
         yield ""
         yield f"{report['marks_dropped']} events before these are not shown; ask for a shorter span."
@@ -260,10 +254,10 @@ def _row(owner: Mapping[str, Any]) -> tuple[str, ...]:
         str(len(owner["gpus"])),
         span(owner["seconds"]),
         f"{owner['highest'] / 2**30:.2f} GiB",
-        f"{owner['byte_seconds'] / _GIB_HOUR:.2f}",
-        f"{owner['idle_byte_seconds'] / _GIB_HOUR:.2f}",
-        f"{owner['wasted_byte_seconds'] / _GIB_HOUR:.2f}",
-        f"{owner['perhaps_wasted_byte_seconds'] / _GIB_HOUR:.2f}",
+        *(
+            f"{owner[f'{what}byte_seconds'] / _GIB_HOUR:.2f}"
+            for what in ("", "idle_", "wasted_", "perhaps_wasted_")
+        ),
     )
 
 

@@ -142,7 +142,8 @@ class Exposition:
         """Return the text family by family; the whole page is the largest object that we ever hold."""
         blocks: list[tuple[str, bytes]] = []
         for name in sorted(request.collectors - {_EXPORTER}):
-            encode = partial(self._collect_and_encode, name, snapshot, request)
+            collect = self._collect[name]
+            encode = partial(lambda collect: self._encode(collect(snapshot), request), collect)
             blocks += self._run(name, encode, health) or []
             read, seconds = snapshot.collectors.get(name, (True, None))
             if seconds is not None:
@@ -153,11 +154,6 @@ class Exposition:
         health |= {name: snapshot.collectors[name] for name in sorted(always)}
         blocks += self._encode(sampling.collect(snapshot, health), request)
         return [text for _, text in sorted(blocks)]
-
-    def _collect_and_encode(
-        self, name: str, snapshot: Snapshot, request: ScrapeRequest
-    ) -> list[tuple[str, bytes]]:
-        return self._encode(self._collect[name](snapshot), request)
 
     def _render_own(self, request: ScrapeRequest) -> bytes:
         blocks = self._encode(self._collect_own() + self._own.collect(), request)

@@ -10,7 +10,14 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -200,8 +207,8 @@ async def _serve_source(
             past,
         ),
         storing as stored,
-        _starter(config, source) as start_starter,
-        serve(config, publisher, lambda: _give_up_rights(config, start_starter, user), page),
+        AsyncExitStack() as starter,
+        serve(config, publisher, lambda: _give_up_rights(config, source, starter, user), page),
         notify_service_manager(),
     ):
         malloc.freeze_objects()
@@ -257,23 +264,6 @@ def _choose_user(config: Config) -> User | None:
     return user
 
 
-@asynccontextmanager
-async def _starter(config: Config, source: SnapshotSource) -> AsyncIterator[Callable[[], None]]:
-    """Yield a function that starts the process which starts samplers; that ends with the block."""
-    started: list[Starter] = []
-
-    def start() -> None:
-        if isinstance(source, Supervisor):
-            started.append(Starter(config.sampling))
-            source.use_starter(started[0])
-
-    try:
-        yield start
-    finally:
-        for each in started:
-            each.close()
-
-
 def _socket_paths(config: Config) -> tuple[Path, Path]:
     return config.agent_socket, config.control_socket or CONTROL_SOCKET
 
@@ -282,8 +272,12 @@ def _agent_socket(config: Config) -> str | None:
     return str(config.agent_socket.absolute()) if "agent" in config.sampling.collectors else None
 
 
-def _give_up_rights(config: Config, start_starter: Callable[[], None], user: User | None) -> None:
-    start_starter()
+def _give_up_rights(config: Config, source: SnapshotSource, stack: AsyncExitStack, user: User | None) -> None:
+    """Leave every right to the process that starts samplers, which ends with the stack."""
+    if isinstance(source, Supervisor):
+        starter = Starter(config.sampling)
+        stack.callback(starter.close)
+        source.use_starter(starter)
     drop_privileges(become=user)
     forbid_changes(path.parent for path in _socket_paths(config))
 
@@ -405,9 +399,8 @@ class _LedgerDesk:
     def _token_of(self, snapshot: Snapshot) -> str:
         return f"{self._run}-{snapshot.serial}-{int(snapshot.up)}"
 
-    def _write(self, snapshot: Snapshot, viewer: int | None) -> bytes:
-        shown = snapshot
+    def _write(self, shown: Snapshot, viewer: int | None) -> bytes:
         if viewer is not None:
-            hidden = self._hidden
-            shown = public_view(snapshot if hidden is None else hidden.snapshot(snapshot, viewer), viewer)
+            shown = shown if self._hidden is None else self._hidden.snapshot(shown, viewer)
+            shown = public_view(shown, viewer)
         return write_answer(shown, self._page.timeline.growth(shown))

@@ -255,15 +255,12 @@ def make_app(
     state: PageState | None = None,
 ) -> web.Application:
     """Build the application of ``services``, and its threads; :func:`serve` refuses requests."""
-    if access is None:
-        access = AccessControl(None)
-    state = state or PageState()
-    if exposition is None:
-        exposition = Exposition(
-            config.processes_max,
-            lambda: services.sampler_pid,
-            collect_own=lambda: [*access.collect(), *state.collect()],
-        )
+    access, state = access or AccessControl(None), state or PageState()
+    exposition = exposition or Exposition(
+        config.processes_max,
+        lambda: services.sampler_pid,
+        collect_own=lambda: [*access.collect(), *state.collect()],
+    )
     render_cache = RenderCache()
 
     async def close_threads(_: web.Application) -> AsyncIterator[None]:

@@ -44,7 +44,10 @@ class RenderCache:
         If a client disconnects, the others still get it; one that fails is not kept. The serial alone does
         not identify a snapshot: after a suspend the newest one is shown without its data.
         """
-        kept = self._renders_of(snapshot)
+        version = (snapshot.serial, snapshot.up, snapshot.failure, int(self._clock()))
+        if version != self._version:
+            self._version, self._kept = version, {}
+        kept = self._kept
         result = kept.get(key)
         if result is None and self._took.get(key, _QUICK) < _QUICK:
             return self._render_at_once(kept, key, render)
@@ -59,13 +62,6 @@ class RenderCache:
 
             result.add_done_callback(forget_failure)
         return result.result() if result.done() else await asyncio.shield(result)
-
-    def _renders_of(self, snapshot: Snapshot) -> dict[Hashable, asyncio.Future[bytes]]:
-        version = (snapshot.serial, snapshot.up, snapshot.failure, int(self._clock()))
-        if version != self._version:
-            self._version = version
-            self._kept = {}
-        return self._kept
 
     def _render_at_once(
         self, kept: dict[Hashable, asyncio.Future[bytes]], key: Hashable, render: Callable[[], bytes]
