@@ -104,20 +104,15 @@ class Passwords:
         if digest in self._right:  # only digests of real users' hashes are ever added
             self._right.move_to_end(digest)
             return PasswordResult.RIGHT
-        return await self._check_unknown(users, user, password, digest, source())
-
-    async def _check_unknown(
-        self, users: Mapping[str, str], user: str, password: str, digest: bytes, source: str
-    ) -> PasswordResult:
-        hashed = users.get(user)
-        if self._budget.is_spent(source):
+        address = source()
+        if self._budget.is_spent(address):
             return PasswordResult.THROTTLED
-        full = self._waiting.total() >= _WAITING_MAX or self._waiting.get(source, 0) >= _WAITING_PER_ADDRESS
-        if full and digest not in self._running:
-            return PasswordResult.BUSY
+        full = self._waiting.total() >= _WAITING_MAX or self._waiting[address] >= _WAITING_PER_ADDRESS
         running = self._running.get(digest)
+        if full and running is None:
+            return PasswordResult.BUSY
         if running is None:
-            running = self._start_check(digest, hashed or self._decoy(users, user), password, source)
+            running = self._start_check(digest, hashed or self._decoy(users, user), password, address)
         if running.done():  # since Python 3.14, where the thread was faster: let its end be recorded first
             await asyncio.sleep(0)
         right = await asyncio.shield(running) and hashed is not None
@@ -126,7 +121,7 @@ class Passwords:
             if len(self._right) > _REMEMBERED_MAX:
                 self._right.popitem(last=False)
             return PasswordResult.RIGHT
-        self._budget.record_failure(source)
+        self._budget.record_failure(address)
         return PasswordResult.WRONG
 
     def _start_check(self, digest: bytes, hashed: str, password: str, source: str) -> asyncio.Future[bool]:
