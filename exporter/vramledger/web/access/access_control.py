@@ -203,10 +203,7 @@ class AccessControl:
 
     def _apply(self, loaded: _Loaded, settings: AccessSettings, context: ssl.SSLContext | None) -> None:
         if (settings.interval, settings.burst) != (self._settings.interval, self._settings.burst):
-            limited = settings.interval > 0  # a token each interval, and ``burst`` of them at once
-            self._bucket = (
-                TokenBucket(self._clock(), 1 / settings.interval, float(settings.burst)) if limited else None
-            )
+            self._bucket = _bucket(settings, self._clock())
         self._settings, self.context = settings, context
         self._digests, self._authorities = loaded.digests, loaded.authorities
         self._current, self._loaded_at = True, time.time()
@@ -235,6 +232,10 @@ class AccessControl:
                 "Every user of this host can read the password hashes; chmod o-r it",
                 extra=fields(file=self._path),
             )
+
+
+def _bucket(settings: AccessSettings, now: float) -> TokenBucket | None:
+    return TokenBucket(now, 1 / settings.interval, float(settings.burst)) if settings.interval else None
 
 
 class _Loaded(NamedTuple):
