@@ -196,7 +196,7 @@ class Storage:
         :meth:`run` waits on. Raises OSError if the process cannot be requested.
         """
         await asyncio.wait_for(self._wait_until_ready(), timeout)
-        self._writer = await _Pipes.start(self._requests, protocol.WRITE)
+        await self._start()
 
     async def _wait_until_ready(self) -> None:
         answer = await self._loop.sock_recv(self._requests, protocol.PACKET_BYTES)
@@ -205,6 +205,9 @@ class Storage:
                 answer.decode() or "the process that stores could not be started; see its message above"
             )
         self._ready = True
+
+    async def _start(self) -> None:
+        self._writer = await _Pipes.start(self._requests, protocol.WRITE)
 
     def send(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
         """Send what is to be stored; leave it out if the process does not keep up."""
@@ -320,7 +323,7 @@ class Storage:
             await asyncio.sleep(wait)
             wait = min(max(2 * wait, RESTART_SECONDS), RESTART_SECONDS_MAX)
             try:
-                self._writer = await _Pipes.start(self._requests, protocol.WRITE)
+                await self._start()
             except ConnectionError:
                 raise
             except OSError as error:
