@@ -1,10 +1,10 @@
 """Write into METRICS.md and the pages of exporter/docs/metrics/ what follows from the declarations.
 
 Each page has one subject: a module of ``vramledger/metrics``, and a section for each family. The facts at the
-beginning of a section come from the declaration, all else is written in the page itself: notes, with one
-example query in a block of PromQL. The lists of METRICS.md, below its mark, are written from the pages. The
-families that prometheus_client gives of the exporter's own processes have no declaration of ours: their facts
-come from the page that a scrape gets.
+beginning of a section come from the declaration, all else is written in the page itself: notes, with at most
+one example query in a block of PromQL, where the name does not say it. The lists of METRICS.md, below its
+mark, are written from the pages. The families that prometheus_client gives of the exporter's own processes have
+no declaration of ours: their facts come from the page that a scrape gets.
 
     python exporter/docs/src/generate.py [--check]
 """
@@ -46,7 +46,7 @@ _QUERY = re.compile(r"^```promql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Section(NamedTuple):
-    """The text about one family: notes in Markdown, and the query in them."""
+    """The text about one family: notes in Markdown, and the query in them, if there is one."""
 
     notes: str
     query: str
@@ -111,8 +111,7 @@ def parse_text(text: str, families: tuple[Family, ...]) -> Text:
     """Read the text of a subject.
 
     Raises:
-        ValueError: its sections do not match the families, each once; or one has no notes, or not exactly
-            one query.
+        ValueError: its sections do not match the families, each once; or one has no notes, or several queries.
     """
     start, *rest = _SECTION.split(text.removeprefix(HEADER))
     title, _, introduction = start.partition("\n")
@@ -134,17 +133,18 @@ def parse_section(name: str, text: str) -> Section:
     """Read the text under the heading of one family.
 
     Raises:
-        ValueError: it has no notes, or not exactly one query.
+        ValueError: it has no notes, several queries, or a query of something else.
     """
     text = _FACTS.sub("", text)
     queries = _QUERY.findall(text)
-    if len(queries) != 1 or not re.search(rf"\b{name}\b", queries[0]):
-        message = f"{name} needs exactly one block of promql, with the family in it"
+    query = "".join(queries).strip()
+    if len(queries) > 1 or (query and not re.search(rf"\b{name}\b", query)):
+        message = f"{name} has at most one block of promql, with the family in it"
         raise ValueError(message)
     if not text.partition("```")[0].strip():
         message = f"{name} needs a sentence before its query"
         raise ValueError(message)
-    return Section(text.strip(), queries[0].strip())
+    return Section(text.strip(), query)
 
 
 def subjects() -> Iterator[Subject]:
@@ -165,12 +165,14 @@ def subjects() -> Iterator[Subject]:
 
 
 def queries() -> Mapping[str, str]:
-    """Return the example query of every family by the family's name.
+    """Return the example queries by the name of their family.
 
     Raises:
         ValueError: see :func:`subjects`.
     """
-    return {name: query for subject in subjects() for name, (_, query) in subject.text.sections.items()}
+    return {
+        name: query for subject in subjects() for name, (_, query) in subject.text.sections.items() if query
+    }
 
 
 def render_family(family: Family, section: Section, usual: str) -> str:

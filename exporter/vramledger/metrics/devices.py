@@ -44,8 +44,8 @@ def _device(  # noqa: PLR0913 - one argument a fact
     return DeviceFamily(PREFIX + name, labels, help_, collector, source, absent, read, down)
 
 
-_WITHOUT_LEDGER = "when MIG divides the GPU, or NVML does not give its memory and holders"
-_NOT_COUNTED_TWICE = f"{_WITHOUT_LEDGER}; and for a compute instance whose memory is counted under another"
+_WITHOUT_LEDGER = "when the device has no ledger"
+_NOT_COUNTED_TWICE = f"{_WITHOUT_LEDGER} of its own"
 
 
 def _counted(device: DeviceSnapshot) -> Ledger | None:
@@ -113,7 +113,7 @@ FAMILIES = (
         "used for each purpose (from the node's meminfo).",
         "type",
         source="nvmlDeviceGetNumaNodeId, `/sys/devices/system/node/nodeN/meminfo`",
-        absent="when the device's memory is not a NUMA node, or when the node's figures are not readable",
+        absent="when the device's memory is not a NUMA node, or its figures are not readable",
     ),
     _device(
         "ledger",
@@ -121,7 +121,7 @@ FAMILIES = (
         lambda device: None if (ledger := _counted(device)) is None else ledger.overlap,
         "By how much the sum of the memory that NVML lists per process exceeds the used "
         "memory of the device (processes share memory, or the readings are a moment apart).",
-        source="the sum of NVML's process lists minus the used memory of nvmlDeviceGetMemoryInfo",
+        source=f"nvmlDeviceGetMemoryInfo, {PROCESS_LISTS}",
         absent=_NOT_COUNTED_TWICE,
     ),
     _device(
@@ -142,7 +142,7 @@ FAMILIES = (
         "Uncharged memory that belongs to one or more of several holders, and it is not known to which; the "
         "ledger counts it under the mildest state of these holders.",
         source="the sources of `vramledger_process_uncharged_memory_bytes`",
-        absent=f"when there is none; {_NOT_COUNTED_TWICE}",
+        absent=f"when there is none, and {_NOT_COUNTED_TWICE}",
     ),
     _device(
         "ledger",
@@ -188,8 +188,8 @@ FAMILIES = (
         "Processes that have the device file open but that NVML does not list, from a "
         "slow search of /proc/PID/fd; monitors that only use NVML and forked workers of "
         "a listed process do not count.",
-        source="open device files in `/proc/PID/fd`, mappings in `/proc/PID/maps`, and NVML's process lists",
-        absent="before the first search has ended, and when we do not see the host's processes",
+        source=f"`/proc/PID/fd`, `/proc/PID/maps`, {PROCESS_LISTS}",
+        absent="before the first search has ended, and when the host's processes are not seen",
     ),
     _device(
         "hidden",

@@ -10,7 +10,7 @@ from vramledger.metrics.devices import DeviceFamily
 from vramledger.metrics.families import DEVICE, PREFIX, Collected, devices_shown
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 
-_UNSUPPORTED = "when device or driver do not support it"
+_UNSUPPORTED = "when unsupported"
 
 
 def _hardware(  # noqa: PLR0913 - one argument a fact
@@ -99,7 +99,7 @@ HARDWARE_FAMILIES = (
         "Intended fan speed as a share of its maximum, from nvmlDeviceGetFanSpeed, read every 10 "
         "seconds; absent without a fan.",
         source="nvmlDeviceGetFanSpeed",
-        absent="when the device has no fan that the driver knows of",
+        absent="when the driver knows of no fan",
     ),
     _hardware(
         "hardware",
@@ -137,7 +137,7 @@ HARDWARE_FAMILIES = (
         "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, read every 10 seconds.",
         "action",
         source="nvmlDeviceGetFieldValues",
-        absent="before driver 570, and when the device does not support it",
+        absent="before driver 570, and when unsupported",
     ),
     _hardware(
         "hardware",
@@ -196,7 +196,7 @@ HARDWARE_FAMILIES = (
         "PCIe traffic since the sample before, from nvmlGpmMetricsGet; before Hopper over a window of 20 ms, "
         "from nvmlDeviceGetPcieThroughput, read every 10 seconds.",
         "direction",
-        source="nvmlGpmMetricsGet; before Hopper nvmlDeviceGetPcieThroughput",
+        source="nvmlGpmMetricsGet",
         absent="when `--collector.pcie` is not given",
     ),
 )
@@ -217,7 +217,7 @@ def _activity(name: str, help_: str, by: str | None = None, **figures: str) -> D
         f"{help_}, as a mean since the sample before, from nvmlGpmMetricsGet.",
         "hardware",
         "nvmlGpmMetricsGet",
-        "before Hopper, in the first sample, when MIG divides the GPU, and when the query failed",
+        "when GPM gives nothing",
         read,
     )
 

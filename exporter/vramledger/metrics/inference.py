@@ -5,7 +5,7 @@ from __future__ import annotations
 from vramledger.metrics.families import PREFIX, HolderFactFamily
 
 _COLLECTOR = "vllm"
-_ABSENT = "when no vLLM server that is certainly the holder's own says it; more than 16 servers take turns"
+_ABSENT = "when no server says it"
 
 USAGE = HolderFactFamily(
     PREFIX + "process_kv_cache_usage_ratio",
@@ -35,7 +35,7 @@ TOKENS = HolderFactFamily(
     "Tokens that fit into the holder's KV cache, as its vLLM server says.",
     _COLLECTOR,
     source="`kv_cache_size_tokens` of `vllm:cache_config_info` of its own vLLM server",
-    absent=f"{_ABSENT}; older versions of vLLM do not say it",
+    absent=f"{_ABSENT}, as with older versions of vLLM",
     fact="kv_caches",
     read=lambda cache: cache.tokens,
 )

@@ -85,9 +85,7 @@ DEVICE_OWNERS = Family(
     source=_HOLDINGS,
     absent=_NO_HOLDERS,
 )
-_LIMIT_SOURCE = (
-    "`dmem.max`, `dmem.min` and `dmem.current` of cgroups; without `dmem` nvmlDeviceGetMemoryLimits"
-)
+_LIMIT_SOURCE = "`dmem.*` of cgroups; without `dmem` nvmlDeviceGetMemoryLimits"
 OWNER_LIMIT = Family(
     PREFIX + "owner_memory_limit_bytes",
     (*_OWNER, "type"),

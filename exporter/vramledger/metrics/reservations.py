@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, FamilySamples, devices_shown, group
+from vramledger.metrics.families import (
+    DEVICE,
+    PREFIX,
+    PROCESS_LISTS,
+    Collected,
+    Family,
+    FamilySamples,
+    devices_shown,
+    group,
+)
 from vramledger.model.snapshot import Snapshot
 
-_SCHEDULERS = "the kubelet's pod-resources socket; the environment of processes of Slurm and Nomad"
+_SCHEDULERS = "what the schedulers tell"
 _UNCERTAIN = "when no scheduler assigns the device, or when its reservations or holders are not all known"
 
 RESERVATION_INFO = Family(
@@ -24,7 +33,7 @@ RESERVATIONS = Family(
     "Reservations of the device by a scheduler, by whether their owners hold memory on it now: held, unheld "
     "or unknown; absent where no scheduler assigns the device.",
     "reservations",
-    source=_SCHEDULERS + "; NVML's process lists",
+    source=f"{_SCHEDULERS}, {PROCESS_LISTS}",
     absent="when no scheduler assigns the device",
 )
 UNRESERVED_HOLDERS = Family(
@@ -33,7 +42,7 @@ UNRESERVED_HOLDERS = Family(
     "Processes that hold memory on the device and whose owner has no reservation of it; "
     "absent where no scheduler assigns the device, or its reservations are not all known.",
     "reservations",
-    source=_SCHEDULERS + "; NVML's process lists",
+    source=f"{_SCHEDULERS}, {PROCESS_LISTS}",
     absent=_UNCERTAIN,
 )
 UNRESERVED_MEMORY = Family(
@@ -43,7 +52,7 @@ UNRESERVED_MEMORY = Family(
     "figures; absent where no scheduler assigns the device, or its reservations are not "
     "all known.",
     "reservations",
-    source=_SCHEDULERS + "; NVML's process lists",
+    source=f"{_SCHEDULERS}, {PROCESS_LISTS}",
     absent=_UNCERTAIN + "; when NVML does not report the bytes of one of the holders",
 )
 RESERVATION_ACCOUNT_INFO = Family(
