@@ -9,7 +9,6 @@ import pytest
 
 from docs.src.generate import (
     DOCS,
-    exporter_families,
     parse_text,
     render_index,
     render_page,
@@ -47,7 +46,7 @@ def test_every_family_has_one_section_and_one_row() -> None:
     ]
     rows = re.findall(r"^- \[`(\w+)`\]", render_index(), re.MULTILINE)
 
-    assert sorted(headings) == sorted([*FAMILIES, *(family.name for family in exporter_families())])
+    assert sorted(headings) == sorted(FAMILIES)
     assert sorted(rows) == sorted(headings)
 
 
@@ -64,16 +63,6 @@ def test_a_section_has_the_facts_of_the_declaration() -> None:
     shown = render_page(page).partition("## `vramledger_device_recovery_action`\n\n")[2]
     told = "; collector `ledger`. Source: nvmlDeviceGetFieldValues. Absent before driver 570"
     assert told in shown, "the help names another source, and most families another collector"
-
-
-def test_the_exporters_own_processes_are_those_of_a_scrape() -> None:
-    """The client library's families are documented with type and help as in a scrape."""
-    own = {family.name: family for family in exporter_families()}
-
-    assert {"process_open_fds", "vramledger_sampler_process_open_fds", "python_info"} <= set(own)
-    assert own["process_cpu_seconds_total"].kind == "counter"
-    assert own["process_resident_memory_bytes"].help == "Resident memory size in bytes."
-    assert own["python_info"].labels == ("implementation", "major", "minor", "patchlevel", "version")
 
 
 def test_the_order_of_the_text_is_that_of_the_page() -> None:
@@ -107,4 +96,4 @@ def test_every_metric_that_a_text_names_exists(path: Path) -> None:
     """A name between backticks that begins with our prefix is a family."""
     named = set(re.findall(r"`(vramledger_\w+)(?=[`{])", path.read_text("utf-8")))
 
-    assert named - set(FAMILIES) - {family.name for family in exporter_families()} == set()
+    assert named - set(FAMILIES) == set()
