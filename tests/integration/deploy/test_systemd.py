@@ -210,7 +210,8 @@ mkdir -p /var/lib/vramledger /etc/systemd/system/vramledger.socket.d
 "$INSTALLER" --uninstall >"$PLACE/kept"
 ls -d /opt/vramledger* /usr/local/bin/vramledger 2>/dev/null || echo removed
 "$INSTALLER" --purge
-ls -d /var/lib/vramledger /etc/default/vramledger /etc/systemd/system/vramledger* 2>/dev/null || id vramledger 2>/dev/null || echo purged
+kept="/var/lib/vramledger /etc/default/vramledger /etc/systemd/system/vramledger*"
+ls -d $kept 2>/dev/null || id vramledger 2>/dev/null || echo purged
 """
 )
 
