@@ -108,7 +108,7 @@ FAMILIES = (
         "used for each purpose (from the node's meminfo).",
         "type",
         source="nvmlDeviceGetNumaNodeId, `/sys/devices/system/node/nodeN/meminfo`",
-        absent="when the device's memory is not a NUMA node, or when the node's figures are not readable",
+        absent="when the device's memory is not a NUMA node, or its figures are not readable",
     ),
     _device(
         "device_memory_overlap_bytes",
@@ -132,7 +132,7 @@ FAMILIES = (
         "Uncharged memory that belongs to one or more of several holders, and it is not known to which; the "
         "ledger counts it under the mildest state of these holders.",
         source="the sources of `vramledger_process_uncharged_memory_bytes`",
-        absent=f"when there is none; {_NOT_COUNTED_TWICE}",
+        absent=f"when there is none, and {_NOT_COUNTED_TWICE}",
     ),
     _device(
         "device_memory_wasted_bytes",

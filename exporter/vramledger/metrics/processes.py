@@ -150,7 +150,7 @@ PROCESS_INFO = Family(
     "and owner; an unknown label is empty.",
     "process",
     source="`status`, `cmdline`, `cgroup` and `environ` below `/proc/PID`; files of the container runtime",
-    absent="never; an unknown label is empty",
+    absent="never",
 )
 RANK_INFO = Family(
     PREFIX + "process_rank_info",

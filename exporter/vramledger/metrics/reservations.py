@@ -14,7 +14,7 @@ from vramledger.metrics.families import (
 )
 from vramledger.model.snapshot import Snapshot
 
-_SCHEDULERS = "the kubelet's pod-resources socket; the environment of processes of Slurm and Nomad"
+_SCHEDULERS = "what the schedulers tell"
 _UNCERTAIN = "when no scheduler assigns the device, or when its reservations or holders are not all known"
 
 
