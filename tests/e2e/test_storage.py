@@ -177,18 +177,6 @@ def test_who_starts_the_process_that_stores_is_not_needed_by_it(standin: StandIn
         assert exporter.stop().code == 0
 
 
-def test_a_killed_exporter_leaves_no_process(standin: StandIn, tmp_path: Path) -> None:
-    """When the exporter is killed, what it sent is written, and both processes of its storage end."""
-    with serving(*QUICK, f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:
-        exporter.until(lambda page: stores(page) == 1, "the first reading on the disk")
-        last = exporter.next_sample().time
-        processes = [storing(exporter), keeping(exporter)]
-        exporter.kill()
-        assert psutil.wait_procs(processes, timeout=10)[1] == []
-    shown = run("show", "--at=-0.01s", "--json", f"--storage.path={tmp_path / 'past'}", driver=standin.env())
-    assert json.loads(shown.stdout)["time"] >= last - 0.2, shown.stderr
-
-
 def test_the_storage_is_in_the_metrics(standin: StandIn, tmp_path: Path) -> None:
     """A scrape has the size, the limits, the oldest and the newest moment; without a storage nothing."""
     flags = (f"--storage.path={tmp_path / 'past'}", "--storage.retention=2d", "--storage.size=64MiB")
