@@ -37,7 +37,8 @@ def idle_since(page: Page, pid: int) -> float | None:
     return page.value("process_state_since_timestamp_seconds", pid=pid, state="idle")
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.repeats
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
 def test_a_restart_forgets_nothing(standin: StandIn, stage: Stage, tmp_path: Path, end: int) -> None:
     """A new exporter knows who is idle since when, whose parent was seen alive, and what owners have used."""
     require_host_pid_namespace()
@@ -145,6 +146,7 @@ def test_a_killed_process_that_stores_is_started_again(standin: StandIn, tmp_pat
     assert files_in(tmp_path / "past") == ["past.sqlite"]
 
 
+@pytest.mark.thorough
 def test_a_start_that_fails_once_is_tried_again(standin: StandIn, tmp_path: Path) -> None:
     """If the exporter has no descriptor left when the process is to be started again, it stores later."""
     with serving(*QUICK, f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:

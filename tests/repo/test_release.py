@@ -147,6 +147,7 @@ def test_the_image_installs_locked_packages_only() -> None:
     assert set(hatchling) < set(locked("build-requirements.txt"))
 
 
+@pytest.mark.thorough
 def test_nothing_is_released_while_nobody_is_named(tmp_path: Path) -> None:
     """A release names what is missing: address, maintainers, the way to report; filled in, it goes on."""
     clone = tmp_path / "clone"

@@ -54,8 +54,6 @@ def test_the_starter_loads_little() -> None:
     assert not loaded & {"site", "enum", "collections", "contextlib", "re", "vramledger.logs"}
 
 
-
-
 def test_the_version_loads_no_command() -> None:
     """``--version`` is printed before any command is loaded."""
     program = "import sys; from vramledger.cli import main; main(['--version'])"

@@ -39,6 +39,18 @@ WRONG = {
     "no rootfs": (["check", "--path.rootfs=/nowhere"], "--path.rootfs=/nowhere cannot be read (No such file"),
     "a file as rootfs": (["serve", "--path.rootfs=/etc/passwd"], "cannot be read (Not a directory)"),
     "capture to nowhere": (["capture"], "required: FILE"),
+    "end of nobody": (["end"], "select holders with --pid, --state, --owner or --gpu"),
+    "end of a state": (["end", "--state=lazy"], "invalid choice: 'lazy'"),
+    "end of a negative pid": (["end", "--pid=-1"], "'-1' is not a process id"),
+    "end of a word": (["end", "--pid=x"], "'x' is not a process id"),
+    "leftover of words": (["check", "--max-leftover=much"], "'much' is not a size"),
+    "wait of words": (["check", "--wait=never"], "'never' is not a duration"),
+    "check of an unknown flag": (["check", "--gpus=1"], "unrecognized arguments: --gpus=1"),
+    "fit of nobody": (["fit"], "required: PID|FILE"),
+    "fit of pid 0": (["fit", "0"], "0 is not a process id"),
+    "fit of two pids": (["fit", "7", "--pid=8"], "--pid chooses a program of a FILE"),
+    "fit with three heads": (["fit", "7", "--headroom=300%"], "'300%' is not a share"),
+    "fit of a file at a time": (["fit", "x.json", "--at=-1h"], "--at is for a PID"),
 }
 
 
