@@ -13,7 +13,7 @@ import pytest
 from tests.support.agent_client import report, torch
 from tests.support.exporter import QUICK, entries, run, serving
 from tests.support.players.stage import Player, Stage
-from tests.support.requirements import require_namespaces
+from tests.support.requirements import require_namespaces, require_root
 from tests.support.standin.library import GIB, StandIn
 from tests.support.waiting import wait_until
 
@@ -124,6 +124,22 @@ def test_commands_learn_from_the_exporter(
         assert "1 agent(s)" in run("doctor", at, driver=standin.env()).stdout
     assert "ok    agents" not in run("doctor", at, driver=standin.env()).stdout
     assert "none is known" in run("show", "--why", str(program.pid), at, driver=standin.env()).stdout
+
+
+def test_another_user_claims_nothing(standin: StandIn, stage: Stage, path: Path, agent: Agents) -> None:
+    """An agent can report only on its own process, even if it claims devices that others hold."""
+    require_root()
+    with serving(*flags(path), driver=standin.env()) as exporter:
+        victim, program = stage.start(), agent(user=NOBODY)
+        standin.device(0).set_processes([(victim.pid, 2 * GIB)])
+        standin.device(1).set_processes([(program.pid, GIB)])
+        claim = torch(reserved=GIB)
+        claim["devices"][0] = {"uuid": standin.device(0).uuid, "reserved": GIB, "pid": victim.pid}
+        program.order("say", report(frameworks=[claim], pid=victim.pid, uid=0))
+        page = exporter.until(lambda page: page.values("agent_up"), "the report")
+        assert page.labels("agent_up", "pid") == {str(program.pid)}
+        assert page.values("torch_reserved_bytes") == {}
+        assert page.value("agent_unmapped_devices", pid=program.pid) == 1
 
 
 def test_an_agent_in_another_pid_namespace(standin: StandIn, path: Path, agent: Agents) -> None:
