@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import pytest
 
 from tests.support.agent_client import report, torch
-from tests.support.exporter import QUICK, entries, run, serving
+from tests.support.exporter import QUICK, entries, no_driver, run, serving
 from tests.support.players.stage import Player, Stage
 from tests.support.requirements import require_namespaces, require_root
 from tests.support.standin.library import GIB, StandIn
@@ -209,3 +209,12 @@ def test_switched_off_there_is_no_socket(standin: StandIn, path: Path) -> None:
         page = exporter.until(lambda page: page.up, "the data")
         assert [name for name, _ in page.samples if "agent" in name] == []
         assert not path.exists()
+
+
+def test_without_a_driver_the_socket_is_still_told(tmp_path: Path, path: Path, agent: Agents) -> None:
+    """Agents can connect before the driver is loaded; until then only the socket's state is reported."""
+    with serving(*flags(path), driver=no_driver(tmp_path / "none")) as exporter:
+        agent().order("say", report(frameworks=[torch()]))
+        page = exporter.until(lambda page: page.value("agent_connections") == 1, "the agent")
+        assert page.value("agent_socket_up") == 1
+        assert page.values("agent_up") == {}

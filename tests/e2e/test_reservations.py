@@ -51,6 +51,24 @@ def test_reserved_by_one_and_held_by_another(standin: StandIn, stage: Stage, roo
     assert "reserved for pod ml/train-0, which holds nothing" in said
 
 
+def test_a_kubelet_that_hangs_holds_up_nothing(standin: StandIn, rootfs: Path) -> None:
+    """While the kubelet does not answer, sampling continues and there are no reservations."""
+    go_on = threading.Event()
+
+    def wait(_: Any) -> bytes:  # noqa: ANN401 gRPC's own
+        go_on.wait(60)
+        return listed()
+
+    with kubelet(rootfs / SOCKET, List=wait):
+        with serving(*QUICK, f"--path.rootfs={rootfs}", driver=standin.env()) as exporter:
+            exporter.next_sample()
+            page = exporter.next_sample()
+        go_on.set()
+
+    assert page.up
+    assert page.values("device_reservations") == {}
+
+
 def test_switched_off(standin: StandIn, rootfs: Path) -> None:
     """With ``--no-collector.reservations`` no scheduler is read."""
     asked = threading.Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -52,6 +53,28 @@ def test_the_starter_loads_little() -> None:
     loaded = set(done.stdout.split())
     assert "vramledger.sampling.starter" in loaded
     assert not loaded & {"site", "enum", "collections", "contextlib", "re", "vramledger.logs"}
+
+
+SERVER_ONLY = """
+import sys
+from vramledger.web.server_part import import_server_only
+
+import_server_only()
+import vramledger.web.app
+print([name for name in sys.modules if name in ("aiohttp.client", "aiohttp.connector")])
+import aiohttp
+print(aiohttp.__version__, hasattr(aiohttp, "nothing"), aiohttp.ClientSession.__module__, aiohttp.__version__)
+import_server_only()
+print(aiohttp is sys.modules["aiohttp"], sys.modules["aiohttp.web"] is aiohttp.web, type(aiohttp).__name__)
+"""
+
+
+def test_the_exporter_loads_no_client() -> None:
+    """The server loads nothing of aiohttp's client, and who asks for the client later gets it."""
+    done = subprocess.run([sys.executable, "-c", SERVER_ONLY], capture_output=True, text=True, check=True)
+
+    version = metadata.version("aiohttp")
+    assert done.stdout.splitlines() == ["[]", f"{version} False aiohttp.client {version}", "True True module"]
 
 
 def test_the_version_loads_no_command() -> None:
