@@ -140,30 +140,6 @@ def test_labels_of_a_pod_with_a_reservation(standin: StandIn, rootfs: Path, tmp_
         assert server.asked == []
 
 
-@pytest.mark.repeats(kept=3)
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (("--pods.labels=team",), "needs the name of this node"),
-        (("--pods.labels=team", "--pods.node=../secrets"), "needs the name of this node"),
-        (("--pods.labels=te am", "--pods.node=n"), "is not the name of a label"),
-        (("--pods.labels=", "--pods.node=n"), "is not the name of a label"),
-        (("--pods.labels=*", "--pods.node=n"), "is not the name of a label"),
-        ((f"--pods.labels={'a' * 64}", "--pods.node=n"), "is not the name of a label"),
-        ((f"--pods.labels={','.join(map(str, range(21)))}", "--pods.node=n"), "21 labels are too many"),
-        (("--pods.labels=a", "--pods.node=n", "--pods.kubelet=a/b"), "is not the address of a kubelet"),
-        (("--pods.labels=a", "--pods.node=n", "--pods.kubelet=a:0"), "is not the address of a kubelet"),
-    ],
-)
-def test_wrong_flags_are_refused(standin: StandIn, flags: tuple[str, ...], told: str) -> None:
-    """A wrong name or address is one line that says what to write."""
-    answer = run("serve", *flags, driver=standin.env())
-
-    assert answer.returncode == 2
-    assert told in answer.stderr
-    assert "Traceback" not in answer.stderr
-
-
 def test_the_kv_cache_of_an_engine(standin: StandIn, tmp_path: Path) -> None:
     """Only with the flag the server is asked; then its figures are part of the holding's."""
     with serve_vllm(tmp_path / "server") as server:
