@@ -93,6 +93,7 @@ def fetched(url: str, part: str) -> str:
     return text if part in text else ""
 
 
+@pytest.mark.thorough
 def test_wheel_runs_in_a_fresh_environment(environment: Path, tmp_path: Path) -> None:
     """A program that pipx or uvx starts has its version, page, demo and manual."""
     program = environment / "bin" / "vramledger"
