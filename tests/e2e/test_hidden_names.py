@@ -25,7 +25,7 @@ THEIRS = re.compile(r"nobody|merger|/home/")
 
 
 class Hidden(NamedTuple):
-    """A running exporter that hides names, how to ask it, its control socket, and a program of nobody's."""
+    """A running exporter that hides names, how to ask it, its control socket, and another user's program."""
 
     exporter: Exporter
     asking: dict[str, str]
