@@ -1,4 +1,4 @@
-"""Judge every recording anew, and write the page that it must give: ``python -m tests.lab.recordings``."""
+"""Judge every recording again, and write the page that it must give: ``python -m tests.lab.recordings``."""
 
 from __future__ import annotations
 
