@@ -230,6 +230,7 @@ def in_overlays(script: str, place: Path, python: Path) -> subprocess.CompletedP
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 def test_an_update_never_breaks_the_command(tmp_path: Path, python: Path) -> None:
     """While an update runs, each start is one version or the other; one that fails changes nothing."""

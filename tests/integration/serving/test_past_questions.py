@@ -113,6 +113,7 @@ async def serving(recorded: StoredPast, path: Path) -> AsyncIterator[Serving]:
         await asyncio.wait_for(keeper.wait(), 30)
 
 
+@pytest.mark.thorough
 def test_questions_delay_nothing_that_is_stored(recorded: StoredPast, tmp_path: Path) -> None:
     """While eight visitors ask for long spans all the time, each reading is on the disk at once."""
 
