@@ -175,7 +175,7 @@ def _exporter(contact: ExporterContact) -> Iterator[Finding]:
     elif others:
         where = ", ".join(f"pid {each.pid} at {each.control_socket}" for each in others)
         remedy = f"add --control.socket={others[0].control_socket} to commands, or set {CONTROL_VARIABLE}"
-        yield Finding(LACK, subject, printable(f"an exporter listens elsewhere: {where}"), printable(remedy))
+        yield Finding(LACK, subject, f"an exporter listens elsewhere: {where}", remedy)
     elif contact.running:
         pids = ", ".join(str(each.pid) for each in contact.running)
         text, _, remedy = contact.problem.rpartition("; ")
@@ -197,9 +197,7 @@ def _agents(status: ExporterStatus, running: Collection[RunningExporter]) -> Fin
     elsewhere = [each.agent_socket for each in running if each.agent_socket not in (None, str(status.path))]
     if status.problem == NO_SOCKET and elsewhere:
         remedy = f"start programs with VRAMLEDGER_AGENT_SOCKET={elsewhere[0]}"
-        return Finding(
-            LACK, subject, printable(f"the exporter listens for agents at {elsewhere[0]}"), printable(remedy)
-        )
+        return Finding(LACK, subject, f"the exporter listens for agents at {elsewhere[0]}", remedy)
     if status.problem is not None:
         remedy = "start the exporter again, and see its log for 'No agents'"
         return Finding(LACK, subject, status.problem, remedy)
@@ -339,7 +337,7 @@ def findings_text(findings: list[Finding]) -> str:
         lines.append(f"{mark:<6}{finding.subject}: {finding.text}")
         if finding.remedy:
             lines.append(f"      remedy: {finding.remedy}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(printable, lines)) + "\n"
 
 
 def add_command(commands: Commands) -> None:

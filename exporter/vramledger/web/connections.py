@@ -51,8 +51,8 @@ _RECEIVE_BUFFER = 4096
 of our loop, and 256 KiB of KeyUpdates took seconds."""
 
 _SEND_BUFFER = 1 << 16
-"""Bytes of answers that the kernel keeps for a client, or twice as many. By itself it keeps up to 4 MiB, which
-count against our memory limit: 128 clients that read nothing took 398 MiB, and take 24 MiB."""
+"""Bytes of answers that the kernel keeps for a client, or twice as many. By itself it keeps up to 4 MiB, and
+they count against our memory limit: 128 clients that read nothing took 398 MiB, and take 24 MiB."""
 
 _OTHER_BYTES, _OVERHEAD = 1 << 16, 4
 """Bytes that a client may send besides its requests, and in all for each byte of them: for the handshake and

@@ -7,6 +7,8 @@ import mmap
 import os
 import pickle
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -18,12 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from tests.support.exporter import run
+from tests.support.exporter import environment, no_driver, run
 from vramledger_agent.commands.attach import await_answer
 from vramledger_agent.printable import write_plain
 from vramledger_agent.transport import receive
 
 HOSTILE = "\x1b]0;mine\x07\x1b[2J\x9b31m\r\u202e\u2028done"
+NAMED = "--x\x1b[2J\x9b31m\nvramledger: all is well"
 CLEAR = "\x1b[H\x1b[2J"
 SNAPSHOT = pickle.dumps({"segments": [], "device_traces": [], "allocator_settings": {}})
 
@@ -153,3 +156,54 @@ def test_a_recordings_texts_control_no_terminal(tmp_path: Path, place: str) -> N
 
     assert done.returncode == 1
     assert (controls(done.stdout), controls(done.stderr)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vramledger show",
+        "vramledger slurm",
+        "vramledger fit",
+        "vramledger serve --source=replay:",
+        "vramledger snapshot show",
+        "vramledger_agent snapshot diff",
+    ],
+)
+def test_a_files_name_controls_no_terminal(tmp_path: Path, command: str) -> None:
+    """A name that a stranger gave a file, and a pattern of root's shell finds, neither steers nor forges."""
+    (tmp_path / NAMED).touch()
+    words = f"{command}{'' if command.endswith(':') else ' '}".split(" ")
+    words[-1] += NAMED
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        env=environment(no_driver(tmp_path / "driver")),
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert done.returncode != 0
+    assert controls(done.stdout + done.stderr) == []
+    assert "[2J" in done.stderr, "the name is shown"
+    assert "\nvramledger: all is well" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["RuntimeError", "StartupError"])
+def test_a_traceback_controls_no_terminal(kind: str) -> None:
+    """What a command does not expect is shown without control characters, and so is an error's origin."""
+    code = f"""if True:
+        import sys
+        from vramledger_agent.cli import main
+        from vramledger_agent.commands import snapshot
+        from vramledger_agent.errors import StartupError
+
+        def fail(_):
+            raise {kind}({HOSTILE!r})
+
+        snapshot.run = fail
+        sys.exit(main(["snapshot", "7", "--log.level=debug"]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, controls(done.stderr)) == (1, [])
+    assert f"{kind}: " in done.stderr

@@ -22,6 +22,7 @@ _SCOPE = 3
 """Where an IPv6 socket's address has its interface."""
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_End = tuple[_Address, int]
 
 _UID = struct.Struct("=I")
 _UID_OFFSET = 16 + 4 + 48 + 12
@@ -37,7 +38,7 @@ def find_local_user(peer: tuple[Any, ...] | None, ours: tuple[Any, ...] | None) 
     except ValueError:
         return None
     interface = peer[3] if len(peer) > _SCOPE else 0  # of an address that is only valid there
-    return _user_of(here, peer[1], there, ours[1], _ESTABLISHED, interface)
+    return _user_of((here, peer[1]), (there, ours[1]), _ESTABLISHED, interface)
 
 
 def find_listening_user(host: str, port: int) -> int | None:
@@ -47,13 +48,12 @@ def find_listening_user(host: str, port: int) -> int | None:
     except ValueError:
         return None
     # No connection has port 0, so the kernel finds the socket that would accept one.
-    return _user_of(address, port, address, 0, _LISTENING) if address.is_loopback else None
+    return _user_of((address, port), (address, 0), _LISTENING) if address.is_loopback else None
 
 
-def _user_of(  # noqa: PLR0913 what names a socket
-    here: _Address, port: int, there: _Address, to: int, state: int, interface: int = 0
-) -> int | None:
+def _user_of(own: _End, other: _End, state: int, interface: int = 0) -> int | None:
     """Return the user ID of a socket in this state, by its address and port and those of its other end."""
+    (here, port), (there, to) = own, other
     try:
         family = socket.AF_INET if here.version == 4 else socket.AF_INET6  # noqa: PLR2004
         identity = _IDENTITY.pack(port, to, here.packed.ljust(16, b"\0"), there.packed.ljust(16, b"\0"))
