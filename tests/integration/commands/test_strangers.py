@@ -9,11 +9,13 @@ import pickle
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +23,8 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tests.support.exporter import environment, no_driver, run
-from vramledger_agent.commands.attach import await_answer
+from tests.support.requirements import require_root
+from vramledger_agent.commands.attach import await_answer, write_files
 from vramledger_agent.printable import write_plain
 from vramledger_agent.transport import receive
 
@@ -121,25 +124,32 @@ def test_a_refusal_controls_no_terminal(tmp_path: Path, hostile_exporter: socket
     assert "done" in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["fifo", "link", "directory", "socket"])
-def test_an_answer_that_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
-    """The directory of ``attach`` belongs to the process' user, who may put anything there."""
-    place = tmp_path / "answer"
-    with socket.socket(socket.AF_UNIX) as listening:
-        if kind == "fifo":
-            os.mkfifo(place)
-        elif kind == "link":
-            place.symlink_to("/etc/hostname")
-        elif kind == "directory":
-            place.mkdir()
-        else:
-            listening.bind(str(place))
-        directory = os.open(tmp_path, os.O_RDONLY)
-        try:
-            with pytest.raises(OSError, match=r"plain file|symbolic link|No such device|directory"):
-                await_answer(directory, float("inf"))
-        finally:
-            os.close(directory)
+def test_the_script_of_attach_stays_roots() -> None:
+    """The process' user may write the answer alone: the pid may by then be a program of root's."""
+    require_root()
+    arguments = Namespace(socket=None, allow_reclaim=False, allow_snapshot=False)
+    code = """if True:
+        import os, sys
+        print(open("start.py").read().startswith("def begin"))
+        for change in (lambda: open("start.py", "a"), lambda: os.unlink("start.py"), lambda: open("new", "w"),
+                       lambda: os.rename("answer", "start.py"), lambda: os.chmod("start.py", 0o666)):
+            try:
+                change()
+            except PermissionError:
+                continue
+            print("changed")
+        open("answer", "w").write("ok\\n")
+    """
+    with (
+        TemporaryDirectory(prefix="vl-") as name,
+        write_files(Path(name), arguments, 12345, float("inf")) as answer,
+    ):
+        done = subprocess.run(
+            ["/usr/bin/python3", "-c", code],
+            user=12345, group=12345, extra_groups=[], cwd=name, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout == "True\n"
+        assert await_answer(answer, float("inf")) == "ok"
 
 
 @pytest.mark.parametrize("place", ["key", "value", "line"])
