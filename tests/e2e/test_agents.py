@@ -275,8 +275,8 @@ def allocating(count: int) -> dict[str, Any]:
     return report(count, frameworks=[torch(allocations=count)], visible={"CUDA_VISIBLE_DEVICES": None})
 
 
-def test_allocations_are_work(standin: StandIn, stage: Stage, path: Path, agent: Agents) -> None:
-    """A holder whose agent counts allocations is active; another holder without a sign of work is idle."""
+def test_claimed_allocations_are_no_work(standin: StandIn, stage: Stage, path: Path, agent: Agents) -> None:
+    """A holder whose agent says that it allocates all the time is as idle as one that says nothing."""
     with serving(*flags(path), "--idle-after=1s", driver=standin.env()) as exporter:
         program, other = agent(), stage.start()
         standin.device(0).set_processes([(program.pid, 2 * GIB), (other.pid, GIB)])
@@ -284,7 +284,6 @@ def test_allocations_are_work(standin: StandIn, stage: Stage, path: Path, agent:
 
         def seen(page: Page) -> bool:
             program.order("say", allocating(next(counts)))
-            return page.state(other.pid) == "idle"
+            return {page.state(program.pid), page.state(other.pid)} == {"idle"}
 
-        page = exporter.until(seen, "the other to be idle")
-        assert page.state(program.pid) == "active"
+        exporter.until(seen, "both to be idle")
