@@ -180,7 +180,7 @@ def test_a_recordings_texts_control_no_terminal(tmp_path: Path, place: str) -> N
     ],
 )
 def test_a_files_name_controls_no_terminal(tmp_path: Path, command: str) -> None:
-    """A name that a stranger gave a file, and a pattern of root's shell finds, neither steers nor forges."""
+    """A stranger's name of a file, which root's shell finds by a pattern, neither controls nor forges."""
     (tmp_path / NAMED).touch()
     words = f"{command}{'' if command.endswith(':') else ' '}".split(" ")
     words[-1] += NAMED

@@ -443,7 +443,7 @@ def test_who_reads_nothing_leaves_little_in_the_kernel() -> None:
                     assert (await other.ask("/-/healthy")).status == 200
                 reader.setblocking(False)
                 waiting = 0
-                with contextlib.suppress(BlockingIOError):  # the loop, also the exporter's, stands still
+                with contextlib.suppress(BlockingIOError):  # the loop, also the exporter's, is stopped
                     while data := reader.recv(1 << 16):
                         waiting += len(data)
         assert 0 < waiting < 1 << 18

@@ -1,7 +1,8 @@
 """Remember one holding from sample to sample: its peak, its last work, its state.
 
 A holding is (device, process). Signs of work are what the device's counters and rows say
-(``device_work``), and a change of its bytes. What its agent counts is none: a program may report anything.
+(``device_work``), and a change of its bytes. What its agent counts does not show work: a program may report
+anything.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ def own_addresses() -> list[str]:
 
 
 def test_no_address_of_this_host_hides_its_user() -> None:
-    """Users of this host are told apart at each of its addresses, which each of them may use."""
+    """A user of this host is recognised at each of its addresses, which everybody may use."""
     require_root()
     mine = own_addresses() or do_without("this host has only loopback")
     with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening:
