@@ -11,7 +11,7 @@ import pytest
 from tests.support.exporter import no_driver, run
 from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
-from vramledger.commands.fit_sources import read_file
+from vramledger.commands.fit import read_file
 from vramledger.errors import RecordingError, StartupError
 from vramledger.sampling.replay import MAX_LINE_BYTES, encode_header
 from vramledger_agent.private_file import create_private

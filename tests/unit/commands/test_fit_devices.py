@@ -9,21 +9,21 @@ import pytest
 from msgspec import structs
 
 from tests.support.builders import MIB, TOTAL, agent, device, holding, process, snapshot
-from vramledger.commands.fit import CANNOT_TELL, DOES_NOT_FIT, Fit, fit_json, fit_lines
-from vramledger.commands.fit_devices import (
+from vramledger.commands.fit import CANNOT_TELL, DOES_NOT_FIT, Fit, Seen, fit_json, fit_lines
+from vramledger.commands.fit_input import LedgerSample, OfferedDevice, Program, read_ledger
+from vramledger.commands.memory_need import (
     AFTER,
     NO,
     PERHAPS,
     TIGHT,
     UNKNOWN,
     YES,
+    MemoryNeed,
     Offer,
+    assess_need,
     assign_devices,
     make_offer,
 )
-from vramledger.commands.fit_input import LedgerSample, OfferedDevice, Program, read_ledger
-from vramledger.commands.fit_sources import Seen
-from vramledger.commands.memory_need import MemoryNeed, assess_need
 from vramledger.errors import RecordingError
 from vramledger.model.reading import CgroupLimit, Owner
 from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, State

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from tests.support.builders import agent, device, holding, snapshot
 from vramledger.accounting.holders.policies import CONTEXT_BYTES
-from vramledger.commands.fit import CANNOT_TELL, Fit, fit_json, fit_lines
-from vramledger.commands.fit_devices import PERHAPS, make_offer
+from vramledger.commands.fit import CANNOT_TELL, Fit, choose_program, fit_json, fit_lines, read_file
 from vramledger.commands.fit_input import DeviceUse, LedgerSample, OfferedDevice, Program, read_ledger
-from vramledger.commands.fit_sources import choose_program, read_file
-from vramledger.commands.memory_need import assess_need
+from vramledger.commands.memory_need import PERHAPS, assess_need, make_offer
 from vramledger.errors import RecordingError, StartupError
 from vramledger.model.snapshot import State
 from vramledger.views.ledger_json import snapshot_json

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from tests.support.builders import device, holding, process, snapshot
-from vramledger.kubernetes.node_marks import (
+from vramledger.kubernetes.command import (
     MAX_ANNOTATED,
     NodeJudge,
     NodeMarks,

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from vramledger.metrics.storage import StorageFigures, collect
-from vramledger.serving.storage_health import LATE_SECONDS, NO_ANSWER, StorageHealth
+from vramledger.metrics.storage import LATE_SECONDS, NO_ANSWER, StorageFigures, StorageHealth, collect
 
 
 class _Watched:

@@ -17,14 +17,13 @@ from tests.support.host.programs import Fixed
 from tests.support.past import BOOT_ID, IDLE_AFTER, StoredPast
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.connection import Peer
-from vramledger.metrics.storage import StorageFigures
+from vramledger.metrics.storage import StorageFigures, StorageHealth
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Holding, Snapshot, State
-from vramledger.serving.callers import Caller
-from vramledger.serving.control_messages import At, ControlError
-from vramledger.serving.past_desk import PastDesk, StorageError
+from vramledger.serving.control_messages import At, ControlError, StorageError
+from vramledger.serving.control_socket import Caller
+from vramledger.serving.exporter import PastDesk
 from vramledger.serving.storage import Storage, StoredTracker
-from vramledger.serving.storage_health import StorageHealth
 from vramledger.storage.answers import answer, open_past
 from vramledger.storage.protocol import ADD, AT, RESTORE
 from vramledger.storage.recorder import Recorder

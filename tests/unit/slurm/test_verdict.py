@@ -7,8 +7,8 @@ import pytest
 from tests.support.builders import device, failed, holding, snapshot
 from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
+from vramledger.slurm.command import SlurmQuestion, check_job_devices, reason_line
 from vramledger.slurm.jobs import JobRecord, NodeJobs
-from vramledger.slurm.verdict import SlurmQuestion, check_job_devices, reason_line
 from vramledger.verdicts.cleanliness import (
     CANNOT_TELL,
     CLEAN,

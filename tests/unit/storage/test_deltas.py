@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vramledger.storage.deltas import apply, difference
+from vramledger.storage.reduction import apply, difference
 
 KEYS = ("a", "b", "pid", "=", "-", "#", "~m", "")
 

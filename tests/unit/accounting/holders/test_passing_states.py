@@ -11,7 +11,8 @@ from vramledger.accounting.tracker import TOLD_AFTER
 from vramledger.model.holder_facts import Ties
 from vramledger.model.reading import ProcessEntry
 from vramledger.model.snapshot import Grade, State
-from vramledger.storage.summary import marks_between, summarise
+from vramledger.storage.recorder import summarise
+from vramledger.storage.tables import marks_between
 
 
 def watched(fate: Fate) -> OneHolder:

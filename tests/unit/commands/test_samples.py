@@ -10,8 +10,8 @@ import pytest
 
 from vramledger import __version__
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.commands import exporter_ledger
-from vramledger.commands.exporter_ledger import follow_exporter
+from vramledger.commands import samples
+from vramledger.commands.samples import follow_exporter
 from vramledger.serving.control_client import NoExporterError
 
 
@@ -28,8 +28,8 @@ def test_an_exporter_that_ends_before_its_first_sample_is_not_waited_for(
         return SimpleNamespace(program=__version__, token=str(len(asked)), wait=0.0, idle_after=600.0), b""
 
     blank = SimpleNamespace(snapshot=HoldingTracker(idle_after=600.0).blank, growth={})
-    monkeypatch.setattr(exporter_ledger, "request_snapshot", request)
-    monkeypatch.setattr(exporter_ledger, "read_answer", lambda _: blank)
+    monkeypatch.setattr(samples, "request_snapshot", request)
+    monkeypatch.setattr(samples, "read_answer", lambda _: blank)
 
     async def first() -> None:
         await anext(follow_exporter(Path("/control.sock")))
