@@ -269,6 +269,7 @@ def test_no_address_of_this_host_hides_its_user() -> None:
     """A user of this host is recognised at each of its addresses, which everybody may use."""
     require_root()
     mine = own_addresses() or do_without("this host has only loopback")
+    b"localhost".decode("idna")  # loaded as root: another user may not be able to read this Python
     with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening:
         port = listening.getsockname()[1]
         mapped = [f"::ffff:{each}" for each in mine if "." in each]
