@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import pytest
 
 from tests.support.agent_client import report, torch
-from tests.support.exporter import QUICK, entries, no_driver, run, serving
+from tests.support.exporter import QUICK, Page, entries, no_driver, run, serving
 from tests.support.players.stage import Player, Stage
 from tests.support.requirements import require_namespaces, require_root
 from tests.support.standin.library import GIB, StandIn
@@ -218,3 +218,22 @@ def test_without_a_driver_the_socket_is_still_told(tmp_path: Path, path: Path, a
         page = exporter.until(lambda page: page.value("agent_connections") == 1, "the agent")
         assert page.value("agent_socket_up") == 1
         assert page.values("agent_up") == {}
+
+
+def allocating(count: int) -> dict[str, Any]:
+    """Make a report after this number of allocations."""
+    return report(count, frameworks=[torch(allocations=count)], visible={"CUDA_VISIBLE_DEVICES": None})
+
+
+def test_claimed_allocations_are_no_work(standin: StandIn, stage: Stage, path: Path, agent: Agents) -> None:
+    """A holder whose agent says that it allocates all the time is as idle as one that says nothing."""
+    with serving(*flags(path), "--idle-after=1s", driver=standin.env()) as exporter:
+        program, other = agent(), stage.start()
+        standin.device(0).set_processes([(program.pid, 2 * GIB), (other.pid, GIB)])
+        counts = iter(range(1, 10_000))
+
+        def seen(page: Page) -> bool:
+            program.order("say", allocating(next(counts)))
+            return {page.state(program.pid), page.state(other.pid)} == {"idle"}
+
+        exporter.until(seen, "both to be idle")

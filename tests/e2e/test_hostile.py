@@ -15,7 +15,8 @@ from tests.support.players.stage import Stage
 from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
 from tests.support.waiting import wait_until
-from vramledger.errors import StartupError
+from vramledger.commands.fit import read_file
+from vramledger.errors import RecordingError, StartupError
 from vramledger.sampling.replay import MAX_LINE_BYTES, encode_header
 from vramledger_agent.private_file import create_private
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
@@ -50,6 +51,16 @@ def test_a_recording_of_one_line(tmp_path: Path, byte: bytes) -> None:
     done = run("serve", f"--source=replay:{file}", driver=no_driver(tmp_path / "none"))
     assert done.returncode == 1
     assert "the line is longer than 8 MiB" in done.stderr
+
+
+@pytest.mark.parametrize("piece", [b"[],", b"1,", b"\n", b'{"":', b"[{"])
+def test_a_file_that_becomes_gigabytes(tmp_path: Path, piece: bytes) -> None:
+    """A file of some kilobytes whose JSON would take gigabytes is an error of one line."""
+    file = tmp_path / "values.json.gz"
+    with gzip.open(file, "wb", compresslevel=1) as out:
+        out.write(b"[" + piece * 2_000_000 + b"0]")
+    with pytest.raises(RecordingError, match="more than 2,000,000 values"):
+        read_file(file, None)
 
 
 def test_a_capture_is_its_owners_alone(tmp_path: Path, standin_library: Path) -> None:

@@ -11,11 +11,12 @@ from importlib import import_module
 from vramledger_agent import __version__
 from vramledger_agent.commands.parser import Parser
 from vramledger_agent.errors import VramledgerError
-from vramledger_agent.printable import write_plain
+from vramledger_agent.printable import printable, write_plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # 'run' imports nothing that starting a program does not need
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import TracebackType
 
 COMMANDS = {name: f"vramledger_agent.commands.{name}" for name in ("run", "attach", "snapshot")}
 """The module of each command of this package."""
@@ -58,9 +59,13 @@ def _no_logs(args: argparse.Namespace) -> None:
 
 def _print_traceback(args: argparse.Namespace, error: VramledgerError) -> None:
     if args.log_level == "debug":
-        import traceback
+        _write_traceback(type(error), error, error.__traceback__)
 
-        traceback.print_exception(type(error), error, error.__traceback__)
+
+def _write_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    import traceback
+
+    write_plain("".join(traceback.format_exception(kind, error, trace)), error=True)
 
 
 def run_command(
@@ -73,6 +78,7 @@ def run_command(
 ) -> int:
     """Run one of some commands; return its exit status. Each is loaded late: all cost the exporter 1 MiB."""
     _open_closed_streams()
+    sys.excepthook = _write_traceback
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal in ASCII shows a question mark, not a traceback
     words = sys.argv[1:] if argv is None else argv
@@ -84,7 +90,7 @@ def run_command(
     try:
         status: int = args.run(args)
     except VramledgerError as error:
-        write_plain(f"{top.prog}: {error}\n", error=True)
+        write_plain(printable(f"{top.prog}: {error}") + "\n", error=True)
         log_traceback(args, error)
         return error.exit_code
     except KeyboardInterrupt:

@@ -45,14 +45,13 @@ class AgentHistory(msgspec.Struct, omit_defaults=True):
 
     ``counts`` hold, for each counter, its newest value as reported and the value that is published. A counter
     that restarts in the process (an agent started again, statistics reset) goes on from the published value.
-    ``errors`` are failures by provider, ``allocations`` counts by UUID and framework. ``versions`` of agent
-    and Python, and ``settings`` of allocators, are the first that it reported: they are labels, and a program
-    must not be able to make a new series with each report.
+    ``errors`` are failures by provider. ``versions`` of agent and Python, and ``settings`` of allocators, are
+    the first that it reported: they are labels, and a program must not be able to make a new series with each
+    report.
     """
 
     counts: dict[str, tuple[int, int]] = {}
     errors: dict[str, int] = {}
-    allocations: dict[str, dict[str, int]] = {}
     failed: float | None = None
     versions: tuple[str | None, str | None] | None = None
     settings: dict[str, Mapping[str, str]] = {}
@@ -128,15 +127,10 @@ class AgentJoiner:
 
     def __init__(self, state: AgentsState) -> None:
         self.state = state
-        self._allocated: dict[str, frozenset[int]] = {}
         self._held: dict[int, dict[str, int | None]] = {}
         self._assigned: dict[Identity, _Assigned] = {}
         self._devices: tuple[tuple[object, ...], ...] = ()
         self.agents: dict[int, AgentSnapshot] = {}
-
-    def allocated_on(self, uuid: str) -> frozenset[int]:
-        """Return the pids that have allocated on a device since their previous report."""
-        return self._allocated.get(uuid, frozenset())
 
     def join(self, sample: Sample, processes: ProcessTracker) -> None:
         """Join the agents of a sample to the processes that have a row in the sample."""
@@ -145,18 +139,17 @@ class AgentJoiner:
         self._held = _held_bytes(reading) if reading.agents else {}
         self._devices = tuple((each.uuid, each.name, each.parent, each.divided) for each in reading.devices)
         joined: dict[int, AgentSnapshot] = {}
-        allocated: dict[str, frozenset[int]] = {}
         for agent in reading.agents:
             if starts.get(agent.pid) == agent.start:  # otherwise NVML lists another process under this pid
                 facts = processes.facts_of(agent.pid, agent.start)
-                joined[agent.pid] = self._join_agent(agent, reading, facts, allocated, processes)
+                joined[agent.pid] = self._join_agent(agent, reading, facts, processes)
         if reading.agent_socket is not None and reading.agent_socket.listening:
             for pid, start in starts.items():
                 if pid not in joined and _is_missing(processes.get(pid, start), reading.time):
                     joined[pid] = AgentSnapshot(
                         up=False, problem="missing", why=f"{ENABLE_VARIABLE}=1 but it has not reported"
                     )
-        self.agents, self._allocated = joined, allocated
+        self.agents = joined
         alive = set(starts.items())
         for pid, histories in list(self.state.histories.items()):
             for start in [each for each in histories if (pid, each) not in alive]:
@@ -190,7 +183,6 @@ class AgentJoiner:
         agent: Agent,
         reading: Reading,
         facts: ProcessFacts | None,
-        allocated: dict[str, frozenset[int]],
         processes: ProcessTracker,
     ) -> AgentSnapshot:
         report = agent.report
@@ -211,7 +203,7 @@ class AgentJoiner:
             history.failed = reading.monotonic
         degraded = history.failed is not None and reading.monotonic - history.failed < DEGRADED_FOR
         apart = _is_isolated(facts)
-        assigned = self._assign(agent, history, report, reading, allocated, apart=apart)
+        assigned = self._assign(agent, history, report, reading, apart=apart)
         garbage = report.collector or GarbageReport(None, None)
         return AgentSnapshot(
             up=not degraded,
@@ -226,26 +218,22 @@ class AgentJoiner:
             collections=_count_up(history, "collections", garbage.collections),
         )
 
-    def _assign(  # noqa: PLR0913 what is joined
+    def _assign(
         self,
         agent: Agent,
         history: AgentHistory,
         report: AgentReport,
         reading: Reading,
-        allocated: dict[str, frozenset[int]],
         *,
         apart: bool,
     ) -> _Assigned:
-        """Assign a report's figures to devices; add the process to ``allocated`` where it has allocated."""
+        """Assign a report's figures to devices."""
         identity, held = (agent.pid, agent.start), self._held.get(agent.pid, {})
         places = _Places(report.frameworks, report.visible, held, self._devices, apart)
         known = self._assigned.get(identity)
         if known is not None and known.places.is_same(places):
             return known  # the same figures: nothing was counted since
         pools, unmapped = _pools_by_device(report, held, reading, apart=apart)
-        for uuid, found in pools.items():
-            if _has_allocated(history, uuid, found):
-                allocated[uuid] = allocated.get(uuid, frozenset()) | {agent.pid}
         counted = {
             uuid: tuple(_counted(pool, history, uuid) for pool in found) for uuid, found in pools.items()
         }
@@ -274,19 +262,6 @@ def _is_missing(process: TrackedProcess | None, now: float) -> bool:
     facts = process.now
     able = not _REPORTED_LIBRARIES.isdisjoint(facts.libraries or ())
     return able and dict(facts.settings).get(ENABLE_VARIABLE) == "1"
-
-
-def _has_allocated(history: AgentHistory, uuid: str, pools: list[Pool]) -> bool:
-    """Tell whether anything was allocated on a device since the last report with a count of allocations."""
-    allocated = False
-    for pool in pools:
-        reported = pool.figures.get("allocations")
-        if reported is not None:
-            counts = history.allocations.setdefault(uuid, {})
-            before = counts.get(pool.framework)
-            allocated = allocated or (before is not None and reported > before)
-            counts[pool.framework] = reported
-    return allocated
 
 
 def _count_up(history: AgentHistory, name: str, reported: int | None) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -91,7 +91,6 @@ class DeviceSample(NamedTuple):
     # the holders' own utilisation samples, as far as the driver gave any, by pid
     utilization: Mapping[int, ProcessUtilization]
     work: WorkEvidence  # what it says of the holders' work
-    allocated: Collection[int] = ()  # pids whose agents report an allocation there since the previous report
 
 
 def started_at(reading: Reading, start: int) -> float:

@@ -61,7 +61,7 @@ tells it: no report, counter, timeline or alert has an end as a leftover. Of nin
 on an H100 four were zombies in a sample."""
 
 BRIDGED = 180.0
-"""Seconds that a restart may take. A holder that was quiet before, and whose bytes, rows and agent show no
+"""Seconds that a restart may take. A holder that was quiet before, and whose bytes and rows show no
 work at the first sample afterwards, still counts as quiet, by inference: no counter proves it any more. The
 rules of alerts bridge the same time."""
 
@@ -307,7 +307,7 @@ class HoldingTracker:
         sample.mps_servers.update(servers)
         work = self._work.update(device, servers, sample, shared=shared)
         utilization = {each.pid: each for each in device.process_utilization or ()}
-        on_device = DeviceSample(sample, device, utilization, work, self._agents.allocated_on(device.uuid))
+        on_device = DeviceSample(sample, device, utilization, work)
         known: list[tuple[ProcessEntry, HoldingState]] = []
         for entry in device.processes or ():
             row = sample.rows.get(entry.pid)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from vramledger.agent_server.discovery import (
@@ -157,8 +158,9 @@ def _exporter(contact: ExporterContact) -> Iterator[Finding]:
         yield Finding(FINE, subject, f"commands ask it{since}")
     elif others:
         where = ", ".join(f"pid {each.pid} at {each.control_socket}" for each in others)
-        remedy = f"add --control.socket={others[0].control_socket} to commands, or set {CONTROL_VARIABLE}"
-        yield Finding(LACK, subject, printable(f"an exporter listens elsewhere: {where}"), printable(remedy))
+        path = quote(others[0].control_socket or "")
+        remedy = f"add --control.socket={path} to commands, or set {CONTROL_VARIABLE}"
+        yield Finding(LACK, subject, f"an exporter listens elsewhere: {where}", remedy)
     elif contact.running:
         pids = ", ".join(str(each.pid) for each in contact.running)
         text, _, remedy = contact.problem.rpartition("; ")
@@ -178,10 +180,8 @@ def _agents(status: ExporterStatus, running: Collection[RunningExporter]) -> Fin
     subject = f"agents {status.path}"
     elsewhere = [each.agent_socket for each in running if each.agent_socket not in (None, str(status.path))]
     if status.problem == NO_SOCKET and elsewhere:
-        remedy = f"start programs with VRAMLEDGER_AGENT_SOCKET={elsewhere[0]}"
-        return Finding(
-            LACK, subject, printable(f"the exporter listens for agents at {elsewhere[0]}"), printable(remedy)
-        )
+        remedy = f"start programs with VRAMLEDGER_AGENT_SOCKET={quote(elsewhere[0] or '')}"
+        return Finding(LACK, subject, f"the exporter listens for agents at {elsewhere[0]}", remedy)
     if status.problem is not None:
         remedy = "start the exporter again, and see its log for 'No agents'"
         return Finding(LACK, subject, status.problem, remedy)
@@ -313,7 +313,7 @@ def findings_text(findings: list[Finding]) -> str:
         lines.append(f"{mark:<6}{finding.subject}: {finding.text}")
         if finding.remedy:
             lines.append(f"      remedy: {finding.remedy}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(printable, lines)) + "\n"
 
 
 def add_command(commands: Commands) -> None:

@@ -40,6 +40,10 @@ from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log
 from vramledger_agent.printable import gib, printable
 
 _MAX_FILE_BYTES = 256 * 2**20
+_MAX_HEAD_BYTES = 2**16
+_MAX_VALUES = 2_000_000
+"""JSON values of a file. However short they are there, each takes up to 180 bytes here and 3 microseconds."""
+
 _PIDS_SHOWN = 8
 
 
@@ -163,10 +167,12 @@ def _read_content(path: Path) -> bytes:
 
 def _documents(path: Path, content: bytes) -> list[Any]:
     """Return a file's JSON documents: one in all, or one a line; of a recording only the header."""
-    lines = [line for line in content.split(b"\n") if line.strip()]
-    head = _parse(lines[:1])
+    head = _parse([content[:_MAX_HEAD_BYTES].lstrip().partition(b"\n")[0]])
     if head and isinstance(head[0], dict) and head[0].get("format") == FORMAT:
         return head
+    if sum(map(content.count, (b",", b"[", b"{", b"\n"))) > _MAX_VALUES:
+        raise RecordingError(f"{path} has more than {_MAX_VALUES:,} values; keep a part of it")
+    lines = [line for line in content.split(b"\n") if line.strip()]
     found = _parse(lines) or _parse([content])
     if not found:
         raise RecordingError(

@@ -93,10 +93,9 @@ HOLDING_FAMILIES = (
     _holding(
         "process_last_active_timestamp_seconds",
         lambda holding: holding.last_active,
-        "Unix time of the last sign of GPU work of the process, from NVML's utilisation, a change of its "
-        "bytes, or allocations that its agent counts; absent before the first sign.",
-        source="nvmlGpmMetricsGet, nvmlDeviceGetProcessUtilization, the process lists, and the agent's count "
-        "of allocations",
+        "Unix time of the last sign of GPU work of the process, from NVML's utilisation or a change of its "
+        "bytes; absent before the first sign.",
+        source="nvmlGpmMetricsGet, nvmlDeviceGetProcessUtilization and the process lists",
         absent="before the first sign of work",
     ),
     _holding(

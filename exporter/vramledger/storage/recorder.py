@@ -26,8 +26,7 @@ STATE_INTERVAL = 120.0
 
 AGENT_INTERVAL = 30.0
 """Seconds for which a stored report of an agent stands for the next ones, unless one has an out-of-memory
-error. Only its count of allocations, a sign of work, is stored each second: the other counters change all the
-time, and would take four times what everything else takes."""
+error: the counters change all the time, and would take four times what everything else takes."""
 
 
 class Recorder:
@@ -125,33 +124,8 @@ class Recorder:
             ):
                 before = reading.monotonic, agent
             kept[identity] = before
-            yield _with_allocations(before[1], agent)
+            yield before[1]
         self._agents = kept
-
-
-def _with_allocations(kept: Agent, agent: Agent) -> Agent:
-    """Return the report that is kept, with the newest count of allocations: a sign of work."""
-    if kept is agent or kept.report is None or agent.report is None:
-        return kept
-    counts = {
-        (framework.framework, device.ordinal, device.uuid): device.figures["allocations"]
-        for framework in agent.report.frameworks
-        for device in framework.devices
-        if "allocations" in device.figures
-    }
-    frameworks = tuple(
-        replace(
-            framework,
-            devices=tuple(
-                replace(device, allocations=count)
-                if (count := counts.get((framework.framework, device.ordinal, device.uuid))) is not None
-                else device
-                for device in framework.devices
-            ),
-        )
-        for framework in kept.report.frameworks
-    )
-    return kept._replace(report=replace(kept.report, frameworks=frameworks))
 
 
 def _is_news(before: Agent, agent: Agent) -> bool:

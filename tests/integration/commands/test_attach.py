@@ -17,7 +17,7 @@ from tests.support.listening import AGENT_ROOT, FAKE, FakeExporter
 from tests.support.requirements import require_newer, require_root
 from tests.support.waiting import wait_until
 from vramledger.cli import main
-from vramledger_agent.commands.attach import effective_user, write_script
+from vramledger_agent.commands.attach import effective_user, write_files
 
 NOBODY = 65534
 WAITING = """
@@ -165,7 +165,8 @@ def test_a_process_that_ends_meanwhile(tmp_path: Path) -> None:
     arguments = Namespace(pid=gone.pid, socket=None, allow_reclaim=False, allow_snapshot=False)
 
     assert effective_user(gone.pid) is None
-    assert write_script(tmp_path, arguments, os.geteuid(), 0.0).exists()
+    write_files(tmp_path, arguments, os.geteuid(), 0.0).close()
+    assert (tmp_path / "start.py").exists()
 
 
 @pytest.mark.skipif(hasattr(sys, "remote_exec"), reason="this Python can attach")

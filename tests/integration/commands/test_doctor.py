@@ -12,8 +12,8 @@ import pytest
 from tests.support.exporter import QUICK, no_driver, run, serving
 from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
-from vramledger.agent_server.discovery import RunningExporter, find_exporters
-from vramledger.commands.doctor import _is_exporter
+from vramledger.agent_server.discovery import NO_SOCKET, ExporterStatus, RunningExporter, find_exporters
+from vramledger.commands.doctor import ExporterContact, _exporter, _is_exporter, findings_text
 
 
 def test_an_exporter_that_answers_is_found(standin: StandIn) -> None:
@@ -132,3 +132,14 @@ def test_no_strangers_socket_is_proposed(user: int, named: bool) -> None:
             os.seteuid(0)
         assert _is_exporter(RunningExporter(7, str(path), None)) is named
         assert _is_exporter(RunningExporter(7, None, str(path))) is False, "it is no socket for agents"
+
+
+def test_a_proposed_command_is_one_command() -> None:
+    """A link with a name of a stranger's may lead to root's socket: what root copies runs nothing else."""
+    found = RunningExporter(7, "/tmp/$(id)", "/tmp/a;id")  # noqa: S108
+    nowhere = ExporterStatus(Path("/run/agents"), NO_SOCKET)
+    contact = ExporterContact(Path("/run/control"), "no exporter answers", None, nowhere, (found,))
+    text = findings_text(list(_exporter(contact)))
+
+    assert "--control.socket='/tmp/$(id)' to" in text
+    assert "VRAMLEDGER_AGENT_SOCKET='/tmp/a;id'" in text

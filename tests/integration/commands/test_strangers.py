@@ -7,23 +7,29 @@ import mmap
 import os
 import pickle
 import socket
+import subprocess
+import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from tests.support.exporter import run
-from vramledger_agent.commands.attach import await_answer
+from tests.support.exporter import environment, no_driver, run
+from tests.support.requirements import require_root
+from vramledger_agent.commands.attach import await_answer, write_files
 from vramledger_agent.printable import write_plain
 from vramledger_agent.transport import receive
 
 HOSTILE = "\x1b]0;mine\x07\x1b[2J\x9b31m\r\u202e\u2028done"
+NAMED = "--x\x1b[2J\x9b31m\nvramledger: all is well"
 CLEAR = "\x1b[H\x1b[2J"
 SNAPSHOT = pickle.dumps({"segments": [], "device_traces": [], "allocator_settings": {}})
 
@@ -118,25 +124,32 @@ def test_a_refusal_controls_no_terminal(tmp_path: Path, hostile_exporter: socket
     assert "done" in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["fifo", "link", "directory", "socket"])
-def test_an_answer_that_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
-    """The directory of ``attach`` belongs to the process' user, who may put anything there."""
-    place = tmp_path / "answer"
-    with socket.socket(socket.AF_UNIX) as listening:
-        if kind == "fifo":
-            os.mkfifo(place)
-        elif kind == "link":
-            place.symlink_to("/etc/hostname")
-        elif kind == "directory":
-            place.mkdir()
-        else:
-            listening.bind(str(place))
-        directory = os.open(tmp_path, os.O_RDONLY)
-        try:
-            with pytest.raises(OSError, match=r"plain file|symbolic link|No such device|directory"):
-                await_answer(directory, float("inf"))
-        finally:
-            os.close(directory)
+def test_the_script_of_attach_stays_roots() -> None:
+    """The process' user may write the answer alone: the pid may by then be a program of root's."""
+    require_root()
+    arguments = Namespace(socket=None, allow_reclaim=False, allow_snapshot=False)
+    code = """if True:
+        import os, sys
+        print(open("start.py").read().startswith("def begin"))
+        for change in (lambda: open("start.py", "a"), lambda: os.unlink("start.py"), lambda: open("new", "w"),
+                       lambda: os.rename("answer", "start.py"), lambda: os.chmod("start.py", 0o666)):
+            try:
+                change()
+            except PermissionError:
+                continue
+            print("changed")
+        open("answer", "w").write("ok\\n")
+    """
+    with (
+        TemporaryDirectory(prefix="vl-") as name,
+        write_files(Path(name), arguments, 12345, float("inf")) as answer,
+    ):
+        done = subprocess.run(
+            ["/usr/bin/python3", "-c", code],
+            user=12345, group=12345, extra_groups=[], cwd=name, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout == "True\n"
+        assert await_answer(answer, float("inf")) == "ok"
 
 
 @pytest.mark.parametrize("place", ["key", "value", "line"])
@@ -153,3 +166,54 @@ def test_a_recordings_texts_control_no_terminal(tmp_path: Path, place: str) -> N
 
     assert done.returncode == 1
     assert (controls(done.stdout), controls(done.stderr)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vramledger show",
+        "vramledger slurm",
+        "vramledger fit",
+        "vramledger serve --source=replay:",
+        "vramledger snapshot show",
+        "vramledger_agent snapshot diff",
+    ],
+)
+def test_a_files_name_controls_no_terminal(tmp_path: Path, command: str) -> None:
+    """A stranger's name of a file, which root's shell finds by a pattern, neither controls nor forges."""
+    (tmp_path / NAMED).touch()
+    words = f"{command}{'' if command.endswith(':') else ' '}".split(" ")
+    words[-1] += NAMED
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        env=environment(no_driver(tmp_path / "driver")),
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert done.returncode != 0
+    assert controls(done.stdout + done.stderr) == []
+    assert "[2J" in done.stderr, "the name is shown"
+    assert "\nvramledger: all is well" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["RuntimeError", "StartupError"])
+def test_a_traceback_controls_no_terminal(kind: str) -> None:
+    """What a command does not expect is shown without control characters, and so is an error's origin."""
+    code = f"""if True:
+        import sys
+        from vramledger_agent.cli import main
+        from vramledger_agent.commands import snapshot
+        from vramledger_agent.errors import StartupError
+
+        def fail(_):
+            raise {kind}({HOSTILE!r})
+
+        snapshot.run = fail
+        sys.exit(main(["snapshot", "7", "--log.level=debug"]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, controls(done.stderr)) == (1, [])
+    assert f"{kind}: " in done.stderr

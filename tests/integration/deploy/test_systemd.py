@@ -79,6 +79,14 @@ def test_unit_lets_it_give_up_its_rights() -> None:
     assert {"setuid", "setresuid", "mount", "bpf"}.isdisjoint(allowed)
 
 
+def test_unit_lets_it_open_its_sockets() -> None:
+    """The service may open every family of sockets that the exporter uses."""
+    unit = (SYSTEMD / "vramledger.service").read_text()
+    allowed = re.findall("^RestrictAddressFamilies=(.*)", unit, re.MULTILINE)
+    code = "".join(file.read_text() for file in (SOURCES / "vramledger").rglob("*.py"))
+    assert set(re.findall(r"socket\.(AF_\w+)", code)) == set(" ".join(allowed).split())
+
+
 def system_calls(name: str) -> set[str]:
     """Return the calls of a set of systemd's, with those of the sets in it; or the one call of this name."""
     if not name.startswith("@"):

@@ -428,3 +428,24 @@ def test_a_list_has_an_end(name: str) -> None:
             assert await slowest_while(address.port, attack) < 0.25
 
     run(test)
+
+
+def test_who_reads_nothing_leaves_little_in_the_kernel() -> None:
+    """A client that asks for much and reads nothing: what waits for it counts against our memory limit."""
+
+    async def test() -> None:
+        async with serve(LOOPBACK, Shown()) as (address,), client(address.port) as other:
+            with socket.socket() as reader:
+                reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                reader.connect(("127.0.0.1", address.port))
+                reader.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 170)
+                for _ in range(100):  # by then it would have all of the answers, a megabyte
+                    assert (await other.ask("/-/healthy")).status == 200
+                reader.setblocking(False)
+                waiting = 0
+                with contextlib.suppress(BlockingIOError):  # the loop, also the exporter's, is stopped
+                    while data := reader.recv(1 << 16):
+                        waiting += len(data)
+        assert 0 < waiting < 1 << 18
+
+    run(test)

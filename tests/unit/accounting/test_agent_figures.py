@@ -235,14 +235,11 @@ def test_a_server_on_top_of_torch_keeps_its_name() -> None:
     assert shot.processes[7].policy[:2] == ("vllm", "fraction")
 
 
-def test_an_allocation_is_a_sign_of_work() -> None:
-    """A growing count of allocations keeps a holding active; a count that does not grow does not."""
+def test_what_an_agent_counts_is_no_sign_of_work() -> None:
+    """A program that says that it allocates again and again is as idle as one that says nothing."""
     host = OneHolder()
     for second in range(30):
         shot = host.sample(agents=(agent(frameworks=[torch(allocations=second)]),))
-    assert shot.devices[0].holdings[0].state is State.ACTIVE
-    for _ in range(12):
-        shot = host.sample(agents=(agent(frameworks=[torch(allocations=29)]),))
     assert shot.devices[0].holdings[0].state is State.IDLE
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
-import stat
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import vramledger_agent
 from vramledger_agent.commands.parser import Commands, add_consents, add_log, agent_settings, pid
@@ -37,16 +38,17 @@ def begin():
     try:
         if time.monotonic() > {deadline!r}:
             os.unlink({directory!r} + "/start.py")
+            os.unlink({directory!r} + "/answer")
             os.rmdir({directory!r})
             return
-        with open({directory!r} + "/new", "w") as file:
-            file.write(result)
-        os.rename({directory!r} + "/new", {directory!r} + "/answer")
+        with open({directory!r} + "/answer", "w") as file:
+            file.write(result + "\\n")
     except Exception:
         pass
 begin()
 """
-"""It runs in the main thread, in a namespace of its own, and removes itself if nobody waits any more."""
+"""It runs in the main thread, in a namespace of its own. If nobody waits any more it removes itself, where it
+may."""
 
 
 def add_command(commands: Commands) -> None:
@@ -80,16 +82,14 @@ def run(args: argparse.Namespace) -> int:
         message = f"there is no process {args.pid}"
         raise StartupError(message)
     directory = Path(tempfile.mkdtemp(prefix="vramledger-attach-"))
-    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # it will be the other user's
     deadline = time.monotonic() + WAIT
     try:
-        remote_exec(args.pid, str(write_script(directory, args, user, deadline)))
-        result = await_answer(opened, deadline)
+        with write_files(directory, args, user, deadline) as answer:
+            remote_exec(args.pid, str(directory / "start.py"))
+            result = await_answer(answer, deadline)
     except (OSError, RuntimeError) as error:
         shutil.rmtree(directory, ignore_errors=True)
         raise StartupError(attach_error(args.pid, error)) from error
-    finally:
-        os.close(opened)
     if result is None:  # the script stays: Python would report an error to the program if it were gone
         message = (
             f"process {args.pid} did not run the script within {WAIT:g} s: it may be in a long call "
@@ -117,41 +117,38 @@ def effective_user(number: int) -> int | None:
     return int(fields["Uid"].split()[1]) if int(fields["Tgid"]) == number else None
 
 
-def await_answer(directory: int, deadline: float) -> str | None:
-    """Return what the process reports; None if it is late. Raises OSError if it is not a plain file."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+def await_answer(answer: BinaryIO, deadline: float) -> str | None:
+    """Return what the process reports; None if it is late."""
     while time.monotonic() < deadline:
-        try:
-            answer = os.open("answer", flags, dir_fd=directory)
-        except FileNotFoundError:
-            time.sleep(0.01)
-            continue
-        with open(answer, "rb") as file:
-            if not stat.S_ISREG(os.fstat(answer).st_mode):
-                message = "its answer is not a plain file"
-                raise OSError(message)
-            return file.read(200).decode(errors="replace")
+        answer.seek(0)
+        found = answer.read(200)
+        if found.endswith(b"\n") or len(found) == 200:  # noqa: PLR2004 the same
+            return found.decode(errors="replace").rstrip()
+        time.sleep(0.01)
     return None
 
 
-def write_script(directory: Path, args: argparse.Namespace, user: int, deadline: float) -> Path:
-    """Write the script where the process can read it and write its answer, and return the path."""
-    script = directory / "start.py"
+def write_files(directory: Path, args: argparse.Namespace, user: int, deadline: float) -> BinaryIO:
+    """Write the script and an empty file for the process' answer, and return that, open.
+
+    Only the answer is the other user's. The script stays ours: the pid may have become another program, and
+    root's would run what its former user has written there.
+    """
     settings = agent_settings(args)
     if args.socket is not None:
         settings[SOCKET_VARIABLE] = args.socket
     root = str(Path(vramledger_agent.__file__).parents[1])
-    script.write_text(
+    (directory / "start.py").write_text(
         SCRIPT.format(directory=str(directory), deadline=deadline, settings=settings, root=root),
         encoding="utf-8",
     )
-    try:
-        if user != os.geteuid():
-            os.chown(script, user, -1)
-            os.chown(directory, user, -1)
-    except OSError:
-        pass  # remote_exec explains it better
-    return script
+    (directory / "answer").touch(0o600)
+    if user != os.geteuid():
+        directory.chmod(0o711)
+        (directory / "start.py").chmod(0o644)
+        with contextlib.suppress(OSError):  # remote_exec explains it better
+            os.chown(directory / "answer", user, -1)
+    return (directory / "answer").open("rb", buffering=0)
 
 
 def attach_error(process: int, error: Exception) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 
 from vramledger_agent.errors import StartupError, UsageError
-from vramledger_agent.printable import write_plain
+from vramledger_agent.printable import printable, write_plain
 from vramledger_agent.protocol.messages import CONSENT_VARIABLE, CONSENTS, DEFAULT_SOCKET, ENABLE_VARIABLE
 
 TYPE_CHECKING = False
@@ -46,7 +47,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with a line that says what is wrong and where to read more."""
-        self.exit(UsageError.exit_code, f"{self.prog}: {message}; see '{self.prog} --help'\n")
+        write_plain(printable(f"{self.prog}: {message}; see '{self.prog} --help'") + "\n", error=True)
+        sys.exit(UsageError.exit_code)
 
 
 def argparse_type(parse: Callable[[str], _T], name: str) -> Callable[[str], _T]:

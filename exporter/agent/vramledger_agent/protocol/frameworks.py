@@ -43,7 +43,7 @@ TORCH_FIGURES = {
 COUNTER_FIGURES = {
     "alloc_retries": "Allocations that PyTorch could serve only after flushing its cache",
     "ooms": "Allocations that failed for lack of memory, also those that the program caught",
-    "allocations": "Allocations of the program, a sign of work",
+    "allocations": "Allocations of the program",
 }
 """The figures that count events since the program started, and what they mean."""
 

@@ -1,7 +1,8 @@
 """Remember one holding from sample to sample: its peak, its last work, its state.
 
-A holding is (device, process). Signs of work are what the device's counters and rows say (``device_work``), a
-change of its bytes, and the allocations that its agent counts.
+A holding is (device, process). Signs of work are what the device's counters and rows say
+(``device_work``), and a change of its bytes. What its agent counts does not show work: a program may report
+anything.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
         utilization = on_device.utilization.get(self.pid)
         if utilization is not None:
             self.utilization, self.utilization_at = utilization, sample.monotonic
-        worked = self.pid in work.workers or changed or self.pid in on_device.allocated
+        worked = self.pid in work.workers or changed
         if worked or gap:
             self.workless_since = sample.clock
         if worked:
@@ -108,7 +109,7 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
         """Return since when the holder has been quiet, by the best evidence that goes back far enough.
 
         What was quiet by good evidence before and after a short restart of the exporter was quiet all the
-        time: for the time between, its bytes, its rows and its agent show no work. ``idle_after``: for how
+        time: for the time between, its bytes and its rows show no work. ``idle_after``: for how
         many seconds it must have been quiet; None is returned if it was not.
         """
         found = self._quiet_without_restart(work, sample, idle_after)

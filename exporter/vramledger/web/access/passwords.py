@@ -36,7 +36,7 @@ _WAITING_MAX, _WAITING_PER_ADDRESS = 16, 4
 
 _NICE = 10
 
-_LOOPBACK = "loopback"
+_THIS_HOST = "this host"
 
 _NO_HASH = "." * 60
 """The hash of a name that does not exist, as long as a real one, so that it takes as long."""
@@ -155,22 +155,23 @@ class Passwords:
 
 
 def connection_source(peer: object, ours: object) -> str:
-    """Return a connection's key: an IPv4 address, an IPv6 /64, or over loopback the user."""
+    """Return a connection's key: an IPv4 address, an IPv6 /64, or the user if it comes from this host."""
     if not isinstance(peer, tuple) or not isinstance(ours, tuple):
         return ""
-    source = failure_source(str(peer[0]))
-    return f"{source}, user {find_local_user(peer, ours)}" if source == _LOOPBACK else source
+    user = find_local_user(peer, ours)
+    source = failure_source(str(peer[0])) if user is None else _THIS_HOST
+    return f"{source}, user {user}" if source == _THIS_HOST else source
 
 
 @lru_cache(_CACHED_ADDRESSES)
 def failure_source(address: str) -> str:
-    """Return an IPv4 address, the /64 of an IPv6 one, or that it is loopback."""
+    """Return an IPv4 address, the /64 of an IPv6 one, or that it is loopback's, and so this host."""
     try:
         parsed = parse_address(address)
     except ValueError:
         return address
     if parsed.is_loopback:
-        return _LOOPBACK
+        return _THIS_HOST
     if isinstance(parsed, ipaddress.IPv4Address):
         return str(parsed)
     return str(ipaddress.ip_network((parsed, 64), strict=False))

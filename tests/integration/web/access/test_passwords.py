@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import bcrypt
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from tests.support.requirements import require_root
+from tests.support.requirements import do_without, require_root
 from tests.support.secured import ALICE, header, serve_secured
 from tests.support.secured import USERS as SECURED_USERS
 from tests.support.serving import run
 from vramledger.web.access import passwords
-from vramledger.web.access.passwords import FailureBudget, PasswordResult, Passwords, failure_source
+from vramledger.web.access.passwords import (
+    FailureBudget,
+    PasswordResult,
+    Passwords,
+    connection_source,
+    failure_source,
+)
 
 USERS = {name: bcrypt.hashpw(word.encode()[:72], bcrypt.gensalt(4)).decode() for name, word in
          (("alice", "wonder"), ("björn", "größe ☃"), ("long", "x" * 80))}  # fmt: skip
@@ -206,7 +214,7 @@ def test_the_memory_of_failures_is_bounded() -> None:
         ("::ffff:192.0.2.1", "192.0.2.1"),
         ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
         ("fe80::1%eth0", "fe80::/64"),
-        *((each, "loopback") for each in ("127.0.0.1", "127.255.3.4", "::1", "::ffff:127.9.9.9")),
+        *((each, "this host") for each in ("127.0.0.1", "127.255.3.4", "::1", "::ffff:127.9.9.9")),
         ("", ""),
     ],
 )
@@ -243,3 +251,36 @@ def test_users_of_this_host_are_told_apart(tmp_path: Path) -> None:
             assert await status(exporter.port, 12346, "127.0.0.1", ALICE) == 200
 
     run(test)
+
+
+def own_addresses() -> list[str]:
+    """Return the addresses of this host that are not loopback's, one of each kind."""
+    found = [each.address for addresses in psutil.net_if_addrs().values() for each in addresses
+             if each.family in (socket.AF_INET, socket.AF_INET6)]  # fmt: skip
+    kinds = {
+        (parsed.version, parsed.is_link_local): address
+        for address in found
+        if not (parsed := ipaddress.ip_address(address.partition("%")[0])).is_loopback
+    }
+    return list(kinds.values())
+
+
+def test_no_address_of_this_host_hides_its_user() -> None:
+    """A user of this host is recognised at each of its addresses, which everybody may use."""
+    require_root()
+    mine = own_addresses() or do_without("this host has only loopback")
+    b"localhost".decode("idna")  # loaded as root: another user may not be able to read this Python
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening:
+        port = listening.getsockname()[1]
+        mapped = [f"::ffff:{each}" for each in mine if "." in each]
+        for address in ["127.0.0.1", "::ffff:127.0.0.9", "::1", *mine, *mapped]:
+            os.seteuid(12345)
+            try:
+                connected = socket.create_connection((address, port))
+            finally:
+                os.seteuid(0)
+            with connected:
+                accepted, peer = listening.accept()
+                with accepted:
+                    source = connection_source(peer, accepted.getsockname())
+                    assert source == "this host, user 12345", address
