@@ -88,8 +88,8 @@ def reachable_gpus() -> Panel:
         "GPUs",
         "Whole GPUs, without MIG instances, of the watched nodes: all that are seen, those of them whose "
         "ledger could be read in the newest sample, those that could not and do not sleep, those that "
-        "nobody holds, and those on which a job of the chosen size would find its memory free now; *Capacity "
-        "and change* has them by model. Not seen: what nodes had within the last day that say nothing of "
+        "nobody holds, and those on which a job of the chosen size would find its memory free now; *Capacity* "
+        "has them by model. Not seen: what nodes had within the last day that say nothing of "
         "their GPUs now; they are in none of the others.",
         Query(f"count({up})", "seen"),
         Query(f"sum({up})", "up"),
@@ -166,9 +166,9 @@ def growing() -> Panel:
         "The ten programs whose need grows fastest, and has grown in each part of some minutes, hours or "
         "days: a leak, or a cache that is not full yet. An alert follows where it goes on. A click on a bar "
         "shows its process.",
-        Query(f"topk(10, sum by ({who}) ({rates}))", f"{{{{command}}}} {{{{pid}}}} of {OWNER_LEGEND}"),
+        Query(f"topk(10, sum by ({who}) ({rates}))", f"{{{{command}}}} {{{{pid}}}} {OWNER_LEGEND}"),
         unit="binBps", needs=Needs(nothing="nobody: good"),
-        links=[of_series(link_to_process())], width=7, height=6,
+        links=[of_series(link_to_process())], width=8, height=6,
     )  # fmt: skip
 
 
@@ -333,7 +333,7 @@ def ledger_over_time() -> Panel:
         Query(f"sum by (state) ({selector(NODE_MEMORY)})", "{{state}}"),
         Query(f"sum({selector(NODE_MEMORY)})", "total"),
         total="total",
-        width=10,
+        width=9,
         height=6,
     )
 
@@ -386,7 +386,7 @@ def dashboard() -> Dashboard:
                 collapsed=True,
             ),
             Row(
-                "Capacity and change",
+                "Capacity",
                 [capacity_by_model(), most_free_gpus()],
                 collapsed=True,
             ),
