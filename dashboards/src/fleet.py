@@ -88,8 +88,8 @@ def reachable_gpus() -> Panel:
         "GPUs",
         "Whole GPUs, without MIG instances, of the watched nodes: all that are seen, those of them whose "
         "ledger could be read in the newest sample, those that could not and do not sleep, those that "
-        "nobody holds, and those on which a job of the chosen size would find its memory free now; *Capacity* "
-        "has them by model. Not seen: what nodes had within the last day that say nothing of "
+        "nobody holds, and those on which a job of the chosen size would find its memory free now; "
+        "*Capacity* has them by model. Not seen: what nodes had within the last day that say nothing of "
         "their GPUs now; they are in none of the others.",
         Query(f"count({up})", "seen"),
         Query(f"sum({up})", "up"),
