@@ -175,11 +175,11 @@ def wasted(*matchers: str, needs: Needs = ANY_DEVICE) -> Panel:
     return stat(
         "Wasted",
         "Memory that is held without work: by idle, stopped, stuck, zombie and dead holders, and by "
-        "orphans that do not work. Everywhere in these dashboards wasted means this. Perhaps wasted: idle "
+        "orphans that do not work. Everywhere in these dashboards wasted means this. Perhaps: idle "
         "and orphaned holders of whom it is not known whether they work.",
         Query(f"sum({wasted_bytes(*matchers)})", "wasted"),
-        Query(f"sum({perhaps_wasted_bytes(*matchers)})", PERHAPS_WASTED),
-        unit=BYTES, needs=needs, colours={"wasted": GRAFANA["idle"], PERHAPS_WASTED: GRAFANA["stopped"]},
+        Query(f"sum({perhaps_wasted_bytes(*matchers)})", "perhaps"),
+        unit=BYTES, needs=needs, colours={"wasted": GRAFANA["idle"], "perhaps": GRAFANA["stopped"]},
     )  # fmt: skip
 
 

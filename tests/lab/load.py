@@ -122,7 +122,7 @@ def main() -> None:
     everywhere = set().union(*(names for uid, names in ranged.items() if uid not in one_node))
     shown = set(re.findall(r"\b[a-zA-Z_][\w:]*(?=\{)", " ".join(each.expr for each in files.all_queries())))
     with tempfile.TemporaryDirectory(prefix="load-") as scratch:
-        points = database.collect({"gpu0000": _Host(0).pages()}, Path(scratch)).points
+        points = database.collect({"gpu0000": _Host(0).pages()}, Path(scratch), " ".join(shown)).points
         with database.empty_prometheus(program, Path(scratch) / "prometheus") as engine:
             number = 0
             for ahead, moved in copies(points, everywhere, set().union(*ranged.values()), shown):
