@@ -192,12 +192,14 @@ def link_to_device() -> Json:
     return _link("This GPU", DEVICE, instance="instance", uuid="uuid")
 
 
-def link_to_owner(*, of_series: bool = False) -> Json:
-    """Link from a row, or from a series with the label of an owner, to the owner's dashboard."""
-    link = _link("Everything of this owner", OWNER, owner="owner")
-    if of_series:
-        return {**link, "url": link["url"].replace("${__data.fields.owner:", "${__field.labels.owner:")}
-    return link
+def of_series(link: Json) -> Json:
+    """Return a link from a row as one from a series with the same labels."""
+    return {**link, "url": link["url"].replace("${__data.fields.", "${__field.labels.")}
+
+
+def link_to_owner() -> Json:
+    """Link from a row to its owner's dashboard."""
+    return _link("Everything of this owner", OWNER, owner="owner")
 
 
 def link_to_team() -> Json:

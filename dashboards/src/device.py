@@ -23,7 +23,6 @@ from dashboards.src.queries import (
     CHOSEN_DEVICE,
     DEVICE_LABELS,
     HOLDING_LABELS,
-    USUAL_UNATTRIBUTED,
     age,
     device_bytes,
     filling_rate,
@@ -49,6 +48,7 @@ from dashboards.src.shared_panels import (
     VERDICT_COLUMN,
     exporters,
     holders,
+    unattributed,
     wasted,
 )
 from vramledger.views.colours import GRAFANA
@@ -83,16 +83,6 @@ def memory_used() -> Panel:
             "peak",
         ),
         unit=SHARE, needs=ANSWERS,
-    )  # fmt: skip
-
-
-def unattributed() -> Panel:
-    return stat(
-        "Unattributed",
-        "Used, and held by nobody that the driver or other evidence names: a process of another PID "
-        "namespace, or memory that the driver has not freed. We measured up to 66 MiB on healthy devices.",
-        Query(f"sum({device_bytes('unattributed', CHOSEN_DEVICE)})"),
-        unit=BYTES, needs=ANSWERS, colour=GRAFANA["unattributed"], level=USUAL_UNATTRIBUTED,
     )  # fmt: skip
 
 
@@ -348,7 +338,7 @@ def dashboard() -> Dashboard:
                     exporters(),
                     memory_used(),
                     wasted(CHOSEN_DEVICE, needs=ANSWERS),
-                    unattributed(),
+                    unattributed(CHOSEN_DEVICE, needs=ANSWERS),
                     process_count(),
                     time_until_full(),
                     ledger_over_time(),

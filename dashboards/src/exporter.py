@@ -80,7 +80,7 @@ def gaps() -> Panel:
             Column("Value #D", "Processes", COUNT, mappings=[HIDDEN], width=100),
             Column("Value #E", "Agents silent", COUNT, width=70),
         ],
-        empty="all nodes are fully watched: good, if Exporters has any",
+        empty="all nodes are fully watched: good", needs="node",
         sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=8,
     )  # fmt: skip
 

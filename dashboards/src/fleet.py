@@ -11,16 +11,16 @@ from dashboards.src.dashboard import (
     choice_variable,
     link_to_model,
     link_to_owner,
+    link_to_process,
+    of_series,
     price_variables,
 )
 from dashboards.src.panels import (
-    AGE_WIDTH,
     BYTES,
     COUNT,
     GIB_HOURS,
     PART_NAMES,
     ROUNDED,
-    SECONDS,
     SHARE,
     Column,
     Panel,
@@ -39,12 +39,11 @@ from dashboards.src.queries import (
     MEAN_DEVICES_WASTED,
     MEAN_WASTED,
     NODE_LABELS,
-    UNOWNED,
     UUID_LABELS,
-    age,
     device_bytes,
     device_utilisation,
     gibibyte_hours,
+    growth_rate,
     holdings,
     hours,
     mean_of_largest,
@@ -56,7 +55,6 @@ from dashboards.src.queries import (
 )
 from dashboards.src.reasons import Needs
 from dashboards.src.shared_panels import (
-    FOR,
     GPU_COLUMN,
     NODE_COLUMN,
     OWNER_COLUMNS,
@@ -64,11 +62,11 @@ from dashboards.src.shared_panels import (
     PERHAPS_WASTED,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
-    STATE_COLUMN,
     STEP_COLUMN,
     TEAM_COLUMN,
     alert_counts,
     firing_alert_table,
+    holdings_table,
     usage_table,
     watched_nodes,
 )
@@ -85,18 +83,21 @@ def reachable_gpus() -> Panel:
     held = f"sum by ({NODE_LABELS}, uuid) ({selector('vramledger_device_holders', WHOLE_GPU)})"
     had = selector("vramledger_node:devices:max1d")
     unseen = f"{had} unless on ({NODE_LABELS}) {up}"
+    free = selector("vramledger_device:memory_free_bytes:last", WHOLE_GPU)
     return stat(
         "GPUs",
         "Whole GPUs, without MIG instances, of the watched nodes: all that are seen, those of them whose "
-        "ledger could be read in the newest sample, those that could not and do not sleep, and those that "
-        "nobody holds. Not seen: what nodes had within the last day that say nothing of their GPUs now; they "
-        "are in none of the others.",
+        "ledger could be read in the newest sample, those that could not and do not sleep, those that "
+        "nobody holds, and those on which a job of the chosen size would find its memory free now; "
+        "*Capacity* has them by model. Not seen: what nodes had within the last day that say nothing of "
+        "their GPUs now; they are in none of the others.",
         Query(f"count({up})", "seen"),
         Query(f"sum({up})", "up"),
         Query(f"count({up} == 0 unless on ({NODE_LABELS}, uuid) {asleep}) or 0 * count({up})", "down"),
         Query(f"count({held} == 0) or 0 * count({held})", "empty"),
         Query(f"sum({unseen}) or 0 * count({had})", "not seen"),
-        unit=COUNT, needs=Needs(nothing="no GPU"), width=9,
+        Query(f"count({free} >= $size * 2^30) or 0 * count({free})", "$size GiB free"),
+        unit=COUNT, needs=Needs(nothing="no GPU"), width=12,
         colours={"down": GRAFANA["dead"], "not seen": GRAFANA["unknown"]},
     )  # fmt: skip
 
@@ -121,17 +122,16 @@ def wasted_memory() -> Panel:
     none = f"0 * sum({selector(NODE_MEMORY)})"
     return stat(
         "Wasted memory",
-        "What is held without work (wasted), or perhaps (not proven), has no owner to ask (unowned), or "
-        "belongs to processes that cannot be seen (unknown). Wasted and unowned overlap: an orphan that does "
-        "not work, a zombie and a dead process are in both.",
+        "What is held without work (wasted), or perhaps; and besides, what is used without a known holder "
+        "(unattributed), or by processes that cannot be seen (unknown). No byte is in two of them.",
         Query(f"sum({selector('vramledger_node:memory_wasted_bytes:sum')})", "wasted"),
         Query(f"sum({selector('vramledger_node:memory_perhaps_wasted_bytes:sum')})", PERHAPS_WASTED),
-        Query(f"sum({selector(NODE_MEMORY, state_matcher(UNOWNED))}) or {none}", "unowned"),
+        Query(f"sum({selector(NODE_MEMORY, state_matcher('unattributed'))}) or {none}", "unattributed"),
         Query(f"sum({selector(NODE_MEMORY, state_matcher('unknown'))}) or {none}", "unknown"),
         unit=BYTES, needs=Needs("device"), width=10,
         colours={
             "wasted": GRAFANA["idle"], PERHAPS_WASTED: GRAFANA["stopped"],
-            "unowned": GRAFANA["orphaned"], "unknown": GRAFANA["unknown"],
+            "unknown": GRAFANA["unknown"],
         },
     )  # fmt: skip
 
@@ -153,8 +153,22 @@ def waste_by_owner() -> Panel:
         "The ten owners that wasted most within the time range, in GiB-hours; right to 4 minutes at each "
         "end. A click on a bar shows everything of its owner.",
         Query(f"topk(10, {wasted} > 0)", OWNER_LEGEND),
-        unit=GIB_HOURS, absent="nothing was wasted: good, if all nodes are watched", colour=GRAFANA["idle"],
-        links=[link_to_owner(of_series=True)], width=10, height=6,
+        unit=GIB_HOURS, needs=Needs(nothing="nothing was wasted: good"),
+        links=[of_series(link_to_owner())], width=7, height=6,
+    )  # fmt: skip
+
+
+def growing() -> Panel:
+    who = "cluster, instance, pid, command, owner_type, owner"
+    rates = f"{holdings()} * 0 + on ({HOLDING_LABELS}) group_left () {growth_rate()}"
+    return bars(
+        "Who grows steadily",
+        "The ten programs whose need grows fastest, and has grown in each part of some minutes, hours or "
+        "days: a leak, or a cache that is not full yet. An alert follows where it goes on. A click on a bar "
+        "shows its process.",
+        Query(f"topk(10, sum by ({who}) ({rates}))", f"{{{{command}}}} {{{{pid}}}} {OWNER_LEGEND}"),
+        unit="binBps", needs=Needs(nothing="nobody: good"),
+        links=[of_series(link_to_process())], width=8, height=6,
     )  # fmt: skip
 
 
@@ -164,7 +178,7 @@ def held_by_team() -> Panel:
         "What each team holds now: the ten teams that hold most. A team is the namespace of a pod, otherwise "
         "the user.",
         Query(f"topk(10, sum by (team) ({holdings()}))", "{{team}}"),
-        unit=BYTES, absent="nobody holds memory on a watched node",
+        unit=BYTES, needs=Needs("holder", nothing="nothing is held"),
     )  # fmt: skip
 
 
@@ -176,7 +190,7 @@ def busy_against_held() -> Panel:
         "ran. A GPU that is full and idle is at the lower right.",
         Query(f"{by} ({selector('vramledger_device:memory_used:ratio')})", "memory used"),
         Query(f"{by} ({device_utilisation()})", "busy"),
-        unit=SHARE,
+        unit=SHARE, width=8,
     )  # fmt: skip
 
 
@@ -194,7 +208,7 @@ def unowned_and_unknown() -> Panel:
     held = holdings(state_matcher("orphaned|zombie|dead"))
     return table(
         "Unowned and unknown memory",
-        "Where the memory is that *Wasted memory* calls unowned or unknown, the 50 largest parts: holders "
+        "Memory without an owner to ask, the 50 largest parts: holders "
         "that are orphaned, zombie or dead, and without a pid what no process holds "
         "(unattributed) or what holders have that the exporter cannot see (unknown). Healthy devices "
         "have some unattributed memory, too: we measured up to 66 MiB.",
@@ -215,29 +229,12 @@ def unowned_and_unknown() -> Panel:
 
 
 def largest_wasted_holdings() -> Panel:
-    worst = f"topk(10, {wasted_holdings()})"
-    labels = f"{DEVICE_LABELS}, pid, state, step, team, command, owner_type, owner"
-    stamps = selector("vramledger_process:state_since_timestamp_seconds:last")
-    return table(
+    return holdings_table(
         "Largest wasted holdings",
-        "The first owners to ask, and the first step. A click on the pid shows where the process' memory "
-        "goes.",
-        Query(f"sum by ({labels}) ({worst})"),
-        Query(age(f"max by ({DEVICE_LABELS}, pid) ({stamps} and on ({HOLDING_LABELS}) {worst})")),
-        columns=[
-            PROCESS_COLUMN,
-            PROGRAM_COLUMN,
-            *OWNER_COLUMNS,
-            TEAM_COLUMN,
-            STATE_COLUMN,
-            Column("Value #B", FOR, SECONDS, width=AGE_WIDTH),
-            Column("Value #A", "Holds", BYTES, width=100),
-            STEP_COLUMN,
-            NODE_COLUMN,
-            GPU_COLUMN,
-        ],
-        empty="nobody wastes memory: good",
-        needs="device", sort="Value #A", rows_of="Value #A", width=24, height=12,
+        "The first owners to ask, and the first step. A click on the pid shows where its memory goes.",
+        wasted_holdings(),
+        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, *OWNER_COLUMNS], rows=10,
+        empty="nobody wastes memory: good", height=12,
     )  # fmt: skip
 
 
@@ -259,12 +256,12 @@ def changed() -> Panel:
         Query(now),
         columns=[
             *OWNER_COLUMNS,
-            Column("Value #A", "Changed by", BYTES),
-            Column("Value #B", "At the beginning", BYTES),
-            Column("Value #C", "At the end", BYTES),
+            Column("Value #A", "Changed by", BYTES, width=134),
+            Column("Value #B", "At the beginning", BYTES, width=100),
+            Column("Value #C", "At the end", BYTES, width=100),
         ],
         empty="nothing changed where both moments were watched",
-        sort="Value #A", rows_of="Value #A", width=24, height=10,
+        sort="Value #A", rows_of="Value #A", width=12, height=8,
     )  # fmt: skip
 
 
@@ -336,7 +333,7 @@ def ledger_over_time() -> Panel:
         Query(f"sum by (state) ({selector(NODE_MEMORY)})", "{{state}}"),
         Query(f"sum({selector(NODE_MEMORY)})", "total"),
         total="total",
-        width=14,
+        width=9,
         height=6,
     )
 
@@ -348,7 +345,7 @@ def waste_over_time() -> Panel:
         "minutes. A colour stands for an owner here, not for a state.",
         Query(mean_of_largest(MEAN_WASTED, OWNER), OWNER_LEGEND),
         Query(mean_of_others(MEAN_WASTED, OWNER), "all others"),
-        unit=BYTES, stacked=True, named=True, width=24,
+        unit=BYTES, stacked=True, named=True, width=16,
     )  # fmt: skip
 
 
@@ -363,27 +360,34 @@ def dashboard() -> Dashboard:
             Row(
                 "",
                 [
-                    watched_nodes(width=9),
-                    alert_counts(width=6),
+                    watched_nodes(width=7),
+                    alert_counts(width=5),
                     reachable_gpus(),
                     memory(),
                     wasted_memory(),
                     cost(),
                     ledger_over_time(),
                     waste_by_owner(),
+                    growing(),
                     firing_alert_table("Needs attention", height=8),
                     held_by_team(),
-                    busy_against_held(),
+                    changed(),
                 ],
             ),
             Row(
                 "Waste",
-                [largest_wasted_holdings(), usage_by_team(), unowned_and_unknown(), waste_over_time()],
+                [
+                    largest_wasted_holdings(),
+                    usage_by_team(),
+                    unowned_and_unknown(),
+                    busy_against_held(),
+                    waste_over_time(),
+                ],
                 collapsed=True,
             ),
             Row(
-                "Capacity and change",
-                [capacity_by_model(), most_free_gpus(), changed()],
+                "Capacity",
+                [capacity_by_model(), most_free_gpus()],
                 collapsed=True,
             ),
         ],

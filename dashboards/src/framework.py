@@ -8,7 +8,6 @@ from dashboards.src.panels import (
     COUNT,
     ROUNDED,
     SHARE,
-    YES_OR_NO,
     Column,
     Panel,
     Query,
@@ -16,6 +15,7 @@ from dashboards.src.panels import (
     stat,
     table,
     time_series,
+    value_mapping,
 )
 from dashboards.src.queries import (
     DEVICE_LABELS,
@@ -37,7 +37,6 @@ from dashboards.src.shared_panels import (
     OWNER_COLUMNS,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
-    in_thirds,
     watched_nodes,
 )
 from vramledger.views.colours import GRAFANA
@@ -48,6 +47,9 @@ OR_NO_RULES = "or the rules are not loaded"
 """The other reason why a recorded series is missing."""
 PROCESS = "{{instance}} GPU {{gpu}}: {{command}} {{pid}}"
 BY_PROCESS = f"{DEVICE_LABELS}, pid"
+
+
+SET_OR_NOT = value_mapping({0: ("no", "text"), 1: ("yes", "text")})
 
 
 def need() -> str:
@@ -68,38 +70,34 @@ def agents_reporting() -> Panel:
         "figures here.",
         Query(count_equal("vramledger_agent_up", 1), "report"),
         Query(count_equal("vramledger_agent_up", 0), "silent"),
-        unit=COUNT, needs=Needs(nothing="no agent"),
+        unit=COUNT, needs=Needs(nothing="no agent"), width=3,
     )  # fmt: skip
 
 
 def need_known() -> Panel:
     known = f"sum({holdings()} and on ({HOLDING_LABELS}) {need()})"
     return stat(
-        "Need is known for",
+        "Need known",
         "Share of the held memory whose program has an agent that reports its need. The rest is not judged "
         "here.",
         Query(f"({known} or 0 * sum({holdings()})) / sum({holdings()})"), unit=SHARE,
-        needs=Needs("holder"),
+        needs=Needs("holder"), width=3,
     )  # fmt: skip
 
 
-def held_beyond_need() -> Panel:
+def not_used() -> Panel:
+    cached, split = (
+        f"sum({selector(f'vramledger_torch_{name}_bytes')})" for name in ("reclaimable", "inactive_split")
+    )
     return stat(
-        "Held beyond peak need",
-        "The memory that programs hold above the highest need that they ever had. What is reclaimable now "
-        "may be more: they will need it again at their next peak.",
-        Query(f"sum({beyond_need()})"), unit=BYTES,
-        needs=Needs("need"), colour=GRAFANA["idle"],
-    )  # fmt: skip
-
-
-def reclaimable() -> Panel:
-    return stat(
-        "Reclaimable now",
-        "What torch.cuda.empty_cache() would free now, over all programs whose counters tell. They take "
-        "what is below their peak need again at their next peak.",
-        Query(f"sum({selector('vramledger_torch_reclaimable_bytes')})"), unit=BYTES,
-        needs=Needs("agent", nothing="not reported"),
+        "Held, but not used",
+        "Above the highest need that programs ever had; what torch.cuda.empty_cache() would free now, where "
+        "torch's counters tell, which they take again at their next peak; and fragmentation: free pieces of "
+        "used blocks, which nothing frees. The three overlap.",
+        Query(f"sum({beyond_need()})", "beyond need"),
+        Query(cached, "reclaimable now"),
+        Query(split, "fragmentation"),
+        unit=BYTES, needs=Needs("need"), colours={"beyond need": GRAFANA["idle"]}, width=7,
     )  # fmt: skip
 
 
@@ -119,7 +117,7 @@ def by_policy() -> Panel:
         "What the programs of each framework hold now, by the way in which it takes memory. Without a name: "
         "no framework is known.",
         Query(f"topk(12, sum by (framework, policy) ({holdings()}))", "{{framework}} {{policy}}"),
-        unit=BYTES, absent="nobody holds memory on a watched node",
+        unit=BYTES, needs=Needs("holder", nothing="nothing is held"),
     )  # fmt: skip
 
 
@@ -147,19 +145,19 @@ def room_for_more() -> Panel:
             NODE_COLUMN,
             GPU_COLUMN,
             Column("Value #A", "More jobs fit", COUNT, width=98),
-            Column("pid", "Jobs like pid", link=link_to_process(), width=100),
+            Column("pid", "Jobs like pid", link=link_to_process(), width=72),
             Column("Value #B", "Needs, at most", BYTES, width=90),
             Column("Value #C", "Room, if limited", BYTES, width=90),
-            Column("Value #D", "SMs, 15 min", SHARE, width=100),
+            Column("Value #D", "SMs, 15 min", SHARE, width=62),
         ],
         empty="no more jobs would fit",
-        needs="agent", sort="Value #A", rows_of="Value #A", width=24, height=7,
+        needs="agent", sort="Value #A", rows_of="Value #A", width=11, height=5,
     )  # fmt: skip
 
 
 def could_move() -> Panel:
     fits = selector("vramledger_process:movable_bytes:need")
-    names = f"sum by ({BY_PROCESS}, command, owner_type, owner) ({holdings()})"
+    names = f"sum by ({BY_PROCESS}, command) ({holdings()})"
     room = f"max by ({NODE_LABELS}) ({selector('vramledger_device:room_bytes:needed')})"
     return table(
         "Jobs that could move to another GPU",
@@ -174,16 +172,14 @@ def could_move() -> Panel:
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
-            *OWNER_COLUMNS,
-            Column("Value #A", "Needs, at most", BYTES, width=98),
-            Column("Value #B", "Holds", BYTES, width=90),
+            Column("Value #A", "Needs, at most", BYTES, width=110),
             NODE_COLUMN,
             GPU_COLUMN,
             Column("to", "To GPU", width=60),
             Column("Value #C", "Room there", BYTES, width=90),
         ],
         empty="no job would fit elsewhere",
-        needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=7,
+        needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=13, height=5,
     )  # fmt: skip
 
 
@@ -212,7 +208,7 @@ def hoarding_factors() -> Panel:
             GPU_COLUMN,
         ],
         empty="no program holds more than it ever needed: good",
-        needs="need", sort="Value #A", rows_of="Value #A", width=24, height=8,
+        needs="need", sort="Value #A", rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
@@ -223,8 +219,8 @@ def fragmentation() -> Panel:
     expandable = selector("vramledger_torch_allocator_info", 'expandable_segments="true"')
     others = f"0 * count by ({NODE_LABELS}, pid) ({selector('vramledger_torch_allocator_info')})"
     return table(
-        "torch: fragmentation",
-        "The ten programs with the most memory in free pieces of used blocks, which cannot be freed to "
+        "Fragmentation: free, but not usable",
+        "The ten torch programs with the most memory in free pieces of used blocks, which cannot be freed to "
         "the driver. At the next start PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True helps; where that is "
         "set, tensors of the same sizes in every step. Nothing is worth it below 256 MiB or a "
         "tenth of the pool. It matters where allocations were retried within the time range: those programs "
@@ -241,14 +237,14 @@ def fragmentation() -> Panel:
             *OWNER_COLUMNS,
             Column("Value #A", "In free pieces", BYTES, width=100),
             Column("Value #B", "Of its pool", SHARE, width=85),
-            Column("Value #E", "Expandable segments", COUNT, mappings=[YES_OR_NO], width=110),
+            Column("Value #E", "Expandable segments", COUNT, mappings=[SET_OR_NOT], width=110),
             Column("Value #C", "Retries", COUNT, width=102),
             Column("Value #D", "Largest free block", BYTES, width=105),
             NODE_COLUMN,
             GPU_COLUMN,
         ],
         empty="no torch program has free pieces: good",
-        needs="agent", sort="Value #C", rows_of="Value #A", width=24, height=8,
+        needs="agent", sort="Value #C", rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
@@ -291,21 +287,19 @@ def dashboard() -> Dashboard:
             Row(
                 "",
                 [
-                    watched_nodes(),
-                    *in_thirds(
-                        agents_reporting(),
-                        need_known(),
-                        held_beyond_need(),
-                        reclaimable(),
-                        more_jobs_fit(),
-                    ),
+                    watched_nodes(width=7),
+                    agents_reporting(),
+                    need_known(),
+                    not_used(),
+                    more_jobs_fit(),
+                    fragmentation(),
+                    could_move(),
+                    room_for_more(),
+                    hoarding_factors(),
                     by_policy(),
                     pools_by_framework(),
-                    hoarding_factors(),
-                    fragmentation(),
                 ],
             ),
-            Row("Sharing a GPU", [room_for_more(), could_move()], collapsed=True),
             Row("torch over time", [torch_totals()], collapsed=True),
         ],
     )

@@ -52,7 +52,7 @@ from dashboards.src.shared_panels import (
     firing_alert_table,
     holders,
     memory_limits,
-    unowned,
+    unattributed,
     wasted,
     with_verdict_step,
 )
@@ -265,7 +265,7 @@ def dashboard() -> Dashboard:
                 [
                     *(replace(figure, width=5) for figure in (exporters(), reachable_gpus(), memory_used())),
                     wasted(),
-                    replace(unowned(), width=5),
+                    replace(unattributed(), width=5),
                     gpu_ledgers(),
                     holders(height=9),
                     firing_alert_table(height=7),

@@ -6,7 +6,8 @@ from dashboards.src.dashboard import (
     OWNER,
     Dashboard,
     Row,
-    link_to_owner,
+    link_to_team,
+    of_series,
     owner_variable,
     price_variables,
     team_variable,
@@ -50,7 +51,6 @@ from dashboards.src.shared_panels import (
     HOLDERS_SAY,
     NODE_COLUMN,
     OWNER_COLUMNS,
-    OWNER_LEGEND,
     PERHAPS_WASTED,
     PROCESS_COLUMN,
     PROGRAM_COLUMN,
@@ -76,7 +76,7 @@ def held_now() -> Panel:
     return stat(
         "Memory",
         "Bytes that the chosen owners hold now, on all devices; and what of them is held without work, or "
-        "perhaps (not proven).",
+        "perhaps.",
         Query(f"sum({held} and on (instance, owner_type, owner) {teams})", "held"),
         Query(f"sum({wasted_holdings(*CHOSEN)}) or 0 * sum({holdings(*CHOSEN)})", "wasted"),
         Query(f"sum({perhaps_wasted_holdings(*CHOSEN)}) or 0 * sum({holdings(*CHOSEN)})", PERHAPS_WASTED),
@@ -166,13 +166,14 @@ def held_by_state() -> Panel:
     )
 
 
-def held_by_owner() -> Panel:
-    held = f"sum by (owner_type, owner) ({gibibyte_hours(MEAN_HELD, *CHOSEN)})"
+def held_by_team() -> Panel:
+    held = f"sum by (team) ({gibibyte_hours(MEAN_HELD, *CHOSEN)})"
     return bars(
-        "GiB-hours by owner",
-        "The ten owners that held most within the time range; right to 4 minutes at each end.",
-        Query(f"topk(10, {held} > 0)", OWNER_LEGEND),
-        unit=GIB_HOURS, absent=NOTHING_DRAWN, links=[link_to_owner(of_series=True)], width=10,
+        "GiB-hours by team",
+        "The ten teams that held most within the time range; right to 4 minutes at each end. A team is the "
+        "namespace of a pod, otherwise the user. Those of each owner are in the row below.",
+        Query(f"topk(10, {held} > 0)", "{{team}}"),
+        unit=GIB_HOURS, needs=HELD_NOTHING, links=[of_series(link_to_team())], width=10,
     )  # fmt: skip
 
 
@@ -232,7 +233,7 @@ def dashboard() -> Dashboard:
                         cost(),
                     ),
                     held_by_state(),
-                    held_by_owner(),
+                    held_by_team(),
                     processes(),
                     owners_alerts(),
                 ],

@@ -145,6 +145,8 @@ STATUS_NAMES = value_mapping(
         WITHOUT_RULES: ("no rules", BAD),
     }
 )
+NAMED = "#4695b1"
+"""The colour of bars and points, which have names: none of a state."""
 YES_OR_NO = value_mapping({0: ("no", BAD), 1: ("yes", GOOD)})
 NO_FILE = 2
 WEB_CONFIG = value_mapping({0: ("no", BAD), 1: ("yes", GOOD), NO_FILE: ("no file", GRAFANA["free"])})
@@ -420,17 +422,22 @@ def bars(
     query: Query,
     *,
     unit: str,
-    absent: str = NO_DATA,
-    colour: str = "",
+    needs: Needs,
     links: Sequence[Json] = (),
     width: int = 12,
     height: int = 8,
 ) -> Panel:
-    """Make a bar with its figure for each series of a query, as long as it is large: who holds what."""
+    """Make a bar with its figure for each series of a query, as long as it is large: who holds what.
+
+    Without any, one says why. A bar has its name beside it, and no colour that is a state's elsewhere.
+    """
+    query = replace(query, expr=or_why(query.expr, needs, labelled=True))
     body = _panel_body("bargauge", title, description, [query], instant=True)
     body["fieldConfig"]["defaults"] |= {
-        "unit": unit, "noValue": absent, "min": 0, "links": [*links], "thresholds": _plain_thresholds(),
-        "color": {"mode": "fixed", "fixedColor": colour} if colour else {"mode": "palette-classic"},
+        "unit": unit, "noValue": "no exporter is known", "min": 0, "links": [*links],
+        "displayName": "${__series.name}",  # else a single bar has no name
+        "mappings": [value_mapping(needs.words)], "thresholds": _plain_thresholds(),
+        "color": {"mode": "fixed", "fixedColor": NAMED},
     }  # fmt: skip
     body["options"] = {
         "displayMode": "basic", "orientation": "horizontal", "valueMode": "text", "namePlacement": "left",
@@ -454,7 +461,7 @@ def scatter(
     """Make a point for each row of two queries: ``across`` from left to right, ``up`` from bottom to top."""
     body = _panel_body("xychart", title, description, [across, up], instant=True, rows=True)
     body["fieldConfig"]["defaults"] |= {
-        "unit": unit, "noValue": NO_DATA, "min": 0, "max": 1, "color": {"mode": "palette-classic"},
+        "unit": unit, "noValue": NO_DATA, "min": 0, "max": 1, "color": {"mode": "fixed", "fixedColor": NAMED},
         "custom": {
             "show": "points", "pointSize": {"fixed": 7}, "pointShape": "circle", "axisPlacement": "auto",
         },

@@ -15,6 +15,8 @@ NODE_LABELS = "cluster, job, instance"
 DEVICE_LABELS = f"{NODE_LABELS}, gpu, uuid"
 UUID_LABELS = f"{NODE_LABELS}, uuid"
 HOLDING_LABELS = f"{UUID_LABELS}, pid"
+HOLDER_LABELS = "job, instance, uuid, pid"
+"""The same, where a query is long: a GPU is in one cluster."""
 
 CHOSEN_DEVICE = 'uuid=~"$uuid"'
 CHOSEN_OWNER = 'owner=~"$owner"'
@@ -24,9 +26,6 @@ CHOSEN_PROCESS = 'pid=~"$pid"'
 
 WASTED = "idle|stopped|orphaned|zombie|stuck|dead"
 """States in which a holder may waste memory; an orphan that still works does not."""
-UNOWNED = "orphaned|zombie|dead|unattributed"
-"""States in which memory has no owner to ask."""
-
 _WITHOUT_HOLDER = ("unattributed", "operating_system", "driver_reserved", "free")
 HELD = f'state!~"{"|".join(_WITHOUT_HOLDER)}"'
 """Chooses the bytes that somebody holds."""
@@ -136,9 +135,9 @@ def uncharged(*matchers: str) -> str:
 
 
 def newest_bytes() -> str:
-    """Return what each holder of one node holds now: what is recorded of it is up to 4 minutes old."""
+    """Return what each holder holds now: what is recorded of it is up to 4 minutes old."""
     both = selector("", '__name__=~"vramledger_process_(uncharged_)?memory_bytes"')
-    return f"sum by (uuid, pid) ({both})"
+    return f"sum by ({HOLDER_LABELS}) ({both})"
 
 
 def sampled(figure: str) -> str:
@@ -209,6 +208,11 @@ def steady_growth_of(span: str, *matchers: str) -> str:
     """Return by how much each holding's minimum demand has grown within a span, where it grew steadily."""
     grown = selector(f"vramledger_process:demand_growth_bytes:delta{span}", *matchers)
     return f"last_over_time({grown}[{GROWTH_SPANS[span]}])"
+
+
+def growth_rate(*matchers: str) -> str:
+    """Return how fast each holding grows that grows steadily over any of these spans, in bytes a second."""
+    return selector("vramledger_process:demand_growth_bytes:rate", *matchers)
 
 
 def minimum_demand_of(*matchers: str) -> str:

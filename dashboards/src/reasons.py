@@ -67,11 +67,11 @@ class Needs:
         return {**said, **{code: WORDS[code] for code in (*codes, STOPPED, NO_DRIVER, NOT_WATCHED)}}
 
 
-def or_why(figure: str, needs: Needs) -> str:
-    """Return a figure without labels, or the code of why it is not there."""
+def or_why(figure: str, needs: Needs, *, labelled: bool = False) -> str:
+    """Return a figure, or several that are ``labelled``, or the code of why there is none."""
     known = f"max({missing(needs.source)})"
     first = [f"({code} + 0 * {known} unless on () {there})" for code, there in needs.first]
-    return "\nor ".join([figure, *first, known])
+    return f"\nor {'on () ' if labelled else ''}".join([figure, *first, known])
 
 
 def or_what_is_missing(rows: str, source: str) -> str:

@@ -34,6 +34,7 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     ALERT_MATCHERS,
     DEVICE_LABELS,
+    HOLDER_LABELS,
     HOLDING_LABELS,
     MAXIMUM,
     MEAN_HELD,
@@ -41,7 +42,6 @@ from dashboards.src.queries import (
     NODE_LABELS,
     PARTLY_BLIND,
     RELEASED,
-    UNOWNED,
     USUAL_UNATTRIBUTED,
     WATCHING,
     WITHOUT_RULES,
@@ -115,8 +115,8 @@ SEVERITIES = ("page", "warning", "info")
 SEVERITY_RANKS = value_mapping(
     {
         1: ("page", GRAFANA["dead"]),
-        2: ("warning", GRAFANA["idle"]),
-        3: ("info", GRAFANA["unknown"]),
+        2: ("warning", "transparent"),  # yellow is idle
+        3: ("info", "transparent"),
     }
 )
 
@@ -164,7 +164,7 @@ def in_thirds(*figures: Panel) -> list[Panel]:
     return [replace(figure, width=8) for figure in figures]
 
 
-PERHAPS_WASTED = "not proven"
+PERHAPS_WASTED = "perhaps wasted"
 
 ANY_DEVICE = Needs("device")
 """What a figure of the chosen devices needs."""
@@ -175,22 +175,22 @@ def wasted(*matchers: str, needs: Needs = ANY_DEVICE) -> Panel:
     return stat(
         "Wasted",
         "Memory that is held without work: by idle, stopped, stuck, zombie and dead holders, and by "
-        "orphans that do not work. Everywhere in these dashboards wasted means this. Not proven: idle and "
-        "orphaned holders of whom it is not known whether they work.",
+        "orphans that do not work. Everywhere in these dashboards wasted means this. Perhaps: idle "
+        "and orphaned holders of whom it is not known whether they work.",
         Query(f"sum({wasted_bytes(*matchers)})", "wasted"),
-        Query(f"sum({perhaps_wasted_bytes(*matchers)})", PERHAPS_WASTED),
-        unit=BYTES, needs=needs, colours={"wasted": GRAFANA["idle"], PERHAPS_WASTED: GRAFANA["stopped"]},
+        Query(f"sum({perhaps_wasted_bytes(*matchers)})", "perhaps"),
+        unit=BYTES, needs=needs, colours={"wasted": GRAFANA["idle"], "perhaps": GRAFANA["stopped"]},
     )  # fmt: skip
 
 
-def unowned(*matchers: str) -> Panel:
-    """Make the figure of memory without an owner to ask."""
+def unattributed(*matchers: str, needs: Needs = ANY_DEVICE) -> Panel:
+    """Make the figure of memory that nobody is known to hold; none of it is wasted by somebody."""
     return stat(
-        "Unowned",
-        "Memory of orphaned, zombie and dead processes, and of no process at all (unattributed). Holders "
-        "says what may be ended.",
-        Query(f"sum({device_bytes(UNOWNED, *matchers)})"),
-        unit=BYTES, needs=ANY_DEVICE, colour=GRAFANA["orphaned"], level=USUAL_UNATTRIBUTED,
+        "Unattributed",
+        "Used, and held by nobody that the driver or other evidence names: a process of another PID "
+        "namespace, or memory that the driver has not freed. We measured up to 66 MiB on healthy devices.",
+        Query(f"sum({device_bytes('unattributed', *matchers)})"),
+        unit=BYTES, needs=needs, colour=GRAFANA["unattributed"], level=USUAL_UNATTRIBUTED,
     )  # fmt: skip
 
 
@@ -205,7 +205,7 @@ def alert_counts(width: int = 8) -> Panel:
             for rank, name in enumerate(SEVERITIES, 1)
         ),
         unit=COUNT, absent="no rules",
-        colours={"page": GRAFANA["dead"], "warning": GRAFANA["idle"]}, width=width,
+        colours={"page": GRAFANA["dead"]}, width=width,
     )  # fmt: skip
 
 
@@ -227,8 +227,7 @@ def firing_alert_table(
     return table(
         title,
         "Pages first, the oldest of them first. A click on the alert opens its runbook, which begins with "
-        f"the first step. {say}Each condition that needs somebody has an alert, so an empty table is good "
-        "if the rules are loaded: *Alerts* or *Exporter* says that they are not.",
+        f"the first step. {say}Each condition that needs somebody has an alert, so an empty table is good.",
         Query(f'bottomk(50, label_replace({ranks}, "step", "$1", "alertname", ".*?((Gpu|Vram)[A-Z].*)"))'),
         Query(f"max by ({by}) ({age(since)})"),
         columns=[
@@ -242,7 +241,7 @@ def firing_alert_table(
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
         ],
-        empty="nothing fires: good, if all nodes are watched",
+        empty="nothing fires: good", needs="node",
         sort=("Value #A", "-Value #B"), ascending=True, rows_of="Value #A", width=width, height=height,
     )  # fmt: skip
 
@@ -256,6 +255,7 @@ def holdings_table(
     places: Sequence[Column] = (NODE_COLUMN, GPU_COLUMN),
     rows: int = 50,
     alone: bool = False,
+    empty: str = "nobody holds memory there",
     width: int = 24,
     height: int,
 ) -> Panel:
@@ -269,11 +269,11 @@ def holdings_table(
         places: say where it is.
         rows: at most so many, the largest.
         alone: of one process, whose need and growth other panels show: what NVML charges to nobody instead.
+        empty: what no rows mean.
         width: in columns.
         height: in rows.
     """
     by = f"{DEVICE_LABELS}, pid"
-    labels = f"{by}, state, step, command, owner_type, owner"
     since = selector("vramledger_process:state_since_timestamp_seconds:last")
     worked = selector("vramledger_process_last_active_timestamp_seconds")
     of_those = f"and on ({HOLDING_LABELS}) ({chosen})"
@@ -297,14 +297,9 @@ def holdings_table(
             figures.append(f"{demand_rate()} {of_those}")
             middle.append(Column("Value #F", "Grows", "binBps", width=86))
 
-    largest = f"topk({rows}, {chosen})"
-    if with_nodes:
-        largest = f"sum by ({labels}) ({largest})"
-    else:
-        largest = f"{largest} * 0 + on (uuid, pid) group_left () {newest_bytes()}"
     return table(
         title, f"{description} {say}",
-        Query(largest),
+        Query(f"topk({rows}, {chosen}) * 0 + on ({HOLDER_LABELS}) group_left () {newest_bytes()}"),
         Query(age(f"max by ({by}, grade) ({since} {of_those})")),
         Query(f"max by ({by}) ({process_utilisation()} {of_those})"),
         Query(age(f"max by ({by}) ({worked} {of_those})")),
@@ -321,7 +316,7 @@ def holdings_table(
             STEP_COLUMN,
             *places,
         ],
-        empty="nobody holds memory there",
+        empty=empty,
         needs="device", sort="Value #A", rows_of="Value #A", width=width, height=height,
     )  # fmt: skip
 
@@ -401,7 +396,7 @@ def usage_table(
     return table(
         title,
         f"{description} The states add up to what was held. What is idle or orphaned and not in Wasted is "
-        "not proven: holders that are idle only by inference, and orphans that still work. Of holders that "
+        "perhaps wasted, or works: holders that are idle only by inference, and orphans. Of holders that "
         "the exporter cannot see no owner is known: they are in no row. Right to 4 minutes at each end.",
         *(Query(figure) for figure in figures.values()),
         columns=[

@@ -49,12 +49,15 @@ _PASSWORD_MAX = 72
 
 
 class PasswordResult(Enum):
-    """The result of a login: why it is refused, one of ``WEB_REFUSALS``."""
+    """The result of a login: why it is refused, one of ``WEB_REFUSALS``.
+
+    Throttled is who has failed too often, busy where too many other passwords wait.
+    """
 
     RIGHT = ""
     WRONG = "password"
-    THROTTLED = "failures"  # this address has failed too often
-    BUSY = "busy"  # too many other passwords are waiting
+    THROTTLED = "failures"
+    BUSY = "busy"
 
 
 class FailureBudget:

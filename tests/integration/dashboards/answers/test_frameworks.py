@@ -34,7 +34,7 @@ def test_jobs_that_could_move_are_named_with_the_gpu(engine: Engine) -> None:
 
 def test_retries_are_counted_in_whole_numbers(engine: Engine) -> None:
     """A count of retries is not extrapolated to a part of one."""
-    rows = value(engine, "vramledger-framework", "torch: fragmentation", "C")
+    rows = value(engine, "vramledger-framework", "Fragmentation: free, but not usable", "C")
 
     assert rows
     assert all(float(str(row["value"])).is_integer() for row in rows)
@@ -42,8 +42,8 @@ def test_retries_are_counted_in_whole_numbers(engine: Engine) -> None:
 
 def test_whether_segments_expand_stands_beside_fragmentation(engine: Engine) -> None:
     """Each program with free pieces says whether the setting that helps is there."""
-    rows = value(engine, "vramledger-framework", "torch: fragmentation")
-    told = value(engine, "vramledger-framework", "torch: fragmentation", "E")
+    rows = value(engine, "vramledger-framework", "Fragmentation: free, but not usable")
+    told = value(engine, "vramledger-framework", "Fragmentation: free, but not usable", "E")
 
     assert {row["pid"] for row in rows} <= {row["pid"] for row in told}
     assert {row["value"] for row in told} <= {0.0, 1.0}
@@ -53,7 +53,9 @@ def test_fragmentation_is_the_share_of_the_pool_in_free_pieces(engine: Engine) -
     """It is what is split and free over what is reserved: few pieces of a large pool are a small share."""
     shares: dict[str, float] = {}
     for node in ("fragmented", "leak"):
-        (row,) = value(engine, "vramledger-framework", "torch: fragmentation", "B", instance=node)
+        (row,) = value(
+            engine, "vramledger-framework", "Fragmentation: free, but not usable", "B", instance=node
+        )
         split, pool = (
             float(each["value"][1])
             for metric in ("inactive_split", "reserved")

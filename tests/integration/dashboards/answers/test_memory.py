@@ -214,6 +214,33 @@ def test_managed_memory_is_in_its_holders_figures(engine: Engine) -> None:
     assert held == float(charged[0]["value"][1]) + apart
 
 
+def test_tables_of_holders_have_the_newest_scrape(engine: Engine) -> None:
+    """What a program that leaks holds is the same on Owner as on Node, though its record is minutes older."""
+    for node in ("leak", "managed"):
+        (owner, there) = (
+            total_of(value(engine, dashboard, panel, instance=node))
+            for dashboard, panel in (("vramledger-owner", "Processes"), ("vramledger-node", "Holders"))
+        )
+        both = (
+            f'{{__name__=~"vramledger_process_(uncharged_)?memory_bytes", instance="{node}", pid!="other"}}'
+        )
+        (newest,) = ask(engine, f"sum({both})", **AT_NOW)
+        assert owner == there == float(newest["value"][1])
+
+
+def test_there_is_room_where_the_ledger_says_so(samples: Samples, engine: Engine) -> None:
+    """GPUs counts those with as much free memory as the chosen job needs; Capacity has them by model."""
+    (room,) = value(engine, "vramledger-fleet", "GPUs", "F", instance="leak|hoarder|jax|ranks|small-jobs")
+    free = truth.by_label(
+        truth.values(
+            samples, "vramledger_device_memory_bytes", NOW, state="free",
+            instance="leak|hoarder|jax|ranks|small-jobs",
+        ),
+        "uuid",
+    )  # fmt: skip
+    assert room["value"] == sum(size >= 40 * 2**30 for size in free.values()) > 0
+
+
 def test_fleet_and_owner_hold_the_same(engine: Engine) -> None:
     """What all owners hold is what the fleet holds, at the same moment, also where holdings change."""
     for node in ("leak", "small-jobs", "mig", "hoarder", "large-moment", "recorded-lively", "jax"):
@@ -226,11 +253,11 @@ def test_fleet_and_owner_hold_the_same(engine: Engine) -> None:
 
 
 def test_unowned_and_unknown_memory_is_listed(engine: Engine) -> None:
-    """The rows of Unowned and unknown memory are the figures above, which are a minute older."""
+    """Unattributed and unknown are rows of a table, which are a minute newer, as is who is orphaned."""
     expr = query_of("vramledger-fleet", "Unowned and unknown memory").replace("topk(50, ", "(")
     rows = ask(engine, substitute_variables(expr), **AT_NOW)
     sums = truth.by_label({tuple(row["metric"].items()): float(row["value"][1]) for row in rows}, "state")
-    for ref, unknown in (("C", False), ("D", True)):
+    assert {"orphaned", "zombie", "dead"} <= sums.keys()
+    for ref, state in (("C", "unattributed"), ("D", "unknown")):
         (figure,) = value(engine, "vramledger-fleet", "Wasted memory", ref)
-        listed = sum(size for state, size in sums.items() if (state == "unknown") is unknown)
-        assert listed == pytest.approx(figure["value"], rel=0.01)
+        assert sums[state] == pytest.approx(figure["value"], rel=0.01)

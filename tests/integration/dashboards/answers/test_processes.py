@@ -15,6 +15,8 @@ from tests.support.fleet.engines import Engine
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU for all of this folder
 
+GROWTH = "vramledger_process:demand_growth_bytes"
+
 
 def test_a_process_is_charged_no_more_than_it_holds(engine: Engine) -> None:
     """What NVML charges to a process is drawn where it is less than it holds; else both are the same."""
@@ -48,6 +50,22 @@ def test_a_fast_leak_grows_and_its_gpu_has_a_time_until_full(engine: Engine) -> 
 
     assert float(str(growing["value"])) > 0
     assert float(str(full["value"])) > 0
+
+
+def test_who_grows_steadily_is_named_whether_an_alert_fires_or_not(engine: Engine) -> None:
+    """Fleet names each program that a leak alert may come to name, and no other, with its rate."""
+    rows = value(engine, "vramledger-fleet", "Who grows steadily", instance="leak|hoarder|jax|small-jobs")
+    grown = ask(engine, f'{{__name__=~"{GROWTH}:delta6m|{GROWTH}:delta30m", instance="leak"}}', **AT_NOW)
+
+    assert {(row["instance"], row["pid"]) for row in rows} == {
+        ("leak", each["metric"]["pid"]) for each in grown
+    }
+    spans = {"6m": 360, "30m": 1800}
+    rates = [
+        float(each["value"][1]) / spans[each["metric"]["__name__"].rpartition("delta")[2]] for each in grown
+    ]
+    assert rows
+    assert all(0.5 * min(rates) <= float(str(row["value"])) <= 1.5 * max(rates) for row in rows)
 
 
 @pytest.mark.parametrize("node", ["managed", "jax", "fragmented"])

@@ -59,7 +59,7 @@ def test_nothing_is_shown_of_what_is_not_known(engine: Engine, node: str) -> Non
     """Where nothing is collected there is no figure: a 0 would look like an idle GPU."""
     assert value(engine, "vramledger-node", "GPU $gpu", instance=node) == []
     missing = {"down": NOT_WATCHED, "driver-lost": NO_DRIVER, "released": NOT_WATCHED}[node]
-    for panel in ("Wasted", "Unowned", "Memory used", "Holders"):
+    for panel in ("Wasted", "Unattributed", "Memory used", "Holders"):
         rows = value(engine, "vramledger-node", panel, instance=node)
         assert rows == [{"value": missing}], panel
 
@@ -109,7 +109,10 @@ def test_a_node_that_is_seen_in_part_is_not_painted_as_watched(engine: Engine) -
     [
         ("fleet", "Largest wasted holdings", "driver-lost", NO_DRIVER),
         ("fleet", "Largest wasted holdings", "small-jobs", None),
-        ("framework", "torch: fragmentation", "notebook", NO_SOURCE),
+        ("framework", "Fragmentation: free, but not usable", "notebook", NO_SOURCE),
+        ("fleet", "Needs attention", "small-jobs", None),
+        ("fleet", "Needs attention", "nowhere", NO_RULES),
+        ("exporter", "Nodes that are not fully watched", "nowhere", NO_RULES),
         ("framework", "Held beyond peak need, by program", "hoarder", NO_SOURCE),
         ("node", "Reservations and holdings", "hoarder", NO_SOURCE),
         ("node", "Limits", "hoarder", NO_SOURCE),
@@ -137,14 +140,19 @@ def test_an_empty_table_is_never_one_that_nobody_could_fill(
         ("owner", "Wasted in time range", {"instance": "leak", "owner": "nobody"}, NOTHING),
         ("owner", "Reclaimable now", {"instance": "notebook"}, NO_SOURCE),
         ("owner", "Reclaimable now", {"instance": "leak", "owner": "nobody"}, NOTHING),
-        ("framework", "Need is known for", {"instance": "released"}, NOT_WATCHED),
-        ("framework", "Need is known for", {"instance": "mig|released", "job": "nothing"}, None),
+        ("framework", "Need known", {"instance": "released"}, NOT_WATCHED),
+        ("framework", "Need known", {"instance": "mig|released", "job": "nothing"}, None),
         ("framework", "Agents", {"instance": "down"}, NOT_WATCHED),
-        ("framework", "Held beyond peak need", {"instance": "notebook"}, NO_SOURCE),
-        ("framework", "Held beyond peak need", {"instance": "hoarder"}, NO_SOURCE),
+        ("framework", "Held, but not used", {"instance": "notebook"}, NO_SOURCE),
+        ("framework", "Held, but not used", {"instance": "hoarder"}, NO_SOURCE),
         ("framework", "More jobs would fit", {"instance": "notebook"}, NO_SOURCE),
         ("fleet", "Memory", {"instance": "driver-lost"}, NO_DRIVER),
         ("fleet", "GPUs", {"instance": "down"}, NOT_WATCHED),
+        ("fleet", "Waste by owner", {"instance": "small-jobs"}, NOTHING),
+        ("fleet", "Waste by owner", {"instance": "driver-lost"}, NOT_WATCHED),
+        ("fleet", "Waste by owner", {"instance": "nowhere"}, None),
+        ("fleet", "Who holds what", {"instance": "nowhere"}, None),
+        ("fleet", "Who grows steadily", {"instance": "small-jobs"}, NOTHING),
         ("device", "Time until full", {"instance": "notebook", "uuid": ".+"}, NOTHING),
         ("device", "Memory used", {"instance": "hoarder", "uuid": "GPU-none"}, NO_DEVICE),
         ("device", "Unattributed", {"instance": "driver-lost", "uuid": ".+"}, NO_DRIVER),
