@@ -47,7 +47,6 @@ class _HostMemoryPickler(pickle.Pickler):
 
 
 def _make_pickler(content: Any, buffers: list[pickle.PickleBuffer]) -> pickle.Pickler:  # noqa: ANN401 a file
-    """Return the pickler of ``cloudpickle`` where it is installed, with our refusals."""
     try:
         cloudpickle = importlib.import_module("cloudpickle")
     except ImportError:

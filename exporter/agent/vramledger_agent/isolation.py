@@ -148,7 +148,6 @@ class IsolatedPool:
                     return result
 
     def close(self) -> None:
-        """End the processes that have no call."""
         with self._lock:
             ended, self._idle = self._idle, []
         for child in ended:
@@ -162,7 +161,6 @@ class IsolatedPool:
 
     @contextlib.contextmanager
     def _borrow_child(self) -> Iterator[tuple[_Child, bool]]:
-        """Yield a process for one call, and whether it is new; keep it if it waits for another call then."""
         child, is_new = self._choose()
         try:
             yield child, is_new
@@ -174,7 +172,6 @@ class IsolatedPool:
                 child.end()
 
     def _choose(self) -> tuple[_Child, bool]:
-        """Return a process, and whether it is new."""
         with self._lock:
             if self._pid != os.getpid():  # the parent's processes are not ours
                 self._pid = os.getpid()
@@ -293,17 +290,14 @@ class _Child:
             return b""
 
     def is_usable(self) -> bool:
-        """Return whether the child waits for another call."""
         return self._usable and self._process.is_alive()
 
     def kill(self) -> None:
-        """Kill the child and the processes that it has started."""
         self._usable = False
         if self._process.is_alive():
             _kill_with_descendants(self._process.pid)
 
     def end(self) -> None:
-        """Kill the child if it still runs, and close it."""
         self.kill()
         self._pipe.close()
         self._process.join()
@@ -378,7 +372,6 @@ def _answer(pipe: Any, descriptor: int) -> None:  # noqa: ANN401 a multiprocessi
 
 
 def _exit_with_parent(descriptor: int) -> NoReturn:
-    """End this process and what it has started when its parent has gone."""
     import select
 
     poll = select.poll()
@@ -388,7 +381,6 @@ def _exit_with_parent(descriptor: int) -> NoReturn:
 
 
 def _exit_with_descendants(status: int) -> NoReturn:
-    """End this process, after all that it has started."""
     for each in _children(os.getpid()):
         _kill_with_descendants(each)
     os._exit(status)

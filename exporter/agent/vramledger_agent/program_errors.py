@@ -50,7 +50,6 @@ def _has_argument(frame: FrameType, interrupted: FrameType) -> bool:
 
 
 def _handler_codes() -> set[object]:
-    """Return the code of the handlers that the program has set."""
     found: set[object] = set()
     for number in _signal.valid_signals():
         handler = _signal.getsignal(number)

@@ -42,7 +42,6 @@ class PrometheusCollector:
         return iter(self._make_families().values())
 
     def collect(self) -> Iterator[object]:
-        """Read the allocators, and yield every family."""
         families = self._make_families()
         worker.adopt_process()
         worker.poller.start_initialised()

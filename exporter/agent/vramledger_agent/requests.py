@@ -156,7 +156,6 @@ def send_response(client: socket.socket, response: dict[str, object]) -> None:
 
 
 def close_descriptors(descriptors: list[int]) -> None:
-    """Close the files that came with a message."""
     for descriptor in descriptors:
         try:
             os.close(descriptor)

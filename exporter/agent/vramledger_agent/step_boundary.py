@@ -33,11 +33,9 @@ class _PendingCall:
         self._owner: dict[str, int] = {}
 
     def claim(self, owner: int) -> bool:
-        """Return whether the call is this owner's."""
         return self._owner.setdefault("owner", owner) == owner
 
     def is_owned_by(self, owner: int) -> bool:
-        """Return whether the call was claimed by this owner."""
         return self._owner.get("owner") == owner
 
 
@@ -45,7 +43,6 @@ _pending: list[_PendingCall] = []
 
 
 def is_awaited() -> bool:
-    """Return whether anything waits for the boundary."""
     return bool(_pending)
 
 
@@ -100,7 +97,6 @@ def run_both(first: Callable[[], object], second: Callable[[], object], seconds:
 
 
 def _wait(call: _PendingCall, seconds: float) -> object:
-    """Wait for a call at a boundary, and return its result; see :func:`run`."""
     if not call.done.acquire(timeout=seconds):
         if call.claim(WITHDRAWN):
             _pending.remove(call)

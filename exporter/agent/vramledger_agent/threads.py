@@ -47,5 +47,4 @@ def count_threads() -> int | None:
 
 
 def has_thread(native_id: int) -> bool:
-    """Return whether the kernel still has a thread of this process."""
     return os.path.exists(f"{TASKS}/{native_id}")

@@ -181,7 +181,6 @@ class Worker:
     # The thread
 
     def _run_thread(self, run: WorkerRun) -> None:
-        """Report until the run is stopped."""
         run.native_id = _thread.get_native_id()
         # A thread that was stopped for a fork goes on with the turns where it was: a report for each fork
         # would take longer than the fork.
@@ -202,7 +201,6 @@ class Worker:
             run.done.release()
 
     def _register_hooks(self) -> None:
-        """Register our functions for the exit and for forks."""
         if not self._hooks_registered:
             self._hooks_registered = True
             atexit.register(self._finish_at_exit)
@@ -269,7 +267,6 @@ class Worker:
         self.find_allocators()
 
     def _finish_at_exit(self) -> None:
-        """Send the last report of a process that exits."""
         if self.pid != os.getpid():
             return
         self.stopped = True
@@ -298,7 +295,6 @@ class Worker:
             session.close()
 
     def _report_uncaught(self, session: ExporterSession) -> None:
-        """Report an error of a framework without an observer, if it has ended the program."""
         if self.uncaught_reporter is None:
             return
         found = self.uncaught_reporter(

@@ -58,7 +58,6 @@ class AgentHistory(msgspec.Struct, omit_defaults=True):
     settings: dict[str, Mapping[str, str]] = {}
 
     def with_first_versions(self, report: AgentReport) -> AgentReport:
-        """Return a report with the versions that were reported first."""
         reported = report.agent, report.python
         if self.versions is None:
             self.versions = reported
@@ -67,7 +66,6 @@ class AgentHistory(msgspec.Struct, omit_defaults=True):
         return replace(report, agent=self.versions[0], python=self.versions[1])
 
     def with_first_settings(self, report: AgentReport) -> AgentReport:
-        """Return a report with each framework's allocator settings that were reported first."""
         for each in report.frameworks:
             if each.settings:
                 self.settings.setdefault(each.framework, each.settings)
@@ -139,7 +137,6 @@ class AgentJoiner:
         return self._allocated.get(uuid, frozenset())
 
     def join(self, sample: Sample, processes: ProcessTracker) -> None:
-        """Join the agents of a sample to the processes that have a row in the sample."""
         reading = sample.reading
         starts = {pid: row.start for pid, row in sample.rows.items()}
         self._held = _held_bytes(reading) if reading.agents else {}
@@ -268,7 +265,6 @@ def needed(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
 
 
 def _is_missing(process: TrackedProcess | None, now: float) -> bool:
-    """Tell whether a process was started with an agent that should have reported by now."""
     if process is None or now - process.shown.start_time <= MISSING_AFTER:
         return False
     facts = process.now
@@ -277,7 +273,6 @@ def _is_missing(process: TrackedProcess | None, now: float) -> bool:
 
 
 def _has_allocated(history: AgentHistory, uuid: str, pools: list[Pool]) -> bool:
-    """Tell whether anything was allocated on a device since the last report with a count of allocations."""
     allocated = False
     for pool in pools:
         reported = pool.figures.get("allocations")
@@ -294,7 +289,6 @@ def _count_up(history: AgentHistory, name: str, reported: int | None) -> int | N
 
 
 def _counted(pool: Pool, history: AgentHistory, uuid: str) -> Pool:
-    """Return a pool whose counters never fall."""
     counts = {
         name: history.count_up(f"{pool.framework} {uuid} {name}", pool.figures[name])
         for name in COUNTER_FIGURES
@@ -308,7 +302,6 @@ def _counted(pool: Pool, history: AgentHistory, uuid: str) -> Pool:
 def _pools_by_device(
     report: AgentReport, held: Mapping[str, int | None], reading: Reading, *, apart: bool
 ) -> tuple[dict[str, list[Pool]], int]:
-    """Return the report's figures by device, and how many could not be assigned to one."""
     pools: dict[str, list[Pool]] = {}
     unmapped = 0
     for framework in report.frameworks:

@@ -79,7 +79,6 @@ class DeviceTracker:
         return record_peak(self.state.peaks.setdefault(uuid, []), now, used)
 
     def count_xids(self, events: Iterable[XidEvent]) -> None:
-        """Count XID errors."""
         for event in events:
             counts = self.state.xids.setdefault(event.uuid, {})
             counts[event.xid] = counts.get(event.xid, 0) + 1

@@ -49,7 +49,6 @@ class Sample:
         self.cpu = dict(self.reading.cpu_taken)
 
     def started_at(self, start: int) -> float:
-        """Return the Unix time of a start in ticks since boot."""
         return started_at(self.reading, start)
 
 
@@ -75,7 +74,6 @@ class WorkEvidence(NamedTuple):
     rated: bool = False  # whether the device has a rate of utilisation
 
     def signs_for(self, pid: int) -> DeviceSigns:
-        """Return what the device says of work of this holder that was launched earlier."""
         return DeviceSigns(self.named_since, self.free_at, self.rated, client=pid in self.clients)
 
     def shows_quiet(self, pid: int) -> bool:

@@ -94,7 +94,6 @@ class HoldingTracker:
         self._go_on(Remembered(failures=dict.fromkeys(FAILURE_REASONS, 0)))
 
     def _go_on(self, state: Remembered) -> None:
-        """Let every step go on from what it remembers."""
         self.state = state
         self._devices = DeviceTracker(state.devices)
         self._ooms = OomCounter(self.owners_max, state.ooms)
@@ -113,7 +112,6 @@ class HoldingTracker:
         self._go_on(self.state.since_start())
 
     def fresh(self) -> HoldingTracker:
-        """Return one with the same settings that remembers nothing."""
         return HoldingTracker(
             idle_after=self._idle_after,
             interval=self._interval,
@@ -203,7 +201,6 @@ class HoldingTracker:
         )
 
     def _publish_failure(self, reading: Reading, failure: tuple[str, str]) -> Snapshot:
-        """Return a snapshot without data; no owner is charged for the time around it."""
         if failure[0] != RELEASED:
             self.state.failures[failure[0]] = self.state.failures.get(failure[0], 0) + 1
         self._owners.mark_failed_sample()
@@ -349,7 +346,6 @@ class HoldingTracker:
         return tuple(holdings)
 
     def _drop_ended(self, sample: Sample) -> None:
-        """Drop what no longer exists."""
         self._owners.keep_only(self._devices.uuids)
         self._ghosts.keep_only(frozenset(self._devices.uuids))
         self._work.keep_only(frozenset(self._devices.uuids))

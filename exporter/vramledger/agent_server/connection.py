@@ -74,7 +74,6 @@ def identify_peer(connection: socket.socket, procfs: str) -> Peer:
 
 
 def has_ended(pidfd: int) -> bool:
-    """Tell whether the process of a pidfd has ended."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))

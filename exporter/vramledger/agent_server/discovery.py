@@ -79,7 +79,6 @@ def request_agents(path: Path) -> tuple[Agent, ...]:
 
 
 def find_exporter(path: Path) -> ExporterStatus:
-    """Return the state of the socket."""
     try:
         count = len(request_agents(path))
     except FileNotFoundError:
@@ -165,7 +164,6 @@ def _is_exporter(words: Sequence[str]) -> bool:
 
 
 def _value(words: Sequence[str], flag: str) -> str | None:
-    """Return the last value of a flag, written as one word or as two."""
     found = None
     for word, following in zip(words, [*words[1:], None], strict=True):
         if word.startswith(f"{flag}="):

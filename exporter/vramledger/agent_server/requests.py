@@ -105,12 +105,10 @@ _MAX_HOLDERS = (64, 16, 4, 0)
 
 
 def failure_response(error: str) -> bytes:
-    """Return an answer that says why the request failed."""
     return json.dumps(make_failure(error)).encode()
 
 
 def success_response(**more: object) -> bytes:
-    """Return an answer that says that the request succeeded."""
     return json.dumps(make_success(**more), separators=(",", ":")).encode()
 
 

@@ -49,7 +49,6 @@ class SocketFile:
         self._identity = _identity(path)
 
     def close(self) -> None:
-        """Stop listening, and remove the file."""
         self.socket.close()
         self.remove()
 
@@ -125,7 +124,6 @@ def _check_directory(directory: Path, owners: Collection[int | None]) -> None:
 
 
 def _check_free(path: Path, settings: SocketSettings) -> None:
-    """Check that the path is free, or has a socket that nobody listens on any more."""
     try:
         file_mode = path.lstat().st_mode
     except FileNotFoundError:

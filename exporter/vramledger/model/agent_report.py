@@ -80,7 +80,6 @@ class _DeviceFigures(Struct, frozen=True, omit_defaults=True):
 
     @property
     def figures(self) -> dict[str, int]:
-        """The figures that it reports, by name."""
         return {name: value for name in FIGURES if (value := getattr(self, name)) is not None}
 
 
@@ -138,7 +137,6 @@ class FrameworkReport(Struct, frozen=True, omit_defaults=True):
         force_setattr(self, "devices", devices)
 
     def _declared(self, device: DeviceReport) -> DeviceReport:
-        """Return what is declared that this framework reports of a device."""
         framework = REPORTING_FRAMEWORKS.get(self.framework)
         if framework is None:
             return device

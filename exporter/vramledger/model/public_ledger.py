@@ -34,7 +34,6 @@ _OWN_FIGURES = {
 
 
 def _said(text: str, words: Iterable[str | None] = ()) -> Meta:
-    """Describe a field, and the words that it may have."""
     return Meta(description=text, extra_json_schema={"enum": list(words)} if words else None)
 
 

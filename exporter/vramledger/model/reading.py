@@ -262,7 +262,6 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
 @lru_cache(maxsize=256)
 def _one_for_all(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the first of equal tuples."""
     return lines
 
 
@@ -489,5 +488,4 @@ def decode(line: bytes | str) -> Reading:
 
 
 def agent_plain(agent: Agent) -> list[Any]:
-    """Write an agent as JSON values."""
     return list(msgspec.to_builtins(agent))

@@ -408,7 +408,6 @@ class AgentSnapshot:
 
 
 def _sum(parts: Iterable[int | None]) -> int | None:
-    """Return a sum; None if there is nothing to add or a part is not known."""
     values = list(parts)
     known = [value for value in values if value is not None]
     return sum(known) if values and len(known) == len(values) else None

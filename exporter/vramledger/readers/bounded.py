@@ -118,7 +118,6 @@ class BoundedReader(Generic[T]):
             ).start()
 
     def _abandon_hung_task(self) -> None:
-        """Give up the task that has hung for too long, and go on in a new thread."""
         worker = self._worker
         if worker is None or worker.task is None or self._clock() - worker.began < self._stuck_after:
             return

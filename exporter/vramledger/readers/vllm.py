@@ -78,7 +78,6 @@ def request_metrics(listener: Listener) -> bytes | None:
 
 
 def _exchange(listener: Listener) -> bytes:
-    """Return all that the server sends. Raises OSError if it is too much or too long."""
     deadline = time.monotonic() + TIMEOUT
     received = bytearray()
     with socket.create_connection((listener.host, listener.port), TIMEOUT) as connection:
@@ -179,7 +178,6 @@ def find_server(root: str, row: ProcessRow) -> Server | None:
 
 
 def _uid(root: str, pid: int) -> bytes | None:
-    """Return the real user of a process as the kernel writes it."""
     words = status_fields(read_file(f"{root}/{pid}/status", FILE_CAP, [])).get(b"Uid", b"").split()
     return words[0] if words else None
 
@@ -218,7 +216,6 @@ class KvCacheReader(Collector):
         request: Callable[[Server], bytes | None] = lambda server: request_metrics(server.listener),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; nobody is asked before :meth:`update` has a holder. ``request`` gets a metrics page."""
         self._root = root
         self._request = request
         self._clock = clock
@@ -234,7 +231,6 @@ class KvCacheReader(Collector):
         self._error: Exception | None = None
 
     def read(self, context: Context) -> Part:
-        """Return what is known of the holders of this sample."""
         return {"kv_caches": self.update(context.rows)}
 
     @property
@@ -243,7 +239,6 @@ class KvCacheReader(Collector):
         return None if self.seconds is None else (self.answers, self.seconds)
 
     def errors(self) -> Iterator[Exception]:
-        """Yield what the last round has raised."""
         if self._error is not None:
             yield self._error
 
@@ -305,5 +300,4 @@ class KvCacheReader(Collector):
 
 
 def make_collector(host: Host) -> KvCacheReader:
-    """Make the collector of a host."""
     return KvCacheReader(str(host.root))

@@ -34,7 +34,6 @@ class Slot:
         self._make = make
 
     def made(self) -> Collector:
-        """Return the collector."""
         if self.collector is None:
             self.collector = self._make()
         return self.collector
@@ -93,7 +92,6 @@ class CollectorRunner:
     """Run collectors in a thread, and in a new one if one hangs: each costs one thread at most."""
 
     def __init__(self, slots: Iterable[Slot]) -> None:
-        """Start without a thread; the collectors are run in the order of their slots."""
         self.slots = {slot.name: slot for slot in slots}
         self._worker: _CollectorThread | None = None
         self._failing = FailureStreaks(COLLECTOR_FAILED)
@@ -202,7 +200,6 @@ class CollectorRunner:
             self._fail(slot, 0.0, TimeoutError("the collectors before it hang, and no time was left"))
 
     def _wait(self, worker: _CollectorThread, *, between: bool) -> None:
-        """Wait until all of its collectors have answered, or one of them is given up."""
         limit = Collector.patience
         while True:
             try:

@@ -89,7 +89,6 @@ class Header(NamedTuple):
 
 
 def _read_header(path: Path, line: bytes) -> Header:
-    """Check a recording's first line and return its content."""
     try:
         head = json.loads(line)
         known = head["format"] == FORMAT
@@ -183,5 +182,4 @@ def _is_unix_time(name: str, _: object) -> bool:
 
 
 def _is_start(name: str, _: object) -> bool:
-    """Tell whether a field is the start of a process in clock ticks, which has this name everywhere."""
     return name == "start"

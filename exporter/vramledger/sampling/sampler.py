@@ -77,7 +77,6 @@ class Sampler:
         self._looked_at: float | None = None
 
     def _make_slots(self) -> Iterator[Slot]:
-        """Yield the collectors that run after the rows, in this order: some use what others gave."""
         config, host, on = self._config, self._host, self._config.collectors
         yield Slot("facts", lambda: FactsWatch(host, lambda: self._owners.answered))
         yield self._owners
@@ -103,7 +102,6 @@ class Sampler:
                 yield Slot(fact.collector, lambda fact=fact: _make_collector(fact, host))  # type: ignore[misc]
 
     def sample(self) -> Reading:
-        """Take one sample. Raises DriverError if the driver as a whole does not work."""
         return self._sample(time.time(), time.monotonic())
 
     def sample_if_changed(self, longest: float) -> Reading | None:
@@ -194,7 +192,6 @@ class Sampler:
         self._holders = holders
 
     def _keep_owners(self, context: Context) -> None:
-        """Leave out facts without owners of a process whose owner an earlier sample has said."""
         facts = {(each.pid, each.start): each for each in context.facts}
         if self._owners.answered:
             present = {(row.pid, row.start) for row in context.rows}

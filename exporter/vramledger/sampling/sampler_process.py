@@ -32,11 +32,9 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status, None while it runs."""
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Wait for its end, and return its exit status."""
         return await self._process.wait()
 
     def kill_now(self) -> None:
@@ -75,15 +73,12 @@ class _StartedProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status, None while it runs."""
         return self.ended.result() if self.ended.done() else None
 
     async def wait(self) -> int:
-        """Wait for its end, and return its exit status."""
         return await asyncio.shield(self.ended)
 
     def kill_now(self) -> None:
-        """Kill it."""
         if not self.ended.done():
             self._starter.request_kill()
 
@@ -96,7 +91,6 @@ class Starter:
     """The process that starts samplers, as the exporter sees it; used from the event loop only."""
 
     def __init__(self, config: SamplingConfig) -> None:
-        """Start it, with the rights that we have now. Raises StartupError if no process can be started."""
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)  # noqa: FBT003 the standard library's
         try:
@@ -139,12 +133,10 @@ class Starter:
         return self._sampler
 
     def request_kill(self) -> None:
-        """Have the sampler killed."""
         with contextlib.suppress(OSError):
             self._socket.send(STARTER_KILL.encode())
 
     def close(self) -> None:
-        """End the starter, and with it a sampler."""
         self._loop.remove_reader(self._socket)
         self._socket.close()
         if self._sampler is not None:

@@ -50,7 +50,6 @@ begin()
 
 
 def add_command(commands: Commands) -> None:
-    """Declare the command."""
     attach = commands.add_parser(
         "attach",
         help="start the agent in a running Python 3.14 process",

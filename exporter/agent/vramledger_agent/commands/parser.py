@@ -85,7 +85,6 @@ duration = argparse_type(parse_duration, "duration")
 
 
 def pid(text: str) -> int:
-    """Read a process id."""
     if not text.isascii() or not text.isdigit() or int(text) <= 0:
         message = f"{text!r} is not a process id"
         raise argparse.ArgumentTypeError(message)
@@ -129,7 +128,6 @@ def add_agent_socket(parser: argparse.ArgumentParser, default: str | None = DEFA
 
 
 def add_log(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of the log."""
     group = parser.add_argument_group("log")
     group.add_argument("--log.level", dest="log_level", choices=LOG_LEVELS, default="info")
     group.add_argument("--log.format", dest="log_format", choices=["logfmt", "json"], default="logfmt")

@@ -52,7 +52,6 @@ NOT_FOUND, NOT_RUN = 127, 126
 
 
 def add_command(commands: Commands) -> None:
-    """Declare the command."""
     run_ = commands.add_parser(
         "run",
         help="start a program with the agent inside",

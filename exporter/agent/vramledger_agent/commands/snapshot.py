@@ -50,7 +50,6 @@ _ORIGINS = {
 
 
 def add_command(commands: Commands) -> None:
-    """Declare the command."""
     snapshot = commands.add_parser(
         "snapshot", help=_HELP, epilog=_FORMS, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -89,7 +88,6 @@ def add_command(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the form of the command that was given."""
     match args.what:
         case ["show", file]:
             return _in_a_child([Path(file)], lambda: _show(args, Path(file)))

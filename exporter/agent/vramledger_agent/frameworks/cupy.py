@@ -28,11 +28,9 @@ class CuPy(Provider):
         return visible_devices.may_exist()
 
     def is_initialised(self) -> bool:
-        """Return whether CuPy is loaded and CUDA in use."""
         return "cupy" in sys.modules and visible_devices.has_open_device()
 
     def read(self) -> dict[str, object] | None:
-        """Return the pools' bytes in use, their size, and the limit of the current one if it was set."""
         cupy = sys.modules.get("cupy")
         if cupy is None:
             return None
@@ -58,7 +56,6 @@ class CuPy(Provider):
         }
 
     def recognise_out_of_memory(self, error: BaseException) -> OutOfMemoryMessage | None:
-        """Recognise the error of CuPy's pool."""
         kind = type(error)
         if kind.__name__ != "OutOfMemoryError" or not kind.__module__.startswith("cupy"):
             return None
@@ -67,7 +64,6 @@ class CuPy(Provider):
 
 
 def _pools(cupy: Any) -> list[Any]:  # noqa: ANN401 CuPy is not installed where this is checked
-    """Return the default pool, and the pool that allocates now if it is another one."""
     pools = [cupy.get_default_memory_pool()]
     find = getattr(getattr(cupy, "cuda", None), "get_allocator", None)
     current = getattr(find(), "__self__", None) if find is not None else None
@@ -77,11 +73,9 @@ def _pools(cupy: Any) -> list[Any]:  # noqa: ANN401 CuPy is not installed where 
 
 
 def _is_managed(cupy: Any, pool: object) -> bool:  # noqa: ANN401 the same
-    """Tell whether a pool certainly gets its memory from ``cudaMallocManaged``."""
     allocate = getattr(getattr(cupy, "cuda", None), "malloc_managed", None)
     return allocate is not None and any(each is allocate for each in gc.get_referents(pool))
 
 
 def make_provider() -> CuPy:
-    """Make the provider."""
     return CuPy()

@@ -92,15 +92,12 @@ class ProviderPoller:
             count_error()
 
     def started_providers(self) -> list[Provider]:
-        """Return the providers of the frameworks that have an allocator."""
         return [state.provider for state in self._started()]
 
     def has_started(self) -> bool:
-        """Return whether any framework has an allocator."""
         return bool(self._started())
 
     def needs_polling(self) -> bool:
-        """Return whether any framework may have an allocator by now that has not been found."""
         return any(_needs_polling(state) for state in self._listed())
 
     def start_initialised(self) -> float | None:
@@ -132,20 +129,16 @@ class ProviderPoller:
         return wait
 
     def update(self) -> None:
-        """Let the providers update what they watch all the time."""
         self._call_started(lambda provider: provider.update())
 
     def refresh(self) -> None:
-        """Let the providers read their figures again."""
         self._call_started(lambda provider: provider.refresh())
 
     def read(self) -> list[dict[str, object]]:
-        """Return the frameworks' entries of the report."""
         entries = (self._read_provider(state) for state in self._started())
         return [entry for entry in entries if entry is not None]
 
     def stop(self) -> None:
-        """Stop the providers, and forget the frameworks."""
         self._call_started(lambda provider: provider.stop())
         self.states.clear()
 
@@ -179,7 +172,6 @@ class ProviderPoller:
             self.visibility.update({name: os.environ.get(name) for name in VISIBILITY_VARIABLES})
 
     def _read_provider(self, state: ProviderState) -> dict[str, object] | None:
-        """Read one provider; pause it if it is slow or fails repeatedly."""
         begun = time.monotonic()
         if begun < state.retry_at:
             return None

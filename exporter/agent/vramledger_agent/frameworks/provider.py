@@ -101,7 +101,6 @@ def module_version(module: str) -> str | None:
 
 
 def read_environment(names: Iterable[str]) -> dict[str, str]:
-    """Return those of the named variables that are set."""
     return {name: os.environ[name] for name in names if name in os.environ}
 
 

@@ -30,11 +30,9 @@ class Rmm(Provider):
         return visible_devices.may_exist()
 
     def is_initialised(self) -> bool:
-        """Return whether RMM is loaded and CUDA in use."""
         return "rmm" in sys.modules and visible_devices.has_open_device()
 
     def read(self) -> dict[str, object] | None:
-        """Return bytes in use, their peak, and the pool's size where a pool is part of the resource."""
         rmm = sys.modules.get("rmm")
         if rmm is None:
             return None
@@ -83,7 +81,6 @@ def _counts(rmm: Any, layers: list[Any]) -> Any:  # noqa: ANN401 the same
 
 
 def _pool_bytes(layers: list[Any]) -> int | None:
-    """Return the size of the uppermost pool; None if there is no pool."""
     return next((int(each.pool_size()) for each in layers if hasattr(each, "pool_size")), None)
 
 
@@ -94,5 +91,4 @@ def _is_managed(rmm: Any, layers: list[Any]) -> bool:  # noqa: ANN401 the same
 
 
 def make_provider() -> Rmm:
-    """Make the provider."""
     return Rmm()

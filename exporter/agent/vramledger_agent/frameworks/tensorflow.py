@@ -68,7 +68,6 @@ class TensorFlow(Provider):
         self._environ = read_environment(_POLICY_VARIABLES)
 
     def read(self) -> dict[str, object] | None:
-        """Return the policy, and a device's bytes in use, peak and limit."""
         context = _initialised_context()
         if context is None:  # a program may drop its context (tf.config on tests does)
             return self._read_sessions()
@@ -87,7 +86,6 @@ class TensorFlow(Provider):
         return read_tensor(str(error)) if type(error).__name__ == "ResourceExhaustedError" else None
 
     def _read_sessions(self) -> dict[str, object] | None:
-        """Return the policy and the limits of a program that uses sessions only."""
         devices = self._sessions.devices()
         if not devices:
             return None
@@ -157,13 +155,11 @@ class Sessions:
 
 
 def _created_sessions() -> int:
-    """Return how many sessions TensorFlow has made, by its own count; 0 where it does not count them."""
     counter = getattr(sys.modules.get(SESSION_MODULE), "_python_session_create_counter", None)
     return 0 if counter is None else int(counter.get_cell().value())
 
 
 def _live_sessions() -> list[object]:
-    """Return the sessions, the oldest first."""
     module = sys.modules[SESSION_MODULE]
     classes = [module.BaseSession]
     for each in classes:
@@ -179,7 +175,6 @@ def _session_ordinal(name: str, ordinals: list[int]) -> int:
 
 
 def make_provider() -> TensorFlow:
-    """Make the provider."""
     return TensorFlow()
 
 
@@ -236,7 +231,6 @@ def _gpu_options(context: object) -> object:
 
 
 def _initialised_context() -> object | None:
-    """Return TensorFlow's context once its devices exist."""
     context: object = getattr(sys.modules.get(CONTEXT_MODULE), "_context", None)
     return context if getattr(context, "_context_handle", None) is not None else None
 
@@ -249,7 +243,6 @@ def _gpus(context: object, attribute: str) -> Iterable[object]:
 
 
 def _logical_limits(context: object, gpu: object) -> list[int | None]:
-    """Return a limit in bytes for each logical device of this GPU; an empty list where it was not divided."""
     configured = (getattr(context, "_virtual_device_map", None) or {}).get(gpu) or ()
     limits = [getattr(each, "memory_limit", None) for each in configured]
     return [None if limit is None else int(limit * _MIB) for limit in limits]

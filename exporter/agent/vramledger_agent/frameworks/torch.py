@@ -78,7 +78,6 @@ class PyTorch(Provider):
             recording.end(self.torch)
 
     def update(self) -> None:
-        """Read the allocator's counters."""
         if self.allocator is not None:
             self.allocator.update()
 
@@ -88,7 +87,6 @@ class PyTorch(Provider):
             self.allocator.refresh()
 
     def read(self) -> dict[str, object] | None:
-        """Return what the allocator holds on the devices that the program has used."""
         entry: dict[str, object] = {"framework": self.name, "version": str(self.torch.__version__)}
         allocator = self.allocator
         if self.backend is not None:

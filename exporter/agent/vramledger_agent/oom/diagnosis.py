@@ -124,7 +124,6 @@ def _fits(peaks: Peaks, usable: int) -> int | None:
 
 
 def _line_through(peaks: Peaks) -> tuple[float, float]:
-    """Return where the line of least squares begins, and its slope."""
     mean = sum(batch for batch, _ in peaks) / len(peaks)
     mean_peak = sum(peak.bytes for _, peak in peaks) / len(peaks)
     spread = sum((batch - mean) ** 2 for batch, _ in peaks)
@@ -261,7 +260,6 @@ class OomDiagnosis:
         self._stack = stack
 
     def summary(self) -> dict[str, object]:
-        """Return what the agent's report says about the failure."""
         return {
             "time": time.time(),
             "framework": "torch",
@@ -283,7 +281,6 @@ class OomDiagnosis:
             return {}
 
     def report_content(self) -> dict[str, object]:
-        """Return the report file's content, without what a recording says."""
         allocator, failure, blocks = self._allocator, self._failure, self._blocks
         return {
             "version": 1,

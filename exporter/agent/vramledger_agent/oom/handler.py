@@ -83,7 +83,6 @@ class OomObserver:
     def _handle(
         self, allocator: TorchAllocator, failed: tuple[int, int, int, int], stack: dict[str, object]
     ) -> None:
-        """Diagnose the failure, write it down unless the last report is a moment old, and send it."""
         now = time.monotonic()
         diagnosis = OomDiagnosis(allocator, *failed, stack)
         last_oom = diagnosis.summary()

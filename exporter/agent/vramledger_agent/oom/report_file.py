@@ -26,7 +26,6 @@ MAX_STACK_LINES = 12
 
 
 def format_bytes(value: object) -> str:
-    """Return a number of bytes as text."""
     if not isinstance(value, int):
         return "not known"
     size = float(value)
@@ -55,7 +54,6 @@ def batch_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def stack_lines(stack: dict[str, Any] | None) -> list[str]:
-    """Show the program's own lines of the failing stack."""
     if not stack or not stack.get("frames"):
         return []
     found = user_lines(stack["frames"])
@@ -71,7 +69,6 @@ def stack_lines(stack: dict[str, Any] | None) -> list[str]:
 
 
 def format_line(line: dict[str, Any]) -> str:
-    """Return a line of code as text."""
     return f"{line['file']}:{line['line']} {line['function']}" if line["line"] else str(line["file"])
 
 
@@ -114,7 +111,6 @@ def recorded_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def step_lines(steps: list[dict[str, Any]]) -> list[str]:
-    """Show the peaks of the last steps, and what the last finished one's were for."""
     if not steps:
         return []
     lines = ["", "Peaks of the last steps:", f"  {'step':<10}" + "".join(f"{name:>14}" for name in PHASES)]
@@ -304,7 +300,6 @@ OPTIONAL_ROWS = ("more than it could get",)
 
 
 def format_report(facts: dict[str, Any]) -> str:
-    """Return a report as text."""
     pool = facts.get("pool")
     figures = pool if isinstance(pool, dict) else {}
     verdict = str(facts.get("verdict"))
@@ -362,7 +357,6 @@ def advice_for(facts: dict[str, Any]) -> str:
 
 
 def format_holder(holder: dict[str, object]) -> str:
-    """Return one holder of the device as a line."""
     who = holder.get("owner") or holder.get("owner_type") or "another user's process"
     pid = holder.get("pid")
     name = str(who) if pid is None else f"{who}, pid {pid}"

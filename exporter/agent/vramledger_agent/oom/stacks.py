@@ -32,7 +32,6 @@ def _waits(lines: list[Line]) -> bool:
 
 
 def frame_lines(frame: FrameType | None) -> list[Line]:
-    """Return the frames from one on, innermost first."""
     found: list[Line] = []
     while frame is not None:
         found.append(_line(frame, frame.f_lineno))

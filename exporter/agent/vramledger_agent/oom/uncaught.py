@@ -45,7 +45,6 @@ def report_uncaught(
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, its causes and the errors in whose handling it was raised."""
     waiting = [error]
     seen: set[int] = set()
     while waiting and len(seen) < MAX_ERRORS:

@@ -87,10 +87,8 @@ def make_request(name: str, **arguments: object) -> dict[str, object]:
 
 
 def make_success(**content: object) -> dict[str, object]:
-    """Return a response with the result."""
     return {"version": FORMAT_VERSION, "ok": True, **content}
 
 
 def make_failure(error: object) -> dict[str, object]:
-    """Return a response that says why there is no result."""
     return {"version": FORMAT_VERSION, "ok": False, "error": error}

@@ -156,7 +156,6 @@ class TorchAllocator:
         return self.supported
 
     def refresh(self) -> None:
-        """Read the counters."""
         if not self.may_read():
             return
         try:
@@ -167,7 +166,6 @@ class TorchAllocator:
             self.supported = False
 
     def read_stats(self, ordinals: set[int]) -> None:
-        """Read the counters of some devices."""
         read = self.torch._C._cuda_memoryStats
         for ordinal in ordinals:
             stats = read(ordinal)
@@ -212,20 +210,16 @@ class TorchAllocator:
         return max((rise for rise in rises if rise is not None), default=None)
 
     def minima(self, ordinal: int) -> list[int]:
-        """Return the minima of what was allocated on a device as time went on."""
         detector = self._leak_detectors.get(ordinal)
         return [] if detector is None else list(detector.minima)
 
     def categories(self, ordinal: int, allocated: int | None) -> dict[str, int] | None:
-        """Return what a device's allocated bytes are for; None before the first optimizer step on it."""
         return self._optimizer_steps.categories(ordinal, allocated)
 
     def keeps_gradients(self) -> bool | None:
-        """Return whether gradients live from step to step; None while that is not known."""
         return self._optimizer_steps.keeps_gradients
 
     def device_entry(self, ordinal: int) -> dict[str, object]:
-        """Return what the report has about one device."""
         figures = self.figures(ordinal)
         blocks = self._blocks.device_blocks(ordinal)
         expandable = self.expandable_enabled or (blocks is not None and blocks.has_expandable)

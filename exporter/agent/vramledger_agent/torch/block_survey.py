@@ -97,7 +97,6 @@ class BlockSurvey:
 
 
 def count_blocks(stats: Iterable[dict[str, object]]) -> int:
-    """Return how many blocks are live on all devices."""
     total = 0
     for device in stats:
         for family in ("active", "inactive_split"):
@@ -129,7 +128,6 @@ def take_snapshot(torch: ModuleType) -> list[dict[str, object]] | None:
 
 
 def sum_segments(segments: Iterable[dict[str, object]]) -> dict[int, DeviceBlocks]:
-    """Return for each device the sums over a snapshot's segments."""
     found: dict[int, DeviceBlocks] = {}
     for segment in segments:
         blocks = found.setdefault(_int_or_zero(segment.get("device")), DeviceBlocks())

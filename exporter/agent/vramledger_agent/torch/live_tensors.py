@@ -93,7 +93,6 @@ def young_batch(torch: ModuleType) -> int | None:
 
 
 def optimizer_tensors(optimizer: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 torch is not installed where this is checked
-    """Yield the tensors that an optimizer knows, each with its category."""
     state = getattr(optimizer, "state", {})
     for group in getattr(optimizer, "param_groups", ()):
         for parameter in group["params"]:

@@ -72,7 +72,6 @@ def _blocks(torch: ModuleType) -> dict[tuple[int, int], dict[str, Any]]:
 
 
 def _keep_garbage() -> Garbage:
-    """Run the collector, and return what it would have freed."""
     flags, kept = gc.get_debug(), len(gc.garbage)
     try:
         gc.set_debug(flags | gc.DEBUG_SAVEALL)
@@ -84,7 +83,6 @@ def _keep_garbage() -> Garbage:
 
 
 def _describe(torch: ModuleType, garbage: Garbage) -> list[dict[str, object]]:
-    """Return the groups with tensors on a GPU, the largest first; groups that the same code made are one."""
     found: dict[str, dict[str, Any]] = {}
     for group in _groups(garbage):
         size = sum(_sizes(torch, group).values())
@@ -137,7 +135,6 @@ def _sizes(torch: ModuleType, group: Iterable[Any]) -> dict[int, int]:
 
 
 def _objects(group: Garbage) -> list[dict[str, object]]:
-    """Describe the objects that say where they were made; of many of one kind, one."""
     found: dict[tuple[object, ...], dict[str, object]] = {}
     for each in group:
         code, line = _code(each)
@@ -234,7 +231,6 @@ def record_snapshot(request: Request) -> dict[str, object]:
 
 
 def _find_origin(torch: ModuleType) -> str:
-    """Return whose recording a snapshot will have: ``program``, ``start`` (ours, goes on) or ``agent``."""
     if recording.is_active(torch):
         return "start"
     return "program" if is_history_enabled(torch) else "agent"
@@ -352,7 +348,6 @@ def _empty_cache(torch: ModuleType) -> dict[str, object]:
 
 
 def _read_reserved_and_allocated(torch: ModuleType) -> dict[int, tuple[int, int]]:
-    """Return reserved and allocated bytes of every device that counts them."""
     found = {}
     for ordinal in range(torch.cuda.device_count()):
         try:

@@ -84,7 +84,6 @@ class _GradientProbe:
 
 
 def _first_gradient(optimizer: object) -> object | None:
-    """Return an optimizer's first gradient; None if it has none."""
     for group in getattr(optimizer, "param_groups", ()):
         for parameter in group["params"]:
             if parameter.grad is not None:
@@ -151,7 +150,6 @@ class OptimizerSteps:
             self._hook_handles.append(register_hook(before_step))
 
     def unregister(self) -> None:
-        """Stop optimizer steps from calling us."""
         while self._hook_handles:
             self._hook_handles.pop().remove()  # type: ignore[attr-defined]
 
@@ -254,7 +252,6 @@ class OptimizerSteps:
 
 
 def _run_guarded(work: Callable[[], None]) -> None:
-    """Run a part of what is due, and count its error."""
     try:
         work()
     except BaseException as error:
@@ -269,7 +266,6 @@ def may_record() -> bool:
 
 
 def count_bytes(optimizer: object) -> BytesByDevice:
-    """Return the bytes that an optimizer knows, by device."""
     found: BytesByDevice = {}
     for category, tensor in optimizer_tensors(optimizer):
         _add_bytes(found, tensor, CATEGORIES.index(category))

@@ -103,7 +103,6 @@ class Recording:
         return any(len(trace) > self._events for trace in snapshot.get("device_traces") or ())
 
     def note_optimizer(self) -> None:
-        """Remember that an optimizer begins its step now."""
         self._begun = time.time_ns() // 1000
 
     def note_step(self, torch: ModuleType) -> None:
@@ -130,7 +129,6 @@ class Recording:
         return len(trace) < self._events
 
     def peaks(self, taken: TakenSnapshot, device: int) -> list[StepPeaks]:
-        """Return the peaks of the steps in a snapshot; see :func:`step_peaks`."""
         traces = taken.snapshot.get("device_traces") or []
         complete = device < len(traces) and self.has_all(traces[device])
         return step_peaks(

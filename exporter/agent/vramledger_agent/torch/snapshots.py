@@ -57,7 +57,6 @@ def custom_allocators(torch: ModuleType) -> CustomAllocators:
 
 
 def _has_wrapped_allocator(cuda: ModuleType) -> bool:
-    """Search all objects for one of the class in which PyTorch wraps such allocators."""
     wrapper = getattr(cuda.memory, "_CUDAAllocator", None)
     return wrapper is not None and any(issubclass(type(each), wrapper) for each in gc.get_objects())
 

@@ -164,7 +164,6 @@ def map_lifetimes(snapshot: AllocationSnapshot, device: int) -> LifetimeMap | No
 
 
 def _without_gaps(found: Sequence[DrawnAllocation]) -> tuple[list[int], list[int], int]:
-    """Return where used ranges of addresses begin, where each begins without the gaps, and the sum."""
     begins: list[int] = []
     ends: list[int] = []
     for each in sorted(found, key=lambda each: each.offset):
@@ -274,7 +273,6 @@ def _name(band: Frame | str) -> str:
 
 
 def _colours(curves: LiveBytes) -> list[str]:
-    """Return a colour for each band; the last two colours are for bytes that have no site of their own."""
     return [
         _COLOURS[number % 8] if isinstance(name, Frame) else _COLOUR_OF.get(name, _COLOURS[8])
         for number, (name, _) in enumerate(curves.bands)

@@ -106,7 +106,6 @@ class _Change(NamedTuple):
 
 
 def _largest(changes: Iterable[_Change], most: int) -> list[Frame | str]:
-    """Return what has the highest peaks, the highest first."""
     peaks: dict[Frame | str, int] = {}
     live: dict[Frame | str, int] = {}
     for _, key, size in changes:

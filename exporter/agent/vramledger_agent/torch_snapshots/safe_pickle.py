@@ -26,7 +26,6 @@ SIGNED_KEYS = ("address", "addr", "line", "time_us")
 
 
 def mapping(data: object, place: str) -> Mapping[object, object]:
-    """Return a dictionary."""
     if not isinstance(data, dict):
         raise_malformed(place, "a dictionary")
     return data
@@ -43,12 +42,10 @@ def whole_number(holder: Mapping[object, object], key: str, absent: int | None =
 
 
 def optional_number(holder: Mapping[object, object], key: str) -> int | None:
-    """Return a whole number, or None where there is none."""
     return None if holder.get(key) is None else whole_number(holder, key)
 
 
 def flag(holder: Mapping[object, object], key: str) -> bool:
-    """Return true or false; false where there is no value."""
     value = holder.get(key, False)
     if not isinstance(value, bool):
         raise_malformed(key, "true or false")
@@ -56,7 +53,6 @@ def flag(holder: Mapping[object, object], key: str) -> bool:
 
 
 def text(holder: Mapping[object, object], key: str) -> str:
-    """Return a text."""
     value = holder.get(key)
     if not isinstance(value, str):
         raise_malformed(key, "a text")
@@ -66,7 +62,6 @@ def text(holder: Mapping[object, object], key: str) -> str:
 def items(
     holder: Mapping[object, object], key: str, most: int = 1_000_000
 ) -> Iterator[Mapping[object, object]]:
-    """Yield the dictionaries of a list."""
     found = holder.get(key, [])
     if not isinstance(found, list | tuple):
         raise_malformed(key, "a list")
@@ -163,7 +158,6 @@ class _PlainUnpickler(pickle.Unpickler):
 
 @contextlib.contextmanager
 def _limited_address_space(size: int) -> Iterator[None]:
-    """Limit the address space of this process to ``size`` for a while."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limits = [limit for limit in (size, soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))

@@ -158,7 +158,6 @@ class _SnapshotParser:
                 )  # fmt: skip
 
     def _stack(self, holder: Mapping[object, object]) -> tuple[Stack, str]:
-        """Return the user's frames of a stack, and what the whole stack was allocated by."""
         if holder.get("frames") is None:
             return (), UNRECORDED
         frames = []
@@ -211,7 +210,6 @@ def _addresses_of_native(events: tuple[AllocationEvent, ...]) -> set[tuple[int, 
 
 
 def _about(segment: Mapping[object, object]) -> str:
-    """Say in a few words what a segment is for."""
     words = [
         "expandable" if segment.get("is_expandable") is True else "",
         "private" if segment.get("segment_pool_id") not in (None, (0, 0), [0, 0]) else "",

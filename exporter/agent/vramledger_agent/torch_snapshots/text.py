@@ -17,7 +17,6 @@ SHOWN_STEPS = 8
 
 
 def training_text(training: Training, *, top: int = 20) -> str:
-    """Write everything that is known."""
     return "".join(f"{line}\n" for line in _training_lines(training, top))
 
 
@@ -122,7 +121,6 @@ def frame_text(frame: Frame | str | None) -> str:
 
 
 def snapshot_text(snapshot: AllocationSnapshot, *, top: int = 20) -> str:
-    """Write live bytes by the line that allocated them."""
     return "".join(f"{line}\n" for line in _snapshot_lines(snapshot, top))
 
 
@@ -142,7 +140,6 @@ def _snapshot_lines(snapshot: AllocationSnapshot, top: int) -> Iterator[str]:
 
 
 def device_text(device: Device) -> str:
-    """Write the totals of a device's allocator."""
     live, reserved = size_text(device.allocated), size_text(device.reserved)
     return (
         f"device {device.number}: {live} live of {reserved} reserved;"
@@ -151,7 +148,6 @@ def device_text(device: Device) -> str:
 
 
 def recording_text(snapshot: AllocationSnapshot) -> str:
-    """Write the time and number of the events."""
     if not snapshot.events:
         return "No history was recorded with it, so how it came about is not known."
     seconds = snapshot.recorded
@@ -176,7 +172,6 @@ def signed_size_text(value: int, sign: str) -> str:
 
 
 def difference_text(difference: SnapshotDifference, *, top: int = 20) -> str:
-    """Write which lines hold more than before."""
     return "".join(f"{line}\n" for line in _difference_lines(difference, top))
 
 

@@ -48,7 +48,6 @@ def _classify_now(  # noqa: PLR0911, PLR0913 one argument a fact, one result a r
     working: bool | None,
     xids: Iterable[int],
 ) -> StateVerdict:
-    """Apply the rules in their order; the first one that applies wins."""
     sample = on_device.sample
     reused = _classify_reused(state, sample)
     if reused is not None:
@@ -96,7 +95,6 @@ def _classify_work(
 
 
 def _classify_reused(state: HoldingState, sample: Sample) -> StateVerdict | None:
-    """Classify a holding whose pid belongs to another process; return None for any other holding."""
     if state.pid not in sample.rows:
         return None
     if state.pid_successor is not None:

@@ -141,7 +141,6 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
         return None
 
     def _update_pattern(self, memory: int, device: DeviceReading) -> None:
-        """Update the memory pattern; a sample without the device's total leaves it as it was."""
         if device.memory is None or (self.pattern is not None and self.pattern.memory == memory):
             return
         free = device.memory.free

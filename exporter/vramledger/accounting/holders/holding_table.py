@@ -67,7 +67,6 @@ class HoldingTable:
         self.state = state
 
     def __iter__(self) -> Iterator[HoldingState]:
-        """Yield the state of every holding."""
         return chain.from_iterable(map(dict.values, self.state.known.values()))
 
     def match(self, entry: ProcessEntry, on_device: DeviceSample, *, uses_gpu: bool | None) -> HoldingState:
@@ -131,7 +130,6 @@ class HoldingTable:
         return {state.pid for state in self if state.pid_successor is not None or state.bystander}
 
     def pids(self) -> set[int]:
-        """Return the pids of all holdings."""
         return set(chain.from_iterable(self.state.known.values()))
 
     def newest_holders(self, uuids: Collection[str]) -> frozenset[tuple[int, int | None]] | None:
@@ -145,7 +143,6 @@ class HoldingTable:
         )
 
     def drop_device(self, uuid: str) -> None:
-        """Drop the holdings of a device that no longer exists."""
         self.state.ever_answered.discard(uuid)
         self.state.known.pop(uuid, None)
 

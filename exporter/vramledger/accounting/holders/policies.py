@@ -51,7 +51,6 @@ class MemoryPattern(NamedTuple):
     steps: int = 0  # the number of rises of at least :data:`STEP_BYTES` since the first sample
 
     def after_change(self, memory: int, free: int | None) -> MemoryPattern:
-        """Return the pattern after the bytes of the holding have changed."""
         rise = memory - self.memory
         steps = self.steps + (rise >= STEP_BYTES)
         if rise > self.jump:
@@ -142,7 +141,6 @@ def _by_environment(
 
 
 def _keys(value: str) -> set[str]:
-    """Return the keys of a value's ``key:value`` items."""
     return {item.partition(":")[0] for item in value.replace(" ", "").split(",")}
 
 
@@ -158,7 +156,6 @@ def _by_pattern(framework: Framework | None, pattern: MemoryPattern) -> Found | 
 
 
 def _by_preallocation(framework: Framework, pattern: MemoryPattern) -> Found | None:
-    """Compare the pattern with what the framework takes at its start by default."""
     share, held = framework.preallocates, _held(pattern)
     found: Found | None = None
     if share is None:

@@ -61,7 +61,6 @@ class TrackedProcess(msgspec.Struct, omit_defaults=True):
 
     @property
     def now(self) -> ProcessFacts:
-        """Its newest facts."""
         return cast("ProcessFacts", self.shown.facts)
 
 
@@ -78,7 +77,6 @@ class ProcessTracker:
         self.state = state
 
     def __iter__(self) -> Iterator[TrackedProcess]:
-        """Yield what is known of every process."""
         return chain.from_iterable(map(dict.values, self.state.known.values()))
 
     def get(self, pid: int, start: int | None) -> TrackedProcess | None:
@@ -94,7 +92,6 @@ class ProcessTracker:
         )
 
     def facts_of(self, pid: int, start: int | None) -> ProcessFacts | None:
-        """Return the newest facts of a process."""
         known = self.get(pid, start)
         return None if known is None else known.now
 
@@ -111,7 +108,6 @@ class ProcessTracker:
         return sample.reading.device_files or any(each.now.uses_gpu for each in self)
 
     def owner_of(self, pid: int, start: int | None) -> Key | None:
-        """Return the owner of a process."""
         known = self.get(pid, start)
         return None if known is None else known.owner
 
@@ -122,7 +118,6 @@ class ProcessTracker:
         return self.owner_of(holding.pid, holding.start)
 
     def charges(self, holdings: Iterable[Holding], sample: Sample) -> list[Charge]:
-        """Return holdings as their owners are charged for them."""
         return [
             Charge(
                 each.pid,
@@ -156,12 +151,10 @@ class ProcessTracker:
         return holders
 
     def snapshot_of(self, row: ProcessRow, sample: Sample) -> ProcessSnapshot:
-        """Return what is published of a process that /proc shows."""
         known = self.get(row.pid, row.start)
         return ProcessSnapshot(row.pid, sample.started_at(row.start), None) if known is None else known.shown
 
     def update_facts(self, sample: Sample) -> None:
-        """Record the facts that came with a sample."""
         for read in sample.reading.facts:
             facts = read
             known, row = self.get(facts.pid, facts.start), sample.rows.get(facts.pid)

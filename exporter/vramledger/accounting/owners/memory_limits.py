@@ -87,7 +87,6 @@ def _guaranteed(own: Sequence[str], known: Mapping[str, CgroupLimit]) -> int | N
 
 
 def _sum(figures: Iterable[int | None]) -> int | None:
-    """Return the sum, None if one of the figures is not known."""
     known = list(figures)
     return None if None in known else sum(each or 0 for each in known)
 

@@ -124,7 +124,6 @@ class SchedulerGrants:
 
     @staticmethod
     def _has_none_of(facts: ProcessFacts | None, grants: Iterable[Grant]) -> bool:
-        """Tell whether a holder certainly has none of these reservations."""
         if facts is None or facts.owner is None:
             return False
         mps = mps_user(facts)
@@ -178,7 +177,6 @@ def fits(name: str, device: DeviceReading) -> bool:
 
 
 def _belongs(facts: ProcessFacts | None, grant: Grant) -> bool | None:
-    """Tell whether a process is one of those that a grant is for; None when not known."""
     if facts is None:
         return None
     if grant.place:
@@ -196,13 +194,11 @@ def _belongs(facts: ProcessFacts | None, grant: Grant) -> bool | None:
 
 
 def _inside(cgroup: tuple[str, ...] | None, place: str) -> bool | None:
-    """Tell whether a part of a cgroup path that no user has named has this name."""
     if cgroup is None:
         return None
     return any(place in attested_names(path) for _, path in hierarchy_paths(cgroup))
 
 
 def _any(answers: Iterator[bool | None]) -> bool | None:
-    """Return True if one is true, False if all are false, and None otherwise."""
     found = set(answers)
     return True if True in found else None if None in found else False

@@ -60,7 +60,6 @@ class HolderBefore(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """Its pid and start."""
         return self.pid, self.start
 
 
@@ -149,7 +148,6 @@ def record_events(
 
 
 def record_found(state: PoolState, sources: Sources, found: Mapping[Source, Range]) -> None:
-    """Record the ranges of this sample."""
     state.unwatched = sources.unwatched
     state.holders = [
         HolderBefore(
@@ -166,7 +164,6 @@ def record_found(state: PoolState, sources: Sources, found: Mapping[Source, Rang
 
 
 def _of_ended(ended: Iterable[HolderBefore]) -> Range:
-    """Return what holders that have ended had in managed memory."""
     gone = [each.managed or NOTHING for each in ended]
     return Range(sum(each.least for each in gone), sum(each.most for each in gone))
 

@@ -257,7 +257,6 @@ class UnchargedTracker:
 
 
 def _with_uncharged(uuid: str, holdings: Sequence[Holding], found: PoolResult) -> tuple[Holding, ...]:
-    """Return the holdings of a device with what they have uncharged, the largest first."""
     if not found.held:
         return tuple(holdings)
     added = [replace(each, uncharged=found.held.get((uuid, each.pid))) for each in holdings]
@@ -277,7 +276,6 @@ def _hidden_users(device: DeviceReading, reading: Reading) -> tuple[HiddenHolder
 
 
 def _publish(sources: Sources, solution: Solution) -> PoolResult:
-    """Turn the ranges of the sources into what each holder has."""
     left = tuple(_left_bytes(each, sources) for each in sources.lefts)
     if not sources.bytes:
         return PoolResult(sources.pool.key, left=left)

@@ -60,7 +60,6 @@ class DeviceWorkTracker:
     """Find out what each device did."""
 
     def __init__(self, idle_after: float, state: DeviceWorkState) -> None:
-        """Go on from what is remembered; ``idle_after`` is the idle threshold in seconds."""
         self._idle_after = idle_after
         self.state = state
 
@@ -120,7 +119,6 @@ class DeviceWorkTracker:
     def _record_span(
         self, known: DeviceWork, sample: Sample, *, worked: bool, counted: bool, late: bool
     ) -> None:
-        """Record what the device did since the sample before."""
         before, known.updated = known.updated, sample.clock
         now = sample.monotonic
         if not counted:
@@ -153,7 +151,6 @@ class DeviceWorkTracker:
 def _record_signs(
     known: DeviceWork, device: DeviceReading, sample: Sample, *, late: bool, at_rest: bool
 ) -> None:
-    """Record what tells of work that goes on while its program sleeps."""
     if device.process_utilization is None or late:
         known.named_since = None
     elif known.named_since is None:
@@ -169,7 +166,6 @@ def _is_instance_at_rest(device: DeviceReading) -> bool:
 
 
 def _highest_rate(device: DeviceReading) -> float | None:
-    """Return the highest of the driver's own rates of utilisation, None where it gives none."""
     rates = [] if device.utilization is None else list(device.utilization.values())
     coders = [value for name in _CODERS if isinstance(value := device.hardware.get(name), float)]
     return max(rates + coders) if rates else None

@@ -157,7 +157,6 @@ def _next(before: ThreadQuiet | None, times: ThreadTimes, offset: float) -> Thre
 
 
 def _is_small(times: ThreadTimes) -> bool:
-    """Tell whether only helper threads ran, none of them for long."""
     if times.still:
         return True
     return (
@@ -254,6 +253,5 @@ class CpuBesideWork(msgspec.Struct, omit_defaults=True):
 
 
 def _append_newest(values: list[_V], value: _V, most: int) -> None:
-    """Add a value, and drop the oldest ones beyond ``most``."""
     values.append(value)
     del values[:-most]

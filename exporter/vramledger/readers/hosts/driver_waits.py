@@ -65,7 +65,6 @@ class DriverWaitSearch(Collector):
         self._symbols: BoundedReader[tuple[str, bool]] = BoundedReader(clock=clock)
 
     def read(self, context: Context) -> Part:  # noqa: ARG002 as all are called
-        """Return what the last complete round found; ``context`` does not matter."""
         return {"waits": self.result}
 
     def errors(self) -> Iterator[Exception]:
@@ -73,7 +72,6 @@ class DriverWaitSearch(Collector):
         yield from self._symbols.take_errors().values()
 
     def work_between(self, context: Context) -> None:
-        """Continue the search among the holders of this sample."""
         try:
             self.search(context.rows)
         except Exception:
@@ -84,7 +82,6 @@ class DriverWaitSearch(Collector):
 
     @property
     def result(self) -> tuple[DriverWait, ...]:
-        """What the last complete round found."""
         return self._found
 
     def search(self, rows: Iterable[ProcessRow], budget_seconds: float = BUDGET) -> None:

@@ -207,7 +207,6 @@ def has_gpu_file(directory: str) -> bool | None:
 
 
 def worker_variables(environment: bytes) -> tuple[str, ...]:
-    """Return the variables of an environment that say that a process is a worker."""
     return tuple(name.decode() for name in WORKER_VARIABLES if b"\0" + name + b"=" in environment)
 
 
@@ -245,7 +244,6 @@ def split_arguments(data: bytes) -> list[str]:
 
 
 def status_fields(data: bytes) -> dict[bytes, bytes]:
-    """Return the fields of a ``status`` by name."""
     return {name: value.strip() for name, _, value in (line.partition(b":") for line in data.split(b"\n"))}
 
 

@@ -103,7 +103,6 @@ class HiddenSearch(Collector):
         return not self.unreadable and not self._overdue, self._seconds
 
     def errors(self) -> Iterator[Exception]:
-        """Yield what looking at a process has raised."""
         errors, self._errors = self._errors, []
         yield from errors
 
@@ -133,7 +132,6 @@ class HiddenSearch(Collector):
             self._next_round = self.work_at = self._clock()
 
     def _give_up_round(self) -> None:
-        """Begin a new round; until its end nothing is known."""
         self._round, self._found, self._unreadable = None, None, 0
         self._next_round = self._clock()
 
@@ -149,7 +147,6 @@ class HiddenSearch(Collector):
 
     @property
     def complete(self) -> bool:
-        """Whether a round has ended."""
         return self._found is not None
 
     @property

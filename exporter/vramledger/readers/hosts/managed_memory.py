@@ -68,7 +68,6 @@ class ManagedMemoryReader(Collector):
     patience = PATIENCE + TIMEOUT
 
     def __init__(self, root: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start with nothing known; ``root`` is where the proc file system is mounted."""
         self._root = root
         self._clock = clock
         self._reads: BoundedReader[tuple[tuple[int, int], int | None]] = BoundedReader(clock=clock)
@@ -77,11 +76,9 @@ class ManagedMemoryReader(Collector):
         self._failed: Mapping[Hashable, Exception] = {}
 
     def read(self, context: Context) -> Part:
-        """Return what is known of the holders of this sample."""
         return {"managed": self.update(context.devices, context.rows, TIMEOUT)}
 
     def errors(self) -> Iterator[Exception]:
-        """Yield what reading mappings has raised; the next update reads these again."""
         yield from self._failed.values()
 
     def update(

@@ -29,13 +29,11 @@ class OwnProcess:
     """A process of ours, its files kept open: finding them took a third of a scrape, and pids are reused."""
 
     def __init__(self, pid: int | None = None) -> None:
-        """Prepare to read a process, ours if there is no ``pid``."""
         self.pid = pid
         self._directory = f"/proc/{'self' if pid is None else pid}"
         self._files: dict[str, int] = {}
 
     def __del__(self) -> None:
-        """Close its files."""
         for each in self._files.values():
             os.close(each)
 
@@ -68,7 +66,6 @@ class OwnProcess:
 
 
 def _count(descriptors: int) -> int:
-    """Return how many entries the directory of a process's descriptors has."""
     # Linux 6.2 and newer say it as the size of the directory, older ones 0.
     return os.fstat(descriptors).st_size or len(os.listdir(descriptors))
 

@@ -144,7 +144,6 @@ def _raw_name(argv: Sequence[str], comm: str) -> str:
 
 
 def _script_name(name: str, interpreter: _Interpreter, words: Sequence[str]) -> str:
-    """Name what an interpreter runs; ``name`` itself where that is not certain."""
     rest = iter(words)
     script = ""
     for word in rest:

@@ -106,7 +106,6 @@ def unix_sockets() -> dict[int, SocketEnd]:
 
 
 def _read_unix(data: bytes, listed: dict[int, tuple[int, int, dict[int, bytes]]]) -> bool:
-    """Add the sockets of a message of the kernel; tell whether there are more."""
     at = 0
     while at < len(data):
         length, kind, *_ = _HEADER.unpack_from(data, at)
@@ -168,7 +167,6 @@ def udp_sockets(directory: str, chosen_ports: range) -> dict[int, SocketEnd]:
 
 
 def _read_ends(directory: str, protocol: str) -> list[tuple[_Address, _Address, int, int]]:
-    """Return both addresses, the state and the inode of each socket in a table."""
     rows = [
         row.split(None, 10)
         for name in (protocol, f"{protocol}6")
@@ -254,7 +252,6 @@ def find_listener(root: str, pid: int, port: int) -> Listener | None:
 
 
 def _read_sockets(directory: str) -> frozenset[int]:
-    """Return the numbers of the sockets that a process has open."""
     found = []
     for number in islice(names_in(f"{directory}/fd"), _LINKS_MAX):
         try:

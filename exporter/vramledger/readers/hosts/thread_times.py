@@ -132,16 +132,13 @@ class ThreadTimesReader(Collector):
         self.seconds = 0.0
 
     def read(self, context: Context) -> Part:
-        """Return the looks that ended since the sample before."""
         return {"threads": self.update(context.devices, context.rows)}
 
     def work_between(self, context: Context) -> None:  # noqa: ARG002 as all are called
-        """Go on with the looks."""
         self.search()
 
     @property
     def health(self) -> Health:
-        """Whether all threads could be read at the newest looks."""
         return not self.unreadable, self.seconds
 
     def update(self, devices: Iterable[DeviceReading], rows: Iterable[ProcessRow]) -> tuple[ThreadTimes, ...]:
@@ -197,7 +194,6 @@ class ThreadTimesReader(Collector):
         return main != (look.threads or {}).get(pid)
 
     def _begin_look(self, now: float, woken: set[tuple[int, int]]) -> bool:
-        """Begin the look that is due for longest; tell whether there is one."""
         due = [
             (identity not in woken, holder.looked, identity)
             for identity, holder in self._holders.items()
@@ -223,7 +219,6 @@ class ThreadTimesReader(Collector):
         self._work = None
 
     def _read_threads(self, holder: _LookedAt) -> Iterator[None]:
-        """Look at one thread after the other, then record what ran since the look before."""
         pid = holder.row.pid
         begun = self._clock()
         taken = self._cpu_seconds(pid)
@@ -255,7 +250,6 @@ class ThreadTimesReader(Collector):
         self._record(holder, _Look(begun, self._clock(), taken, found, by_switches))
 
     def _record(self, holder: _LookedAt, look: _Look) -> None:
-        """Record what ran between the newest look and this one."""
         before, holder.look, holder.sleeps = holder.look, None, False
         holder.looked = look.ended
         row = holder.row

@@ -39,7 +39,6 @@ class TiesReader(Collector):
     needs = ("process", "facts")
 
     def __init__(self, host: Host, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Prepare; nothing is read before there is a holder."""
         self._host = host
         self._clock = clock
         self._namespace = host.pid_namespace() is True
@@ -52,7 +51,6 @@ class TiesReader(Collector):
         self._error: Exception | None = None
 
     def read(self, context: Context) -> Part:
-        """Return what is known of the holders of this sample."""
         present = {(row.pid, row.start): row for row in context.rows}
         self._holders = {
             identity: each._replace(row=present[identity])
@@ -87,7 +85,6 @@ class TiesReader(Collector):
         return None if self._newest is None else (self._error is None, self._newest.seconds)
 
     def errors(self) -> Iterator[Exception]:
-        """Yield what the last look has raised."""
         if self._error is not None:
             yield self._error
 
@@ -97,5 +94,4 @@ class TiesReader(Collector):
 
 
 def make_collector(host: Host) -> TiesReader:
-    """Make the collector of a host."""
     return TiesReader(host)

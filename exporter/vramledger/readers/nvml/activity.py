@@ -87,7 +87,6 @@ class ActivityReader:
 
     @property
     def unsupported(self) -> bool:
-        """Whether the GPU or the driver has no such counters."""
         return self._unsupported is not None
 
     def read(self, gpu: Handle, monotonic: float) -> dict[str, float]:
@@ -119,7 +118,6 @@ class ActivityReader:
         self._taken_at = self._answer = None
 
     def close(self) -> None:
-        """Free the driver's memory for the samples."""
         samples, self._before, self._now, self._request = (self._before, self._now), None, None, None
         self.forget()
         for sample in samples:
@@ -153,7 +151,6 @@ class ActivityReader:
         return figures
 
     def _ask_for_metrics(self) -> None:
-        """Write the metrics into the request, if they are others than before."""
         if len(self._asked) != len(self._metrics):
             self._asked = [self._request.metrics[position] for position in range(len(self._metrics))]
             self._request.numMetrics = len(self._asked)

@@ -155,7 +155,6 @@ class DeviceReader:
         self.open_error = self._open_device()
 
     def _open_device(self) -> int | None:
-        """Return NVML's error if the GPU gives no handle or identity."""
         nvml, failed = self._nvml, Failures()
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(self.index)
@@ -402,7 +401,6 @@ class DeviceReader:
         return self._last_activity[1]
 
     def _forget_activity(self) -> None:
-        """Make the next reading of the counters a first one."""
         self._looks, self._last_activity = {}, None
         self._activity.forget()
 

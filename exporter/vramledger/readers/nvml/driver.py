@@ -193,7 +193,6 @@ class Driver:
         return self._event_uuids is not None
 
     def _register_events(self) -> None:
-        """Make an event set of all GPUs that can report XID errors; leave out the others."""
         if self._event_set is not None:
             old, self._event_set = self._event_set, None
             pynvml.nvmlEventSetFree(old)
@@ -218,7 +217,6 @@ class Driver:
         self._event_uuids = None if failed and not uuids else uuids
 
     def _register_device(self, handle: Handle) -> str | None:
-        """Register a GPU's XID errors; return its UUID, None when it has no such event."""
         xid = pynvml.nvmlEventTypeXidCriticalError
         if not pynvml.nvmlDeviceGetSupportedEventTypes(handle) & xid:
             return None
@@ -226,7 +224,6 @@ class Driver:
         return read_uuid(pynvml, handle)
 
     def _collect_events(self, timeout_seconds: float) -> list[XidEvent]:
-        """Wait for the first event, and also return the events that are queued after it."""
         events: list[XidEvent] = []
         wait = max(1, round(timeout_seconds * 1000))
         while len(events) < _EVENTS_AT_ONCE:

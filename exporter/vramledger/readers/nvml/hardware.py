@@ -62,8 +62,6 @@ def _number_reader(  # noqa: PLR0913 - a word for each quirk
 
 
 def _labelled_reader(**readers: HardwareQuery) -> HardwareQuery:
-    """Read once for each label; leave out a label without an answer."""
-
     def read(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
         values: dict[str, float] = {}
         for label, each in readers.items():
@@ -162,7 +160,6 @@ _FIELD_TYPES: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "u
 
 
 def _read_field(nvml: Nvml, handle: Handle, name: str) -> float | None:
-    """Return the value of a field by the name of pynvml's constant; None where it is not known."""
     if (field := getattr(nvml, name, None)) is None:
         raise nvml.NVMLError(FUNCTION_NOT_FOUND)
     answer = nvml.nvmlDeviceGetFieldValues(handle, [field])[0]

@@ -143,7 +143,6 @@ def unified_path(lines: Iterable[str]) -> str | None:
 
 
 def _ordered_paths(lines: Iterable[str]) -> list[tuple[int, str]]:
-    """Return the paths, systemd's own hierarchy first, then version 2, then the rest."""
     order = {"name=systemd": 0, "": 1}
     return [(order.get(controllers, _OTHERS), path) for controllers, path in hierarchy_paths(lines)]
 
@@ -196,7 +195,6 @@ def _above(parts: list[str], position: int) -> Iterator[str]:
 
 
 def _users_unit(segments: list[str]) -> str:
-    """Return the unit of a user's own manager, by the segments below it; empty for what is in none."""
     before = ""
     for segment in segments:
         if _parse_container(segment, before):

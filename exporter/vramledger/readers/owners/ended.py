@@ -122,7 +122,6 @@ _POD, _CONTAINER, _STEP = "pod", "container", "step"
 
 
 def _possible_marks(place: CgroupPlace) -> list[_Mark]:
-    """Return the directories of the host that may list the owner, each as a mark to look for."""
     marks = []
     if place.pod_uid:
         marks.append(_Mark(KUBELET, place.pod_uid, _POD))
@@ -136,7 +135,6 @@ def _possible_marks(place: CgroupPlace) -> list[_Mark]:
 
 
 def _find_marks(files: HostFiles, each: WatchedProcess, listings: _Listings) -> set[str]:
-    """Remember the marks that exist, and return their kinds."""
     kinds = set()
     for mark in _possible_marks(each.place):
         if mark.directory not in listings:
@@ -166,7 +164,6 @@ def _removed_mark(each: WatchedProcess, listings: _Listings, kubelets: Collectio
 
 
 def _recorded_end(files: HostFiles, each: WatchedProcess, listings: _Listings) -> str | None:
-    """Say that Docker has recorded the end of a container that has no mark."""
     place = each.place
     if not place.containers:
         return None

@@ -117,7 +117,6 @@ class HostFiles:
 
 
 def _all_entries(entries: Iterable[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries of a directory. Raises ValueError if there are more than :data:`MAX_NAMES`."""
     for count, entry in enumerate(entries):
         if count >= MAX_NAMES:
             message = f"more than {MAX_NAMES} entries"

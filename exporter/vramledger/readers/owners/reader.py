@@ -105,7 +105,6 @@ def resolve_owner(
 
 
 def _has_number(place: CgroupPlace) -> bool:
-    """Tell whether the job, if there is one, is known by its number."""
     return place.slurm is None or place.slurm.job.isdigit()
 
 
@@ -177,7 +176,6 @@ class OwnerReader(Collector):
     patience = PATIENCE + NAMES_TIMEOUT
 
     def __init__(self, host: Host, rootfs: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take names from the host's files below ``rootfs``."""
         self._host = host
         self._files = HostFiles(rootfs)
         self._numbers = JobNumbers(host, self._files)
@@ -207,11 +205,9 @@ class OwnerReader(Collector):
         }
 
     def accept(self) -> None:
-        """Forget the facts that a sample has."""
         self._unsent.clear()
 
     def errors(self) -> Iterator[Exception]:
-        """Yield what looking for owners has raised."""
         errors, self._errors = self._errors, []
         yield from errors
 
@@ -309,7 +305,6 @@ def _keep_notebook(owner: Owner | None, known: _Holder | None) -> Owner | None:
 
 
 def _can_end(resolved: ResolvedOwner) -> bool:
-    """Tell whether the owner is one that can end before its processes do."""
     return bool(resolved.place.pod_uid or resolved.place.containers or resolved.place.slurm)
 
 
@@ -357,7 +352,6 @@ def _is_person(uid: int) -> bool:
 
 
 def _unit_path(cgroup: tuple[str, ...], unit: str) -> str:
-    """Return the path of a unit in the hierarchy that systemd manages, empty where a process is not in it."""
     for controllers, path in hierarchy_paths(cgroup):
         before, found, _ = f"{path}/".partition(f"/{unit}/")
         if found and controllers in ("", "name=systemd"):

@@ -80,7 +80,6 @@ class _JobReader:
         self._environment = environment
 
     def cgroups(self, root: str, part: re.Pattern[str], depth: int) -> Iterator[str]:
-        """Yield a cgroup and those below it along parts whose names fit."""
         found = self._below(root, part, depth)
         yield from itertools.islice(found, MAX_CGROUPS)
         if next(found, None) is not None:
@@ -155,7 +154,6 @@ def _read_slurm_cgroups(
     recorded: Mapping[str, JobRecord],
     number_of: Callable[[str], str],
 ) -> dict[str, dict[str, None]]:
-    """Return the devices of each job that has a cgroup, by number; by SLUID where that is not known."""
     jobs: dict[str, dict[str, None]] = {}
 
     def devices_written(variables: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -200,7 +198,6 @@ def read_nomad(files: HostFiles, environment: Environment) -> Scheduler | None:
 
 
 def _slurm_roots_v1(files: HostFiles) -> list[str]:
-    """Return Slurm's cgroups in the first hierarchy of version 1 that has them, of every slurmd."""
     for controller in _CONTROLLERS_V1:
         names = files.list_directories(f"{_CGROUPS}/{controller}") or ()
         if found := [f"{_CGROUPS}/{controller}/{name}" for name in sorted(names) if _ROOT_V1.fullmatch(name)]:
@@ -276,7 +273,6 @@ class SchedulerReader(Collector):
     patience = PATIENCE + FIRST_WAIT
 
     def __init__(self, host: Host, rootfs: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Prepare to read the schedulers below ``rootfs``; the first :meth:`read_schedulers` starts it."""
         self._host = host
         self._rootfs = rootfs
         self._files = HostFiles(rootfs)
@@ -293,11 +289,9 @@ class SchedulerReader(Collector):
         self._error: Exception | None = None
 
     def read(self, context: Context) -> Part:  # noqa: ARG002 as all are called
-        """Return the schedulers and when they were read; ``context`` does not matter."""
         return {"schedulers": self.read_schedulers(), "schedulers_read": self.read_at}
 
     def errors(self) -> Iterator[Exception]:
-        """Yield what the last read raised; the next sample begins another one."""
         if self._error is not None:
             yield self._error
 
