@@ -13,7 +13,7 @@ from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
 from vramledger.errors import StartupError
 from vramledger.sampling.replay import MAX_LINE_BYTES, encode_header
-from vramledger_agent.private_file import create_private
+from vramledger_agent.commands.parser import create_private
 
 NOBODY = 65534
 

@@ -15,9 +15,8 @@ import sys
 from collections.abc import Callable, Mapping
 
 from vramledger_agent import transport
-from vramledger_agent.program_errors import belongs_to_program
+from vramledger_agent.program_errors import belongs_to_program, start_thread
 from vramledger_agent.protocol.messages import make_failure, make_success
-from vramledger_agent.threads import start_thread
 
 HANDLERS: dict[str, tuple[str, str]] = {
     "reclaim": ("vramledger_agent.torch.memory_history", "reclaim"),

@@ -3,7 +3,7 @@
 The thread and its locks come from ``_thread``. ``threading`` would show the thread to the program, and has
 locks of its own that a program may hold when a fork calls us. The thread waits, reads and sends, and imports
 nothing: what it needs was imported with the framework. It keeps running during a fork, except where Python
-would warn of it.
+would warn of it. Its settings are variables of the environment: every process of a program has them.
 """
 
 from __future__ import annotations
@@ -13,25 +13,66 @@ import atexit
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
 
 from vramledger_agent import step_boundary
 from vramledger_agent.frameworks.poller import ProviderPoller
 from vramledger_agent.program_errors import (
     belongs_to_program,
+    count_threads,
     forget_caught,
+    has_thread,
     keep_or_count,
     make_hook,
     make_main_thread_call,
     raise_caught,
+    start_thread,
+)
+from vramledger_agent.protocol.messages import (
+    CONSENT_VARIABLE,
+    DEFAULT_SOCKET,
+    FROM_START_VARIABLE,
+    INTERVAL_VARIABLE,
+    MAX_INTERVAL_SECONDS,
+    REPORTS_VARIABLE,
+    SOCKET_VARIABLE,
 )
 from vramledger_agent.requests import Handler, load_handlers
 from vramledger_agent.session import ExporterSession
-from vramledger_agent.settings import Settings
-from vramledger_agent.threads import count_threads, has_thread, start_thread
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # a program that uses no framework need not load it
-    from collections.abc import Callable
+DEFAULT_INTERVAL_SECONDS = 1.0
+
+SHORTEST_INTERVAL_SECONDS = 0.25
+"""The exporter reads four messages a second of one process."""
+
+
+class Settings:
+    """What this process does, read from the environment once."""
+
+    __slots__ = ("consents", "interval", "records_from_start", "report_directory", "socket_path")
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self.socket_path = environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET  # of the exporter's socket
+        self.interval = parse_interval(environ.get(INTERVAL_VARIABLE))  # seconds between two reports
+        consents = environ.get(CONSENT_VARIABLE, "")
+        # the requests that this process allows: ``reclaim``, ``snapshot``
+        self.consents = frozenset(word.strip() for word in consents.split(",") if word.strip())
+        # record PyTorch's memory history from its first allocation on
+        self.records_from_start = environ.get(FROM_START_VARIABLE) == "1"
+        # for the out-of-memory reports, None for the default one
+        self.report_directory = environ.get(REPORTS_VARIABLE) or None
+
+
+def parse_interval(text: str | None) -> float:
+    """Return an interval that the exporter accepts; the default one for what is not a number."""
+    try:
+        value = float(text or DEFAULT_INTERVAL_SECONDS)
+    except ValueError:
+        return DEFAULT_INTERVAL_SECONDS
+    if value != value:  # noqa: PLR0124 only a NaN differs from itself
+        return DEFAULT_INTERVAL_SECONDS
+    return min(max(value, SHORTEST_INTERVAL_SECONDS), MAX_INTERVAL_SECONDS)
+
 
 STOP_TIMEOUT_SECONDS = 1.0
 """A fork or an exit waits this long for our thread, which may wait for a lock that the program holds."""

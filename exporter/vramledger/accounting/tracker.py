@@ -22,15 +22,14 @@ from vramledger.accounting.devices import (
     without_partial_ledger,
 )
 from vramledger.accounting.holders import states
-from vramledger.accounting.holders.classification import classify
-from vramledger.accounting.holders.holding import HoldingState
+from vramledger.accounting.holders.holding import HoldingState, classify
 from vramledger.accounting.holders.holding_table import HoldingTable
 from vramledger.accounting.holders.processes import ProcessTracker
 from vramledger.accounting.ledger import balance_device
 from vramledger.accounting.owners import reservations
-from vramledger.accounting.owners.memory_limits import PlacedHolding, owner_limits
 from vramledger.accounting.owners.out_of_memory import OomCounter
 from vramledger.accounting.owners.owner_usage import UsageTracker
+from vramledger.accounting.owners.reservations import PlacedHolding, owner_limits
 from vramledger.accounting.remembered import Remembered, follow_clock
 from vramledger.accounting.sample import DeviceSample, Sample
 from vramledger.accounting.uncharged.tracker import PoolResult, UnchargedTracker

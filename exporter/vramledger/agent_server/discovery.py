@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from vramledger.model.agent_report import Agent, RefusedError, parse
 from vramledger.model.reading import Reading
 from vramledger.model.records import RecordError, read_record
-from vramledger_agent.listener import UntrustedListenerError, check_listener
+from vramledger_agent.client import UntrustedListenerError, check_listener
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES, make_request
 
 TIMEOUT = 2.0

@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from vramledger.model.holder_facts import KvCache
 from vramledger.model.reading import ProcessRow
-from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.collector import Collector, Context, Health, Part
+from vramledger.readers.collector import BoundedReader, Collector, Context, Health, Part
 from vramledger.readers.hosts.facts import FILE_CAP, read_file, split_arguments, status_fields
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.sockets import Listener, find_listener

@@ -8,10 +8,17 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from msgspec.structs import replace
 
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
-from vramledger.readers.bounded import MAX_STUCK, STUCK_AFTER, BoundedReader
-from vramledger.readers.collector import PATIENCE, Collector, Context, Part
+from vramledger.readers.collector import (
+    MAX_STUCK,
+    PATIENCE,
+    STUCK_AFTER,
+    BoundedReader,
+    Collector,
+    Context,
+    Part,
+)
+from vramledger.readers.hosts.facts import names_framework
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.hosts.libraries import names_framework
 from vramledger.readers.hosts.system_memory import chain_of
 from vramledger.readers.owners.cgroups import unified_path
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from vramledger.agent_server.connection import Peer, has_ended, identify_peer
 from vramledger.serving.control_messages import ControlError
-from vramledger_agent.listener import PROC, is_outside_containers
+from vramledger_agent.client import PROC, is_outside_containers
 
 _ROOT = 0
 

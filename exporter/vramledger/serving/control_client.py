@@ -33,7 +33,7 @@ from vramledger.serving.control_messages import (
     read,
     write,
 )
-from vramledger_agent.listener import UntrustedListenerError, check_listener
+from vramledger_agent.client import UntrustedListenerError, check_listener
 
 _T = TypeVar("_T")
 

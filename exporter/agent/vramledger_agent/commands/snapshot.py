@@ -19,12 +19,12 @@ from vramledger_agent.commands.parser import (
     add_agent_socket,
     add_log,
     count,
+    create_private,
     duration,
     pid,
     write_output,
 )
 from vramledger_agent.errors import SnapshotError, StartupError, UsageError
-from vramledger_agent.private_file import create_private
 from vramledger_agent.torch_snapshots.html import snapshot_html
 from vramledger_agent.torch_snapshots.safe_pickle import limit_address_space, load_plain, unpacked_size
 from vramledger_agent.torch_snapshots.sites import compare_snapshots

@@ -16,8 +16,7 @@ from vramledger_agent.oom.handler import observer
 from vramledger_agent.program_errors import belongs_to_program
 from vramledger_agent.torch.allocator import NATIVE, TorchAllocator
 from vramledger_agent.torch.optimizer_steps import OptimizerSteps
-from vramledger_agent.torch.recording import DEFAULT_EVENTS, recording
-from vramledger_agent.torch.snapshots import custom_allocators
+from vramledger_agent.torch.recording import DEFAULT_EVENTS, custom_allocators, recording
 from vramledger_agent.worker import worker
 
 POLICIES = {NATIVE: "caching", "cudaMallocAsync": "async"}

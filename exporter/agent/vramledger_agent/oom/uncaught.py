@@ -9,8 +9,7 @@ import os
 import sys
 import time
 
-from vramledger_agent.oom.report_file import write_report
-from vramledger_agent.oom.stacks import traceback_lines
+from vramledger_agent.oom.report_file import traceback_lines, write_report
 from vramledger_agent.oom.verdict import TOO_BIG, UNKNOWN
 from vramledger_agent.protocol.frameworks import POOL_FIGURES
 

@@ -28,8 +28,14 @@ from typing import TYPE_CHECKING, Any
 from vramledger_agent import step_boundary
 from vramledger_agent.program_errors import belongs_to_program
 from vramledger_agent.protocol.user_code import FRAMEWORK, code_origin
-from vramledger_agent.torch.recording import DEFAULT_EVENTS, TakenSnapshot, is_history_enabled, recording
-from vramledger_agent.torch.snapshots import custom_allocators, take_without_import
+from vramledger_agent.torch.recording import (
+    DEFAULT_EVENTS,
+    TakenSnapshot,
+    custom_allocators,
+    is_history_enabled,
+    recording,
+    take_without_import,
+)
 from vramledger_agent.torch.step_peaks import live_blocks
 
 if TYPE_CHECKING:

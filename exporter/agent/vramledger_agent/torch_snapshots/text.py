@@ -8,8 +8,14 @@ from vramledger_agent.printable import printable
 from vramledger_agent.protocol.messages import CATEGORIES
 from vramledger_agent.protocol.user_code import PHASES
 from vramledger_agent.torch_snapshots.sites import OLDER, SnapshotDifference, sum_by_site
-from vramledger_agent.torch_snapshots.snapshot import AllocationSnapshot, Device
-from vramledger_agent.torch_snapshots.training import DeviceTraining, Garbage, Training, TrainingStep
+from vramledger_agent.torch_snapshots.snapshot import (
+    AllocationSnapshot,
+    Device,
+    DeviceTraining,
+    Garbage,
+    Training,
+    TrainingStep,
+)
 from vramledger_agent.torch_snapshots.user_lines import Frame, Stack
 
 SHOWN_STEPS = 8

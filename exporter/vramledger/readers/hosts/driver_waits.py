@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from vramledger.model.reading import DriverWait, ProcessRow
-from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.collector import Collector, Context, Part
+from vramledger.readers.collector import BoundedReader, Collector, Context, Part
 from vramledger.readers.hosts.stat import READ_ONLY, names_in, parse_stat, read_small, read_stat
 
 ROUND_INTERVAL = 10.0

@@ -17,8 +17,7 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from typing import NamedTuple
 
 from vramledger.model.reading import HiddenHolder, ProcessFacts, ProcessRow
-from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.collector import Collector, Context, Health, Part
+from vramledger.readers.collector import BoundedReader, Collector, Context, Health, Part
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import READ_ONLY, is_over
 

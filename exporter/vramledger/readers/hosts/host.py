@@ -114,7 +114,7 @@ class Host:
         return [int(name) for name in os.listdir(self.root) if name.isdigit()]  # noqa: PTH208 3 x faster
 
     def facts(self, row: ProcessRow) -> ProcessFacts | None:
-        """Return everything about a process, None when it is gone. It may hang: see ``bounded``."""
+        """Return everything about a process, None when it is gone. It may hang."""
         return facts.read_full_facts(self.root, row, self._users)
 
     def basic_facts(self, row: ProcessRow) -> ProcessFacts | None:
@@ -123,7 +123,7 @@ class Host:
         return known and replace(known, denied=(*known.denied, "cmdline", "environ", "maps"))
 
     def variables(self, pid: int, names: frozenset[str]) -> dict[str, str] | None:
-        """Return a process' named variables alone; None if unreadable. It may hang: see ``bounded``."""
+        """Return a process' named variables alone; None if unreadable. It may hang."""
         denied: list[str] = []
         data = facts.read_environment(f"{self.root}/{pid}", denied)
         if len(data) >= facts.ENVIRON_CAP:
@@ -172,7 +172,7 @@ class Host:
         return set(status.get(b"Uid", b"").split()) == {b"0"}
 
     def title(self, pid: int) -> bytes:
-        """Return a process' own title; empty if gone, hidden or a zombie. It may hang: see ``bounded``."""
+        """Return a process' own title; empty if gone, hidden or a zombie. It may hang."""
         return facts.read_file(f"{self.root}/{pid}/cmdline", TITLE_CAP, [])
 
     def _exists(self, pid: int) -> bool:

@@ -17,10 +17,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
 from vramledger.model.device_signs import LEAST_BYTES, MIB, beyond_contexts, uncharged_bytes
 from vramledger.model.reading import DeviceReading, ManagedMappings, ProcessRow
-from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.collector import PATIENCE, Collector, Context, Part
-from vramledger.readers.hosts.facts import find_memory_directory, read_file
-from vramledger.readers.hosts.libraries import MAPS_CAP
+from vramledger.readers.collector import PATIENCE, BoundedReader, Collector, Context, Part
+from vramledger.readers.hosts.facts import MAPS_CAP, find_memory_directory, read_file
 from vramledger.readers.hosts.stat import read_row
 
 BASE_BYTES = 2 * MIB

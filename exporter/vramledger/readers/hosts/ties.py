@@ -8,8 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from vramledger.model.holder_facts import Ties
-from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.collector import Collector, Context, Health, Part
+from vramledger.readers.collector import BoundedReader, Collector, Context, Health, Part
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.tie_search import Watched, find_ties
 

@@ -21,7 +21,6 @@ from vramledger.model.reading import (
 )
 from vramledger.readers.hosts.gpu_sleep import SleepWatch
 from vramledger.readers.hosts.system_memory import DeviceMemoryCgroups, SystemMemory
-from vramledger.readers.nvml.activity import ActivityReader, pcie_throughput
 from vramledger.readers.nvml.calls import (
     GARBAGE,
     GPU_IS_LOST,
@@ -57,10 +56,12 @@ from vramledger.readers.nvml.memory import (
 from vramledger.readers.nvml.mig import MigInstance, read_instances
 from vramledger.readers.nvml.process_lists import ProcessList, Unchanged, merge_lists
 from vramledger.readers.nvml.utilization import (
+    ActivityReader,
     DeviceUtilizationLog,
     ListPace,
     RowPace,
     UtilizationLog,
+    pcie_throughput,
     read_utilization,
 )
 

@@ -35,8 +35,7 @@ from msgspec.structs import replace
 
 from vramledger.kubernetes.pod_labels import PodNames, parse_runtime_name, read_pod_names
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
-from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.collector import PATIENCE, Collector, Context, Part
+from vramledger.readers.collector import PATIENCE, BoundedReader, Collector, Context, Part
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.own_process import own_cgroup
 from vramledger.readers.owners import ended

@@ -23,8 +23,7 @@ from typing import NamedTuple, TypeVar
 
 from vramledger.kubernetes import kubelet
 from vramledger.model.reading import Grant, Scheduler
-from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.collector import PATIENCE, Collector, Context, Part
+from vramledger.readers.collector import PATIENCE, BoundedReader, Collector, Context, Part
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.cgroups import parse_cgroup
 from vramledger.readers.owners.host_files import HostFiles
