@@ -366,8 +366,6 @@ async def _call_in_thread(
 
 
 class _Child:
-    """One child, and the connection to it."""
-
     def __init__(self, method: str, idle_timeout: float | None) -> None:
         context = multiprocessing.get_context(method)
         self._pipe, child_end = context.Pipe()

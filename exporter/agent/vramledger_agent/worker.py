@@ -28,15 +28,7 @@ from vramledger_agent.program_errors import (
     raise_caught,
     start_thread,
 )
-from vramledger_agent.protocol.messages import (
-    CONSENT_VARIABLE,
-    DEFAULT_SOCKET,
-    FROM_START_VARIABLE,
-    INTERVAL_VARIABLE,
-    MAX_INTERVAL_SECONDS,
-    REPORTS_VARIABLE,
-    SOCKET_VARIABLE,
-)
+from vramledger_agent.protocol import messages
 from vramledger_agent.requests import Handler, load_handlers
 from vramledger_agent.session import ExporterSession
 
@@ -52,15 +44,17 @@ class Settings:
     __slots__ = ("consents", "interval", "records_from_start", "report_directory", "socket_path")
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self.socket_path = environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET  # of the exporter's socket
-        self.interval = parse_interval(environ.get(INTERVAL_VARIABLE))  # seconds between two reports
-        consents = environ.get(CONSENT_VARIABLE, "")
+        self.socket_path = (
+            environ.get(messages.SOCKET_VARIABLE) or messages.DEFAULT_SOCKET
+        )  # of the exporter's socket
+        self.interval = parse_interval(environ.get(messages.INTERVAL_VARIABLE))  # seconds between two reports
+        consents = environ.get(messages.CONSENT_VARIABLE, "")
         # the requests that this process allows: ``reclaim``, ``snapshot``
         self.consents = frozenset(word.strip() for word in consents.split(",") if word.strip())
         # record PyTorch's memory history from its first allocation on
-        self.records_from_start = environ.get(FROM_START_VARIABLE) == "1"
+        self.records_from_start = environ.get(messages.FROM_START_VARIABLE) == "1"
         # for the out-of-memory reports, None for the default one
-        self.report_directory = environ.get(REPORTS_VARIABLE) or None
+        self.report_directory = environ.get(messages.REPORTS_VARIABLE) or None
 
 
 def parse_interval(text: str | None) -> float:
@@ -71,7 +65,7 @@ def parse_interval(text: str | None) -> float:
         return DEFAULT_INTERVAL_SECONDS
     if value != value:  # noqa: PLR0124 only a NaN differs from itself
         return DEFAULT_INTERVAL_SECONDS
-    return min(max(value, SHORTEST_INTERVAL_SECONDS), MAX_INTERVAL_SECONDS)
+    return min(max(value, SHORTEST_INTERVAL_SECONDS), messages.MAX_INTERVAL_SECONDS)
 
 
 STOP_TIMEOUT_SECONDS = 1.0
@@ -88,8 +82,6 @@ OOM_REPORT_TIMEOUT_SECONDS = 0.5
 
 
 class WorkerRun:
-    """One run of the thread."""
-
     __slots__ = ("done", "ended", "native_id", "pid", "stop", "stopping")
 
     def __init__(self) -> None:

@@ -82,8 +82,6 @@ class WorkEvidence(NamedTuple):
 
 
 class DeviceSample(NamedTuple):
-    """One device in a sample."""
-
     sample: Sample  # the sample
     device: DeviceReading  # what the driver reported
     # the holders' own utilisation samples, as far as the driver gave any, by pid

@@ -115,8 +115,6 @@ class _Task(Generic[T]):
 
 
 class _ReadThread(Generic[T]):
-    """One thread and the task that it runs."""
-
     def __init__(self) -> None:
         self.task: _Task[T] | None = None
         self.uses_fallback = False

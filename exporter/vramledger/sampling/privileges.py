@@ -24,8 +24,6 @@ _UID_MAX = 2**32 - 1
 
 
 class User(NamedTuple):
-    """A user, and its group."""
-
     uid: int
     gid: int
 

@@ -316,8 +316,6 @@ def _failed_reading(reason: str, message: str) -> Reading:
 
 
 class _Release(NamedTuple):
-    """A release of the GPUs."""
-
     end: float  # the monotonic time at which it ends
     until: float  # the same as Unix time
     settled: asyncio.Event  # whether the GPUs are released, or another command has ended it before

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class CuPy(Provider):
-    """The CuPy of this process."""
-
     name = "cupy"
 
     def may_initialise(self) -> bool:

@@ -39,8 +39,6 @@ _STATISTICS = {
 
 
 class Jax(Provider):
-    """The JAX of this process."""
-
     name = "jax"
 
     def __init__(self) -> None:

@@ -21,8 +21,6 @@ _MAX_LAYERS = 16
 
 
 class Rmm(Provider):
-    """The RMM of this process."""
-
     name = "rmm"
 
     def may_initialise(self) -> bool:

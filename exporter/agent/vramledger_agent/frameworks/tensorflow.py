@@ -43,8 +43,6 @@ reported."""
 
 
 class TensorFlow(Provider):
-    """The TensorFlow of this process."""
-
     name = "tensorflow"
 
     def __init__(self) -> None:
@@ -102,8 +100,6 @@ class TensorFlow(Provider):
 
 
 class Sessions:
-    """The sessions of this process."""
-
     def __init__(self) -> None:
         # of the first session that has a GPU: it made the devices, also for those after it
         self.gpu_options: object = None

@@ -23,8 +23,6 @@ POLICIES = {NATIVE: "caching", "cudaMallocAsync": "async"}
 
 
 class PyTorch(Provider):
-    """PyTorch in this process."""
-
     name = "torch"
 
     def __init__(self, torch: ModuleType) -> None:

@@ -140,8 +140,6 @@ class MemoryLimit:
 
 
 class Framework:
-    """One framework."""
-
     __slots__ = (
         *("_own_names", "announces", "default", "figures", "general", "has_categories", "imported_module"),
         *(

@@ -43,8 +43,6 @@ class Peak(NamedTuple):
 
 
 class StepPeaks(NamedTuple):
-    """The peaks of one step on one device."""
-
     whole: bool  # the recording has the whole step
     phases: dict[str, Peak]  # by the part of the step; a part without an event is not there
     # bytes of gradients that existed when the backward pass began; None if there was no backward pass

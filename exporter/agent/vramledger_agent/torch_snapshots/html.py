@@ -44,8 +44,6 @@ _LONGEST_PAUSE = 0.25
 
 
 class LiveBytes(NamedTuple):
-    """Live bytes of one device over time."""
-
     device: int  # PyTorch's number
     # the time of each point since the first event; event numbers where no time was recorded
     seconds: tuple[float, ...]

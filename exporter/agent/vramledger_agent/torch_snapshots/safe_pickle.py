@@ -144,8 +144,6 @@ def limit_address_space(file_size: int) -> None:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler that knows no classes."""
-
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
         message = f"it names {module_name!r:.80}.{global_name!r:.80}"
         raise SnapshotError(message)

@@ -44,8 +44,6 @@ class PhasePeak(NamedTuple):
 
 
 class TrainingStep(NamedTuple):
-    """One step on one device."""
-
     whole: bool  # all of it was recorded
     finished: bool  # it had ended when the snapshot was taken
     batch: int | None  # the size of its batch, None where not known

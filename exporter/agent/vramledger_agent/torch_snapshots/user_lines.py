@@ -76,8 +76,6 @@ def _category_of_frame(frame: Frame, called: str) -> str | None:
 
 
 class Frame(NamedTuple):
-    """A line of code that was running."""
-
     filename: str
     line: int
     name: str

@@ -23,8 +23,6 @@ SAMPLE_LIFETIME = 2.5
 
 
 class HoldingState(msgspec.Struct, omit_defaults=True):
-    """The state of one holding."""
-
     pid: int  # as NVML lists it
     start: int | None  # start ticks of the holder, None when /proc never showed it
     seen: UnixTime  # Unix time of the first sample that listed it

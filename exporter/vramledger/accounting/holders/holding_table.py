@@ -53,16 +53,12 @@ def has_other_program(program: int, row: ProcessRow) -> bool:
 
 
 class HoldingTableState(msgspec.Struct):
-    """What is remembered of all holdings."""
-
     known: dict[str, dict[int, HoldingState]] = {}  # the state of each, by UUID and pid
     answered: frozenset[str] = frozenset()  # the devices that gave a list of processes in the newest sample
     ever_answered: set[str] = set()  # those that ever gave one, a divided GPU included
 
 
 class HoldingTable:
-    """Keep the state of each holding, from its first sample to its last."""
-
     def __init__(self, state: HoldingTableState) -> None:
         self.state = state
 

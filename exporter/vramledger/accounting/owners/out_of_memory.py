@@ -27,8 +27,6 @@ class Told(msgspec.Struct):
 
 
 class OomsState(msgspec.Struct):
-    """What is remembered of failed allocations."""
-
     began: UnixTime | None = None  # the first reading
     told: dict[int, dict[int, Told]] = {}  # what each program has reported, by pid and start
     owners: list[OwnerOoms] = []  # what was counted of each owner and framework

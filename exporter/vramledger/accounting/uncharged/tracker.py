@@ -24,6 +24,7 @@ from vramledger.accounting.holders.holding_table import HoldingTable
 from vramledger.accounting.holders.processes import ProcessTracker
 from vramledger.accounting.ledger import balance_device
 from vramledger.accounting.sample import Sample
+from vramledger.accounting.uncharged import solver
 from vramledger.accounting.uncharged.events import (
     PoolMoment,
     PoolState,
@@ -32,22 +33,7 @@ from vramledger.accounting.uncharged.events import (
     record_events,
     record_found,
 )
-from vramledger.accounting.uncharged.solver import (
-    NOTHING,
-    Identity,
-    Left,
-    MemoryPool,
-    PoolHolder,
-    Range,
-    Solution,
-    Sources,
-    alike,
-    foreign_bytes,
-    rivals_of,
-    share_out,
-    solve,
-    undivided_bytes,
-)
+from vramledger.accounting.uncharged.solver import Identity, Range, Solution, Sources
 from vramledger.model.device_signs import LEAST_BYTES, MIB
 from vramledger.model.reading import DeviceReading, HiddenHolder, Reading
 from vramledger.model.snapshot import Grade, Holding, Ledger, LeftBytes, UnchargedBytes, UndividedBytes
@@ -92,7 +78,7 @@ def describe(known: HolderEvidence) -> UnchargedBytes:
         maps = "its mappings, which we may not read"
         if known.bound is not None:
             maps = f"its {_size(known.bound)} of /dev/nvidia-uvm mappings"
-        if known.reported and alike(known.reported, known.bound or 0):
+        if known.reported and solver.alike(known.reported, known.bound or 0):
             maps += f" and its agent's report of {_size(known.reported)}"
             grade = Grade.PROVEN if share.exact else grade
         verb = "are" if managed.exact else "can be"
@@ -207,7 +193,7 @@ class UnchargedTracker:
             if not record_calm(state, ledger, everybody, sample.monotonic):
                 holders = tuple(self._pool_holder(uuid, each, bounds, sample) for uuid, each in everybody)
                 hidden = _hidden_users(device, sample.reading)
-                pools.append(MemoryPool(device.uuid, ledger, holders, hidden))
+                pools.append(solver.MemoryPool(device.uuid, ledger, holders, hidden))
         if not pools:
             return found
         found |= self._divide(pools, self._moment(devices, held, sample))
@@ -216,12 +202,12 @@ class UnchargedTracker:
                 held[uuid] = _with_uncharged(uuid, held[uuid] or (), found[pool.key])
         return found
 
-    def _divide(self, pools: Sequence[MemoryPool], moment: PoolMoment) -> dict[str, PoolResult]:
+    def _divide(self, pools: Sequence[solver.MemoryPool], moment: PoolMoment) -> dict[str, PoolResult]:
         sources = [record_events(self.state.pools[pool.key], pool, moment, self._user_of) for pool in pools]
-        foreign = foreign_bytes(sources)
+        foreign = solver.foreign_bytes(sources)
         results = {}
         for each in sources:
-            solution = solve(each, foreign)
+            solution = solver.solve(each, foreign)
             record_found(self.state.pools[each.pool.key], each, solution.ranges)
             results[each.pool.key] = _publish(each, solution)
         return results
@@ -245,9 +231,9 @@ class UnchargedTracker:
 
     def _pool_holder(
         self, uuid: str, holding: Holding, bounds: Mapping[tuple[int, int], int | None], sample: Sample
-    ) -> PoolHolder:
+    ) -> solver.PoolHolder:
         agent = self._agents.agents.get(holding.pid)
-        return PoolHolder(
+        return solver.PoolHolder(
             uuid,
             holding,
             self._processes.owner_of_holding(holding, sample),
@@ -279,12 +265,12 @@ def _publish(sources: Sources, solution: Solution) -> PoolResult:
     left = tuple(_left_bytes(each, sources) for each in sources.lefts)
     if not sources.bytes:
         return PoolResult(sources.pool.key, left=left)
-    shares = share_out(sources, solution)
+    shares = solver.share_out(sources, solution)
     held = {
         (sources.able[identity].uuid, identity[0]): describe(_evidence(identity, shares, sources, solution))
         for identity in shares
     }
-    return PoolResult(sources.pool.key, held, undivided_bytes(sources, shares, solution.ranges), left)
+    return PoolResult(sources.pool.key, held, solver.undivided_bytes(sources, shares, solution.ranges), left)
 
 
 def _evidence(
@@ -295,7 +281,7 @@ def _evidence(
     return HolderEvidence(
         shares[identity],
         holder.holding.memory or 0,
-        found.get(identity, NOTHING),
+        found.get(identity, solver.NOTHING),
         holder.bound,
         holder.reported,
         [
@@ -309,12 +295,12 @@ def _evidence(
             for left in sources.lefts
             if identity in (heirs := sources.heirs(left))
         ],
-        [pid for pid, _ in rivals_of(shares) - {identity}],
+        [pid for pid, _ in solver.rivals_of(shares) - {identity}],
         sources.matched,
         sources.late,
     )
 
 
-def _left_bytes(left: Left, sources: Sources) -> LeftBytes:
+def _left_bytes(left: solver.Left, sources: Sources) -> LeftBytes:
     pids = tuple(sorted(pid for pid, _ in sources.heirs(left) | left.elsewhere))
     return LeftBytes(*left.creator, left.ended, *left.range, pids, created(*left.creator, left.ended))

@@ -57,8 +57,6 @@ class DeviceWorkState(msgspec.Struct):
 
 
 class DeviceWorkTracker:
-    """Find out what each device did."""
-
     def __init__(self, idle_after: float, state: DeviceWorkState) -> None:
         self._idle_after = idle_after
         self.state = state

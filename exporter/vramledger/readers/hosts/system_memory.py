@@ -36,8 +36,6 @@ class HostMemory(NamedTuple):
 
 
 class SystemMemory:
-    """The memory of one host."""
-
     def __init__(self, procfs: str = "/proc", rootfs: Path = Path("/")) -> None:
         self._procfs = Path(procfs)
         self._meminfo = self._procfs / "meminfo"

@@ -24,18 +24,8 @@ from typing import Final, NamedTuple
 
 from vramledger.model.device_signs import CountedActivity
 from vramledger.model.reading import MemoryReading, ProcessEntry, ProcessUtilization
-from vramledger.readers.nvml.calls import (
-    FUNCTION_NOT_FOUND,
-    INVALID_ARGUMENT,
-    NONE_32,
-    NOT_FOUND,
-    NOT_SUPPORTED,
-    SUCCESS,
-    UNKNOWN,
-    UNSUPPORTED,
-    Handle,
-    Nvml,
-)
+from vramledger.readers.nvml import calls
+from vramledger.readers.nvml.calls import Handle, Nvml
 from vramledger.readers.nvml.process_lists import RowBuffer, Rows, find_function
 
 _MEBIBYTE: Final = float(2**20)
@@ -47,7 +37,7 @@ _FIRST_DRIVERS: Final = 97
 """The last metric that the first drivers with GPM know."""
 
 
-_NO_METRIC: Final = UNSUPPORTED | {INVALID_ARGUMENT}
+_NO_METRIC: Final = calls.UNSUPPORTED | {calls.INVALID_ARGUMENT}
 
 
 class _Metric(NamedTuple):
@@ -119,10 +109,10 @@ class ActivityReader:
                 self._prepare(gpu)
             answer = self._read_span(gpu)
         except self._nvml.NVMLError as error:
-            if error.value not in UNSUPPORTED:
+            if error.value not in calls.UNSUPPORTED:
                 raise
             if self._worked:
-                raise self._nvml.NVMLError(UNKNOWN) from error
+                raise self._nvml.NVMLError(calls.UNKNOWN) from error
             self._unsupported = int(error.value)
             raise
         self._answer = (monotonic, answer)
@@ -143,7 +133,7 @@ class ActivityReader:
     def _prepare(self, gpu: Handle) -> None:
         nvml = self._nvml
         if not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
-            raise nvml.NVMLError(NOT_SUPPORTED)
+            raise nvml.NVMLError(calls.NOT_SUPPORTED)
         for name in ("_before", "_now"):
             if getattr(self, name) is None:
                 setattr(self, name, nvml.nvmlGpmSampleAlloc())
@@ -182,27 +172,27 @@ class ActivityReader:
                 break
             except nvml.NVMLError as error:
                 newer = [number for number in self._metrics if number > _FIRST_DRIVERS]
-                if error.value != INVALID_ARGUMENT or not newer:
+                if error.value != calls.INVALID_ARGUMENT or not newer:
                     raise
                 for number in newer:  # the driver is older than these metrics
                     del self._metrics[number]
         figures: dict[str, float] = {}
         for metric, number in zip(self._asked, list(self._metrics), strict=True):
             status = metric.nvmlReturn
-            if status == SUCCESS:
+            if status == calls.SUCCESS:
                 figure, is_traffic = self._metrics[number]
                 value = self._checked(metric.value, is_traffic=is_traffic)
                 figures[figure] = max(value, figures.get(figure, 0.0))
             elif status in _NO_METRIC:
                 del self._metrics[number]
         if not figures:
-            raise nvml.NVMLError(NOT_SUPPORTED)
+            raise nvml.NVMLError(calls.NOT_SUPPORTED)
         self._worked = True
         return figures
 
     def _checked(self, value: float, *, is_traffic: bool) -> float:
         if not 0.0 <= value <= (_MOST_MEBIBYTES if is_traffic else _MOST_PERCENT):  # also false for NaN
-            raise self._nvml.NVMLError(UNKNOWN)
+            raise self._nvml.NVMLError(calls.UNKNOWN)
         return value * _MEBIBYTE if is_traffic else min(value / 100, 1.0)
 
 
@@ -227,9 +217,9 @@ def read_utilization(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
     """Return a GPU's and its memory's rates, None if neither is reported. Raises NVMLError."""
     rates = nvml.nvmlDeviceGetUtilizationRates(handle)
     values = {"gpu": rates.gpu, "memory": rates.memory}
-    if any(value > _PERCENT and value != NONE_32 for value in values.values()):
-        raise nvml.NVMLError(UNKNOWN)
-    return {name: value / 100 for name, value in values.items() if value != NONE_32} or None
+    if any(value > _PERCENT and value != calls.NONE_32 for value in values.values()):
+        raise nvml.NVMLError(calls.UNKNOWN)
+    return {name: value / 100 for name, value in values.items() if value != calls.NONE_32} or None
 
 
 class DeviceUtilizationLog:
@@ -246,7 +236,7 @@ class DeviceUtilizationLog:
         try:
             kind, samples = nvml.nvmlDeviceGetSamples(handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, self._newest)
         except nvml.NVMLError as error:
-            if error.value == NOT_FOUND:
+            if error.value == calls.NOT_FOUND:
                 return None
             raise
         new = [each for each in samples if each.timeStamp > self._newest]
@@ -254,7 +244,7 @@ class DeviceUtilizationLog:
             return None
         highest = max(each.sampleValue.uiVal for each in new)
         if kind != nvml.NVML_VALUE_TYPE_UNSIGNED_INT or highest > _PERCENT:
-            raise nvml.NVMLError(UNKNOWN)
+            raise nvml.NVMLError(calls.UNKNOWN)
         self._newest = max(each.timeStamp for each in new)
         return None if first else highest / 100
 
@@ -287,7 +277,7 @@ class UtilizationLog:
         itself may be garbage.
         """
         if self._function is None:
-            raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)
+            raise self._nvml.NVMLError(calls.FUNCTION_NOT_FOUND)
         function = self._function
         now = int(wall * 1e6)
         since_last = 0.0 if self._read_at is None else monotonic - self._read_at
@@ -299,7 +289,7 @@ class UtilizationLog:
                 self._nvml, lambda count, samples: function(handle, samples, count, begin)
             )
         except self._nvml.NVMLError as error:
-            if error.value != NOT_FOUND:
+            if error.value != calls.NOT_FOUND:
                 raise
             rows = ()  # no process ran
         self._read_at = monotonic
@@ -308,7 +298,7 @@ class UtilizationLog:
         if stamps:
             self._newest = (max(stamps), monotonic)
         if garbage and (not newest or listed_pids is None or not garbage.isdisjoint(listed_pids)):
-            raise self._nvml.NVMLError(UNKNOWN)
+            raise self._nvml.NVMLError(calls.UNKNOWN)
         return tuple(
             ProcessUtilization(pid, stamp / 1e6, sm / 100, memory / 100, encoder / 100, decoder / 100)
             for pid, stamp, sm, memory, encoder, decoder in newest

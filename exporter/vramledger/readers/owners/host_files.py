@@ -24,8 +24,6 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_
 
 
 class DirectoryListing(NamedTuple):
-    """All names in a directory."""
-
     names: frozenset[str]  # the names
     # device and inode. Two listings with the same identity are of the same directory; after a mount at its
     # path the identity is another one
