@@ -467,14 +467,11 @@ def _pools_by_device(
         for each in framework.devices:
             uuid = each.uuid if each.ordinal is None or each.uuid is not None else places.get(each.ordinal)
             if uuid is not None and uuid in held:
-                pools.setdefault(uuid, []).append(_pool(framework, each))
+                pool = Pool(framework.framework, each.ordinal, each.figures, each.categories, each.managed)
+                pools.setdefault(uuid, []).append(pool)
             elif _least(framework, each) > 0:
                 unmapped += 1
     return pools, unmapped
-
-
-def _pool(framework: FrameworkReport, device: DeviceReport) -> Pool:
-    return Pool(framework.framework, device.ordinal, device.figures, device.categories, device.managed)
 
 
 def _least(framework: FrameworkReport, device: DeviceReport) -> int:

@@ -115,7 +115,14 @@ class FrameworkReport(Struct, frozen=True, omit_defaults=True):
         if self.policy is not None and self.policy not in messages.POLICIES:
             force_setattr(self, "policy", None)
         if self.settings:
-            force_setattr(self, "settings", _known_settings(self.settings))
+            forms = messages.ALLOCATOR_SETTINGS.items()
+            known = {name: self.settings[name] for name, form in forms if name in self.settings}
+            known = {
+                name: text
+                for name, text in known.items()
+                if re.fullmatch(messages.ALLOCATOR_SETTINGS[name], text)
+            }
+            force_setattr(self, "settings", known)
         devices = tuple(map(self._declared, self.devices)) if self.supported else ()
         force_setattr(self, "devices", devices)
 
@@ -128,14 +135,6 @@ class FrameworkReport(Struct, frozen=True, omit_defaults=True):
         others = _FIGURES_OF_OTHERS[self.framework]
         foreign = [name for name in others if getattr(device, name) is not None]
         return replace(device, **dict.fromkeys(foreign)) if foreign else device
-
-
-def _known_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: settings[name]
-        for name, form in messages.ALLOCATOR_SETTINGS.items()
-        if name in settings and re.fullmatch(form, settings[name])
-    }
 
 
 class GarbageReport(Struct, frozen=True):

@@ -39,7 +39,7 @@ class Rmm(Provider):
             return {**entry, "supported": False, "devices": []}
         layers = _layers(rmm)
         counted = _counts(rmm, layers)
-        pool = _pool_bytes(layers)
+        pool = next((int(each.pool_size()) for each in layers if hasattr(each, "pool_size")), None)
         managed = _is_managed(rmm, layers)
         if counted is None and (pool is None or not managed):
             return {**entry, "supported": False, "devices": []}
@@ -76,10 +76,6 @@ def _counts(rmm: Any, layers: list[Any]) -> Any:  # noqa: ANN401 the same
     kind = getattr(rmm.mr, "StatisticsResourceAdaptor", None)
     counts = layers[0].allocation_counts if kind is not None and isinstance(layers[0], kind) else None
     return counts if hasattr(counts, "current_bytes") else None
-
-
-def _pool_bytes(layers: list[Any]) -> int | None:
-    return next((int(each.pool_size()) for each in layers if hasattr(each, "pool_size")), None)
 
 
 def _is_managed(rmm: Any, layers: list[Any]) -> bool:  # noqa: ANN401 the same

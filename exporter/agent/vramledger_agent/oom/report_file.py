@@ -32,13 +32,10 @@ def failing_stack(frame: FrameType | None) -> dict[str, object]:
     lines = frame_lines(frame)
     phase = phase_of([(str(line["file"]), str(line["function"])) for line in lines])
     if not any(code_origin(str(line["file"])) != FRAMEWORK for line in lines):
-        waiting = [found for found in map(frame_lines, sys._current_frames().values()) if _waits(found)]
+        stacks = map(frame_lines, sys._current_frames().values())
+        waiting = [found for found in stacks if any(line["function"] == BACKWARD_CALL for line in found)]
         lines = [*lines, *waiting[0]] if len(waiting) == 1 else lines
     return {"phase": phase, "frames": lines[:MAX_FRAMES]}
-
-
-def _waits(lines: list[Line]) -> bool:
-    return any(line["function"] == BACKWARD_CALL for line in lines)
 
 
 def frame_lines(frame: FrameType | None) -> list[Line]:

@@ -175,11 +175,9 @@ class Recording:
 
     def compare(self, snapshot: Mapping[str, Any]) -> None:
         """Note if a snapshot shows that the program's recording has replaced ours."""
-        if self.active and (_has_native_frames(snapshot) or self._has_too_many(snapshot)):
+        traces = snapshot.get("device_traces") or ()
+        if self.active and (_has_native_frames(snapshot) or any(len(each) > self._events for each in traces)):
             self.active = self.from_start = self._at_boundary = False
-
-    def _has_too_many(self, snapshot: Mapping[str, Any]) -> bool:
-        return any(len(trace) > self._events for trace in snapshot.get("device_traces") or ())
 
     def note_optimizer(self) -> None:
         self._begun = time.time_ns() // 1000

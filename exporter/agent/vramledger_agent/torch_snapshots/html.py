@@ -436,20 +436,17 @@ def _name(band: Frame | str) -> str:
     return band if isinstance(band, str) else frame_text(band)
 
 
-def _colours(curves: LiveBytes) -> list[str]:
-    return [
-        _COLOURS[number % 8] if isinstance(name, Frame) else _COLOUR_OF.get(name, _COLOURS[8])
-        for number, (name, _) in enumerate(curves.bands)
-    ]
-
-
 def _chart(curves: LiveBytes) -> Iterator[str]:
     totals = map(sum, zip(*(band for _, band in curves.bands), strict=True))
     top = max(totals, default=0) or 1
     span = curves.seconds[-1] or 1.0
     across = [_LEFT + second / span * (_WIDTH - _LEFT) for second in curves.seconds]
     unit = f"{curves.seconds[-1]:.2f} s" if curves.timed else f"{curves.seconds[-1]:.0f} events"
-    colours = _colours(curves)
+    # The last two colours are for bytes that have no site of their own.
+    colours = [
+        _COLOURS[number % 8] if isinstance(name, Frame) else _COLOUR_OF.get(name, _COLOURS[8])
+        for number, (name, _) in enumerate(curves.bands)
+    ]
     yield (
         f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT + _AXIS_HEIGHT}" role="img">'
         f"<title>Live bytes over {unit}, at most {size_text(top)}</title>\n"

@@ -114,12 +114,12 @@ def _framework(
     importers = [other for other in others if first.name in other.imports]
     if not importers or (pattern is not None and _preallocated(first, pattern)):
         return first
-    configured = [each for each in (first, *importers) if _is_configured(each, settings)]
+    configured = [
+        framework
+        for framework in (first, *importers)
+        if any(each.matches(settings.get(each.variable, "")) for each in framework.settings)
+    ]
     return configured[0] if len(configured) == 1 else None
-
-
-def _is_configured(framework: Framework, settings: Mapping[str, str]) -> bool:
-    return any(setting.matches(settings.get(setting.variable, "")) for setting in framework.settings)
 
 
 def _by_environment(
@@ -131,17 +131,14 @@ def _by_environment(
             continue
         why = f"{setting.variable} {setting.why}"
         if setting.policy is not None:
-            shown = ", ".join(key for key in setting.keys if key in _keys(value))
+            keys = {item.partition(":")[0] for item in value.replace(" ", "").split(",")}
+            shown = ", ".join(key for key in setting.keys if key in keys)
             return setting.policy, "environ", f"{why} ({shown})" if shown else why
         if pattern is not None and _took_all(pattern):
             return "preallocate", "environ", f"{why}, and {_held(pattern)}"
         if pattern is not None and _settled_low(pattern):
             return "limit", "pattern", f"its growth is forbidden, but {_held(pattern)}"
     return None
-
-
-def _keys(value: str) -> set[str]:
-    return {item.partition(":")[0] for item in value.replace(" ", "").split(",")}
 
 
 def _by_pattern(framework: Framework | None, pattern: MemoryPattern) -> Found | None:

@@ -251,7 +251,9 @@ def _owner_limit(
 ) -> OwnerLimit:
     above = {place for path in paths for place in chain_of(path)}
     limited = [known[place] for place in above if place in known and known[place].maximum is not None]
-    first = min(limited, key=lambda each: (_room(each), each.cgroup), default=None)
+    first = min(
+        limited, key=lambda each: ((each.maximum or 0) - (each.current or 0), each.cgroup), default=None
+    )
     own = {path for path in paths if path in known}
     top = [path for path in own if not any(other != path and other in chain_of(path) for other in own)]
     foreign = any(
@@ -295,7 +297,3 @@ def _guaranteed(own: Sequence[str], known: Mapping[str, CgroupLimit]) -> int | N
 def _sum(figures: Iterable[int | None]) -> int | None:
     known = list(figures)
     return None if None in known else sum(each or 0 for each in known)
-
-
-def _room(limit: CgroupLimit) -> int:
-    return (limit.maximum or 0) - (limit.current or 0)

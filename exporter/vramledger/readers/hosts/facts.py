@@ -407,6 +407,7 @@ def _read_parent(
     status = status_fields(read_file(f"{root}/{row.ppid}/status", FILE_CAP, []))
     numbers = _parse_numbers(status.get(b"NSpid", b"")) or (row.ppid,)
     uid = next(iter(_parse_numbers(status.get(b"Uid", b""))), None)
+    path = read_program_path(f"{root}/{row.ppid}") or ""
     return ParentFacts(
         row.ppid,
         parent.start,
@@ -416,7 +417,7 @@ def _read_parent(
         outside=len(numbers) < depth,
         uid=uid,
         user=None if uid is None else user_name(uid),
-        program=_program_name(read_program_path(f"{root}/{row.ppid}")),
+        program=clean(path.removesuffix(" (deleted)").rpartition("/")[2]),
     )
 
 
@@ -430,10 +431,6 @@ def read_program_path(directory: str) -> str | None:
         return os.readlink(f"{directory}/exe")  # noqa: PTH115 a name alone, which may not exist here
     except OSError:
         return None
-
-
-def _program_name(path: str | None) -> str:
-    return clean((path or "").removesuffix(" (deleted)").rpartition("/")[2])
 
 
 def _is_leader_alive(root: str, row: ProcessRow) -> bool | None:

@@ -48,7 +48,9 @@ class OwnProcess:
             figures["virtual_memory_bytes"] = int(fields[20])
             figures["resident_memory_bytes"] = int(fields[21]) * _PAGE
         with suppress(OSError):
-            number = _count(self._opened("fd"))
+            # Linux 6.2 and newer say it as the size of the directory, older ones 0.
+            directory = self._opened("fd")
+            number = os.fstat(directory).st_size or len(os.listdir(directory))  # noqa: PTH208 a descriptor
             figures["max_fds"] = self._most_descriptors()
             figures["open_fds"] = number
         return figures
@@ -63,11 +65,6 @@ class OwnProcess:
             return float(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         limits = os.pread(self._opened("limits"), _READ_MAX, 0).partition(b"Max open files")[2]
         return float(limits.split(maxsplit=1)[0])
-
-
-def _count(descriptors: int) -> int:
-    # Linux 6.2 and newer say it as the size of the directory, older ones 0.
-    return os.fstat(descriptors).st_size or len(os.listdir(descriptors))
 
 
 @lru_cache(maxsize=1)

@@ -169,7 +169,7 @@ def _parse_path(path: str, ours: Collection[ContainerMark], users_own: Callable[
         if (begins or found or pod_match) and any(map(users_own, _above(parts, position))):
             break
         if pod_match is not None:
-            pod = pod or _dashed(pod_match["uid"])
+            pod = pod or pod_match["uid"].replace("_", "-")  # a static pod's is a hash and has no dashes
         if begins:
             slurm = slurm or parse_slurm(segments[position + 1 :])
         elif found is not None:
@@ -216,8 +216,3 @@ def _parse_container(segment: str, before: str) -> ContainerMark | None:
     if match := _NSPAWN.fullmatch(segment):
         return ContainerMark("nspawn", match["id"])
     return None
-
-
-def _dashed(uid: str) -> str:
-    """Write a pod's UID as Kubernetes does; a static pod's is a hash and has no dashes."""
-    return uid.replace("_", "-")

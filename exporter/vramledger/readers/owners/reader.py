@@ -331,7 +331,9 @@ class UnitUsers:
     def is_shared(self, facts: ProcessFacts, unit: str) -> bool:
         """Tell whether a process is a person's in a service that has processes of other users too."""
         place = _unit_path(facts.cgroup or (), unit)
-        if not unit.endswith(".service") or not place or facts.uid is None or not _is_person(facts.uid):
+        if not unit.endswith(".service") or not place or facts.uid is None:
+            return False
+        if facts.uid < _FIRST_PERSON or facts.uid in _DYNAMIC:
             return False
         now = self._clock()
         if place not in self._shared and now - self._looked.get(place, float("-inf")) >= LOOK_AGAIN:
@@ -344,10 +346,6 @@ class UnitUsers:
     def _users(self, place: str, unit: str) -> set[int]:
         inside = (pid for pid in self._host.pids() if _unit_path(self._host.cgroup(pid) or (), unit) == place)
         return {uid for pid in inside if (uid := self._host.uid(pid)) is not None}
-
-
-def _is_person(uid: int) -> bool:
-    return uid >= _FIRST_PERSON and uid not in _DYNAMIC
 
 
 def _unit_path(cgroup: tuple[str, ...], unit: str) -> str:
