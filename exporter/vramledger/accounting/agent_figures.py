@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vramledger.accounting.holders.processes import ProcessTracker, TrackedProcess
-from vramledger.accounting.sample import Sample
+from vramledger.accounting.sample import Sample, forget_ended
 from vramledger.model.agent_report import Agent, AgentReport, DeviceReport, FrameworkReport, GarbageReport
 from vramledger.model.reading import DeviceReading, ProcessFacts, Reading
 from vramledger.model.snapshot import AgentSnapshot, Holding, Policy, Pool
@@ -268,17 +268,11 @@ class _Assigned(NamedTuple):
     unmapped: int
 
 
-class AgentsState(msgspec.Struct):
-    """What each process' agent has reported, by pid and start."""
-
-    histories: dict[int, dict[int, AgentHistory]] = {}
-
-
 class AgentJoiner:
     """Join the reports of each sample to its holders. What is not in its state, each sample makes again."""
 
-    def __init__(self, state: AgentsState) -> None:
-        self.state = state
+    def __init__(self, histories: dict[int, dict[int, AgentHistory]]) -> None:
+        self._histories = histories
         self._allocated: dict[str, frozenset[int]] = {}
         self._held: dict[int, dict[str, int | None]] = {}
         self._assigned: dict[Identity, _Assigned] = {}
@@ -308,11 +302,7 @@ class AgentJoiner:
                     )
         self.agents, self._allocated = joined, allocated
         alive = set(starts.items())
-        for pid, histories in list(self.state.histories.items()):
-            for start in [each for each in histories if (pid, each) not in alive]:
-                del histories[start]
-            if not histories:
-                del self.state.histories[pid]
+        forget_ended(self._histories, lambda pid, start: (pid, start) in alive)
         for identity in [each for each in self._assigned if each not in alive]:
             del self._assigned[identity]
 
@@ -354,7 +344,7 @@ class AgentJoiner:
             return AgentSnapshot(up=False, problem=problem, why=why, received=agent.received)
         if report.rank is not None:
             processes.record_rank(agent.pid, agent.start, report.rank)
-        histories = self.state.histories.setdefault(agent.pid, {})
+        histories = self._histories.setdefault(agent.pid, {})
         history = histories.setdefault(agent.start, AgentHistory())
         report = history.with_first_settings(history.with_first_versions(report))
         if history.record_errors(report.errors):

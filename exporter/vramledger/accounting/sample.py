@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vramledger.accounting.holders.states import StateVerdict
 from vramledger.accounting.work.thread_times import DeviceSigns, ThreadQuiet
@@ -93,3 +93,12 @@ class DeviceSample(NamedTuple):
 def started_at(reading: Reading, start: int) -> float:
     """Return the Unix time of a process' start, given in ticks since boot."""
     return reading.boot_time + start / reading.ticks
+
+
+def forget_ended(known: dict[int, dict[int, Any]], lives: Callable[[int, int], bool]) -> None:
+    """Forget what is known, by pid and start, of processes that do not live any more."""
+    for pid, starts in list(known.items()):
+        for start in [each for each in starts if not lives(pid, each)]:
+            del starts[start]
+        if not starts:
+            del known[pid]

@@ -31,9 +31,9 @@ from vramledger.accounting.owners.out_of_memory import OomCounter
 from vramledger.accounting.owners.owner_usage import UsageTracker
 from vramledger.accounting.owners.reservations import PlacedHolding, owner_limits
 from vramledger.accounting.remembered import Remembered, follow_clock
-from vramledger.accounting.sample import DeviceSample, Sample
+from vramledger.accounting.sample import DeviceSample, Sample, forget_ended
 from vramledger.accounting.uncharged.tracker import PoolResult, UnchargedTracker
-from vramledger.accounting.work.busy_without_work import BusyWithoutWorkWatch, GhostWatch, who_keeps_busy
+from vramledger.accounting.work.busy_without_work import busy_without_work, ghost_since, who_keeps_busy
 from vramledger.accounting.work.device_work import DeviceWorkTracker
 from vramledger.accounting.work.thread_times import ThreadTimesTracker
 from vramledger.config import OWNERS_MAX
@@ -100,10 +100,8 @@ class HoldingTracker:
         self._processes = ProcessTracker(state.processes)
         self._owners = UsageTracker(self.owners_max, state.owners)
         self._agents = AgentJoiner(state.agents)
-        self._ghosts = GhostWatch(state.ghosts)
         self._work = DeviceWorkTracker(self._idle_after, state.work)
         self._threads = ThreadTimesTracker(state.threads)
-        self._waits = BusyWithoutWorkWatch(state.waits)
         self._uncharged = UnchargedTracker(state.uncharged, self._holdings, self._processes, self._agents)
 
     def reset(self) -> None:
@@ -264,7 +262,7 @@ class HoldingTracker:
         if ledger is not None:
             used_peak = self._devices.record_used(device.uuid, sample.monotonic, ledger.used)
         hidden = hidden_on(device, sample.reading.hidden if sample.reading.host_pid_namespace else None)
-        ghost, ghost_since = self._ghosts.update(device, hidden, sample)
+        ghost, since = ghost_since(self.state.ghosts, device, hidden, sample)
         return DeviceSnapshot(
             device,
             up=True,
@@ -275,7 +273,7 @@ class HoldingTracker:
             hidden=hidden,
             xids=xids,
             ghost=ghost,
-            ghost_since=ghost_since,
+            ghost_since=since,
             owner_usage=self._owners.update(
                 device,
                 self._processes.charges(holdings, sample),
@@ -314,7 +312,7 @@ class HoldingTracker:
             state.mark_bystander(bystander=row is not None and self._processes.is_bystander(row, sample))
             state.record_sample(entry, on_device)
         busy = who_keeps_busy({entry.pid: state.share_of_time for entry, state in known})
-        waits_since = self._waits.update(device, sample, in_turns=len(busy) > 1)
+        waits_since = busy_without_work(self.state.waits, device, sample, in_turns=len(busy) > 1)
         if device.processes is None:
             return None
         xids = self._devices.xids(device.uuid)
@@ -345,12 +343,12 @@ class HoldingTracker:
         return tuple(holdings)
 
     def _drop_ended(self, sample: Sample) -> None:
-        self._owners.keep_only(self._devices.uuids)
-        self._ghosts.keep_only(frozenset(self._devices.uuids))
-        self._work.keep_only(frozenset(self._devices.uuids))
-        self._waits.keep_only(frozenset(self._devices.uuids))
-        self._uncharged.keep_only(frozenset(self._devices.uuids))
-        self._threads.keep_only({(row.pid, row.start) for row in sample.rows.values()})
+        state, uuids = self.state, frozenset(self._devices.uuids)
+        for known in (state.owners, state.ghosts, state.work, state.waits, state.uncharged):
+            for uuid in known.keys() - uuids:
+                del known[uuid]
+        alive = {(row.pid, row.start) for row in sample.rows.values()}
+        forget_ended(state.threads, lambda pid, start: (pid, start) in alive)
         self._holdings.drop_unlisted(sample.reading.devices)
         self._processes.drop_ended(sample.rows.values(), self._holdings.pids())
 

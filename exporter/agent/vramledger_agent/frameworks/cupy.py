@@ -8,37 +8,21 @@ checked with CuPy 14.2; a version that keeps the allocator elsewhere leaves it n
 from __future__ import annotations
 
 import gc
-import sys
 
 from vramledger_agent import visible_devices
-from vramledger_agent.frameworks.provider import OutOfMemoryMessage, Provider, read_requested
+from vramledger_agent.frameworks.provider import OneDeviceProvider, OutOfMemoryMessage, read_requested
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 
-class CuPy(Provider):
+class CuPy(OneDeviceProvider):
     name = "cupy"
 
-    def may_initialise(self) -> bool:
-        """Return whether there is a GPU; :meth:`is_initialised` is too slow to ask it at each import."""
-        return visible_devices.may_exist()
-
-    def is_initialised(self) -> bool:
-        return "cupy" in sys.modules and visible_devices.has_open_device()
-
-    def read(self) -> dict[str, object] | None:
-        cupy = sys.modules.get("cupy")
-        if cupy is None:
-            return None
-        entry: dict[str, object] = {"framework": self.name, "version": getattr(cupy, "__version__", None)}
-        if not visible_devices.at_most_one():
-            return {**entry, "supported": False, "devices": []}
-        pools = _pools(cupy)
+    def read_device(self, module: Any) -> dict[str, object]:  # noqa: ANN401 CuPy is not installed where this is checked
+        pools = _pools(module)
         return {
-            **entry,
-            "supported": True,
             "allocator": "pool",
             "policy": "caching",
             "devices": [
@@ -47,7 +31,7 @@ class CuPy(Provider):
                     "in_use": sum(int(pool.used_bytes()) for pool in pools),
                     "pool": sum(int(pool.total_bytes()) for pool in pools),
                     "limit": int(pools[-1].get_limit()) or None,  # 0 means none
-                    "managed": sum(int(pool.total_bytes()) for pool in pools if _is_managed(cupy, pool))
+                    "managed": sum(int(pool.total_bytes()) for pool in pools if _is_managed(module, pool))
                     or None,
                 }
             ],

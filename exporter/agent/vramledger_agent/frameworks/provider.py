@@ -20,6 +20,7 @@ from vramledger_agent import visible_devices
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # a program that uses no framework need not load it
     from collections.abc import Callable, Iterable
+    from typing import Any
 
 
 SLOW_READ_SECONDS = 0.005
@@ -92,6 +93,33 @@ class Provider:
 
     def stop(self) -> None:
         """Undo what :meth:`start` hooked into the program, as far as the framework allows."""
+
+
+class OneDeviceProvider(Provider):
+    """A framework that answers for the calling thread's device: it is read where there can be only one."""
+
+    def may_initialise(self) -> bool:
+        """Return whether there is a GPU; :meth:`is_initialised` is too slow to ask it at each import."""
+        return visible_devices.may_exist()
+
+    def is_initialised(self) -> bool:
+        return self.name in sys.modules and visible_devices.has_open_device()
+
+    def read(self) -> dict[str, object] | None:
+        module = sys.modules.get(self.name)
+        if module is None:
+            return None
+        found = self.read_device(module) if visible_devices.at_most_one() else None
+        return {
+            "framework": self.name,
+            "version": getattr(module, "__version__", None),
+            "supported": found is not None,
+            **(found or {"devices": []}),
+        }
+
+    def read_device(self, module: Any) -> dict[str, object] | None:  # noqa: ANN401 it is not installed here
+        """Return the entry's figures; None where the program does not count."""
+        raise NotImplementedError
 
 
 def module_version(module: str) -> str | None:

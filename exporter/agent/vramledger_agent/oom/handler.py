@@ -367,12 +367,12 @@ def request_device(socket_path: str, free: int) -> dict[str, object] | None:
     devices = response.get("devices") if response is not None else None
     if not isinstance(devices, list):
         return None
-    ours = [device for device in devices if isinstance(device, dict) and _is_held_by_us(device)]
+    ours = [device for device in devices if isinstance(device, dict) and _held_by_us(device)]
     if len(ours) == 1:
         return ours[0]
     known = [device for device in ours if isinstance(device.get("free"), int)]
     nearest = sorted(known, key=lambda device: abs(device["free"] - free))
-    if not nearest or (len(nearest) > 1 and _have_similar_free(nearest[0], nearest[1])):
+    if not nearest or (len(nearest) > 1 and nearest[1]["free"] - nearest[0]["free"] < SIMILAR_FREE_BYTES):
         return None
     return nearest[0]
 
@@ -382,36 +382,22 @@ def bytes_of_others(device: dict[str, object] | None) -> int | None:
     holders = device.get("holders") if device is not None else None
     if not isinstance(holders, list):
         return None
-    total = 0
-    for holder in holders:
-        if not isinstance(holder, dict) or not isinstance(holder.get("bytes"), int):
-            return None
-        if not _is_us(holder):
-            total += holder["bytes"]
-    return total
+    if not all(isinstance(each, dict) and isinstance(each.get("bytes"), int) for each in holders):
+        return None
+    return sum(each["bytes"] for each in holders if each.get("self") is not True)
 
 
 def bytes_of_us(device: dict[str, object] | None) -> int | None:
     """Return the bytes that this process holds on a device, None if the exporter did not say."""
-    holders = device.get("holders") if device is not None else None
-    if not isinstance(holders, list):
-        return None
-    ours = [holder.get("bytes") for holder in holders if isinstance(holder, dict) and _is_us(holder)]
+    ours = [] if device is None else _held_by_us(device)
     return ours[0] if ours and isinstance(ours[0], int) else None
 
 
-def _is_held_by_us(device: dict[str, object]) -> bool:
+def _held_by_us(device: dict[str, object]) -> list[object]:
+    """Return our bytes; only the exporter knows which holder we are, as our pid differs in a container."""
     holders = device.get("holders")
-    return isinstance(holders, list) and any(isinstance(each, dict) and _is_us(each) for each in holders)
-
-
-def _have_similar_free(one: dict[str, object], other: dict[str, object]) -> bool:
-    return abs(int(one["free"]) - int(other["free"])) < SIMILAR_FREE_BYTES  # type: ignore[call-overload, no-any-return]
-
-
-def _is_us(holder: dict[str, object]) -> bool:
-    """Return whether a holder is this process; only the exporter knows, as our pid differs in a container."""
-    return holder.get("self") is True
+    listed = holders if isinstance(holders, list) else ()
+    return [each.get("bytes") for each in listed if isinstance(each, dict) and each.get("self") is True]
 
 
 MAX_REPORTS = 20

@@ -17,7 +17,7 @@ from vramledger.accounting.holders.policies import MemoryPattern
 from vramledger.accounting.holders.states import StateVerdict
 from vramledger.accounting.owners import owner_usage
 from vramledger.accounting.owners.owner_usage import Charge, Key, owner_of
-from vramledger.accounting.sample import Sample
+from vramledger.accounting.sample import Sample, forget_ended
 from vramledger.model.agent_report import ReportedRank
 from vramledger.model.holder_facts import Ties
 from vramledger.model.reading import DriverWait, Owner, ProcessFacts, ProcessRow, Reading
@@ -64,24 +64,18 @@ class TrackedProcess(msgspec.Struct, omit_defaults=True):
         return cast("ProcessFacts", self.shown.facts)
 
 
-class ProcessesState(msgspec.Struct):
-    """What is remembered of processes, by pid and start."""
-
-    known: dict[int, dict[int, TrackedProcess]] = {}
-
-
 class ProcessTracker:
     """Keep what is known of processes, from their first facts to their end."""
 
-    def __init__(self, state: ProcessesState) -> None:
+    def __init__(self, state: dict[int, dict[int, TrackedProcess]]) -> None:
         self.state = state
 
     def __iter__(self) -> Iterator[TrackedProcess]:
-        return chain.from_iterable(map(dict.values, self.state.known.values()))
+        return chain.from_iterable(map(dict.values, self.state.values()))
 
     def get(self, pid: int, start: int | None) -> TrackedProcess | None:
         """Return what is known of a process, None if its start time is not known."""
-        return None if start is None else self.state.known.get(pid, _NOTHING).get(start)
+        return None if start is None else self.state.get(pid, _NOTHING).get(start)
 
     def known_facts(self) -> tuple[ProcessFacts, ...]:
         """Return the first facts of every process, each followed by its newest where they differ."""
@@ -164,7 +158,7 @@ class ProcessTracker:
                 facts, known = structs.replace(facts, owner=_better_owner(facts, known.now)), None
             if known is None:
                 shown = ProcessSnapshot(facts.pid, sample.started_at(facts.start), facts, facts)
-                self.state.known.setdefault(facts.pid, {})[facts.start] = TrackedProcess(
+                self.state.setdefault(facts.pid, {})[facts.start] = TrackedProcess(
                     shown,
                     owner_of(facts),
                     since=sample.monotonic,
@@ -246,12 +240,7 @@ class ProcessTracker:
     def drop_ended(self, rows: Iterable[ProcessRow], held: Collection[int]) -> None:
         """Drop the processes that do not live any more and have no bytes listed under their pid."""
         alive = {(row.pid, row.start) for row in rows}
-        for pid in [each for each in self.state.known if each not in held]:
-            known = self.state.known[pid]
-            for start in [each for each in known if (pid, each) not in alive]:
-                del known[start]
-            if not known:
-                del self.state.known[pid]
+        forget_ended(self.state, lambda pid, start: pid in held or (pid, start) in alive)
 
 
 _NOTHING: dict[int, TrackedProcess] = {}

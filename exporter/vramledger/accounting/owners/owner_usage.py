@@ -319,22 +319,16 @@ def _entry(owner: Key) -> str:
     return f"{owner[0]}/{owner[1]}"
 
 
-class UsageState(msgspec.Struct):
-    """What is remembered of the owners of each device, by UUID."""
-
-    devices: dict[str, DeviceUsageState] = {}
-
-
 class UsageTracker:
     """Sum what the owners of all devices' memory have used, by device UUID."""
 
-    def __init__(self, most: int, state: UsageState) -> None:
+    def __init__(self, most: int, state: dict[str, DeviceUsageState]) -> None:
         self._most = most
         self.state = state
 
     def mark_failed_sample(self) -> None:
         """Record that a sample failed as a whole, so that the span around it is not known."""
-        for usage in self.state.devices.values():
+        for usage in self.state.values():
             usage.unanswered = True
 
     def mark_unanswered(self, uuid: str) -> None:
@@ -367,14 +361,8 @@ class UsageTracker:
             kept_by_system=device.memory_kind is not None,
         )
 
-    def keep_only(self, uuids: Iterable[str]) -> None:
-        """Forget all devices except those with these UUIDs."""
-        kept = set(uuids)
-        for uuid in [uuid for uuid in self.state.devices if uuid not in kept]:
-            del self.state.devices[uuid]
-
     def _state_of(self, uuid: str) -> DeviceUsageState:
-        return self.state.devices.setdefault(uuid, DeviceUsageState())
+        return self.state.setdefault(uuid, DeviceUsageState())
 
 
 def _is_same_process(before: int | None, now: int | None) -> bool:

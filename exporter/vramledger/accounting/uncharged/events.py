@@ -66,12 +66,6 @@ class PoolState(msgspec.Struct, omit_defaults=True):
     holders: list[HolderBefore] = []  # who was listed in the last sample
 
 
-class UnchargedState(msgspec.Struct):
-    """What is remembered of each pool of memory, by the UUID under which it is counted."""
-
-    pools: dict[str, PoolState] = {}
-
-
 def record_calm(state: PoolState, ledger: Ledger, listed: Sequence[tuple[str, Holding]], now: float) -> bool:
     """Record a sample in which nothing is uncharged (nearly every one); say whether that was all."""
     if state.rest or state.unwatched or state.lefts or _rest_of(ledger, len(listed)):

@@ -28,7 +28,6 @@ from vramledger.accounting.uncharged import solver
 from vramledger.accounting.uncharged.events import (
     PoolMoment,
     PoolState,
-    UnchargedState,
     record_calm,
     record_events,
     record_found,
@@ -155,16 +154,16 @@ class UnchargedTracker:
     """Find, in each sample, who has what NVML charges to nobody."""
 
     def __init__(
-        self, state: UnchargedState, holdings: HoldingTable, processes: ProcessTracker, agents: AgentJoiner
+        self,
+        state: dict[str, PoolState],
+        holdings: HoldingTable,
+        processes: ProcessTracker,
+        agents: AgentJoiner,
     ) -> None:
         self.state = state
         self._holdings = holdings
         self._processes = processes
         self._agents = agents
-
-    def keep_only(self, keys: Collection[str]) -> None:
-        """Forget all pools except these."""
-        self.state.pools = {key: pool for key, pool in self.state.pools.items() if key in keys}
 
     def find(
         self,
@@ -189,7 +188,7 @@ class UnchargedTracker:
             if ledger is None or device.error is not None:
                 continue
             found[device.uuid] = PoolResult(device.uuid, ledger=ledger)
-            state = self.state.pools.setdefault(device.uuid, PoolState())
+            state = self.state.setdefault(device.uuid, PoolState())
             if not record_calm(state, ledger, everybody, sample.monotonic):
                 holders = tuple(self._pool_holder(uuid, each, bounds, sample) for uuid, each in everybody)
                 hidden = _hidden_users(device, sample.reading)
@@ -203,12 +202,12 @@ class UnchargedTracker:
         return found
 
     def _divide(self, pools: Sequence[solver.MemoryPool], moment: PoolMoment) -> dict[str, PoolResult]:
-        sources = [record_events(self.state.pools[pool.key], pool, moment, self._user_of) for pool in pools]
+        sources = [record_events(self.state[pool.key], pool, moment, self._user_of) for pool in pools]
         foreign = solver.foreign_bytes(sources)
         results = {}
         for each in sources:
             solution = solver.solve(each, foreign)
-            record_found(self.state.pools[each.pool.key], each, solution.ranges)
+            record_found(self.state[each.pool.key], each, solution.ranges)
             results[each.pool.key] = _publish(each, solution)
         return results
 

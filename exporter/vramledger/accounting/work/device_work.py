@@ -50,14 +50,8 @@ class DeviceWork(msgspec.Struct, omit_defaults=True):
     free_at: float | None = None  # monotonic time of the newest sample in which it was not fully busy
 
 
-class DeviceWorkState(msgspec.Struct):
-    """What is remembered of each device's work, by UUID."""
-
-    devices: dict[str, DeviceWork] = {}
-
-
 class DeviceWorkTracker:
-    def __init__(self, idle_after: float, state: DeviceWorkState) -> None:
+    def __init__(self, idle_after: float, state: dict[str, DeviceWork]) -> None:
         self._idle_after = idle_after
         self.state = state
 
@@ -106,12 +100,12 @@ class DeviceWorkTracker:
 
     def _known(self, uuid: str, sample: Sample) -> DeviceWork:
         """Return what is remembered of a device; after a gap only what is true for longer."""
-        before = self.state.devices.get(uuid)
+        before = self.state.get(uuid)
         if before is not None and sample.monotonic - before.updated[0] <= sample.longest_gap:
             return before
         runner = None if before is None else before.runner
         moved = before is not None and before.moved
-        known = self.state.devices[uuid] = DeviceWork(sample.clock, runner, moved=moved)
+        known = self.state[uuid] = DeviceWork(sample.clock, runner, moved=moved)
         return known
 
     def _record_span(
@@ -140,10 +134,6 @@ class DeviceWorkTracker:
             known.attributed_since = (sample.clock, known.nothing_seconds)
         elif known.attributed_since is None:
             known.attributed_since = (before, known.nothing_seconds - (0.0 if worked else now - before[0]))
-
-    def keep_only(self, uuids: Collection[str]) -> None:
-        """Forget all devices except those with these UUIDs."""
-        self.state.devices = {uuid: each for uuid, each in self.state.devices.items() if uuid in uuids}
 
 
 def _record_signs(
