@@ -89,5 +89,4 @@ def __getattr__(name: str) -> object:
         from vramledger_agent import isolation
 
         return getattr(isolation, name)
-    message = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(message)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

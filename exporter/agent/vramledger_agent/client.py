@@ -98,11 +98,10 @@ def check_listener(connection: socket.socket, path: Path) -> None:
     if uid == _ROOT:
         _check_root(pid, path)
     if uid not in {_ROOT, os.geteuid(), exporters_user(_USUAL)}:
-        message = (
+        raise UntrustedListenerError(
             f"what listens at {path} belongs to user {uid}, neither to root nor to you, and is ignored; "
             f"an exporter of another user needs its socket in {_USUAL}, and that as its own"
         )
-        raise UntrustedListenerError(message)
 
 
 def _check_root(pid: int, path: Path) -> None:
@@ -110,11 +109,10 @@ def _check_root(pid: int, path: Path) -> None:
     if exporters_user(Path(os.path.realpath(path.parent))) == _ROOT:
         return
     if not is_outside_containers(pid):
-        message = (
+        raise UntrustedListenerError(
             f"what listens at {path} is in a container, and is ignored; an exporter in a container needs its "
             f"socket in a directory of root alone, such as {_USUAL}"
         )
-        raise UntrustedListenerError(message)
 
 
 def is_trusted(path: Path, kind: socket.SocketKind) -> bool:
@@ -187,23 +185,21 @@ def _exchange(  # noqa: PLR0913 what the messages need
     except UntrustedListenerError as error:
         raise AgentError(str(error)) from error
     except OSError as error:
-        message = (
+        raise AgentError(
             f"no exporter answers at {path} ({error.strerror or error}); start 'vramledger "
             "serve', or give its socket with --agent.socket"
-        )
-        raise AgentError(message) from error
+        ) from error
     try:
         flags = _again_after_reset(lambda: connection.recvmsg(1, 0, socket.MSG_PEEK))[2]
         if flags & socket.MSG_CTRUNC:
-            message = f"pid {pid} sent a descriptor, which no agent does; its answer was not read"
-            raise AgentError(message)
+            raise AgentError(f"pid {pid} sent a descriptor, which no agent does; its answer was not read")
         return _again_after_reset(lambda: connection.recv(MAX_MESSAGE_BYTES))
     except TimeoutError as error:
-        message = f"the agent in pid {pid} did not answer within {timeout:g} s"
-        raise AgentError(message) from error
+        raise AgentError(f"the agent in pid {pid} did not answer within {timeout:g} s") from error
     except OSError as error:
-        message = f"the connection broke ({error.strerror}); the exporter or pid {pid} may have ended"
-        raise AgentError(message) from error
+        raise AgentError(
+            f"the connection broke ({error.strerror}); the exporter or pid {pid} may have ended"
+        ) from error
 
 
 def _again_after_reset(receive: Callable[[], _T]) -> _T:
@@ -216,17 +212,14 @@ def _again_after_reset(receive: Callable[[], _T]) -> _T:
 
 def _parse_response(response: bytes, pid: int) -> dict[str, Any]:
     if not response:
-        message = f"the connection was closed without an answer; has pid {pid} ended?"
-        raise AgentError(message)
+        raise AgentError(f"the connection was closed without an answer; has pid {pid} ended?")
     try:
         content = json.loads(response)
     except ValueError:
         content = None
     if not isinstance(content, dict) or not isinstance(content.get("ok"), bool):
-        message = f"pid {pid} gave an invalid answer; does its agent have another version?"
-        raise AgentError(message)
+        raise AgentError(f"pid {pid} gave an invalid answer; does its agent have another version?")
     if not content["ok"]:
         reason = printable(str(content.get("error")))
-        message = reason[:500] or "refused without a reason"
-        raise AgentError(message)
+        raise AgentError(reason[:500] or "refused without a reason")
     return content

@@ -54,11 +54,10 @@ class _HostMemoryPickler(pickle.Pickler):
             if isinstance(obj, types.FunctionType):
                 return _reduce_function(obj)
             if isinstance(obj, type):
-                message = (
+                raise pickle.PicklingError(
                     f"{obj.__qualname__} is a class of a notebook or an interactive session; define it in a"
                     " module, or install cloudpickle"
                 )
-                raise pickle.PicklingError(message)
         if isinstance(obj, types.ModuleType):
             return importlib.import_module, (obj.__name__,)
         return NotImplemented
@@ -81,8 +80,7 @@ def _make_pickler(content: Any, buffers: list[pickle.PickleBuffer]) -> pickle.Pi
 
 def _refuse_gpu(obj: object) -> None:
     if _lives_on_gpu(obj):
-        message = "an array on a GPU cannot leave its process; pass and return it in host memory"
-        raise TypeError(message)
+        raise TypeError("an array on a GPU cannot leave its process; pass and return it in host memory")
 
 
 def _is_of_notebook(obj: object) -> bool:
@@ -418,8 +416,7 @@ class _Child:
         try:
             result = unpack_value(descriptor)
         except Exception as error:
-            message = f"what the isolated function made cannot be read here: {error!r}"
-            raise IsolationError(message) from error
+            raise IsolationError(f"what the isolated function made cannot be read here: {error!r}") from error
         finally:
             os.close(descriptor)
             self._usable = self._keeps
@@ -438,8 +435,9 @@ class _Child:
         seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not connection.wait([self._pipe, self._process.sentinel], seconds_left):
             self.kill()
-            message = f"the isolated function did not return within {timeout:g} s; its process was killed"
-            raise TimeoutError(message)
+            raise TimeoutError(
+                f"the isolated function did not return within {timeout:g} s; its process was killed"
+            )
         try:
             # The child sends the result before it ends, so a child that has ended may have left one.
             return self._pipe.recv_bytes() if self._pipe.poll() else b""

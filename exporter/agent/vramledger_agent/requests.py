@@ -55,8 +55,7 @@ class Request:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= maximum:
-            message = f"{name} must be a number above 0 and at most {maximum:g}"
-            raise ValueError(message)
+            raise ValueError(f"{name} must be a number above 0 and at most {maximum:g}")
         return value
 
 

@@ -100,8 +100,7 @@ def _wait(call: _PendingCall, seconds: float) -> object:
     if not call.done.acquire(timeout=seconds):
         if call.claim(WITHDRAWN):
             _pending.remove(call)
-            message = f"no training step ended within {seconds:g} s"
-            raise TimeoutError(message)
+            raise TimeoutError(f"no training step ended within {seconds:g} s")
         call.done.acquire()  # it is running
     if call.error is not None:
         raise call.error

@@ -54,8 +54,7 @@ class _DeviceFigures(Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         if self.ordinal is None and self.uuid is None:
-            message = "a device must have an ordinal or a uuid"
-            raise ValueError(message)
+            raise ValueError("a device must have an ordinal or a uuid")
         _tidy(self, "uuid")
         if self.categories:
             known = {name: self.categories[name] for name in messages.CATEGORIES if name in self.categories}
@@ -110,8 +109,7 @@ class FrameworkReport(Struct, frozen=True, omit_defaults=True):
         for key in ("ordinal", "uuid"):
             named = [value for each in self.devices if (value := getattr(each, key)) is not None]
             if len(set(named)) < len(named):
-                message = "a device is listed twice"
-                raise ValueError(message)
+                raise ValueError("a device is listed twice")
         if self.policy is not None and self.policy not in messages.POLICIES:
             force_setattr(self, "policy", None)
         if self.settings:
@@ -377,5 +375,4 @@ def _bad(about: str) -> NoReturn:
 
 
 def _no_number(text: str) -> NoReturn:
-    message = f"{text} is not a number"
-    raise ValueError(message)
+    raise ValueError(f"{text} is not a number")

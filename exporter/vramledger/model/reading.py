@@ -483,8 +483,7 @@ def decode(line: bytes | str) -> Reading:
     try:
         return _DECODER.decode(line)
     except (RefusedError, UnicodeEncodeError, *READ_ERRORS) as error:
-        message = f"not a reading ({error}); record it again with 'vramledger capture'"
-        raise RecordingError(message) from error
+        raise RecordingError(f"not a reading ({error}); record it again with 'vramledger capture'") from error
 
 
 def agent_plain(agent: Agent) -> list[Any]:

@@ -84,8 +84,7 @@ def _exchange(listener: Listener) -> bytes:
         while True:
             left = deadline - time.monotonic()
             if left <= 0 or len(received) > MAX_BYTES:
-                message = "the answer is too long or too slow"
-                raise OSError(message)
+                raise OSError("the answer is too long or too slow")
             connection.settimeout(left)
             if not (chunk := connection.recv(65536)):
                 return bytes(received)

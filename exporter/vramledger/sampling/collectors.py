@@ -129,8 +129,7 @@ class CollectorRunner:
             if not self._lacks(collector):
                 outcome.part = collector.read(context)
                 if wrong := outcome.part.keys() - _FIELDS:
-                    message = f"{sorted(wrong)} are not fields of a reading"
-                    raise TypeError(message)  # noqa: TRY301 as if the collector had raised it
+                    raise TypeError(f"{sorted(wrong)} are not fields of a reading")  # noqa: TRY301 as if the collector had raised it
                 outcome.health = collector.health
                 outcome.error = next(collector.errors(), None)
         except Exception as error:  # noqa: BLE001 whatever it is, only its own part is missing

@@ -102,8 +102,7 @@ class Starter:
                 )
         except OSError as error:
             self._socket.close()
-            message = f"cannot start a process: {error.strerror}"
-            raise StartupError(message) from error
+            raise StartupError(f"cannot start a process: {error.strerror}") from error
         self._starting: asyncio.Future[str] | None = None
         self._sampler: _StartedProcess | None = None
         self._loop = asyncio.get_running_loop()

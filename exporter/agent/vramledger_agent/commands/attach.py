@@ -69,15 +69,13 @@ def run(args: argparse.Namespace) -> int:
     remote_exec = getattr(sys, "remote_exec", None)
     if remote_exec is None:
         running = ".".join(map(str, sys.version_info[:3]))
-        message = (
+        raise StartupError(
             f"attaching needs Python 3.14 or newer, and this is {running};"
             f" start the program with '{args.prog.split()[0]} run' instead"
         )
-        raise StartupError(message)
     user = effective_user(args.pid)
     if user is None:
-        message = f"there is no process {args.pid}"
-        raise StartupError(message)
+        raise StartupError(f"there is no process {args.pid}")
     directory = Path(tempfile.mkdtemp(prefix="vramledger-attach-"))
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # it will be the other user's
     deadline = time.monotonic() + WAIT
@@ -90,18 +88,16 @@ def run(args: argparse.Namespace) -> int:
     finally:
         os.close(opened)
     if result is None:  # the script stays: Python would report an error to the program if it were gone
-        message = (
+        raise StartupError(
             f"process {args.pid} did not run the script within {WAIT:g} s: it may be in a long call "
             "outside Python, and starts the agent after that, or it does not see our /tmp"
         )
-        raise StartupError(message)
     shutil.rmtree(directory, ignore_errors=True)
     if result != "ok":
-        message = (
+        raise StartupError(
             f"process {args.pid} cannot load the agent: {' '.join(result.split())};"
             f" its user must be able to read {Path(vramledger_agent.__file__).parent}"
         )
-        raise StartupError(message)
     write_plain(f"The agent runs in process {args.pid}.\n")
     return 0
 
@@ -127,8 +123,7 @@ def await_answer(directory: int, deadline: float) -> str | None:
             continue
         with open(answer, "rb") as file:
             if not stat.S_ISREG(os.fstat(answer).st_mode):
-                message = "its answer is not a plain file"
-                raise OSError(message)
+                raise OSError("its answer is not a plain file")
             return file.read(200).decode(errors="replace")
     return None
 

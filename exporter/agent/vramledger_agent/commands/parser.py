@@ -75,11 +75,11 @@ def parse_duration(text: str) -> float:
     """Read a duration as Prometheus writes it (``1m30s``), in seconds. Raises UsageError if it is not one."""
     seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
     if _DURATION.sub("", text) or seconds <= 0:
-        message = f"{text!r} is not a duration; write for example 500ms, 1s, 10m or 1h30m"
-        raise UsageError(message)
+        raise UsageError(f"{text!r} is not a duration; write for example 500ms, 1s, 10m or 1h30m")
     if seconds > _LONGEST_DURATION:
-        message = f"{text[:40]!r} is too long for a duration; write at most {_LONGEST_DURATION / 86400:.0f}d"
-        raise UsageError(message)
+        raise UsageError(
+            f"{text[:40]!r} is too long for a duration; write at most {_LONGEST_DURATION / 86400:.0f}d"
+        )
     return seconds
 
 
@@ -88,8 +88,7 @@ duration = argparse_type(parse_duration, "duration")
 
 def pid(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) <= 0:
-        message = f"{text!r} is not a process id"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a process id")
     return int(text)
 
 
@@ -112,8 +111,7 @@ def agent_settings(args: argparse.Namespace) -> dict[str, str]:
 def count(text: str) -> int:
     """Read a whole number of 0 or more."""
     if not text.isascii() or not text.isdigit():
-        message = f"{text!r} is not a whole number of 0 or more"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
 
 
@@ -144,8 +142,9 @@ def write_output(text: str, controls: Collection[str] = ()) -> None:
     except OSError as error:
         # What is left in the buffer would fail again at exit, with status 120 and a second message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        message = f"cannot write to standard output: {error.strerror}; free some space or write elsewhere"
-        raise StartupError(message) from error
+        raise StartupError(
+            f"cannot write to standard output: {error.strerror}; free some space or write elsewhere"
+        ) from error
 
 
 def create_private(path: Path, *, exclusive: bool = False) -> int:
@@ -173,5 +172,4 @@ def create_private(path: Path, *, exclusive: bool = False) -> int:
 
 
 def _refuse(path: Path) -> NoReturn:
-    message = f"cannot write {path}: it is another user's, or not a plain file; name another"
-    raise StartupError(message)
+    raise StartupError(f"cannot write {path}: it is another user's, or not a plain file; name another")

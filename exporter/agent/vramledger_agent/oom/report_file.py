@@ -312,8 +312,7 @@ def make_private_directory(directory: str) -> None:
     # Where others may write and the sticky bit is set, only the owner can replace the directory or the link.
     owners = {os.lstat(directory).st_uid, os.stat(directory).st_uid}
     if not owners <= {0, os.geteuid()}:
-        message = "the directory belongs to another user"
-        raise PermissionError(message)
+        raise PermissionError("the directory belongs to another user")
 
 
 def write_private_file(path: str, content: str | bytes) -> None:

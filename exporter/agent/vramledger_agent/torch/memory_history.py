@@ -205,8 +205,7 @@ def record_snapshot(request: Request) -> dict[str, object]:
     seconds = request.number("seconds", 10.0, MAX_SECONDS)
     events = int(request.number("events", DEFAULT_EVENTS, MAX_EVENTS))
     if not request.descriptors:
-        message = "no file came with the request"
-        raise ValueError(message)
+        raise ValueError("no file came with the request")
     torch = initialised_torch()
     origin = _find_origin(torch)
     started = time.monotonic()
@@ -246,14 +245,13 @@ def initialised_torch() -> ModuleType:
     """Return PyTorch where it is in use on a GPU. Raises RuntimeError if it is not."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda"):
-        message = "PyTorch is not loaded in this process"
-        raise RuntimeError(message)
+        raise RuntimeError("PyTorch is not loaded in this process")
     if not torch.cuda.is_initialized():  # recording would initialise it
-        message = "PyTorch has not used a GPU in this process yet"
-        raise RuntimeError(message)
+        raise RuntimeError("PyTorch has not used a GPU in this process yet")
     if custom_allocators(torch).exist():
-        message = "the program has a memory allocator of its own, beside which PyTorch's may not be read"
-        raise RuntimeError(message)
+        raise RuntimeError(
+            "the program has a memory allocator of its own, beside which PyTorch's may not be read"
+        )
     return torch
 
 
@@ -317,11 +315,10 @@ def reclaim(request: Request) -> dict[str, object]:
     try:
         result = step_boundary.run(lambda: _empty_cache(torch), seconds)
     except TimeoutError:
-        message = (
+        raise TimeoutError(
             f"no training step ended within {seconds:g} s; a program that does not train calls"
             " vramledger_agent.safe_point() where it can pause"
-        )
-        raise TimeoutError(message) from None
+        ) from None
     assert isinstance(result, dict)  # noqa: S101 _empty_cache returned it
     return result
 
@@ -329,8 +326,7 @@ def reclaim(request: Request) -> dict[str, object]:
 def _empty_cache(torch: ModuleType) -> dict[str, object]:
     # This is the program's own thread, which may call the runtime; our thread may not.
     if torch.cuda.is_current_stream_capturing():
-        message = "the program captures a CUDA graph at this moment; try again"
-        raise RuntimeError(message)
+        raise RuntimeError("the program captures a CUDA graph at this moment; try again")
     started = time.monotonic()
     before = _read_reserved_and_allocated(torch)
     collected = gc.collect()

@@ -92,11 +92,10 @@ def take_without_import(
     """Return what ``take`` gives. Raises WouldImportError if it would import, unless on ``own_thread``."""
     with RefusedImport("torch._inductor") as holds:
         if not holds and not own_thread and _would_import(torch):
-            message = (
+            raise WouldImportError(
                 "to name the lines, PyTorch would import torch._inductor beside the program, which can break"
                 " an import of the program; it does not once the program has imported torch._inductor"
             )
-            raise WouldImportError(message)
         return take()
 
 
@@ -284,8 +283,9 @@ def is_history_enabled(torch: ModuleType) -> bool:
     try:
         return bool(torch._C._cuda_isHistoryEnabled())
     except AttributeError:
-        message = f"PyTorch {torch.__version__} does not say whether it already records; 2.2 or newer does"
-        raise RuntimeError(message) from None
+        raise RuntimeError(
+            f"PyTorch {torch.__version__} does not say whether it already records; 2.2 or newer does"
+        ) from None
 
 
 def start_history(torch: ModuleType, events: int) -> None:
@@ -304,8 +304,7 @@ def start_history(torch: ModuleType, events: int) -> None:
                 raise
             continue
         return
-    message = f"PyTorch {torch.__version__} records in a way that this agent does not know"
-    raise RuntimeError(message)
+    raise RuntimeError(f"PyTorch {torch.__version__} records in a way that this agent does not know")
 
 
 recording = Recording()

@@ -73,8 +73,7 @@ def items(
 
 def raise_malformed(place: str, wanted: str) -> NoReturn:
     """Refuse a snapshot. Raises SnapshotError."""
-    message = f"this is not a memory snapshot of PyTorch that we know: {place!r} is not {wanted}"
-    raise SnapshotError(message)
+    raise SnapshotError(f"this is not a memory snapshot of PyTorch that we know: {place!r} is not {wanted}")
 
 
 LARGEST = 512 * 2**20
@@ -98,28 +97,28 @@ def load_plain(path: Path, *, largest: int = LARGEST) -> object:
             packed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP  # it may be a pipe
             content = (gzip.GzipFile(fileobj=file) if packed else file).read(largest + 1)
     except (OSError, EOFError, zlib.error) as error:
-        message = f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
-        raise SnapshotError(message) from error
+        raise SnapshotError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     except MemoryError as error:
-        message = f"{path} is larger than its end says; it is broken or hostile"
-        raise SnapshotError(message) from error
+        raise SnapshotError(f"{path} is larger than its end says; it is broken or hostile") from error
     if len(content) > largest:
-        message = f"{path} is larger than {largest // 2**20} MiB; record a shorter time or fewer events"
-        raise SnapshotError(message)
+        raise SnapshotError(
+            f"{path} is larger than {largest // 2**20} MiB; record a shorter time or fewer events"
+        )
     try:
         with _limited_address_space(_ADDRESS_SPACE + _ADDRESS_SPACE_PER_BYTE * len(content)):
             return _PlainUnpickler(io.BytesIO(content)).load()
     except SnapshotError as error:
-        message = (
+        raise SnapshotError(
             f"{path} is not plain data: {error}; it is not opened, and does not come from PyTorch's allocator"
-        )
-        raise SnapshotError(message) from error
+        ) from error
     except MemoryError as error:
-        message = f"{path} needs more memory than a snapshot of its size can need; it is broken or hostile"
-        raise SnapshotError(message) from error
+        raise SnapshotError(
+            f"{path} needs more memory than a snapshot of its size can need; it is broken or hostile"
+        ) from error
     except Exception as error:  # a broken pickle can raise any exception
-        message = f"{path} is not a snapshot of PyTorch's allocator, or it is broken ({error!r:.200})"
-        raise SnapshotError(message) from error
+        raise SnapshotError(
+            f"{path} is not a snapshot of PyTorch's allocator, or it is broken ({error!r:.200})"
+        ) from error
 
 
 def unpacked_size(path: Path) -> int:
@@ -145,13 +144,11 @@ def limit_address_space(file_size: int) -> None:
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
-        message = f"it names {module_name!r:.80}.{global_name!r:.80}"
-        raise SnapshotError(message)
+        raise SnapshotError(f"it names {module_name!r:.80}.{global_name!r:.80}")
 
     def persistent_load(self, pid: object, /) -> NoReturn:
         del pid
-        message = "it refers to an object outside the file"
-        raise SnapshotError(message)
+        raise SnapshotError("it refers to an object outside the file")
 
 
 @contextlib.contextmanager

@@ -255,8 +255,7 @@ class _SnapshotParser:
     def parse(self, data: object) -> AllocationSnapshot:
         whole = mapping(data, "the snapshot")
         if "segments" not in whole:
-            message = "this is not a memory snapshot of PyTorch: it has no segments"
-            raise SnapshotError(message)
+            raise SnapshotError("this is not a memory snapshot of PyTorch: it has no segments")
         events = _name_native(tuple(self._events(whole)))
         training = parse_training(whole[SNAPSHOT_KEY]) if SNAPSHOT_KEY in whole else None
         native = _addresses_of_native(events)
@@ -326,8 +325,7 @@ class _SnapshotParser:
             raise_malformed(key, "a list")
         self._seen += len(items)
         if self._seen > self._most:
-            message = f"the snapshot has more than {self._most:,} entries; record a shorter time"
-            raise SnapshotError(message)
+            raise SnapshotError(f"the snapshot has more than {self._most:,} entries; record a shorter time")
         for item in items:
             yield mapping(item, key)
 

@@ -153,8 +153,7 @@ class DriverWaitSearch(Collector):
 def _switches(status: bytes) -> int:
     counts = _SWITCHES.findall(status)
     if not counts:
-        message = "this status has no context switches"
-        raise ValueError(message)
+        raise ValueError("this status has no context switches")
     return sum(map(int, counts))
 
 

@@ -208,8 +208,7 @@ def _read_boot_time(procfs: Path) -> float:
                 return float(line.split()[1])
     except (OSError, ValueError):
         pass
-    message = f"there is no proc file system at {procfs}; mount it or set --path.procfs"
-    raise StartupError(message)
+    raise StartupError(f"there is no proc file system at {procfs}; mount it or set --path.procfs")
 
 
 def _boot_by_clocks() -> float:

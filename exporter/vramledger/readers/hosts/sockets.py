@@ -80,8 +80,7 @@ def unix_sockets() -> dict[int, SocketEnd]:
         link.send(_HEADER.pack(_HEADER.size + len(wanted), _SOCK_DIAG_BY_FAMILY, _DUMP, 1, 0) + wanted)
         while _read_unix(link.recv(_BUFFER), listed):
             if len(listed) > MOST_SOCKETS:
-                message = f"there are more than {MOST_SOCKETS} Unix sockets"
-                raise OSError(message)
+                raise OSError(f"there are more than {MOST_SOCKETS} Unix sockets")
     found = {}
     for inode, (kind, state, attributes) in listed.items():
         peer = int.from_bytes(attributes.get(_PEER, b""), sys.byteorder)
@@ -112,8 +111,7 @@ def _read_unix(data: bytes, listed: dict[int, tuple[int, int, dict[int, bytes]]]
         if kind == _DONE:
             return False
         if kind == _ERROR:
-            message = "the kernel does not list Unix sockets"
-            raise OSError(message)
+            raise OSError("the kernel does not list Unix sockets")
         body, end = at + _HEADER.size, at + length
         _, socket_kind, state, _, inode, *_ = _SOCKET.unpack_from(data, body)
         attributes, place = {}, body + _SOCKET.size
@@ -208,8 +206,7 @@ def _read_table(path: str) -> bytes:
         while chunk := os.read(descriptor, 65536):
             data += chunk
             if len(data) > _TABLE_CAP:
-                message = f"{path} is too long"
-                raise OSError(message)
+                raise OSError(f"{path} is too long")
     finally:
         os.close(descriptor)
     return bytes(data)
@@ -277,8 +274,7 @@ def _read_listening(path: str) -> list[Listener]:
             if int(row[3], 16) != _LISTENS:
                 break
             if table.tell() > _LISTENING_CAP:
-                message = f"{path} is too long"
-                raise OSError(message)
+                raise OSError(f"{path} is too long")
             address, _, port = row[1].partition(b":")
             found.append(Listener(_reachable(address), int(port, 16), int(row[9])))
     return found

@@ -83,8 +83,7 @@ def parse_stat(pid: int, data: bytes) -> ProcessRow:
             program=int(fields[_STACK]) % _PROGRAMS if len(fields) > _STACK else 0,
         )
     except IndexError:
-        message = f"the stat of process {pid} is cut short"
-        raise ValueError(message) from None
+        raise ValueError(f"the stat of process {pid} is cut short") from None
 
 
 def parse_comm(data: bytes) -> bytes:

@@ -351,8 +351,7 @@ def _read_figures(directory: str, *, by_switches: bool) -> _Figures:
         return int(cpu) / 1e9, int(runs)
     counts = _SWITCHES.findall(read_small(f"{directory}/status"))
     if not counts or not any(map(int, counts)):
-        message = "no thread has never been scheduled: these are not counted"
-        raise ValueError(message)
+        raise ValueError("no thread has never been scheduled: these are not counted")
     return None, sum(map(int, counts))
 
 

@@ -339,8 +339,7 @@ class _Search:
         directory = f"{self.root}/{pid}/fd" if row is None else f"{find_memory_directory(self.root, row)}/fd"
         for number in names_in(directory):
             if self.links > MOST_LINKS:
-                message = "there are too many descriptors"
-                raise OSError(message)
+                raise OSError("there are too many descriptors")
             path = f"{directory}/{number}"
             self.links += 1
             try:

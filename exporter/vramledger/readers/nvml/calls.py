@@ -89,8 +89,9 @@ def raise_if_gone(error: NvmlError) -> None:
     """Raise for a lost driver or GPU; return for any other. Raises DriverError or DeviceLostError."""
     if error.value in DRIVER_GONE:
         reason = "driver-lost"
-        message = f"the NVIDIA driver has gone away ({error}); if it does not return, see dmesg"
-        raise DriverError(reason, message) from error
+        raise DriverError(
+            reason, f"the NVIDIA driver has gone away ({error}); if it does not return, see dmesg"
+        ) from error
     if error.value in LOST:
         raise DeviceLostError from error
 

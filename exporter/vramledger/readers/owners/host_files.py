@@ -117,8 +117,7 @@ class HostFiles:
 def _all_entries(entries: Iterable[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
     for count, entry in enumerate(entries):
         if count >= MAX_NAMES:
-            message = f"more than {MAX_NAMES} entries"
-            raise ValueError(message)
+            raise ValueError(f"more than {MAX_NAMES} entries")
         yield entry
 
 
