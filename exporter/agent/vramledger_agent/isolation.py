@@ -187,8 +187,6 @@ def unpack_value(descriptor: int) -> Any:  # noqa: ANN401 any value
 
 _T = TypeVar("_T")
 _STARTED = b"started"
-"""The child's first word: it has the call."""
-
 _EXIT_TIMEOUT_SECONDS = 5.0
 """From the result to the child's end; only then is its memory freed."""
 

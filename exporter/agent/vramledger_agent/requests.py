@@ -29,7 +29,6 @@ program ends.
 """
 
 SEND_TIMEOUT_SECONDS = 5.0
-"""How long the client may take to receive the response."""
 
 
 def agent_version() -> object:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 PYTHON_VERSION = sys.version.split(maxsplit=1)[0]
 
 FULL_GENERATION = 2
-"""The generation of a full collection of Python's cyclic collector."""
 
 
 def collector_entry() -> dict[str, object]:

@@ -75,10 +75,7 @@ WARNS_AT_FORK = sys.version_info[:2] >= (3, 12)
 """Python warns of a fork in a process with several threads; it gets their number from the kernel."""
 
 LAST_REPORT_TIMEOUT_SECONDS = 0.05
-"""The last report of a process waits this long for another report that is being sent."""
-
 OOM_REPORT_TIMEOUT_SECONDS = 0.5
-"""The report about a new out-of-memory failure waits this long for another report that is being sent."""
 
 
 class WorkerRun:
@@ -356,4 +353,3 @@ def _load_uncaught_reporter() -> Callable[..., dict[str, object] | None] | None:
 
 
 worker = Worker()
-"""The one worker of this process."""

@@ -17,7 +17,6 @@ from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 from vramledger_agent.protocol.messages import CONSENTS, MAX_MESSAGE_BYTES, make_failure, make_success
 
 _OWN_REQUESTS = ("devices", "agents")
-"""What we answer ourselves."""
 
 
 class RequestContext(Protocol):

@@ -126,14 +126,8 @@ those after which anything else has its turn."""
 
 _MILLISECONDS = 1000.0
 RETRY_INTERVAL = 30.0
-"""Seconds after which we try again to listen at a path that failed."""
-
 FIRST_MESSAGE_TIMEOUT = 10.0
-"""Seconds that a connection may stay without a first message."""
-
 REFUSAL_SHOWN_FOR = 60.0
-"""Seconds for which the exporter shows that an agent's messages broke the format."""
-
 _FORMAT_REASONS = ("format", "version", "size", "limits")
 _ACCEPTS_AT_ONCE = 16
 ACCEPT_RATE = 200.0

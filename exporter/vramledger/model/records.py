@@ -67,10 +67,7 @@ def read_record(text: bytes | str, shape: type[_T]) -> _T:
 
 
 Mover = Callable[[Any, float], Any]
-"""Returns a value of a declared type, of which some figures are moved by a number."""
-
 Moved = Callable[[str, inspect.Type], bool]
-"""Tells by its name and type whether a field is moved."""
 
 
 @cache

@@ -39,7 +39,6 @@ class Policy(NamedTuple):
 
 
 NO_POLICY = Policy()
-"""The policy before anything was judged."""
 
 
 UnixTime = Annotated[float, msgspec.Meta(extra={"clock": "unix"})]

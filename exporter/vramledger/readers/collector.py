@@ -17,8 +17,6 @@ from vramledger.logs import fields, log
 from vramledger.model.reading import DeviceReading, ProcessFacts, ProcessRow, Scheduler
 
 Part = Mapping[str, Any]
-"""Fields of a reading with their values."""
-
 Health = tuple[bool, float | None]
 """Whether a collector has given all its data, and the seconds that it took; None for the time of the read."""
 

@@ -26,8 +26,6 @@ from vramledger.readers.hosts.sockets import Listener, find_listener
 from vramledger.readers.hosts.stat import read_row
 
 TIMEOUT = 2.0
-"""Seconds for a whole answer."""
-
 MAX_BYTES = 2**20
 """The maximum length of an answer, in bytes. It is not measured; vLLM's metrics are some hundred lines."""
 
@@ -181,19 +179,14 @@ def _uid(root: str, pid: int) -> bytes | None:
 
 
 READ_INTERVAL = 10.0
-"""Seconds between two rounds."""
-
 KEEP = 60.0
 """Seconds for which a round's figures are shown: more than two rounds, one with silent servers."""
 
 MAX_SERVERS = 16
-"""Servers that are asked in a round."""
-
 ROUND_MAX = 25.0
 """Seconds after which no further server is asked in a round; the others have their turn in the next one."""
 
 STUCK_AFTER = 45.0
-"""Seconds after which a round is given up."""
 
 
 class _Round(NamedTuple):

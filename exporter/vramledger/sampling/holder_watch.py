@@ -64,7 +64,6 @@ UNREAD = "unread"
 
 _Identity = tuple[int, int]
 _Known = dict[int, tuple[int, int, int]]
-"""Start, parent and program by pid."""
 
 
 class RowReader(Collector):

@@ -31,8 +31,6 @@ MAX_LINE_BYTES = 8 * 2**20
 line of gigabytes, compressed, and what JSON makes of a line takes up to twenty times its length."""
 
 END_PAUSE = 1.0
-"""How long the end is shown before the recording starts again, in recorded seconds."""
-
 MIN_END_PAUSE = 0.02
 """Seconds; otherwise a very short recording would repeat as fast as the processor allows."""
 

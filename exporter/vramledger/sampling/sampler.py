@@ -39,10 +39,7 @@ from vramledger.sampling.privileges import drop_privileges, end_with_parent
 from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED, decode_config
 
 RECOUNT_INTERVAL = 10.0
-"""Seconds between two queries of the number of devices."""
-
 MAX_READS = 3
-"""The maximum number of readings of a device in one sample, if its processes end between the reads."""
 
 
 class Sampler:

@@ -84,7 +84,6 @@ class _StartedProcess:
 
 
 SamplerProcess: TypeAlias = ChildProcess | _StartedProcess
-"""A sampler that runs, or has ended."""
 
 
 class Starter:

@@ -50,7 +50,6 @@ sooner, for example killed by the kernel when memory was short, is also replaced
 next such end there is a wait, so that a failure that repeats does not cause a restart loop."""
 
 RELEASE_TIMEOUT = 60.0
-"""Seconds within which a sampler must end after the request to release the GPUs."""
 
 
 def reading_timeout(config: SamplingConfig) -> float:

@@ -34,8 +34,6 @@ MAX_BAD_READS = 3
 """A provider may be slow or fail this number of times in a row before it is paused."""
 
 RETRY_SECONDS = 60.0
-"""How long a provider is paused."""
-
 MAX_READ_SECONDS = 0.05
 """The longest time that a reading may take by the clock; :data:`SLOW_READ_SECONDS` limits its CPU time."""
 

@@ -54,7 +54,6 @@ def usable_bytes(failure: AllocationFailure) -> int | None:
 
 
 SAME_SHARE = 0.01
-"""Bytes are the same if they differ by no more than this share."""
 
 
 class PartPeak(NamedTuple):
@@ -98,7 +97,6 @@ def fitting_batch(steps: Sequence[Step], failed: int, usable: int) -> int | None
 
 
 Peaks = Sequence[tuple[int, PartPeak]]
-"""Batches, each with a part's peak."""
 
 
 def _has_several_sizes(peaks: Peaks) -> bool:
@@ -142,11 +140,7 @@ def _line_of_one(peaks: Peaks) -> tuple[float, float]:
 
 
 MAX_LINES = 15
-"""The number of lines of code that a report has."""
-
 MAX_STEPS = 8
-"""The number of last steps that a report has."""
-
 CALLERS = 3
 
 NO_LINE = {
@@ -482,4 +476,3 @@ class OomObserver:
 
 
 observer = OomObserver()
-"""The one observer of this process."""

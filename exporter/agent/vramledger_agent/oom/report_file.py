@@ -21,8 +21,6 @@ from vramledger_agent.protocol.messages import CATEGORIES
 from vramledger_agent.protocol.user_code import BACKWARD_CALL, FRAMEWORK, PHASES, code_origin, phase_of
 
 MAX_FRAMES = 60
-"""The innermost frames that a report has."""
-
 Line = dict[str, object]
 """A frame as a report has it: ``file``, ``line`` and ``function``."""
 
@@ -197,8 +195,6 @@ def type_lines(types: dict[str, dict[str, int]], forward: dict[str, int]) -> lis
 
 
 MAX_KEPT = 20
-"""The number of reports that the directory keeps, the newest ones."""
-
 ADVICE = {
     "too_big": """\
 The program needs more memory than the device has. A smaller batch or model, mixed precision, activation

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from vramledger_agent.frameworks.provider import OutOfMemoryMessage, Provider
 
 MAX_ERRORS = 50
-"""The number of errors, with their causes, that are looked at."""
-
 MAX_MESSAGE_CHARS = 2000
 
 

@@ -438,4 +438,3 @@ FRAMEWORKS = (
 FRAMEWORKS_BY_NAME = {framework.name: framework for framework in FRAMEWORKS}
 
 REPORTING_FRAMEWORKS = {framework.name: framework for framework in FRAMEWORKS if framework.provider}
-"""The frameworks that an agent reports on."""

@@ -38,16 +38,9 @@ FIRST_READING = 3
 """The first survey is at the third reading with live blocks: before that a program has hardly begun."""
 
 MIN_PAUSE_SECONDS = 30.0
-"""The shortest pause between two surveys."""
-
 MIN_PAUSE_TO_COST = 10_000
-"""The pause is at least this number of times the CPU time that the survey took."""
-
 MAX_BLOCKS = 20_000
-"""When there are more live blocks than this, there is no survey."""
-
 MAX_AGE_PAUSES = 4.0
-"""A survey is reported for this number of times the pause after it."""
 
 
 class DeviceBlocks:
@@ -166,8 +159,6 @@ MAX_MINIMA = 256
 """When there are more minima than this, each pair of neighbours is replaced by the smaller of the two."""
 
 MIN_MINIMA = 8
-"""When there are fewer minima than this, there is no answer."""
-
 WARM_UP_SHARE = 0.1
 """The share of the time at the start that does not count: a program loads its model then."""
 

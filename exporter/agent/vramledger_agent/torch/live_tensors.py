@@ -21,11 +21,7 @@ from vramledger_agent.protocol.messages import CATEGORIES
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS = CATEGORIES
 
 MAX_NODES = 20_000
-"""The number of operations of a graph that are looked at for their types."""
-
 BATCH_NODES = 400
-"""The number of operations that are looked at for the size of the batch, after every step."""
-
 YOUNG_GENERATIONS = (0, 1)
 """The collector's generations in which a step's loss is: at most 22,000 objects in Python 3.13."""
 

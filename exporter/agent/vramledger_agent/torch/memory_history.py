@@ -42,11 +42,7 @@ if TYPE_CHECKING:
     from vramledger_agent.requests import Request
 
 MAX_CYCLES = 10
-"""The number of kinds of cycles that are described, the largest ones."""
-
 MAX_OBJECTS = 8
-"""The number of objects of a cycle that are described."""
-
 Garbage = list[Any]
 
 
@@ -182,7 +178,6 @@ CODE_ATTRIBUTES: dict[type, str] = {
     types.CoroutineType: "cr_code",
     types.AsyncGeneratorType: "ag_code",
 }
-"""Where an object of each type has its code."""
 
 
 MAX_EVENTS = 100_000

@@ -24,11 +24,7 @@ from vramledger_agent.torch.recording import recording
 from vramledger_agent.worker import worker
 
 MIN_PAUSE_SECONDS = 10.0
-"""The shortest pause between two counts of one optimizer."""
-
 MIN_PAUSE_TO_COST = 5_000
-"""The pause is at least this number of times the CPU time that the count took."""
-
 FIRST_STEPS = 64
 """Steps after which the allocator is read as well (10 us each): a fast leak fills the device in seconds."""
 

@@ -107,8 +107,6 @@ DEFAULT_EVENTS = 10_000
 """The events that a recording keeps unless told otherwise; a snapshot with them takes 0.05 s."""
 
 MAX_MARKS = 64
-"""The number of steps whose ends are remembered."""
-
 _OPTIONAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
 """Only newer PyTorch accepts ``skip_actions``; a completed free says what its request said."""
 
@@ -308,4 +306,3 @@ def start_history(torch: ModuleType, events: int) -> None:
 
 
 recording = Recording()
-"""The one of this process."""

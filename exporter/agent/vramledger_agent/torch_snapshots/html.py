@@ -58,7 +58,6 @@ REST = "other places"
 
 
 Key = Frame | str | None
-"""What bytes are counted to; None if that is not known."""
 
 
 def by_site(event: AllocationEvent) -> Key:
@@ -356,8 +355,6 @@ _COLOUR_OF = dict(
         strict=True,
     )
 )
-"""The colours of the categories, the same in all pictures."""
-
 _ROW_HEIGHT, _ROW_GAP = 14, 3
 _LIFETIMES_HEIGHT = 420
 

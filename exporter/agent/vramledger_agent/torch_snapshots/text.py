@@ -19,7 +19,6 @@ from vramledger_agent.torch_snapshots.snapshot import (
 from vramledger_agent.torch_snapshots.user_lines import Frame, Stack
 
 SHOWN_STEPS = 8
-"""The number of last steps that the text has."""
 
 
 def training_text(training: Training, *, top: int = 20) -> str:

@@ -89,7 +89,6 @@ NATIVE = Frame("(C++ code that no Python line called, such as a backward pass)",
 
 
 Stack = tuple[Frame, ...]
-"""Frames, the innermost first."""
 
 
 def user_frames(stack: Stack) -> Stack:

@@ -59,7 +59,6 @@ class MemoryPattern(NamedTuple):
 
 
 Found = tuple[str, str, str]
-"""A policy, its source and the reason."""
 
 
 def classify(

@@ -29,8 +29,6 @@ from vramledger.readers.hosts.system_memory import chain_of
 from vramledger.readers.owners.cgroups import attested_names, hierarchy_paths
 
 FactsOf = Callable[[int, int | None], ProcessFacts | None]
-"""Return the facts of a process by pid and start; None when they are not known."""
-
 KnownSince = Callable[[int, int | None], float | None]
 """Return the monotonic time at which a process was first seen, by pid and start; None when it never was."""
 

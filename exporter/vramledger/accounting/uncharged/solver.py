@@ -30,7 +30,6 @@ _MILDEST = (
 """Undivided bytes count under the mildest state of those who may have them: to know less is never harsher."""
 
 Identity = tuple[int, int | None]
-"""A holder's pid and start."""
 
 
 def alike(one: int, other: int) -> bool:

@@ -135,7 +135,6 @@ def _size(count: int) -> str:
 
 
 Held = dict[str, tuple[Holding, ...] | None]
-"""The holdings of every device that answered, by UUID; None where they are not known."""
 
 
 class PoolResult(NamedTuple):

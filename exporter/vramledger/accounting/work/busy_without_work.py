@@ -156,8 +156,6 @@ GHOST_AFTER = 180.0
 """Seconds of looking like a ghost: an ended holder is delisted first, a search takes up to a minute."""
 
 GHOST_BUSY = 0.5
-"""The utilisation above which a device is busy."""
-
 IDLE_POWER = 0.3
 """The share of the power limit up to which a device may be idle: 125 of 700 W on an H100."""
 

@@ -22,8 +22,6 @@ from vramledger.readers.collector import BoundedReader, Collector, Context, Part
 from vramledger.readers.hosts.stat import READ_ONLY, names_in, parse_stat, read_small, read_stat
 
 ROUND_INTERVAL = 10.0
-"""The minimum time from the start of one round to the start of the next, in seconds."""
-
 BUDGET = 0.0005
 """Seconds of a sample for the search, about 60 threads; 2,500 threads take 40 s a round."""
 

@@ -22,8 +22,6 @@ from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import READ_ONLY, is_over
 
 ROUND_INTERVAL = 30.0
-"""The minimum time from the start of one round to the start of the next, in seconds."""
-
 BUDGET = 0.004
 """Seconds of a sample that are spent on the search: 0.4 % of a core at one sample a second."""
 
@@ -31,8 +29,6 @@ INIT_PID = 1
 """An init has no GPU open, and some sandboxes do not even let root read its files."""
 
 ROUND_MAX = 300.0
-"""Seconds after which a round is given up, and nothing is known."""
-
 _LINKS_AT_ONCE = 64
 _LINKS_MAX = 1024
 """The open files of a process that are looked at; it may have a million. One with more has a context only if

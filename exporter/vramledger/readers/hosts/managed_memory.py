@@ -28,14 +28,10 @@ TIMEOUT = 0.05
 """Seconds that a sample waits for mappings; a late one comes with the next sample."""
 
 READ_INTERVAL = 10.0
-"""The minimum time between two reads of one process while its devices do not change, in seconds."""
-
 CHANGED_INTERVAL = 3.0
 """The same while the uncharged bytes of one of its devices have changed by :data:`LEAST_BYTES` since then."""
 
 READS_PER_SAMPLE = 16
-"""The maximum number of processes that are read in one sample."""
-
 _MAPPING = re.compile(
     rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) \S+ \S+ \S+ \d+ +/(?:[^\n]*/)?nvidia-uvm(?: \(deleted\))?$",
     re.MULTILINE,

@@ -74,7 +74,6 @@ def _boot_time() -> float:
 
 
 _CAPABILITIES = {"dac_read_search": 2, "sys_ptrace": 19, "sys_admin": 21}
-"""Bit numbers of ``linux/capability.h``."""
 
 
 class OwnRights(NamedTuple):

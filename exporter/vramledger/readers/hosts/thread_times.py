@@ -26,8 +26,6 @@ from vramledger.readers.hosts.facts import read_program_path
 from vramledger.readers.hosts.stat import names_in, read_row, read_small
 
 LOOK_INTERVAL = 30.0
-"""Seconds between two looks at a holder in which nothing happens."""
-
 BUDGET = 0.002
 """Seconds of a sample for looks, about 250 threads; 500 holders of 30 threads need a minute."""
 

@@ -13,14 +13,8 @@ from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.tie_search import Watched, find_ties
 
 LOOK_INTERVAL = 10.0
-"""Seconds between two looks."""
-
 MOST_TIME = 0.01
-"""The share of the time that looking may take."""
-
 STUCK_AFTER = 45.0
-"""Seconds after which a look is given up."""
-
 _Identity = tuple[int, int]
 
 

@@ -52,8 +52,6 @@ from vramledger.readers.nvml.utilization import (
 )
 
 _DATA: Final = ("memory", "processes", "utilization", "process_utilization")
-"""What shows that a GPU answers."""
-
 _LAST_MINOR: Final = 2**20 - 1
 """The kernel stores a minor number in 20 bits."""
 

@@ -80,7 +80,6 @@ _OPEN_FAILURES: Final = {
 }
 _EVENTS_AT_ONCE: Final = 100
 _RETRY: Final = 0.5
-"""Seconds until errors are waited for again after a failure."""
 _LAST_CUDA: Final = 10**6
 
 

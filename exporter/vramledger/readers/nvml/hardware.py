@@ -79,8 +79,6 @@ _THROTTLE_REASONS: Final = (
 """NVML's clock event reasons, by bit; unknown bits of a newer driver are left out."""
 
 _MAX_REASON_BITS: Final = 48
-"""The number of bits that may ever be reasons."""
-
 RECOVERY_ACTIONS: Final = (
     "none",
     "gpu_reset",
@@ -235,8 +233,6 @@ _QUICK: Final[Mapping[str, HardwareQuery]] = {
     "device_encoder_utilization_ratio": _share_reader("nvmlDeviceGetEncoderUtilization", position=0),
     "device_decoder_utilization_ratio": _share_reader("nvmlDeviceGetDecoderUtilization", position=0),
 }
-"""What every sample reads."""
-
 _SLOW: Final[Mapping[str, HardwareQuery]] = {
     "device_fan_speed_ratio": _share_reader("nvmlDeviceGetFanSpeed", maximum=10 * _PERCENT),
     "device_power_limit_watts": _number_reader(
@@ -281,4 +277,3 @@ HARDWARE_METRICS: Final = tuple(
     for pace, readers in ((EACH_SAMPLE, _QUICK), (SLOW, _SLOW))
     for key, read in readers.items()
 )
-"""Every query of the hardware."""

@@ -41,8 +41,6 @@ RUNNING = (
 """Where a directory named by its id exists for as long as a container runs."""
 
 MISSES_NEEDED = 2
-"""The number of consecutive checks that must miss a mark."""
-
 CGROUP_CHECK_EVERY = 3
 """One of this many checks reads a cgroup again, unless something was wrong: 512 files take 5 ms."""
 

@@ -139,8 +139,6 @@ def _build_owner(
 
 
 CHECK_INTERVAL = 10.0
-"""Seconds between two checks of whether owners have ended, and of missing names."""
-
 NAMES_TIMEOUT = 0.25
 """Seconds for which a sample waits for the owners of new processes; late ones come with the next sample."""
 
