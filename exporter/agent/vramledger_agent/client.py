@@ -2,8 +2,6 @@
 
 The agent responds to us directly. It learns from the kernel who we are, and obeys only root and its own user.
 
-Tell a client who listens at a Unix socket, before it trusts or sends anything there.
-
 Any user can listen in a directory of their own. So only a listener of root, of the caller's own user, or of
 the user who owns the exporter's usual directory is trusted: nobody but root can make that one. The root of a
 container is uid 0, too, and may reach a socket through a mount: namespaces and root file system tell it.

@@ -8,8 +8,6 @@ TensorFlow takes seconds. Arguments and result are in anonymous memory, whose de
 memory has no name and is freed with its last user. The child leads a session of its own, watches for the
 parent's end, and ends with it and with all its own children.
 
-Pass values between a program and its isolated child, through anonymous memory.
-
 A value is pickled, and its large arrays are stored behind it unchanged (pickle's protocol 5, out of band), so
 that the other side maps them. Nothing that is on a GPU is passed: to unpickle it would allocate on that GPU.
 Functions of a notebook are passed as code.

@@ -6,12 +6,9 @@ What ends a step (the optimizer's hook, see ``torch.optimizer_steps``) calls :fu
 from __future__ import annotations
 
 import _thread
+from collections.abc import Callable
 
 from vramledger_agent.program_errors import belongs_to_program
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # a program that uses no framework need not load it
-    from collections.abc import Callable
 
 # Use _thread's lock instead of threading's events: nothing here can wait for a lock that the program holds.
 

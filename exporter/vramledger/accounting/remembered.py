@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from msgspec import inspect
 
@@ -22,19 +20,15 @@ from vramledger.model.records import mover_of
 from vramledger.model.snapshot import UnixTime
 
 
-def _part(kind: type[Any]) -> Any:  # noqa: ANN401 a field of that kind
-    return msgspec.field(default_factory=kind)
-
-
 class Remembered(msgspec.Struct):
     """All that the accounting remembers."""
 
     serial: int = 0  # how many readings there were
     failures: dict[str, int] = {}  # how many of them failed, by reason
-    devices: DevicesState = _part(DevicesState)  # which devices exist
-    ooms: OomsState = _part(OomsState)  # failed allocations
+    devices: DevicesState = msgspec.field(default_factory=DevicesState)  # which devices exist
+    ooms: OomsState = msgspec.field(default_factory=OomsState)  # failed allocations
     # which holding is which, and how long each was quiet
-    holdings: HoldingTableState = _part(HoldingTableState)
+    holdings: HoldingTableState = msgspec.field(default_factory=HoldingTableState)
     processes: dict[int, dict[int, TrackedProcess]] = {}  # facts and policies, by pid and start
     owners: dict[str, DeviceUsageState] = {}  # byte-seconds, and what was freed, by UUID
     agents: dict[int, dict[int, AgentHistory]] = {}  # what each has reported, by pid and start

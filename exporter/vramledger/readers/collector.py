@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -71,6 +71,7 @@ class Collector:
 
     needs: tuple[str, ...] = ("process",)  # the collectors without whose answer it is not asked
     patience: float = PATIENCE  # seconds after which it counts as hanging
+    failures: Sequence[Exception] = ()  # what :meth:`errors` has not said yet
     work_at: float = inf  # the monotonic time from which it has something to do between two samples
 
     def read(self, context: Context) -> Part:
@@ -85,7 +86,8 @@ class Collector:
 
     def errors(self) -> Iterator[Exception]:
         """Yield what has failed in the background, once; the rest of the part is used."""
-        yield from ()
+        failures, self.failures = self.failures, ()
+        yield from failures
 
     @property
     def health(self) -> Health | None:

@@ -227,7 +227,6 @@ class XidWatch(Collector):
         self._events: collections.deque[XidEvent] = collections.deque(maxlen=1000)
         self._given = 0
         self._works = True
-        self._error: Exception | None = None
         threading.Thread(target=self._watch, name="vramledger-xid", daemon=True).start()
 
     @property
@@ -246,11 +245,6 @@ class XidWatch(Collector):
             self._events.popleft()
         self._given = 0
 
-    def errors(self) -> Iterator[Exception]:
-        if self._error is not None:
-            yield self._error
-            self._error = None
-
     @property
     def health(self) -> Health:
         """Whether every GPU that has XID events is watched; it takes no time."""
@@ -267,5 +261,5 @@ class XidWatch(Collector):
                     return  # the device threads get this error too and report it
                 time.sleep(self._pause)
             except Exception as error:  # noqa: BLE001 a bug must not end the watch
-                self._works, self._error = False, error
+                self._works, self.failures = False, (error,)
                 time.sleep(self._pause)

@@ -8,13 +8,10 @@ checked with CuPy 14.2; a version that keeps the allocator elsewhere leaves it n
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 from vramledger_agent import visible_devices
 from vramledger_agent.frameworks.provider import OneDeviceProvider, OutOfMemoryMessage, read_requested
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 class CuPy(OneDeviceProvider):

@@ -6,15 +6,12 @@ import _thread
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 
 from vramledger_agent.frameworks.provider import SLOW_READ_SECONDS, Provider
 from vramledger_agent.program_errors import belongs_to_program
 from vramledger_agent.protocol.messages import VISIBILITY_VARIABLES
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 POLL_SECONDS = 2.0
 """The pause between two polls of a framework that does not announce its allocator."""

@@ -13,15 +13,11 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable, Iterable
 from math import prod
+from typing import Any
 
 from vramledger_agent import visible_devices
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # a program that uses no framework need not load it
-    from collections.abc import Callable, Iterable
-    from typing import Any
-
 
 SLOW_READ_SECONDS = 0.005
 """The longest time that a reading may take, because it may hold the interpreter's lock all that time."""

@@ -7,11 +7,9 @@ for a pool of managed memory: NVML charges it to nobody, and its size is what te
 
 from __future__ import annotations
 
-from vramledger_agent.frameworks.provider import OneDeviceProvider
+from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from vramledger_agent.frameworks.provider import OneDeviceProvider
 
 _MAX_LAYERS = 16
 """Resources wrap each other; we search this number of them for a pool."""

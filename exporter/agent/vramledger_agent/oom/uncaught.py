@@ -8,16 +8,12 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterable, Iterator
 
+from vramledger_agent.frameworks.provider import OutOfMemoryMessage, Provider
 from vramledger_agent.oom.report_file import traceback_lines, write_report
 from vramledger_agent.oom.verdict import TOO_BIG, UNKNOWN
 from vramledger_agent.protocol.frameworks import POOL_FIGURES
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from vramledger_agent.frameworks.provider import OutOfMemoryMessage, Provider
 
 MAX_ERRORS = 50
 MAX_MESSAGE_CHARS = 2000

@@ -4,17 +4,14 @@ It calls only functions that never call the GPU: the allocator's own counters, a
 snapshot without stacks, for the largest free block. The counters take 10.6 microseconds on an H200; to
 flatten them as ``torch.cuda.memory_stats`` does takes 65.
 
-Tell a leak from memory that rises and falls: does the minimum of the allocated bytes still grow?
-
 Without a leak, memory rises and falls within each training step, and its minimum stays the same. A leak
 raises this minimum. So we compare the minima of the quarters of the time that we have seen.
 
-Find what PyTorch's counters cannot tell: the largest free block, and what private pools reserve.
-
-A survey takes a snapshot of the allocator, whose cost grows with the blocks (1 ms for 401 segments on an
-H200), while it holds the interpreter's lock. So the first survey is made once the program is under way, and
-then at most one every half minute, less often the longer it took. It leaves out the traces of a history that
-the program records, and there is none for a heap that would take too long.
+What the counters cannot tell, the largest free block and what private pools reserve, a survey finds. It takes
+a snapshot of the allocator, whose cost grows with the blocks (1 ms for 401 segments on an H200), while it
+holds the interpreter's lock. So the first survey is made once the program is under way, and then at most one
+every half minute, less often the longer it took. It leaves out the traces of a history that the program
+records, and there is none for a heap that would take too long.
 """
 
 from __future__ import annotations

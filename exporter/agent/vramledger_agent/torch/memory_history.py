@@ -23,11 +23,12 @@ import time
 import types
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vramledger_agent import step_boundary
 from vramledger_agent.program_errors import belongs_to_program
 from vramledger_agent.protocol.user_code import FRAMEWORK, code_origin
+from vramledger_agent.requests import Request
 from vramledger_agent.torch.recording import (
     DEFAULT_EVENTS,
     TakenSnapshot,
@@ -37,9 +38,6 @@ from vramledger_agent.torch.recording import (
     take_without_import,
 )
 from vramledger_agent.torch.step_peaks import live_blocks
-
-if TYPE_CHECKING:
-    from vramledger_agent.requests import Request
 
 MAX_CYCLES = 10
 MAX_OBJECTS = 8

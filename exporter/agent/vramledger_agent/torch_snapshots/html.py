@@ -3,12 +3,8 @@
 The pictures are SVG in the page. Every text that comes from the snapshot is escaped, because other people
 chose the names in it.
 
-Lay out an allocator's memory as a picture, in bytes, seconds and rows.
-
-Compute live bytes by site over the time of a recording, from the allocator's events.
-
-The events give the changes; the blocks that live at the end give the final state. So the curve is computed
-backwards from the end, and the bytes from before the recording show as a constant base.
+Of live bytes over time the events give the changes; the blocks that live at the end give the final state. So
+the curve is computed backwards from the end, and the bytes from before the recording show as a constant base.
 """
 
 from __future__ import annotations

@@ -19,7 +19,14 @@ from contextlib import suppress
 
 from vramledger.model.reading import DriverWait, ProcessRow
 from vramledger.readers.collector import BoundedReader, Collector, Context, Part
-from vramledger.readers.hosts.stat import READ_ONLY, names_in, parse_stat, read_small, read_stat
+from vramledger.readers.hosts.stat import (
+    READ_ONLY,
+    count_switches,
+    names_in,
+    parse_stat,
+    read_small,
+    read_stat,
+)
 
 ROUND_INTERVAL = 10.0
 BUDGET = 0.0005
@@ -31,7 +38,6 @@ _Sleep = tuple[int, int, int, str, int]
 _THREADS_AT_ONCE = 8
 _CHUNK = 1024 * 1024
 _SYMBOL = re.compile(rb"\w{1,256}(?:\.\w{1,64})*", re.ASCII)
-_SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _DRIVER_MODULES = rb"\[nvidia(?:_\w+)?\]"
 """nvidia, nvidia_uvm, nvidia_modeset, nvidia_drm, nvidia_peermem, nvidia_fs."""
 
@@ -126,9 +132,9 @@ class DriverWaitSearch(Collector):
         try:
             if parse_stat(int(thread), read_small(f"{directory}/stat")).state != "D":
                 return None
-            switches = _switches(read_small(f"{directory}/status"))
+            switches = count_switches(read_small(f"{directory}/status"))
             channel = read_small(f"{directory}/wchan").strip()
-            if switches != _switches(read_small(f"{directory}/status")):
+            if switches != count_switches(read_small(f"{directory}/status")):
                 return None
             leader = parse_stat(row.pid, read_stat(self._root, row.pid))
         except (OSError, ValueError):
@@ -146,13 +152,6 @@ class DriverWaitSearch(Collector):
                 symbol, lambda: (symbol, _is_driver_symbol(path, symbol)), lambda: (symbol, False)
             )
         return known is True
-
-
-def _switches(status: bytes) -> int:
-    counts = _SWITCHES.findall(status)
-    if not counts:
-        raise ValueError("this status has no context switches")
-    return sum(map(int, counts))
 
 
 def _is_driver_symbol(path: str, symbol: str) -> bool:

@@ -85,7 +85,6 @@ class HiddenSearch(Collector):
         self._found: tuple[HiddenHolder, ...] | None = None
         self._unreadable = 0
         self._seconds = 0.0
-        self._errors: list[Exception] = []
 
     def read(self, context: Context) -> Part:
         """Return what the last complete round found, and begin one where a holder has ended."""
@@ -96,10 +95,6 @@ class HiddenSearch(Collector):
     def health(self) -> Health:
         """Whether it could look into all processes in time, and the seconds of its last step."""
         return not self.unreadable and not self._overdue, self._seconds
-
-    def errors(self) -> Iterator[Exception]:
-        errors, self._errors = self._errors, []
-        yield from errors
 
     def work_between(self, context: Context) -> None:
         """Continue the search, among what NVML does not list in this sample."""
@@ -201,7 +196,7 @@ class HiddenSearch(Collector):
         while True:
             found += filter(None, self._classifications.collect(0))
             if errors := self._classifications.take_errors():
-                self._errors += errors.values()
+                self.failures = (*self.failures, *errors.values())
                 self._give_up_round()
                 return
             if not self._classifications.busy:

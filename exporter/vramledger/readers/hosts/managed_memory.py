@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 
 from vramledger.model.device_signs import LEAST_BYTES, MIB, beyond_contexts, uncharged_bytes
 from vramledger.model.reading import DeviceReading, ManagedMappings, ProcessRow
@@ -67,13 +67,9 @@ class ManagedMemoryReader(Collector):
         self._reads: BoundedReader[tuple[tuple[int, int], int | None]] = BoundedReader(clock=clock)
         self._known: dict[tuple[int, int], ManagedMappings] = {}
         self._requested: dict[tuple[int, int], tuple[float, int]] = {}
-        self._failed: Mapping[Hashable, Exception] = {}
 
     def read(self, context: Context) -> Part:
         return {"managed": self.update(context.devices, context.rows, TIMEOUT)}
-
-    def errors(self) -> Iterator[Exception]:
-        yield from self._failed.values()
 
     def update(
         self, devices: Iterable[DeviceReading], rows: Iterable[ProcessRow], timeout: float
@@ -94,8 +90,9 @@ class ManagedMemoryReader(Collector):
             self._request(present[identity])
         for identity, bound in self._reads.collect(timeout if due else 0.0):
             self._known[identity] = ManagedMappings(*identity, bound)
-        self._failed = self._reads.take_errors()
-        for identity in self._requested.keys() & self._failed.keys():
+        failed = self._reads.take_errors()
+        self.failures = tuple(failed.values())
+        for identity in self._requested.keys() & failed.keys():
             del self._requested[identity]
             self._known.pop(identity, None)
         for remembered in (self._known, self._requested):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
 
@@ -89,6 +90,17 @@ def parse_stat(pid: int, data: bytes) -> ProcessRow:
 def parse_comm(data: bytes) -> bytes:
     """Parse the name from a ``stat``."""
     return data[data.index(b"(") + 1 : data.rindex(b")")]
+
+
+def count_switches(status: bytes) -> int:
+    """Return how often a thread was switched out, by its ``status``. Raises ValueError if it does not say."""
+    counts = _SWITCHES.findall(status)
+    if not counts:
+        raise ValueError("this status has no context switches")
+    return sum(map(int, counts))
+
+
+_SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 
 
 def is_over(row: ProcessRow) -> bool:

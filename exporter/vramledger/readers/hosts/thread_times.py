@@ -17,13 +17,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 from vramledger.model.reading import DeviceReading, ProcessRow, ThreadTimes
 from vramledger.readers.collector import Collector, Context, Health, Part
 from vramledger.readers.hosts.facts import read_program_path
-from vramledger.readers.hosts.stat import names_in, read_row, read_small
+from vramledger.readers.hosts.stat import count_switches, names_in, read_row, read_small
 
 LOOK_INTERVAL = 30.0
 BUDGET = 0.002
@@ -52,7 +52,6 @@ HIDDEN_CPU = 0.002
 """Seconds of CPU time of a process beyond that of the threads that are there at both looks: others ran."""
 
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*[a-z]?")
-_SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 
 _Figures = tuple[float | None, int]
 """CPU seconds since the thread's start, None without ``schedstat``; and how often it ran."""
@@ -99,14 +98,6 @@ class _Sum:
     beyond: float | None = 0.0
 
 
-@dataclass(slots=True)
-class _Work:
-    """A look in progress."""
-
-    holder: _LookedAt
-    steps: Iterator[None] = field(default_factory=lambda: iter(()))
-
-
 class ThreadTimesReader(Collector):
     """Look at the threads of the holders, some in each sample, and say what ran between two looks."""
 
@@ -124,7 +115,7 @@ class ThreadTimesReader(Collector):
         self._cpu_seconds = cpu_seconds
         self._clock = clock
         self._holders: dict[tuple[int, int], _LookedAt] = {}
-        self._work: _Work | None = None
+        self._work: Iterator[None] | None = None  # the look in progress
         self._finished: list[ThreadTimes] = []
         self.unreadable = 0
         self.seconds = 0.0
@@ -203,15 +194,11 @@ class ThreadTimesReader(Collector):
         woken.discard(identity)
         holder = self._holders[identity]
         holder.looked = now
-        self._work = _Work(holder)
-        self._work.steps = self._read_threads(holder)
+        self._work = self._read_threads(holder)
         return True
 
     def _continue_look(self, deadline: float) -> None:
-        work = self._work
-        if work is None:
-            return
-        for _ in work.steps:
+        for _ in self._work or ():
             if self._clock() >= deadline:
                 return
         self._work = None
@@ -347,10 +334,10 @@ def _read_figures(directory: str, *, by_switches: bool) -> _Figures:
     if not by_switches:
         cpu, _, runs = read_small(f"{directory}/schedstat").split()
         return int(cpu) / 1e9, int(runs)
-    counts = _SWITCHES.findall(read_small(f"{directory}/status"))
-    if not counts or not any(map(int, counts)):
+    switches = count_switches(read_small(f"{directory}/status"))
+    if not switches:
         raise ValueError("no thread has never been scheduled: these are not counted")
-    return None, sum(map(int, counts))
+    return None, switches
 
 
 def _difference(new: float | None, old: float | None) -> float | None:

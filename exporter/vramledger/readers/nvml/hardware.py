@@ -108,17 +108,7 @@ def _read_throttle_reasons(nvml: Nvml, handle: Handle) -> dict[str, float] | Non
     return {reason: float(bits >> bit & 1) for bit, reason in enumerate(_THROTTLE_REASONS)}
 
 
-_LAST_PERFORMANCE_STATE: Final = 15
 _UNKNOWN_PERFORMANCE_STATE: Final = 32
-
-
-def _read_performance_state(nvml: Nvml, handle: Handle) -> float | None:
-    state = calls.call_function(nvml, "nvmlDeviceGetPerformanceState", handle)
-    if not isinstance(state, int) or state == _UNKNOWN_PERFORMANCE_STATE:
-        return None
-    if not 0 <= state <= _LAST_PERFORMANCE_STATE:
-        raise nvml.NVMLError(calls.UNKNOWN)
-    return float(state)
 
 
 def _read_bar1(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
@@ -228,7 +218,9 @@ _QUICK: Final[Mapping[str, HardwareQuery]] = {
         graphics=_clock_reader(0), sm=_clock_reader(1), memory=_clock_reader(2), video=_clock_reader(3)
     ),
     "device_throttle_active": _read_throttle_reasons,
-    "device_performance_state": _read_performance_state,
+    "device_performance_state": _number_reader(
+        "nvmlDeviceGetPerformanceState", maximum=15, none=_UNKNOWN_PERFORMANCE_STATE
+    ),
     "device_ecc_errors_total": _labelled_reader(corrected=_ecc_reader(0), uncorrected=_ecc_reader(1)),
     "device_encoder_utilization_ratio": _share_reader("nvmlDeviceGetEncoderUtilization", position=0),
     "device_decoder_utilization_ratio": _share_reader("nvmlDeviceGetDecoderUtilization", position=0),

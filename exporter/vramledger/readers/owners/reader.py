@@ -25,7 +25,7 @@ Whatever else is known still fills its own field.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -186,7 +186,6 @@ class OwnerReader(Collector):
         self._ended: dict[_Identity, str] = {}
         self._again: dict[_Identity, ProcessFacts] = {}
         self._unsent: list[ProcessFacts] = []
-        self._errors: list[Exception] = []
 
     def read(self, context: Context) -> Part:
         """Return which owners have ended, and the facts of this sample with their owners."""
@@ -204,10 +203,6 @@ class OwnerReader(Collector):
     def accept(self) -> None:
         self._unsent.clear()
 
-    def errors(self) -> Iterator[Exception]:
-        errors, self._errors = self._errors, []
-        yield from errors
-
     def add_owners(self, facts: Iterable[ProcessFacts], timeout: float) -> list[ProcessFacts]:
         """Return facts with owners after ``timeout`` at most; later names bring their facts again."""
         requested: dict[_Identity, ProcessFacts] = {}
@@ -219,7 +214,7 @@ class OwnerReader(Collector):
         for resolution in self._resolutions.collect(timeout):
             answered.update([self._remember(resolution, requested)])
         failed = self._resolutions.take_errors()
-        self._errors += failed.values()
+        self.failures = (*self.failures, *failed.values())
         for late in requested.keys() - answered.keys():
             if (*late, requested[late].parent) in failed:
                 self._again[late] = requested[late]
@@ -239,7 +234,7 @@ class OwnerReader(Collector):
                 if identity in self._holders and each.resolved.owner != self._holders[identity].facts.owner:
                     resolved.append(self._remember(each, {})[1])
         if failed := self._checks.take_errors():
-            self._errors += failed.values()
+            self.failures = (*self.failures, *failed.values())
             self._ended, self._last_check = {}, float("-inf")
         if self._clock() - self._last_check >= CHECK_INTERVAL:
             self._last_check = self._clock()

@@ -285,14 +285,9 @@ class SchedulerReader(Collector):
         """The monotonic time at which the read began that :meth:`read_schedulers` returned last."""
         self._managed: dict[str, tuple[str, ...]] = {}
         self._variables: dict[tuple[str, int], _Variables] = {}
-        self._error: Exception | None = None
 
     def read(self, context: Context) -> Part:  # noqa: ARG002 as all are called
         return {"schedulers": self.read_schedulers(), "schedulers_read": self.read_at}
-
-    def errors(self) -> Iterator[Exception]:
-        if self._error is not None:
-            yield self._error
 
     def read_schedulers(self) -> Schedulers:
         """Return the last finished reservations; only the first read is awaited, up to :data:`FIRST_WAIT`."""
@@ -301,8 +296,8 @@ class SchedulerReader(Collector):
             self._next_read = self._clock() + READ_INTERVAL
             self._reads.submit("schedulers", self._read_all, lambda: None)
         reads = self._reads.collect(timeout)
-        self._error = next(iter(self._reads.take_errors().values()), None)
-        if self._error is not None:
+        self.failures = tuple(self._reads.take_errors().values())
+        if self.failures:
             self._found, self.read_at, self._next_read = (), None, self._clock()
         for read in reads:
             # A read that hangs gives nothing: an old reservation is not shown as current.
