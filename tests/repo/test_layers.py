@@ -87,7 +87,7 @@ PROC_PATHS = [
     "vramledger.commands.doctor",
     "vramledger_agent.commands.attach",
     "vramledger_agent.client",
-    "vramledger_agent.visible_devices",
+    "vramledger_agent.frameworks.provider",
     "vramledger_agent.isolation",
     "vramledger_agent.program_errors",
 ]

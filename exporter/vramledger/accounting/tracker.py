@@ -88,7 +88,8 @@ class HoldingTracker:
         self._interval = interval
         self._longest_gap = max(GAP, 3 * interval)
         self.owners_max = owners_max
-        self._blank = Snapshot(source=source, recording=recording, failures=dict.fromkeys(FAILURE_REASONS, 0))
+        # before the first sample: nothing is known, nothing has failed
+        self.blank = Snapshot(source=source, recording=recording, failures=dict.fromkeys(FAILURE_REASONS, 0))
         self._restarted = False
         self._go_on(Remembered(failures=dict.fromkeys(FAILURE_REASONS, 0)))
 
@@ -129,11 +130,6 @@ class HoldingTracker:
         self._go_on(state)
         self._restarted = True
 
-    @property
-    def blank(self) -> Snapshot:
-        """Return the snapshot before the first sample: nothing is known, nothing has failed."""
-        return self._blank
-
     def update(self, reading: Reading) -> Snapshot:
         """Record one reading and return what it publishes."""
         self.state.serial += 1
@@ -173,7 +169,7 @@ class HoldingTracker:
         self._processes.update_policies(sample, self._holdings.patterns(), self._agents.policy)
         self._drop_ended(sample)
         return replace(
-            self._blank,
+            self.blank,
             serial=self.state.serial,
             up=True,
             time=reading.time,
@@ -202,7 +198,7 @@ class HoldingTracker:
             self.state.failures[failure[0]] = self.state.failures.get(failure[0], 0) + 1
         self._owners.mark_failed_sample()
         return replace(
-            self._blank,
+            self.blank,
             serial=self.state.serial,
             failure=failure,
             released_until=reading.released_until,

@@ -24,37 +24,25 @@ PATIENCE = 0.5
 """Seconds after which a collector hangs, beyond its own waits; a host may be short of CPUs."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Context:
     """What a sample has read so far; a collector changes nothing in it."""
 
     devices: tuple[DeviceReading, ...] = ()  # what the GPUs answered
-    # what the collectors before this one gave, by field of the reading
+    # what the collectors before this one gave, by field of the reading; each is an attribute too
     parts: dict[str, Any] = field(default_factory=dict)
+    rows: tuple[ProcessRow, ...] = ()  # those of the holders that /proc shows
+    unseen: Mapping[int, str] = field(default_factory=dict)  # the pids of holders without a row, and why
+    facts: tuple[ProcessFacts, ...] = ()  # what was read of processes that are new or have changed
+    schedulers: tuple[Scheduler, ...] = ()  # what they have assigned
 
-    @property
-    def rows(self) -> tuple[ProcessRow, ...]:
-        """The rows of the holders that /proc shows."""
-        rows: tuple[ProcessRow, ...] = self.parts.get("rows", ())
-        return rows
+    def __post_init__(self) -> None:
+        self.add(self.parts)
 
-    @property
-    def unseen(self) -> Mapping[int, str]:
-        """The pids of holders without a row, and why."""
-        unseen: Mapping[int, str] = self.parts.get("unseen", {})
-        return unseen
-
-    @property
-    def facts(self) -> tuple[ProcessFacts, ...]:
-        """What was read of processes that are new or have changed."""
-        facts: tuple[ProcessFacts, ...] = self.parts.get("facts", ())
-        return facts
-
-    @property
-    def schedulers(self) -> tuple[Scheduler, ...]:
-        """What schedulers have assigned."""
-        schedulers: tuple[Scheduler, ...] = self.parts.get("schedulers", ())
-        return schedulers
+    def add(self, part: Part) -> None:
+        """Add what a collector gave."""
+        self.parts.update(part)
+        vars(self).update(part)
 
     @property
     def listed_pids(self) -> set[int]:

@@ -151,7 +151,7 @@ class CollectorRunner:
         slot, succeeded = outcome.slot, outcome.error is None and not outcome.slot.failed_between
         slot.answered, slot.failed_between = outcome.part is not None, False
         if outcome.part is not None:
-            context.parts.update(outcome.part)
+            context.add(outcome.part)
         if outcome.error is not None:
             self._failing.failed(slot.name, outcome.error)
         elif succeeded and slot.answered:

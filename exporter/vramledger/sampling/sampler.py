@@ -167,7 +167,7 @@ class Sampler:
             if slot is not self._rows:
                 return True
             if not slot.answered:
-                context.parts.update(unread(context.listed_pids))
+                context.add(unread(context.listed_pids))
             gone = frozenset(pid for pid, why in context.unseen.items() if why == "gone")
             again = slot.answered and not gone <= gone_before and reads < MAX_READS
             return not again
@@ -179,7 +179,7 @@ class Sampler:
                 gone_before |= gone
                 context.devices = self._devices.read_again(context.devices, gone, wall, begun)
         if not self._rows.answered:
-            context.parts.update(unread(context.listed_pids))
+            context.add(unread(context.listed_pids))
             return
         self._gone = gone
         self._keep_owners(context)
@@ -195,7 +195,7 @@ class Sampler:
             self._described = (self._described | facts.keys()) & present
         elif facts:
             kept = tuple(each for identity, each in facts.items() if identity not in self._described)
-            context.parts["facts"] = kept
+            context.add({"facts": kept})
 
     def search_host(self) -> None:
         """Search for hidden holders and for waits in the driver between two samples, within the budgets."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from vramledger_agent import visible_devices
+from vramledger_agent.frameworks import provider
 from vramledger_agent.frameworks.provider import OneDeviceProvider, OutOfMemoryMessage, read_requested
 
 
@@ -38,7 +38,7 @@ class CuPy(OneDeviceProvider):
         kind = type(error)
         if kind.__name__ != "OutOfMemoryError" or not kind.__module__.startswith("cupy"):
             return None
-        ordinal = 0 if visible_devices.at_most_one() else None
+        ordinal = 0 if provider.at_most_one() else None
         return OutOfMemoryMessage(ordinal, read_requested(str(error)))
 
 

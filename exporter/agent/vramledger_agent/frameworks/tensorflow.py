@@ -20,7 +20,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping
 
-from vramledger_agent import visible_devices
+from vramledger_agent.frameworks import provider
 from vramledger_agent.frameworks.provider import (
     OutOfMemoryMessage,
     Provider,
@@ -51,7 +51,7 @@ class TensorFlow(Provider):
 
     def may_initialise(self) -> bool:
         """Return whether there is a GPU, or a context uses one; a search for sessions takes too long."""
-        return visible_devices.may_exist() or self._has_context()
+        return provider.may_exist() or self._has_context()
 
     def _has_context(self) -> bool:
         context = _initialised_context()
