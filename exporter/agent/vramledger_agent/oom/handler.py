@@ -378,7 +378,7 @@ def bytes_of_others(device: dict[str, object] | None) -> int | None:
         return None
     if not all(isinstance(each, dict) and isinstance(each.get("bytes"), int) for each in holders):
         return None
-    return sum(each["bytes"] for each in holders if each.get("self") is not True)
+    return sum(int(each["bytes"]) for each in holders if each.get("self") is not True)
 
 
 def bytes_of_us(device: dict[str, object] | None) -> int | None:
