@@ -271,8 +271,8 @@ class _Assigned(NamedTuple):
 class AgentJoiner:
     """Join the reports of each sample to its holders. What is not in its state, each sample makes again."""
 
-    def __init__(self, histories: dict[int, dict[int, AgentHistory]]) -> None:
-        self._histories = histories
+    def __init__(self, state: dict[int, dict[int, AgentHistory]]) -> None:
+        self.state = state
         self._allocated: dict[str, frozenset[int]] = {}
         self._held: dict[int, dict[str, int | None]] = {}
         self._assigned: dict[Identity, _Assigned] = {}
@@ -302,7 +302,7 @@ class AgentJoiner:
                     )
         self.agents, self._allocated = joined, allocated
         alive = set(starts.items())
-        forget_ended(self._histories, lambda pid, start: (pid, start) in alive)
+        forget_ended(self.state, lambda pid, start: (pid, start) in alive)
         for identity in [each for each in self._assigned if each not in alive]:
             del self._assigned[identity]
 
@@ -344,7 +344,7 @@ class AgentJoiner:
             return AgentSnapshot(up=False, problem=problem, why=why, received=agent.received)
         if report.rank is not None:
             processes.record_rank(agent.pid, agent.start, report.rank)
-        histories = self._histories.setdefault(agent.pid, {})
+        histories = self.state.setdefault(agent.pid, {})
         history = histories.setdefault(agent.start, AgentHistory())
         report = history.with_first_settings(history.with_first_versions(report))
         if history.record_errors(report.errors):

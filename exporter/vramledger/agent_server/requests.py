@@ -7,7 +7,7 @@ import json
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from vramledger import __version__
 from vramledger.agent_server.connection import AgentConnection
@@ -16,13 +16,19 @@ from vramledger.model.records import write_record
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 from vramledger_agent.protocol.messages import CONSENTS, MAX_MESSAGE_BYTES, make_failure, make_success
 
-if TYPE_CHECKING:  # it imports us
-    from vramledger.agent_server.server import AgentServer
-
 _OWN_REQUESTS = ("devices", "agents")
 
 
-def answer_request(asker: AgentConnection, content: Mapping[str, Any], exporter: AgentServer) -> None:
+class RequestContext(Protocol):
+    """What the answers need of the server, which imports us."""
+
+    @property
+    def snapshot(self) -> Snapshot: ...
+    def agent_connection(self, pid: int) -> AgentConnection | None: ...
+    def agents(self) -> tuple[Agent, ...]: ...
+
+
+def answer_request(asker: AgentConnection, content: Mapping[str, Any], exporter: RequestContext) -> None:
     """Answer a request or pass it on. Raises RefusedError if its format is wrong, OSError if they left."""
     name = content["ask"]
     if not isinstance(name, str):
@@ -52,7 +58,9 @@ def _send_agents(asker: AgentConnection, agents: Iterable[Agent]) -> None:
         os.close(file)
 
 
-def _forward_request(asker: AgentConnection, content: Mapping[str, Any], exporter: AgentServer) -> str | None:
+def _forward_request(
+    asker: AgentConnection, content: Mapping[str, Any], exporter: RequestContext
+) -> str | None:
     """Pass a request on to an agent; return why that was not possible.
 
     The agent takes the client's credentials from the passed connection itself, and decides. It also receives
