@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from vramledger_agent.frameworks.poller import ProviderPoller
-    from vramledger_agent.worker import Settings
+    from vramledger_agent.settings import Settings
 
 PYTHON_VERSION = sys.version.split(maxsplit=1)[0]
 

@@ -3,7 +3,7 @@
 The thread and its locks come from ``_thread``. ``threading`` would show the thread to the program, and has
 locks of its own that a program may hold when a fork calls us. The thread waits, reads and sends, and imports
 nothing: what it needs was imported with the framework. It keeps running during a fork, except where Python
-would warn of it. Its settings are variables of the environment: every process of a program has them.
+would warn of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from vramledger_agent import step_boundary
 from vramledger_agent.frameworks.poller import ProviderPoller
@@ -28,45 +28,9 @@ from vramledger_agent.program_errors import (
     raise_caught,
     start_thread,
 )
-from vramledger_agent.protocol import messages
 from vramledger_agent.requests import Handler, load_handlers
 from vramledger_agent.session import ExporterSession
-
-DEFAULT_INTERVAL_SECONDS = 1.0
-
-SHORTEST_INTERVAL_SECONDS = 0.25
-"""The exporter reads four messages a second of one process."""
-
-
-class Settings:
-    """What this process does, read from the environment once."""
-
-    __slots__ = ("consents", "interval", "records_from_start", "report_directory", "socket_path")
-
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self.socket_path = (
-            environ.get(messages.SOCKET_VARIABLE) or messages.DEFAULT_SOCKET
-        )  # of the exporter's socket
-        self.interval = parse_interval(environ.get(messages.INTERVAL_VARIABLE))  # seconds between two reports
-        consents = environ.get(messages.CONSENT_VARIABLE, "")
-        # the requests that this process allows: ``reclaim``, ``snapshot``
-        self.consents = frozenset(word.strip() for word in consents.split(",") if word.strip())
-        # record PyTorch's memory history from its first allocation on
-        self.records_from_start = environ.get(messages.FROM_START_VARIABLE) == "1"
-        # for the out-of-memory reports, None for the default one
-        self.report_directory = environ.get(messages.REPORTS_VARIABLE) or None
-
-
-def parse_interval(text: str | None) -> float:
-    """Return an interval that the exporter accepts; the default one for what is not a number."""
-    try:
-        value = float(text or DEFAULT_INTERVAL_SECONDS)
-    except ValueError:
-        return DEFAULT_INTERVAL_SECONDS
-    if value != value:  # noqa: PLR0124 only a NaN differs from itself
-        return DEFAULT_INTERVAL_SECONDS
-    return min(max(value, SHORTEST_INTERVAL_SECONDS), messages.MAX_INTERVAL_SECONDS)
-
+from vramledger_agent.settings import Settings
 
 STOP_TIMEOUT_SECONDS = 1.0
 """A fork or an exit waits this long for our thread, which may wait for a lock that the program holds."""

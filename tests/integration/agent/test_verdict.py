@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vramledger_agent import session, worker
+from vramledger_agent import session, settings
 from vramledger_agent.oom import report_file, verdict
 from vramledger_agent.oom.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN
 from vramledger_agent.torch import allocator as torch_allocator
@@ -252,7 +252,7 @@ def test_below_zero_is_not_known() -> None:
 )
 def test_interval(text: str | None, expected: float) -> None:
     """An invalid interval becomes the default or the nearest valid one, without an error in the program."""
-    given = worker.parse_interval(text if text != "0" else None)
+    given = settings.parse_interval(text if text != "0" else None)
 
     assert math.isclose(given, expected)
-    assert worker.parse_interval("nan") == worker.DEFAULT_INTERVAL_SECONDS
+    assert settings.parse_interval("nan") == settings.DEFAULT_INTERVAL_SECONDS
