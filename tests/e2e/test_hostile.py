@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 from vramledger.commands.fit import read_file
 from vramledger.errors import RecordingError, StartupError
 from vramledger.sampling.replay import MAX_LINE_BYTES, encode_header
-from vramledger_agent.private_file import create_private
+from vramledger_agent.commands.parser import create_private
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
 NOBODY = 65534

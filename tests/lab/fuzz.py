@@ -45,7 +45,7 @@ def _cgroup(_: Path) -> Parser:
 
 
 def _process(_: Path) -> Parser:
-    from vramledger.readers.hosts.libraries import find_libraries, find_settings
+    from vramledger.readers.hosts.facts import find_libraries, find_settings
     from vramledger.readers.hosts.program_names import program_name, worker_evidence
     from vramledger.readers.hosts.stat import parse_comm, parse_stat
 

@@ -54,9 +54,7 @@ TOOLS = [
     "commands.parser",
     "torch_snapshots",
     "client",
-    "listener",
     "printable",
-    "private_file",
     "errors",
 ]
 
@@ -87,10 +85,10 @@ PROC_PATHS = [
     "vramledger.sampling.capabilities",
     "vramledger.commands.doctor",
     "vramledger_agent.commands.attach",
-    "vramledger_agent.listener",
-    "vramledger_agent.visible_devices",
+    "vramledger_agent.client",
+    "vramledger_agent.frameworks.provider",
     "vramledger_agent.isolation",
-    "vramledger_agent.threads",
+    "vramledger_agent.program_errors",
 ]
 """Who may name a path in /proc: who reads it, who says where it is by default, who explains it.
 

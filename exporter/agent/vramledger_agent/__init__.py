@@ -15,13 +15,8 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing itself takes longer to import than this package may
-    from collections.abc import Callable
-    from typing import TypeVar
-
-    from vramledger_agent.isolation import IsolatedPool, isolated_async
+    from vramledger_agent.isolation import IsolatedPool, isolated, isolated_async
     from vramledger_agent.prometheus import PrometheusCollector
-
-    _T = TypeVar("_T")
 
 __all__ = ["IsolatedPool", "PrometheusCollector", "isolated", "isolated_async", "safe_point", "start", "stop"]
 
@@ -62,32 +57,14 @@ def safe_point() -> None:
     step_boundary.run_pending()
 
 
-def isolated(
-    function: Callable[..., _T],
-    *arguments: object,
-    timeout: float | None = None,
-    method: str = "forkserver",
-    **named: object,
-) -> _T:
-    """Run a function in a process of its own and return its result; all its GPU memory is freed at the end.
-
-    Use it for a framework that frees nothing while its process lives, such as TensorFlow in a web server's
-    worker. See ``vramledger_agent.isolation`` for what may be passed and what is raised.
-    """
-    from vramledger_agent import isolation
-
-    return isolation.isolated(function, *arguments, timeout=timeout, method=method, **named)
-
-
 def __getattr__(name: str) -> object:
     """Import on first use what few programs need."""
     if name == "PrometheusCollector":
         from vramledger_agent.prometheus import PrometheusCollector
 
         return PrometheusCollector
-    if name in ("IsolatedPool", "isolated_async"):
+    if name in ("IsolatedPool", "isolated", "isolated_async"):
         from vramledger_agent import isolation
 
         return getattr(isolation, name)
-    message = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(message)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

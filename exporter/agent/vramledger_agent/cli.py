@@ -49,7 +49,6 @@ def parser(names: Iterable[str] = COMMANDS, prog: str = "vramledger-agent") -> a
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "vramledger-agent") -> int:
-    """Run a command; return its exit status."""
     return run_command(argv, COMMANDS, lambda names: parser(names, prog))
 
 

@@ -56,7 +56,6 @@ class ImportHook:
         return None
 
     def add_imported(self) -> None:
-        """Add the providers of the frameworks whose modules are there by now."""
         for name in tuple(self.awaited):
             module = sys.modules.get(name)
             if module is None or (name in ANNOUNCING and is_being_imported(module)):
@@ -82,7 +81,6 @@ class ImportHook:
 
 
 def is_being_imported(module: object) -> bool:
-    """Return whether a module is still being executed."""
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
@@ -108,7 +106,6 @@ class RefusedImport:
         return True
 
     def __exit__(self, *_: object) -> None:
-        """Allow it again, unless it was refused before."""
         if self._hook is not None and self._before is None:
             self._hook.refused.pop(get_ident(), None)
 
@@ -140,7 +137,6 @@ def notice(name: str) -> None:
 
 
 def uninstall() -> None:
-    """Stop seeing imports."""
     global _hook  # noqa: PLW0603
     if _hook is not None:
         try:

@@ -4,32 +4,187 @@ This is the one sure way to free GPU memory: frameworks keep pools, and TensorFl
 their process lives. The child is forked from Python's fork server, a process that never saw a GPU, or it is
 spawned. Both import the caller's main module as ``multiprocessing`` does, so a script needs the usual ``if
 __name__ == "__main__":``. A pool keeps its children for a while, for programs that call often: the import of
-TensorFlow takes seconds. Arguments and result are in anonymous memory, whose descriptor is passed
-(:mod:`isolated_values`). This memory has no name and is freed with its last user. The child leads a session
-of its own, watches for the parent's end, and ends with it and with all its own children.
+TensorFlow takes seconds. Arguments and result are in anonymous memory, whose descriptor is passed. This
+memory has no name and is freed with its last user. The child leads a session of its own, watches for the
+parent's end, and ends with it and with all its own children.
+
+A value is pickled, and its large arrays are stored behind it unchanged (pickle's protocol 5, out of band), so
+that the other side maps them. Nothing that is on a GPU is passed: to unpickle it would allocate on that GPU.
+Functions of a notebook are passed as code.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import marshal
+import mmap
 import multiprocessing
 import os
+import pickle
 import signal
+import struct
 import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from multiprocessing import connection, reduction
 from typing import Any, NoReturn, TypeVar
 
-from vramledger_agent.isolated_values import pack_value, unpack_value
 from vramledger_agent.program_errors import belongs_to_program
+
+_HEADER = struct.Struct("<QQ")
+_ALIGNMENT_BYTES = 64
+"""Arrays begin at multiples of this number of bytes, as their libraries prefer."""
+
+_GPU_KINDS = (2, 10, 13)
+"""DLPack's numbers for CUDA, ROCm, and CUDA's managed memory."""
+
+
+class _HostMemoryPickler(pickle.Pickler):
+    """A pickler that refuses what lives on a GPU, and passes the code of a notebook's functions."""
+
+    def reducer_override(self, obj: object) -> Any:  # noqa: ANN401 pickle's own
+        _refuse_gpu(obj)
+        if _is_of_notebook(obj):
+            if isinstance(obj, types.FunctionType):
+                return _reduce_function(obj)
+            if isinstance(obj, type):
+                raise pickle.PicklingError(
+                    f"{obj.__qualname__} is a class of a notebook or an interactive session; define it in a"
+                    " module, or install cloudpickle"
+                )
+        if isinstance(obj, types.ModuleType):
+            return importlib.import_module, (obj.__name__,)
+        return NotImplemented
+
+
+def _make_pickler(content: Any, buffers: list[pickle.PickleBuffer]) -> pickle.Pickler:  # noqa: ANN401 a file
+    try:
+        cloudpickle = importlib.import_module("cloudpickle")
+    except ImportError:
+        return _HostMemoryPickler(content, protocol=5, buffer_callback=buffers.append)
+
+    class CloudPickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
+        def reducer_override(self, obj: object) -> Any:  # noqa: ANN401 pickle's own
+            _refuse_gpu(obj)
+            return super().reducer_override(obj)
+
+    pickler: pickle.Pickler = CloudPickler(content, protocol=5, buffer_callback=buffers.append)
+    return pickler
+
+
+def _refuse_gpu(obj: object) -> None:
+    if _lives_on_gpu(obj):
+        raise TypeError("an array on a GPU cannot leave its process; pass and return it in host memory")
+
+
+def _is_of_notebook(obj: object) -> bool:
+    """Return whether an object is defined in a main module that has no file: the child cannot import it."""
+    if getattr(obj, "__module__", None) != "__main__":
+        return False
+    main = sys.modules["__main__"]
+    return getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None
+
+
+def _reduce_function(function: types.FunctionType) -> Any:  # noqa: ANN401 pickle's own
+    """Reduce a function to its code and what it uses of its module, which comes later and may refer to it."""
+    names = _global_names(function.__code__)
+    content = (
+        {name: value for name, value in function.__globals__.items() if name in names},
+        function.__defaults__,
+        function.__kwdefaults__,
+        [cell.cell_contents for cell in function.__closure__ or ()],
+    )
+    code = marshal.dumps(function.__code__)  # both sides are the same Python
+    return _make_function, (code, function.__name__), content, None, None, _fill_function
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _global_names(constant)
+    return names
+
+
+def _make_function(code: bytes, name: str) -> types.FunctionType:
+    loaded = marshal.loads(code)  # noqa: S302 our parent's, or our child's
+    closure = tuple(types.CellType() for _ in loaded.co_freevars)
+    return types.FunctionType(loaded, vars(sys.modules["__main__"]), name, None, closure)
+
+
+def _fill_function(function: types.FunctionType, content: Any) -> None:  # noqa: ANN401 see _reduce_function
+    names, function.__defaults__, function.__kwdefaults__, cells = content
+    function.__globals__.update(names)
+    for cell, value in zip(function.__closure__ or (), cells, strict=True):
+        cell.cell_contents = value
+
+
+def _lives_on_gpu(obj: object) -> bool:
+    """Ask an array where it is, by DLPack's protocol, which the arrays of all frameworks support."""
+    ask = getattr(type(obj), "__dlpack_device__", None)
+    if ask is None:
+        return False
+    try:
+        kind, _ = ask(obj)
+    except Exception as error:  # an array without memory, like PyTorch's on the device "meta"
+        if belongs_to_program(error):
+            raise
+        return False
+    return int(kind) in _GPU_KINDS
+
+
+def pack_value(value: object) -> int:
+    """Write a value into anonymous memory; return the descriptor of that memory."""
+    buffers: list[pickle.PickleBuffer] = []
+    descriptor = os.memfd_create("vramledger-isolated", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:  # a descriptor, which has no path
+            _write_packed(file, value, buffers)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _write_packed(file: Any, value: object, buffers: list[pickle.PickleBuffer]) -> None:  # noqa: ANN401
+    import io
+
+    content = io.BytesIO()
+    _make_pickler(content, buffers).dump(value)
+    views = [buffer.raw() for buffer in buffers]
+    sizes = [view.nbytes for view in views]
+    file.write(_HEADER.pack(content.tell(), len(sizes)))
+    file.write(struct.pack(f"<{len(sizes)}Q", *sizes))
+    file.write(content.getbuffer())
+    for view in views:
+        file.seek(-file.tell() % _ALIGNMENT_BYTES, os.SEEK_CUR)
+        file.write(view)
+    file.truncate(max(file.tell(), 1))
+
+
+def unpack_value(descriptor: int) -> Any:  # noqa: ANN401 any value
+    """Return the value; its large parts stay mapped, private to us and writable."""
+    mapped = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    view = memoryview(mapped)
+    length, count = _HEADER.unpack_from(view)
+    sizes = struct.unpack_from(f"<{count}Q", view, _HEADER.size)
+    at = _HEADER.size + 8 * count
+    content = view[at : at + length]
+    at += length
+    buffers = []
+    for size in sizes:
+        at += -at % _ALIGNMENT_BYTES
+        buffers.append(view[at : at + size])
+        at += size
+    return pickle.loads(content, buffers=buffers)  # noqa: S301 our own child's, or our parent's
+
 
 _T = TypeVar("_T")
 _STARTED = b"started"
-"""The child's first word: it has the call."""
-
 _EXIT_TIMEOUT_SECONDS = 5.0
 """From the result to the child's end; only then is its memory freed."""
 
@@ -148,7 +303,6 @@ class IsolatedPool:
                     return result
 
     def close(self) -> None:
-        """End the processes that have no call."""
         with self._lock:
             ended, self._idle = self._idle, []
         for child in ended:
@@ -162,7 +316,6 @@ class IsolatedPool:
 
     @contextlib.contextmanager
     def _borrow_child(self) -> Iterator[tuple[_Child, bool]]:
-        """Yield a process for one call, and whether it is new; keep it if it waits for another call then."""
         child, is_new = self._choose()
         try:
             yield child, is_new
@@ -174,7 +327,6 @@ class IsolatedPool:
                 child.end()
 
     def _choose(self) -> tuple[_Child, bool]:
-        """Return a process, and whether it is new."""
         with self._lock:
             if self._pid != os.getpid():  # the parent's processes are not ours
                 self._pid = os.getpid()
@@ -208,8 +360,6 @@ async def _call_in_thread(
 
 
 class _Child:
-    """One child, and the connection to it."""
-
     def __init__(self, method: str, idle_timeout: float | None) -> None:
         context = multiprocessing.get_context(method)
         self._pipe, child_end = context.Pipe()
@@ -262,8 +412,7 @@ class _Child:
         try:
             result = unpack_value(descriptor)
         except Exception as error:
-            message = f"what the isolated function made cannot be read here: {error!r}"
-            raise IsolationError(message) from error
+            raise IsolationError(f"what the isolated function made cannot be read here: {error!r}") from error
         finally:
             os.close(descriptor)
             self._usable = self._keeps
@@ -282,8 +431,9 @@ class _Child:
         seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not connection.wait([self._pipe, self._process.sentinel], seconds_left):
             self.kill()
-            message = f"the isolated function did not return within {timeout:g} s; its process was killed"
-            raise TimeoutError(message)
+            raise TimeoutError(
+                f"the isolated function did not return within {timeout:g} s; its process was killed"
+            )
         try:
             # The child sends the result before it ends, so a child that has ended may have left one.
             return self._pipe.recv_bytes() if self._pipe.poll() else b""
@@ -293,17 +443,14 @@ class _Child:
             return b""
 
     def is_usable(self) -> bool:
-        """Return whether the child waits for another call."""
         return self._usable and self._process.is_alive()
 
     def kill(self) -> None:
-        """Kill the child and the processes that it has started."""
         self._usable = False
         if self._process.is_alive():
             _kill_with_descendants(self._process.pid)
 
     def end(self) -> None:
-        """Kill the child if it still runs, and close it."""
         self.kill()
         self._pipe.close()
         self._process.join()
@@ -378,7 +525,6 @@ def _answer(pipe: Any, descriptor: int) -> None:  # noqa: ANN401 a multiprocessi
 
 
 def _exit_with_parent(descriptor: int) -> NoReturn:
-    """End this process and what it has started when its parent has gone."""
     import select
 
     poll = select.poll()
@@ -388,7 +534,6 @@ def _exit_with_parent(descriptor: int) -> NoReturn:
 
 
 def _exit_with_descendants(status: int) -> NoReturn:
-    """End this process, after all that it has started."""
     for each in _children(os.getpid()):
         _kill_with_descendants(each)
     os._exit(status)

@@ -3,11 +3,15 @@
 Python runs a signal handler between two instructions of the main thread, also when these are ours. What the
 handler raises belongs to the program. Where our caller passes exceptions on, we raise it again. Python throws
 away what a hook of a fork raises; there the exception waits until the fork has ended.
+
+Threads of ours block signals, so that each reaches the thread that the program meant.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal itself loads enum
+import _thread
+import os
 from collections import deque
 from functools import partial
 
@@ -50,7 +54,6 @@ def _has_argument(frame: FrameType, interrupted: FrameType) -> bool:
 
 
 def _handler_codes() -> set[object]:
-    """Return the code of the handlers that the program has set."""
     found: set[object] = set()
     for number in _signal.valid_signals():
         handler = _signal.getsignal(number)
@@ -161,3 +164,43 @@ def make_main_thread_call(
     # Py_AddPendingCall takes a function of one pointer that returns -1 for an exception: this one fits.
     ask = ctypes.cast(python.PyObject_IsTrue, ctypes.c_void_p)
     return partial(python.Py_AddPendingCall, ask, ctypes.py_object(call))
+
+
+_OWN_FAULTS = {
+    *(_signal.SIGSEGV, _signal.SIGBUS, _signal.SIGFPE, _signal.SIGILL),
+    *(_signal.SIGTRAP, _signal.SIGABRT, _signal.SIGSYS),
+}
+"""The signals that a thread causes itself; ``faulthandler`` must see those of ours too."""
+
+_BLOCKED = frozenset(_signal.valid_signals()) - _OWN_FAULTS
+
+TASKS = "/proc/self/task"
+
+
+def start_thread(function: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    """Start a bare thread that blocks signals, so that each reaches the thread that the program meant.
+
+    A program that blocks a signal and waits for it in ``sigwait`` would lose it to a thread that does not
+    block it. A new thread has the mask of its creator. A mask that the thread set itself would come too late.
+    Raises RuntimeError if no thread is available.
+    """
+    # With no signals this only reads the mask. If a pending signal's handler raises below, the mask has
+    # already been changed, so it must be known before.
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+    try:
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, _BLOCKED)
+        _thread.start_new_thread(function, arguments)
+    finally:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+
+
+def count_threads() -> int | None:
+    """Return how many threads the kernel counts in this process, None if that cannot be read."""
+    try:
+        return os.stat(TASKS).st_nlink - 2
+    except OSError:
+        return None
+
+
+def has_thread(native_id: int) -> bool:
+    return os.path.exists(f"{TASKS}/{native_id}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from typing import Any
 
 from vramledger_agent import import_hook
 from vramledger_agent.protocol.frameworks import (
@@ -18,10 +19,6 @@ from vramledger_agent.protocol.frameworks import (
     TORCH_FIGURES,
 )
 from vramledger_agent.worker import worker
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 class PrometheusCollector:
@@ -42,7 +39,6 @@ class PrometheusCollector:
         return iter(self._make_families().values())
 
     def collect(self) -> Iterator[object]:
-        """Read the allocators, and yield every family."""
         families = self._make_families()
         worker.adopt_process()
         worker.poller.start_initialised()

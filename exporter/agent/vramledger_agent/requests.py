@@ -15,9 +15,8 @@ import sys
 from collections.abc import Callable, Mapping
 
 from vramledger_agent import transport
-from vramledger_agent.program_errors import belongs_to_program
+from vramledger_agent.program_errors import belongs_to_program, start_thread
 from vramledger_agent.protocol.messages import make_failure, make_success
-from vramledger_agent.threads import start_thread
 
 HANDLERS: dict[str, tuple[str, str]] = {
     "reclaim": ("vramledger_agent.torch.memory_history", "reclaim"),
@@ -30,7 +29,6 @@ program ends.
 """
 
 SEND_TIMEOUT_SECONDS = 5.0
-"""How long the client may take to receive the response."""
 
 
 def agent_version() -> object:
@@ -56,8 +54,7 @@ class Request:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= maximum:
-            message = f"{name} must be a number above 0 and at most {maximum:g}"
-            raise ValueError(message)
+            raise ValueError(f"{name} must be a number above 0 and at most {maximum:g}")
         return value
 
 
@@ -156,7 +153,6 @@ def send_response(client: socket.socket, response: dict[str, object]) -> None:
 
 
 def close_descriptors(descriptors: list[int]) -> None:
-    """Close the files that came with a message."""
     for descriptor in descriptors:
         try:
             os.close(descriptor)

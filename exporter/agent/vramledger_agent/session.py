@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 PYTHON_VERSION = sys.version.split(maxsplit=1)[0]
 
 FULL_GENERATION = 2
-"""The generation of a full collection of Python's cyclic collector."""
 
 
 def collector_entry() -> dict[str, object]:
@@ -105,11 +104,9 @@ class ExporterSession:
                     raise
 
     def has_unsent_oom(self) -> bool:
-        """Return whether a failed allocation is not yet in a report that was sent."""
         return self.last_oom is not self._sent_oom
 
     def close(self) -> None:
-        """Close the connection."""
         self.transport.close()
 
     def _send_report(self) -> bool:
@@ -121,7 +118,6 @@ class ExporterSession:
         return sent
 
     def _build_report(self) -> dict[str, object]:
-        """Return the full state of this process as it is now, without what is not known."""
         return {
             "version": FORMAT_VERSION,
             "sequence": self.sequence,
@@ -187,7 +183,6 @@ def _torch_group() -> Found | None:
 
 
 def _name_store(kinds: ModuleType, store: object) -> str:
-    """Return the job by where its ranks have met; empty where that cannot be read."""
     for _ in range(_MAX_STORES):
         if type(store) is not getattr(kinds, "PrefixStore", None):
             break
@@ -200,7 +195,6 @@ def _name_store(kinds: ModuleType, store: object) -> str:
 
 
 def _jax_cluster() -> Found | None:
-    """Return what ``jax.distributed.initialize()`` was given, None where it was not called."""
     state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
     if getattr(state, "client", None) is None:
         return None

@@ -6,12 +6,9 @@ What ends a step (the optimizer's hook, see ``torch.optimizer_steps``) calls :fu
 from __future__ import annotations
 
 import _thread
+from collections.abc import Callable
 
 from vramledger_agent.program_errors import belongs_to_program
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # a program that uses no framework need not load it
-    from collections.abc import Callable
 
 # Use _thread's lock instead of threading's events: nothing here can wait for a lock that the program holds.
 
@@ -33,11 +30,9 @@ class _PendingCall:
         self._owner: dict[str, int] = {}
 
     def claim(self, owner: int) -> bool:
-        """Return whether the call is this owner's."""
         return self._owner.setdefault("owner", owner) == owner
 
     def is_owned_by(self, owner: int) -> bool:
-        """Return whether the call was claimed by this owner."""
         return self._owner.get("owner") == owner
 
 
@@ -45,7 +40,6 @@ _pending: list[_PendingCall] = []
 
 
 def is_awaited() -> bool:
-    """Return whether anything waits for the boundary."""
     return bool(_pending)
 
 
@@ -100,12 +94,10 @@ def run_both(first: Callable[[], object], second: Callable[[], object], seconds:
 
 
 def _wait(call: _PendingCall, seconds: float) -> object:
-    """Wait for a call at a boundary, and return its result; see :func:`run`."""
     if not call.done.acquire(timeout=seconds):
         if call.claim(WITHDRAWN):
             _pending.remove(call)
-            message = f"no training step ended within {seconds:g} s"
-            raise TimeoutError(message)
+            raise TimeoutError(f"no training step ended within {seconds:g} s")
         call.done.acquire()  # it is running
     if call.error is not None:
         raise call.error

@@ -23,8 +23,6 @@ LOWEST_DESCRIPTOR = 3
 """The lowest descriptor that we use: a program may have closed its standard streams and still print."""
 
 MAX_RECEIVED_DESCRIPTORS = 8
-"""The maximum number of descriptors that come with one message."""
-
 FIRST_RETRY_SECONDS = 1.0
 """From a failed connect to the next try; it doubles with each failure."""
 

@@ -13,25 +13,24 @@ import atexit
 import os
 import sys
 import time
+from collections.abc import Callable
 
 from vramledger_agent import step_boundary
 from vramledger_agent.frameworks.poller import ProviderPoller
 from vramledger_agent.program_errors import (
     belongs_to_program,
+    count_threads,
     forget_caught,
+    has_thread,
     keep_or_count,
     make_hook,
     make_main_thread_call,
     raise_caught,
+    start_thread,
 )
 from vramledger_agent.requests import Handler, load_handlers
 from vramledger_agent.session import ExporterSession
 from vramledger_agent.settings import Settings
-from vramledger_agent.threads import count_threads, has_thread, start_thread
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # a program that uses no framework need not load it
-    from collections.abc import Callable
 
 STOP_TIMEOUT_SECONDS = 1.0
 """A fork or an exit waits this long for our thread, which may wait for a lock that the program holds."""
@@ -40,15 +39,10 @@ WARNS_AT_FORK = sys.version_info[:2] >= (3, 12)
 """Python warns of a fork in a process with several threads; it gets their number from the kernel."""
 
 LAST_REPORT_TIMEOUT_SECONDS = 0.05
-"""The last report of a process waits this long for another report that is being sent."""
-
 OOM_REPORT_TIMEOUT_SECONDS = 0.5
-"""The report about a new out-of-memory failure waits this long for another report that is being sent."""
 
 
 class WorkerRun:
-    """One run of the thread."""
-
     __slots__ = ("done", "ended", "native_id", "pid", "stop", "stopping")
 
     def __init__(self) -> None:
@@ -181,7 +175,6 @@ class Worker:
     # The thread
 
     def _run_thread(self, run: WorkerRun) -> None:
-        """Report until the run is stopped."""
         run.native_id = _thread.get_native_id()
         # A thread that was stopped for a fork goes on with the turns where it was: a report for each fork
         # would take longer than the fork.
@@ -202,7 +195,6 @@ class Worker:
             run.done.release()
 
     def _register_hooks(self) -> None:
-        """Register our functions for the exit and for forks."""
         if not self._hooks_registered:
             self._hooks_registered = True
             atexit.register(self._finish_at_exit)
@@ -269,7 +261,6 @@ class Worker:
         self.find_allocators()
 
     def _finish_at_exit(self) -> None:
-        """Send the last report of a process that exits."""
         if self.pid != os.getpid():
             return
         self.stopped = True
@@ -298,7 +289,6 @@ class Worker:
             session.close()
 
     def _report_uncaught(self, session: ExporterSession) -> None:
-        """Report an error of a framework without an observer, if it has ended the program."""
         if self.uncaught_reporter is None:
             return
         found = self.uncaught_reporter(
@@ -327,4 +317,3 @@ def _load_uncaught_reporter() -> Callable[..., dict[str, object] | None] | None:
 
 
 worker = Worker()
-"""The one worker of this process."""

@@ -2,24 +2,177 @@
 
 A figure counts only for the process that the kernel attested, where the driver lists it, and while the
 agent's user is /proc's.
+
+Translate a framework's device numbers to UUIDs, without asking CUDA.
+
+A process numbers the devices that it sees from 0, in the order that CUDA_VISIBLE_DEVICES and
+CUDA_DEVICE_ORDER give. In a container or a job it sees only the devices that were assigned to it. The driver
+tells us how many bytes the process holds on each device. We translate a number only where both facts together
+leave one possible device: a figure on the wrong device is worse than none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from vramledger.accounting.agent_ordinals import translate
 from vramledger.accounting.holders.processes import ProcessTracker, TrackedProcess
-from vramledger.accounting.sample import Sample
+from vramledger.accounting.sample import Sample, forget_ended
 from vramledger.model.agent_report import Agent, AgentReport, DeviceReport, FrameworkReport, GarbageReport
-from vramledger.model.reading import ProcessFacts, Reading
+from vramledger.model.reading import DeviceReading, ProcessFacts, Reading
 from vramledger.model.snapshot import AgentSnapshot, Holding, Policy, Pool
 from vramledger_agent.protocol.frameworks import COUNTER_FIGURES, FRAMEWORKS_BY_NAME, REPORTING_FRAMEWORKS
 from vramledger_agent.protocol.messages import ENABLE_VARIABLE, MAX_PROVIDERS
+
+SLACK = 64 * 2**20
+"""Bytes by which a report may exceed NVML's figure: the two are read up to a few seconds apart."""
+
+
+def translate(
+    wanted: Mapping[int, int],
+    held: Mapping[str, int | None],
+    visible: Mapping[str, str | None] | None,
+    devices: Sequence[DeviceReading],
+    *,
+    apart: bool,
+) -> dict[int, str]:
+    """Return the UUIDs of those ordinals that are certain.
+
+    ``apart``: the process may see fewer devices than we do, so its numbers may differ from ours.
+    """
+    wanted = {ordinal: least for ordinal, least in wanted.items() if least > 0}
+    order = _enumerate(visible, devices, apart=apart)
+    if order.known is not None and all(ordinal < len(order.known) for ordinal in wanted):
+        found = {ordinal: order.known[ordinal] for ordinal in wanted}
+        if all(_fits(wanted[ordinal], uuid, held) for ordinal, uuid in found.items()):
+            return found
+    # Otherwise its numbers differ from ours: a device cgroup that we cannot see, or the framework's own
+    # choice.
+    if order.rank is not None and (not order.rank or all(ordinal < len(order.rank) for ordinal in wanted)):
+        ranks = {ordinal: order.rank[ordinal] if order.rank else ordinal for ordinal in wanted}
+        inward = {device.uuid: held[device.uuid] for device in devices if device.uuid in held}
+        return _monotone(sorted(wanted, key=ranks.__getitem__), wanted, inward)
+    return _only(wanted, held)
+
+
+class _Order(NamedTuple):
+    """How a process numbers devices.
+
+    ``known`` are the UUIDs in its order, None when they are not certain. ``rank`` are places in the order of
+    PCI addresses, by ordinal: empty when they are the same as the ordinals, None when that is not certain
+    either.
+    """
+
+    known: list[str] | None
+    rank: list[int] | None
+
+
+_UNKNOWN = _Order(None, None)
+
+
+def _enumerate(
+    visible: Mapping[str, str | None] | None, devices: Sequence[DeviceReading], *, apart: bool
+) -> _Order:
+    if visible is None:
+        return _UNKNOWN
+    whole = [device for device in devices if device.parent is None]
+    # FASTEST_FIRST, the default, puts the fastest device first and does not define the order of the others.
+    alike = len({device.name for device in whole}) <= 1 or visible.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    numbered = alike and not any(device.divided for device in whole)
+    text = visible.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        if not numbered:
+            return _UNKNOWN
+        return _Order(None if apart else [device.uuid for device in whole], [])
+    known, rank = _listed(text, devices, None if apart else whole)
+    if not rank:
+        return _Order(known, None)
+    mixed = len(known) > (0 if apart else len(rank))
+    twice = len(set(rank)) < len(rank)  # CUDA makes no device of an entry that is listed twice
+    if mixed or twice or not numbered:
+        return _UNKNOWN
+    return _Order(None if apart else known, rank)
+
+
+def _listed(
+    text: str, devices: Sequence[DeviceReading], whole: Sequence[DeviceReading] | None
+) -> tuple[list[str], list[int]]:
+    """Return the UUIDs and the numbers in a list; the numbers as UUIDs too where ``whole`` is known."""
+    known: list[str] = []
+    rank: list[int] = []
+    for token in (part.strip() for part in text.split(",")):
+        if token.startswith(("GPU-", "MIG-")):
+            uuid = _whole_uuid(token, devices)
+            if uuid is None:
+                break
+            known.append(uuid)
+        elif token.isascii() and token.isdigit() and (whole is None or int(token) < len(whole)):
+            rank.append(int(token))
+            if whole is not None:
+                known.append(whole[rank[-1]].uuid)
+        else:
+            break  # -1, empty, or not a device: CUDA sees only the devices before it
+    return known, rank
+
+
+def _whole_uuid(token: str, devices: Sequence[DeviceReading]) -> str | None:
+    """Return the one device whose UUID begins like this; CUDA accepts the beginning of a UUID."""
+    found = [device.uuid for device in devices if device.uuid.startswith(token)]
+    return found[0] if len(found) == 1 else None
+
+
+def _fits(least: int, uuid: str, held: Mapping[str, int | None]) -> bool:
+    if uuid not in held:
+        return False
+    bytes_ = held[uuid]
+    return bytes_ is None or least <= bytes_ + SLACK
+
+
+def _monotone(
+    ordinals: Sequence[int], wanted: Mapping[int, int], held: Mapping[str, int | None]
+) -> dict[int, str]:
+    """Translate numbers whose order is known; one is certain if only one device is possible for it."""
+    uuids = list(held)
+    first = _leftmost(ordinals, uuids, wanted, held)
+    last = _leftmost(ordinals[::-1], uuids[::-1], wanted, held)
+    if first is None or last is None:
+        return {}
+    return {ordinal: uuid for ordinal, uuid in first.items() if last[ordinal] == uuid}
+
+
+def _leftmost(
+    ordinals: Sequence[int], uuids: Sequence[str], wanted: Mapping[int, int], held: Mapping[str, int | None]
+) -> dict[int, str] | None:
+    places: dict[int, str] = {}
+    left = iter(uuids)
+    for ordinal in ordinals:
+        uuid = next((each for each in left if _fits(wanted[ordinal], each, held)), None)
+        if uuid is None:
+            return None
+        places[ordinal] = uuid
+    return places
+
+
+def _only(wanted: Mapping[int, int], held: Mapping[str, int | None]) -> dict[int, str]:
+    """Translate numbers whose order is not known: a number that fits only one device means that device."""
+    places: dict[int, str] = {}
+    left = dict(held)
+    todo = dict(wanted)
+    while True:
+        found = {
+            ordinal: fitting[0]
+            for ordinal, least in todo.items()
+            if len(fitting := [uuid for uuid in left if _fits(least, uuid, left)]) == 1
+        }
+        if not found or len(set(found.values())) < len(found):
+            return places
+        places.update(found)
+        for ordinal, uuid in found.items():
+            del left[uuid], todo[ordinal]
+
 
 MISSING_AFTER = 30.0
 """Seconds after which a holder that was started with an agent should have sent a report."""
@@ -57,7 +210,6 @@ class AgentHistory(msgspec.Struct, omit_defaults=True):
     settings: dict[str, Mapping[str, str]] = {}
 
     def with_first_versions(self, report: AgentReport) -> AgentReport:
-        """Return a report with the versions that were reported first."""
         reported = report.agent, report.python
         if self.versions is None:
             self.versions = reported
@@ -66,7 +218,6 @@ class AgentHistory(msgspec.Struct, omit_defaults=True):
         return replace(report, agent=self.versions[0], python=self.versions[1])
 
     def with_first_settings(self, report: AgentReport) -> AgentReport:
-        """Return a report with each framework's allocator settings that were reported first."""
         for each in report.frameworks:
             if each.settings:
                 self.settings.setdefault(each.framework, each.settings)
@@ -116,16 +267,10 @@ class _Assigned(NamedTuple):
     unmapped: int
 
 
-class AgentsState(msgspec.Struct):
-    """What each process' agent has reported, by pid and start."""
-
-    histories: dict[int, dict[int, AgentHistory]] = {}
-
-
 class AgentJoiner:
     """Join the reports of each sample to its holders. What is not in its state, each sample makes again."""
 
-    def __init__(self, state: AgentsState) -> None:
+    def __init__(self, state: dict[int, dict[int, AgentHistory]]) -> None:
         self.state = state
         self._held: dict[int, dict[str, int | None]] = {}
         self._assigned: dict[Identity, _Assigned] = {}
@@ -133,7 +278,6 @@ class AgentJoiner:
         self.agents: dict[int, AgentSnapshot] = {}
 
     def join(self, sample: Sample, processes: ProcessTracker) -> None:
-        """Join the agents of a sample to the processes that have a row in the sample."""
         reading = sample.reading
         starts = {pid: row.start for pid, row in sample.rows.items()}
         self._held = _held_bytes(reading) if reading.agents else {}
@@ -151,11 +295,7 @@ class AgentJoiner:
                     )
         self.agents = joined
         alive = set(starts.items())
-        for pid, histories in list(self.state.histories.items()):
-            for start in [each for each in histories if (pid, each) not in alive]:
-                del histories[start]
-            if not histories:
-                del self.state.histories[pid]
+        forget_ended(self.state, lambda pid, start: (pid, start) in alive)
         for identity in [each for each in self._assigned if each not in alive]:
             del self._assigned[identity]
 
@@ -196,7 +336,7 @@ class AgentJoiner:
             return AgentSnapshot(up=False, problem=problem, why=why, received=agent.received)
         if report.rank is not None:
             processes.record_rank(agent.pid, agent.start, report.rank)
-        histories = self.state.histories.setdefault(agent.pid, {})
+        histories = self.state.setdefault(agent.pid, {})
         history = histories.setdefault(agent.start, AgentHistory())
         report = history.with_first_settings(history.with_first_versions(report))
         if history.record_errors(report.errors):
@@ -256,7 +396,6 @@ def needed(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
 
 
 def _is_missing(process: TrackedProcess | None, now: float) -> bool:
-    """Tell whether a process was started with an agent that should have reported by now."""
     if process is None or now - process.shown.start_time <= MISSING_AFTER:
         return False
     facts = process.now
@@ -269,7 +408,6 @@ def _count_up(history: AgentHistory, name: str, reported: int | None) -> int | N
 
 
 def _counted(pool: Pool, history: AgentHistory, uuid: str) -> Pool:
-    """Return a pool whose counters never fall."""
     counts = {
         name: history.count_up(f"{pool.framework} {uuid} {name}", pool.figures[name])
         for name in COUNTER_FIGURES
@@ -283,7 +421,6 @@ def _counted(pool: Pool, history: AgentHistory, uuid: str) -> Pool:
 def _pools_by_device(
     report: AgentReport, held: Mapping[str, int | None], reading: Reading, *, apart: bool
 ) -> tuple[dict[str, list[Pool]], int]:
-    """Return the report's figures by device, and how many could not be assigned to one."""
     pools: dict[str, list[Pool]] = {}
     unmapped = 0
     for framework in report.frameworks:
@@ -296,14 +433,11 @@ def _pools_by_device(
         for each in framework.devices:
             uuid = each.uuid if each.ordinal is None or each.uuid is not None else places.get(each.ordinal)
             if uuid is not None and uuid in held:
-                pools.setdefault(uuid, []).append(_pool(framework, each))
+                pool = Pool(framework.framework, each.ordinal, each.figures, each.categories, each.managed)
+                pools.setdefault(uuid, []).append(pool)
             elif _least(framework, each) > 0:
                 unmapped += 1
     return pools, unmapped
-
-
-def _pool(framework: FrameworkReport, device: DeviceReport) -> Pool:
-    return Pool(framework.framework, device.ordinal, device.figures, device.categories, device.managed)
 
 
 def _least(framework: FrameworkReport, device: DeviceReport) -> int:

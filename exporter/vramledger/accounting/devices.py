@@ -10,13 +10,10 @@ import msgspec
 from vramledger.model.reading import ASLEEP, UNIFIED, DeviceReading, HiddenHolder, Reading, XidEvent
 
 PEAK_WINDOW = 60.0
-"""The length of the window of ``used_peak``, in seconds."""
-
 UNNAMED = "GPU-unknown-"
 """What the driver reader calls a GPU that has never reported its UUID."""
 
 _LEDGER_QUESTIONS = frozenset({"memory", "processes"})
-"""The queries that a ledger needs."""
 
 
 class DeviceMatch(NamedTuple):
@@ -79,7 +76,6 @@ class DeviceTracker:
         return record_peak(self.state.peaks.setdefault(uuid, []), now, used)
 
     def count_xids(self, events: Iterable[XidEvent]) -> None:
-        """Count XID errors."""
         for event in events:
             counts = self.state.xids.setdefault(event.uuid, {})
             counts[event.xid] = counts.get(event.xid, 0) + 1

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from msgspec import inspect
 
-from vramledger.accounting.agent_figures import AgentsState
+from vramledger.accounting.agent_figures import AgentHistory
 from vramledger.accounting.devices import DevicesState
 from vramledger.accounting.holders.holding_table import HoldingTableState
-from vramledger.accounting.holders.processes import ProcessesState
+from vramledger.accounting.holders.processes import TrackedProcess
 from vramledger.accounting.owners.out_of_memory import OomsState
-from vramledger.accounting.owners.owner_usage import UsageState
-from vramledger.accounting.uncharged.events import UnchargedState
-from vramledger.accounting.work.busy_without_work import BusyWithoutWorkState, GhostState
-from vramledger.accounting.work.device_work import DeviceWorkState
-from vramledger.accounting.work.thread_times import ThreadTimesState
+from vramledger.accounting.owners.owner_usage import DeviceUsageState
+from vramledger.accounting.sample import Clock
+from vramledger.accounting.uncharged.events import PoolState
+from vramledger.accounting.work.busy_without_work import Span
+from vramledger.accounting.work.device_work import DeviceWork
+from vramledger.accounting.work.thread_times import ThreadQuiet
 from vramledger.model.records import mover_of
 from vramledger.model.snapshot import UnixTime
-
-
-def _part(kind: type[Any]) -> Any:  # noqa: ANN401 a field of that kind
-    return msgspec.field(default_factory=kind)
 
 
 class Remembered(msgspec.Struct):
@@ -30,18 +25,19 @@ class Remembered(msgspec.Struct):
 
     serial: int = 0  # how many readings there were
     failures: dict[str, int] = {}  # how many of them failed, by reason
-    devices: DevicesState = _part(DevicesState)  # which devices exist
-    ooms: OomsState = _part(OomsState)  # failed allocations
+    devices: DevicesState = msgspec.field(default_factory=DevicesState)  # which devices exist
+    ooms: OomsState = msgspec.field(default_factory=OomsState)  # failed allocations
     # which holding is which, and how long each was quiet
-    holdings: HoldingTableState = _part(HoldingTableState)
-    processes: ProcessesState = _part(ProcessesState)  # facts, orphans and policies
-    owners: UsageState = _part(UsageState)  # byte-seconds, and what was freed
-    agents: AgentsState = _part(AgentsState)  # what agents have reported
-    ghosts: GhostState = _part(GhostState)  # devices that are busy without a process
-    work: DeviceWorkState = _part(DeviceWorkState)  # what each device did
-    threads: ThreadTimesState = _part(ThreadTimesState)  # since when the threads of holders have been quiet
-    waits: BusyWithoutWorkState = _part(BusyWithoutWorkState)  # devices that are busy without work
-    uncharged: UnchargedState = _part(UnchargedState)  # what NVML charges to nobody
+    holdings: HoldingTableState = msgspec.field(default_factory=HoldingTableState)
+    processes: dict[int, dict[int, TrackedProcess]] = {}  # facts and policies, by pid and start
+    owners: dict[str, DeviceUsageState] = {}  # byte-seconds, and what was freed, by UUID
+    agents: dict[int, dict[int, AgentHistory]] = {}  # what each has reported, by pid and start
+    ghosts: dict[str, Clock] = {}  # since when devices, by UUID, are busy without a process
+    work: dict[str, DeviceWork] = {}  # what each device did, by UUID
+    # since when the threads of holders have been quiet, by pid and start
+    threads: dict[int, dict[int, ThreadQuiet]] = {}
+    waits: dict[str, Span] = {}  # the time in which devices, by UUID, are busy without work
+    uncharged: dict[str, PoolState] = {}  # what NVML charges to nobody, by the UUID of the pool
     last: float | None = None  # monotonic time of the newest sample
     boot_time: float | None = None  # Unix time of boot, as of that sample
     watched_since: UnixTime | None = None  # the first sample

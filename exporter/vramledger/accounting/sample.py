@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vramledger.accounting.holders.states import StateVerdict
 from vramledger.accounting.work.thread_times import DeviceSigns, ThreadQuiet
@@ -49,7 +49,6 @@ class Sample:
         self.cpu = dict(self.reading.cpu_taken)
 
     def started_at(self, start: int) -> float:
-        """Return the Unix time of a start in ticks since boot."""
         return started_at(self.reading, start)
 
 
@@ -75,7 +74,6 @@ class WorkEvidence(NamedTuple):
     rated: bool = False  # whether the device has a rate of utilisation
 
     def signs_for(self, pid: int) -> DeviceSigns:
-        """Return what the device says of work of this holder that was launched earlier."""
         return DeviceSigns(self.named_since, self.free_at, self.rated, client=pid in self.clients)
 
     def shows_quiet(self, pid: int) -> bool:
@@ -84,8 +82,6 @@ class WorkEvidence(NamedTuple):
 
 
 class DeviceSample(NamedTuple):
-    """One device in a sample."""
-
     sample: Sample  # the sample
     device: DeviceReading  # what the driver reported
     # the holders' own utilisation samples, as far as the driver gave any, by pid
@@ -96,3 +92,12 @@ class DeviceSample(NamedTuple):
 def started_at(reading: Reading, start: int) -> float:
     """Return the Unix time of a process' start, given in ticks since boot."""
     return reading.boot_time + start / reading.ticks
+
+
+def forget_ended(known: dict[int, dict[int, Any]], lives: Callable[[int, int], bool]) -> None:
+    """Forget what is known, by pid and start, of processes that do not live any more."""
+    for pid, starts in list(known.items()):
+        for start in [each for each in starts if not lives(pid, each)]:
+            del starts[start]
+        if not starts:
+            del known[pid]

@@ -22,19 +22,18 @@ from vramledger.accounting.devices import (
     without_partial_ledger,
 )
 from vramledger.accounting.holders import states
-from vramledger.accounting.holders.classification import classify
-from vramledger.accounting.holders.holding import HoldingState
+from vramledger.accounting.holders.holding import HoldingState, classify
 from vramledger.accounting.holders.holding_table import HoldingTable
 from vramledger.accounting.holders.processes import ProcessTracker
 from vramledger.accounting.ledger import balance_device
 from vramledger.accounting.owners import reservations
-from vramledger.accounting.owners.memory_limits import PlacedHolding, owner_limits
 from vramledger.accounting.owners.out_of_memory import OomCounter
 from vramledger.accounting.owners.owner_usage import UsageTracker
+from vramledger.accounting.owners.reservations import PlacedHolding, owner_limits
 from vramledger.accounting.remembered import Remembered, follow_clock
-from vramledger.accounting.sample import DeviceSample, Sample
+from vramledger.accounting.sample import DeviceSample, Sample, forget_ended
 from vramledger.accounting.uncharged.tracker import PoolResult, UnchargedTracker
-from vramledger.accounting.work.busy_without_work import BusyWithoutWorkWatch, GhostWatch, who_keeps_busy
+from vramledger.accounting.work.busy_without_work import busy_without_work, ghost_since, who_keeps_busy
 from vramledger.accounting.work.device_work import DeviceWorkTracker
 from vramledger.accounting.work.thread_times import ThreadTimesTracker
 from vramledger.config import OWNERS_MAX
@@ -89,12 +88,12 @@ class HoldingTracker:
         self._interval = interval
         self._longest_gap = max(GAP, 3 * interval)
         self.owners_max = owners_max
-        self._blank = Snapshot(source=source, recording=recording, failures=dict.fromkeys(FAILURE_REASONS, 0))
+        # before the first sample: nothing is known, nothing has failed
+        self.blank = Snapshot(source=source, recording=recording, failures=dict.fromkeys(FAILURE_REASONS, 0))
         self._restarted = False
         self._go_on(Remembered(failures=dict.fromkeys(FAILURE_REASONS, 0)))
 
     def _go_on(self, state: Remembered) -> None:
-        """Let every step go on from what it remembers."""
         self.state = state
         self._devices = DeviceTracker(state.devices)
         self._ooms = OomCounter(self.owners_max, state.ooms)
@@ -102,10 +101,8 @@ class HoldingTracker:
         self._processes = ProcessTracker(state.processes)
         self._owners = UsageTracker(self.owners_max, state.owners)
         self._agents = AgentJoiner(state.agents)
-        self._ghosts = GhostWatch(state.ghosts)
         self._work = DeviceWorkTracker(self._idle_after, state.work)
         self._threads = ThreadTimesTracker(state.threads)
-        self._waits = BusyWithoutWorkWatch(state.waits)
         self._uncharged = UnchargedTracker(state.uncharged, self._holdings, self._processes, self._agents)
 
     def reset(self) -> None:
@@ -113,7 +110,6 @@ class HoldingTracker:
         self._go_on(self.state.since_start())
 
     def fresh(self) -> HoldingTracker:
-        """Return one with the same settings that remembers nothing."""
         return HoldingTracker(
             idle_after=self._idle_after,
             interval=self._interval,
@@ -133,11 +129,6 @@ class HoldingTracker:
         """
         self._go_on(state)
         self._restarted = True
-
-    @property
-    def blank(self) -> Snapshot:
-        """Return the snapshot before the first sample: nothing is known, nothing has failed."""
-        return self._blank
 
     def update(self, reading: Reading) -> Snapshot:
         """Record one reading and return what it publishes."""
@@ -178,7 +169,7 @@ class HoldingTracker:
         self._processes.update_policies(sample, self._holdings.patterns(), self._agents.policy)
         self._drop_ended(sample)
         return replace(
-            self._blank,
+            self.blank,
             serial=self.state.serial,
             up=True,
             time=reading.time,
@@ -203,12 +194,11 @@ class HoldingTracker:
         )
 
     def _publish_failure(self, reading: Reading, failure: tuple[str, str]) -> Snapshot:
-        """Return a snapshot without data; no owner is charged for the time around it."""
         if failure[0] != RELEASED:
             self.state.failures[failure[0]] = self.state.failures.get(failure[0], 0) + 1
         self._owners.mark_failed_sample()
         return replace(
-            self._blank,
+            self.blank,
             serial=self.state.serial,
             failure=failure,
             released_until=reading.released_until,
@@ -268,7 +258,7 @@ class HoldingTracker:
         if ledger is not None:
             used_peak = self._devices.record_used(device.uuid, sample.monotonic, ledger.used)
         hidden = hidden_on(device, sample.reading.hidden if sample.reading.host_pid_namespace else None)
-        ghost, ghost_since = self._ghosts.update(device, hidden, sample)
+        ghost, since = ghost_since(self.state.ghosts, device, hidden, sample)
         return DeviceSnapshot(
             device,
             up=True,
@@ -279,7 +269,7 @@ class HoldingTracker:
             hidden=hidden,
             xids=xids,
             ghost=ghost,
-            ghost_since=ghost_since,
+            ghost_since=since,
             owner_usage=self._owners.update(
                 device,
                 self._processes.charges(holdings, sample),
@@ -318,7 +308,7 @@ class HoldingTracker:
             state.mark_bystander(bystander=row is not None and self._processes.is_bystander(row, sample))
             state.record_sample(entry, on_device)
         busy = who_keeps_busy({entry.pid: state.share_of_time for entry, state in known})
-        waits_since = self._waits.update(device, sample, in_turns=len(busy) > 1)
+        waits_since = busy_without_work(self.state.waits, device, sample, in_turns=len(busy) > 1)
         if device.processes is None:
             return None
         xids = self._devices.xids(device.uuid)
@@ -349,13 +339,12 @@ class HoldingTracker:
         return tuple(holdings)
 
     def _drop_ended(self, sample: Sample) -> None:
-        """Drop what no longer exists."""
-        self._owners.keep_only(self._devices.uuids)
-        self._ghosts.keep_only(frozenset(self._devices.uuids))
-        self._work.keep_only(frozenset(self._devices.uuids))
-        self._waits.keep_only(frozenset(self._devices.uuids))
-        self._uncharged.keep_only(frozenset(self._devices.uuids))
-        self._threads.keep_only({(row.pid, row.start) for row in sample.rows.values()})
+        state, uuids = self.state, frozenset(self._devices.uuids)
+        for known in (state.owners, state.ghosts, state.work, state.waits, state.uncharged):
+            for uuid in known.keys() - uuids:
+                del known[uuid]
+        alive = {(row.pid, row.start) for row in sample.rows.values()}
+        forget_ended(state.threads, lambda pid, start: (pid, start) in alive)
         self._holdings.drop_unlisted(sample.reading.devices)
         self._processes.drop_ended(sample.rows.values(), self._holdings.pids())
 

@@ -42,11 +42,10 @@ def require_pidfd() -> None:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError) as error:  # the first error of a Python that was built on such a system
         said = error.strerror if isinstance(error, OSError) else str(error)
-        message = (
+        raise StartupError(
             f"agents need pidfd_open, which Linux has from 5.3 on ({said}); use a newer kernel or container "
             "runtime, or give --no-collector.agent"
-        )
-        raise StartupError(message) from error
+        ) from error
 
 
 def read_credentials(connection: socket.socket) -> tuple[int, int]:
@@ -74,7 +73,6 @@ def identify_peer(connection: socket.socket, procfs: str) -> Peer:
 
 
 def has_ended(pidfd: int) -> bool:
-    """Tell whether the process of a pidfd has ended."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from vramledger.model.agent_report import Agent, RefusedError, parse
 from vramledger.model.reading import Reading
 from vramledger.model.records import RecordError, read_record
-from vramledger_agent.listener import UntrustedListenerError, check_listener
+from vramledger_agent.client import UntrustedListenerError, check_listener
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES, make_request
 
 TIMEOUT = 2.0
@@ -79,7 +79,6 @@ def request_agents(path: Path) -> tuple[Agent, ...]:
 
 
 def find_exporter(path: Path) -> ExporterStatus:
-    """Return the state of the socket."""
     try:
         count = len(request_agents(path))
     except FileNotFoundError:
@@ -165,7 +164,6 @@ def _is_exporter(words: Sequence[str]) -> bool:
 
 
 def _value(words: Sequence[str], flag: str) -> str | None:
-    """Return the last value of a flag, written as one word or as two."""
     found = None
     for word, following in zip(words, [*words[1:], None], strict=True):
         if word.startswith(f"{flag}="):

@@ -17,21 +17,15 @@ from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 from vramledger_agent.protocol.messages import CONSENTS, MAX_MESSAGE_BYTES, make_failure, make_success
 
 _OWN_REQUESTS = ("devices", "agents")
-"""What we answer ourselves."""
 
 
 class RequestContext(Protocol):
-    """What the answers need."""
+    """What the answers need of the server, which imports us."""
 
     @property
-    def snapshot(self) -> Snapshot:
-        """The newest snapshot."""
-
-    def agent_connection(self, pid: int) -> AgentConnection | None:
-        """Return the connection of a process' agent."""
-
-    def agents(self) -> tuple[Agent, ...]:
-        """Return the agents of all users."""
+    def snapshot(self) -> Snapshot: ...
+    def agent_connection(self, pid: int) -> AgentConnection | None: ...
+    def agents(self) -> tuple[Agent, ...]: ...
 
 
 def answer_request(asker: AgentConnection, content: Mapping[str, Any], exporter: RequestContext) -> None:
@@ -105,12 +99,10 @@ _MAX_HOLDERS = (64, 16, 4, 0)
 
 
 def failure_response(error: str) -> bytes:
-    """Return an answer that says why the request failed."""
     return json.dumps(make_failure(error)).encode()
 
 
 def success_response(**more: object) -> bytes:
-    """Return an answer that says that the request succeeded."""
     return json.dumps(make_success(**more), separators=(",", ":")).encode()
 
 

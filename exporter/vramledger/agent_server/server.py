@@ -64,7 +64,6 @@ class FairQueue:
         return bool(self._waiting)
 
     def add(self, connection: AgentConnection) -> None:
-        """Add a connection at the end of its user's queue."""
         uid = connection.peer.uid
         if uid not in self._waiting:
             self._waiting[uid] = deque()
@@ -72,7 +71,6 @@ class FairQueue:
         self._waiting[uid].append(connection)
 
     def pop(self) -> AgentConnection:
-        """Take out the connection that is next."""
         uid = min(self._waiting, key=self._used.__getitem__)
         self._served = self._used[uid]
         connection = self._waiting[uid].popleft()
@@ -81,7 +79,6 @@ class FairQueue:
         return connection
 
     def charge(self, uid: int, seconds: float) -> None:
-        """Record the time that a message of a user took."""
         self._used[uid] = self._used.get(uid, self._served) + seconds
 
     def forget_users(self, connected: Collection[int]) -> None:
@@ -129,14 +126,8 @@ those after which anything else has its turn."""
 
 _MILLISECONDS = 1000.0
 RETRY_INTERVAL = 30.0
-"""Seconds after which we try again to listen at a path that failed."""
-
 FIRST_MESSAGE_TIMEOUT = 10.0
-"""Seconds that a connection may stay without a first message."""
-
 REFUSAL_SHOWN_FOR = 60.0
-"""Seconds for which the exporter shows that an agent's messages broke the format."""
-
 _FORMAT_REASONS = ("format", "version", "size", "limits")
 _ACCEPTS_AT_ONCE = 16
 ACCEPT_RATE = 200.0
@@ -224,7 +215,6 @@ class AgentServer:
 
     @property
     def health(self) -> AgentSocket:
-        """The state of the socket."""
         return AgentSocket(self._socket_file is not None, len(self._connections), dict(self._rejected))
 
     async def add_agents(self, reading: Reading) -> Reading:
@@ -241,11 +231,9 @@ class AgentServer:
 
     @property
     def snapshot(self) -> Snapshot:
-        """Return the exporter's newest snapshot."""
         return self._snapshot()
 
     def agent_connection(self, pid: int) -> AgentConnection | None:
-        """Return the connection of a process' agent."""
         return self._agent_connections.get(pid)
 
     def agents(self, pids: Collection[int] | None = None) -> tuple[Agent, ...]:
@@ -274,7 +262,6 @@ class AgentServer:
         self._sweep()
 
     def close(self) -> None:
-        """Stop listening, and close all connections."""
         for timer in (self._timer, self._turn):
             if timer is not None:
                 timer.cancel()
@@ -288,7 +275,6 @@ class AgentServer:
         self._disposal.run()
 
     def _sweep(self) -> None:
-        """Close connections without a first message, and forget full buckets; called every few seconds."""
         now = self._clock()
         for connection in [each for each in self._connections if each.report_time is None]:
             if now - connection.since > FIRST_MESSAGE_TIMEOUT:
@@ -328,7 +314,6 @@ class AgentServer:
             self._add_connection(accepted, now)
 
     def _pause_accepting(self, seconds: float) -> None:
-        """Accept no connection for a while; new ones wait in the kernel."""
         assert self._socket_file is not None  # noqa: S101 its reader called us
         self._loop.remove_reader(self._socket_file.socket)
         self._loop.call_later(seconds, self._resume_accepting, self._socket_file.socket)
@@ -418,7 +403,6 @@ class AgentServer:
             self._turn = self._loop.call_soon(self._read_queue)
 
     def _read_queue(self) -> None:
-        """Read from the waiting connections, for a short time and within the time share of all agents."""
         self._turn = None
         begin = last = time.thread_time()
         while self._queue and last - begin < _TURN and not self._time_bucket.is_empty(time.monotonic()):
@@ -495,7 +479,6 @@ class AgentServer:
         self._limit_reports()
 
     def _limit_reports(self) -> None:
-        """Close the largest of the user whose reports are largest, if all together are too large."""
         if self._report_bytes.total() <= MAX_REPORT_BYTES:
             return
         users: Counter[int] = Counter()

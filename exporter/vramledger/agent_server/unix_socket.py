@@ -44,12 +44,10 @@ class SocketFile:
             self.socket = _listen(path, settings)
         except (OSError, ValueError) as error:
             reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-            message = f"{settings.failure} {path}: {reason}{settings.remedy}"
-            raise StartupError(message) from error
+            raise StartupError(f"{settings.failure} {path}: {reason}{settings.remedy}") from error
         self._identity = _identity(path)
 
     def close(self) -> None:
-        """Stop listening, and remove the file."""
         self.socket.close()
         self.remove()
 
@@ -74,8 +72,7 @@ def _listen(path: Path, settings: SocketSettings) -> socket.socket:
     one step.
     """
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:  # a longer path can be made, but not connected to
-        message = f"the path is longer than {_MAX_PATH_BYTES} bytes"
-        raise ValueError(message)
+        raise ValueError(f"the path is longer than {_MAX_PATH_BYTES} bytes")
     new = path.with_name(f".{os.getpid()}")
     listening = socket.socket(socket.AF_UNIX, settings.kind | socket.SOCK_CLOEXEC)
     try:
@@ -115,24 +112,22 @@ def _check_directory(directory: Path, owners: Collection[int | None]) -> None:
     private = place.st_gid in {_ROOT, place.st_uid}  # root's group, or a user's own
     others = stat.S_IWOTH if private else stat.S_IWOTH | stat.S_IWGRP
     if place.st_uid not in owners or place.st_mode & others:
-        message = f"others may write in {directory}; use a directory of root or of the exporter's user alone"
-        raise ValueError(message)
+        raise ValueError(
+            f"others may write in {directory}; use a directory of root or of the exporter's user alone"
+        )
     for each in directory.resolve().parents:
         mode = each.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            message = f"others may rename what is in {each}"
-            raise ValueError(message)
+            raise ValueError(f"others may rename what is in {each}")
 
 
 def _check_free(path: Path, settings: SocketSettings) -> None:
-    """Check that the path is free, or has a socket that nobody listens on any more."""
     try:
         file_mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(file_mode):
-        message = f"{settings.failure} {path}: it is not a socket; move it away"
-        raise StartupError(message)
+        raise StartupError(f"{settings.failure} {path}: it is not a socket; move it away")
     with socket.socket(socket.AF_UNIX, settings.kind | socket.SOCK_CLOEXEC) as probe:
         probe.setblocking(False)  # noqa: FBT003 the standard library's
         try:
@@ -141,5 +136,4 @@ def _check_free(path: Path, settings: SocketSettings) -> None:
             return  # stale: the exporter that made it was killed
         except BlockingIOError:
             pass  # somebody listens and is busy
-    message = f"{settings.failure} {path}: {settings.in_use}"
-    raise StartupError(message)
+    raise StartupError(f"{settings.failure} {path}: {settings.in_use}")

@@ -31,8 +31,8 @@ from vramledger.readers.hosts.own_process import OwnRights, read_own_rights
 from vramledger.sampling.supervisor import read_once
 from vramledger.serving.source import NO_DRIVER
 from vramledger.verdicts.remedies import why_unusable, words_of_error
+from vramledger_agent.client import is_trusted
 from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, write_output
-from vramledger_agent.listener import is_trusted
 from vramledger_agent.printable import printable
 
 FINE, LACK = True, False

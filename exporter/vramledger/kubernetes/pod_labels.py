@@ -24,8 +24,7 @@ from vramledger.kubernetes.api_client import ClusterError, ClusterServer, find_a
 from vramledger.logs import fields, log
 from vramledger.model.reading import PodLabels, ProcessFacts, ProcessRow, Scheduler
 from vramledger.model.records import READ_ERRORS, label_text
-from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.collector import Collector, Context, Health, Part
+from vramledger.readers.collector import BoundedReader, Collector, Context, Health, Part
 from vramledger.readers.owners.host_files import HostFiles
 
 PODS = "var/log/pods"

@@ -16,30 +16,13 @@ from msgspec import Meta, Struct, ValidationError, convert, defstruct, to_builti
 from msgspec.structs import force_setattr, replace
 
 from vramledger_agent.printable import printable
+from vramledger_agent.protocol import messages
 from vramledger_agent.protocol.distributed_ranks import LONGEST_JOB, add_node, is_rank
 from vramledger_agent.protocol.frameworks import REPORTING_FRAMEWORKS
-from vramledger_agent.protocol.messages import (
-    ALLOCATOR_SETTINGS,
-    CATEGORIES,
-    CONSENTS,
-    FORMAT_VERSION,
-    MAX_DEVICES,
-    MAX_INTEGER,
-    MAX_INTERVAL_SECONDS,
-    MAX_MESSAGE_BYTES,
-    MAX_PATH_CHARS,
-    MAX_PROVIDERS,
-    MAX_TEXT_CHARS,
-    MAX_VISIBLE_CHARS,
-    MIN_INTERVAL_SECONDS,
-    OOM_VERDICTS,
-    POLICIES,
-    VISIBILITY_VARIABLES,
-)
 
-Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
-Seconds = Annotated[float, Meta(ge=0, le=MAX_INTEGER)]
-Interval = Annotated[float, Meta(ge=MIN_INTERVAL_SECONDS, le=MAX_INTERVAL_SECONDS)]
+Count = Annotated[int, Meta(ge=0, le=messages.MAX_INTEGER)]
+Seconds = Annotated[float, Meta(ge=0, le=messages.MAX_INTEGER)]
+Interval = Annotated[float, Meta(ge=messages.MIN_INTERVAL_SECONDS, le=messages.MAX_INTERVAL_SECONDS)]
 
 FIGURES = tuple(dict.fromkeys(name for each in REPORTING_FRAMEWORKS.values() for name in each.figures))
 """The names of all figures that a framework may report of a device."""
@@ -50,7 +33,7 @@ _FIGURES_OF_OTHERS = {
 }
 
 
-def _tidy(report: Struct, *names: str, longest: int = MAX_TEXT_CHARS) -> None:
+def _tidy(report: Struct, *names: str, longest: int = messages.MAX_TEXT_CHARS) -> None:
     """Cut these texts to the maximum length; they cannot control a terminal or break an encoding then."""
     for name in names:
         text = getattr(report, name)
@@ -71,16 +54,14 @@ class _DeviceFigures(Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         if self.ordinal is None and self.uuid is None:
-            message = "a device must have an ordinal or a uuid"
-            raise ValueError(message)
+            raise ValueError("a device must have an ordinal or a uuid")
         _tidy(self, "uuid")
         if self.categories:
-            known = {name: self.categories[name] for name in CATEGORIES if name in self.categories}
+            known = {name: self.categories[name] for name in messages.CATEGORIES if name in self.categories}
             force_setattr(self, "categories", known)
 
     @property
     def figures(self) -> dict[str, int]:
-        """The figures that it reports, by name."""
         return {name: value for name in FIGURES if (value := getattr(self, name)) is not None}
 
 
@@ -128,17 +109,22 @@ class FrameworkReport(Struct, frozen=True, omit_defaults=True):
         for key in ("ordinal", "uuid"):
             named = [value for each in self.devices if (value := getattr(each, key)) is not None]
             if len(set(named)) < len(named):
-                message = "a device is listed twice"
-                raise ValueError(message)
-        if self.policy is not None and self.policy not in POLICIES:
+                raise ValueError("a device is listed twice")
+        if self.policy is not None and self.policy not in messages.POLICIES:
             force_setattr(self, "policy", None)
         if self.settings:
-            force_setattr(self, "settings", _known_settings(self.settings))
+            forms = messages.ALLOCATOR_SETTINGS.items()
+            known = {name: self.settings[name] for name, form in forms if name in self.settings}
+            known = {
+                name: text
+                for name, text in known.items()
+                if re.fullmatch(messages.ALLOCATOR_SETTINGS[name], text)
+            }
+            force_setattr(self, "settings", known)
         devices = tuple(map(self._declared, self.devices)) if self.supported else ()
         force_setattr(self, "devices", devices)
 
     def _declared(self, device: DeviceReport) -> DeviceReport:
-        """Return what is declared that this framework reports of a device."""
         framework = REPORTING_FRAMEWORKS.get(self.framework)
         if framework is None:
             return device
@@ -147,14 +133,6 @@ class FrameworkReport(Struct, frozen=True, omit_defaults=True):
         others = _FIGURES_OF_OTHERS[self.framework]
         foreign = [name for name in others if getattr(device, name) is not None]
         return replace(device, **dict.fromkeys(foreign)) if foreign else device
-
-
-def _known_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: settings[name]
-        for name, form in ALLOCATOR_SETTINGS.items()
-        if name in settings and re.fullmatch(form, settings[name])
-    }
 
 
 class GarbageReport(Struct, frozen=True):
@@ -186,8 +164,8 @@ class OutOfMemory(Struct, frozen=True):
     report: str | None = None
 
     def __post_init__(self) -> None:
-        _tidy(self, "report", longest=MAX_PATH_CHARS)
-        if self.verdict not in OOM_VERDICTS:
+        _tidy(self, "report", longest=messages.MAX_PATH_CHARS)
+        if self.verdict not in messages.OOM_VERDICTS:
             force_setattr(self, "verdict", "unknown")
 
 
@@ -212,17 +190,19 @@ class AgentReport(Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         _tidy(self, "agent", "python")
-        if len(self.errors) > MAX_PROVIDERS:
-            refuse("limits", f"more than {MAX_PROVIDERS} providers")
+        if len(self.errors) > messages.MAX_PROVIDERS:
+            refuse("limits", f"more than {messages.MAX_PROVIDERS} providers")
         if len({each.framework for each in self.frameworks}) < len(self.frameworks):
             _bad("a framework is listed twice")
-        if sum(len(each.devices) for each in self.frameworks) > MAX_DEVICES:
-            refuse("limits", f"more than {MAX_DEVICES} devices")
+        if sum(len(each.devices) for each in self.frameworks) > messages.MAX_DEVICES:
+            refuse("limits", f"more than {messages.MAX_DEVICES} devices")
         if self.errors:
             errors = {name: count for name, count in self.errors.items() if _PROVIDER.fullmatch(name)}
             force_setattr(self, "errors", errors)
         if self.consents:
-            force_setattr(self, "consents", tuple(name for name in CONSENTS if name in self.consents))
+            force_setattr(
+                self, "consents", tuple(name for name in messages.CONSENTS if name in self.consents)
+            )
         if self.visible is not None:
             force_setattr(self, "visible", _known_visible(self.visible))
         if self.last_oom is not None and self.last_oom.framework not in REPORTING_FRAMEWORKS:
@@ -236,9 +216,9 @@ _PROVIDER = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 def _known_visible(told: Mapping[str, str | None]) -> dict[str, str | None] | None:
     """Return the variables; None where a text is too long: a list that is cut would name other devices."""
-    texts = {name: told.get(name) for name in VISIBILITY_VARIABLES}
-    if VISIBILITY_VARIABLES[0] not in told or any(
-        len(text) > MAX_VISIBLE_CHARS for text in texts.values() if text is not None
+    texts = {name: told.get(name) for name in messages.VISIBILITY_VARIABLES}
+    if messages.VISIBILITY_VARIABLES[0] not in told or any(
+        len(text) > messages.MAX_VISIBLE_CHARS for text in texts.values() if text is not None
     ):
         return None
     return {name: None if text is None else printable(text) for name, text in texts.items()}
@@ -294,8 +274,8 @@ REASONS = (
 
 def parse(data: bytes) -> dict[str, Any]:
     """Read a message as a JSON object of our version. Raises RefusedError if it is not such an object."""
-    if len(data) > MAX_MESSAGE_BYTES:
-        refuse("size", f"longer than {MAX_MESSAGE_BYTES} bytes")
+    if len(data) > messages.MAX_MESSAGE_BYTES:
+        refuse("size", f"longer than {messages.MAX_MESSAGE_BYTES} bytes")
     try:
         # Not msgspec: a path with other bytes than UTF-8 is half a surrogate pair here, which that refuses.
         message = json.loads(data.decode(), parse_constant=_no_number)
@@ -304,7 +284,7 @@ def parse(data: bytes) -> dict[str, Any]:
     if not isinstance(message, dict):
         _bad("not a JSON object")
     version = message.get("version")
-    if version != FORMAT_VERSION or isinstance(version, bool):
+    if version != messages.FORMAT_VERSION or isinstance(version, bool):
         refuse("version", f"version {version!r:.40}")
     return message
 
@@ -337,7 +317,9 @@ def _known_part(message: Mapping[str, Any]) -> dict[str, Any]:
     What is of the wrong kind otherwise stays, so that the message is refused.
     """
     told: dict[str, Any] = _without_null(_only(message, AgentReport.__struct_fields__))
-    told["visible"] = _only(message.get("visible"), VISIBILITY_VARIABLES)  # null: the variable is not set
+    told["visible"] = _only(
+        message.get("visible"), messages.VISIBILITY_VARIABLES
+    )  # null: the variable is not set
     if isinstance(errors := told.get("errors"), dict):
         told["errors"] = _only(errors, filter(_PROVIDER.fullmatch, errors))
     if isinstance(consents := told.get("consents"), list):
@@ -347,7 +329,7 @@ def _known_part(message: Mapping[str, Any]) -> dict[str, Any]:
     frameworks = told.get("frameworks")
     for framework in frameworks if isinstance(frameworks, list) else ():
         if isinstance(settings := framework.get("settings"), dict):
-            texts = [name for name in ALLOCATOR_SETTINGS if isinstance(settings.get(name), str)]
+            texts = [name for name in messages.ALLOCATOR_SETTINGS if isinstance(settings.get(name), str)]
             framework["settings"] = _only(settings, texts)
         if isinstance(devices := framework.get("devices"), list):
             figures = REPORTING_FRAMEWORKS[framework["framework"]].figures
@@ -355,7 +337,7 @@ def _known_part(message: Mapping[str, Any]) -> dict[str, Any]:
             framework["devices"] = known
             for each in known:
                 if isinstance(each, dict) and "categories" in each:
-                    each["categories"] = _only(each["categories"], CATEGORIES)
+                    each["categories"] = _only(each["categories"], messages.CATEGORIES)
     return told
 
 
@@ -380,7 +362,7 @@ def locate_rank(report: AgentReport, node: str) -> AgentReport:
 
 def plain(report: AgentReport) -> dict[str, Any]:
     """Write a report as the message that :func:`read_report` reads."""
-    return {"version": FORMAT_VERSION, **to_builtins(report)}
+    return {"version": messages.FORMAT_VERSION, **to_builtins(report)}
 
 
 def refuse(reason: str, about: str) -> NoReturn:
@@ -393,5 +375,4 @@ def _bad(about: str) -> NoReturn:
 
 
 def _no_number(text: str) -> NoReturn:
-    message = f"{text} is not a number"
-    raise ValueError(message)
+    raise ValueError(f"{text} is not a number")

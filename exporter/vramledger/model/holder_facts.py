@@ -76,8 +76,6 @@ class KnownHolderFacts:
 
 
 class HolderFact(NamedTuple):
-    """A fact about holders."""
-
     field: str  # its name in :class:`ReadHolderFacts` and :class:`KnownHolderFacts`
     kind: Any  # its type; a method ``within(bytes)`` may leave out what a holder of so many bytes cannot have
     collector: str  # the name of its collector, a flag: ``--collector.NAME``

@@ -34,7 +34,6 @@ _OWN_FIGURES = {
 
 
 def _said(text: str, words: Iterable[str | None] = ()) -> Meta:
-    """Describe a field, and the words that it may have."""
     return Meta(description=text, extra_json_schema={"enum": list(words)} if words else None)
 
 
@@ -534,7 +533,6 @@ class PublicLedger(msgspec.Struct):
 
 _Column = list[Natural | None]
 HistoryMemory = defstruct("HistoryMemory", [(part, _Column) for part in HISTORY_PARTS])
-"""Bytes of each part of a device's ledger, a value for each of the times."""
 
 
 class DeviceHistory(msgspec.Struct):
@@ -595,7 +593,6 @@ class Leftovers(msgspec.Struct):
 
 
 DOCUMENTS = {"ledger": PublicLedger, "history": History, "leftovers": Leftovers}
-"""The documents by their names below ``/api/v1``."""
 
 
 def schema(name: str) -> bytes:

@@ -262,7 +262,6 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
 @lru_cache(maxsize=256)
 def _one_for_all(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the first of equal tuples."""
     return lines
 
 
@@ -484,10 +483,8 @@ def decode(line: bytes | str) -> Reading:
     try:
         return _DECODER.decode(line)
     except (RefusedError, UnicodeEncodeError, *READ_ERRORS) as error:
-        message = f"not a reading ({error}); record it again with 'vramledger capture'"
-        raise RecordingError(message) from error
+        raise RecordingError(f"not a reading ({error}); record it again with 'vramledger capture'") from error
 
 
 def agent_plain(agent: Agent) -> list[Any]:
-    """Write an agent as JSON values."""
     return list(msgspec.to_builtins(agent))

@@ -63,15 +63,11 @@ def read_record(text: bytes | str, shape: type[_T]) -> _T:
     try:
         return msgspec.json.decode(text, type=shape)
     except READ_ERRORS as error:
-        message = f"not a {shape.__name__} of this version ({error})"
-        raise RecordError(message) from error
+        raise RecordError(f"not a {shape.__name__} of this version ({error})") from error
 
 
 Mover = Callable[[Any, float], Any]
-"""Returns a value of a declared type, of which some figures are moved by a number."""
-
 Moved = Callable[[str, inspect.Type], bool]
-"""Tells by its name and type whether a field is moved."""
 
 
 @cache

@@ -39,7 +39,6 @@ class Policy(NamedTuple):
 
 
 NO_POLICY = Policy()
-"""The policy before anything was judged."""
 
 
 UnixTime = Annotated[float, msgspec.Meta(extra={"clock": "unix"})]
@@ -408,7 +407,6 @@ class AgentSnapshot:
 
 
 def _sum(parts: Iterable[int | None]) -> int | None:
-    """Return a sum; None if there is nothing to add or a part is not known."""
     values = list(parts)
     known = [value for value in values if value is not None]
     return sum(known) if values and len(known) == len(values) else None

@@ -19,16 +19,13 @@ from typing import NamedTuple
 
 from vramledger.model.holder_facts import KvCache
 from vramledger.model.reading import ProcessRow
-from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.collector import Collector, Context, Health, Part
+from vramledger.readers.collector import BoundedReader, Collector, Context, Health, Part
 from vramledger.readers.hosts.facts import FILE_CAP, read_file, split_arguments, status_fields
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.sockets import Listener, find_listener
 from vramledger.readers.hosts.stat import read_row
 
 TIMEOUT = 2.0
-"""Seconds for a whole answer."""
-
 MAX_BYTES = 2**20
 """The maximum length of an answer, in bytes. It is not measured; vLLM's metrics are some hundred lines."""
 
@@ -78,7 +75,6 @@ def request_metrics(listener: Listener) -> bytes | None:
 
 
 def _exchange(listener: Listener) -> bytes:
-    """Return all that the server sends. Raises OSError if it is too much or too long."""
     deadline = time.monotonic() + TIMEOUT
     received = bytearray()
     with socket.create_connection((listener.host, listener.port), TIMEOUT) as connection:
@@ -86,8 +82,7 @@ def _exchange(listener: Listener) -> bytes:
         while True:
             left = deadline - time.monotonic()
             if left <= 0 or len(received) > MAX_BYTES:
-                message = "the answer is too long or too slow"
-                raise OSError(message)
+                raise OSError("the answer is too long or too slow")
             connection.settimeout(left)
             if not (chunk := connection.recv(65536)):
                 return bytes(received)
@@ -179,25 +174,19 @@ def find_server(root: str, row: ProcessRow) -> Server | None:
 
 
 def _uid(root: str, pid: int) -> bytes | None:
-    """Return the real user of a process as the kernel writes it."""
     words = status_fields(read_file(f"{root}/{pid}/status", FILE_CAP, [])).get(b"Uid", b"").split()
     return words[0] if words else None
 
 
 READ_INTERVAL = 10.0
-"""Seconds between two rounds."""
-
 KEEP = 60.0
 """Seconds for which a round's figures are shown: more than two rounds, one with silent servers."""
 
 MAX_SERVERS = 16
-"""Servers that are asked in a round."""
-
 ROUND_MAX = 25.0
 """Seconds after which no further server is asked in a round; the others have their turn in the next one."""
 
 STUCK_AFTER = 45.0
-"""Seconds after which a round is given up."""
 
 
 class _Round(NamedTuple):
@@ -218,7 +207,6 @@ class KvCacheReader(Collector):
         request: Callable[[Server], bytes | None] = lambda server: request_metrics(server.listener),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; nobody is asked before :meth:`update` has a holder. ``request`` gets a metrics page."""
         self._root = root
         self._request = request
         self._clock = clock
@@ -234,7 +222,6 @@ class KvCacheReader(Collector):
         self._error: Exception | None = None
 
     def read(self, context: Context) -> Part:
-        """Return what is known of the holders of this sample."""
         return {"kv_caches": self.update(context.rows)}
 
     @property
@@ -243,7 +230,6 @@ class KvCacheReader(Collector):
         return None if self.seconds is None else (self.answers, self.seconds)
 
     def errors(self) -> Iterator[Exception]:
-        """Yield what the last round has raised."""
         if self._error is not None:
             yield self._error
 
@@ -305,5 +291,4 @@ class KvCacheReader(Collector):
 
 
 def make_collector(host: Host) -> KvCacheReader:
-    """Make the collector of a host."""
     return KvCacheReader(str(host.root))

@@ -34,7 +34,6 @@ class Slot:
         self._make = make
 
     def made(self) -> Collector:
-        """Return the collector."""
         if self.collector is None:
             self.collector = self._make()
         return self.collector
@@ -93,7 +92,6 @@ class CollectorRunner:
     """Run collectors in a thread, and in a new one if one hangs: each costs one thread at most."""
 
     def __init__(self, slots: Iterable[Slot]) -> None:
-        """Start without a thread; the collectors are run in the order of their slots."""
         self.slots = {slot.name: slot for slot in slots}
         self._worker: _CollectorThread | None = None
         self._failing = FailureStreaks(COLLECTOR_FAILED)
@@ -131,8 +129,7 @@ class CollectorRunner:
             if not self._lacks(collector):
                 outcome.part = collector.read(context)
                 if wrong := outcome.part.keys() - _FIELDS:
-                    message = f"{sorted(wrong)} are not fields of a reading"
-                    raise TypeError(message)  # noqa: TRY301 as if the collector had raised it
+                    raise TypeError(f"{sorted(wrong)} are not fields of a reading")  # noqa: TRY301 as if the collector had raised it
                 outcome.health = collector.health
                 outcome.error = next(collector.errors(), None)
         except Exception as error:  # noqa: BLE001 whatever it is, only its own part is missing
@@ -154,7 +151,7 @@ class CollectorRunner:
         slot, succeeded = outcome.slot, outcome.error is None and not outcome.slot.failed_between
         slot.answered, slot.failed_between = outcome.part is not None, False
         if outcome.part is not None:
-            context.parts.update(outcome.part)
+            context.add(outcome.part)
         if outcome.error is not None:
             self._failing.failed(slot.name, outcome.error)
         elif succeeded and slot.answered:
@@ -202,7 +199,6 @@ class CollectorRunner:
             self._fail(slot, 0.0, TimeoutError("the collectors before it hang, and no time was left"))
 
     def _wait(self, worker: _CollectorThread, *, between: bool) -> None:
-        """Wait until all of its collectors have answered, or one of them is given up."""
         limit = Collector.patience
         while True:
             try:

@@ -97,7 +97,6 @@ class _DeviceThread(threading.Thread):
         return not self.busy and self._reader.is_calm(monotonic)
 
     def accept_result(self) -> tuple[DeviceReading, ...]:
-        """Return the newest result, or raise the driver's failure."""
         if isinstance(self.result, DriverError):
             raise self.result
         late = {device.uuid: device for device in self._late}
@@ -113,7 +112,6 @@ class _DeviceThread(threading.Thread):
             self._late = tuple(with_work_of(late.get(device.uuid), device) for device in self.result)
 
     def timed_out(self) -> tuple[DeviceReading, ...]:
-        """Return the devices as known, without data, because they have not answered in time."""
         return tuple(device.without_data("timeout") for device in self.known)
 
     def run(self) -> None:
@@ -197,7 +195,6 @@ class DeviceThreads:
         return tuple(devices)
 
     def _wait(self, threads: Iterable[_DeviceThread], seconds: float) -> set[_DeviceThread]:
-        """Wait for the answers of these threads, and return those that came in time."""
         waiting = set(threads)
         answered: set[_DeviceThread] = set()
         deadline = time.monotonic() + seconds
@@ -216,7 +213,6 @@ class DeviceThreads:
 
 
 def listed_pids(devices: Iterable[DeviceReading]) -> set[int]:
-    """Return the pids that NVML lists on any of these devices."""
     return {entry.pid for device in devices for entry in device.processes or ()}
 
 
@@ -226,13 +222,11 @@ class XidWatch(Collector):
     needs = ()
 
     def __init__(self, driver: Driver, interval: float) -> None:
-        """Start the thread; ``interval`` is the seconds between two samples."""
         self._driver = driver
         self._pause = min(1.0, interval) / 2
         self._events: collections.deque[XidEvent] = collections.deque(maxlen=1000)
         self._given = 0
         self._works = True
-        self._error: Exception | None = None
         threading.Thread(target=self._watch, name="vramledger-xid", daemon=True).start()
 
     @property
@@ -247,16 +241,9 @@ class XidWatch(Collector):
         return {"events": events}
 
     def accept(self) -> None:
-        """Forget what a sample has."""
         for _ in range(self._given):
             self._events.popleft()
         self._given = 0
-
-    def errors(self) -> Iterator[Exception]:
-        """Yield what the watch has raised since the last call."""
-        if self._error is not None:
-            yield self._error
-            self._error = None
 
     @property
     def health(self) -> Health:
@@ -274,5 +261,5 @@ class XidWatch(Collector):
                     return  # the device threads get this error too and report it
                 time.sleep(self._pause)
             except Exception as error:  # noqa: BLE001 a bug must not end the watch
-                self._works, self._error = False, error
+                self._works, self.failures = False, (error,)
                 time.sleep(self._pause)

@@ -8,10 +8,17 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from msgspec.structs import replace
 
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
-from vramledger.readers.bounded import MAX_STUCK, STUCK_AFTER, BoundedReader
-from vramledger.readers.collector import PATIENCE, Collector, Context, Part
+from vramledger.readers.collector import (
+    MAX_STUCK,
+    PATIENCE,
+    STUCK_AFTER,
+    BoundedReader,
+    Collector,
+    Context,
+    Part,
+)
+from vramledger.readers.hosts.facts import names_framework
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.hosts.libraries import names_framework
 from vramledger.readers.hosts.system_memory import chain_of
 from vramledger.readers.owners.cgroups import unified_path
 
@@ -29,11 +36,9 @@ class FactsReader:
 
     @property
     def stuck(self) -> int:
-        """The number of reads that hang now."""
         return self._reads.stuck
 
     def request(self, row: ProcessRow) -> None:
-        """Request the facts of a process that is new or has a new parent."""
         self._reads.submit(
             (row.pid, row.start), lambda: self._host.facts(row), lambda: self._host.basic_facts(row)
         )
@@ -59,7 +64,6 @@ UNREAD = "unread"
 
 _Identity = tuple[int, int]
 _Known = dict[int, tuple[int, int, int]]
-"""Start, parent and program by pid."""
 
 
 class RowReader(Collector):
@@ -71,7 +75,6 @@ class RowReader(Collector):
         self._host = host
 
     def read(self, context: Context) -> Part:
-        """Return the rows, and why the others have none."""
         rows, unseen = self._host.rows(context.listed_pids)
         return {"rows": rows, "unseen": unseen}
 
@@ -121,12 +124,10 @@ class FactsWatch(Collector):
         return program if start == row.start else 0
 
     def accept(self) -> None:
-        """Forget the facts that a sample has, with their owners."""
         if self._complete():
             self._unsent.clear()
 
     def errors(self) -> Iterator[Exception]:
-        """Yield what reading facts has raised; the next read requests these facts again."""
         yield from self._facts.failed.values()
 
     def _note_bystanders(self, found: Iterable[ProcessFacts], known: _Known) -> None:
@@ -150,7 +151,6 @@ class FactsWatch(Collector):
                 refreshes.clear()  # the holder has had time to load what it uses
 
     def _request_refreshes(self, rows: tuple[ProcessRow, ...]) -> None:
-        """Request the facts again of processes whose time has come, and forget those no longer listed."""
         now = time.monotonic()
         listed: dict[_Identity, list[float]] = {}
         for row in rows:
@@ -195,7 +195,6 @@ class CpuTimes(Collector):
         return {"cpu_taken": taken}
 
     def accept(self) -> None:
-        """Note that the next read is of the time since this one."""
         self._accepted = True
 
 
@@ -203,7 +202,6 @@ class LimitWatch(Collector):
     """Say which cgroups' limits are to be read: those of the holders, and those above them."""
 
     def __init__(self, watch: Callable[[tuple[str, ...]], None]) -> None:
-        """Have ``watch`` called with the paths of the cgroups."""
         self._watch = watch
         self._chains: dict[_Identity, tuple[str, ...]] = {}
 

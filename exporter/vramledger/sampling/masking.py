@@ -107,7 +107,6 @@ class Mask:
         self._numbers: dict[tuple[str, str], int] = {}
 
     def mask_reading(self, reading: Reading) -> Reading:
-        """Return a reading that may be published."""
         return replace(
             reading,
             boot_id=self._stand_in("boot", reading.boot_id),
@@ -181,7 +180,6 @@ class Mask:
         return str(_FIRST_UID + self._stand_in_number("uid", str(number)) if number else number)
 
     def _mask_user(self, real: str) -> str:
-        """Return a user's replacement; for a user without a name, the replacement of the number."""
         return self._mask_uid(real) if re.fullmatch("[0-9]+", real) else self._stand_in("user", real)
 
     def _mask_job(self, real: str) -> str:
@@ -196,7 +194,6 @@ class Mask:
         return f"{kind}{dash}{self._stand_in_number(f'uuid-{kind}', real):08x}-0000-4000-8000-000000000000"
 
     def _mask_scheduler(self, scheduler: Scheduler) -> Scheduler:
-        """Mask a scheduler's names like the names of the same things in the rest of the recording."""
         return scheduler._replace(
             managed=tuple(self._mask_scheduler_device(name) for name in scheduler.managed),
             grants=tuple(
@@ -301,7 +298,6 @@ class Mask:
         return self._stand_in("value", word)
 
     def _mask_owner(self, owner: Owner) -> Owner:
-        """Mask the pod, the job and each other name, then build the owner's ``name`` from the masked ones."""
         masked = Owner(
             owner.type,
             "",

@@ -24,8 +24,6 @@ _UID_MAX = 2**32 - 1
 
 
 class User(NamedTuple):
-    """A user, and its group."""
-
     uid: int
     gid: int
 
@@ -59,8 +57,7 @@ def find_user(name: str | None) -> User | None:
         if name is None or name.isdigit():
             uid = DEFAULT_UID if name is None else int(name)
             return User(uid, uid) if 0 < uid < _UID_MAX else None
-        message = f"--web.user={name}: there is no such user; make it, or give a number"
-        raise StartupError(message) from None
+        raise StartupError(f"--web.user={name}: there is no such user; make it, or give a number") from None
     return User(known.pw_uid, known.pw_gid) if known.pw_uid != _ROOT else None
 
 

@@ -45,10 +45,8 @@ def starter_command(*arguments: str) -> list[str]:
 
 
 def encode_config(config: SamplingConfig) -> str:
-    """Write the sampler's only argument."""
     return msgspec.json.encode(config, enc_hook=str).decode()
 
 
 def decode_config(text: str) -> SamplingConfig:
-    """Read what :func:`encode_config` wrote."""
     return msgspec.json.decode(text, type=SamplingConfig, dec_hook=lambda kind, raw: kind(raw))

@@ -31,8 +31,6 @@ MAX_LINE_BYTES = 8 * 2**20
 line of gigabytes, compressed, and what JSON makes of a line takes up to twenty times its length."""
 
 END_PAUSE = 1.0
-"""How long the end is shown before the recording starts again, in recorded seconds."""
-
 MIN_END_PAUSE = 0.02
 """Seconds; otherwise a very short recording would repeat as fast as the processor allows."""
 
@@ -60,19 +58,16 @@ def read_recording(path: Path) -> Iterator[Reading]:
                     _check_length(line)
                     reading = decode(line)
                 except RecordingError as error:
-                    message = f"{path}, line {number}: {error}"
-                    raise RecordingError(message) from error
+                    raise RecordingError(f"{path}, line {number}: {error}") from error
                 yield reading
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        message = f"cannot read the recording {path}: {reason}"
-        raise RecordingError(message) from error
+        raise RecordingError(f"cannot read the recording {path}: {reason}") from error
 
 
 def _check_length(line: bytes) -> None:
     if len(line) >= MAX_LINE_BYTES:
-        message = f"the line is longer than {MAX_LINE_BYTES // 2**20} MiB, and no reading is"
-        raise RecordingError(message)
+        raise RecordingError(f"the line is longer than {MAX_LINE_BYTES // 2**20} MiB, and no reading is")
 
 
 def _open_recording(path: Path) -> gzip.GzipFile | io.BufferedReader:
@@ -89,18 +84,17 @@ class Header(NamedTuple):
 
 
 def _read_header(path: Path, line: bytes) -> Header:
-    """Check a recording's first line and return its content."""
     try:
         head = json.loads(line)
         known = head["format"] == FORMAT
     except (ValueError, TypeError, KeyError):
         known = False
     if not known:
-        message = f"{path} is not a recording; make one with 'vramledger capture'"
-        raise RecordingError(message)
+        raise RecordingError(f"{path} is not a recording; make one with 'vramledger capture'")
     if head.get("version") != VERSION:
-        message = f"{path} has version {head.get('version')!r}, this program reads version {VERSION}"
-        raise RecordingError(message)
+        raise RecordingError(
+            f"{path} has version {head.get('version')!r}, this program reads version {VERSION}"
+        )
     idle_after = head.get("idle_after")
     known_threshold = isinstance(idle_after, (int, float)) and idle_after > 0
     return Header(float(idle_after) if known_threshold else None, head.get("simulated") is True)
@@ -121,8 +115,7 @@ class Replay:
         self._speed = speed
         self._skip = skip
         if next(read_recording(path), None) is None:
-            message = f"the recording {path} is empty"
-            raise RecordingError(message)
+            raise RecordingError(f"the recording {path} is empty")
         with _open_recording(path) as lines:
             header = _read_header(path, lines.readline(MAX_LINE_BYTES))
         self.idle_after = header.idle_after
@@ -183,5 +176,4 @@ def _is_unix_time(name: str, _: object) -> bool:
 
 
 def _is_start(name: str, _: object) -> bool:
-    """Tell whether a field is the start of a process in clock ticks, which has this name everywhere."""
     return name == "start"

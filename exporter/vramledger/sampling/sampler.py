@@ -39,10 +39,7 @@ from vramledger.sampling.privileges import drop_privileges, end_with_parent
 from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED, decode_config
 
 RECOUNT_INTERVAL = 10.0
-"""Seconds between two queries of the number of devices."""
-
 MAX_READS = 3
-"""The maximum number of readings of a device in one sample, if its processes end between the reads."""
 
 
 class Sampler:
@@ -77,7 +74,6 @@ class Sampler:
         self._looked_at: float | None = None
 
     def _make_slots(self) -> Iterator[Slot]:
-        """Yield the collectors that run after the rows, in this order: some use what others gave."""
         config, host, on = self._config, self._host, self._config.collectors
         yield Slot("facts", lambda: FactsWatch(host, lambda: self._owners.answered))
         yield self._owners
@@ -103,7 +99,6 @@ class Sampler:
                 yield Slot(fact.collector, lambda fact=fact: _make_collector(fact, host))  # type: ignore[misc]
 
     def sample(self) -> Reading:
-        """Take one sample. Raises DriverError if the driver as a whole does not work."""
         return self._sample(time.time(), time.monotonic())
 
     def sample_if_changed(self, longest: float) -> Reading | None:
@@ -172,7 +167,7 @@ class Sampler:
             if slot is not self._rows:
                 return True
             if not slot.answered:
-                context.parts.update(unread(context.listed_pids))
+                context.add(unread(context.listed_pids))
             gone = frozenset(pid for pid, why in context.unseen.items() if why == "gone")
             again = slot.answered and not gone <= gone_before and reads < MAX_READS
             return not again
@@ -184,7 +179,7 @@ class Sampler:
                 gone_before |= gone
                 context.devices = self._devices.read_again(context.devices, gone, wall, begun)
         if not self._rows.answered:
-            context.parts.update(unread(context.listed_pids))
+            context.add(unread(context.listed_pids))
             return
         self._gone = gone
         self._keep_owners(context)
@@ -194,14 +189,13 @@ class Sampler:
         self._holders = holders
 
     def _keep_owners(self, context: Context) -> None:
-        """Leave out facts without owners of a process whose owner an earlier sample has said."""
         facts = {(each.pid, each.start): each for each in context.facts}
         if self._owners.answered:
             present = {(row.pid, row.start) for row in context.rows}
             self._described = (self._described | facts.keys()) & present
         elif facts:
             kept = tuple(each for identity, each in facts.items() if identity not in self._described)
-            context.parts["facts"] = kept
+            context.add({"facts": kept})
 
     def search_host(self) -> None:
         """Search for hidden holders and for waits in the driver between two samples, within the budgets."""

@@ -32,11 +32,9 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status, None while it runs."""
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Wait for its end, and return its exit status."""
         return await self._process.wait()
 
     def kill_now(self) -> None:
@@ -75,28 +73,23 @@ class _StartedProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status, None while it runs."""
         return self.ended.result() if self.ended.done() else None
 
     async def wait(self) -> int:
-        """Wait for its end, and return its exit status."""
         return await asyncio.shield(self.ended)
 
     def kill_now(self) -> None:
-        """Kill it."""
         if not self.ended.done():
             self._starter.request_kill()
 
 
 SamplerProcess: TypeAlias = ChildProcess | _StartedProcess
-"""A sampler that runs, or has ended."""
 
 
 class Starter:
     """The process that starts samplers, as the exporter sees it; used from the event loop only."""
 
     def __init__(self, config: SamplingConfig) -> None:
-        """Start it, with the rights that we have now. Raises StartupError if no process can be started."""
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)  # noqa: FBT003 the standard library's
         try:
@@ -108,8 +101,7 @@ class Starter:
                 )
         except OSError as error:
             self._socket.close()
-            message = f"cannot start a process: {error.strerror}"
-            raise StartupError(message) from error
+            raise StartupError(f"cannot start a process: {error.strerror}") from error
         self._starting: asyncio.Future[str] | None = None
         self._sampler: _StartedProcess | None = None
         self._loop = asyncio.get_running_loop()
@@ -139,12 +131,10 @@ class Starter:
         return self._sampler
 
     def request_kill(self) -> None:
-        """Have the sampler killed."""
         with contextlib.suppress(OSError):
             self._socket.send(STARTER_KILL.encode())
 
     def close(self) -> None:
-        """End the starter, and with it a sampler."""
         self._loop.remove_reader(self._socket)
         self._socket.close()
         if self._sampler is not None:

@@ -54,12 +54,10 @@ class StartLoop:
     """The connection to the exporter, and the children that run."""
 
     def __init__(self, exporter: socket, children: dict[str, DeclaredChild]) -> None:
-        """Start nothing; ``children`` are all that can be started, by their names."""
         self._exporter = exporter
         self._children = children
 
     def run(self) -> None:
-        """Serve the exporter until it ends."""
         ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         set_wakeup_fd(wake)
         signal(SIGCHLD, lambda *_: None)
@@ -82,7 +80,6 @@ class StartLoop:
                 self._reap(child)
 
     def _reap(self, child: DeclaredChild, options: int = 0) -> None:
-        """Take note of those that have ended; without an option, wait for all."""
         for each in [*child.pids]:
             pid, status = os.waitpid(each, options)
             if pid:
@@ -154,7 +151,6 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def _log(failed: list[OSError]) -> None:
-    """Log what we could not give up."""
     from vramledger.logs import configure  # noqa: PLC0415 3 MiB, saved where nothing fails
     from vramledger.sampling.privileges import log_failures  # noqa: PLC0415 the same
 

@@ -50,7 +50,6 @@ sooner, for example killed by the kernel when memory was short, is also replaced
 next such end there is a wait, so that a failure that repeats does not cause a restart loop."""
 
 RELEASE_TIMEOUT = 60.0
-"""Seconds within which a sampler must end after the request to release the GPUs."""
 
 
 def reading_timeout(config: SamplingConfig) -> float:
@@ -65,7 +64,6 @@ class Supervisor:
     """A live host has no threshold of its own; a recording may."""
 
     def __init__(self, config: SamplingConfig) -> None:
-        """Prepare; nothing is started before :meth:`readings` is iterated."""
         self._config = config
         self._start: Callable[[SamplingConfig], Awaitable[SamplerProcess]] = start_child
         self._process: SamplerProcess | None = None
@@ -82,7 +80,6 @@ class Supervisor:
 
     @property
     def pid(self) -> int | None:
-        """The running sampler's pid."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
@@ -124,7 +121,6 @@ class Supervisor:
             await self.stop()
 
     async def stop(self) -> None:
-        """End the sampler, which releases every driver handle."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -168,7 +164,6 @@ class Supervisor:
         return self._release is None and release.end > time.monotonic()
 
     def resume(self) -> None:
-        """Sample again before the time of :meth:`release` is over."""
         self._end_release()
         self._woken.set()
 
@@ -184,7 +179,6 @@ class Supervisor:
             self._release.settled.set()
 
     def _released_reading(self) -> Reading | None:
-        """Return the failure to show while the GPUs are released, None when they are not."""
         release = self._release
         if release is not None and release.end <= time.monotonic():
             self._end_release()
@@ -233,7 +227,6 @@ class Supervisor:
         return self._process
 
     async def _read_until_end(self, process: SamplerProcess) -> AsyncIterator[Reading]:
-        """Yield one sampler's readings; return when it has ended or had to be ended."""
         deadline = START_TIMEOUT
         begun = time.monotonic()
         hung_since: float | None = None
@@ -306,7 +299,6 @@ class Supervisor:
             return _failed_reading("sampler-exit", "the sampler's output broke off and it is restarted"), True
 
     async def _end_sampler(self, process: SamplerProcess) -> None:
-        """Kill a sampler and wait until it has ended, for as long as the kernel takes."""
         process.kill_now()
         try:
             await asyncio.wait_for(process.wait(), SILENCE_GRACE)
@@ -323,8 +315,6 @@ def _failed_reading(reason: str, message: str) -> Reading:
 
 
 class _Release(NamedTuple):
-    """A release of the GPUs."""
-
     end: float  # the monotonic time at which it ends
     until: float  # the same as Unix time
     settled: asyncio.Event  # whether the GPUs are released, or another command has ended it before

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from vramledger.errors import StartupError
 from vramledger.serving import control_messages as messages
-from vramledger_agent.listener import UntrustedListenerError, check_listener
+from vramledger_agent.client import UntrustedListenerError, check_listener
 
 _T = TypeVar("_T")
 

@@ -42,7 +42,7 @@ from vramledger.rate_limit import LineLimit, TokenBucket
 from vramledger.serving import control_messages as messages
 from vramledger.web.cancellation import cancel_and_wait
 from vramledger.web.error_log import RequestErrorFilter
-from vramledger_agent.listener import PROC, is_outside_containers
+from vramledger_agent.client import PROC, is_outside_containers
 
 _ROOT = 0
 

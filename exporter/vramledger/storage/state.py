@@ -32,7 +32,7 @@ class _StoredState(msgspec.Struct):
 def write_state(tracker: HoldingTracker, timeline: Timeline) -> dict[str, Any]:
     """Return what they remember as JSON values, without values of environments that may say more."""
     known = msgspec.to_builtins(tracker.state, str_keys=True)
-    for processes in known["processes"]["known"].values():
+    for processes in known["processes"].values():
         for process in processes.values():
             for facts in (process["shown"].get("facts"), process["shown"].get("first")):
                 if facts and facts.get("settings"):

@@ -18,7 +18,7 @@ from tests.support.host.model import GIB, MIB
 from tests.support.judging import imbalances
 from vramledger.accounting.sample import Sample
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.accounting.work.busy_without_work import BusyWithoutWorkState, BusyWithoutWorkWatch
+from vramledger.accounting.work import busy_without_work as waiting
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Grade, Snapshot, State
 from vramledger.sampling.replay import read_recording
@@ -184,11 +184,11 @@ def test_kernels_that_stay_and_compute_are_not_busy_without_work() -> None:
         for number, name in enumerate(names):
             start = begun + 6.2 * number
             own = [each for each in readings if start + 1.3 < each.monotonic < start + 5]
-            watch = BusyWithoutWorkWatch(BusyWithoutWorkState())
+            spans: dict[str, waiting.Span] = {}
             for second in range(200):
                 device = own[second % len(own)].devices[gpu]
                 sample = Sample(Reading(second + 5e8, second), {}, 5.0, False)
-                if watch.update(device, sample) is not None:
+                if waiting.busy_without_work(spans, device, sample) is not None:
                     said.add(name)
     assert said == {"spin-thread", "sleep-thread", "chase-warp", "atomics"}
 

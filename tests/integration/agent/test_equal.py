@@ -353,7 +353,7 @@ ALONE = {
     "a framework that is looked for": """
 import ctypes, importlib.util, os, sys
 try:
-    import vramledger_agent.visible_devices as devices
+    import vramledger_agent.frameworks.provider as devices
     devices.has_device_files = lambda *_: True
 except ImportError: pass
 print(importlib.util.find_spec("cupy"), importlib.util.find_spec("rmm"))

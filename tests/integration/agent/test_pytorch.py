@@ -253,7 +253,7 @@ def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: FakeExpo
     device = {"total": 80 * gib, "free": gib, "holders": holders}
     exporter.answer = {"version": 1, "ok": True, "devices": [device]}
     # This test's thread answers, when it gets to it.
-    patient = "from vramledger_agent.oom import diagnosis; diagnosis.TIMEOUT_SECONDS = 30"
+    patient = "from vramledger_agent.oom import handler; handler.TIMEOUT_SECONDS = 30"
     full = f"torch._C.allocators[0].free = 2**30; wait_for_report(); {patient}"
     code = OOM.replace("2**50", "2**35").replace("wait_for_report()", full)
     report = reported(exporter, place, code)
@@ -390,7 +390,7 @@ def test_a_hung_exporter_is_waited_for_once(place: Path) -> None:
         import sys, time, torch
         from vramledger_agent import transport
         kept = torch.Tensor(8)
-        from vramledger_agent.oom import diagnosis, handler
+        from vramledger_agent.oom import handler
         while not handler.observer.attached:
             time.sleep(0.01)
         asked = []

@@ -63,7 +63,7 @@ def test_to_name_lines_it_imports_nothing(place: Path) -> None:
     """PyTorch names the lines of a stack for us without the import that it would do for that."""
     out = run(place, """
         import sys, threading, torch
-        from vramledger_agent.torch.snapshots import take_without_import
+        from vramledger_agent.torch.recording import take_without_import
 
         def name_lines():
             stack = torch._C._profiler.gather_traceback(True, False, False)

@@ -158,7 +158,7 @@ def test_no_cycle_is_said_to_be_none(place: Path) -> None:
 
 LAZY = """
 import importlib
-from vramledger_agent.torch.block_survey import BlockSurvey
+from vramledger_agent.torch.allocator import BlockSurvey
 imported_by = []
 
 class Finder:

@@ -29,10 +29,10 @@ __version__ = "14.2.0"
 BEGINNING = """
 import sys, time
 from vramledger_agent.frameworks.cupy import CuPy
-from vramledger_agent import visible_devices
+from vramledger_agent.frameworks import provider
 CuPy.is_initialised = lambda self: True
 CuPy.may_initialise = lambda self: True
-visible_devices.at_most_one = lambda: True
+provider.at_most_one = lambda: True
 import cupy
 from vramledger_agent.worker import worker
 worker.start()

@@ -10,8 +10,7 @@ import pytest
 from vramledger_agent import session, settings
 from vramledger_agent.oom import report_file, verdict
 from vramledger_agent.oom.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN
-from vramledger_agent.torch import allocator as leak_detector
-from vramledger_agent.torch import block_survey
+from vramledger_agent.torch import allocator as torch_allocator
 from vramledger_agent.torch.allocator import (
     enables_expandable_segments,
     private_pool_bytes,
@@ -78,12 +77,12 @@ def test_growth_of_a_leak_is_found() -> None:
     """A rise below a sawtooth is found by its minima."""
     values = [step * 12 + (step % 7) * 500 for step in range(400)]
 
-    assert leak_detector.leaked_bytes(values) == pytest.approx(400 * 12 * 0.9 * 0.75, rel=0.05)
+    assert torch_allocator.leaked_bytes(values) == pytest.approx(400 * 12 * 0.9 * 0.75, rel=0.05)
 
 
 def test_a_leak_that_begins_late_is_found() -> None:
     """A leak after a flat hour is found, at the latest when as many minima rise as an answer needs."""
-    detector = leak_detector.LeakDetector()
+    detector = torch_allocator.LeakDetector()
     for second in range(3600):
         detector.add(10_000 + second % 7 * 500)
     assert detector.leaked_bytes() == 0
@@ -97,7 +96,7 @@ def test_a_leak_that_begins_late_is_found() -> None:
 
 def test_what_rises_and_falls_for_hours_is_no_leak() -> None:
     """A slow cycle of an hour is never taken for a leak after its first turn."""
-    detector = leak_detector.LeakDetector()
+    detector = torch_allocator.LeakDetector()
     for second in range(3600):
         detector.add(10_000 + second * 10)
     for second in range(1, 4 * 3600):
@@ -126,21 +125,21 @@ def test_advice_names_what_is_not_set(set_already: bool | None, named: bool) -> 
 )
 def test_no_leak(values: list[int]) -> None:
     """Memory that rises and falls, rises only at the start, jumps once or shrinks is not a leak."""
-    assert leak_detector.latest_rise(values) == 0
+    assert torch_allocator.latest_rise(values) == 0
 
 
 def test_too_early_for_a_leak() -> None:
     """A few readings give no answer, which differs from "no leak"."""
-    assert leak_detector.leaked_bytes([1, 2, 3]) is None
+    assert torch_allocator.leaked_bytes([1, 2, 3]) is None
 
 
 def test_growth_keeps_the_whole_time_in_little_space() -> None:
     """A month of readings takes as much space as a few, and still shows the leak."""
-    grown = leak_detector.LeakDetector()
+    grown = torch_allocator.LeakDetector()
     for step in range(100_000):
         grown.add(step)
 
-    assert len(grown.minima) <= leak_detector.MAX_MINIMA + 1
+    assert len(grown.minima) <= torch_allocator.MAX_MINIMA + 1
     assert grown.leaked_bytes() == pytest.approx(67_500, rel=0.05)
 
 
@@ -194,7 +193,7 @@ def test_counters_of_another_version() -> None:
 def test_sums_of_a_snapshot() -> None:
     """The largest free block is one that a tensor can use, not one of a CUDA graph's pool."""
     block = [{"state": "inactive", "size": 30}, {"state": "active_allocated", "size": 10}]
-    found = block_survey.sum_segments(
+    found = torch_allocator.sum_segments(
         [
             {"device": 1, "total_size": 40, "blocks": block},
             {"device": 1, "total_size": 20, "blocks": [{"state": "inactive", "size": 20}]},
@@ -221,7 +220,7 @@ def test_first_survey_comes_soon() -> None:
         return {"segments": []}
 
     native = SimpleNamespace(_cuda_memorySnapshot=snapshot, _cuda_isHistoryEnabled=lambda: False)
-    survey = block_survey.BlockSurvey(SimpleNamespace(_C=native, cuda=SimpleNamespace(memory=None)))  # type: ignore[arg-type]
+    survey = torch_allocator.BlockSurvey(SimpleNamespace(_C=native, cuda=SimpleNamespace(memory=None)))  # type: ignore[arg-type]
     counts = []
     for second in range(40):
         live = 0 if second < 2 else 7

@@ -198,7 +198,7 @@ def test_another_user_is_refused(training: Training) -> None:
     code = (
         # All imports come first: the other user may not be able to read this interpreter's library.
         "import encodings.ascii, os, shutil, sys; import vramledger_agent.client;"
-        " import vramledger_agent.listener;"
+        " import vramledger_agent.client;"
         " from vramledger.cli import main, parser; parser();"
         " os.setgid(65534); os.setuid(65534);"
         f" sys.exit(main({arguments!r}))"

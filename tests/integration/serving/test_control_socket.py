@@ -45,8 +45,7 @@ from vramledger.serving.control_messages import (
     write,
 )
 from vramledger.serving.control_socket import Caller, ControlHandlers, serve_control
-from vramledger_agent import listener
-from vramledger_agent.listener import UntrustedListenerError, check_listener
+from vramledger_agent.client import UntrustedListenerError, check_listener, exporters_user
 
 Blocking: TypeAlias = "Lingerer | BlockingFiles"
 
@@ -462,7 +461,7 @@ def test_the_usual_directory_names_the_exporters_user(
         for each, mode, owner in zip((above, place), modes, owners, strict=True):
             os.chown(each, owner, owner)
             each.chmod(mode)
-        assert listener.exporters_user(place) == found
+        assert exporters_user(place) == found
 
 
 def test_a_message_is_read_as_it_was_written() -> None:

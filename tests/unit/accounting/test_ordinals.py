@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.builders import MIB
-from vramledger.accounting.agent_ordinals import SLACK, translate
+from vramledger.accounting.agent_figures import SLACK, translate
 from vramledger.model.reading import DeviceReading
 
 GIB = 1024 * MIB

@@ -429,7 +429,7 @@ class TestDevices:
             host.host.processes = [Process(pid, {0: Fixed(GIB)})]
             host.sample()
 
-        assert len(host.exporter.tracker.state.processes.known) == 1
+        assert len(host.exporter.tracker.state.processes) == 1
 
     def test_a_destroyed_instance_is_forgotten(self) -> None:
         """A MIG instance that disappears while its GPU answers was destroyed on purpose."""

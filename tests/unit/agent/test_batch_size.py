@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vramledger_agent.oom.diagnosis import PartPeak, Step, fitting_batch
+from vramledger_agent.oom.handler import PartPeak, Step, fitting_batch
 
 LIMIT = 6 * 2**30
 

@@ -12,8 +12,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from vramledger_agent import visible_devices
 from vramledger_agent.frameworks import cupy, jax, rmm, tensorflow
+from vramledger_agent.frameworks import provider as visible_devices
 from vramledger_agent.protocol.frameworks import (
     COUNTER_FIGURES,
     POOL_FIGURES,

@@ -312,7 +312,7 @@ def test_all_that_the_accounting_knows_is_stored() -> None:
             "_longest_gap",
             "_told_after",
             "owners_max",
-            "_blank",
+            "blank",
             "_restarted",
             "state",
         )

@@ -10,8 +10,14 @@ import pytest
 
 from tests.support.real_snapshots import NAMES, read
 from tests.support.torch_snapshots import LINEAR, MIB, TORCH, Heap, user
-from vramledger_agent.torch_snapshots.html import SHAPES_MAX, map_lifetimes, map_segments, snapshot_html
-from vramledger_agent.torch_snapshots.live_bytes import by_category, live_bytes
+from vramledger_agent.torch_snapshots.html import (
+    SHAPES_MAX,
+    by_category,
+    live_bytes,
+    map_lifetimes,
+    map_segments,
+    snapshot_html,
+)
 from vramledger_agent.torch_snapshots.snapshot import parse_snapshot
 from vramledger_agent.torch_snapshots.user_lines import (
     BACKWARD,

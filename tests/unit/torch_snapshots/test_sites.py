@@ -21,7 +21,7 @@ from tests.support.torch_snapshots import (
     user,
 )  # fmt: skip
 from vramledger_agent.protocol.user_code import FRAMEWORK, LIBRARY, OWN, code_origin
-from vramledger_agent.torch_snapshots.live_bytes import BEFORE, live_bytes
+from vramledger_agent.torch_snapshots.html import BEFORE, live_bytes
 from vramledger_agent.torch_snapshots.sites import compare_snapshots, sum_by_site
 from vramledger_agent.torch_snapshots.snapshot import AllocationSnapshot, Block, parse_snapshot
 from vramledger_agent.torch_snapshots.user_lines import (

@@ -52,7 +52,6 @@ may."""
 
 
 def add_command(commands: Commands) -> None:
-    """Declare the command."""
     attach = commands.add_parser(
         "attach",
         help="start the agent in a running Python 3.14 process",
@@ -72,15 +71,13 @@ def run(args: argparse.Namespace) -> int:
     remote_exec = getattr(sys, "remote_exec", None)
     if remote_exec is None:
         running = ".".join(map(str, sys.version_info[:3]))
-        message = (
+        raise StartupError(
             f"attaching needs Python 3.14 or newer, and this is {running};"
             f" start the program with '{args.prog.split()[0]} run' instead"
         )
-        raise StartupError(message)
     user = effective_user(args.pid)
     if user is None:
-        message = f"there is no process {args.pid}"
-        raise StartupError(message)
+        raise StartupError(f"there is no process {args.pid}")
     directory = Path(tempfile.mkdtemp(prefix="vramledger-attach-"))
     deadline = time.monotonic() + WAIT
     try:
@@ -91,18 +88,16 @@ def run(args: argparse.Namespace) -> int:
         shutil.rmtree(directory, ignore_errors=True)
         raise StartupError(attach_error(args.pid, error)) from error
     if result is None:  # the script stays: Python would report an error to the program if it were gone
-        message = (
+        raise StartupError(
             f"process {args.pid} did not run the script within {WAIT:g} s: it may be in a long call "
             "outside Python, and starts the agent after that, or it does not see our /tmp"
         )
-        raise StartupError(message)
     shutil.rmtree(directory, ignore_errors=True)
     if result != "ok":
-        message = (
+        raise StartupError(
             f"process {args.pid} cannot load the agent: {' '.join(result.split())};"
             f" its user must be able to read {Path(vramledger_agent.__file__).parent}"
         )
-        raise StartupError(message)
     write_plain(f"The agent runs in process {args.pid}.\n")
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import stat
 import sys
 
 from vramledger_agent.errors import StartupError, UsageError
@@ -14,6 +15,7 @@ from vramledger_agent.protocol.messages import CONSENT_VARIABLE, CONSENTS, DEFAU
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # see above
     from collections.abc import Callable, Collection, Sequence
+    from pathlib import Path
     from typing import Any, NoReturn, TypeAlias, TypeVar
 
     _T = TypeVar("_T")
@@ -75,11 +77,11 @@ def parse_duration(text: str) -> float:
     """Read a duration as Prometheus writes it (``1m30s``), in seconds. Raises UsageError if it is not one."""
     seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
     if _DURATION.sub("", text) or seconds <= 0:
-        message = f"{text!r} is not a duration; write for example 500ms, 1s, 10m or 1h30m"
-        raise UsageError(message)
+        raise UsageError(f"{text!r} is not a duration; write for example 500ms, 1s, 10m or 1h30m")
     if seconds > _LONGEST_DURATION:
-        message = f"{text[:40]!r} is too long for a duration; write at most {_LONGEST_DURATION / 86400:.0f}d"
-        raise UsageError(message)
+        raise UsageError(
+            f"{text[:40]!r} is too long for a duration; write at most {_LONGEST_DURATION / 86400:.0f}d"
+        )
     return seconds
 
 
@@ -87,10 +89,8 @@ duration = argparse_type(parse_duration, "duration")
 
 
 def pid(text: str) -> int:
-    """Read a process id."""
     if not text.isascii() or not text.isdigit() or int(text) <= 0:
-        message = f"{text!r} is not a process id"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a process id")
     return int(text)
 
 
@@ -113,8 +113,7 @@ def agent_settings(args: argparse.Namespace) -> dict[str, str]:
 def count(text: str) -> int:
     """Read a whole number of 0 or more."""
     if not text.isascii() or not text.isdigit():
-        message = f"{text!r} is not a whole number of 0 or more"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
 
 
@@ -131,7 +130,6 @@ def add_agent_socket(parser: argparse.ArgumentParser, default: str | None = DEFA
 
 
 def add_log(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of the log."""
     group = parser.add_argument_group("log")
     group.add_argument("--log.level", dest="log_level", choices=LOG_LEVELS, default="info")
     group.add_argument("--log.format", dest="log_format", choices=["logfmt", "json"], default="logfmt")
@@ -146,5 +144,34 @@ def write_output(text: str, controls: Collection[str] = ()) -> None:
     except OSError as error:
         # What is left in the buffer would fail again at exit, with status 120 and a second message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        message = f"cannot write to standard output: {error.strerror}; free some space or write elsewhere"
-        raise StartupError(message) from error
+        raise StartupError(
+            f"cannot write to standard output: {error.strerror}; free some space or write elsewhere"
+        ) from error
+
+
+def create_private(path: Path, *, exclusive: bool = False) -> int:
+    """Open an empty file for writing, mode 0600; return its descriptor.
+
+    Nothing that another user has put there is written to: no link, no pipe, no file of theirs. ``path``:
+    where; an existing file of our own is emptied. ``exclusive``: refuse any existing file. Raises
+    FileExistsError if it exists already. Raises StartupError if it belongs to another user, or is neither a
+    file nor a device. Raises OSError if it cannot be made.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_EXCL if exclusive else 0)
+    file = os.open(path, flags, 0o600)
+    try:
+        found = os.fstat(file)
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1:
+            os.fchmod(file, 0o600)
+            os.ftruncate(file, 0)
+        elif not stat.S_ISCHR(found.st_mode):
+            _refuse(path)
+        os.set_blocking(file, True)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _refuse(path: Path) -> NoReturn:
+    raise StartupError(f"cannot write {path}: it is another user's, or not a plain file; name another")

@@ -52,7 +52,6 @@ NOT_FOUND, NOT_RUN = 127, 126
 
 
 def add_command(commands: Commands) -> None:
-    """Declare the command."""
     run_ = commands.add_parser(
         "run",
         help="start a program with the agent inside",
@@ -101,8 +100,7 @@ def run(args: argparse.Namespace) -> int:
     args.allow_snapshot = args.allow_snapshot or args.snapshot_from_start
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        message = f"nothing to run; write for example: {args.prog} -- python train.py"
-        raise UsageError(message)
+        raise UsageError(f"nothing to run; write for example: {args.prog} -- python train.py")
     environ = agent_environment(args, caller_environment())
     restore_signals()
     program = args.prog.split()[0]
@@ -205,10 +203,9 @@ def change_startup_hook(packages: Path, *, remove: bool) -> int:
         else:
             (packages / (HOOK + ending)).write_text(content, encoding="ascii")
     except OSError as error:
-        message = (
+        raise StartupError(
             f"cannot change {packages}: {error.strerror}; run it as the owner of this Python environment"
-        )
-        raise StartupError(message) from error
+        ) from error
     if remove:
         write_plain(f"Removed the start-up hook from {packages}.\n")
     else:

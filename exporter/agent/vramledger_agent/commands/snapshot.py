@@ -19,12 +19,12 @@ from vramledger_agent.commands.parser import (
     add_agent_socket,
     add_log,
     count,
+    create_private,
     duration,
     pid,
     write_output,
 )
 from vramledger_agent.errors import SnapshotError, StartupError, UsageError
-from vramledger_agent.private_file import create_private
 from vramledger_agent.torch_snapshots.html import snapshot_html
 from vramledger_agent.torch_snapshots.safe_pickle import limit_address_space, load_plain, unpacked_size
 from vramledger_agent.torch_snapshots.sites import compare_snapshots
@@ -50,7 +50,6 @@ _ORIGINS = {
 
 
 def add_command(commands: Commands) -> None:
-    """Declare the command."""
     snapshot = commands.add_parser(
         "snapshot", help=_HELP, epilog=_FORMS, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -89,7 +88,6 @@ def add_command(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the form of the command that was given."""
     match args.what:
         case ["show", file]:
             return _in_a_child([Path(file)], lambda: _show(args, Path(file)))
@@ -98,16 +96,14 @@ def run(args: argparse.Namespace) -> int:
         case [number]:
             return _record(args, _pid(number, args.prog))
     words = " ".join(args.what)
-    message = f"'{args.prog} {words}' is not a form of this command; see '{args.prog} --help'"
-    raise UsageError(message)
+    raise UsageError(f"'{args.prog} {words}' is not a form of this command; see '{args.prog} --help'")
 
 
 def _pid(text: str, prog: str) -> int:
     try:
         return pid(text)
     except argparse.ArgumentTypeError as error:
-        message = f"{error}; see '{prog} --help'"
-        raise UsageError(message) from error
+        raise UsageError(f"{error}; see '{prog} --help'") from error
 
 
 def _read(path: Path) -> AllocationSnapshot:
@@ -115,8 +111,7 @@ def _read(path: Path) -> AllocationSnapshot:
     try:
         return parse_snapshot(data)
     except SnapshotError as error:
-        message = f"{path}: {error}"
-        raise SnapshotError(message) from error
+        raise SnapshotError(f"{path}: {error}") from error
 
 
 def _in_a_child(paths: Sequence[Path], work: Callable[[], int]) -> int:
@@ -132,18 +127,18 @@ def _in_a_child(paths: Sequence[Path], work: Callable[[], int]) -> int:
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if ended >= 0:
             return ended
-        message = f"{paths[0]} cannot be read: it is broken or hostile ({signal.Signals(-ended).name})"
-        raise SnapshotError(message)
+        raise SnapshotError(
+            f"{paths[0]} cannot be read: it is broken or hostile ({signal.Signals(-ended).name})"
+        )
     with contextlib.suppress(OSError):  # load_plain says why the file cannot be read
         limit_address_space(sum(unpacked_size(path) for path in paths))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         return work()
     except MemoryError as error:
-        message = (
+        raise SnapshotError(
             f"{paths[0]} needs more memory than a snapshot of its size can need; it is broken or hostile"
-        )
-        raise SnapshotError(message) from error
+        ) from error
 
 
 def _diff(args: argparse.Namespace, first: Path, second: Path) -> int:
@@ -206,12 +201,14 @@ def _copy_sealed(source: int, target: int) -> int:
     try:
         fcntl.fcntl(source, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE)
     except OSError as error:
-        message = f"the program still writes the snapshot ({error.strerror}); nothing was kept"
-        raise SnapshotError(message) from error
+        raise SnapshotError(
+            f"the program still writes the snapshot ({error.strerror}); nothing was kept"
+        ) from error
     size = os.fstat(source).st_size
     if size > MAX_BYTES:
-        message = f"the program wrote {size_text(size)}, more than a snapshot has; nothing was kept"
-        raise SnapshotError(message)
+        raise SnapshotError(
+            f"the program wrote {size_text(size)}, more than a snapshot has; nothing was kept"
+        )
     at = 0
     while at < size:
         at += os.sendfile(target, source, at, size - at)
@@ -224,15 +221,12 @@ def _create_file(path: Path, *, exclusive: bool) -> Iterator[int]:
     try:
         file = create_private(path, exclusive=exclusive)
     except FileExistsError as error:
-        message = f"{path} already exists; name another with --output"
-        raise StartupError(message) from error
+        raise StartupError(f"{path} already exists; name another with --output") from error
     except OSError as error:
-        message = f"cannot write {path}: {error.strerror}"
-        raise StartupError(message) from error
+        raise StartupError(f"cannot write {path}: {error.strerror}") from error
     try:
         yield file
     except OSError as error:
-        message = f"cannot write {path}: {error.strerror}"
-        raise StartupError(message) from error
+        raise StartupError(f"cannot write {path}: {error.strerror}") from error
     finally:
         os.close(file)

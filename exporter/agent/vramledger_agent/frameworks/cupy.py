@@ -8,41 +8,18 @@ checked with CuPy 14.2; a version that keeps the allocator elsewhere leaves it n
 from __future__ import annotations
 
 import gc
-import sys
+from typing import Any
 
-from vramledger_agent import visible_devices
-from vramledger_agent.frameworks.provider import OutOfMemoryMessage, Provider, read_requested
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from vramledger_agent.frameworks import provider
+from vramledger_agent.frameworks.provider import OneDeviceProvider, OutOfMemoryMessage, read_requested
 
 
-class CuPy(Provider):
-    """The CuPy of this process."""
-
+class CuPy(OneDeviceProvider):
     name = "cupy"
 
-    def may_initialise(self) -> bool:
-        """Return whether there is a GPU; :meth:`is_initialised` is too slow to ask it at each import."""
-        return visible_devices.may_exist()
-
-    def is_initialised(self) -> bool:
-        """Return whether CuPy is loaded and CUDA in use."""
-        return "cupy" in sys.modules and visible_devices.has_open_device()
-
-    def read(self) -> dict[str, object] | None:
-        """Return the pools' bytes in use, their size, and the limit of the current one if it was set."""
-        cupy = sys.modules.get("cupy")
-        if cupy is None:
-            return None
-        entry: dict[str, object] = {"framework": self.name, "version": getattr(cupy, "__version__", None)}
-        if not visible_devices.at_most_one():
-            return {**entry, "supported": False, "devices": []}
-        pools = _pools(cupy)
+    def read_device(self, module: Any) -> dict[str, object]:  # noqa: ANN401 CuPy is not installed where this is checked
+        pools = _pools(module)
         return {
-            **entry,
-            "supported": True,
             "allocator": "pool",
             "policy": "caching",
             "devices": [
@@ -51,23 +28,21 @@ class CuPy(Provider):
                     "in_use": sum(int(pool.used_bytes()) for pool in pools),
                     "pool": sum(int(pool.total_bytes()) for pool in pools),
                     "limit": int(pools[-1].get_limit()) or None,  # 0 means none
-                    "managed": sum(int(pool.total_bytes()) for pool in pools if _is_managed(cupy, pool))
+                    "managed": sum(int(pool.total_bytes()) for pool in pools if _is_managed(module, pool))
                     or None,
                 }
             ],
         }
 
     def recognise_out_of_memory(self, error: BaseException) -> OutOfMemoryMessage | None:
-        """Recognise the error of CuPy's pool."""
         kind = type(error)
         if kind.__name__ != "OutOfMemoryError" or not kind.__module__.startswith("cupy"):
             return None
-        ordinal = 0 if visible_devices.at_most_one() else None
+        ordinal = 0 if provider.at_most_one() else None
         return OutOfMemoryMessage(ordinal, read_requested(str(error)))
 
 
 def _pools(cupy: Any) -> list[Any]:  # noqa: ANN401 CuPy is not installed where this is checked
-    """Return the default pool, and the pool that allocates now if it is another one."""
     pools = [cupy.get_default_memory_pool()]
     find = getattr(getattr(cupy, "cuda", None), "get_allocator", None)
     current = getattr(find(), "__self__", None) if find is not None else None
@@ -77,11 +52,9 @@ def _pools(cupy: Any) -> list[Any]:  # noqa: ANN401 CuPy is not installed where 
 
 
 def _is_managed(cupy: Any, pool: object) -> bool:  # noqa: ANN401 the same
-    """Tell whether a pool certainly gets its memory from ``cudaMallocManaged``."""
     allocate = getattr(getattr(cupy, "cuda", None), "malloc_managed", None)
     return allocate is not None and any(each is allocate for each in gc.get_referents(pool))
 
 
 def make_provider() -> CuPy:
-    """Make the provider."""
     return CuPy()

@@ -39,8 +39,6 @@ _STATISTICS = {
 
 
 class Jax(Provider):
-    """The JAX of this process."""
-
     name = "jax"
 
     def __init__(self) -> None:
@@ -61,7 +59,6 @@ class Jax(Provider):
         return True
 
     def has_given_up(self) -> bool:
-        """Return whether the backends exist, and none is for a GPU."""
         bridge = sys.modules.get(BRIDGE_MODULE)
         lock = getattr(bridge, "_backend_lock", None)
         if not getattr(bridge, "_backends", None) or lock is None or not hasattr(lock, "locked"):
@@ -69,7 +66,6 @@ class Jax(Provider):
         return not lock.locked() and not _gpu_clients()
 
     def is_initialised(self) -> bool:
-        """Return whether a backend for a GPU exists."""
         return bool(_gpu_clients())
 
     def start(self) -> None:
@@ -89,7 +85,6 @@ class Jax(Provider):
         return OutOfMemoryMessage(only if named is None else named, read_requested(text))
 
     def read(self) -> dict[str, object] | None:
-        """Return the policy, and a device's pool, bytes in use, peak and limit."""
         clients = _gpu_clients()
         if not clients:  # jax.clear_backends() removes them
             return None
@@ -114,7 +109,6 @@ class Jax(Provider):
 
 
 def make_provider() -> Jax:
-    """Make the provider."""
     return Jax()
 
 
@@ -133,7 +127,6 @@ def classify_policy(environ: Mapping[str, str]) -> str | None:
 
 
 def _gpu_clients() -> list[object]:
-    """Return the clients of GPU backends that exist."""
     backends = getattr(sys.modules.get(BRIDGE_MODULE), "_backends", None)
     if not isinstance(backends, dict):
         return []
@@ -142,7 +135,6 @@ def _gpu_clients() -> list[object]:
 
 
 def _device_entry(device: object) -> dict[str, object]:
-    """Return a device's figures; a figure that this version lacks is absent."""
     ordinal = getattr(device, "local_hardware_id", None)
     if ordinal is None:  # with several processes, ids are global
         ordinal = device.id  # type: ignore[attr-defined]

@@ -6,15 +6,12 @@ import _thread
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 
 from vramledger_agent.frameworks.provider import SLOW_READ_SECONDS, Provider
 from vramledger_agent.program_errors import belongs_to_program
 from vramledger_agent.protocol.messages import VISIBILITY_VARIABLES
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 POLL_SECONDS = 2.0
 """The pause between two polls of a framework that does not announce its allocator."""
@@ -34,8 +31,6 @@ MAX_BAD_READS = 3
 """A provider may be slow or fail this number of times in a row before it is paused."""
 
 RETRY_SECONDS = 60.0
-"""How long a provider is paused."""
-
 MAX_READ_SECONDS = 0.05
 """The longest time that a reading may take by the clock; :data:`SLOW_READ_SECONDS` limits its CPU time."""
 
@@ -92,15 +87,12 @@ class ProviderPoller:
             count_error()
 
     def started_providers(self) -> list[Provider]:
-        """Return the providers of the frameworks that have an allocator."""
         return [state.provider for state in self._started()]
 
     def has_started(self) -> bool:
-        """Return whether any framework has an allocator."""
         return bool(self._started())
 
     def needs_polling(self) -> bool:
-        """Return whether any framework may have an allocator by now that has not been found."""
         return any(_needs_polling(state) for state in self._listed())
 
     def start_initialised(self) -> float | None:
@@ -132,20 +124,16 @@ class ProviderPoller:
         return wait
 
     def update(self) -> None:
-        """Let the providers update what they watch all the time."""
         self._call_started(lambda provider: provider.update())
 
     def refresh(self) -> None:
-        """Let the providers read their figures again."""
         self._call_started(lambda provider: provider.refresh())
 
     def read(self) -> list[dict[str, object]]:
-        """Return the frameworks' entries of the report."""
         entries = (self._read_provider(state) for state in self._started())
         return [entry for entry in entries if entry is not None]
 
     def stop(self) -> None:
-        """Stop the providers, and forget the frameworks."""
         self._call_started(lambda provider: provider.stop())
         self.states.clear()
 
@@ -179,7 +167,6 @@ class ProviderPoller:
             self.visibility.update({name: os.environ.get(name) for name in VISIBILITY_VARIABLES})
 
     def _read_provider(self, state: ProviderState) -> dict[str, object] | None:
-        """Read one provider; pause it if it is slow or fails repeatedly."""
         begun = time.monotonic()
         if begun < state.retry_at:
             return None

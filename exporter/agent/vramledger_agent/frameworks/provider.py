@@ -6,20 +6,85 @@ it may import what the framework imports anyway. The rules for every method: mak
 nothing, change no setting, reset no peak. An exception is caught and counted as an error of this provider;
 the program never sees it. A provider that takes more than :data:`SLOW_READ_SECONDS` three times in a row is
 paused for a while.
+
+Which GPUs a process has is found from files and variables, without any call to the driver. CuPy's and RMM's
+functions answer for the calling thread's current device. If a thread of ours chose another device, it would
+make a context there, of about 500 MiB. So such a function is called only where there is exactly one device,
+and only when the driver is already in use.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
+from collections.abc import Callable, Iterable
 from math import prod
+from typing import Any
 
-from vramledger_agent import visible_devices
+from vramledger_agent.program_errors import belongs_to_program
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # a program that uses no framework need not load it
-    from collections.abc import Callable, Iterable
+_DEVICE_FILE = re.compile(r"nvidia\d+")
+
+_OTHER_GPU_FILES = frozenset(("dxg", "kfd", "nvhost-gpu"))
+"""GPUs in the Windows Subsystem for Linux, of AMD, and in a Tegra."""
+
+_NO_DEVICES = {"CUDA_VISIBLE_DEVICES": ("", "-1"), "NVIDIA_VISIBLE_DEVICES": ("void", "none")}
+"""The values of two variables that hide every GPU."""
+
+
+def has_open_device(descriptors: str = "/proc/self/fd") -> bool:
+    """Return whether this process has a GPU open, which is true from its first call of CUDA on."""
+    try:
+        names = os.listdir(descriptors)
+    except OSError as error:
+        if belongs_to_program(error):
+            raise
+        return False
+    for name in names:
+        try:
+            target = os.readlink(f"{descriptors}/{name}")
+        except OSError as error:  # closed meanwhile
+            if belongs_to_program(error):
+                raise
+            continue
+        directory, _, file = target.rpartition("/")
+        if directory == "/dev" and _DEVICE_FILE.fullmatch(file):
+            return True
+    return False
+
+
+def at_most_one(devices: str = "/dev") -> bool:
+    """Return whether CUDA can see at most one GPU: the variable names one, or the host has one."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return "," not in visible
+    try:
+        names = os.listdir(devices)
+    except OSError as error:
+        if belongs_to_program(error):
+            raise
+        return False
+    return sum(1 for name in names if _DEVICE_FILE.fullmatch(name)) == 1
+
+
+def may_exist() -> bool:
+    """Return whether this process may use a GPU: the host has one, and the environment does not hide it."""
+    hidden = any(os.environ.get(name) in values for name, values in _NO_DEVICES.items())
+    return not hidden and has_device_files()
+
+
+@functools.cache
+def has_device_files(devices: str = "/dev") -> bool:
+    """Return whether the host has a GPU of any make; it is asked at every import."""
+    try:
+        names = os.listdir(devices)
+    except OSError as error:
+        if belongs_to_program(error):
+            raise
+        return True
+    return any(_DEVICE_FILE.fullmatch(name) or name in _OTHER_GPU_FILES for name in names)
 
 
 SLOW_READ_SECONDS = 0.005
@@ -54,7 +119,7 @@ class Provider:
 
     def may_initialise(self) -> bool:
         """Return whether it may make an allocator without announcing it: then it is polled every 2 s."""
-        return visible_devices.may_exist() or self.is_initialised()
+        return may_exist() or self.is_initialised()
 
     def is_initialised(self) -> bool:
         """Return whether the framework has an allocator now; takes microseconds, also during its import."""
@@ -94,6 +159,33 @@ class Provider:
         """Undo what :meth:`start` hooked into the program, as far as the framework allows."""
 
 
+class OneDeviceProvider(Provider):
+    """A framework that answers for the calling thread's device: it is read where there can be only one."""
+
+    def may_initialise(self) -> bool:
+        """Return whether there is a GPU; :meth:`is_initialised` is too slow to ask it at each import."""
+        return may_exist()
+
+    def is_initialised(self) -> bool:
+        return self.name in sys.modules and has_open_device()
+
+    def read(self) -> dict[str, object] | None:
+        module = sys.modules.get(self.name)
+        if module is None:
+            return None
+        found = self.read_device(module) if at_most_one() else None
+        return {
+            "framework": self.name,
+            "version": getattr(module, "__version__", None),
+            "supported": found is not None,
+            **(found or {"devices": []}),
+        }
+
+    def read_device(self, module: Any) -> dict[str, object] | None:  # noqa: ANN401 it is not installed here
+        """Return the entry's figures; None where the program does not count."""
+        raise NotImplementedError
+
+
 def module_version(module: str) -> str | None:
     """Return the version that a module of the program states; None if it states none."""
     version = getattr(sys.modules.get(module), "__version__", None)
@@ -101,7 +193,6 @@ def module_version(module: str) -> str | None:
 
 
 def read_environment(names: Iterable[str]) -> dict[str, str]:
-    """Return those of the named variables that are set."""
     return {name: os.environ[name] for name in names if name in os.environ}
 
 

@@ -7,50 +7,26 @@ for a pool of managed memory: NVML charges it to nobody, and its size is what te
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
-from vramledger_agent import visible_devices
-from vramledger_agent.frameworks.provider import Provider
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from vramledger_agent.frameworks.provider import OneDeviceProvider
 
 _MAX_LAYERS = 16
 """Resources wrap each other; we search this number of them for a pool."""
 
 
-class Rmm(Provider):
-    """The RMM of this process."""
-
+class Rmm(OneDeviceProvider):
     name = "rmm"
 
-    def may_initialise(self) -> bool:
-        """Return whether there is a GPU; :meth:`is_initialised` is too slow to ask it at each import."""
-        return visible_devices.may_exist()
-
-    def is_initialised(self) -> bool:
-        """Return whether RMM is loaded and CUDA in use."""
-        return "rmm" in sys.modules and visible_devices.has_open_device()
-
-    def read(self) -> dict[str, object] | None:
-        """Return bytes in use, their peak, and the pool's size where a pool is part of the resource."""
-        rmm = sys.modules.get("rmm")
-        if rmm is None:
-            return None
-        entry: dict[str, object] = {"framework": self.name, "version": getattr(rmm, "__version__", None)}
-        if not visible_devices.at_most_one():
-            return {**entry, "supported": False, "devices": []}
-        layers = _layers(rmm)
-        counted = _counts(rmm, layers)
-        pool = _pool_bytes(layers)
-        managed = _is_managed(rmm, layers)
+    def read_device(self, module: Any) -> dict[str, object] | None:  # noqa: ANN401 RMM is not installed where this is checked
+        layers = _layers(module)
+        counted = _counts(module, layers)
+        pool = next((int(each.pool_size()) for each in layers if hasattr(each, "pool_size")), None)
+        managed = _is_managed(module, layers)
         if counted is None and (pool is None or not managed):
-            return {**entry, "supported": False, "devices": []}
+            return None
         in_use = None if counted is None else int(counted.current_bytes)
         return {
-            **entry,
-            "supported": True,
             "devices": [
                 {
                     "ordinal": 0,
@@ -63,7 +39,7 @@ class Rmm(Provider):
         }
 
 
-def _layers(rmm: Any) -> list[Any]:  # noqa: ANN401 RMM is not installed where this is checked
+def _layers(rmm: Any) -> list[Any]:  # noqa: ANN401 the same
     """Return the resource of the one device, and those below it.
 
     RMM's functions for the current device, ``get_statistics`` among them, call CUDA (``cudaGetDevice``); this
@@ -82,11 +58,6 @@ def _counts(rmm: Any, layers: list[Any]) -> Any:  # noqa: ANN401 the same
     return counts if hasattr(counts, "current_bytes") else None
 
 
-def _pool_bytes(layers: list[Any]) -> int | None:
-    """Return the size of the uppermost pool; None if there is no pool."""
-    return next((int(each.pool_size()) for each in layers if hasattr(each, "pool_size")), None)
-
-
 def _is_managed(rmm: Any, layers: list[Any]) -> bool:  # noqa: ANN401 the same
     """Tell whether all memory comes from ``cudaMallocManaged``: a resource of bins may have other sources."""
     managed = getattr(rmm.mr, "ManagedMemoryResource", None)
@@ -94,5 +65,4 @@ def _is_managed(rmm: Any, layers: list[Any]) -> bool:  # noqa: ANN401 the same
 
 
 def make_provider() -> Rmm:
-    """Make the provider."""
     return Rmm()

@@ -20,7 +20,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping
 
-from vramledger_agent import visible_devices
+from vramledger_agent.frameworks import provider
 from vramledger_agent.frameworks.provider import (
     OutOfMemoryMessage,
     Provider,
@@ -43,8 +43,6 @@ reported."""
 
 
 class TensorFlow(Provider):
-    """The TensorFlow of this process."""
-
     name = "tensorflow"
 
     def __init__(self) -> None:
@@ -53,7 +51,7 @@ class TensorFlow(Provider):
 
     def may_initialise(self) -> bool:
         """Return whether there is a GPU, or a context uses one; a search for sessions takes too long."""
-        return visible_devices.may_exist() or self._has_context()
+        return provider.may_exist() or self._has_context()
 
     def _has_context(self) -> bool:
         context = _initialised_context()
@@ -68,7 +66,6 @@ class TensorFlow(Provider):
         self._environ = read_environment(_POLICY_VARIABLES)
 
     def read(self) -> dict[str, object] | None:
-        """Return the policy, and a device's bytes in use, peak and limit."""
         context = _initialised_context()
         if context is None:  # a program may drop its context (tf.config on tests does)
             return self._read_sessions()
@@ -87,7 +84,6 @@ class TensorFlow(Provider):
         return read_tensor(str(error)) if type(error).__name__ == "ResourceExhaustedError" else None
 
     def _read_sessions(self) -> dict[str, object] | None:
-        """Return the policy and the limits of a program that uses sessions only."""
         devices = self._sessions.devices()
         if not devices:
             return None
@@ -104,8 +100,6 @@ class TensorFlow(Provider):
 
 
 class Sessions:
-    """The sessions of this process."""
-
     def __init__(self) -> None:
         # of the first session that has a GPU: it made the devices, also for those after it
         self.gpu_options: object = None
@@ -157,13 +151,11 @@ class Sessions:
 
 
 def _created_sessions() -> int:
-    """Return how many sessions TensorFlow has made, by its own count; 0 where it does not count them."""
     counter = getattr(sys.modules.get(SESSION_MODULE), "_python_session_create_counter", None)
     return 0 if counter is None else int(counter.get_cell().value())
 
 
 def _live_sessions() -> list[object]:
-    """Return the sessions, the oldest first."""
     module = sys.modules[SESSION_MODULE]
     classes = [module.BaseSession]
     for each in classes:
@@ -179,7 +171,6 @@ def _session_ordinal(name: str, ordinals: list[int]) -> int:
 
 
 def make_provider() -> TensorFlow:
-    """Make the provider."""
     return TensorFlow()
 
 
@@ -236,7 +227,6 @@ def _gpu_options(context: object) -> object:
 
 
 def _initialised_context() -> object | None:
-    """Return TensorFlow's context once its devices exist."""
     context: object = getattr(sys.modules.get(CONTEXT_MODULE), "_context", None)
     return context if getattr(context, "_context_handle", None) is not None else None
 
@@ -249,7 +239,6 @@ def _gpus(context: object, attribute: str) -> Iterable[object]:
 
 
 def _logical_limits(context: object, gpu: object) -> list[int | None]:
-    """Return a limit in bytes for each logical device of this GPU; an empty list where it was not divided."""
     configured = (getattr(context, "_virtual_device_map", None) or {}).get(gpu) or ()
     limits = [getattr(each, "memory_limit", None) for each in configured]
     return [None if limit is None else int(limit * _MIB) for limit in limits]

@@ -16,16 +16,13 @@ from vramledger_agent.oom.handler import observer
 from vramledger_agent.program_errors import belongs_to_program
 from vramledger_agent.torch.allocator import NATIVE, TorchAllocator
 from vramledger_agent.torch.optimizer_steps import OptimizerSteps
-from vramledger_agent.torch.recording import DEFAULT_EVENTS, recording
-from vramledger_agent.torch.snapshots import custom_allocators
+from vramledger_agent.torch.recording import DEFAULT_EVENTS, custom_allocators, recording
 from vramledger_agent.worker import worker
 
 POLICIES = {NATIVE: "caching", "cudaMallocAsync": "async"}
 
 
 class PyTorch(Provider):
-    """PyTorch in this process."""
-
     name = "torch"
 
     def __init__(self, torch: ModuleType) -> None:
@@ -78,7 +75,6 @@ class PyTorch(Provider):
             recording.end(self.torch)
 
     def update(self) -> None:
-        """Read the allocator's counters."""
         if self.allocator is not None:
             self.allocator.update()
 
@@ -88,7 +84,6 @@ class PyTorch(Provider):
             self.allocator.refresh()
 
     def read(self) -> dict[str, object] | None:
-        """Return what the allocator holds on the devices that the program has used."""
         entry: dict[str, object] = {"framework": self.name, "version": str(self.torch.__version__)}
         allocator = self.allocator
         if self.backend is not None:

@@ -1,6 +1,7 @@
 """Write an out-of-memory report for its owner alone to read: JSON for programs, text for people.
 
-Write as text what a report says of the failing stack, the recorded lines and the last steps.
+Write as text what a report says of the failing stack, the recorded lines and the last steps. Of a stack only
+texts are kept: a frame keeps its tensors.
 """
 
 from __future__ import annotations
@@ -9,14 +10,59 @@ import json
 import os
 import pickle
 import re
+import sys
 import time
+from types import FrameType, TracebackType
 from typing import Any
 
-from vramledger_agent.oom.stacks import user_lines
 from vramledger_agent.oom.verdict import TOO_BIG, UNKNOWN
 from vramledger_agent.program_errors import belongs_to_program
 from vramledger_agent.protocol.messages import CATEGORIES
-from vramledger_agent.protocol.user_code import PHASES
+from vramledger_agent.protocol.user_code import BACKWARD_CALL, FRAMEWORK, PHASES, code_origin, phase_of
+
+MAX_FRAMES = 60
+Line = dict[str, object]
+"""A frame as a report has it: ``file``, ``line`` and ``function``."""
+
+
+def failing_stack(frame: FrameType | None) -> dict[str, object]:
+    """Return where an allocation failed; for a thread of the backward pass, the stack of who waits for it."""
+    lines = frame_lines(frame)
+    phase = phase_of([(str(line["file"]), str(line["function"])) for line in lines])
+    if not any(code_origin(str(line["file"])) != FRAMEWORK for line in lines):
+        stacks = map(frame_lines, sys._current_frames().values())
+        waiting = [found for found in stacks if any(line["function"] == BACKWARD_CALL for line in found)]
+        lines = [*lines, *waiting[0]] if len(waiting) == 1 else lines
+    return {"phase": phase, "frames": lines[:MAX_FRAMES]}
+
+
+def frame_lines(frame: FrameType | None) -> list[Line]:
+    found: list[Line] = []
+    while frame is not None:
+        found.append(_line(frame, frame.f_lineno))
+        frame = frame.f_back
+    return found
+
+
+def traceback_lines(entry: TracebackType | None) -> list[Line]:
+    """Return the frames of an exception, innermost first."""
+    found: list[Line] = []
+    while entry is not None:
+        found.append(_line(entry.tb_frame, entry.tb_lineno))
+        entry = entry.tb_next
+    return found[::-1]
+
+
+def _line(frame: FrameType, number: int | None) -> Line:
+    return {"file": frame.f_code.co_filename, "line": number or 0, "function": frame.f_code.co_name}
+
+
+def user_lines(lines: list[Line]) -> list[Line]:
+    """Return the program's own lines; if it has none, those of the libraries; if none, the framework's."""
+    origins = [code_origin(str(line["file"])) for line in lines]
+    nearest = min(origins, default=FRAMEWORK)
+    return [line for line, origin in zip(lines, origins, strict=True) if origin == nearest]
+
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 UNIT_STEP = 1024
@@ -26,7 +72,6 @@ MAX_STACK_LINES = 12
 
 
 def format_bytes(value: object) -> str:
-    """Return a number of bytes as text."""
     if not isinstance(value, int):
         return "not known"
     size = float(value)
@@ -55,7 +100,6 @@ def batch_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def stack_lines(stack: dict[str, Any] | None) -> list[str]:
-    """Show the program's own lines of the failing stack."""
     if not stack or not stack.get("frames"):
         return []
     found = user_lines(stack["frames"])
@@ -71,7 +115,6 @@ def stack_lines(stack: dict[str, Any] | None) -> list[str]:
 
 
 def format_line(line: dict[str, Any]) -> str:
-    """Return a line of code as text."""
     return f"{line['file']}:{line['line']} {line['function']}" if line["line"] else str(line["file"])
 
 
@@ -114,7 +157,6 @@ def recorded_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def step_lines(steps: list[dict[str, Any]]) -> list[str]:
-    """Show the peaks of the last steps, and what the last finished one's were for."""
     if not steps:
         return []
     lines = ["", "Peaks of the last steps:", f"  {'step':<10}" + "".join(f"{name:>14}" for name in PHASES)]
@@ -153,8 +195,6 @@ def type_lines(types: dict[str, dict[str, int]], forward: dict[str, int]) -> lis
 
 
 MAX_KEPT = 20
-"""The number of reports that the directory keeps, the newest ones."""
-
 ADVICE = {
     "too_big": """\
 The program needs more memory than the device has. A smaller batch or model, mixed precision, activation
@@ -268,8 +308,7 @@ def make_private_directory(directory: str) -> None:
     # Where others may write and the sticky bit is set, only the owner can replace the directory or the link.
     owners = {os.lstat(directory).st_uid, os.stat(directory).st_uid}
     if not owners <= {0, os.geteuid()}:
-        message = "the directory belongs to another user"
-        raise PermissionError(message)
+        raise PermissionError("the directory belongs to another user")
 
 
 def write_private_file(path: str, content: str | bytes) -> None:
@@ -304,7 +343,6 @@ OPTIONAL_ROWS = ("more than it could get",)
 
 
 def format_report(facts: dict[str, Any]) -> str:
-    """Return a report as text."""
     pool = facts.get("pool")
     figures = pool if isinstance(pool, dict) else {}
     verdict = str(facts.get("verdict"))
@@ -362,7 +400,6 @@ def advice_for(facts: dict[str, Any]) -> str:
 
 
 def format_holder(holder: dict[str, object]) -> str:
-    """Return one holder of the device as a line."""
     who = holder.get("owner") or holder.get("owner_type") or "another user's process"
     pid = holder.get("pid")
     name = str(who) if pid is None else f"{who}, pid {pid}"

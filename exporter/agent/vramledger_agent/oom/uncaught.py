@@ -8,21 +8,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterable, Iterator
 
-from vramledger_agent.oom.report_file import write_report
-from vramledger_agent.oom.stacks import traceback_lines
+from vramledger_agent.frameworks.provider import OutOfMemoryMessage, Provider
+from vramledger_agent.oom.report_file import traceback_lines, write_report
 from vramledger_agent.oom.verdict import TOO_BIG, UNKNOWN
 from vramledger_agent.protocol.frameworks import POOL_FIGURES
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from vramledger_agent.frameworks.provider import OutOfMemoryMessage, Provider
-
 MAX_ERRORS = 50
-"""The number of errors, with their causes, that are looked at."""
-
 MAX_MESSAGE_CHARS = 2000
 
 
@@ -45,7 +38,6 @@ def report_uncaught(
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, its causes and the errors in whose handling it was raised."""
     waiting = [error]
     seen: set[int] = set()
     while waiting and len(seen) < MAX_ERRORS:

@@ -12,6 +12,19 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from dataclasses import dataclass as _declared
+else:
+
+    def _declared(kind: type) -> type:
+        """Give a class what a dataclass has, its ``__init__``, without that import."""
+
+        def init(self: object, *values: object, **named: object) -> None:
+            for name, value in (*zip(kind.__annotations__, values, strict=False), *named.items()):
+                setattr(self, name, value)
+
+        kind.__init__ = init
+        return kind
+
 
 # --- what an agent may report ---------------------------------------------------------------------------
 
@@ -55,26 +68,17 @@ def _pool_figures(*names: str) -> dict[str, str]:
 # --- what the environment shows -----------------------------------------------------------------------
 
 
+@_declared
 class Setting:
     """A variable of the environment that decides how a framework takes memory."""
 
-    __slots__ = ("keys", "matches", "policy", "variable", "why")
-
-    def __init__(
-        self,
-        variable: str,
-        policy: str | None,
-        why: str,
-        matches: Callable[[str], bool],
-        keys: tuple[str, ...] = (),
-    ) -> None:
-        self.variable = variable
-        # what it decides; None where it forbids growth, and the memory pattern decides the rest
-        self.policy = policy
-        self.why = why  # what it does, worded to follow its name: one clause
-        self.matches = matches  # says whether a value does so; never called with an empty value
-        # keys of the value's ``key:value`` items that may be shown; the rest of a value is never shown
-        self.keys = keys
+    variable: str
+    # what it decides; None where it forbids growth, and the memory pattern decides the rest
+    policy: str | None
+    why: str  # what it does, worded to follow its name: one clause
+    matches: Callable[[str], bool]  # says whether a value does so; never called with an empty value
+    # keys of the value's ``key:value`` items that may be shown; the rest of a value is never shown
+    keys: tuple[str, ...] = ()
 
 
 def _is_set(value: str) -> bool:
@@ -123,100 +127,60 @@ class Library:
 # --- what limits it ------------------------------------------------------------------------------------
 
 
+@_declared
 class MemoryLimit:
     """A way to limit what a framework takes, from the next start of the program on."""
 
-    __slots__ = ("about", "text", "where")
-
-    def __init__(self, where: str, text: str, about: str) -> None:
-        self.where = where  # ``code`` or ``environment``
-        # what to write there, with these fields: ``mib`` and ``bytes`` (the limit), ``share`` (the limit as a
-        # share of the device), ``ordinal`` (the framework's number of the device)
-        self.text = text
-        self.about = about  # what it does, and when it must be set: one clause
+    where: str  # ``code`` or ``environment``
+    # what to write there, with these fields: ``mib`` and ``bytes`` (the limit), ``share`` (the limit as a
+    # share of the device), ``ordinal`` (the framework's number of the device)
+    text: str
+    about: str  # what it does, and when it must be set: one clause
 
 
 # --- a framework ---------------------------------------------------------------------------------------
 
 
+@_declared
 class Framework:
     """One framework."""
 
-    __slots__ = (
-        *("_own_names", "announces", "default", "figures", "general", "has_categories", "imported_module"),
-        *(
-            "imports",
-            "libraries",
-            "limits",
-            "name",
-            "often_idle",
-            "preallocates",
-            "provider",
-            "remedies",
-            "serves",
-            "settings",
-            "source",
-        ),
-        *("stepwise", "title"),
-    )
-
-    def __init__(  # noqa: PLR0913 one argument a fact
-        self,
-        name: str,
-        title: str,
-        *,
-        libraries: tuple[Library, ...],
-        settings: tuple[Setting, ...] = (),
-        default: tuple[str, str] | None = None,
-        preallocates: float | None = None,
-        stepwise: str | None = None,
-        often_idle: bool = False,
-        imports: tuple[str, ...] = (),
-        serves: bool = False,
-        remedies: Mapping[str, str] = {},
-        limits: tuple[MemoryLimit, ...] = (),
-        imported_module: str = "",
-        announces: bool = False,
-        provider: str = "",
-        source: str = "",
-        figures: Mapping[str, str] = {},
-        general: Mapping[str, str] = {},
-        has_categories: bool = False,
-    ) -> None:
-        self.name = name  # in labels, JSON and reports
-        self.title = title  # as its makers write it
-        self.libraries = libraries  # the mapped files that show it
-        self.settings = settings  # variables that decide its policy, the one that wins first
-        self.default = default  # its policy by default, and why; None where only the program decides
-        # share of the device, 1 for all free memory, that it takes at its start by default; None where it
-        # takes what it needs
-        self.preallocates = preallocates
-        # what its policy is when its memory grew in steps; None where that says nothing
-        self.stepwise = stepwise
-        # programs import it and use another, so a preallocation that only the other makes is the other's
-        self.often_idle = often_idle
-        self.imports = imports  # frameworks that it imports by itself where they are installed
-        # it manages the pool of the frameworks that it is built on, so their agents do not know its policy
-        self.serves = serves
-        # what frees memory that the program does not need, by policy: what the next start should set, or for
-        # ``caching`` what the program should call
-        self.remedies = remedies
-        self.limits = limits  # how to limit its pool
-        # its import shows that the framework is being loaded; the provider hooks into it
-        self.imported_module = imported_module
-        self.announces = announces  # its module lets the agent know when it makes its allocator
-        self.provider = provider  # the agent's module that reads it; empty if the agent cannot read it
-        self.source = source  # the framework's own function from which the provider gets the figures
-        self.figures = figures  # what the provider may report of a device, and what it means
-        # which of the figures are those of :data:`POOL_FIGURES`, where they have other names
-        self.general = general
-        self._own_names = [(name, general.get(name, name)) for name in POOL_FIGURES]
-        # the provider says what live bytes are for (``messages.CATEGORIES``)
-        self.has_categories = has_categories
+    name: str  # in labels, JSON and reports
+    title: str  # as its makers write it
+    libraries: tuple[Library, ...]  # the mapped files that show it
+    settings: tuple[Setting, ...] = ()  # variables that decide its policy, the one that wins first
+    # its policy by default, and why; None where only the program decides
+    default: tuple[str, str] | None = None
+    # share of the device, 1 for all free memory, that it takes at its start by default; None where it takes
+    # what it needs
+    preallocates: float | None = None
+    # what its policy is when its memory grew in steps; None where that says nothing
+    stepwise: str | None = None
+    # programs import it and use another, so a preallocation that only the other makes is the other's
+    often_idle: bool = False
+    imports: tuple[str, ...] = ()  # frameworks that it imports by itself where they are installed
+    # it manages the pool of the frameworks that it is built on, so their agents do not know its policy
+    serves: bool = False
+    # what frees memory that the program does not need, by policy: what the next start should set, or for
+    # ``caching`` what the program should call
+    remedies: Mapping[str, str] = {}
+    limits: tuple[MemoryLimit, ...] = ()  # how to limit its pool
+    # its import shows that the framework is being loaded; the provider hooks into it
+    imported_module: str = ""
+    announces: bool = False  # its module lets the agent know when it makes its allocator
+    provider: str = ""  # the agent's module that reads it; empty if the agent cannot read it
+    source: str = ""  # the framework's own function from which the provider gets the figures
+    # what the provider may report of a device, and what it means
+    figures: Mapping[str, str] = {}
+    # which of the figures are those of :data:`POOL_FIGURES`, where they have other names
+    general: Mapping[str, str] = {}
+    # the provider says what live bytes are for (``messages.CATEGORIES``)
+    has_categories: bool = False
 
     def general_figures(self, figures: Mapping[str, int]) -> dict[str, int]:
         """Return those of :data:`POOL_FIGURES` that follow from its own figures, by their names."""
-        return {name: figures[own] for name, own in self._own_names if own in figures}
+        general = self.general
+        return {name: figures[own] for name in POOL_FIGURES if (own := general.get(name, name)) in figures}
 
 
 _TORCH_KEYS = (
@@ -474,4 +438,3 @@ FRAMEWORKS = (
 FRAMEWORKS_BY_NAME = {framework.name: framework for framework in FRAMEWORKS}
 
 REPORTING_FRAMEWORKS = {framework.name: framework for framework in FRAMEWORKS if framework.provider}
-"""The frameworks that an agent reports on."""

@@ -15,8 +15,6 @@ This module imports nothing: the agent loads it in processes that may never use 
 from __future__ import annotations
 
 FORMAT_VERSION = 1
-"""The ``version`` of every message."""
-
 DEFAULT_SOCKET = "/run/vramledger/agent.sock"
 
 # --- limits ----------------------------------------------------------------------------------------
@@ -29,8 +27,6 @@ MAX_VISIBLE_CHARS = 4096
 """The longest CUDA_VISIBLE_DEVICES: 64 devices by UUID are 2,700 characters."""
 
 MAX_DEVICES = 64
-"""The maximum number of devices in a report, summed over its frameworks."""
-
 MAX_PROVIDERS = 16
 """The maximum number of parts of an agent that a report may name in its ``errors``."""
 
@@ -53,8 +49,6 @@ POLICIES = frozenset(
 """How a framework may take memory; any other word counts as not known."""
 
 OOM_VERDICTS = ("too_big", "fragmented", "hoarded", "leaking", "unknown")
-"""The reasons why an allocation failed."""
-
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
 """What PyTorch's live tensors are for."""
 
@@ -87,10 +81,8 @@ def make_request(name: str, **arguments: object) -> dict[str, object]:
 
 
 def make_success(**content: object) -> dict[str, object]:
-    """Return a response with the result."""
     return {"version": FORMAT_VERSION, "ok": True, **content}
 
 
 def make_failure(error: object) -> dict[str, object]:
-    """Return a response that says why there is no result."""
     return {"version": FORMAT_VERSION, "ok": False, "error": error}

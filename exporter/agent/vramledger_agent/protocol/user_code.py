@@ -13,8 +13,6 @@ OWN, LIBRARY, FRAMEWORK = 0, 1, 2
 """The authors of a line; the one that is most useful to name has the lowest number."""
 
 PHASES = ("forward", "backward", "optimizer")
-"""The parts of a training step."""
-
 _PACKAGE_DIRECTORIES = ("/site-packages/", "/dist-packages/")
 _FRAMEWORK_PACKAGES = frozenset(
     "torch torchvision torchaudio functorch triton accelerate deepspeed"

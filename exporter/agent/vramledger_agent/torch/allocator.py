@@ -4,10 +4,14 @@ It calls only functions that never call the GPU: the allocator's own counters, a
 snapshot without stacks, for the largest free block. The counters take 10.6 microseconds on an H200; to
 flatten them as ``torch.cuda.memory_stats`` does takes 65.
 
-Tell a leak from memory that rises and falls: does the minimum of the allocated bytes still grow?
-
 Without a leak, memory rises and falls within each training step, and its minimum stays the same. A leak
 raises this minimum. So we compare the minima of the quarters of the time that we have seen.
+
+What the counters cannot tell, the largest free block and what private pools reserve, a survey finds. It takes
+a snapshot of the allocator, whose cost grows with the blocks (1 ms for 401 segments on an H200), while it
+holds the interpreter's lock. So the first survey is made once the program is under way, and then at most one
+every half minute, less often the longer it took. It leaves out the traces of a history that the program
+records, and there is none for a heap that would take too long.
 """
 
 from __future__ import annotations
@@ -19,17 +23,139 @@ from itertools import pairwise
 from types import ModuleType
 
 from vramledger_agent.program_errors import belongs_to_program
-from vramledger_agent.torch.block_survey import BlockSurvey, DeviceBlocks, count_blocks
 from vramledger_agent.torch.optimizer_steps import OptimizerSteps
-from vramledger_agent.torch.recording import recording
-from vramledger_agent.torch.snapshots import custom_allocators
+from vramledger_agent.torch.recording import (
+    WouldImportError,
+    custom_allocators,
+    recording,
+    take_without_import,
+)
+
+FIRST_READING = 3
+"""The first survey is at the third reading with live blocks: before that a program has hardly begun."""
+
+MIN_PAUSE_SECONDS = 30.0
+MIN_PAUSE_TO_COST = 10_000
+MAX_BLOCKS = 20_000
+MAX_AGE_PAUSES = 4.0
+
+
+class DeviceBlocks:
+    """The blocks of one device at the last survey."""
+
+    __slots__ = ("has_expandable", "largest_free", "private")
+
+    def __init__(self) -> None:
+        self.has_expandable = False  # it has expandable segments
+        self.largest_free = 0  # bytes of the largest block that a new tensor could have
+        self.private = 0  # bytes that private pools reserve
+
+
+class BlockSurvey:
+    """The allocator's blocks as they were at the last survey."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._torch = torch
+        self._live_readings = 0
+        self._next_survey = 0.0
+        self._pause_seconds = MIN_PAUSE_SECONDS
+        self._surveyed_at = 0.0
+        self._devices: dict[int, DeviceBlocks] = {}
+        self._unsupported = False
+
+    def survey_if_due(self, now: float, stats: Iterable[dict[str, object]]) -> None:
+        """Take a snapshot if it is time for one and the heap is not too large."""
+        if now < self._next_survey or self._unsupported:
+            return
+        live = count_blocks(stats)
+        self._live_readings += live > 0
+        if self._live_readings < FIRST_READING:
+            return
+        self._next_survey = now + MIN_PAUSE_SECONDS
+        if live > MAX_BLOCKS:
+            return
+        begun = time.thread_time()
+        self._devices = self.survey_now()
+        self._pause_seconds = max(MIN_PAUSE_SECONDS, (time.thread_time() - begun) * MIN_PAUSE_TO_COST)
+        self._surveyed_at = now
+        self._next_survey = now + self._pause_seconds
+
+    def survey_now(self) -> dict[int, DeviceBlocks]:
+        """Return each device's blocks now; empty, from now on, where they cannot be read cheaply."""
+        try:
+            segments = take_snapshot(self._torch)
+        except (RuntimeError, TypeError, AttributeError) as error:  # a version that we do not know
+            if belongs_to_program(error):
+                raise
+            self._unsupported = True
+            return {}
+        if segments is None:
+            return {}
+        recording.compare({"segments": segments})  # before a failure needs it
+        return sum_segments(segments)
+
+    def device_blocks(self, ordinal: int) -> DeviceBlocks | None:
+        """Return what is known of a device's blocks, None when that is too old."""
+        if time.monotonic() - self._surveyed_at > MAX_AGE_PAUSES * self._pause_seconds:
+            return None
+        return self._devices.get(ordinal)
+
+
+def count_blocks(stats: Iterable[dict[str, object]]) -> int:
+    total = 0
+    for device in stats:
+        for family in ("active", "inactive_split"):
+            counts = device.get(family)
+            if isinstance(counts, dict):
+                total += counts["all"]["current"]
+    return total
+
+
+def take_snapshot(torch: ModuleType) -> list[dict[str, object]] | None:
+    """Return the allocator's segments; None where a recorded history makes that too expensive or unsafe.
+
+    Before torch 2.12 they would contain the whole history.
+    """
+    native = torch._C
+    code = getattr(getattr(torch.cuda.memory, "memory_snapshot", None), "__code__", None)
+    if code is not None and "include_traces" in code.co_varnames:  # torch 2.12
+        argument: object = (0, 0, False)
+    elif native._cuda_isHistoryEnabled():
+        return None
+    else:
+        argument = None
+    try:  # blocks keep their stacks, also once nothing is recorded
+        snapshot = take_without_import(torch, lambda: native._cuda_memorySnapshot(argument))
+    except WouldImportError:
+        return None
+    segments: list[dict[str, object]] = snapshot["segments"]
+    return segments
+
+
+def sum_segments(segments: Iterable[dict[str, object]]) -> dict[int, DeviceBlocks]:
+    found: dict[int, DeviceBlocks] = {}
+    for segment in segments:
+        blocks = found.setdefault(_int_or_zero(segment.get("device")), DeviceBlocks())
+        private = tuple(segment.get("segment_pool_id") or (0, 0)) != (0, 0)  # type: ignore[arg-type]
+        size = _int_or_zero(segment.get("total_size"))
+        blocks.has_expandable = blocks.has_expandable or bool(segment.get("is_expandable"))
+        if private:
+            blocks.private += size
+            continue  # its free blocks belong to a CUDA graph
+        for block in segment.get("blocks") or ():  # type: ignore[attr-defined]
+            if block["state"] == "inactive":
+                blocks.largest_free = max(blocks.largest_free, block["size"])
+    return found
+
+
+def _int_or_zero(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
 
 MAX_MINIMA = 256
 """When there are more minima than this, each pair of neighbours is replaced by the smaller of the two."""
 
 MIN_MINIMA = 8
-"""When there are fewer minima than this, there is no answer."""
-
 WARM_UP_SHARE = 0.1
 """The share of the time at the start that does not count: a program loads its model then."""
 
@@ -156,7 +282,6 @@ class TorchAllocator:
         return self.supported
 
     def refresh(self) -> None:
-        """Read the counters."""
         if not self.may_read():
             return
         try:
@@ -167,7 +292,6 @@ class TorchAllocator:
             self.supported = False
 
     def read_stats(self, ordinals: set[int]) -> None:
-        """Read the counters of some devices."""
         read = self.torch._C._cuda_memoryStats
         for ordinal in ordinals:
             stats = read(ordinal)
@@ -212,20 +336,16 @@ class TorchAllocator:
         return max((rise for rise in rises if rise is not None), default=None)
 
     def minima(self, ordinal: int) -> list[int]:
-        """Return the minima of what was allocated on a device as time went on."""
         detector = self._leak_detectors.get(ordinal)
         return [] if detector is None else list(detector.minima)
 
     def categories(self, ordinal: int, allocated: int | None) -> dict[str, int] | None:
-        """Return what a device's allocated bytes are for; None before the first optimizer step on it."""
         return self._optimizer_steps.categories(ordinal, allocated)
 
     def keeps_gradients(self) -> bool | None:
-        """Return whether gradients live from step to step; None while that is not known."""
         return self._optimizer_steps.keeps_gradients
 
     def device_entry(self, ordinal: int) -> dict[str, object]:
-        """Return what the report has about one device."""
         figures = self.figures(ordinal)
         blocks = self._blocks.device_blocks(ordinal)
         expandable = self.expandable_enabled or (blocks is not None and blocks.has_expandable)

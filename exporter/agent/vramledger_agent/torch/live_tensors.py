@@ -21,11 +21,7 @@ from vramledger_agent.protocol.messages import CATEGORIES
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS = CATEGORIES
 
 MAX_NODES = 20_000
-"""The number of operations of a graph that are looked at for their types."""
-
 BATCH_NODES = 400
-"""The number of operations that are looked at for the size of the batch, after every step."""
-
 YOUNG_GENERATIONS = (0, 1)
 """The collector's generations in which a step's loss is: at most 22,000 objects in Python 3.13."""
 
@@ -93,7 +89,6 @@ def young_batch(torch: ModuleType) -> int | None:
 
 
 def optimizer_tensors(optimizer: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 torch is not installed where this is checked
-    """Yield the tensors that an optimizer knows, each with its category."""
     state = getattr(optimizer, "state", {})
     for group in getattr(optimizer, "param_groups", ()):
         for parameter in group["params"]:

@@ -23,24 +23,24 @@ import time
 import types
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vramledger_agent import step_boundary
 from vramledger_agent.program_errors import belongs_to_program
 from vramledger_agent.protocol.user_code import FRAMEWORK, code_origin
-from vramledger_agent.torch.recording import DEFAULT_EVENTS, TakenSnapshot, is_history_enabled, recording
-from vramledger_agent.torch.snapshots import custom_allocators, take_without_import
+from vramledger_agent.requests import Request
+from vramledger_agent.torch.recording import (
+    DEFAULT_EVENTS,
+    TakenSnapshot,
+    custom_allocators,
+    is_history_enabled,
+    recording,
+    take_without_import,
+)
 from vramledger_agent.torch.step_peaks import live_blocks
 
-if TYPE_CHECKING:
-    from vramledger_agent.requests import Request
-
 MAX_CYCLES = 10
-"""The number of kinds of cycles that are described, the largest ones."""
-
 MAX_OBJECTS = 8
-"""The number of objects of a cycle that are described."""
-
 Garbage = list[Any]
 
 
@@ -72,7 +72,6 @@ def _blocks(torch: ModuleType) -> dict[tuple[int, int], dict[str, Any]]:
 
 
 def _keep_garbage() -> Garbage:
-    """Run the collector, and return what it would have freed."""
     flags, kept = gc.get_debug(), len(gc.garbage)
     try:
         gc.set_debug(flags | gc.DEBUG_SAVEALL)
@@ -84,7 +83,6 @@ def _keep_garbage() -> Garbage:
 
 
 def _describe(torch: ModuleType, garbage: Garbage) -> list[dict[str, object]]:
-    """Return the groups with tensors on a GPU, the largest first; groups that the same code made are one."""
     found: dict[str, dict[str, Any]] = {}
     for group in _groups(garbage):
         size = sum(_sizes(torch, group).values())
@@ -137,7 +135,6 @@ def _sizes(torch: ModuleType, group: Iterable[Any]) -> dict[int, int]:
 
 
 def _objects(group: Garbage) -> list[dict[str, object]]:
-    """Describe the objects that say where they were made; of many of one kind, one."""
     found: dict[tuple[object, ...], dict[str, object]] = {}
     for each in group:
         code, line = _code(each)
@@ -179,7 +176,6 @@ CODE_ATTRIBUTES: dict[type, str] = {
     types.CoroutineType: "cr_code",
     types.AsyncGeneratorType: "ag_code",
 }
-"""Where an object of each type has its code."""
 
 
 MAX_EVENTS = 100_000
@@ -202,8 +198,7 @@ def record_snapshot(request: Request) -> dict[str, object]:
     seconds = request.number("seconds", 10.0, MAX_SECONDS)
     events = int(request.number("events", DEFAULT_EVENTS, MAX_EVENTS))
     if not request.descriptors:
-        message = "no file came with the request"
-        raise ValueError(message)
+        raise ValueError("no file came with the request")
     torch = initialised_torch()
     origin = _find_origin(torch)
     started = time.monotonic()
@@ -234,7 +229,6 @@ def record_snapshot(request: Request) -> dict[str, object]:
 
 
 def _find_origin(torch: ModuleType) -> str:
-    """Return whose recording a snapshot will have: ``program``, ``start`` (ours, goes on) or ``agent``."""
     if recording.is_active(torch):
         return "start"
     return "program" if is_history_enabled(torch) else "agent"
@@ -244,14 +238,13 @@ def initialised_torch() -> ModuleType:
     """Return PyTorch where it is in use on a GPU. Raises RuntimeError if it is not."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda"):
-        message = "PyTorch is not loaded in this process"
-        raise RuntimeError(message)
+        raise RuntimeError("PyTorch is not loaded in this process")
     if not torch.cuda.is_initialized():  # recording would initialise it
-        message = "PyTorch has not used a GPU in this process yet"
-        raise RuntimeError(message)
+        raise RuntimeError("PyTorch has not used a GPU in this process yet")
     if custom_allocators(torch).exist():
-        message = "the program has a memory allocator of its own, beside which PyTorch's may not be read"
-        raise RuntimeError(message)
+        raise RuntimeError(
+            "the program has a memory allocator of its own, beside which PyTorch's may not be read"
+        )
     return torch
 
 
@@ -315,11 +308,10 @@ def reclaim(request: Request) -> dict[str, object]:
     try:
         result = step_boundary.run(lambda: _empty_cache(torch), seconds)
     except TimeoutError:
-        message = (
+        raise TimeoutError(
             f"no training step ended within {seconds:g} s; a program that does not train calls"
             " vramledger_agent.safe_point() where it can pause"
-        )
-        raise TimeoutError(message) from None
+        ) from None
     assert isinstance(result, dict)  # noqa: S101 _empty_cache returned it
     return result
 
@@ -327,8 +319,7 @@ def reclaim(request: Request) -> dict[str, object]:
 def _empty_cache(torch: ModuleType) -> dict[str, object]:
     # This is the program's own thread, which may call the runtime; our thread may not.
     if torch.cuda.is_current_stream_capturing():
-        message = "the program captures a CUDA graph at this moment; try again"
-        raise RuntimeError(message)
+        raise RuntimeError("the program captures a CUDA graph at this moment; try again")
     started = time.monotonic()
     before = _read_reserved_and_allocated(torch)
     collected = gc.collect()
@@ -352,7 +343,6 @@ def _empty_cache(torch: ModuleType) -> dict[str, object]:
 
 
 def _read_reserved_and_allocated(torch: ModuleType) -> dict[int, tuple[int, int]]:
-    """Return reserved and allocated bytes of every device that counts them."""
     found = {}
     for ordinal in range(torch.cuda.device_count()):
         try:

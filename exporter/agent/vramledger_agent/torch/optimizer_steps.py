@@ -24,11 +24,7 @@ from vramledger_agent.torch.recording import recording
 from vramledger_agent.worker import worker
 
 MIN_PAUSE_SECONDS = 10.0
-"""The shortest pause between two counts of one optimizer."""
-
 MIN_PAUSE_TO_COST = 5_000
-"""The pause is at least this number of times the CPU time that the count took."""
-
 FIRST_STEPS = 64
 """Steps after which the allocator is read as well (10 us each): a fast leak fills the device in seconds."""
 
@@ -84,7 +80,6 @@ class _GradientProbe:
 
 
 def _first_gradient(optimizer: object) -> object | None:
-    """Return an optimizer's first gradient; None if it has none."""
     for group in getattr(optimizer, "param_groups", ()):
         for parameter in group["params"]:
             if parameter.grad is not None:
@@ -151,7 +146,6 @@ class OptimizerSteps:
             self._hook_handles.append(register_hook(before_step))
 
     def unregister(self) -> None:
-        """Stop optimizer steps from calling us."""
         while self._hook_handles:
             self._hook_handles.pop().remove()  # type: ignore[attr-defined]
 
@@ -254,7 +248,6 @@ class OptimizerSteps:
 
 
 def _run_guarded(work: Callable[[], None]) -> None:
-    """Run a part of what is due, and count its error."""
     try:
         work()
     except BaseException as error:
@@ -269,7 +262,6 @@ def may_record() -> bool:
 
 
 def count_bytes(optimizer: object) -> BytesByDevice:
-    """Return the bytes that an optimizer knows, by device."""
     found: BytesByDevice = {}
     for category, tensor in optimizer_tensors(optimizer):
         _add_bytes(found, tensor, CATEGORIES.index(category))

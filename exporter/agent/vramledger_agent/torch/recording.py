@@ -5,32 +5,108 @@ recording from the start of the program even an old block has its line of code. 
 microseconds an allocation, so there is one only by consent. A program may begin a recording of its own, which
 replaces ours without a sign. With PyTorch's defaults that one has C++ frames, and ours has none. PyTorch
 takes seconds to name these frames (5 s for 17 with 2.13).
+
+Read PyTorch's allocator without harm: beside no allocator of the program's own, and without an import.
+
+Such an allocator serves a ``torch.cuda.MemPool``; vLLM's sleep mode has one. The caching allocator calls it
+with its lock held, and Python code then waits for the GIL. A function that reads the allocator's counters
+holds the GIL and waits for that lock: a deadlock (seen on an H200 with torch 2.11, within 8 s).
+
+To name the lines of a recorded stack, PyTorch asks itself for ``torch._inductor``. Where nothing has imported
+that yet, the question does, and takes seconds. If that happens on a thread of ours while the program imports
+a part of PyTorch, Python lets one of the two have a module that is not complete: on an H200 with torch 2.11
+six of six programs failed so as they made their first optimizer. PyTorch accepts that there is no such part,
+and names every line but those of code that ``torch._inductor`` has written, of which there is none yet.
 """
 
 from __future__ import annotations
 
+import gc
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from itertools import chain
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
+from vramledger_agent.import_hook import RefusedImport
 from vramledger_agent.program_errors import belongs_to_program
 from vramledger_agent.protocol.messages import SNAPSHOT_KEY
 from vramledger_agent.protocol.user_code import is_native
 from vramledger_agent.torch.live_tensors import TensorFacts, read_tensors, young_batch
-from vramledger_agent.torch.snapshots import WouldImportError, take_without_import
 from vramledger_agent.torch.step_peaks import StepMark, StepPeaks, step_peaks
 from vramledger_agent.worker import worker
+
+
+class CustomAllocators:
+    """Whether the program has made an allocator of its own.
+
+    Each one is an object of a type of PyTorch's, and each object refers to its type. So the type's reference
+    count tells whether there is one, which takes a microsecond.
+    """
+
+    def __init__(self, torch: ModuleType) -> None:
+        """Look for allocators that exist already, which takes time only if CUDA is in use."""
+        names = ("_CUDAPluggableAllocator", "_cuda_CUDAAllocator")  # torch 2.11 makes objects of the first
+        self._types = [getattr(torch._C, name) for name in names if hasattr(torch._C, name)]
+        self._references = self._count()
+        cuda = getattr(torch, "cuda", None)
+        self._found = cuda is not None and bool(cuda.is_initialized()) and _has_wrapped_allocator(cuda)
+
+    def exist(self) -> bool:
+        """Tell whether there is one, or was one: a pool may use it for as long as the program runs."""
+        if not self._found:
+            references = self._count()
+            self._found = references > self._references
+            self._references = min(self._references, references)  # the import itself holds some for a moment
+        return self._found
+
+    def _count(self) -> int:
+        return sum(map(sys.getrefcount, self._types))
+
+
+@cache
+def custom_allocators(torch: ModuleType) -> CustomAllocators:
+    """Return the one of this process; the first call belongs right behind the import of PyTorch."""
+    return CustomAllocators(torch)
+
+
+def _has_wrapped_allocator(cuda: ModuleType) -> bool:
+    wrapper = getattr(cuda.memory, "_CUDAAllocator", None)
+    return wrapper is not None and any(issubclass(type(each), wrapper) for each in gc.get_objects())
+
+
+_Snapshot = TypeVar("_Snapshot")
+
+
+class WouldImportError(RuntimeError):
+    """The snapshot was not taken, because PyTorch would import a part of itself."""
+
+
+def take_without_import(
+    torch: ModuleType, take: Callable[[], _Snapshot], *, own_thread: bool = False
+) -> _Snapshot:
+    """Return what ``take`` gives. Raises WouldImportError if it would import, unless on ``own_thread``."""
+    with RefusedImport("torch._inductor") as holds:
+        if not holds and not own_thread and _would_import(torch):
+            raise WouldImportError(
+                "to name the lines, PyTorch would import torch._inductor beside the program, which can break"
+                " an import of the program; it does not once the program has imported torch._inductor"
+            )
+        return take()
+
+
+def _would_import(torch: ModuleType) -> bool:
+    return "_inductor" in vars(torch).get("_lazy_modules", ()) and "_inductor" not in vars(torch)
+
 
 DEFAULT_EVENTS = 10_000
 """The events that a recording keeps unless told otherwise; a snapshot with them takes 0.05 s."""
 
 MAX_MARKS = 64
-"""The number of steps whose ends are remembered."""
-
 _OPTIONAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
 """Only newer PyTorch accepts ``skip_actions``; a completed free says what its request said."""
 
@@ -96,14 +172,11 @@ class Recording:
 
     def compare(self, snapshot: Mapping[str, Any]) -> None:
         """Note if a snapshot shows that the program's recording has replaced ours."""
-        if self.active and (_has_native_frames(snapshot) or self._has_too_many(snapshot)):
+        traces = snapshot.get("device_traces") or ()
+        if self.active and (_has_native_frames(snapshot) or any(len(each) > self._events for each in traces)):
             self.active = self.from_start = self._at_boundary = False
 
-    def _has_too_many(self, snapshot: Mapping[str, Any]) -> bool:
-        return any(len(trace) > self._events for trace in snapshot.get("device_traces") or ())
-
     def note_optimizer(self) -> None:
-        """Remember that an optimizer begins its step now."""
         self._begun = time.time_ns() // 1000
 
     def note_step(self, torch: ModuleType) -> None:
@@ -130,7 +203,6 @@ class Recording:
         return len(trace) < self._events
 
     def peaks(self, taken: TakenSnapshot, device: int) -> list[StepPeaks]:
-        """Return the peaks of the steps in a snapshot; see :func:`step_peaks`."""
         traces = taken.snapshot.get("device_traces") or []
         complete = device < len(traces) and self.has_all(traces[device])
         return step_peaks(
@@ -209,8 +281,9 @@ def is_history_enabled(torch: ModuleType) -> bool:
     try:
         return bool(torch._C._cuda_isHistoryEnabled())
     except AttributeError:
-        message = f"PyTorch {torch.__version__} does not say whether it already records; 2.2 or newer does"
-        raise RuntimeError(message) from None
+        raise RuntimeError(
+            f"PyTorch {torch.__version__} does not say whether it already records; 2.2 or newer does"
+        ) from None
 
 
 def start_history(torch: ModuleType, events: int) -> None:
@@ -229,9 +302,7 @@ def start_history(torch: ModuleType, events: int) -> None:
                 raise
             continue
         return
-    message = f"PyTorch {torch.__version__} records in a way that this agent does not know"
-    raise RuntimeError(message)
+    raise RuntimeError(f"PyTorch {torch.__version__} records in a way that this agent does not know")
 
 
 recording = Recording()
-"""The one of this process."""

@@ -43,8 +43,6 @@ class Peak(NamedTuple):
 
 
 class StepPeaks(NamedTuple):
-    """The peaks of one step on one device."""
-
     whole: bool  # the recording has the whole step
     phases: dict[str, Peak]  # by the part of the step; a part without an event is not there
     # bytes of gradients that existed when the backward pass began; None if there was no backward pass
@@ -82,11 +80,9 @@ class AddressBook:
 
     @property
     def knows_anything(self) -> bool:
-        """Return whether the tensors of an optimizer were read."""
         return bool(self._sorted)
 
     def category(self, start: int, size: int) -> str | None:
-        """Return the category of the first known tensor in a block."""
         number = bisect_right(self._sorted, start - 1)
         if number < len(self._sorted) and self._sorted[number] < start + max(size, 1):
             return self._known[self._sorted[number]]
@@ -100,7 +96,6 @@ class _StackPhases:
         self._known: dict[tuple[int, ...], str] = {}
 
     def find(self, holder: Mapping[str, Any]) -> str:
-        """Return the part for the stack of an event or a block; see also :data:`MODULE`."""
         stack = holder.get("frames") or ()
         key = tuple(map(id, stack))
         phase = self._known.get(key)
@@ -114,7 +109,6 @@ class _StackPhases:
 
 
 def live_blocks(snapshot: Mapping[str, Any], device: int) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
-    """Yield address, bytes and entry of a device's blocks in use."""
     for segment in snapshot["segments"]:
         if segment.get("device", 0) != device:
             continue
@@ -156,7 +150,6 @@ def _lifetimes(
     live: Iterable[tuple[int, int, Mapping[str, Any]]],
     stacks: _StackPhases,
 ) -> tuple[dict[int, _Lifetime], dict[int, _Lifetime], list[_Lifetime]]:
-    """Return the allocations by the event that began them, by the event that ended them, and all of them."""
     starts: dict[int, _Lifetime] = {}
     ends: dict[int, _Lifetime] = {}
     everything: list[_Lifetime] = []
@@ -253,7 +246,6 @@ class _Walk:
         self._before_backward: int | None = None
 
     def steps(self, marks: Sequence[StepMark], *, whole: bool) -> Iterator[StepPeaks]:
-        """Yield the peaks of each step, and of the unfinished one at the end."""
         moments = sorted(
             [(mark.begun, "begun", mark) for mark in marks if mark.begun is not None]
             + [(mark.ended, "ended", mark) for mark in marks],
@@ -281,7 +273,6 @@ class _Walk:
             )
 
     def _pass(self, moment: tuple[int, str, StepMark], *, whole: bool) -> StepPeaks | None:
-        """Pass a mark: the optimizer begins, or the step ends, which is returned."""
         _, what, mark = moment
         if what == "begun":
             self._enter("optimizer")

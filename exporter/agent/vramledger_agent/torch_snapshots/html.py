@@ -3,21 +3,21 @@
 The pictures are SVG in the page. Every text that comes from the snapshot is escaped, because other people
 chose the names in it.
 
-Lay out an allocator's memory as a picture, in bytes, seconds and rows; :mod:`html` draws it.
+Of live bytes over time the events give the changes; the blocks that live at the end give the final state. So
+the curve is computed backwards from the end, and the bytes from before the recording show as a constant base.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from vramledger_agent.printable import printable
-from vramledger_agent.torch_snapshots.live_bytes import LiveBytes, by_category, event_times, live_bytes
-from vramledger_agent.torch_snapshots.sites import sum_by_site
-from vramledger_agent.torch_snapshots.snapshot import AllocationSnapshot, Block, Segment
+from vramledger_agent.torch_snapshots.sites import site_frame, sum_by_site
+from vramledger_agent.torch_snapshots.snapshot import AllocationEvent, AllocationSnapshot, Block, Segment
 from vramledger_agent.torch_snapshots.text import device_text, frame_text, recording_text, size_text
 from vramledger_agent.torch_snapshots.user_lines import (
     BACKWARD,
@@ -30,6 +30,165 @@ from vramledger_agent.torch_snapshots.user_lines import (
     Frame,
     Stack,
 )
+
+POINTS = 400
+"""Points in time of a picture: about one for each pixel and a half."""
+
+
+_LONGEST_PAUSE = 0.25
+"""The share of the time that may pass without an event, if a picture is to show seconds."""
+
+
+class LiveBytes(NamedTuple):
+    device: int  # PyTorch's number
+    # the time of each point since the first event; event numbers where no time was recorded
+    seconds: tuple[float, ...]
+    timed: bool  # whether ``seconds`` are seconds
+    # for each site or category, bytes at each point; :data:`REST` is the sum of all other sites, and
+    # :data:`BEFORE` the bytes from before the recording or without a stack
+    bands: tuple[tuple[Frame | str, tuple[int, ...]], ...]
+
+
+BEFORE = UNRECORDED
+REST = "other places"
+
+
+Key = Frame | str | None
+
+
+def by_site(event: AllocationEvent) -> Key:
+    """Count an allocation to its line of code."""
+    return site_frame(event.stack)
+
+
+def by_category(event: AllocationEvent) -> Key:
+    """Count an allocation to the part of the training that made it."""
+    return None if event.category == UNRECORDED else event.category
+
+
+def live_bytes(
+    snapshot: AllocationSnapshot,
+    device: int,
+    *,
+    key_of: Callable[[AllocationEvent], Key] = by_site,
+    most: int = 8,
+) -> LiveBytes | None:
+    """Return live bytes over time, by the largest sites or categories; None without events."""
+    events = [event for event in snapshot.events if event.device == device]
+    sizes = {block.address: block.size for block in snapshot.blocks if block.device == device}
+    changes = _changes(events, key_of, sizes)
+    if not changes:
+        return None
+    base = sum(block.size for block in snapshot.blocks if block.device == device) - sum(
+        change.size for change in changes
+    )
+    names: list[Frame | str] = [*_highest_peaks(changes, most), REST, BEFORE]
+    times, timed = event_times(events)
+    start, end = min(times), max(times)
+    last = max(1, min(POINTS, len(events)))
+    moments = [start + (end - start) * step / last for step in range(last + 1)]
+    points = list(_points(changes, times, moments, names, base))
+    bands = tuple((name, tuple(point[number] for point in points)) for number, name in enumerate(names))
+    return LiveBytes(
+        device,
+        tuple(moment - start for moment in moments),
+        timed,
+        tuple(band for band in bands if any(band[1])),
+    )
+
+
+def event_times(events: Sequence[AllocationEvent]) -> tuple[list[float], bool]:
+    """Return where each event lies on the axis of a picture, and whether that is in seconds.
+
+    It is the number of the event where no times were recorded, and where a large part of the time has no
+    event: a program that is starting up would squeeze its training steps into the last pixels.
+    """
+    seconds = [event.time for event in events if event.time is not None]
+    ordered = sorted(seconds)
+    longest = max((later - one for one, later in pairwise(ordered)), default=0.0)
+    if len(seconds) == len(events) and longest <= _LONGEST_PAUSE * (ordered[-1] - ordered[0]):
+        return seconds, True
+    return [float(number) for number in range(len(events))], False
+
+
+class _Change(NamedTuple):
+    """What an event has allocated, or freed where ``size`` is negative; ``key`` is what it is counted to."""
+
+    event: int
+    key: Key
+    size: int
+
+
+def _highest_peaks(changes: Iterable[_Change], most: int) -> list[Frame | str]:
+    peaks: dict[Frame | str, int] = {}
+    live: dict[Frame | str, int] = {}
+    for _, key, size in changes:
+        if key is not None:
+            live[key] = live.get(key, 0) + size
+            peaks[key] = max(peaks.get(key, 0), live[key])
+    return sorted(peaks, key=lambda key: -peaks[key])[:most]
+
+
+def _points(
+    changes: Sequence[_Change],
+    times: Sequence[float],
+    moments: Sequence[float],
+    names: Sequence[Frame | str],
+    base: int,
+) -> Iterator[list[int]]:
+    """Yield the bytes of each name: at each moment the highest total since the one before, at last the last.
+
+    The two last names are those of everything else, and of what is not known.
+    """
+    slots = {name: number for number, name in enumerate(names)}
+    rest, before = len(names) - 2, len(names) - 1
+    now = [0] * len(names)
+    now[before] = max(0, base)
+    applied = 0
+    for moment in moments[:-1]:
+        # A picture must keep the highest total within a step.
+        top = list(now)
+        while applied < len(changes) and times[changes[applied].event] <= moment:
+            _apply(changes[applied], now, slots, rest, before)
+            applied += 1
+            if sum(now) > sum(top):
+                top = list(now)
+        yield top
+    for change in changes[applied:]:
+        _apply(change, now, slots, rest, before)
+    yield now
+
+
+def _apply(change: _Change, now: list[int], slots: Mapping[Frame | str, int], rest: int, before: int) -> None:
+    slot = before if change.key is None else slots.get(change.key, rest)
+    now[slot] = max(0, now[slot] + change.size)
+
+
+def _changes(
+    events: Iterable[AllocationEvent], key_of: Callable[[AllocationEvent], Key], sizes: Mapping[int, int]
+) -> list[_Change]:
+    """Return what was allocated and freed, in order.
+
+    Only ``free_completed`` frees memory: before it, and after ``free_requested``, another stream still uses
+    the memory. A recording may leave out ``free_requested``, as our agent's recordings do. An event has the
+    size that was requested, and a block may be larger: up to 1 MiB is not split off. What lives at the end
+    counts with the ``sizes`` of its block, by address. Otherwise this rest would seem to be older than the
+    recording (2 MiB of 346 in a training on an H200 that was recorded from its start).
+    """
+    found: list[_Change] = []
+    alive: dict[int, tuple[Key, int, int]] = {}
+    for number, event in enumerate(events):
+        if event.action == "alloc":
+            key = key_of(event)
+            alive[event.address] = key, event.size, len(found)
+            found.append(_Change(number, key, event.size))
+        elif event.action == "free_completed":
+            key, size, _ = alive.pop(event.address, (None, event.size, 0))
+            found.append(_Change(number, key, -size))
+    for address, (_, size, place) in alive.items():
+        found[place] = found[place]._replace(size=sizes.get(address, size))
+    return found
+
 
 ROWS = 40
 """Rows of a map: a row has at least a fortieth of the memory."""
@@ -164,7 +323,6 @@ def map_lifetimes(snapshot: AllocationSnapshot, device: int) -> LifetimeMap | No
 
 
 def _without_gaps(found: Sequence[DrawnAllocation]) -> tuple[list[int], list[int], int]:
-    """Return where used ranges of addresses begin, where each begins without the gaps, and the sum."""
     begins: list[int] = []
     ends: list[int] = []
     for each in sorted(found, key=lambda each: each.offset):
@@ -193,8 +351,6 @@ _COLOUR_OF = dict(
         strict=True,
     )
 )
-"""The colours of the categories, the same in all pictures."""
-
 _ROW_HEIGHT, _ROW_GAP = 14, 3
 _LIFETIMES_HEIGHT = 420
 
@@ -273,21 +429,17 @@ def _name(band: Frame | str) -> str:
     return band if isinstance(band, str) else frame_text(band)
 
 
-def _colours(curves: LiveBytes) -> list[str]:
-    """Return a colour for each band; the last two colours are for bytes that have no site of their own."""
-    return [
-        _COLOURS[number % 8] if isinstance(name, Frame) else _COLOUR_OF.get(name, _COLOURS[8])
-        for number, (name, _) in enumerate(curves.bands)
-    ]
-
-
 def _chart(curves: LiveBytes) -> Iterator[str]:
     totals = map(sum, zip(*(band for _, band in curves.bands), strict=True))
     top = max(totals, default=0) or 1
     span = curves.seconds[-1] or 1.0
     across = [_LEFT + second / span * (_WIDTH - _LEFT) for second in curves.seconds]
     unit = f"{curves.seconds[-1]:.2f} s" if curves.timed else f"{curves.seconds[-1]:.0f} events"
-    colours = _colours(curves)
+    # The last two colours are for bytes that have no site of their own.
+    colours = [
+        _COLOURS[number % 8] if isinstance(name, Frame) else _COLOUR_OF.get(name, _COLOURS[8])
+        for number, (name, _) in enumerate(curves.bands)
+    ]
     yield (
         f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT + _AXIS_HEIGHT}" role="img">'
         f"<title>Live bytes over {unit}, at most {size_text(top)}</title>\n"

@@ -26,7 +26,6 @@ SIGNED_KEYS = ("address", "addr", "line", "time_us")
 
 
 def mapping(data: object, place: str) -> Mapping[object, object]:
-    """Return a dictionary."""
     if not isinstance(data, dict):
         raise_malformed(place, "a dictionary")
     return data
@@ -43,12 +42,10 @@ def whole_number(holder: Mapping[object, object], key: str, absent: int | None =
 
 
 def optional_number(holder: Mapping[object, object], key: str) -> int | None:
-    """Return a whole number, or None where there is none."""
     return None if holder.get(key) is None else whole_number(holder, key)
 
 
 def flag(holder: Mapping[object, object], key: str) -> bool:
-    """Return true or false; false where there is no value."""
     value = holder.get(key, False)
     if not isinstance(value, bool):
         raise_malformed(key, "true or false")
@@ -56,7 +53,6 @@ def flag(holder: Mapping[object, object], key: str) -> bool:
 
 
 def text(holder: Mapping[object, object], key: str) -> str:
-    """Return a text."""
     value = holder.get(key)
     if not isinstance(value, str):
         raise_malformed(key, "a text")
@@ -66,7 +62,6 @@ def text(holder: Mapping[object, object], key: str) -> str:
 def items(
     holder: Mapping[object, object], key: str, most: int = 1_000_000
 ) -> Iterator[Mapping[object, object]]:
-    """Yield the dictionaries of a list."""
     found = holder.get(key, [])
     if not isinstance(found, list | tuple):
         raise_malformed(key, "a list")
@@ -78,8 +73,7 @@ def items(
 
 def raise_malformed(place: str, wanted: str) -> NoReturn:
     """Refuse a snapshot. Raises SnapshotError."""
-    message = f"this is not a memory snapshot of PyTorch that we know: {place!r} is not {wanted}"
-    raise SnapshotError(message)
+    raise SnapshotError(f"this is not a memory snapshot of PyTorch that we know: {place!r} is not {wanted}")
 
 
 LARGEST = 512 * 2**20
@@ -103,28 +97,28 @@ def load_plain(path: Path, *, largest: int = LARGEST) -> object:
             packed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP  # it may be a pipe
             content = (gzip.GzipFile(fileobj=file) if packed else file).read(largest + 1)
     except (OSError, EOFError, zlib.error) as error:
-        message = f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
-        raise SnapshotError(message) from error
+        raise SnapshotError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     except MemoryError as error:
-        message = f"{path} is larger than its end says; it is broken or hostile"
-        raise SnapshotError(message) from error
+        raise SnapshotError(f"{path} is larger than its end says; it is broken or hostile") from error
     if len(content) > largest:
-        message = f"{path} is larger than {largest // 2**20} MiB; record a shorter time or fewer events"
-        raise SnapshotError(message)
+        raise SnapshotError(
+            f"{path} is larger than {largest // 2**20} MiB; record a shorter time or fewer events"
+        )
     try:
         with _limited_address_space(_ADDRESS_SPACE + _ADDRESS_SPACE_PER_BYTE * len(content)):
             return _PlainUnpickler(io.BytesIO(content)).load()
     except SnapshotError as error:
-        message = (
+        raise SnapshotError(
             f"{path} is not plain data: {error}; it is not opened, and does not come from PyTorch's allocator"
-        )
-        raise SnapshotError(message) from error
+        ) from error
     except MemoryError as error:
-        message = f"{path} needs more memory than a snapshot of its size can need; it is broken or hostile"
-        raise SnapshotError(message) from error
+        raise SnapshotError(
+            f"{path} needs more memory than a snapshot of its size can need; it is broken or hostile"
+        ) from error
     except Exception as error:  # a broken pickle can raise any exception
-        message = f"{path} is not a snapshot of PyTorch's allocator, or it is broken ({error!r:.200})"
-        raise SnapshotError(message) from error
+        raise SnapshotError(
+            f"{path} is not a snapshot of PyTorch's allocator, or it is broken ({error!r:.200})"
+        ) from error
 
 
 def unpacked_size(path: Path) -> int:
@@ -149,21 +143,16 @@ def limit_address_space(file_size: int) -> None:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler that knows no classes."""
-
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
-        message = f"it names {module_name!r:.80}.{global_name!r:.80}"
-        raise SnapshotError(message)
+        raise SnapshotError(f"it names {module_name!r:.80}.{global_name!r:.80}")
 
     def persistent_load(self, pid: object, /) -> NoReturn:
         del pid
-        message = "it refers to an object outside the file"
-        raise SnapshotError(message)
+        raise SnapshotError("it refers to an object outside the file")
 
 
 @contextlib.contextmanager
 def _limited_address_space(size: int) -> Iterator[None]:
-    """Limit the address space of this process to ``size`` for a while."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limits = [limit for limit in (size, soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))

@@ -30,7 +30,6 @@ class SiteGrowth(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return by how many bytes it grew."""
         return self.site.size - self.before
 
     @property
@@ -57,7 +56,6 @@ def site_frame(stack: Stack) -> Frame | None:
 
 
 def sum_by_site(blocks: Iterable[Block]) -> list[AllocationSite]:
-    """Sum blocks by site, the largest first."""
     sizes: dict[Frame | None, dict[Stack, int]] = {}
     counts: dict[Frame | None, int] = {}
     for block in blocks:
@@ -99,7 +97,6 @@ def compare_snapshots(first: AllocationSnapshot, second: AllocationSnapshot) -> 
 
 
 def _grown_stacks(first: AllocationSnapshot, second: AllocationSnapshot) -> list[tuple[Stack, int]]:
-    """Return every stack that holds more in the second snapshot, with the difference."""
     sizes: dict[Stack, int] = {}
     for blocks, sign in ((second.blocks, 1), (first.blocks, -1)):
         for block in blocks:

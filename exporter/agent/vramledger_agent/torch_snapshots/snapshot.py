@@ -2,7 +2,8 @@
 
 The structure is the one that ``torch.cuda.memory._snapshot`` documents (2.1 to 2.15): ``segments`` with
 ``blocks``, and ``device_traces``, a list of events for each device. Nothing is trusted: a value that is not
-of the documented type stops the reading, and the error names its place.
+of the documented type stops the reading, and the error names its place. So is what our agent has added: peaks
+of steps, number types, garbage.
 """
 
 from __future__ import annotations
@@ -11,9 +12,17 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from vramledger_agent.errors import SnapshotError
-from vramledger_agent.protocol.messages import SNAPSHOT_KEY
-from vramledger_agent.torch_snapshots.safe_pickle import mapping, raise_malformed, whole_number
-from vramledger_agent.torch_snapshots.training import Training, parse_training
+from vramledger_agent.protocol.messages import CATEGORIES, SNAPSHOT_KEY
+from vramledger_agent.protocol.user_code import PHASES
+from vramledger_agent.torch_snapshots.safe_pickle import (
+    flag,
+    items,
+    mapping,
+    optional_number,
+    raise_malformed,
+    text,
+    whole_number,
+)
 from vramledger_agent.torch_snapshots.user_lines import (
     NATIVE,
     UNRECORDED,
@@ -23,6 +32,143 @@ from vramledger_agent.torch_snapshots.user_lines import (
     user_frames,
     without_native,
 )
+
+MAX_STEPS = 1000
+
+
+class PhasePeak(NamedTuple):
+    """The most live bytes in a part of a step, and what they were for."""
+
+    size: int
+    categories: Mapping[str, int]
+
+
+class TrainingStep(NamedTuple):
+    whole: bool  # all of it was recorded
+    finished: bool  # it had ended when the snapshot was taken
+    batch: int | None  # the size of its batch, None where not known
+    peaks: Mapping[str, PhasePeak]  # by the part of the step
+    # bytes of gradients that existed when the backward pass began, None without one
+    gradients_before: int | None
+
+
+class DeviceTraining(NamedTuple):
+    """The steps on one device, the oldest first, and bytes by category and type of number."""
+
+    device: int
+    steps: tuple[TrainingStep, ...]
+    types: Mapping[str, Mapping[str, int]]
+
+
+class FreedBlock(NamedTuple):
+    """A block that the collector freed; ``frame`` is the program's line, None where it was not recorded."""
+
+    device: int
+    size: int
+    frame: Frame | None
+
+
+class Cycle(NamedTuple):
+    """Cycles that the same code made."""
+
+    size: int  # bytes of their tensors
+    cycles: int  # how many there were
+    members: int  # the objects of the first one
+    objects: tuple[tuple[str, Frame], ...]  # the type and the code of some of these
+
+
+class Garbage(NamedTuple):
+    """What Python's cyclic collector freed."""
+
+    blocks: tuple[FreedBlock, ...]
+    cycles: tuple[Cycle, ...]
+
+
+class Training(NamedTuple):
+    """What the agent has added."""
+
+    from_start: bool  # the recording began before the first allocation
+    devices: tuple[DeviceTraining, ...]  # those with live bytes
+    # bytes of the results of the forward operations by type of number, empty where not known
+    forward_types: Mapping[str, int]
+    garbage: Garbage | None  # None where the collector was not asked
+
+
+def parse_training(data: object) -> Training:
+    """Read the agent's part of a snapshot. Raises SnapshotError if it is not what the agent writes."""
+    whole = mapping(data, "vramledger")
+    devices = mapping(whole.get("devices", {}), "devices")
+    garbage = whole.get("garbage")
+    return Training(
+        flag(whole, "from_start"),
+        tuple(_device(number, entry) for number, entry in devices.items()),
+        _sizes(whole.get("forward_types", {}), "forward_types"),
+        None if garbage is None else _garbage(mapping(garbage, "garbage")),
+    )
+
+
+def _device(number: object, data: object) -> DeviceTraining:
+    entry = mapping(data, "devices")
+    types = mapping(entry.get("types", {}), "types")
+    return DeviceTraining(
+        whole_number({"device": number}, "device"),
+        tuple(_step(step) for step in items(entry, "steps", MAX_STEPS)),
+        {text({"types": name}, "types"): _sizes(found, "types") for name, found in types.items()},
+    )
+
+
+def _step(entry: Mapping[object, object]) -> TrainingStep:
+    phases = mapping(entry.get("phases", {}), "phases")
+    return TrainingStep(
+        flag(entry, "whole"),
+        flag(entry, "finished"),
+        optional_number(entry, "batch"),
+        {name: _peak(mapping(phases[name], name)) for name in PHASES if name in phases},
+        optional_number(entry, "gradients_before_backward"),
+    )
+
+
+def _peak(entry: Mapping[object, object]) -> PhasePeak:
+    categories = mapping(entry.get("categories", {}), "categories")
+    return PhasePeak(
+        whole_number(entry, "bytes"),
+        {name: whole_number(categories, name) for name in CATEGORIES if name in categories},
+    )
+
+
+def _sizes(data: object, place: str) -> dict[str, int]:
+    found = mapping(data, place)
+    return {text({place: name}, place): whole_number({place: size}, place) for name, size in found.items()}
+
+
+def _garbage(entry: Mapping[object, object]) -> Garbage:
+    return Garbage(
+        tuple(
+            FreedBlock(whole_number(block, "device"), whole_number(block, "size"), _line(block))
+            for block in items(entry, "blocks")
+        ),
+        tuple(
+            Cycle(
+                whole_number(cycle, "bytes"),
+                whole_number(cycle, "cycles"),
+                whole_number(cycle, "count"),
+                tuple(
+                    (text(each, "type"), _frame(each, "file", "function")) for each in items(cycle, "objects")
+                ),
+            )
+            for cycle in items(entry, "cycles")
+        ),
+    )
+
+
+def _line(block: Mapping[object, object]) -> Frame | None:
+    frames = tuple(_frame(frame, "filename", "name") for frame in items(block, "frames"))
+    return next(iter(user_frames(frames)), None)
+
+
+def _frame(entry: Mapping[object, object], file: str, function: str) -> Frame:
+    return Frame(text(entry, file), whole_number(entry, "line"), text(entry, function))
+
 
 ENTRIES_MAX = 5_000_000
 """The maximum number of blocks, events and frames; a small file can refer to one list a million times."""
@@ -109,8 +255,7 @@ class _SnapshotParser:
     def parse(self, data: object) -> AllocationSnapshot:
         whole = mapping(data, "the snapshot")
         if "segments" not in whole:
-            message = "this is not a memory snapshot of PyTorch: it has no segments"
-            raise SnapshotError(message)
+            raise SnapshotError("this is not a memory snapshot of PyTorch: it has no segments")
         events = _name_native(tuple(self._events(whole)))
         training = parse_training(whole[SNAPSHOT_KEY]) if SNAPSHOT_KEY in whole else None
         native = _addresses_of_native(events)
@@ -158,7 +303,6 @@ class _SnapshotParser:
                 )  # fmt: skip
 
     def _stack(self, holder: Mapping[object, object]) -> tuple[Stack, str]:
-        """Return the user's frames of a stack, and what the whole stack was allocated by."""
         if holder.get("frames") is None:
             return (), UNRECORDED
         frames = []
@@ -181,8 +325,7 @@ class _SnapshotParser:
             raise_malformed(key, "a list")
         self._seen += len(items)
         if self._seen > self._most:
-            message = f"the snapshot has more than {self._most:,} entries; record a shorter time"
-            raise SnapshotError(message)
+            raise SnapshotError(f"the snapshot has more than {self._most:,} entries; record a shorter time")
         for item in items:
             yield mapping(item, key)
 
@@ -211,7 +354,6 @@ def _addresses_of_native(events: tuple[AllocationEvent, ...]) -> set[tuple[int, 
 
 
 def _about(segment: Mapping[object, object]) -> str:
-    """Say in a few words what a segment is for."""
     words = [
         "expandable" if segment.get("is_expandable") is True else "",
         "private" if segment.get("segment_pool_id") not in (None, (0, 0), [0, 0]) else "",

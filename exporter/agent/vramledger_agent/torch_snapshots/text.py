@@ -8,16 +8,20 @@ from vramledger_agent.printable import printable
 from vramledger_agent.protocol.messages import CATEGORIES
 from vramledger_agent.protocol.user_code import PHASES
 from vramledger_agent.torch_snapshots.sites import OLDER, SnapshotDifference, sum_by_site
-from vramledger_agent.torch_snapshots.snapshot import AllocationSnapshot, Device
-from vramledger_agent.torch_snapshots.training import DeviceTraining, Garbage, Training, TrainingStep
+from vramledger_agent.torch_snapshots.snapshot import (
+    AllocationSnapshot,
+    Device,
+    DeviceTraining,
+    Garbage,
+    Training,
+    TrainingStep,
+)
 from vramledger_agent.torch_snapshots.user_lines import Frame, Stack
 
 SHOWN_STEPS = 8
-"""The number of last steps that the text has."""
 
 
 def training_text(training: Training, *, top: int = 20) -> str:
-    """Write everything that is known."""
     return "".join(f"{line}\n" for line in _training_lines(training, top))
 
 
@@ -122,7 +126,6 @@ def frame_text(frame: Frame | str | None) -> str:
 
 
 def snapshot_text(snapshot: AllocationSnapshot, *, top: int = 20) -> str:
-    """Write live bytes by the line that allocated them."""
     return "".join(f"{line}\n" for line in _snapshot_lines(snapshot, top))
 
 
@@ -142,7 +145,6 @@ def _snapshot_lines(snapshot: AllocationSnapshot, top: int) -> Iterator[str]:
 
 
 def device_text(device: Device) -> str:
-    """Write the totals of a device's allocator."""
     live, reserved = size_text(device.allocated), size_text(device.reserved)
     return (
         f"device {device.number}: {live} live of {reserved} reserved;"
@@ -151,7 +153,6 @@ def device_text(device: Device) -> str:
 
 
 def recording_text(snapshot: AllocationSnapshot) -> str:
-    """Write the time and number of the events."""
     if not snapshot.events:
         return "No history was recorded with it, so how it came about is not known."
     seconds = snapshot.recorded
@@ -176,7 +177,6 @@ def signed_size_text(value: int, sign: str) -> str:
 
 
 def difference_text(difference: SnapshotDifference, *, top: int = 20) -> str:
-    """Write which lines hold more than before."""
     return "".join(f"{line}\n" for line in _difference_lines(difference, top))
 
 

@@ -50,12 +50,10 @@ def category_of(stack: Stack) -> str:
 
 
 def without_native(stack: Stack) -> Stack:
-    """Return the frames of Python."""
     return tuple(frame for frame in stack if not is_native(frame.filename))
 
 
 def _category_of_frame(frame: Frame, called: str) -> str | None:
-    """Return what a frame says that called a function of this name, None if it says nothing."""
     _, torch, place = frame.filename.rpartition("/torch/")
     found = None
     if not torch:
@@ -78,8 +76,6 @@ def _category_of_frame(frame: Frame, called: str) -> str | None:
 
 
 class Frame(NamedTuple):
-    """A line of code that was running."""
-
     filename: str
     line: int
     name: str
@@ -93,7 +89,6 @@ NATIVE = Frame("(C++ code that no Python line called, such as a backward pass)",
 
 
 Stack = tuple[Frame, ...]
-"""Frames, the innermost first."""
 
 
 def user_frames(stack: Stack) -> Stack:

@@ -53,21 +53,16 @@ def has_other_program(program: int, row: ProcessRow) -> bool:
 
 
 class HoldingTableState(msgspec.Struct):
-    """What is remembered of all holdings."""
-
     known: dict[str, dict[int, HoldingState]] = {}  # the state of each, by UUID and pid
     answered: frozenset[str] = frozenset()  # the devices that gave a list of processes in the newest sample
     ever_answered: set[str] = set()  # those that ever gave one, a divided GPU included
 
 
 class HoldingTable:
-    """Keep the state of each holding, from its first sample to its last."""
-
     def __init__(self, state: HoldingTableState) -> None:
         self.state = state
 
     def __iter__(self) -> Iterator[HoldingState]:
-        """Yield the state of every holding."""
         return chain.from_iterable(map(dict.values, self.state.known.values()))
 
     def match(self, entry: ProcessEntry, on_device: DeviceSample, *, uses_gpu: bool | None) -> HoldingState:
@@ -131,7 +126,6 @@ class HoldingTable:
         return {state.pid for state in self if state.pid_successor is not None or state.bystander}
 
     def pids(self) -> set[int]:
-        """Return the pids of all holdings."""
         return set(chain.from_iterable(self.state.known.values()))
 
     def newest_holders(self, uuids: Collection[str]) -> frozenset[tuple[int, int | None]] | None:
@@ -145,7 +139,6 @@ class HoldingTable:
         )
 
     def drop_device(self, uuid: str) -> None:
-        """Drop the holdings of a device that no longer exists."""
         self.state.ever_answered.discard(uuid)
         self.state.known.pop(uuid, None)
 

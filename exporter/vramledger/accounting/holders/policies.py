@@ -51,7 +51,6 @@ class MemoryPattern(NamedTuple):
     steps: int = 0  # the number of rises of at least :data:`STEP_BYTES` since the first sample
 
     def after_change(self, memory: int, free: int | None) -> MemoryPattern:
-        """Return the pattern after the bytes of the holding have changed."""
         rise = memory - self.memory
         steps = self.steps + (rise >= STEP_BYTES)
         if rise > self.jump:
@@ -60,7 +59,6 @@ class MemoryPattern(NamedTuple):
 
 
 Found = tuple[str, str, str]
-"""A policy, its source and the reason."""
 
 
 def classify(
@@ -115,12 +113,12 @@ def _framework(
     importers = [other for other in others if first.name in other.imports]
     if not importers or (pattern is not None and _preallocated(first, pattern)):
         return first
-    configured = [each for each in (first, *importers) if _is_configured(each, settings)]
+    configured = [
+        framework
+        for framework in (first, *importers)
+        if any(each.matches(settings.get(each.variable, "")) for each in framework.settings)
+    ]
     return configured[0] if len(configured) == 1 else None
-
-
-def _is_configured(framework: Framework, settings: Mapping[str, str]) -> bool:
-    return any(setting.matches(settings.get(setting.variable, "")) for setting in framework.settings)
 
 
 def _by_environment(
@@ -132,18 +130,14 @@ def _by_environment(
             continue
         why = f"{setting.variable} {setting.why}"
         if setting.policy is not None:
-            shown = ", ".join(key for key in setting.keys if key in _keys(value))
+            keys = {item.partition(":")[0] for item in value.replace(" ", "").split(",")}
+            shown = ", ".join(key for key in setting.keys if key in keys)
             return setting.policy, "environ", f"{why} ({shown})" if shown else why
         if pattern is not None and _took_all(pattern):
             return "preallocate", "environ", f"{why}, and {_held(pattern)}"
         if pattern is not None and _settled_low(pattern):
             return "limit", "pattern", f"its growth is forbidden, but {_held(pattern)}"
     return None
-
-
-def _keys(value: str) -> set[str]:
-    """Return the keys of a value's ``key:value`` items."""
-    return {item.partition(":")[0] for item in value.replace(" ", "").split(",")}
 
 
 def _by_pattern(framework: Framework | None, pattern: MemoryPattern) -> Found | None:
@@ -158,7 +152,6 @@ def _by_pattern(framework: Framework | None, pattern: MemoryPattern) -> Found | 
 
 
 def _by_preallocation(framework: Framework, pattern: MemoryPattern) -> Found | None:
-    """Compare the pattern with what the framework takes at its start by default."""
     share, held = framework.preallocates, _held(pattern)
     found: Found | None = None
     if share is None:

@@ -17,7 +17,7 @@ from vramledger.accounting.holders.policies import MemoryPattern
 from vramledger.accounting.holders.states import StateVerdict
 from vramledger.accounting.owners import owner_usage
 from vramledger.accounting.owners.owner_usage import Charge, Key, owner_of
-from vramledger.accounting.sample import Sample
+from vramledger.accounting.sample import Sample, forget_ended
 from vramledger.model.agent_report import ReportedRank
 from vramledger.model.holder_facts import Ties
 from vramledger.model.reading import DriverWait, Owner, ProcessFacts, ProcessRow, Reading
@@ -61,29 +61,21 @@ class TrackedProcess(msgspec.Struct, omit_defaults=True):
 
     @property
     def now(self) -> ProcessFacts:
-        """Its newest facts."""
         return cast("ProcessFacts", self.shown.facts)
-
-
-class ProcessesState(msgspec.Struct):
-    """What is remembered of processes, by pid and start."""
-
-    known: dict[int, dict[int, TrackedProcess]] = {}
 
 
 class ProcessTracker:
     """Keep what is known of processes, from their first facts to their end."""
 
-    def __init__(self, state: ProcessesState) -> None:
+    def __init__(self, state: dict[int, dict[int, TrackedProcess]]) -> None:
         self.state = state
 
     def __iter__(self) -> Iterator[TrackedProcess]:
-        """Yield what is known of every process."""
-        return chain.from_iterable(map(dict.values, self.state.known.values()))
+        return chain.from_iterable(map(dict.values, self.state.values()))
 
     def get(self, pid: int, start: int | None) -> TrackedProcess | None:
         """Return what is known of a process, None if its start time is not known."""
-        return None if start is None else self.state.known.get(pid, _NOTHING).get(start)
+        return None if start is None else self.state.get(pid, _NOTHING).get(start)
 
     def known_facts(self) -> tuple[ProcessFacts, ...]:
         """Return the first facts of every process, each followed by its newest where they differ."""
@@ -94,7 +86,6 @@ class ProcessTracker:
         )
 
     def facts_of(self, pid: int, start: int | None) -> ProcessFacts | None:
-        """Return the newest facts of a process."""
         known = self.get(pid, start)
         return None if known is None else known.now
 
@@ -111,7 +102,6 @@ class ProcessTracker:
         return sample.reading.device_files or any(each.now.uses_gpu for each in self)
 
     def owner_of(self, pid: int, start: int | None) -> Key | None:
-        """Return the owner of a process."""
         known = self.get(pid, start)
         return None if known is None else known.owner
 
@@ -122,7 +112,6 @@ class ProcessTracker:
         return self.owner_of(holding.pid, holding.start)
 
     def charges(self, holdings: Iterable[Holding], sample: Sample) -> list[Charge]:
-        """Return holdings as their owners are charged for them."""
         return [
             Charge(
                 each.pid,
@@ -156,12 +145,10 @@ class ProcessTracker:
         return holders
 
     def snapshot_of(self, row: ProcessRow, sample: Sample) -> ProcessSnapshot:
-        """Return what is published of a process that /proc shows."""
         known = self.get(row.pid, row.start)
         return ProcessSnapshot(row.pid, sample.started_at(row.start), None) if known is None else known.shown
 
     def update_facts(self, sample: Sample) -> None:
-        """Record the facts that came with a sample."""
         for read in sample.reading.facts:
             facts = read
             known, row = self.get(facts.pid, facts.start), sample.rows.get(facts.pid)
@@ -171,7 +158,7 @@ class ProcessTracker:
                 facts, known = structs.replace(facts, owner=_better_owner(facts, known.now)), None
             if known is None:
                 shown = ProcessSnapshot(facts.pid, sample.started_at(facts.start), facts, facts)
-                self.state.known.setdefault(facts.pid, {})[facts.start] = TrackedProcess(
+                self.state.setdefault(facts.pid, {})[facts.start] = TrackedProcess(
                     shown,
                     owner_of(facts),
                     since=sample.monotonic,
@@ -253,12 +240,7 @@ class ProcessTracker:
     def drop_ended(self, rows: Iterable[ProcessRow], held: Collection[int]) -> None:
         """Drop the processes that do not live any more and have no bytes listed under their pid."""
         alive = {(row.pid, row.start) for row in rows}
-        for pid in [each for each in self.state.known if each not in held]:
-            known = self.state.known[pid]
-            for start in [each for each in known if (pid, each) not in alive]:
-                del known[start]
-            if not known:
-                del self.state.known[pid]
+        forget_ended(self.state, lambda pid, start: pid in held or (pid, start) in alive)
 
 
 _NOTHING: dict[int, TrackedProcess] = {}

@@ -11,6 +11,7 @@ import msgspec
 
 from vramledger.accounting.holders.processes import ProcessTracker, TrackedProcess
 from vramledger.accounting.owners.owner_usage import KEPT, OTHER, UNKNOWN
+from vramledger.accounting.sample import forget_ended
 from vramledger.model.agent_report import Agent, AgentReport
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import OwnerOoms, UnixTime
@@ -27,8 +28,6 @@ class Told(msgspec.Struct):
 
 
 class OomsState(msgspec.Struct):
-    """What is remembered of failed allocations."""
-
     began: UnixTime | None = None  # the first reading
     told: dict[int, dict[int, Told]] = {}  # what each program has reported, by pid and start
     owners: list[OwnerOoms] = []  # what was counted of each owner and framework
@@ -53,12 +52,10 @@ class OomCounter:
                 continue
             self._count(agent, agent.report, process, reading.time)
         listed = {(agent.pid, agent.start) for agent in reading.agents}
-        for pid, told in list(self.state.told.items()):
-            for start in [each for each in told if (pid, each) not in listed]:
-                if processes.get(pid, start) is None:
-                    del told[start]
-            if not told:
-                del self.state.told[pid]
+        forget_ended(
+            self.state.told,
+            lambda pid, start: (pid, start) in listed or processes.get(pid, start) is not None,
+        )
 
     def totals(self) -> tuple[OwnerOoms, ...]:
         """Return what was counted, by owner and framework; an owner without a failure has no entry."""

@@ -213,7 +213,6 @@ class DeviceUsage:
         return len(overflow_owners)
 
     def _sums(self, shared: UndividedBytes | None) -> dict[Key, dict[State, int]]:
-        """Return what each owner holds by state, with what one of its holders has in any case."""
         sums: dict[Key, dict[State, int]] = {}
         for each in self.state.known.values():
             held = sums.setdefault(each.owner, {})
@@ -246,7 +245,6 @@ class DeviceUsage:
         return True
 
     def _gone(self, now: float, kept: float) -> list[Key]:
-        """Return the owners that have held nothing for at least ``kept`` seconds, the longest gone last."""
         gone = [
             (usage.gone, usage.owner)
             for usage in self.state.owners.values()
@@ -255,12 +253,10 @@ class DeviceUsage:
         return [key for _, key in sorted(gone, reverse=True)]
 
     def _usage(self, key: Key) -> Usage:
-        """Return the entry of an owner, that of all others if it has none of its own."""
         found = self.state.owners.get(_entry(key))
         return self.state.owners.setdefault(_entry(OTHER), Usage(OTHER)) if found is None else found
 
     def _count_dead(self, now: float) -> None:
-        """Count the bytes of a holding that has been dead for a while as not freed."""
         for each in self.state.known.values():
             if each.dead_since is not None and not each.counted and now - each.dead_since >= SETTLE:
                 each.counted = True
@@ -323,23 +319,16 @@ def _entry(owner: Key) -> str:
     return f"{owner[0]}/{owner[1]}"
 
 
-class UsageState(msgspec.Struct):
-    """What is remembered of the owners of each device, by UUID."""
-
-    devices: dict[str, DeviceUsageState] = {}
-
-
 class UsageTracker:
     """Sum what the owners of all devices' memory have used, by device UUID."""
 
-    def __init__(self, most: int, state: UsageState) -> None:
-        """Go on from what is remembered; see :class:`DeviceUsage` for ``most``."""
+    def __init__(self, most: int, state: dict[str, DeviceUsageState]) -> None:
         self._most = most
         self.state = state
 
     def mark_failed_sample(self) -> None:
         """Record that a sample failed as a whole, so that the span around it is not known."""
-        for usage in self.state.devices.values():
+        for usage in self.state.values():
             usage.unanswered = True
 
     def mark_unanswered(self, uuid: str) -> None:
@@ -372,14 +361,8 @@ class UsageTracker:
             kept_by_system=device.memory_kind is not None,
         )
 
-    def keep_only(self, uuids: Iterable[str]) -> None:
-        """Forget all devices except those with these UUIDs."""
-        kept = set(uuids)
-        for uuid in [uuid for uuid in self.state.devices if uuid not in kept]:
-            del self.state.devices[uuid]
-
     def _state_of(self, uuid: str) -> DeviceUsageState:
-        return self.state.devices.setdefault(uuid, DeviceUsageState())
+        return self.state.setdefault(uuid, DeviceUsageState())
 
 
 def _is_same_process(before: int | None, now: int | None) -> bool:

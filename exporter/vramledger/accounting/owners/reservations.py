@@ -4,21 +4,31 @@ These are pure functions over one reading and what is known of holders. A holder
 certain. Whether it has a reservation is not known in these cases: its facts are missing; its pod has no name;
 a reservation of its owner is for a device whose id does not name it (the instances of DRA's ``gpu-0-mig-…``);
 there are grants that we may not see; the schedulers were last read before we first saw the holder.
+
+The limits of cgroups are joined with their holders' owners too, and the kernel's charge with the holdings.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from vramledger.model.reading import DeviceReading, Grant, ProcessFacts, ProcessRow, Reading, Scheduler
-from vramledger.model.snapshot import DeviceSnapshot, Holding, Reservation, ReservationStatus
+from vramledger.model.reading import (
+    CgroupLimit,
+    DeviceReading,
+    Grant,
+    ProcessFacts,
+    ProcessRow,
+    Reading,
+    Scheduler,
+)
+from vramledger.model.snapshot import DeviceSnapshot, Holding, OwnerLimit, Reservation, ReservationStatus
+from vramledger.readers.hosts.system_memory import chain_of
 from vramledger.readers.owners.cgroups import attested_names, hierarchy_paths
 
 FactsOf = Callable[[int, int | None], ProcessFacts | None]
-"""Return the facts of a process by pid and start; None when they are not known."""
-
 KnownSince = Callable[[int, int | None], float | None]
 """Return the monotonic time at which a process was first seen, by pid and start; None when it never was."""
 
@@ -124,7 +134,6 @@ class SchedulerGrants:
 
     @staticmethod
     def _has_none_of(facts: ProcessFacts | None, grants: Iterable[Grant]) -> bool:
-        """Tell whether a holder certainly has none of these reservations."""
         if facts is None or facts.owner is None:
             return False
         mps = mps_user(facts)
@@ -178,7 +187,6 @@ def fits(name: str, device: DeviceReading) -> bool:
 
 
 def _belongs(facts: ProcessFacts | None, grant: Grant) -> bool | None:
-    """Tell whether a process is one of those that a grant is for; None when not known."""
     if facts is None:
         return None
     if grant.place:
@@ -196,13 +204,94 @@ def _belongs(facts: ProcessFacts | None, grant: Grant) -> bool | None:
 
 
 def _inside(cgroup: tuple[str, ...] | None, place: str) -> bool | None:
-    """Tell whether a part of a cgroup path that no user has named has this name."""
     if cgroup is None:
         return None
     return any(place in attested_names(path) for _, path in hierarchy_paths(cgroup))
 
 
 def _any(answers: Iterator[bool | None]) -> bool | None:
-    """Return True if one is true, False if all are false, and None otherwise."""
     found = set(answers)
     return True if True in found else None if None in found else False
+
+
+class PlacedHolding(NamedTuple):
+    """A holding's owner, and the path of its cgroup in version 2; None for what is not known."""
+
+    owner: tuple[str, str] | None
+    cgroup: str | None
+
+
+def owner_limits(
+    limits: Sequence[CgroupLimit] | None, holdings: Iterable[PlacedHolding]
+) -> tuple[OwnerLimit, ...]:
+    """Return for each owner the limit that it reaches first, and what its cgroups are charged.
+
+    A limit above the cgroups of several owners holds for all of them together. What is charged is None where
+    another owner's holder, or one of which the owner is not known, is in one of the same cgroups.
+    """
+    if not limits:
+        return ()
+    known = {each.cgroup: each for each in limits}
+    placed = list(holdings)
+    places: dict[tuple[str, str], set[str]] = {}
+    for each in placed:
+        if each.owner is not None and each.cgroup is not None:
+            places.setdefault(each.owner, set()).add(each.cgroup)
+    return tuple(
+        _owner_limit(owner, paths, known, placed)
+        for owner, paths in sorted(places.items())
+        if any(above in known for path in paths for above in chain_of(path))
+    )
+
+
+def _owner_limit(
+    owner: tuple[str, str], paths: set[str], known: Mapping[str, CgroupLimit], placed: Iterable[PlacedHolding]
+) -> OwnerLimit:
+    above = {place for path in paths for place in chain_of(path)}
+    limited = [known[place] for place in above if place in known and known[place].maximum is not None]
+    first = min(
+        limited, key=lambda each: ((each.maximum or 0) - (each.current or 0), each.cgroup), default=None
+    )
+    own = {path for path in paths if path in known}
+    top = [path for path in own if not any(other != path and other in chain_of(path) for other in own)]
+    foreign = any(
+        each.owner != owner and (each.cgroup is None or not own.isdisjoint(chain_of(each.cgroup)))
+        for each in placed
+    )
+    charged = None
+    if own == paths and not foreign:
+        charged = _sum(known[path].current for path in top)
+    return OwnerLimit(
+        *owner,
+        cgroup=None if first is None else first.cgroup,
+        maximum=None if first is None else first.maximum,
+        used=None if first is None else first.current,
+        minimum=_guaranteed(top, known),
+        charged=charged,
+    )
+
+
+def _guaranteed(own: Sequence[str], known: Mapping[str, CgroupLimit]) -> int | None:
+    """Return what is guaranteed to cgroups of which none is in another; None if it is not known.
+
+    The kernel guarantees the cgroups in another one together no more than that one has. The driver's own
+    backend does not tell of cgroups for which nothing is set, so these bound nothing.
+    """
+    places = {place for path in own for place in chain_of(path)}
+    bounds = {place: known[place].minimum or 0 for place in places if place in known}
+    if not own or any(known[place].minimum is None for place in bounds):
+        return None
+
+    def guaranteed_in(place: str) -> int:
+        if place in own:
+            amount = bounds[place]
+        else:
+            amount = sum(guaranteed_in(each) for each in places if each.rpartition("/")[0] == place)
+        return min(amount, bounds.get(place, amount))
+
+    return guaranteed_in("")
+
+
+def _sum(figures: Iterable[int | None]) -> int | None:
+    known = list(figures)
+    return None if None in known else sum(each or 0 for each in known)

@@ -7,18 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from vramledger.accounting.uncharged.solver import (
-    NOTHING,
-    TOLERANCE,
-    Identity,
-    Left,
-    MemoryPool,
-    PoolHolder,
-    Range,
-    Source,
-    Sources,
-    collect_sources,
-)
+from vramledger.accounting.uncharged import solver
+from vramledger.accounting.uncharged.solver import Identity, Left, Range, Source, Sources
 from vramledger.model.device_signs import LEAST_BYTES, MIB, beyond_contexts
 from vramledger.model.snapshot import Holding, Ledger
 
@@ -60,13 +50,10 @@ class HolderBefore(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """Its pid and start."""
         return self.pid, self.start
 
 
 class PoolState(msgspec.Struct, omit_defaults=True):
-    """What is remembered of a pool."""
-
     at: float | None = None  # monotonic time of the last sample, None before the first
     rest: int = 0  # uncharged bytes then, beyond those of the contexts
     reference: int = 0  # the steady part of them when bytes last moved
@@ -77,12 +64,6 @@ class PoolState(msgspec.Struct, omit_defaults=True):
     late: int = 0  # bytes that came while we did not watch, whoever has them
     lefts: list[Left] = []  # what ended holders left behind
     holders: list[HolderBefore] = []  # who was listed in the last sample
-
-
-class UnchargedState(msgspec.Struct):
-    """What is remembered of each pool of memory, by the UUID under which it is counted."""
-
-    pools: dict[str, PoolState] = {}
 
 
 def record_calm(state: PoolState, ledger: Ledger, listed: Sequence[tuple[str, Holding]], now: float) -> bool:
@@ -101,7 +82,10 @@ def _rest_of(ledger: Ledger, holders: int) -> int:
 
 
 def record_events(
-    state: PoolState, pool: MemoryPool, moment: PoolMoment, user_of: Callable[[int, int | None], str | None]
+    state: PoolState,
+    pool: solver.MemoryPool,
+    moment: PoolMoment,
+    user_of: Callable[[int, int | None], str | None],
 ) -> Sources:
     """Record what has changed, and return who can have the bytes now; ``user_of`` names a process' user."""
     rest = _rest_of(pool.ledger, len(pool.holders))
@@ -143,13 +127,12 @@ def record_events(
         left.elsewhere &= moment.everybody
     state.lefts = [left for left in state.lefts if left.range.most >= LEAST_BYTES]
     state.at, state.rest, state.free = now, rest, pool.ledger.free
-    return collect_sources(
+    return solver.collect_sources(
         pool, steady, state.lefts, now, unwatched=state.unwatched, late=state.late, settled=settled
     )
 
 
 def record_found(state: PoolState, sources: Sources, found: Mapping[Source, Range]) -> None:
-    """Record the ranges of this sample."""
     state.unwatched = sources.unwatched
     state.holders = [
         HolderBefore(
@@ -166,12 +149,11 @@ def record_found(state: PoolState, sources: Sources, found: Mapping[Source, Rang
 
 
 def _of_ended(ended: Iterable[HolderBefore]) -> Range:
-    """Return what holders that have ended had in managed memory."""
-    gone = [each.managed or NOTHING for each in ended]
+    gone = [each.managed or solver.NOTHING for each in ended]
     return Range(sum(each.least for each in gone), sum(each.most for each in gone))
 
 
-def _was_read_late(state: PoolState, holders: Mapping[Identity, PoolHolder], now: float) -> bool:
+def _was_read_late(state: PoolState, holders: Mapping[Identity, solver.PoolHolder], now: float) -> bool:
     """Tell whether a mapping has grown that perhaps was there before the bytes that have last moved.
 
     JAX that grows takes them and maps them at once, and its mapping is read some seconds later (measured on
@@ -198,7 +180,7 @@ def _left_range(ended: Sequence[HolderBefore], rise: int) -> Range | None:
     return Range(least, most) if most >= 2 * LEAST_BYTES else None
 
 
-def _is_quiet(state: PoolState, pool: MemoryPool, count: int, ended: Sequence[HolderBefore]) -> bool:
+def _is_quiet(state: PoolState, pool: solver.MemoryPool, count: int, ended: Sequence[HolderBefore]) -> bool:
     """Tell whether no uncharged bytes can have moved from one holder to another since they last moved.
 
     While memory is short, pages of one program make room for those of another one. A holder that ended takes
@@ -210,4 +192,7 @@ def _is_quiet(state: PoolState, pool: MemoryPool, count: int, ended: Sequence[Ho
         return True
     gone, identities = _of_ended(ended), {each.identity for each in ended}
     left = sum(each.range.most for each in state.lefts if not identities.isdisjoint(each.group))
-    return bool(ended) and gone.least - TOLERANCE <= state.reference - count <= gone.most + left + TOLERANCE
+    return (
+        bool(ended)
+        and gone.least - solver.TOLERANCE <= state.reference - count <= gone.most + left + solver.TOLERANCE
+    )

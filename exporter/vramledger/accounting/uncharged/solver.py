@@ -30,11 +30,9 @@ _MILDEST = (
 """Undivided bytes count under the mildest state of those who may have them: to know less is never harsher."""
 
 Identity = tuple[int, int | None]
-"""A holder's pid and start."""
 
 
 def alike(one: int, other: int) -> bool:
-    """Tell whether two figures mean the same memory."""
     return abs(one - other) <= max(TOLERANCE, max(one, other) // 100)
 
 
@@ -90,7 +88,6 @@ class PoolHolder(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """Its pid and start."""
         return self.holding.pid, self.holding.start
 
 
@@ -264,7 +261,6 @@ def share_out(sources: Sources, solution: Solution) -> dict[Identity, Range]:
 
 
 def _share(identity: Identity, sources: Sources, solution: Solution) -> Range:
-    """Return what a holder has of all sources together."""
     own, open_to_it = 0, 0
     certain = 0
     for source, each in solution.ranges.items():

@@ -24,30 +24,15 @@ from vramledger.accounting.holders.holding_table import HoldingTable
 from vramledger.accounting.holders.processes import ProcessTracker
 from vramledger.accounting.ledger import balance_device
 from vramledger.accounting.sample import Sample
+from vramledger.accounting.uncharged import solver
 from vramledger.accounting.uncharged.events import (
     PoolMoment,
     PoolState,
-    UnchargedState,
     record_calm,
     record_events,
     record_found,
 )
-from vramledger.accounting.uncharged.solver import (
-    NOTHING,
-    Identity,
-    Left,
-    MemoryPool,
-    PoolHolder,
-    Range,
-    Solution,
-    Sources,
-    alike,
-    foreign_bytes,
-    rivals_of,
-    share_out,
-    solve,
-    undivided_bytes,
-)
+from vramledger.accounting.uncharged.solver import Identity, Range, Solution, Sources
 from vramledger.model.device_signs import LEAST_BYTES, MIB
 from vramledger.model.reading import DeviceReading, HiddenHolder, Reading
 from vramledger.model.snapshot import Grade, Holding, Ledger, LeftBytes, UnchargedBytes, UndividedBytes
@@ -92,7 +77,7 @@ def describe(known: HolderEvidence) -> UnchargedBytes:
         maps = "its mappings, which we may not read"
         if known.bound is not None:
             maps = f"its {_size(known.bound)} of /dev/nvidia-uvm mappings"
-        if known.reported and alike(known.reported, known.bound or 0):
+        if known.reported and solver.alike(known.reported, known.bound or 0):
             maps += f" and its agent's report of {_size(known.reported)}"
             grade = Grade.PROVEN if share.exact else grade
         verb = "are" if managed.exact else "can be"
@@ -150,7 +135,6 @@ def _size(count: int) -> str:
 
 
 Held = dict[str, tuple[Holding, ...] | None]
-"""The holdings of every device that answered, by UUID; None where they are not known."""
 
 
 class PoolResult(NamedTuple):
@@ -169,16 +153,16 @@ class UnchargedTracker:
     """Find, in each sample, who has what NVML charges to nobody."""
 
     def __init__(
-        self, state: UnchargedState, holdings: HoldingTable, processes: ProcessTracker, agents: AgentJoiner
+        self,
+        state: dict[str, PoolState],
+        holdings: HoldingTable,
+        processes: ProcessTracker,
+        agents: AgentJoiner,
     ) -> None:
         self.state = state
         self._holdings = holdings
         self._processes = processes
         self._agents = agents
-
-    def keep_only(self, keys: Collection[str]) -> None:
-        """Forget all pools except these."""
-        self.state.pools = {key: pool for key, pool in self.state.pools.items() if key in keys}
 
     def find(
         self,
@@ -203,11 +187,11 @@ class UnchargedTracker:
             if ledger is None or device.error is not None:
                 continue
             found[device.uuid] = PoolResult(device.uuid, ledger=ledger)
-            state = self.state.pools.setdefault(device.uuid, PoolState())
+            state = self.state.setdefault(device.uuid, PoolState())
             if not record_calm(state, ledger, everybody, sample.monotonic):
                 holders = tuple(self._pool_holder(uuid, each, bounds, sample) for uuid, each in everybody)
                 hidden = _hidden_users(device, sample.reading)
-                pools.append(MemoryPool(device.uuid, ledger, holders, hidden))
+                pools.append(solver.MemoryPool(device.uuid, ledger, holders, hidden))
         if not pools:
             return found
         found |= self._divide(pools, self._moment(devices, held, sample))
@@ -216,13 +200,13 @@ class UnchargedTracker:
                 held[uuid] = _with_uncharged(uuid, held[uuid] or (), found[pool.key])
         return found
 
-    def _divide(self, pools: Sequence[MemoryPool], moment: PoolMoment) -> dict[str, PoolResult]:
-        sources = [record_events(self.state.pools[pool.key], pool, moment, self._user_of) for pool in pools]
-        foreign = foreign_bytes(sources)
+    def _divide(self, pools: Sequence[solver.MemoryPool], moment: PoolMoment) -> dict[str, PoolResult]:
+        sources = [record_events(self.state[pool.key], pool, moment, self._user_of) for pool in pools]
+        foreign = solver.foreign_bytes(sources)
         results = {}
         for each in sources:
-            solution = solve(each, foreign)
-            record_found(self.state.pools[each.pool.key], each, solution.ranges)
+            solution = solver.solve(each, foreign)
+            record_found(self.state[each.pool.key], each, solution.ranges)
             results[each.pool.key] = _publish(each, solution)
         return results
 
@@ -245,9 +229,9 @@ class UnchargedTracker:
 
     def _pool_holder(
         self, uuid: str, holding: Holding, bounds: Mapping[tuple[int, int], int | None], sample: Sample
-    ) -> PoolHolder:
+    ) -> solver.PoolHolder:
         agent = self._agents.agents.get(holding.pid)
-        return PoolHolder(
+        return solver.PoolHolder(
             uuid,
             holding,
             self._processes.owner_of_holding(holding, sample),
@@ -257,7 +241,6 @@ class UnchargedTracker:
 
 
 def _with_uncharged(uuid: str, holdings: Sequence[Holding], found: PoolResult) -> tuple[Holding, ...]:
-    """Return the holdings of a device with what they have uncharged, the largest first."""
     if not found.held:
         return tuple(holdings)
     added = [replace(each, uncharged=found.held.get((uuid, each.pid))) for each in holdings]
@@ -277,16 +260,15 @@ def _hidden_users(device: DeviceReading, reading: Reading) -> tuple[HiddenHolder
 
 
 def _publish(sources: Sources, solution: Solution) -> PoolResult:
-    """Turn the ranges of the sources into what each holder has."""
     left = tuple(_left_bytes(each, sources) for each in sources.lefts)
     if not sources.bytes:
         return PoolResult(sources.pool.key, left=left)
-    shares = share_out(sources, solution)
+    shares = solver.share_out(sources, solution)
     held = {
         (sources.able[identity].uuid, identity[0]): describe(_evidence(identity, shares, sources, solution))
         for identity in shares
     }
-    return PoolResult(sources.pool.key, held, undivided_bytes(sources, shares, solution.ranges), left)
+    return PoolResult(sources.pool.key, held, solver.undivided_bytes(sources, shares, solution.ranges), left)
 
 
 def _evidence(
@@ -297,7 +279,7 @@ def _evidence(
     return HolderEvidence(
         shares[identity],
         holder.holding.memory or 0,
-        found.get(identity, NOTHING),
+        found.get(identity, solver.NOTHING),
         holder.bound,
         holder.reported,
         [
@@ -311,12 +293,12 @@ def _evidence(
             for left in sources.lefts
             if identity in (heirs := sources.heirs(left))
         ],
-        [pid for pid, _ in rivals_of(shares) - {identity}],
+        [pid for pid, _ in solver.rivals_of(shares) - {identity}],
         sources.matched,
         sources.late,
     )
 
 
-def _left_bytes(left: Left, sources: Sources) -> LeftBytes:
+def _left_bytes(left: solver.Left, sources: Sources) -> LeftBytes:
     pids = tuple(sorted(pid for pid, _ in sources.heirs(left) | left.elsewhere))
     return LeftBytes(*left.creator, left.ended, *left.range, pids, created(*left.creator, left.ended))

@@ -23,10 +23,8 @@ search for hidden holders contradict each other. If one of them is not known, it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
-
-import msgspec
 
 from vramledger.accounting.sample import Clock, Sample
 from vramledger.model.reading import DeviceReading, HiddenHolder
@@ -98,46 +96,32 @@ class Span(NamedTuple):
         return self._replace(updated=now, moved=moved)
 
 
-class BusyWithoutWorkState(msgspec.Struct):
-    """The time in which each device, by UUID, has been busy without work until now."""
+def busy_without_work(
+    spans: dict[str, Span], device: DeviceReading, sample: Sample, *, in_turns: bool = False
+) -> float | None:
+    """Record a sample of a device; return the Unix time since which it has been busy without work.
 
-    spans: dict[str, Span] = {}
-
-
-class BusyWithoutWorkWatch:
-    """Watch for each device since when it has been busy without work."""
-
-    def __init__(self, state: BusyWithoutWorkState) -> None:
-        self.state = state
-
-    def update(self, device: DeviceReading, sample: Sample, *, in_turns: bool = False) -> float | None:
-        """Record a sample of a device; return the Unix time since which it has been busy without work.
-
-        None until that has lasted for :data:`WAITS_AFTER` seconds, and where it cannot be known. One sample
-        without counters changes nothing, because the next one covers its time too. ``in_turns``: several
-        processes keep it busy.
-        """
-        now = sample.monotonic
-        span = self.state.spans.get(device.uuid)
-        if span is not None and (sample.after_gap or now - span.updated > sample.longest_gap):
-            span = None
-        if device.activity is not None and _computes_nothing(device, device.activity, in_turns=in_turns):
-            if not _moves(device.activity, in_turns=in_turns):
-                begun = Span(now, sample.time, now, now) if span is None else span
-                span = begun._replace(updated=now, waited=now)
-            elif span is not None:
-                span = span.after_movement(now)
-        elif device.activity is not None or device.error is not None:
-            span = None
-        if span is None:
-            self.state.spans.pop(device.uuid, None)
-            return None
-        self.state.spans[device.uuid] = span
-        return span.begun_at if now - span.begun >= WAITS_AFTER else None
-
-    def keep_only(self, uuids: Collection[str]) -> None:
-        """Forget all devices except those with these UUIDs."""
-        self.state.spans = {uuid: span for uuid, span in self.state.spans.items() if uuid in uuids}
+    None until that has lasted for :data:`WAITS_AFTER` seconds, and where it cannot be known. One sample
+    without counters changes nothing, because the next one covers its time too. ``in_turns``: several
+    processes keep it busy.
+    """
+    now = sample.monotonic
+    span = spans.get(device.uuid)
+    if span is not None and (sample.after_gap or now - span.updated > sample.longest_gap):
+        span = None
+    if device.activity is not None and _computes_nothing(device, device.activity, in_turns=in_turns):
+        if not _moves(device.activity, in_turns=in_turns):
+            begun = Span(now, sample.time, now, now) if span is None else span
+            span = begun._replace(updated=now, waited=now)
+        elif span is not None:
+            span = span.after_movement(now)
+    elif device.activity is not None or device.error is not None:
+        span = None
+    if span is None:
+        spans.pop(device.uuid, None)
+        return None
+    spans[device.uuid] = span
+    return span.begun_at if now - span.begun >= WAITS_AFTER else None
 
 
 def who_keeps_busy(shares: Mapping[int, float]) -> frozenset[int]:
@@ -172,41 +156,23 @@ GHOST_AFTER = 180.0
 """Seconds of looking like a ghost: an ended holder is delisted first, a search takes up to a minute."""
 
 GHOST_BUSY = 0.5
-"""The utilisation above which a device is busy."""
-
 IDLE_POWER = 0.3
 """The share of the power limit up to which a device may be idle: 125 of 700 W on an H100."""
 
 
-class GhostState(msgspec.Struct):
-    """Since when each device, by UUID, has been busy without a process."""
-
-    since: dict[str, Clock] = {}
-
-
-class GhostWatch:
-    """Watch for each device since when it has been busy without a process."""
-
-    def __init__(self, state: GhostState) -> None:
-        self.state = state
-
-    def update(
-        self, device: DeviceReading, hidden: tuple[HiddenHolder, ...] | None, sample: Sample
-    ) -> tuple[bool | None, float | None]:
-        """Record a sample; return whether it is a ghost, None if unknown, and the Unix time since which."""
-        looks = _looks_like_ghost(device, hidden, sample)
-        if not looks or sample.after_gap:
-            self.state.since.pop(device.uuid, None)
-        if not looks:
-            return looks, None
-        since = self.state.since.setdefault(device.uuid, sample.clock)
-        if sample.monotonic - since[0] < GHOST_AFTER:
-            return False, None
-        return True, since[1]
-
-    def keep_only(self, uuids: Collection[str]) -> None:
-        """Forget all devices except those with these UUIDs."""
-        self.state.since = {uuid: since for uuid, since in self.state.since.items() if uuid in uuids}
+def ghost_since(
+    known: dict[str, Clock], device: DeviceReading, hidden: tuple[HiddenHolder, ...] | None, sample: Sample
+) -> tuple[bool | None, float | None]:
+    """Record a sample; return whether it is a ghost, None if unknown, and the Unix time since which."""
+    looks = _looks_like_ghost(device, hidden, sample)
+    if not looks or sample.after_gap:
+        known.pop(device.uuid, None)
+    if not looks:
+        return looks, None
+    since = known.setdefault(device.uuid, sample.clock)
+    if sample.monotonic - since[0] < GHOST_AFTER:
+        return False, None
+    return True, since[1]
 
 
 def _looks_like_ghost(

@@ -50,17 +50,8 @@ class DeviceWork(msgspec.Struct, omit_defaults=True):
     free_at: float | None = None  # monotonic time of the newest sample in which it was not fully busy
 
 
-class DeviceWorkState(msgspec.Struct):
-    """What is remembered of each device's work, by UUID."""
-
-    devices: dict[str, DeviceWork] = {}
-
-
 class DeviceWorkTracker:
-    """Find out what each device did."""
-
-    def __init__(self, idle_after: float, state: DeviceWorkState) -> None:
-        """Go on from what is remembered; ``idle_after`` is the idle threshold in seconds."""
+    def __init__(self, idle_after: float, state: dict[str, DeviceWork]) -> None:
         self._idle_after = idle_after
         self.state = state
 
@@ -109,18 +100,17 @@ class DeviceWorkTracker:
 
     def _known(self, uuid: str, sample: Sample) -> DeviceWork:
         """Return what is remembered of a device; after a gap only what is true for longer."""
-        before = self.state.devices.get(uuid)
+        before = self.state.get(uuid)
         if before is not None and sample.monotonic - before.updated[0] <= sample.longest_gap:
             return before
         runner = None if before is None else before.runner
         moved = before is not None and before.moved
-        known = self.state.devices[uuid] = DeviceWork(sample.clock, runner, moved=moved)
+        known = self.state[uuid] = DeviceWork(sample.clock, runner, moved=moved)
         return known
 
     def _record_span(
         self, known: DeviceWork, sample: Sample, *, worked: bool, counted: bool, late: bool
     ) -> None:
-        """Record what the device did since the sample before."""
         before, known.updated = known.updated, sample.clock
         now = sample.monotonic
         if not counted:
@@ -145,15 +135,10 @@ class DeviceWorkTracker:
         elif known.attributed_since is None:
             known.attributed_since = (before, known.nothing_seconds - (0.0 if worked else now - before[0]))
 
-    def keep_only(self, uuids: Collection[str]) -> None:
-        """Forget all devices except those with these UUIDs."""
-        self.state.devices = {uuid: each for uuid, each in self.state.devices.items() if uuid in uuids}
-
 
 def _record_signs(
     known: DeviceWork, device: DeviceReading, sample: Sample, *, late: bool, at_rest: bool
 ) -> None:
-    """Record what tells of work that goes on while its program sleeps."""
     if device.process_utilization is None or late:
         known.named_since = None
     elif known.named_since is None:
@@ -169,7 +154,6 @@ def _is_instance_at_rest(device: DeviceReading) -> bool:
 
 
 def _highest_rate(device: DeviceReading) -> float | None:
-    """Return the highest of the driver's own rates of utilisation, None where it gives none."""
     rates = [] if device.utilization is None else list(device.utilization.values())
     coders = [value for name in _CODERS if isinstance(value := device.hardware.get(name), float)]
     return max(rates + coders) if rates else None

@@ -23,7 +23,7 @@ with 1.3 ms between the quartiles, and one that prepares data 498 and 500, with 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -81,22 +81,16 @@ class DeviceSigns(NamedTuple):
     client: bool  # whether the holder is a client of MPS: the driver names the server in its place
 
 
-class ThreadTimesState(msgspec.Struct):
-    """What is remembered of the threads of each process, by pid and start time."""
-
-    known: dict[int, dict[int, ThreadQuiet]] = {}
-
-
 class ThreadTimesTracker:
     """Find out since when the threads of each process have been quiet."""
 
-    def __init__(self, state: ThreadTimesState) -> None:
+    def __init__(self, state: dict[int, dict[int, ThreadQuiet]]) -> None:
         self.state = state
 
     def update(self, reading: Reading, *, after_gap: bool) -> Mapping[HolderId, ThreadQuiet]:
         """Record a reading's looks, and return what is known; after missing samples a new look counts."""
         offset = reading.time - reading.monotonic
-        known = {(pid, start): each for pid, some in self.state.known.items() for start, each in some.items()}
+        known = {(pid, start): each for pid, some in self.state.items() for start, each in some.items()}
         if after_gap:
             known = {identity: replace(each, fresh=False) for identity, each in known.items()}
         for times in reading.threads:
@@ -110,24 +104,10 @@ class ThreadTimesTracker:
             self._remember(known)
         return known if reading.host_pid_namespace is not False else {}
 
-    def keep_only(self, processes: Collection[HolderId]) -> None:
-        """Forget all processes except these."""
-        kept = set(processes)
-        gone = [
-            (pid, start)
-            for pid, some in self.state.known.items()
-            for start in some
-            if (pid, start) not in kept
-        ]
-        for holder, start in gone:
-            del self.state.known[holder][start]
-            if not self.state.known[holder]:
-                del self.state.known[holder]
-
     def _remember(self, known: Mapping[HolderId, ThreadQuiet]) -> None:
-        self.state.known = {}
+        self.state.clear()
         for (pid, start), each in known.items():
-            self.state.known.setdefault(pid, {})[start] = each
+            self.state.setdefault(pid, {})[start] = each
 
 
 def _next(before: ThreadQuiet | None, times: ThreadTimes, offset: float) -> ThreadQuiet | None:
@@ -157,7 +137,6 @@ def _next(before: ThreadQuiet | None, times: ThreadTimes, offset: float) -> Thre
 
 
 def _is_small(times: ThreadTimes) -> bool:
-    """Tell whether only helper threads ran, none of them for long."""
     if times.still:
         return True
     return (
@@ -254,6 +233,5 @@ class CpuBesideWork(msgspec.Struct, omit_defaults=True):
 
 
 def _append_newest(values: list[_V], value: _V, most: int) -> None:
-    """Add a value, and drop the oldest ones beyond ``most``."""
     values.append(value)
     del values[:-most]

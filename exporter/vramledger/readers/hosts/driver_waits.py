@@ -18,13 +18,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from vramledger.model.reading import DriverWait, ProcessRow
-from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.collector import Collector, Context, Part
-from vramledger.readers.hosts.stat import READ_ONLY, names_in, parse_stat, read_small, read_stat
+from vramledger.readers.collector import BoundedReader, Collector, Context, Part
+from vramledger.readers.hosts.stat import (
+    READ_ONLY,
+    count_switches,
+    names_in,
+    parse_stat,
+    read_small,
+    read_stat,
+)
 
 ROUND_INTERVAL = 10.0
-"""The minimum time from the start of one round to the start of the next, in seconds."""
-
 BUDGET = 0.0005
 """Seconds of a sample for the search, about 60 threads; 2,500 threads take 40 s a round."""
 
@@ -34,7 +38,6 @@ _Sleep = tuple[int, int, int, str, int]
 _THREADS_AT_ONCE = 8
 _CHUNK = 1024 * 1024
 _SYMBOL = re.compile(rb"\w{1,256}(?:\.\w{1,64})*", re.ASCII)
-_SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _DRIVER_MODULES = rb"\[nvidia(?:_\w+)?\]"
 """nvidia, nvidia_uvm, nvidia_modeset, nvidia_drm, nvidia_peermem, nvidia_fs."""
 
@@ -65,7 +68,6 @@ class DriverWaitSearch(Collector):
         self._symbols: BoundedReader[tuple[str, bool]] = BoundedReader(clock=clock)
 
     def read(self, context: Context) -> Part:  # noqa: ARG002 as all are called
-        """Return what the last complete round found; ``context`` does not matter."""
         return {"waits": self.result}
 
     def errors(self) -> Iterator[Exception]:
@@ -73,7 +75,6 @@ class DriverWaitSearch(Collector):
         yield from self._symbols.take_errors().values()
 
     def work_between(self, context: Context) -> None:
-        """Continue the search among the holders of this sample."""
         try:
             self.search(context.rows)
         except Exception:
@@ -84,7 +85,6 @@ class DriverWaitSearch(Collector):
 
     @property
     def result(self) -> tuple[DriverWait, ...]:
-        """What the last complete round found."""
         return self._found
 
     def search(self, rows: Iterable[ProcessRow], budget_seconds: float = BUDGET) -> None:
@@ -132,9 +132,9 @@ class DriverWaitSearch(Collector):
         try:
             if parse_stat(int(thread), read_small(f"{directory}/stat")).state != "D":
                 return None
-            switches = _switches(read_small(f"{directory}/status"))
+            switches = count_switches(read_small(f"{directory}/status"))
             channel = read_small(f"{directory}/wchan").strip()
-            if switches != _switches(read_small(f"{directory}/status")):
+            if switches != count_switches(read_small(f"{directory}/status")):
                 return None
             leader = parse_stat(row.pid, read_stat(self._root, row.pid))
         except (OSError, ValueError):
@@ -152,14 +152,6 @@ class DriverWaitSearch(Collector):
                 symbol, lambda: (symbol, _is_driver_symbol(path, symbol)), lambda: (symbol, False)
             )
         return known is True
-
-
-def _switches(status: bytes) -> int:
-    counts = _SWITCHES.findall(status)
-    if not counts:
-        message = "this status has no context switches"
-        raise ValueError(message)
-    return sum(map(int, counts))
 
 
 def _is_driver_symbol(path: str, symbol: str) -> bool:

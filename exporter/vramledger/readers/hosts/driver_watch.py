@@ -26,7 +26,6 @@ class DriverWatch:
     """
 
     def __init__(self, procfs: Path, rootfs: Path) -> None:
-        """Prepare to look below these roots; a container has its own library and devices."""
         self._module = procfs / "driver" / "nvidia"
         self._devices = sorted({Path("/dev"), rootfs / "dev"})
         self._libraries = [_CACHE, *(Path(each) / _LIBRARY for each in _library_directories())]
@@ -75,7 +74,6 @@ def _stat_files(paths: Iterable[Path]) -> Iterator[FileState]:
 
 
 def _library_directories() -> list[str]:
-    """Return the directories that the loader searches and that drivers are installed in."""
     configured = [each for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each]
     triplet = f"{os.uname().machine}-linux-gnu"
     default = [f"/lib/{triplet}", f"/usr/lib/{triplet}", "/lib64", "/usr/lib64", "/usr/lib"]

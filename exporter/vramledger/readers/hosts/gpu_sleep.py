@@ -30,7 +30,6 @@ class GpuSleep:
     """Whether the GPUs of a host sleep, or could."""
 
     def __init__(self, procfs: str = "/proc", rootfs: Path = Path("/")) -> None:
-        """Look below a proc file system, and at the devices of the host's root, or at our own."""
         self._gpus = Path(procfs) / "driver/nvidia/gpus"
         below = rootfs / "sys/bus/pci/devices"
         # A container may have the host's files without its mounts; the kernel shows its devices everywhere.
@@ -56,7 +55,6 @@ class GpuSleep:
         )
 
     def is_asleep(self, address: str) -> bool:
-        """Tell whether a GPU is switched off now."""
         return _read(self._devices / address / "power/runtime_status").strip() == "suspended"
 
     def may_sleep(self, address: str) -> bool:
@@ -72,18 +70,15 @@ class SleepWatch:
     """Say when not to ask one GPU."""
 
     def __init__(self, gpus: GpuSleep, address: str | None) -> None:
-        """Watch one of a host's GPUs."""
         self._gpus = gpus
         self.address = address  # its PCI address, None while it is not known
         self._rests_until = float("-inf")
         self._unused_since: float | None = None
 
     def is_asleep(self) -> bool:
-        """Tell whether it is switched off now."""
         return self.address is not None and self._gpus.is_asleep(self.address)
 
     def known(self) -> KnownGpu:
-        """Return what the driver says of it without waking it."""
         return KnownGpu() if self.address is None else self._gpus.known(self.address)
 
     def leaves_alone(self, monotonic: float) -> bool:

@@ -17,14 +17,11 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from typing import NamedTuple
 
 from vramledger.model.reading import HiddenHolder, ProcessFacts, ProcessRow
-from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.collector import Collector, Context, Health, Part
+from vramledger.readers.collector import BoundedReader, Collector, Context, Health, Part
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import READ_ONLY, is_over
 
 ROUND_INTERVAL = 30.0
-"""The minimum time from the start of one round to the start of the next, in seconds."""
-
 BUDGET = 0.004
 """Seconds of a sample that are spent on the search: 0.4 % of a core at one sample a second."""
 
@@ -32,8 +29,6 @@ INIT_PID = 1
 """An init has no GPU open, and some sandboxes do not even let root read its files."""
 
 ROUND_MAX = 300.0
-"""Seconds after which a round is given up, and nothing is known."""
-
 _LINKS_AT_ONCE = 64
 _LINKS_MAX = 1024
 """The open files of a process that are looked at; it may have a million. One with more has a context only if
@@ -90,7 +85,6 @@ class HiddenSearch(Collector):
         self._found: tuple[HiddenHolder, ...] | None = None
         self._unreadable = 0
         self._seconds = 0.0
-        self._errors: list[Exception] = []
 
     def read(self, context: Context) -> Part:
         """Return what the last complete round found, and begin one where a holder has ended."""
@@ -101,11 +95,6 @@ class HiddenSearch(Collector):
     def health(self) -> Health:
         """Whether it could look into all processes in time, and the seconds of its last step."""
         return not self.unreadable and not self._overdue, self._seconds
-
-    def errors(self) -> Iterator[Exception]:
-        """Yield what looking at a process has raised."""
-        errors, self._errors = self._errors, []
-        yield from errors
 
     def work_between(self, context: Context) -> None:
         """Continue the search, among what NVML does not list in this sample."""
@@ -133,7 +122,6 @@ class HiddenSearch(Collector):
             self._next_round = self.work_at = self._clock()
 
     def _give_up_round(self) -> None:
-        """Begin a new round; until its end nothing is known."""
         self._round, self._found, self._unreadable = None, None, 0
         self._next_round = self._clock()
 
@@ -149,7 +137,6 @@ class HiddenSearch(Collector):
 
     @property
     def complete(self) -> bool:
-        """Whether a round has ended."""
         return self._found is not None
 
     @property
@@ -209,7 +196,7 @@ class HiddenSearch(Collector):
         while True:
             found += filter(None, self._classifications.collect(0))
             if errors := self._classifications.take_errors():
-                self._errors += errors.values()
+                self.failures = (*self.failures, *errors.values())
                 self._give_up_round()
                 return
             if not self._classifications.busy:

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 
 from vramledger.model.device_signs import LEAST_BYTES, MIB, beyond_contexts, uncharged_bytes
 from vramledger.model.reading import DeviceReading, ManagedMappings, ProcessRow
-from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.collector import PATIENCE, Collector, Context, Part
-from vramledger.readers.hosts.facts import find_memory_directory, read_file
-from vramledger.readers.hosts.libraries import MAPS_CAP
+from vramledger.readers.collector import PATIENCE, BoundedReader, Collector, Context, Part
+from vramledger.readers.hosts.facts import MAPS_CAP, find_memory_directory, read_file
 from vramledger.readers.hosts.stat import read_row
 
 BASE_BYTES = 2 * MIB
@@ -30,14 +28,10 @@ TIMEOUT = 0.05
 """Seconds that a sample waits for mappings; a late one comes with the next sample."""
 
 READ_INTERVAL = 10.0
-"""The minimum time between two reads of one process while its devices do not change, in seconds."""
-
 CHANGED_INTERVAL = 3.0
 """The same while the uncharged bytes of one of its devices have changed by :data:`LEAST_BYTES` since then."""
 
 READS_PER_SAMPLE = 16
-"""The maximum number of processes that are read in one sample."""
-
 _MAPPING = re.compile(
     rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) \S+ \S+ \S+ \d+ +/(?:[^\n]*/)?nvidia-uvm(?: \(deleted\))?$",
     re.MULTILINE,
@@ -68,21 +62,14 @@ class ManagedMemoryReader(Collector):
     patience = PATIENCE + TIMEOUT
 
     def __init__(self, root: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start with nothing known; ``root`` is where the proc file system is mounted."""
         self._root = root
         self._clock = clock
         self._reads: BoundedReader[tuple[tuple[int, int], int | None]] = BoundedReader(clock=clock)
         self._known: dict[tuple[int, int], ManagedMappings] = {}
         self._requested: dict[tuple[int, int], tuple[float, int]] = {}
-        self._failed: Mapping[Hashable, Exception] = {}
 
     def read(self, context: Context) -> Part:
-        """Return what is known of the holders of this sample."""
         return {"managed": self.update(context.devices, context.rows, TIMEOUT)}
-
-    def errors(self) -> Iterator[Exception]:
-        """Yield what reading mappings has raised; the next update reads these again."""
-        yield from self._failed.values()
 
     def update(
         self, devices: Iterable[DeviceReading], rows: Iterable[ProcessRow], timeout: float
@@ -103,8 +90,9 @@ class ManagedMemoryReader(Collector):
             self._request(present[identity])
         for identity, bound in self._reads.collect(timeout if due else 0.0):
             self._known[identity] = ManagedMappings(*identity, bound)
-        self._failed = self._reads.take_errors()
-        for identity in self._requested.keys() & self._failed.keys():
+        failed = self._reads.take_errors()
+        self.failures = tuple(failed.values())
+        for identity in self._requested.keys() & failed.keys():
             del self._requested[identity]
             self._known.pop(identity, None)
         for remembered in (self._known, self._requested):

@@ -29,13 +29,11 @@ class OwnProcess:
     """A process of ours, its files kept open: finding them took a third of a scrape, and pids are reused."""
 
     def __init__(self, pid: int | None = None) -> None:
-        """Prepare to read a process, ours if there is no ``pid``."""
         self.pid = pid
         self._directory = f"/proc/{'self' if pid is None else pid}"
         self._files: dict[str, int] = {}
 
     def __del__(self) -> None:
-        """Close its files."""
         for each in self._files.values():
             os.close(each)
 
@@ -50,7 +48,9 @@ class OwnProcess:
             figures["virtual_memory_bytes"] = int(fields[20])
             figures["resident_memory_bytes"] = int(fields[21]) * _PAGE
         with suppress(OSError):
-            number = _count(self._opened("fd"))
+            # Linux 6.2 and newer say it as the size of the directory, older ones 0.
+            directory = self._opened("fd")
+            number = os.fstat(directory).st_size or len(os.listdir(directory))  # noqa: PTH208 a descriptor
             figures["max_fds"] = self._most_descriptors()
             figures["open_fds"] = number
         return figures
@@ -67,12 +67,6 @@ class OwnProcess:
         return float(limits.split(maxsplit=1)[0])
 
 
-def _count(descriptors: int) -> int:
-    """Return how many entries the directory of a process's descriptors has."""
-    # Linux 6.2 and newer say it as the size of the directory, older ones 0.
-    return os.fstat(descriptors).st_size or len(os.listdir(descriptors))
-
-
 @lru_cache(maxsize=1)
 def _boot_time() -> float:
     lines = Path("/proc/stat").read_bytes().splitlines()
@@ -80,7 +74,6 @@ def _boot_time() -> float:
 
 
 _CAPABILITIES = {"dac_read_search": 2, "sys_ptrace": 19, "sys_admin": 21}
-"""Bit numbers of ``linux/capability.h``."""
 
 
 class OwnRights(NamedTuple):

@@ -144,7 +144,6 @@ def _raw_name(argv: Sequence[str], comm: str) -> str:
 
 
 def _script_name(name: str, interpreter: _Interpreter, words: Sequence[str]) -> str:
-    """Name what an interpreter runs; ``name`` itself where that is not certain."""
     rest = iter(words)
     script = ""
     for word in rest:
@@ -186,8 +185,6 @@ def _parse_option(interpreter: _Interpreter, word: str, rest: Iterator[str]) -> 
 
 
 MAX_PATH_BYTES = 1024
-"""Bytes of a notebook's path that are kept."""
-
 _SESSION_VARIABLE = b"\0JPY_SESSION_NAME="
 _OPTION = re.compile(r"(?:-f|--f|--connection-file)(?:=(?P<given>.*))?", re.DOTALL)
 _CONNECTION_FILE = re.compile(r"(?:.*/)?(?P<name>[\w.-]{1,128})\.json", re.ASCII | re.DOTALL)

@@ -80,8 +80,7 @@ def unix_sockets() -> dict[int, SocketEnd]:
         link.send(_HEADER.pack(_HEADER.size + len(wanted), _SOCK_DIAG_BY_FAMILY, _DUMP, 1, 0) + wanted)
         while _read_unix(link.recv(_BUFFER), listed):
             if len(listed) > MOST_SOCKETS:
-                message = f"there are more than {MOST_SOCKETS} Unix sockets"
-                raise OSError(message)
+                raise OSError(f"there are more than {MOST_SOCKETS} Unix sockets")
     found = {}
     for inode, (kind, state, attributes) in listed.items():
         peer = int.from_bytes(attributes.get(_PEER, b""), sys.byteorder)
@@ -106,15 +105,13 @@ def unix_sockets() -> dict[int, SocketEnd]:
 
 
 def _read_unix(data: bytes, listed: dict[int, tuple[int, int, dict[int, bytes]]]) -> bool:
-    """Add the sockets of a message of the kernel; tell whether there are more."""
     at = 0
     while at < len(data):
         length, kind, *_ = _HEADER.unpack_from(data, at)
         if kind == _DONE:
             return False
         if kind == _ERROR:
-            message = "the kernel does not list Unix sockets"
-            raise OSError(message)
+            raise OSError("the kernel does not list Unix sockets")
         body, end = at + _HEADER.size, at + length
         _, socket_kind, state, _, inode, *_ = _SOCKET.unpack_from(data, body)
         attributes, place = {}, body + _SOCKET.size
@@ -168,7 +165,6 @@ def udp_sockets(directory: str, chosen_ports: range) -> dict[int, SocketEnd]:
 
 
 def _read_ends(directory: str, protocol: str) -> list[tuple[_Address, _Address, int, int]]:
-    """Return both addresses, the state and the inode of each socket in a table."""
     rows = [
         row.split(None, 10)
         for name in (protocol, f"{protocol}6")
@@ -210,8 +206,7 @@ def _read_table(path: str) -> bytes:
         while chunk := os.read(descriptor, 65536):
             data += chunk
             if len(data) > _TABLE_CAP:
-                message = f"{path} is too long"
-                raise OSError(message)
+                raise OSError(f"{path} is too long")
     finally:
         os.close(descriptor)
     return bytes(data)
@@ -254,7 +249,6 @@ def find_listener(root: str, pid: int, port: int) -> Listener | None:
 
 
 def _read_sockets(directory: str) -> frozenset[int]:
-    """Return the numbers of the sockets that a process has open."""
     found = []
     for number in islice(names_in(f"{directory}/fd"), _LINKS_MAX):
         try:
@@ -280,8 +274,7 @@ def _read_listening(path: str) -> list[Listener]:
             if int(row[3], 16) != _LISTENS:
                 break
             if table.tell() > _LISTENING_CAP:
-                message = f"{path} is too long"
-                raise OSError(message)
+                raise OSError(f"{path} is too long")
             address, _, port = row[1].partition(b":")
             found.append(Listener(_reachable(address), int(port, 16), int(row[9])))
     return found

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
 
@@ -83,13 +84,23 @@ def parse_stat(pid: int, data: bytes) -> ProcessRow:
             program=int(fields[_STACK]) % _PROGRAMS if len(fields) > _STACK else 0,
         )
     except IndexError:
-        message = f"the stat of process {pid} is cut short"
-        raise ValueError(message) from None
+        raise ValueError(f"the stat of process {pid} is cut short") from None
 
 
 def parse_comm(data: bytes) -> bytes:
     """Parse the name from a ``stat``."""
     return data[data.index(b"(") + 1 : data.rindex(b")")]
+
+
+def count_switches(status: bytes) -> int:
+    """Return how often a thread was switched out, by its ``status``. Raises ValueError if it does not say."""
+    counts = _SWITCHES.findall(status)
+    if not counts:
+        raise ValueError("this status has no context switches")
+    return sum(map(int, counts))
+
+
+_SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 
 
 def is_over(row: ProcessRow) -> bool:

@@ -36,10 +36,7 @@ class HostMemory(NamedTuple):
 
 
 class SystemMemory:
-    """The memory of one host."""
-
     def __init__(self, procfs: str = "/proc", rootfs: Path = Path("/")) -> None:
-        """Look below a proc file system, and at the nodes of the host's root, or at our own without them."""
         self._procfs = Path(procfs)
         self._meminfo = self._procfs / "meminfo"
         self._clients = rootfs / _CLIENTS
@@ -148,7 +145,6 @@ class DeviceMemoryCgroups:
     """The cgroups of one host, as far as they account for the memory of its GPUs."""
 
     def __init__(self, procfs: str = "/proc", rootfs: Path = Path("/")) -> None:
-        """Look at the hierarchy of version 2 below the host's root, and at our own place in it."""
         self._root = rootfs / CGROUPS
         self._own = Path(procfs, "self/cgroup")
 
@@ -195,7 +191,6 @@ class DeviceMemoryCgroups:
         return next((chain_of(line[3:]) for line in lines if line.startswith("0::")), ())
 
     def _values(self, path: Path) -> dict[str, str]:
-        """Return the value of each region in a file; empty when it is not readable."""
         try:
             with path.open("rb") as file:
                 lines = file.read(_CAP).decode(errors="replace").splitlines()

@@ -17,17 +17,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 from vramledger.model.reading import DeviceReading, ProcessRow, ThreadTimes
 from vramledger.readers.collector import Collector, Context, Health, Part
 from vramledger.readers.hosts.facts import read_program_path
-from vramledger.readers.hosts.stat import names_in, read_row, read_small
+from vramledger.readers.hosts.stat import count_switches, names_in, read_row, read_small
 
 LOOK_INTERVAL = 30.0
-"""Seconds between two looks at a holder in which nothing happens."""
-
 BUDGET = 0.002
 """Seconds of a sample for looks, about 250 threads; 500 holders of 30 threads need a minute."""
 
@@ -54,7 +52,6 @@ HIDDEN_CPU = 0.002
 """Seconds of CPU time of a process beyond that of the threads that are there at both looks: others ran."""
 
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*[a-z]?")
-_SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 
 _Figures = tuple[float | None, int]
 """CPU seconds since the thread's start, None without ``schedstat``; and how often it ran."""
@@ -101,14 +98,6 @@ class _Sum:
     beyond: float | None = 0.0
 
 
-@dataclass(slots=True)
-class _Work:
-    """A look in progress."""
-
-    holder: _LookedAt
-    steps: Iterator[None] = field(default_factory=lambda: iter(()))
-
-
 class ThreadTimesReader(Collector):
     """Look at the threads of the holders, some in each sample, and say what ran between two looks."""
 
@@ -126,22 +115,19 @@ class ThreadTimesReader(Collector):
         self._cpu_seconds = cpu_seconds
         self._clock = clock
         self._holders: dict[tuple[int, int], _LookedAt] = {}
-        self._work: _Work | None = None
+        self._work: Iterator[None] | None = None  # the look in progress
         self._finished: list[ThreadTimes] = []
         self.unreadable = 0
         self.seconds = 0.0
 
     def read(self, context: Context) -> Part:
-        """Return the looks that ended since the sample before."""
         return {"threads": self.update(context.devices, context.rows)}
 
     def work_between(self, context: Context) -> None:  # noqa: ARG002 as all are called
-        """Go on with the looks."""
         self.search()
 
     @property
     def health(self) -> Health:
-        """Whether all threads could be read at the newest looks."""
         return not self.unreadable, self.seconds
 
     def update(self, devices: Iterable[DeviceReading], rows: Iterable[ProcessRow]) -> tuple[ThreadTimes, ...]:
@@ -197,7 +183,6 @@ class ThreadTimesReader(Collector):
         return main != (look.threads or {}).get(pid)
 
     def _begin_look(self, now: float, woken: set[tuple[int, int]]) -> bool:
-        """Begin the look that is due for longest; tell whether there is one."""
         due = [
             (identity not in woken, holder.looked, identity)
             for identity, holder in self._holders.items()
@@ -209,21 +194,16 @@ class ThreadTimesReader(Collector):
         woken.discard(identity)
         holder = self._holders[identity]
         holder.looked = now
-        self._work = _Work(holder)
-        self._work.steps = self._read_threads(holder)
+        self._work = self._read_threads(holder)
         return True
 
     def _continue_look(self, deadline: float) -> None:
-        work = self._work
-        if work is None:
-            return
-        for _ in work.steps:
+        for _ in self._work or ():
             if self._clock() >= deadline:
                 return
         self._work = None
 
     def _read_threads(self, holder: _LookedAt) -> Iterator[None]:
-        """Look at one thread after the other, then record what ran since the look before."""
         pid = holder.row.pid
         begun = self._clock()
         taken = self._cpu_seconds(pid)
@@ -255,7 +235,6 @@ class ThreadTimesReader(Collector):
         self._record(holder, _Look(begun, self._clock(), taken, found, by_switches))
 
     def _record(self, holder: _LookedAt, look: _Look) -> None:
-        """Record what ran between the newest look and this one."""
         before, holder.look, holder.sleeps = holder.look, None, False
         holder.looked = look.ended
         row = holder.row
@@ -355,11 +334,10 @@ def _read_figures(directory: str, *, by_switches: bool) -> _Figures:
     if not by_switches:
         cpu, _, runs = read_small(f"{directory}/schedstat").split()
         return int(cpu) / 1e9, int(runs)
-    counts = _SWITCHES.findall(read_small(f"{directory}/status"))
-    if not counts or not any(map(int, counts)):
-        message = "no thread has never been scheduled: these are not counted"
-        raise ValueError(message)
-    return None, sum(map(int, counts))
+    switches = count_switches(read_small(f"{directory}/status"))
+    if not switches:
+        raise ValueError("no thread has never been scheduled: these are not counted")
+    return None, switches
 
 
 def _difference(new: float | None, old: float | None) -> float | None:

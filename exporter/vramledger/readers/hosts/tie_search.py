@@ -105,7 +105,6 @@ class _End(NamedTuple):
 
     @property
     def is_pipe(self) -> bool:
-        """Whether it is a pipe."""
         return self.name.startswith("pipe:")
 
 
@@ -124,25 +123,21 @@ class _Search:
         self._numbers: dict[int, tuple[int, ...]] = {}
 
     def row(self, pid: int) -> ProcessRow | None:
-        """Return a process, None if it is gone."""
         if pid not in self._rows:
             self._rows[pid] = read_row(self.root, pid)
         return self._rows[pid]
 
     @cached_property
     def rows(self) -> dict[int, ProcessRow]:
-        """Every process."""
         pids = (int(name) for name in os.listdir(self.root) if name.isdigit())  # noqa: PTH208 3 x faster
         return {pid: row for pid in pids if (row := self.row(pid)) is not None}
 
     @cached_property
     def children(self) -> dict[int, list[ProcessRow]]:
-        """The children of every process."""
         return _by(self.rows.values(), lambda row: row.ppid)
 
     @cached_property
     def groups(self) -> dict[int, list[ProcessRow]]:
-        """The processes of every group."""
         return _by(self.rows.values(), lambda row: row.pgrp)
 
     def is_frozen(self, cgroup: tuple[str, ...]) -> bool:
@@ -156,7 +151,6 @@ class _Search:
         return self._frozen[cgroup]
 
     def has_ended(self, pid: int) -> bool:
-        """Tell whether a process is gone, or only waits to be reaped."""
         row = self.row(pid)
         return row is None or is_over(row)
 
@@ -275,7 +269,6 @@ class _Search:
         return self._environments[pid]
 
     def _is_slurm_task(self, pid: int) -> bool:
-        """Tell whether the daemon of a Slurm step has started this very process."""
         return not {int(found) for found in _TASK.findall(self._environment(pid))}.isdisjoint(
             self.numbers(pid)
         )
@@ -322,7 +315,6 @@ class _Search:
         return worker_evidence(split_arguments(read_file(f"{self.root}/{pid}/cmdline", FILE_CAP, [])))
 
     def family(self, heads: Iterable[int]) -> set[int]:
-        """Return these processes and all below them."""
         found, left = set[int](), list(heads)
         while left:
             pid = left.pop()
@@ -347,8 +339,7 @@ class _Search:
         directory = f"{self.root}/{pid}/fd" if row is None else f"{find_memory_directory(self.root, row)}/fd"
         for number in names_in(directory):
             if self.links > MOST_LINKS:
-                message = "there are too many descriptors"
-                raise OSError(message)
+                raise OSError("there are too many descriptors")
             path = f"{directory}/{number}"
             self.links += 1
             try:
@@ -442,7 +433,6 @@ def _only_frozen(holder: Watched) -> Ties:
 
 
 def _socket_ends(search: _Search, suspects: Iterable[_Suspect]) -> dict[str, SocketEnd]:
-    """Return the suspects' sockets, by network namespace; Unix sockets only in our own."""
     ports, found = ports_the_kernel_chooses(search.root), dict[int, SocketEnd]()
     read: set[int | None] = set()
     try:

@@ -8,20 +8,13 @@ from functools import partial
 from typing import NamedTuple
 
 from vramledger.model.holder_facts import Ties
-from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.collector import Collector, Context, Health, Part
+from vramledger.readers.collector import BoundedReader, Collector, Context, Health, Part
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.tie_search import Watched, find_ties
 
 LOOK_INTERVAL = 10.0
-"""Seconds between two looks."""
-
 MOST_TIME = 0.01
-"""The share of the time that looking may take."""
-
 STUCK_AFTER = 45.0
-"""Seconds after which a look is given up."""
-
 _Identity = tuple[int, int]
 
 
@@ -39,7 +32,6 @@ class TiesReader(Collector):
     needs = ("process", "facts")
 
     def __init__(self, host: Host, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Prepare; nothing is read before there is a holder."""
         self._host = host
         self._clock = clock
         self._namespace = host.pid_namespace() is True
@@ -52,7 +44,6 @@ class TiesReader(Collector):
         self._error: Exception | None = None
 
     def read(self, context: Context) -> Part:
-        """Return what is known of the holders of this sample."""
         present = {(row.pid, row.start): row for row in context.rows}
         self._holders = {
             identity: each._replace(row=present[identity])
@@ -87,7 +78,6 @@ class TiesReader(Collector):
         return None if self._newest is None else (self._error is None, self._newest.seconds)
 
     def errors(self) -> Iterator[Exception]:
-        """Yield what the last look has raised."""
         if self._error is not None:
             yield self._error
 
@@ -97,5 +87,4 @@ class TiesReader(Collector):
 
 
 def make_collector(host: Host) -> TiesReader:
-    """Make the collector of a host."""
     return TiesReader(host)

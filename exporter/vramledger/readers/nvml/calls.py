@@ -11,14 +11,10 @@ from vramledger.errors import DriverError
 from vramledger.logs import FailureStreaks
 
 Handle = Any
-"""A ctypes pointer of pynvml, which has no types."""
 Nvml = Any
 """The pynvml module, passed in by driver.py."""
 NvmlError = Any
-"""The exception of pynvml; its ``value`` is one of the codes below."""
 QueryResult = Any
-"""The answer to a query; its type depends on the query."""
-
 Failures = dict[str, str]
 """The queries that failed for another reason than "not supported", each with the driver's words."""
 
@@ -62,8 +58,6 @@ UNSUPPORTED: Final = NO_SUCH_FUNCTION | {NOT_SUPPORTED, VGPU_ECC_NOT_SUPPORTED, 
 """The query has no answer on this device, which is not a failure."""
 
 LOST: Final = frozenset({GPU_IS_LOST, GPU_NOT_FOUND})
-"""The GPU has fallen off the bus."""
-
 GARBAGE: Final = "an answer that cannot be"
 """The words where the driver answered, and not with what it can have meant."""
 
@@ -89,8 +83,9 @@ def raise_if_gone(error: NvmlError) -> None:
     """Raise for a lost driver or GPU; return for any other. Raises DriverError or DeviceLostError."""
     if error.value in DRIVER_GONE:
         reason = "driver-lost"
-        message = f"the NVIDIA driver has gone away ({error}); if it does not return, see dmesg"
-        raise DriverError(reason, message) from error
+        raise DriverError(
+            reason, f"the NVIDIA driver has gone away ({error}); if it does not return, see dmesg"
+        ) from error
     if error.value in LOST:
         raise DeviceLostError from error
 

@@ -21,23 +21,8 @@ from vramledger.model.reading import (
 )
 from vramledger.readers.hosts.gpu_sleep import SleepWatch
 from vramledger.readers.hosts.system_memory import DeviceMemoryCgroups, SystemMemory
-from vramledger.readers.nvml.activity import ActivityReader, pcie_throughput
-from vramledger.readers.nvml.calls import (
-    GARBAGE,
-    GPU_IS_LOST,
-    LOST,
-    NOT_SUPPORTED,
-    REFUSED,
-    RESET_REQUIRED,
-    UNKNOWN,
-    DeviceLostError,
-    Failures,
-    Handle,
-    Nvml,
-    query,
-    raise_if_gone,
-    read_uuid,
-)
+from vramledger.readers.nvml import calls
+from vramledger.readers.nvml.calls import Failures, Handle, Nvml, query
 from vramledger.readers.nvml.hardware import (
     HARDWARE_METRICS,
     PCIE_THROUGHPUT,
@@ -57,16 +42,16 @@ from vramledger.readers.nvml.memory import (
 from vramledger.readers.nvml.mig import MigInstance, read_instances
 from vramledger.readers.nvml.process_lists import ProcessList, Unchanged, merge_lists
 from vramledger.readers.nvml.utilization import (
+    ActivityReader,
     DeviceUtilizationLog,
     ListPace,
     RowPace,
     UtilizationLog,
+    pcie_throughput,
     read_utilization,
 )
 
 _DATA: Final = ("memory", "processes", "utilization", "process_utilization")
-"""What shows that a GPU answers."""
-
 _LAST_MINOR: Final = 2**20 - 1
 """The kernel stores a minor number in 20 bits."""
 
@@ -155,12 +140,11 @@ class DeviceReader:
         self.open_error = self._open_device()
 
     def _open_device(self) -> int | None:
-        """Return NVML's error if the GPU gives no handle or identity."""
         nvml, failed = self._nvml, Failures()
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(self.index)
             self._identity_fields = _DeviceIdentity(
-                uuid=read_uuid(nvml, handle),
+                uuid=calls.read_uuid(nvml, handle),
                 name=query(nvml, nvml.nvmlDeviceGetName, handle, "name", failed),
                 pci_bus_id=query(nvml, partial(_read_pci_bus_id, nvml), handle, "pci_bus_id", failed),
                 minor=query(nvml, partial(_read_minor, nvml), handle, "minor", failed),
@@ -169,11 +153,11 @@ class DeviceReader:
             self._incomplete = bool(failed)
             if self.sleep is not None:
                 self.sleep.address = self._identity_fields.pci_bus_id or self.sleep.address
-        except DeviceLostError:
-            return GPU_IS_LOST
+        except calls.DeviceLostError:
+            return calls.GPU_IS_LOST
         except nvml.NVMLError as error:
-            if error.value not in LOST:
-                raise_if_gone(error)
+            if error.value not in calls.LOST:
+                calls.raise_if_gone(error)
             return int(error.value)
         return None
 
@@ -218,10 +202,10 @@ class DeviceReader:
             self._slow_due = monotonic + SLOW_INTERVAL
         # A lost GPU is tried again every SLOW_INTERVAL seconds; a GPU without a handle or with a part of its
         # identity missing is tried again in every sample.
-        if self._incomplete or (self._handle is None and (slow or self.open_error not in LOST)):
+        if self._incomplete or (self._handle is None and (slow or self.open_error not in calls.LOST)):
             self.open()
         if self._handle is None:
-            if self.open_error in LOST:
+            if self.open_error in calls.LOST:
                 return self._readings_without_data(started, "lost")
             self._slow_due = float("-inf")  # read everything again once it opens
             return (self._unopened(),)
@@ -240,7 +224,7 @@ class DeviceReader:
                 self._read_mig_layout(failed)
             reading = self._read_gpu(wall, monotonic, failed, started, slow=slow)
             return reading, *(self._read_instance(each, monotonic) for each in self._instances or ())
-        except DeviceLostError:
+        except calls.DeviceLostError:
             self._slow_due = float("-inf")  # read everything again once it is back
             self._list_pace.expect_changes()
             self._forget_activity()
@@ -267,7 +251,7 @@ class DeviceReader:
 
     def _unopened(self) -> DeviceReading:
         words = None if self.open_error is None else str(self._nvml.NVMLError(self.open_error))
-        refused = self.open_error == RESET_REQUIRED
+        refused = self.open_error == calls.RESET_REQUIRED
         return DeviceReading(
             self.index,
             *self._identity_fields,
@@ -296,7 +280,7 @@ class DeviceReader:
         traffic = pcie_throughput(ledger.get("activity")) if self._reads_pcie else None
         hardware = {} if self._integrated else self._read_hardware(failed, traffic, slow=slow)
         has_data = hardware or any(ledger.get(name) is not None for name in _DATA)
-        refused = failed.pop(REFUSED, None)
+        refused = failed.pop(calls.REFUSED, None)
         self._answered = bool(has_data) and not (failed or divided or self._integrated)
         return self._gpu_reading(
             started,
@@ -380,7 +364,7 @@ class DeviceReader:
     def _read_activity(self, handle: Handle, monotonic: float) -> dict[str, float]:
         if self._counters_hidden:
             self._forget_activity()
-            raise self._nvml.NVMLError(NOT_SUPPORTED)
+            raise self._nvml.NVMLError(calls.NOT_SUPPORTED)
         return self._activity.read(handle, monotonic)
 
     def _activity_since_look(self, monotonic: float, failed: Failures) -> dict[str, float] | None:
@@ -402,7 +386,6 @@ class DeviceReader:
         return self._last_activity[1]
 
     def _forget_activity(self) -> None:
-        """Make the next reading of the counters a first one."""
         self._looks, self._last_activity = {}, None
         self._activity.forget()
 
@@ -460,7 +443,7 @@ class DeviceReader:
         try:
             merged = merge_lists(lists, failed)
         except ValueError:
-            failed["processes"] = GARBAGE
+            failed["processes"] = calls.GARBAGE
             return None
         if unchanged is not None:
             unchanged.remember(lists)
@@ -504,7 +487,7 @@ class DeviceReader:
         if failed:
             self._layout_known = False  # the instance may have been destroyed: look again at the next sample
         activity = self._read_instance_activity(instance, monotonic, failed)
-        refused = failed.pop(REFUSED, None)
+        refused = failed.pop(calls.REFUSED, None)
         return self._instance_reading(
             instance,
             error="failed" if failed and memory.memory is None and processes is None else None,
@@ -543,7 +526,7 @@ def _query_hardware_metric(
 def _read_minor(nvml: Nvml, handle: Handle) -> int:
     minor = int(nvml.nvmlDeviceGetMinorNumber(handle))
     if minor > _LAST_MINOR:
-        raise nvml.NVMLError(UNKNOWN)
+        raise nvml.NVMLError(calls.UNKNOWN)
     return minor
 
 

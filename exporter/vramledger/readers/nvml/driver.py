@@ -80,7 +80,6 @@ _OPEN_FAILURES: Final = {
 }
 _EVENTS_AT_ONCE: Final = 100
 _RETRY: Final = 0.5
-"""Seconds until errors are waited for again after a failure."""
 _LAST_CUDA: Final = 10**6
 
 
@@ -193,7 +192,6 @@ class Driver:
         return self._event_uuids is not None
 
     def _register_events(self) -> None:
-        """Make an event set of all GPUs that can report XID errors; leave out the others."""
         if self._event_set is not None:
             old, self._event_set = self._event_set, None
             pynvml.nvmlEventSetFree(old)
@@ -218,7 +216,6 @@ class Driver:
         self._event_uuids = None if failed and not uuids else uuids
 
     def _register_device(self, handle: Handle) -> str | None:
-        """Register a GPU's XID errors; return its UUID, None when it has no such event."""
         xid = pynvml.nvmlEventTypeXidCriticalError
         if not pynvml.nvmlDeviceGetSupportedEventTypes(handle) & xid:
             return None
@@ -226,7 +223,6 @@ class Driver:
         return read_uuid(pynvml, handle)
 
     def _collect_events(self, timeout_seconds: float) -> list[XidEvent]:
-        """Wait for the first event, and also return the events that are queued after it."""
         events: list[XidEvent] = []
         wait = max(1, round(timeout_seconds * 1000))
         while len(events) < _EVENTS_AT_ONCE:

@@ -9,21 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from vramledger.model.reading import HardwareValue
-from vramledger.readers.nvml.calls import (
-    FUNCTION_NOT_FOUND,
-    INVALID_ARGUMENT,
-    MAX_BYTES,
-    NO_SUCH_FUNCTION,
-    NONE_32,
-    NONE_64,
-    NOT_SUPPORTED,
-    SUCCESS,
-    UNKNOWN,
-    UNSUPPORTED,
-    Handle,
-    Nvml,
-    call_function,
-)
+from vramledger.readers.nvml import calls
+from vramledger.readers.nvml.calls import Handle, Nvml
 
 SLOW_INTERVAL: Final = 10.0
 """Seconds between two readings of what is expensive or hardly changes."""
@@ -39,7 +26,7 @@ def _number_reader(  # noqa: PLR0913 - a word for each quirk
     position: int | None = None,
     scale: float = 1.0,
     per: int = 1,
-    none: int = NONE_32,
+    none: int = calls.NONE_32,
 ) -> HardwareQuery:
     """Read a number (at ``position``, where the answer is a list), in base units.
 
@@ -49,28 +36,26 @@ def _number_reader(  # noqa: PLR0913 - a word for each quirk
     """
 
     def read(nvml: Nvml, handle: Handle) -> float | None:
-        value = call_function(nvml, name, handle, *arguments)
+        value = calls.call_function(nvml, name, handle, *arguments)
         if position is not None and isinstance(value, (list, tuple)):
             value = value[position]
         if not isinstance(value, int) or value == none:
             return None
         if not 0 <= value <= maximum:
-            raise nvml.NVMLError(UNKNOWN)
+            raise nvml.NVMLError(calls.UNKNOWN)
         return value * scale / per
 
     return read
 
 
 def _labelled_reader(**readers: HardwareQuery) -> HardwareQuery:
-    """Read once for each label; leave out a label without an answer."""
-
     def read(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
         values: dict[str, float] = {}
         for label, each in readers.items():
             try:
                 value = each(nvml, handle)
             except nvml.NVMLError as error:
-                if error.value not in UNSUPPORTED:
+                if error.value not in calls.UNSUPPORTED:
                     raise
                 continue
             if isinstance(value, float):
@@ -94,8 +79,6 @@ _THROTTLE_REASONS: Final = (
 """NVML's clock event reasons, by bit; unknown bits of a newer driver are left out."""
 
 _MAX_REASON_BITS: Final = 48
-"""The number of bits that may ever be reasons."""
-
 RECOVERY_ACTIONS: Final = (
     "none",
     "gpu_reset",
@@ -111,37 +94,29 @@ RECOVERY_ACTIONS: Final = (
 
 def _read_throttle_reasons(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
     try:
-        bits = call_function(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
+        bits = calls.call_function(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
     except nvml.NVMLError as error:
-        if error.value not in NO_SUCH_FUNCTION:
+        if error.value not in calls.NO_SUCH_FUNCTION:
             raise
-        bits = call_function(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)  # its name before 535
-    if not isinstance(bits, int) or bits == NONE_64:
+        bits = calls.call_function(
+            nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle
+        )  # its name before 535
+    if not isinstance(bits, int) or bits == calls.NONE_64:
         return None
     if bits >> _MAX_REASON_BITS:
-        raise nvml.NVMLError(UNKNOWN)
+        raise nvml.NVMLError(calls.UNKNOWN)
     return {reason: float(bits >> bit & 1) for bit, reason in enumerate(_THROTTLE_REASONS)}
 
 
-_LAST_PERFORMANCE_STATE: Final = 15
 _UNKNOWN_PERFORMANCE_STATE: Final = 32
-
-
-def _read_performance_state(nvml: Nvml, handle: Handle) -> float | None:
-    state = call_function(nvml, "nvmlDeviceGetPerformanceState", handle)
-    if not isinstance(state, int) or state == _UNKNOWN_PERFORMANCE_STATE:
-        return None
-    if not 0 <= state <= _LAST_PERFORMANCE_STATE:
-        raise nvml.NVMLError(UNKNOWN)
-    return float(state)
 
 
 def _read_bar1(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
     memory = nvml.nvmlDeviceGetBAR1MemoryInfo(handle)
-    if NONE_64 in (memory.bar1Used, memory.bar1Total):
+    if calls.NONE_64 in (memory.bar1Used, memory.bar1Total):
         return None
-    if not memory.bar1Used <= memory.bar1Total <= MAX_BYTES:
-        raise nvml.NVMLError(UNKNOWN)
+    if not memory.bar1Used <= memory.bar1Total <= calls.MAX_BYTES:
+        raise nvml.NVMLError(calls.UNKNOWN)
     return {"used": float(memory.bar1Used), "total": float(memory.bar1Total)}
 
 
@@ -162,23 +137,24 @@ _FIELD_TYPES: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "u
 
 
 def _read_field(nvml: Nvml, handle: Handle, name: str) -> float | None:
-    """Return the value of a field by the name of pynvml's constant; None where it is not known."""
     if (field := getattr(nvml, name, None)) is None:
-        raise nvml.NVMLError(FUNCTION_NOT_FOUND)
+        raise nvml.NVMLError(calls.FUNCTION_NOT_FOUND)
     answer = nvml.nvmlDeviceGetFieldValues(handle, [field])[0]
-    if answer.nvmlReturn != SUCCESS:  # a driver that does not know the field calls it an invalid argument
-        known = answer.nvmlReturn != INVALID_ARGUMENT
-        raise nvml.NVMLError(answer.nvmlReturn if known else NOT_SUPPORTED)
+    if (
+        answer.nvmlReturn != calls.SUCCESS
+    ):  # a driver that does not know the field calls it an invalid argument
+        known = answer.nvmlReturn != calls.INVALID_ARGUMENT
+        raise nvml.NVMLError(answer.nvmlReturn if known else calls.NOT_SUPPORTED)
     if answer.valueType >= len(_FIELD_TYPES):
-        raise nvml.NVMLError(UNKNOWN)
+        raise nvml.NVMLError(calls.UNKNOWN)
     value = getattr(answer.value, _FIELD_TYPES[answer.valueType], None)
-    return None if value in {None, NONE_32, NONE_64} else float(value)
+    return None if value in {None, calls.NONE_32, calls.NONE_64} else float(value)
 
 
 def _read_memory_temperature(nvml: Nvml, handle: Handle) -> float | None:
     value = _read_field(nvml, handle, "NVML_FI_DEV_MEMORY_TEMP")
     if value is not None and not -_CELSIUS <= value <= _CELSIUS:
-        raise nvml.NVMLError(UNKNOWN)
+        raise nvml.NVMLError(calls.UNKNOWN)
     return value
 
 
@@ -187,7 +163,7 @@ def _read_recovery_action(nvml: Nvml, handle: Handle) -> dict[str, float] | None
     if value is None:
         return None
     if not 0 <= value < _MAX_REASON_BITS:
-        raise nvml.NVMLError(UNKNOWN)
+        raise nvml.NVMLError(calls.UNKNOWN)
     # A newer driver may want what this list does not have yet.
     return {RECOVERY_ACTIONS[int(value)] if value < len(RECOVERY_ACTIONS) else "other": 1.0}
 
@@ -201,7 +177,9 @@ _AGGREGATE_ECC: Final = 1
 
 
 def _ecc_reader(kind: int) -> HardwareQuery:
-    return _number_reader("nvmlDeviceGetTotalEccErrors", kind, _AGGREGATE_ECC, none=NONE_64, maximum=_ERRORS)
+    return _number_reader(
+        "nvmlDeviceGetTotalEccErrors", kind, _AGGREGATE_ECC, none=calls.NONE_64, maximum=_ERRORS
+    )
 
 
 def _remapped_rows_reader(position: int) -> HardwareQuery:
@@ -240,13 +218,13 @@ _QUICK: Final[Mapping[str, HardwareQuery]] = {
         graphics=_clock_reader(0), sm=_clock_reader(1), memory=_clock_reader(2), video=_clock_reader(3)
     ),
     "device_throttle_active": _read_throttle_reasons,
-    "device_performance_state": _read_performance_state,
+    "device_performance_state": _number_reader(
+        "nvmlDeviceGetPerformanceState", maximum=15, none=_UNKNOWN_PERFORMANCE_STATE
+    ),
     "device_ecc_errors_total": _labelled_reader(corrected=_ecc_reader(0), uncorrected=_ecc_reader(1)),
     "device_encoder_utilization_ratio": _share_reader("nvmlDeviceGetEncoderUtilization", position=0),
     "device_decoder_utilization_ratio": _share_reader("nvmlDeviceGetDecoderUtilization", position=0),
 }
-"""What every sample reads."""
-
 _SLOW: Final[Mapping[str, HardwareQuery]] = {
     "device_fan_speed_ratio": _share_reader("nvmlDeviceGetFanSpeed", maximum=10 * _PERCENT),
     "device_power_limit_watts": _number_reader(
@@ -269,7 +247,7 @@ _SLOW: Final[Mapping[str, HardwareQuery]] = {
     "device_recovery_action": _read_recovery_action,
     "device_bar1_memory_bytes": _read_bar1,  # 114 µs
     "device_energy_joules_total": _number_reader(  # 3,050 µs
-        "nvmlDeviceGetTotalEnergyConsumption", per=1000, none=NONE_64, maximum=_MILLIJOULES
+        "nvmlDeviceGetTotalEnergyConsumption", per=1000, none=calls.NONE_64, maximum=_MILLIJOULES
     ),
     "device_memory_temperature_celsius": _read_memory_temperature,  # 3,050 µs
     PCIE_THROUGHPUT: _labelled_reader(  # 20,800 µs a direction
@@ -291,4 +269,3 @@ HARDWARE_METRICS: Final = tuple(
     for pace, readers in ((EACH_SAMPLE, _QUICK), (SLOW, _SLOW))
     for key, read in readers.items()
 )
-"""Every query of the hardware."""

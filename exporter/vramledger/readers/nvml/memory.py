@@ -15,22 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from vramledger.model.reading import COHERENT, UNIFIED, CgroupLimit, MemoryReading, NodeMemory
 from vramledger.readers.hosts.system_memory import DeviceMemoryCgroups, HostMemory, SystemMemory
-from vramledger.readers.nvml.calls import (
-    GARBAGE,
-    IMPOSSIBLE_MEMORY,
-    MAX_BYTES,
-    NO_SUCH_FUNCTION,
-    NONE_64,
-    NOT_SUPPORTED,
-    UNKNOWN,
-    UNSUPPORTED,
-    Failures,
-    Handle,
-    Nvml,
-    call_function,
-    query,
-    raise_if_gone,
-)
+from vramledger.readers.nvml import calls
+from vramledger.readers.nvml.calls import Failures, Handle, Nvml, query
 
 MOST_CGROUPS: Final = 512
 """The maximum number of cgroups that are read for a GPU; 64 holders in pods have about 100."""
@@ -56,13 +42,13 @@ class LimitReader:
         own = self._cgroups.own_chain()
         wanted = tuple(dict.fromkeys((*own, *paths)))
         if len(wanted) > MOST_CGROUPS:
-            failed["limits"] = GARBAGE
+            failed["limits"] = calls.GARBAGE
             wanted = wanted[:MOST_CGROUPS]
         region = self._cgroups.region(pci_bus_id)
         if region is not None:
             limits = self._cgroups.read(region, wanted)
             if limits is None:
-                failed["limits"] = GARBAGE
+                failed["limits"] = calls.GARBAGE
         else:
             limits = self._ask_driver(gpu, wanted, failed)
         if limits is None:
@@ -80,20 +66,20 @@ class LimitReader:
             request = self._nvml.c_nvmlGetMemoryLimits_v1_t()
             request.nameSpace = f"{self._cgroups.mount}{path}".encode(errors="replace")
             try:
-                call_function(self._nvml, "nvmlDeviceGetMemoryLimits_v1", gpu, request)
+                calls.call_function(self._nvml, "nvmlDeviceGetMemoryLimits_v1", gpu, request)
             except self._nvml.NVMLError as error:
-                raise_if_gone(error)
-                self._unsupported = error.value in UNSUPPORTED
+                calls.raise_if_gone(error)
+                self._unsupported = error.value in calls.UNSUPPORTED
                 if not self._unsupported:
-                    failed["limits"] = GARBAGE
+                    failed["limits"] = calls.GARBAGE
                 return None
             soft, hard, used = request.softLimit, request.hardLimit, request.currentUsed
             # The driver may write "all" as the largest number, and a guarantee of all is not a figure here.
-            minimum = None if soft == NONE_64 else soft
-            if max(minimum or 0, used) > MAX_BYTES:
-                failed["limits"] = GARBAGE
+            minimum = None if soft == calls.NONE_64 else soft
+            if max(minimum or 0, used) > calls.MAX_BYTES:
+                failed["limits"] = calls.GARBAGE
                 return None
-            maximum = hard if hard <= MAX_BYTES else None
+            maximum = hard if hard <= calls.MAX_BYTES else None
             if minimum or used or maximum is not None:
                 limits.append(CgroupLimit(path, minimum, maximum, used))
         return tuple(limits)
@@ -117,7 +103,7 @@ _VIRTUALIZATION: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga
 
 def read_virtualization(nvml: Nvml, gpu: Handle) -> str | None:
     """Return how a GPU is shared with virtual machines, or None. Raises NVMLError if the query failed."""
-    mode = call_function(nvml, "nvmlDeviceGetVirtualizationMode", gpu)
+    mode = calls.call_function(nvml, "nvmlDeviceGetVirtualizationMode", gpu)
     return _VIRTUALIZATION[mode] if isinstance(mode, int) and 0 <= mode < len(_VIRTUALIZATION) else None
 
 
@@ -127,9 +113,9 @@ def read_confidential(nvml: Nvml, _: Handle) -> str:
     NVIDIA documents that the performance counters are off in the mode ``on``, and that ``devtools`` has no
     such protection. Raises NVMLError if the query failed, or is not supported, or the answer is garbage.
     """
-    state: Any = call_function(nvml, "nvmlSystemGetConfComputeState")
+    state: Any = calls.call_function(nvml, "nvmlSystemGetConfComputeState")
     if state.ccFeature not in (0, 1) or state.devToolsMode not in (0, 1):
-        raise nvml.NVMLError(UNKNOWN)
+        raise nvml.NVMLError(calls.UNKNOWN)
     if not state.ccFeature:
         return "off"
     return "devtools" if state.devToolsMode else "on"
@@ -193,30 +179,30 @@ class MemoryReader:
         if is_integrated(gpu.name):
             host = self._system.host()
             if host is None:
-                failed["memory"] = GARBAGE
+                failed["memory"] = calls.GARBAGE
                 return DeviceMemory(None)
             return DeviceMemory(_of_host(host), UNIFIED)
         placement = self._placement(device, gpu, failed)
         errors: Failures = {}
         memory = query(self._nvml, self._query, handle, "memory", errors)
-        if errors.get("memory") == GARBAGE:  # the GPU answers, and only its figures cannot be
-            errors = {IMPOSSIBLE_MEMORY: GARBAGE}
+        if errors.get("memory") == calls.GARBAGE:  # the GPU answers, and only its figures cannot be
+            errors = {calls.IMPOSSIBLE_MEMORY: calls.GARBAGE}
         failed |= errors
         host = self._system.host() if not errors and self._may_be_unified(gpu, failed) else None
         if self._unified and self._system.host() is None:
-            failed["memory"] = GARBAGE
+            failed["memory"] = calls.GARBAGE
             return DeviceMemory(None, addressing_mode=placement.addressing_mode)
         if host is not None and (memory is None or memory.total in (0, host.total)):
             self._unified = True
             return DeviceMemory(_of_host(host), UNIFIED, addressing_mode=placement.addressing_mode)
         if memory is not None and memory.total == 0:
             memory = None
-            failed["memory"] = GARBAGE
+            failed["memory"] = calls.GARBAGE
         if not placement.coherent or memory is None:
             return DeviceMemory(memory, addressing_mode=placement.addressing_mode)
         node = None if placement.node is None else self._system.node(placement.node)
         if node is None and placement.node is not None:
-            failed["node"] = GARBAGE
+            failed["node"] = calls.GARBAGE
         return DeviceMemory(memory, COHERENT, node, placement.addressing_mode)
 
     def _query(self, handle: Handle) -> MemoryReading | None:
@@ -224,22 +210,24 @@ class MemoryReader:
         try:
             version = self._nvml.nvmlMemory_v2 if self._version_2 else None
             memory = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=version)
-            if self._version_2 and memory.reserved != NONE_64:
+            if self._version_2 and memory.reserved != calls.NONE_64:
                 reserved = memory.reserved
         except self._nvml.NVMLError as error:
-            if self._worked and error.value in UNSUPPORTED:  # this query had an answer before
-                raise self._nvml.NVMLError(UNKNOWN) from error
-            if not self._version_2 or error.value not in NO_SUCH_FUNCTION:
+            if self._worked and error.value in calls.UNSUPPORTED:  # this query had an answer before
+                raise self._nvml.NVMLError(calls.UNKNOWN) from error
+            if not self._version_2 or error.value not in calls.NO_SUCH_FUNCTION:
                 raise
             self._version_2 = False  # a driver before 510
             return self._query(handle)
         reading = MemoryReading(memory.total, memory.free, memory.used, reserved)
-        if NONE_64 in reading and not self._worked:
+        if calls.NONE_64 in reading and not self._worked:
             return None
         if reading.total == 0 and not self._worked:
             return reading  # the driver of some Jetsons; its other figures say nothing
-        if not 0 < memory.total <= MAX_BYTES or memory.total < max(memory.free, memory.used, reserved or 0):
-            raise ValueError(GARBAGE)
+        if not 0 < memory.total <= calls.MAX_BYTES or memory.total < max(
+            memory.free, memory.used, reserved or 0
+        ):
+            raise ValueError(calls.GARBAGE)
         host = None if self._worked else self._system.host()
         if host is not None and reading.total != host.total:
             self._worked = True
@@ -265,15 +253,15 @@ class MemoryReader:
             return known
         possible = _COHERENT_PRODUCT.search(device.name or "") is not None
         try:
-            found = self._placed(call_function(self._nvml, "nvmlDeviceGetNumaNodeId", device.handle))
+            found = self._placed(calls.call_function(self._nvml, "nvmlDeviceGetNumaNodeId", device.handle))
         except self._nvml.NVMLError as error:
-            raise_if_gone(error)
+            calls.raise_if_gone(error)
             told = known is not None and known.node is not None  # then it is supported
-            if told or error.value not in UNSUPPORTED:
-                failed["node"] = GARBAGE
+            if told or error.value not in calls.UNSUPPORTED:
+                failed["node"] = calls.GARBAGE
                 return known or _Placement(coherent=possible)
             # A driver without the query may have nodes too: to see less never makes a harsher verdict.
-            found = _Placement(coherent=possible and error.value != NOT_SUPPORTED)
+            found = _Placement(coherent=possible and error.value != calls.NOT_SUPPORTED)
         if not found.coherent and device.uuid != gpu.uuid:
             # Whether an instance is asked for its own node or has its GPU's is not documented.
             found = found._replace(coherent=self._placement(gpu, gpu, failed).coherent)
@@ -290,5 +278,5 @@ class MemoryReader:
         return _Placement(coherent=True, node=node)
 
     def _addressing_mode(self, handle: Handle) -> str | None:
-        mode = call_function(self._nvml, "nvmlDeviceGetAddressingMode", handle)
+        mode = calls.call_function(self._nvml, "nvmlDeviceGetAddressingMode", handle)
         return _ADDRESSING.get(mode) if isinstance(mode, int) else None

@@ -6,19 +6,8 @@ import re
 from functools import partial
 from typing import NamedTuple
 
-from vramledger.readers.nvml.calls import (
-    GARBAGE,
-    INVALID_ARGUMENT,
-    MAX_DEVICES,
-    NOT_FOUND,
-    UNKNOWN,
-    Failures,
-    Handle,
-    Nvml,
-    query,
-    raise_if_gone,
-    read_uuid,
-)
+from vramledger.readers.nvml import calls
+from vramledger.readers.nvml.calls import Failures, Handle, Nvml, query
 
 
 class MigInstance(NamedTuple):
@@ -43,8 +32,8 @@ def read_instances(nvml: Nvml, gpu: Handle, failed: Failures) -> list[MigInstanc
     if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
         return None
     count = query(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, gpu, "mig", failed) or 0
-    if count > MAX_DEVICES:
-        failed["mig"] = GARBAGE
+    if count > calls.MAX_DEVICES:
+        failed["mig"] = calls.GARBAGE
         count = 0
     found = [_read_instance(nvml, gpu, position, failed) for position in range(count)]
     return [each for each in found if each is not None]
@@ -54,7 +43,7 @@ def _read_mode(nvml: Nvml, handle: Handle) -> list[int]:
     """Return whether MIG is on, and whether it will be after the next reset."""
     mode: list[int] = nvml.nvmlDeviceGetMigMode(handle)
     if mode[0] not in {nvml.NVML_DEVICE_MIG_ENABLE, nvml.NVML_DEVICE_MIG_DISABLE}:
-        raise nvml.NVMLError(UNKNOWN)
+        raise nvml.NVMLError(calls.UNKNOWN)
     return mode
 
 
@@ -63,11 +52,11 @@ def _read_instance(nvml: Nvml, gpu: Handle, position: int, failed: Failures) -> 
     try:
         handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, position)
     except nvml.NVMLError as error:
-        raise_if_gone(error)
-        if error.value not in {NOT_FOUND, INVALID_ARGUMENT}:
-            failed["mig"] = GARBAGE
+        calls.raise_if_gone(error)
+        if error.value not in {calls.NOT_FOUND, calls.INVALID_ARGUMENT}:
+            failed["mig"] = calls.GARBAGE
         return None
-    uuid = query(nvml, partial(read_uuid, nvml), handle, "mig", failed)
+    uuid = query(nvml, partial(calls.read_uuid, nvml), handle, "mig", failed)
     if uuid is None:
         return None
     name = query(nvml, nvml.nvmlDeviceGetName, handle, "mig", failed)
@@ -89,8 +78,8 @@ def _read_placement(nvml: Nvml, gpu: Handle, gpu_instance: int) -> str | None:
     def read(_: Handle) -> str:
         handle = nvml.nvmlDeviceGetGpuInstanceById(gpu, gpu_instance)
         place = nvml.nvmlGpuInstanceGetInfo(handle).placement
-        if max(place.start, place.size) > MAX_DEVICES:
-            raise nvml.NVMLError(UNKNOWN)
+        if max(place.start, place.size) > calls.MAX_DEVICES:
+            raise nvml.NVMLError(calls.UNKNOWN)
         return f"{place.start}:{place.size}"
 
     placement: str | None = query(nvml, read, gpu, "", {})

@@ -14,20 +14,8 @@ from functools import partial
 from typing import Final
 
 from vramledger.model.reading import ProcessEntry
-from vramledger.readers.nvml.calls import (
-    FUNCTION_NOT_FOUND,
-    IMPOSSIBLE_ROW,
-    INSUFFICIENT_SIZE,
-    MAX_BYTES,
-    NO_SUCH_FUNCTION,
-    NONE_64,
-    SUCCESS,
-    UNKNOWN,
-    UNSUPPORTED,
-    Failures,
-    Handle,
-    Nvml,
-)
+from vramledger.readers.nvml import calls
+from vramledger.readers.nvml.calls import Failures, Handle, Nvml
 
 Rows = Iterable[tuple[int, ...]]
 
@@ -59,17 +47,17 @@ class RowBuffer:
 
     def read(self, nvml: Nvml, call: Callable[..., int]) -> Rows:
         """Return rows, valid until the next reading. Raises NVMLError if it failed, or outgrew our buffer."""
-        status = INSUFFICIENT_SIZE
+        status = calls.INSUFFICIENT_SIZE
         for _ in range(_ATTEMPTS):
             self._count.value = self._capacity
             status = call(ctypes.byref(self._count), self._words)
-            if status != INSUFFICIENT_SIZE or self._count.value > _MAX_ROWS:
+            if status != calls.INSUFFICIENT_SIZE or self._count.value > _MAX_ROWS:
                 break
             self._allocate(min(max(self._capacity, self._count.value), _MAX_ROWS) * 2)
-        if status != SUCCESS:
+        if status != calls.SUCCESS:
             raise nvml.NVMLError(status)
         if self._count.value > self._capacity:  # the rest of the buffer holds rows of an earlier reading
-            raise nvml.NVMLError(UNKNOWN)
+            raise nvml.NVMLError(calls.UNKNOWN)
         words = self._count.value * self._row.size // 8
         return self._row.iter_unpack(memoryview(self._words)[:words])
 
@@ -79,7 +67,7 @@ def find_function(nvml: Nvml, name: str) -> Callable[..., int] | None:
     try:
         pointer: Callable[..., int] = nvml._nvmlGetFunctionPointer(name)  # noqa: SLF001  # nvitop relies on it too
     except nvml.NVMLError as error:
-        if error.value != FUNCTION_NOT_FOUND:
+        if error.value != calls.FUNCTION_NOT_FOUND:
             raise
         return None
     return pointer
@@ -113,15 +101,15 @@ class ProcessList:
             try:
                 rows = buffer.read(self._nvml, partial(function, handle))
             except self._nvml.NVMLError as error:
-                if self._worked and error.value in UNSUPPORTED:
-                    raise self._nvml.NVMLError(UNKNOWN) from error
-                if error.value not in NO_SUCH_FUNCTION or len(self._versions) == 1:
+                if self._worked and error.value in calls.UNSUPPORTED:
+                    raise self._nvml.NVMLError(calls.UNKNOWN) from error
+                if error.value not in calls.NO_SUCH_FUNCTION or len(self._versions) == 1:
                     raise
                 del self._versions[0]  # the library has it, the kernel module does not
                 continue
             self._worked = True
             return rows
-        raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)
+        raise self._nvml.NVMLError(calls.FUNCTION_NOT_FOUND)
 
 
 class Unchanged:
@@ -152,7 +140,7 @@ class Unchanged:
     def _state(self, compute: Rows) -> tuple[frozenset[int], int] | None:
         """Return the pids, and the bytes that belong to none of them; None where these are not known."""
         sizes = {row[0]: row[1] for row in compute}
-        if self.used is None or NONE_64 in sizes.values():
+        if self.used is None or calls.NONE_64 in sizes.values():
             return None
         return frozenset(sizes), self.used - sum(sizes.values())
 
@@ -167,9 +155,9 @@ def merge_lists(lists: Iterable[tuple[str, Rows]], failed: Failures) -> tuple[Pr
     impossible = 0
     for kind, rows in lists:
         for pid, size in rows:
-            memory = None if size == NONE_64 or size > MAX_BYTES else size
-            if pid > _LAST_PID or MAX_BYTES < size != NONE_64:
-                failed[IMPOSSIBLE_ROW] = f"pid {pid} with {size} bytes"
+            memory = None if size == calls.NONE_64 or size > calls.MAX_BYTES else size
+            if pid > _LAST_PID or calls.MAX_BYTES < size != calls.NONE_64:
+                failed[calls.IMPOSSIBLE_ROW] = f"pid {pid} with {size} bytes"
                 impossible += 1
             if pid > _LAST_PID:
                 continue
@@ -181,6 +169,6 @@ def merge_lists(lists: Iterable[tuple[str, Rows]], failed: Failures) -> tuple[Pr
                 kinds = before.kinds if kind in before.kinds else before.kinds + kind
                 merged[pid] = ProcessEntry(pid, max(known, default=None), kinds)
     if impossible > len(merged) // 2:
-        raise ValueError(failed[IMPOSSIBLE_ROW])
+        raise ValueError(failed[calls.IMPOSSIBLE_ROW])
     merged.pop(0, None)  # an unused row: no process has this pid
     return tuple(merged.values())

@@ -143,7 +143,6 @@ def unified_path(lines: Iterable[str]) -> str | None:
 
 
 def _ordered_paths(lines: Iterable[str]) -> list[tuple[int, str]]:
-    """Return the paths, systemd's own hierarchy first, then version 2, then the rest."""
     order = {"name=systemd": 0, "": 1}
     return [(order.get(controllers, _OTHERS), path) for controllers, path in hierarchy_paths(lines)]
 
@@ -170,7 +169,7 @@ def _parse_path(path: str, ours: Collection[ContainerMark], users_own: Callable[
         if (begins or found or pod_match) and any(map(users_own, _above(parts, position))):
             break
         if pod_match is not None:
-            pod = pod or _dashed(pod_match["uid"])
+            pod = pod or pod_match["uid"].replace("_", "-")  # a static pod's is a hash and has no dashes
         if begins:
             slurm = slurm or parse_slurm(segments[position + 1 :])
         elif found is not None:
@@ -196,7 +195,6 @@ def _above(parts: list[str], position: int) -> Iterator[str]:
 
 
 def _users_unit(segments: list[str]) -> str:
-    """Return the unit of a user's own manager, by the segments below it; empty for what is in none."""
     before = ""
     for segment in segments:
         if _parse_container(segment, before):
@@ -218,8 +216,3 @@ def _parse_container(segment: str, before: str) -> ContainerMark | None:
     if match := _NSPAWN.fullmatch(segment):
         return ContainerMark("nspawn", match["id"])
     return None
-
-
-def _dashed(uid: str) -> str:
-    """Write a pod's UID as Kubernetes does; a static pod's is a hash and has no dashes."""
-    return uid.replace("_", "-")

@@ -54,7 +54,6 @@ def has_docker_recorded_end(files: HostFiles, container: str, since: float) -> b
 
 
 def _parse_docker_time(text: object) -> float | None:
-    """Parse ``2026-11-22T07:00:00.123456789Z`` to whole seconds; None when it is not such a time."""
     if not isinstance(text, str) or not text.endswith("Z"):
         return None
     try:

@@ -41,8 +41,6 @@ RUNNING = (
 """Where a directory named by its id exists for as long as a container runs."""
 
 MISSES_NEEDED = 2
-"""The number of consecutive checks that must miss a mark."""
-
 CGROUP_CHECK_EVERY = 3
 """One of this many checks reads a cgroup again, unless something was wrong: 512 files take 5 ms."""
 
@@ -122,7 +120,6 @@ _POD, _CONTAINER, _STEP = "pod", "container", "step"
 
 
 def _possible_marks(place: CgroupPlace) -> list[_Mark]:
-    """Return the directories of the host that may list the owner, each as a mark to look for."""
     marks = []
     if place.pod_uid:
         marks.append(_Mark(KUBELET, place.pod_uid, _POD))
@@ -136,7 +133,6 @@ def _possible_marks(place: CgroupPlace) -> list[_Mark]:
 
 
 def _find_marks(files: HostFiles, each: WatchedProcess, listings: _Listings) -> set[str]:
-    """Remember the marks that exist, and return their kinds."""
     kinds = set()
     for mark in _possible_marks(each.place):
         if mark.directory not in listings:
@@ -166,7 +162,6 @@ def _removed_mark(each: WatchedProcess, listings: _Listings, kubelets: Collectio
 
 
 def _recorded_end(files: HostFiles, each: WatchedProcess, listings: _Listings) -> str | None:
-    """Say that Docker has recorded the end of a container that has no mark."""
     place = each.place
     if not place.containers:
         return None

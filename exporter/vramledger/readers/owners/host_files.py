@@ -24,8 +24,6 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_
 
 
 class DirectoryListing(NamedTuple):
-    """All names in a directory."""
-
     names: frozenset[str]  # the names
     # device and inode. Two listings with the same identity are of the same directory; after a mount at its
     # path the identity is another one
@@ -117,11 +115,9 @@ class HostFiles:
 
 
 def _all_entries(entries: Iterable[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries of a directory. Raises ValueError if there are more than :data:`MAX_NAMES`."""
     for count, entry in enumerate(entries):
         if count >= MAX_NAMES:
-            message = f"more than {MAX_NAMES} entries"
-            raise ValueError(message)
+            raise ValueError(f"more than {MAX_NAMES} entries")
         yield entry
 
 

@@ -25,7 +25,7 @@ Whatever else is known still fills its own field.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,8 +35,7 @@ from msgspec.structs import replace
 
 from vramledger.kubernetes.pod_labels import PodNames, parse_runtime_name, read_pod_names
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
-from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.collector import PATIENCE, Collector, Context, Part
+from vramledger.readers.collector import PATIENCE, BoundedReader, Collector, Context, Part
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.own_process import own_cgroup
 from vramledger.readers.owners import ended
@@ -105,7 +104,6 @@ def resolve_owner(
 
 
 def _has_number(place: CgroupPlace) -> bool:
-    """Tell whether the job, if there is one, is known by its number."""
     return place.slurm is None or place.slurm.job.isdigit()
 
 
@@ -141,8 +139,6 @@ def _build_owner(
 
 
 CHECK_INTERVAL = 10.0
-"""Seconds between two checks of whether owners have ended, and of missing names."""
-
 NAMES_TIMEOUT = 0.25
 """Seconds for which a sample waits for the owners of new processes; late ones come with the next sample."""
 
@@ -177,7 +173,6 @@ class OwnerReader(Collector):
     patience = PATIENCE + NAMES_TIMEOUT
 
     def __init__(self, host: Host, rootfs: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take names from the host's files below ``rootfs``."""
         self._host = host
         self._files = HostFiles(rootfs)
         self._numbers = JobNumbers(host, self._files)
@@ -191,7 +186,6 @@ class OwnerReader(Collector):
         self._ended: dict[_Identity, str] = {}
         self._again: dict[_Identity, ProcessFacts] = {}
         self._unsent: list[ProcessFacts] = []
-        self._errors: list[Exception] = []
 
     def read(self, context: Context) -> Part:
         """Return which owners have ended, and the facts of this sample with their owners."""
@@ -207,13 +201,7 @@ class OwnerReader(Collector):
         }
 
     def accept(self) -> None:
-        """Forget the facts that a sample has."""
         self._unsent.clear()
-
-    def errors(self) -> Iterator[Exception]:
-        """Yield what looking for owners has raised."""
-        errors, self._errors = self._errors, []
-        yield from errors
 
     def add_owners(self, facts: Iterable[ProcessFacts], timeout: float) -> list[ProcessFacts]:
         """Return facts with owners after ``timeout`` at most; later names bring their facts again."""
@@ -226,7 +214,7 @@ class OwnerReader(Collector):
         for resolution in self._resolutions.collect(timeout):
             answered.update([self._remember(resolution, requested)])
         failed = self._resolutions.take_errors()
-        self._errors += failed.values()
+        self.failures = (*self.failures, *failed.values())
         for late in requested.keys() - answered.keys():
             if (*late, requested[late].parent) in failed:
                 self._again[late] = requested[late]
@@ -246,7 +234,7 @@ class OwnerReader(Collector):
                 if identity in self._holders and each.resolved.owner != self._holders[identity].facts.owner:
                     resolved.append(self._remember(each, {})[1])
         if failed := self._checks.take_errors():
-            self._errors += failed.values()
+            self.failures = (*self.failures, *failed.values())
             self._ended, self._last_check = {}, float("-inf")
         if self._clock() - self._last_check >= CHECK_INTERVAL:
             self._last_check = self._clock()
@@ -309,7 +297,6 @@ def _keep_notebook(owner: Owner | None, known: _Holder | None) -> Owner | None:
 
 
 def _can_end(resolved: ResolvedOwner) -> bool:
-    """Tell whether the owner is one that can end before its processes do."""
     return bool(resolved.place.pod_uid or resolved.place.containers or resolved.place.slurm)
 
 
@@ -337,7 +324,9 @@ class UnitUsers:
     def is_shared(self, facts: ProcessFacts, unit: str) -> bool:
         """Tell whether a process is a person's in a service that has processes of other users too."""
         place = _unit_path(facts.cgroup or (), unit)
-        if not unit.endswith(".service") or not place or facts.uid is None or not _is_person(facts.uid):
+        if not unit.endswith(".service") or not place or facts.uid is None:
+            return False
+        if facts.uid < _FIRST_PERSON or facts.uid in _DYNAMIC:
             return False
         now = self._clock()
         if place not in self._shared and now - self._looked.get(place, float("-inf")) >= LOOK_AGAIN:
@@ -352,12 +341,7 @@ class UnitUsers:
         return {uid for pid in inside if (uid := self._host.uid(pid)) is not None}
 
 
-def _is_person(uid: int) -> bool:
-    return uid >= _FIRST_PERSON and uid not in _DYNAMIC
-
-
 def _unit_path(cgroup: tuple[str, ...], unit: str) -> str:
-    """Return the path of a unit in the hierarchy that systemd manages, empty where a process is not in it."""
     for controllers, path in hierarchy_paths(cgroup):
         before, found, _ = f"{path}/".partition(f"/{unit}/")
         if found and controllers in ("", "name=systemd"):

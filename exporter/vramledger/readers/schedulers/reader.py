@@ -23,8 +23,7 @@ from typing import NamedTuple, TypeVar
 
 from vramledger.kubernetes import kubelet
 from vramledger.model.reading import Grant, Scheduler
-from vramledger.readers.bounded import BoundedReader
-from vramledger.readers.collector import PATIENCE, Collector, Context, Part
+from vramledger.readers.collector import PATIENCE, BoundedReader, Collector, Context, Part
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.cgroups import parse_cgroup
 from vramledger.readers.owners.host_files import HostFiles
@@ -80,7 +79,6 @@ class _JobReader:
         self._environment = environment
 
     def cgroups(self, root: str, part: re.Pattern[str], depth: int) -> Iterator[str]:
-        """Yield a cgroup and those below it along parts whose names fit."""
         found = self._below(root, part, depth)
         yield from itertools.islice(found, MAX_CGROUPS)
         if next(found, None) is not None:
@@ -155,7 +153,6 @@ def _read_slurm_cgroups(
     recorded: Mapping[str, JobRecord],
     number_of: Callable[[str], str],
 ) -> dict[str, dict[str, None]]:
-    """Return the devices of each job that has a cgroup, by number; by SLUID where that is not known."""
     jobs: dict[str, dict[str, None]] = {}
 
     def devices_written(variables: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -200,7 +197,6 @@ def read_nomad(files: HostFiles, environment: Environment) -> Scheduler | None:
 
 
 def _slurm_roots_v1(files: HostFiles) -> list[str]:
-    """Return Slurm's cgroups in the first hierarchy of version 1 that has them, of every slurmd."""
     for controller in _CONTROLLERS_V1:
         names = files.list_directories(f"{_CGROUPS}/{controller}") or ()
         if found := [f"{_CGROUPS}/{controller}/{name}" for name in sorted(names) if _ROOT_V1.fullmatch(name)]:
@@ -276,7 +272,6 @@ class SchedulerReader(Collector):
     patience = PATIENCE + FIRST_WAIT
 
     def __init__(self, host: Host, rootfs: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Prepare to read the schedulers below ``rootfs``; the first :meth:`read_schedulers` starts it."""
         self._host = host
         self._rootfs = rootfs
         self._files = HostFiles(rootfs)
@@ -290,16 +285,9 @@ class SchedulerReader(Collector):
         """The monotonic time at which the read began that :meth:`read_schedulers` returned last."""
         self._managed: dict[str, tuple[str, ...]] = {}
         self._variables: dict[tuple[str, int], _Variables] = {}
-        self._error: Exception | None = None
 
     def read(self, context: Context) -> Part:  # noqa: ARG002 as all are called
-        """Return the schedulers and when they were read; ``context`` does not matter."""
         return {"schedulers": self.read_schedulers(), "schedulers_read": self.read_at}
-
-    def errors(self) -> Iterator[Exception]:
-        """Yield what the last read raised; the next sample begins another one."""
-        if self._error is not None:
-            yield self._error
 
     def read_schedulers(self) -> Schedulers:
         """Return the last finished reservations; only the first read is awaited, up to :data:`FIRST_WAIT`."""
@@ -308,8 +296,8 @@ class SchedulerReader(Collector):
             self._next_read = self._clock() + READ_INTERVAL
             self._reads.submit("schedulers", self._read_all, lambda: None)
         reads = self._reads.collect(timeout)
-        self._error = next(iter(self._reads.take_errors().values()), None)
-        if self._error is not None:
+        self.failures = tuple(self._reads.take_errors().values())
+        if self.failures:
             self._found, self.read_at, self._next_read = (), None, self._clock()
         for read in reads:
             # A read that hangs gives nothing: an old reservation is not shown as current.

@@ -10,7 +10,7 @@ import pytest
 from tests.support.procs import FakeProc, known
 from tests.support.waiting import wait_until
 from vramledger.model.reading import ProcessFacts
-from vramledger.readers.bounded import BoundedReader
+from vramledger.readers.collector import BoundedReader
 from vramledger.readers.hosts.host import Host
 from vramledger.sampling.holder_watch import FactsReader
 

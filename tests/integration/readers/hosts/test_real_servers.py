@@ -18,7 +18,7 @@ import pytest
 from tests.support import requirements
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until
-from vramledger.accounting.work.thread_times import ThreadQuiet, ThreadTimesState, ThreadTimesTracker
+from vramledger.accounting.work.thread_times import ThreadQuiet, ThreadTimesTracker
 from vramledger.model.reading import DeviceReading, ProcessEntry, Reading
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import read_row
@@ -154,7 +154,7 @@ def _look(
     programs: dict[tuple[str, bool], Program], over: threading.Event
 ) -> dict[tuple[str, bool], ThreadQuiet | None]:
     reader = ThreadTimesReader("/proc", Host(Path("/proc")).cpu_seconds)
-    tracker = ThreadTimesTracker(ThreadTimesState())
+    tracker = ThreadTimesTracker({})
     rows = [row for each in programs.values() if (row := read_row("/proc", each.pid)) is not None]
     device = DeviceReading(0, "GPU-0", processes=tuple(ProcessEntry(row.pid, 2**30, "C") for row in rows))
     found: dict[tuple[int, int], ThreadQuiet] = {}

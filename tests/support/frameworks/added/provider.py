@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from vramledger_agent import visible_devices
-from vramledger_agent.frameworks.provider import Provider
+from vramledger_agent.frameworks.provider import Provider, at_most_one
 
 
 class Paddle(Provider):
@@ -23,7 +22,7 @@ class Paddle(Provider):
         cuda = sys.modules.get("paddle.device.cuda")
         if cuda is None:
             return None
-        if not visible_devices.at_most_one():
+        if not at_most_one():
             return {"framework": self.name, "supported": False, "devices": []}
         figures = {
             "ordinal": 0,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.support.host.one_holder import OneHolder
-from vramledger.accounting.holders.processes import ProcessesState, ProcessTracker
+from vramledger.accounting.holders.processes import ProcessTracker, TrackedProcess
 from vramledger.accounting.sample import Sample
 from vramledger.model.reading import Owner, ProcessFacts
 
@@ -25,11 +25,11 @@ PLACE = ("0::/place",)
 def seen(*looks: tuple[Owner | None, tuple[str, ...] | None], restart: bool = False) -> Owner | None:
     """Return the owner of a process after these looks at it: what was resolved, and its cgroup."""
     host = OneHolder()
-    tracker = ProcessTracker(ProcessesState())
+    tracker = ProcessTracker({})
     for owner, cgroup in looks:
         if restart:
             written = msgspec.json.encode(tracker.state)
-            tracker = ProcessTracker(msgspec.json.decode(written, type=ProcessesState))
+            tracker = ProcessTracker(msgspec.json.decode(written, type=dict[int, dict[int, TrackedProcess]]))
         host.now += 1
         facts = ProcessFacts(7, host.holder.start, user="ann", owner=owner, cgroup=cgroup)
         tracker.update_facts(Sample(host.reading(facts=(facts,)), {}, 1.0, after_gap=False))

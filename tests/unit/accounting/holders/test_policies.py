@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vramledger.accounting.holders.policies import MemoryPattern, classify
 from vramledger.model.snapshot import Policy
-from vramledger.readers.hosts.libraries import (
+from vramledger.readers.hosts.facts import (
     LIBRARIES,
     LONGEST_SETTING,
     SETTINGS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from vramledger.accounting.owners.memory_limits import PlacedHolding, owner_limits
+from vramledger.accounting.owners.reservations import PlacedHolding, owner_limits
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.metrics import owners
 from vramledger.model.reading import (

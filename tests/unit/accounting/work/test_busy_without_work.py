@@ -12,8 +12,8 @@ from vramledger.accounting.remembered import Remembered, follow_clock
 from vramledger.accounting.sample import Sample
 from vramledger.accounting.work.busy_without_work import (
     WAITS_AFTER,
-    BusyWithoutWorkState,
-    BusyWithoutWorkWatch,
+    Span,
+    busy_without_work,
     who_keeps_busy,
 )
 from vramledger.model.reading import DeviceReading, ProcessUtilization, Reading
@@ -43,7 +43,7 @@ class Watched:
 
     def __init__(self) -> None:
         """Begin at some moment."""
-        self.watch = BusyWithoutWorkWatch(BusyWithoutWorkState())
+        self.spans: dict[str, Span] = {}
         self.now = 1000.0
 
     def wait(self, seconds: float) -> float | None:
@@ -58,7 +58,7 @@ class Watched:
         """Return for how many seconds the device has been busy without work, None if it is not said."""
         self.now += seconds
         sample = Sample(Reading(self.now + 5e8, self.now), {}, 5.0, gap)
-        since = self.watch.update(device, sample, in_turns=in_turns)
+        since = busy_without_work(self.spans, device, sample, in_turns=in_turns)
         return None if since is None else sample.time - since
 
 
@@ -194,20 +194,10 @@ def test_clock_that_is_set() -> None:
     watched = Watched()
     watched.after(0, WAITING)
     watched.wait(WAITS_AFTER)
-    moved = follow_clock(Remembered(waits=watched.watch.state), 3600)
-    watched.watch = BusyWithoutWorkWatch(moved.waits)
+    moved = follow_clock(Remembered(waits=watched.spans), 3600)
+    watched.spans = moved.waits
 
     assert watched.after(0, WAITING) == WAITS_AFTER - 3600
-
-
-def test_device_that_is_gone_is_forgotten() -> None:
-    """A device that comes back is watched from the beginning."""
-    watched = Watched()
-    watched.after(0, WAITING)
-    watched.wait(WAITS_AFTER - 5)
-    watched.watch.keep_only(())
-
-    assert watched.after(5, WAITING) is None
 
 
 IN_TURNS = active(dram=0.002135, pcie_transmit=2.14e7, pcie_receive=6.08e7)

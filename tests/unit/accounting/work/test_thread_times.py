@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.host.model import EPOCH, GIB
+from vramledger.accounting.sample import forget_ended
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.accounting.work.thread_times import ThreadQuiet, ThreadTimesState, ThreadTimesTracker
+from vramledger.accounting.work.thread_times import ThreadQuiet
 from vramledger.model.reading import (
     DeviceReading,
     ManagedMappings,
@@ -222,9 +223,9 @@ def test_allocation_is_work_although_no_look_has_ended() -> None:
 
 def test_a_process_that_has_only_the_pid_is_another() -> None:
     """What is known of a process goes with it, also where another one has its pid."""
-    tracker = ThreadTimesTracker(ThreadTimesState({7: {70: ThreadQuiet(5.0)}, 8: {80: ThreadQuiet(5.0)}}))
-    tracker.keep_only({(7, 71), (8, 80)})
-    assert {pid: set(starts) for pid, starts in tracker.state.known.items()} == {8: {80}}
+    known = {7: {70: ThreadQuiet(5.0)}, 8: {80: ThreadQuiet(5.0)}}
+    forget_ended(known, lambda pid, start: (pid, start) in {(7, 71), (8, 80)})
+    assert {pid: set(starts) for pid, starts in known.items()} == {8: {80}}
 
 
 def test_a_recording_that_starts_again_has_other_processes_throughout() -> None:
