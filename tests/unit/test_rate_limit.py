@@ -1,7 +1,5 @@
 """A token bucket limits how often something happens."""
 
-from __future__ import annotations
-
 from vramledger.rate_limit import TokenBucket
 
 

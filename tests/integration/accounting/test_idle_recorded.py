@@ -5,8 +5,6 @@ Each program wrote down when it worked, by the same clock as the sampler. Phases
 training; the same without the training.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import defaultdict
@@ -16,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.sure import sure
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.snapshot import Grade, Holding, State
 from vramledger.sampling.replay import read_recording
@@ -93,8 +92,7 @@ def test_a_notebook_alone_is_proven_idle_in_time(idle_after: float) -> None:
         for said in replay(idle_after)[pid]
         if said.holding.grade is Grade.PROVEN and is_certainly_idle(said)
     ]
-    ready = TRUTH[pid].ready
-    assert ready is not None
+    ready = sure(TRUTH[pid].ready)
     assert proven[0] - ready < idle_after + 30.0
 
 

@@ -4,8 +4,6 @@ The first program multiplies three matrices every seven seconds, and the second 
 The driver names only the second in its rows. Their CPU times are from the same samples.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from vramledger.accounting.tracker import HoldingTracker

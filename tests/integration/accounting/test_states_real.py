@@ -1,7 +1,5 @@
 """The states of real processes: which are orphans, and above all which are not."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings
@@ -129,14 +127,12 @@ def test_every_moment_has_its_verdict(tree: Tree, cast: Cast) -> None:
     watcher = Watcher(cast.pids)
     before = watcher.look()
     assert judged(before, tree.late if cast.launcher is None else ALIVE), said(before)
-
     cast.lose_launcher()
     watched, late = watcher.look(), Watcher(cast.pids).look()
     assert judged(watched, tree.watched), said(watched)
     assert judged(late, tree.late), said(late)
     if tree.kind == "healthy":
         assert not any(each.left_over or each.wasted for each in (*watched, *late))
-
     if os.geteuid() == 0:
         seen = as_another_user(lambda: Watcher(cast.pids).look())
         assert len(seen) == len(late)
@@ -168,7 +164,6 @@ def test_a_rank_in_the_service_of_an_old_systemd(
         (place / "cgroup.procs").write_text(str(player.pid))
         holdings = Watcher([player.pid]).look()
         (place.parents[1] / "cgroup.procs").write_text(str(player.pid))
-
     assert judged(holdings, expected), said(holdings)
 
 
@@ -176,7 +171,6 @@ def test_a_rank_in_the_service_of_an_old_systemd(
 def test_the_other_states(tree: Tree, cast: Cast) -> None:
     """A zombie leader with live threads, a zombie, a stopped process and a dead pid have different states."""
     holdings = Watcher(cast.pids).look()
-
     assert judged(holdings, tree.watched), said(holdings)
 
 

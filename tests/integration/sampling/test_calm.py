@@ -1,7 +1,5 @@
 """A sampler whose GPUs go on with what they do looks at them, and samples only what is new."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.standin.library import GIB, StandIn
+from tests.support.sure import sure
 from vramledger.config import SamplingConfig
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.nvml import utilization
@@ -42,11 +41,9 @@ def test_a_change_is_in_the_sample_of_its_own_turn(standin_here: StandIn, calm: 
     calm.sample_if_changed(LONG)
     looked = time.monotonic()
     standin_here.device(0).set_processes([(os.getpid(), 2 * GIB)])
-    reading = calm.sample_if_changed(LONG)
-    assert reading is not None
+    reading = sure(calm.sample_if_changed(LONG))
     assert [entry.memory for entry in reading.devices[0].processes or ()] == [2 * GIB]
-    assert reading.unchanged is not None
-    assert reading.unchanged <= looked <= reading.monotonic
+    assert sure(reading.unchanged) <= looked <= reading.monotonic
 
 
 def test_a_sample_without_a_look_before_it_says_so(calm: Sampler) -> None:

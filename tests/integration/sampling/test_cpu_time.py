@@ -1,7 +1,5 @@
 """The CPU time of holders, from which work shows that the driver's rows do not name."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path
@@ -25,7 +23,6 @@ def test_a_sample_has_what_each_holder_took_since_the_sample_before(
     idle, ours = stage.start(), os.getpid()
     device = standin_here.device(0)
     sampler = Sampler(SamplingConfig(), Driver.open(), Host(Path("/proc")))
-
     device.set_processes([(ours, GIB)])
     assert sampler.sample().cpu_taken == sampler.sample().cpu_taken == ()
     device.set_processes([(ours, GIB), (idle.pid, GIB)])

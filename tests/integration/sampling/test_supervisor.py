@@ -1,7 +1,5 @@
 """When a new sampler is started: immediately, later, or when the driver's files change."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os
@@ -17,6 +15,7 @@ import pytest
 
 from tests.support.requirements import require_root
 from tests.support.standin.library import Code, StandIn
+from tests.support.sure import sure
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import Reading
 from vramledger.readers.hosts.driver_watch import DriverWatch
@@ -50,16 +49,13 @@ class Watched:
         """Wait for data of the sampler that runs now, and return its pid."""
         seen = len(self.readings)
         await until(lambda: self.supervisor.pid is not None and self.well and len(self.readings) > seen)
-        pid = self.supervisor.pid
-        assert pid is not None
-        return pid
+        return sure(self.supervisor.pid)
 
     async def failed(self, reason: str) -> None:
         """Wait until there is only a failure, and no sampler runs."""
         await until(lambda: bool(self.readings) and self.readings[-1].failure is not None)
         await until(lambda: self.supervisor.pid is None)
-        failure = self.readings[-1].failure
-        assert failure is not None
+        failure = sure(self.readings[-1].failure)
         assert failure[0] == reason
 
 
@@ -237,7 +233,6 @@ def test_it_says_what_it_could_not_give_up_or_pass_on() -> None:
         exporter.send(b"kill")  # there is no sampler to kill, so nothing happens
         exporter.close()  # it ends with the exporter
         _, errors = starter.communicate(timeout=30)
-
     assert starter.returncode == 0
     assert '"level": "warn"' in errors
     assert errors.count("Could not give up all privileges") == errors.count("prctl: Operation not permitted")

@@ -1,7 +1,5 @@
 """An agent's report in the ledger: joined by identity, and never against the driver's figures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,6 +8,7 @@ from msgspec.structs import replace
 from tests.support.agent_client import report, torch
 from tests.support.host.model import GIB
 from tests.support.host.one_holder import NOW, START, UUID, OneHolder, gpu
+from tests.support.sure import sure
 from vramledger.accounting.agent_figures import DEGRADED_FOR, MISSING_AFTER, needed, overhead
 from vramledger.accounting.holders.processes import MOST_REPORTED_RANKS
 from vramledger.accounting.tracker import HoldingTracker
@@ -55,9 +54,7 @@ def hear(host: OneHolder, *agents: Agent, **changes: Any) -> AgentSnapshot | Non
 
 def told(host: OneHolder, *agents: Agent, **changes: Any) -> AgentSnapshot:  # noqa: ANN401 any field
     """Do the same if there must be an agent."""
-    found = hear(host, *agents, **changes)
-    assert found is not None
-    return found
+    return sure(hear(host, *agents, **changes))
 
 
 def test_the_holders_figures_stand_beside_the_drivers() -> None:
@@ -65,7 +62,6 @@ def test_the_holders_figures_stand_beside_the_drivers() -> None:
     host = OneHolder()
     found = told(host, agent(frameworks=[torch(reserved=8 * GIB, allocated_peak=3 * GIB)]))
     holding = host.holding()
-
     assert found.up
     assert found.pool(UUID) == 8 * GIB
     assert overhead(found, UUID, holding) == 2 * GIB
@@ -77,7 +73,6 @@ def test_managed_memory_is_what_a_framework_knows_of_it() -> None:
     host = OneHolder()
     cupy = {"framework": "cupy", "devices": [{"ordinal": 0, "pool": 3 * GIB, "managed": 2 * GIB}]}
     own = {"framework": "cupy", "devices": [{"ordinal": 0, "pool": 3 * GIB}]}
-
     assert told(host, agent(frameworks=[torch(reserved=8 * GIB), cupy])).managed(UUID, 10 * GIB) == 2 * GIB
     assert told(host, agent(frameworks=[torch(reserved=8 * GIB), own])).managed(UUID, 10 * GIB) == 11 * GIB
     assert told(host, agent(frameworks=[own])).managed(UUID, 10 * GIB) is None
@@ -88,7 +83,6 @@ def test_a_pool_beyond_the_drivers_bytes_has_no_overhead() -> None:
     host = OneHolder()
     found = told(host, agent(frameworks=[torch(reserved=10 * GIB + 1)]))
     assert overhead(found, UUID, host.holding()) is None
-
     jax = {"framework": "jax", "devices": [{"ordinal": 0, "in_use": GIB}]}
     both = told(host, agent(frameworks=[torch(reserved=GIB), jax]))
     assert both.pool(UUID) is None
@@ -115,8 +109,7 @@ def test_settings_of_an_allocator_are_labels_and_stay() -> None:
     for turn in range(3):
         settings = {"expandable_segments": "true\n", "max_split_size_mb": f"{64 + turn}", "made_up": "1"}
         found = told(host, agent(frameworks=[{**torch(), "settings": settings, "pinned": turn}]))
-    assert found.report is not None
-    (framework,) = found.report.frameworks
+    (framework,) = sure(found.report).frameworks
     assert framework.settings == {"max_split_size_mb": "64"}
     assert framework.pinned == 2
 
@@ -129,7 +122,6 @@ def test_another_process_of_that_pid_is_not_spoken_for() -> None:
 def test_another_user_does_not_speak() -> None:
     """If the peer's user is not the process's user, none of its figures are shown."""
     found = told(OneHolder(), agent(uid=UID + 1, frameworks=[torch()]))
-
     assert (found.up, found.problem, found.report, dict(found.pools)) == (False, "foreign", None, {})
 
 
@@ -138,7 +130,6 @@ def test_a_device_that_the_driver_does_not_list_is_not_claimed() -> None:
     found = told(
         OneHolder(), agent(frameworks=[{"framework": "torch", "devices": [{"uuid": "GPU-1", "reserved": 5}]}])
     )
-
     assert dict(found.pools) == {}
     assert found.unmapped == 1
 
@@ -163,7 +154,6 @@ def test_silence_is_said_and_its_figures_are_gone() -> None:
     host = OneHolder()
     told(host, agent(frameworks=[torch()]))
     found = told(host, Agent(7, START, UID, NOW, problem="silent", report=None))
-
     assert (found.up, found.problem, dict(found.pools)) == (False, "silent", {})
     assert found.received == NOW
 
@@ -208,7 +198,6 @@ def test_a_young_holder_is_not_missed() -> None:
     host = OneHolder()
     boot = NOW + 1 - START / 100 - MISSING_AFTER
     with_agent = facts(settings=(("VRAMLEDGER_AGENT", "1"),))
-
     assert hear(host, facts=with_agent, boot_time=boot) is None
     assert told(host, boot_time=boot, facts=()).problem == "missing"
 
@@ -219,11 +208,9 @@ def test_the_agents_word_on_the_policy_is_the_best() -> None:
     settings = (("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),)
     outside = host.sample(facts=facts(settings=settings)).processes[7].policy
     assert (outside.policy, outside.source) == ("cuda_malloc_async", "environ")
-
     tensorflow = {"framework": "tensorflow", "policy": "growth", "devices": [{"ordinal": 0, "in_use": GIB}]}
     shot = host.sample(agents=(agent(frameworks=[{**torch(reserved=5), "policy": "caching"}, tensorflow]),))
     assert shot.processes[7].policy[:3] == ("tensorflow", "growth", "agent")
-
     assert host.sample().processes[7].policy[:3] == outside[:3], "without the agent it is the outside's again"
 
 
@@ -231,7 +218,6 @@ def test_a_server_on_top_of_torch_keeps_its_name() -> None:
     """VLLM manages the pool itself, so its report has precedence over torch's below it."""
     vllm = (replace(facts()[0], libraries=("libtorch_cuda", "vllm")),)
     shot = OneHolder().sample(facts=vllm, agents=(agent(frameworks=[torch()]),))
-
     assert shot.processes[7].policy[:2] == ("vllm", "fraction")
 
 
@@ -259,7 +245,6 @@ def test_a_recording_with_agents_replays_exactly() -> None:
         host.reading(facts=facts(), agents=(agent(frameworks=[torch(ooms=number)]),), agent_socket=SOCKET)
         for number in (3, 1)
     ]
-
     assert snapshots([decode(encode(reading)) for reading in readings]) == snapshots(readings)
 
 
@@ -267,11 +252,8 @@ def test_a_replay_moves_the_agents_times_too() -> None:
     """When a recording is shown later, a report is as old as it was then."""
     oom = {"time": NOW - 5, "framework": "torch", "verdict": "too_big"}
     (found,) = shift_times(OneHolder().reading(agents=(agent(last_oom=oom),)), 100.0).agents
-
     assert found.received == NOW + 100
-    assert found.report is not None
-    assert found.report.last_oom is not None
-    assert found.report.last_oom.time == NOW + 95
+    assert sure(sure(found.report).last_oom).time == NOW + 95
 
 
 def test_a_masked_recording_tells_nobody() -> None:
@@ -287,7 +269,6 @@ def test_a_masked_recording_tells_nobody() -> None:
         rank={"number": 0, "size": 2, "job": f"{secret}:29500"},
     )
     text = encode(Mask().mask_reading(OneHolder().reading(agents=(told_,)))).decode()
-
     assert secret not in text
     assert "adasecret" not in text
     assert '"reserved":1073741824' in text
@@ -309,7 +290,6 @@ def test_a_person_is_told_what_the_agent_says() -> None:
     )
     shot = host.sample(facts=facts(), agents=(said,))
     text = "\n".join(evidence_lines(shot, 7))
-
     for part in ("reserved 8.00 GiB", "beyond them  2.00 GiB", "holds 7.00 GiB more", "agent          up"):
         assert part in text
     assert "leaking; see /home/ann/oom" in text
@@ -361,7 +341,6 @@ def test_another_user_or_process_gives_no_rank() -> None:
     """An agent of another user, or of an earlier process with this pid, says nothing about this one."""
     host = OneHolder()
     rank = {"number": 1, "size": 2, "job": "n0:1"}
-
     assert rank_of(host, agent(uid=UID + 1, rank=rank)) is None
     assert rank_of(host, agent(start=START + 1, rank=rank)) is None
 
@@ -370,7 +349,6 @@ def test_a_process_cannot_make_series_of_ranks_without_end() -> None:
     """Beyond some different ranks of one process none is shown; one that was shown before may return."""
     host = OneHolder()
     shown = {rank_of(host, ranked(number, 1000)) for number in range(100)}
-
     assert shown == {None, *(Rank(number, 1000, "n0:31000") for number in range(MOST_REPORTED_RANKS))}
     assert rank_of(host, ranked(2, 1000)) == Rank(2, 1000, "n0:31000")
 
@@ -380,7 +358,6 @@ def test_a_person_is_told_who_names_the_rank() -> None:
     host = OneHolder()
     shot = host.sample(facts=facts(), agents=(ranked(3, 8),))
     others = public_view(shot, UID + 1)
-
     assert "  rank           3 of 8 of job n0:31000, by its agent" in evidence_lines(shot, 7)
     assert (evidence_json(shot, 7) or {})["rank"] == {"number": 3, "size": 8, "job": "n0:31000"}
     assert others.processes[7].rank is None

@@ -1,9 +1,8 @@
 """Compute instances that share the memory of one GPU instance: it is counted once, and blames nobody."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
+from tests.support.sure import sure
 from vramledger.accounting.devices import memory_sharers
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.metrics.devices import FAMILIES
@@ -52,17 +51,14 @@ def test_who_shares_memory() -> None:
     """The instances of one GPU instance do, that with the lowest number first; nobody else does."""
     other = replace(FIRST, uuid="MIG-d", parent="GPU-b")
     found = memory_sharers([WHOLE, SECOND, FIRST, ALONE, other])
-
     assert found == {"MIG-b": ("MIG-b", "MIG-a"), "MIG-a": ("MIG-b", "MIG-a")}
 
 
 def test_what_a_sibling_holds_is_not_unattributed() -> None:
     """The ledger is that of the GPU instance: the bytes of each holder are in it, whoever lists it."""
     found = ledgers(sampled(WHOLE, FIRST, SECOND, ALONE))
-
     for uuid in ("MIG-a", "MIG-b", "MIG-c"):
-        ledger = found[uuid]
-        assert ledger is not None
+        ledger = sure(found[uuid])
         assert (ledger.unattributed, ledger.overlap, ledger.states[State.ACTIVE]) == (0, 0, 12 * GIB)
 
 
@@ -93,5 +89,4 @@ def test_check_blames_an_instance_for_its_own_holders() -> None:
     empty = replace(SECOND, processes=())
     full = replace(FIRST, processes=(ProcessEntry(7, 12 * GIB, "C"),))
     results = check_devices(sampled(WHOLE, full, empty), frozenset(), CheckTolerance())
-
     assert {each.uuid: each.status for each in results} == {"MIG-b": NOT_CLEAN, "MIG-a": CLEAN}

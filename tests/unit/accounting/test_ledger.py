@@ -1,10 +1,9 @@
 """The balance of a device."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.sure import sure
 from vramledger.accounting.ledger import balance
 from vramledger.model.reading import MemoryReading
 from vramledger.model.snapshot import State
@@ -20,10 +19,7 @@ def test_the_book_always_adds_up(
 ) -> None:
     """For all figures of the driver, free, reserved, states and unattributed add up to the total."""
     total = free + used + (reserved or 0)
-
-    ledger = balance(MemoryReading(total, free, used, reserved), held)
-
-    assert ledger is not None
+    ledger = sure(balance(MemoryReading(total, free, used, reserved), held))
     unused = ledger.free + (ledger.driver_reserved or 0)
     assert total == unused + sum(ledger.states.values()) + ledger.unattributed
     assert min(*ledger.states.values(), ledger.unattributed, ledger.overlap) >= 0
@@ -35,10 +31,7 @@ def test_the_book_always_adds_up(
 def test_bytes_without_a_holder_are_unattributed() -> None:
     """Used memory beyond the holdings is unattributed (14 MiB of 32,000 on the measured H200)."""
     memory = MemoryReading(143771 * MIB, 143771 * MIB - 32000 * MIB - 644939776, 32000 * MIB, 644939776)
-
-    ledger = balance(memory, [(State.ACTIVE, 10954 * MIB), (State.IDLE, 21032 * MIB)])
-
-    assert ledger is not None
+    ledger = sure(balance(memory, [(State.ACTIVE, 10954 * MIB), (State.IDLE, 21032 * MIB)]))
     assert ledger.unattributed == 14 * MIB
     assert ledger.overlap == 0
 
@@ -46,7 +39,6 @@ def test_bytes_without_a_holder_are_unattributed() -> None:
 def test_an_overlap_comes_off_the_largest_state_first() -> None:
     """If holdings add up to more than used, the state with the most bytes loses the excess."""
     ledger = balance(MemoryReading(100, 40, 60, 0), [(State.ACTIVE, 50), (State.IDLE, 30), (State.DEAD, 10)])
-
     assert ledger is not None
     assert (ledger.states[State.ACTIVE], ledger.states[State.IDLE], ledger.states[State.DEAD]) == (20, 30, 10)
     assert ledger.overlap == 30
@@ -54,9 +46,7 @@ def test_an_overlap_comes_off_the_largest_state_first() -> None:
 
 def test_an_unknown_reserve_is_not_zero() -> None:
     """If the driver does not report its reserve, the ledger says None and counts it as used."""
-    ledger = balance(MemoryReading(100, 40, 60, None), [])
-
-    assert ledger is not None
+    ledger = sure(balance(MemoryReading(100, 40, 60, None), []))
     assert ledger.driver_reserved is None
     assert ledger.unattributed == 60
 

@@ -1,7 +1,5 @@
 """From a framework's number to the device: the right one or none."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 
@@ -52,7 +50,6 @@ def test_numbers_of_the_hosts_devices(
 ) -> None:
     """A number means the device that CUDA chooses by the variables, if the process holds memory there."""
     told = dict.fromkeys(wanted, GIB)
-
     assert translate(told, dict.fromkeys(held, 2 * GIB), settings, HOST, apart=False) == expected
 
 
@@ -83,7 +80,6 @@ def test_numbers_of_a_containers_devices(
 def test_the_fastest_device_first_is_not_ours_to_know(order: str | None) -> None:
     """Among different GPUs the default order is unknown, so that only the holdings show the device."""
     told = {0: 2 * GIB, 1: GIB}
-
     assert translate(told, {A: 2 * GIB, B: 3 * GIB}, visible(None, order), MIXED, apart=False) == {}
     assert translate(told, {A: GIB, B: 3 * GIB}, visible(None, order), MIXED, apart=False) == {0: B, 1: A}
     by_address = visible(None, "PCI_BUS_ID")
@@ -93,7 +89,6 @@ def test_the_fastest_device_first_is_not_ours_to_know(order: str | None) -> None
 def test_mig_instances_by_their_names() -> None:
     """An instance is visible by its UUID, or certain because it is the only held one."""
     held = {"MIG-1": GIB, "MIG-2": GIB}
-
     assert translate({0: GIB}, held, visible("MIG-2"), MIG, apart=False) == {0: "MIG-2"}
     assert translate({0: GIB}, {"MIG-1": GIB}, UNSET, MIG, apart=False) == {0: "MIG-1"}
     assert translate({0: GIB}, held, UNSET, MIG, apart=False) == {}

@@ -1,7 +1,5 @@
 """Memory that the operating system manages: it is in the ledger, and nobody is blamed for it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest
@@ -9,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.support.sure import sure
 from vramledger.accounting.ledger import SystemBytes, balance, system_bytes
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.metrics.devices import FAMILIES
@@ -99,9 +98,7 @@ def test_the_ledger_balances_whatever_the_kernel_says(
 ) -> None:
     """For all figures of the driver and of the kernel, the parts add up, and none is negative."""
     memory = MemoryReading(free + used, free, used, None)
-    ledger = balance(memory, held, blind=blind, system=SystemBytes(*system))
-
-    assert ledger is not None
+    ledger = sure(balance(memory, held, blind=blind, system=SystemBytes(*system)))
     assert (ledger.operating_system is None) == (blind and system[0] is None)
     parts = (ledger.free, ledger.operating_system or 0, *ledger.states.values(), ledger.unattributed)
     assert sum(parts) == ledger.total
@@ -112,8 +109,7 @@ def test_ordinary_memory_has_no_part_of_the_operating_system() -> None:
     """What does not exist is absent, and not 0."""
     device = replace(coherent(GIB), memory_kind=None, node=None)
     assert system_bytes(device) is None
-    ledger = sampled(device).ledger
-    assert ledger is not None
+    ledger = sure(sampled(device).ledger)
     assert (ledger.operating_system, ledger.unattributed) == (None, GIB)
 
 
@@ -123,7 +119,6 @@ def test_pages_that_stay_belong_to_the_operating_system() -> None:
     tracker = HoldingTracker(idle_after=600)
     before = sample(tracker, 0, coherent(40 * GIB, (7, 37 * GIB), file=3 * GIB))
     after = sample(tracker, 1, left)
-
     for snapshot, held in ((before, 37 * GIB), (after, 0)):
         (device,) = snapshot.devices
         assert device.ledger is not None
@@ -142,30 +137,26 @@ def test_an_owner_is_not_blamed_for_pages_that_stay() -> None:
     sample(tracker, 0, coherent(40 * GIB, (7, 37 * GIB)))
     for moment in range(1, 12):
         snapshot = sample(tracker, moment, coherent(40 * GIB))
-    usage = snapshot.devices[0].owner_usage
-    assert usage is not None
+    usage = sure(snapshot.devices[0].owner_usage)
     assert [(each.freed, each.not_freed) for each in usage.owners] == [(None, 0)]
 
 
 def test_bytes_that_the_kernel_does_not_count_stay_unattributed() -> None:
     """What NVML calls used and the kernel calls free is not the operating system's."""
-    ledger = sampled(coherent(40 * GIB, (7, 10 * GIB), outside=5 * GIB)).ledger
-    assert ledger is not None
+    ledger = sure(sampled(coherent(40 * GIB, (7, 10 * GIB), outside=5 * GIB)).ledger)
     # RESERVED is not in the node, so up to as many bytes may be the driver's.
     assert (ledger.operating_system, ledger.unattributed) == (26 * GIB, 4 * GIB)
 
 
 def test_a_node_that_cannot_be_read_blames_nobody() -> None:
     """To see less never makes a harsher verdict: without the kernel's figures nothing is unattributed."""
-    ledger = sampled(replace(coherent(40 * GIB, (7, 10 * GIB)), node=None)).ledger
-    assert ledger is not None
+    ledger = sure(sampled(replace(coherent(40 * GIB, (7, 10 * GIB)), node=None)).ledger)
     assert (ledger.operating_system, ledger.unattributed) == (30 * GIB, 0)
 
 
 def test_holders_that_cannot_be_seen_are_not_the_operating_systems() -> None:
     """Outside the host's PID namespace only what the kernel counts as its own is; the rest is unknown."""
-    ledger = sampled(coherent(40 * GIB, file=3 * GIB), namespace=False).ledger
-    assert ledger is not None
+    ledger = sure(sampled(coherent(40 * GIB, file=3 * GIB), namespace=False).ledger)
     assert (ledger.operating_system, ledger.states[State.UNKNOWN]) == (3 * GIB, 37 * GIB)
 
 
@@ -176,8 +167,7 @@ UNREADABLE = replace(coherent(40 * GIB), node=None)
 def test_what_the_operating_system_holds_is_not_0_where_it_is_not_known(device: DeviceReading) -> None:
     """Where neither the holders nor the kernel's own bytes are known, all used bytes are unknown."""
     snapshot = sample(HoldingTracker(idle_after=600), 0, device, namespace=False)
-    ledger = snapshot.devices[0].ledger
-    assert ledger is not None
+    ledger = sure(snapshot.devices[0].ledger)
     assert (ledger.operating_system, ledger.states[State.UNKNOWN]) == (None, 40 * GIB)
     families = {family.name.removeprefix("vramledger_"): family for family in FAMILIES}
     served = families["device_memory_bytes"].read(snapshot.devices[0])
@@ -194,8 +184,7 @@ def test_a_blind_sample_judges_no_owner_by_such_memory(device: DeviceReading) ->
     sample(tracker, 0, held)
     for moment in range(1, 12):
         snapshot = sample(tracker, moment, device, namespace=False)
-        usage = snapshot.devices[0].owner_usage
-        assert usage is not None
+        usage = sure(snapshot.devices[0].owner_usage)
         assert [(each.freed, each.not_freed) for each in usage.owners] == [(None, 0)]
 
 
@@ -209,8 +198,7 @@ def test_check_of_a_blind_view_misses_no_reserve_on_such_memory() -> None:
 def test_unified_memory_has_a_ledger() -> None:
     """On a GB10 the holdings are NVML's, and the rest of the host's used memory is the operating system's."""
     device = sampled(unified(79 * GIB, (7, 30 * GIB)))
-    ledger = device.ledger
-    assert ledger is not None
+    ledger = sure(device.ledger)
     assert (ledger.total, ledger.free, ledger.used) == (119 * GIB, 79 * GIB, 40 * GIB)
     assert (ledger.operating_system, ledger.unattributed, ledger.overlap) == (10 * GIB, 0, 0)
     assert ledger.states[State.ACTIVE] == 30 * GIB
@@ -218,8 +206,7 @@ def test_unified_memory_has_a_ledger() -> None:
 
 def test_holdings_may_exceed_what_the_host_counts_as_used() -> None:
     """NVML's figures and the kernel's are two accounts: an excess is overlap, and the ledger balances."""
-    ledger = sampled(unified(100 * GIB, (7, 30 * GIB))).ledger
-    assert ledger is not None
+    ledger = sure(sampled(unified(100 * GIB, (7, 30 * GIB))).ledger)
     assert (ledger.overlap, ledger.operating_system, ledger.states[State.ACTIVE]) == (11 * GIB, 0, 19 * GIB)
 
 
@@ -250,8 +237,7 @@ def test_two_gpus_on_one_hosts_memory_count_it_once() -> None:
 def test_shared_memory_is_not_called_page_cache() -> None:
     """The text shows what the kernel can drop apart from shared memory and tmpfs, which it cannot."""
     device = coherent(40 * GIB, file=9 * GIB)
-    assert device.node is not None
-    shown = replace(device, node=device.node._replace(shared=6 * GIB))
+    shown = replace(device, node=sure(device.node)._replace(shared=6 * GIB))
     text = render_table(sample(HoldingTracker(idle_after=600), 0, shown))
     assert "page cache 3.00 GiB, shared memory and tmpfs 6.00 GiB, memory of programs" in text
     text = render_table(sample(HoldingTracker(idle_after=600), 0, device))

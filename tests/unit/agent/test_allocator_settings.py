@@ -1,7 +1,5 @@
 """The settings by which PyTorch's allocator works, and the host memory that it has pinned."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -34,7 +32,6 @@ def test_settings_are_read_as_they_take_effect(
 ) -> None:
     """What is not set has its default, what is not known is left out, and the counters win over the text."""
     found = read_settings(text, stats)
-
     assert found == expected
     assert all(re.fullmatch(ALLOCATOR_SETTINGS[name], value) for name, value in found.items())
 
@@ -51,5 +48,4 @@ def test_pinned_memory_that_is_not_known_is_not_zero(stats: object) -> None:
 def test_pinned_memory_is_what_the_allocator_has() -> None:
     """Cached memory counts as pinned, and not as in use."""
     stats = {"allocated_bytes": {"current": 64 * MIB, "peak": 1}, "active_bytes": {"current": 16 * MIB}}
-
     assert read_pinned(stats) == {"pinned": 64 * MIB, "pinned_in_use": 16 * MIB}

@@ -1,7 +1,5 @@
 """The rank that a program knows only after its start, read without a call that may wait."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import NoReturn

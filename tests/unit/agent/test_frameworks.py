@@ -1,7 +1,5 @@
 """The figures of JAX, CuPy and RMM are read without any call that would initialise something."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import os
@@ -12,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from tests.support.sure import sure
 from vramledger_agent import visible_devices
 from vramledger_agent.frameworks import cupy, jax, rmm, tensorflow
 from vramledger_agent.protocol.frameworks import (
@@ -80,11 +79,9 @@ def test_jax_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, jax.BRIDGE_MODULE, _backends=backends)
     put(monkeypatch, "jax.version", __version__="0.11.2")
     provider = jax.make_provider()
-
     assert provider.is_initialised()
     provider.start()
-    entry = provider.read()
-    assert entry is not None
+    entry = sure(provider.read())
     assert entry["devices"] == [
         {"ordinal": 0, "in_use": 4 * 2**20, "in_use_peak": 8 * 2**20, "limit": 100 * GIB, "pool": 90 * GIB},
         {"ordinal": 1},
@@ -109,10 +106,7 @@ def test_jax_that_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, jax.BRIDGE_MODULE, _backends={"cuda": client(gpu(0, None))})
     provider = jax.make_provider()
     provider.start()
-
-    entry = provider.read()
-
-    assert entry is not None
+    entry = sure(provider.read())
     assert (entry["supported"], entry["policy"], entry["devices"]) == (False, "platform", [{"ordinal": 0}])
 
 
@@ -121,7 +115,6 @@ def test_jax_of_another_make(monkeypatch: pytest.MonkeyPatch, backends: object) 
     """A version that is built otherwise gives a degraded report, and nothing raises."""
     put(monkeypatch, jax.BRIDGE_MODULE, _backends=backends)
     provider = jax.make_provider()
-
     entry = provider.read() if provider.is_initialised() else None
     assert entry is None or entry["supported"] is False
 
@@ -137,10 +130,7 @@ def test_jax_of_another_make(monkeypatch: pytest.MonkeyPatch, backends: object) 
 def test_tensorflow_of_another_make(monkeypatch: pytest.MonkeyPatch, context: object) -> None:
     """A context without the attributes that we know: the policy is unknown, and the figures not supported."""
     put(monkeypatch, tensorflow.CONTEXT_MODULE, _context=context)
-
-    entry = tensorflow.make_provider().read()
-
-    assert entry is not None
+    entry = sure(tensorflow.make_provider().read())
     assert (entry["policy"], entry["supported"], entry["devices"]) == (None, False, [])
 
 
@@ -203,9 +193,8 @@ def test_tensorflow_sessions(
     assert provider.is_initialised()
     provider.start()
     made.clear()
-    entry = provider.read()
+    entry = sure(provider.read())
 
-    assert entry is not None
     assert (entry["policy"], entry["supported"]) == (policy, False)
     assert entry["devices"] == [{"ordinal": 3, "limit": 5 * GIB}, {"ordinal": 1, "limit": 6 * GIB}]
 
@@ -225,12 +214,10 @@ def test_a_session_that_is_found_while_it_is_being_made(monkeypatch: pytest.Monk
     )  # fmt: skip
     provider = tensorflow.make_provider()
     assert not provider.is_initialised()
-
     monkeypatch.setattr(tensorflow, "SEARCH_PAUSE_TO_COST", 10**9)
     session._session = object()  # noqa: SLF001
     assert provider.is_initialised()
-    entry = provider.read()
-    assert entry is not None
+    entry = sure(provider.read())
     assert entry["devices"] == [{"ordinal": 0, "limit": 5 * GIB}]
 
 
@@ -250,12 +237,9 @@ def pool(used: int = 3, total: int = 5, limit: int = 0) -> SimpleNamespace:
 def test_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     """CuPy's default pool is read; a limit of 0 means none."""
     put(monkeypatch, "cupy", __version__="14.2.0", get_default_memory_pool=pool)
-
     entry = cupy.make_provider().read()
-
     assert cupy.make_provider().is_initialised()
-    assert entry is not None
-    assert entry["devices"] == [{"ordinal": 0, "in_use": 3, "pool": 5, "limit": None, "managed": None}]
+    assert sure(entry)["devices"] == [{"ordinal": 0, "in_use": 3, "pool": 5, "limit": None, "managed": None}]
 
 
 @pytest.mark.usefixtures("one_gpu")
@@ -288,9 +272,8 @@ def test_cupy_with_a_managed_pool(monkeypatch: pytest.MonkeyPatch) -> None:
         cuda = SimpleNamespace(get_allocator=lambda allocator=allocator: allocator)
         put(monkeypatch, "cupy", get_default_memory_pool=lambda: default, cuda=cuda)
 
-        entry = cupy.make_provider().read()
+        entry = sure(cupy.make_provider().read())
 
-        assert entry is not None
         assert entry["devices"] == [{"ordinal": 0, **figures, "managed": None}]
 
 
@@ -303,9 +286,7 @@ def test_cupy_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     put(monkeypatch, "cupy", get_default_memory_pool=never)
-
-    entry = cupy.make_provider().read()
-    assert entry is not None
+    entry = sure(cupy.make_provider().read())
     assert (entry["supported"], entry["devices"]) == (False, [])
 
 
@@ -330,8 +311,7 @@ def test_cupy_knows_a_managed_pool_by_its_allocator(
         default = Pool(10, allocator)
         cuda = SimpleNamespace(get_allocator=lambda own=own: own.malloc, malloc_managed=max)
         put(monkeypatch, "cupy", get_default_memory_pool=lambda default=default: default, cuda=cuda)
-        entry = cupy.make_provider().read()
-        assert entry is not None
+        entry = sure(cupy.make_provider().read())
         assert entry["devices"] == [
             {"ordinal": 0, "in_use": 2, "pool": 110, "limit": None, "managed": managed}
         ]
@@ -383,8 +363,7 @@ def test_rmm(
             StatisticsResourceAdaptor=StatisticsResourceAdaptor,
         )
         put(monkeypatch, "rmm", __version__="26.10", mr=mr)
-        entry = rmm.make_provider().read()
-        assert entry is not None
+        entry = sure(rmm.make_provider().read())
         assert entry["supported"] is (expected is not None)
         names = ("in_use", "in_use_peak", "pool", "managed")
         devices = [{"ordinal": 0, **dict(zip(names, expected, strict=True))}] if expected else []

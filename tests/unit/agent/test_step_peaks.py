@@ -1,7 +1,5 @@
 """The peaks within training steps follow from the events alone, whatever the recording missed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -75,7 +73,6 @@ def test_native_frames_say_nothing_of_the_phase(phase: str) -> None:
     """With C++ frames around and between them, the frames of Python tell the same part of the step."""
     stacks = {"forward": IN_FORWARD, "backward": IN_BACKWARD, "optimizer": IN_OPTIMIZER}
     frames = [(frame["filename"], frame["name"]) for frame in stacks[phase]]
-
     assert phase_of(frames) == phase
     assert phase_of([*ENGINE, *frames, *START]) == phase
     assert phase_of([*ENGINE, *(each for frame in frames for each in (frame, *START)), *START]) == phase
@@ -87,7 +84,6 @@ def test_each_part_has_its_peak() -> None:
     for activations in (10, 20):
         program.step(activations)
     first, second = program.peaks()
-
     assert sizes(first) == {"forward": 14, "backward": 19, "optimizer": 16}
     assert sizes(second) == {"forward": 32, "backward": 37, "optimizer": 16}
     assert second.phases["backward"].categories == {
@@ -104,7 +100,6 @@ def test_a_workspace_of_the_backward_pass_is_no_gradient() -> None:
     program.step(10)
     program.step(10)
     last = program.peaks()[-1]
-
     assert last.gradients_before_backward == 0
     assert last.phases["optimizer"].categories["gradients"] == 4 * MIB
     assert last.phases["optimizer"].categories["activations"] == 32 * MIB
@@ -115,7 +110,6 @@ def test_an_optimizer_without_events_has_a_peak() -> None:
     program = Program()
     program.step(10)
     program.step(10)
-
     assert program.peaks()[-1].phases["optimizer"].categories["gradients"] == 4 * MIB
 
 
@@ -128,7 +122,6 @@ def test_what_an_optimizer_frees_again_is_not_its_state() -> None:
     passing = program.heap.allocate(6 * MIB, IN_OPTIMIZER)
     program.heap.release(passing)
     program.marks.append(StepMark(begun, program.heap.now + 500, None, {}, {}))
-
     peak = program.peaks()[-1].phases["optimizer"]
     assert (peak.bytes, peak.categories["optimizer"]) == (22 * MIB, 8 * MIB)
 
@@ -138,7 +131,6 @@ def test_kept_gradients_exist_before_the_backward_pass() -> None:
     program = Program()
     for _ in range(3):
         program.step(10, clear=False)
-
     assert [step.gradients_before_backward for step in program.peaks()] == [0, 4 * MIB, 4 * MIB]
 
 
@@ -149,7 +141,6 @@ def test_lost_events_change_no_whole_step(drop: int, batches: list[int]) -> None
     for activations in batches:
         program.step(activations)
     everything = {step.ended: sizes(step) for step in program.peaks()}
-
     found = program.peaks(drop=drop)
     assert all(everything[step.ended] == sizes(step) for step in found if step.whole)
     assert all(
@@ -164,7 +155,6 @@ def test_an_unfinished_step_is_shown_as_such() -> None:
     program.step(10)
     program.heap.allocate(50 * MIB, IN_FORWARD)
     *_, last = program.peaks()
-
     assert (last.ended, last.whole, sizes(last)) == (None, False, {"forward": 66})
 
 
@@ -178,7 +168,6 @@ def test_nothing_recorded_is_no_step(data: dict[str, Any]) -> None:
 def test_a_part_of_a_block_is_known_by_its_address() -> None:
     """A gradient that is a part of a larger block, as data parallel training makes them, names the block."""
     book = AddressBook({1000: "gradients", 5000: "parameters"})
-
     assert book.category(500, 1000) == "gradients"
     assert book.category(1000, 1) == "gradients"
     assert book.category(0, 1000) is None

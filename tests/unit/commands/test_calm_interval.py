@@ -1,7 +1,5 @@
 """How long a calm exporter may go without a sample: five intervals, or what is asked for."""
 
-from __future__ import annotations
-
 import pytest
 
 from vramledger import cli

@@ -1,7 +1,5 @@
 """What doctor concludes from a reading."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path
@@ -152,7 +150,6 @@ def test_what_is_never_told_is_said() -> None:
     few = limits(_with(FULL, schedulers=(Scheduler("slurm", ("*",), ()),)))
     assert list(few) == ["GpuMemoryHoarded"]
     assert "a clock wakes" in few["GpuMemoryHoarded"].text
-
     assert "on GPU 1 (Hopper" in limits(_with(FULL, OLD))["GpuBusyWithoutWork"].text
     assert "no counters of GPM (Hopper" in limits(_with(OLD))["GpuBusyWithoutWork"].text
     assert "GpuReservedUnused" in limits(_with(FULL))
@@ -179,6 +176,5 @@ def test_every_alert_that_is_named_exists() -> None:
     reading = _with(replace(OLD, utilization=None), collectors={})
     said = [*limits(reading, agents=0).values(), *limits(replace(reading, host_pid_namespace=False)).values()]
     named = {name for each in said for name in re.findall(r"\b(?:Gpu|VramLedger)[A-Z]\w+", each.text)}
-
     assert len(named) > 15
     assert named <= set(alert_names())

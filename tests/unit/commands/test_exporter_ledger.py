@@ -1,7 +1,5 @@
 """Whom a command waits for: an exporter that has given a sample, and no other."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace

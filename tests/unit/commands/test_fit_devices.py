@@ -1,7 +1,5 @@
 """Which devices have room for a program."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -9,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from tests.support.builders import MIB, TOTAL, agent, device, holding, process, snapshot
+from tests.support.sure import sure
 from vramledger.commands.fit import CANNOT_TELL, DOES_NOT_FIT, Fit, fit_json, fit_lines
 from vramledger.commands.fit_devices import (
     AFTER,
@@ -80,19 +79,16 @@ def test_free_memory_decides() -> None:
     """A device has room with headroom, without it, or not at all."""
     (one,) = ledger(device(0, [holding(8, 100 * GIB)])).devices
     free = free_of(one)
-
     verdicts = [
         make_offer(need(wanted), one, PROGRAM, live=True).verdict
         for wanted in (free / 1.2, free / 1.05, free + 1)
     ]
-
     assert verdicts == [YES, TIGHT, NO]
 
 
 def test_its_own_memory_is_free_when_it_is_started_again() -> None:
     """Where the program runs now, what it holds counts as room; a pid of another time is another program."""
     (one,) = ledger(device(0, [holding(7, 130 * GIB)])).devices
-
     assert make_offer(need(100), one, PROGRAM, live=True).verdict == YES
     assert make_offer(need(100), one, PROGRAM, live=False).verdict == NO
 
@@ -106,7 +102,6 @@ def test_only_what_end_can_free_is_evictable(state: State, verdict: str) -> None
     """Memory of a holder that does not work would be room; of one that works, or that no signal ends, not."""
     (one,) = ledger(device(0, [holding(8, 130 * GIB, state)])).devices
     offer = make_offer(need(50), one, PROGRAM, live=True)
-
     assert offer.verdict == verdict
     assert [each.command for each in offer.evict] == ["vramledger end --pid 8"] * (verdict == AFTER)
 
@@ -115,7 +110,6 @@ def test_an_idle_holder_whose_idleness_is_not_known_keeps_its_memory() -> None:
     """Idleness that is only inferred does not make memory evictable."""
     idle = replace(holding(8, 130 * GIB, State.IDLE), working=None)
     (one,) = ledger(device(0, [idle])).devices
-
     assert make_offer(need(50), one, PROGRAM, live=True).verdict == NO
 
 
@@ -123,9 +117,7 @@ def test_no_more_is_evicted_than_is_needed() -> None:
     """The largest holdings come first, and those that are not needed stay."""
     idle = [holding(pid, gib * GIB, State.IDLE) for pid, gib in ((8, 10), (9, 60), (10, 50))]
     (one,) = ledger(device(0, idle)).devices
-
     offer = make_offer(need(70), one, PROGRAM, live=True)
-
     assert [each.command.rpartition(" ")[2] for each in offer.evict] == ["9"]
 
 
@@ -133,7 +125,6 @@ def test_a_cache_is_evictable_with_consent() -> None:
     """What empty_cache() would free counts only where the program accepts the request."""
     shot = snapshot(device(0, [holding(8, 130 * GIB)]), processes=[process(8)])
     known = agent(shot.devices[0].reading.uuid)
-    assert known.report is not None
     free = {"reclaimable": 100 * GIB}
     pools = {
         uuid: tuple(
@@ -143,10 +134,9 @@ def test_a_cache_is_evictable_with_consent() -> None:
     }
     found = []
     for consents in ((), ("reclaim",)):
-        said = replace(known, pools=pools, report=structs.replace(known.report, consents=consents))
+        said = replace(known, pools=pools, report=structs.replace(sure(known.report), consents=consents))
         (one,) = read_ledger(snapshot_json(replace(shot, agents={8: said})), "the sample").devices
         found.append(make_offer(need(90), one, PROGRAM, live=True))
-
     assert [each.verdict for each in found] == [NO, AFTER]
     assert found[1].evict[0].command == "vramledger reclaim 8"
 
@@ -162,7 +152,6 @@ def test_a_scheduler_decides_who_gets_its_devices(
     managed = replace(device(0), reservation_status=ReservationStatus(reservations, (), ("slurm",)))
     (one,) = ledger(managed).devices
     offer = make_offer(need(10), one, PROGRAM, live=True)
-
     assert (offer.verdict, offer.allowed, offer.usable) == (YES, allowed, allowed)
     assert ("slurm" in offer.reserved) == (not granted)
 
@@ -173,9 +162,7 @@ def test_a_divided_gpu_is_counted_by_its_instances() -> None:
     whole = replace(whole, reading=structs.replace(whole.reading, divided=True), ledger=None)
     first = replace(first, reading=structs.replace(first.reading, mig_profile="1g.18gb"))
     second = replace(second, memory_counted_under="MIG-1", holdings=(holding(7),))
-
     found = ledger(whole, first, second)
-
     assert [(each.uuid, each.name) for each in found.devices] == [("MIG-1", "NVIDIA H200 MIG 1g.18gb MIG-1")]
     assert found.devices[0].holdings == {7: 512 * MIB}, (
         "a holder on either compute instance has of this memory"
@@ -190,7 +177,6 @@ def test_a_device_that_does_not_answer_is_not_full() -> None:
     lost = replace(lost, up=False, ledger=None, reading=lost.reading.without_data("lost"))
     (one,) = ledger(lost).devices
     offer = make_offer(need(10), one, PROGRAM, live=True)
-
     assert (offer.verdict, offer.room, offer.copies_now) == (UNKNOWN, None, None)
     assert "lost" in one.problem
 
@@ -198,7 +184,6 @@ def test_a_device_that_does_not_answer_is_not_full() -> None:
 def test_an_upper_bound_is_enough_but_less_proves_nothing() -> None:
     """A program that was watched since its start fits where what it held is free; elsewhere it may fit."""
     (one,) = ledger(device(0, [holding(8, 100 * GIB)])).devices
-
     assert make_offer(need(0, most=20), one, PROGRAM, live=True).verdict == YES
     assert make_offer(need(0, most=80), one, PROGRAM, live=True).verdict == PERHAPS
 
@@ -209,7 +194,6 @@ def test_what_was_seen_of_a_part_of_a_life_decides_nothing(most: float, state: S
     """A program that was not watched since its start may fit, whatever it held; nobody is evicted for it."""
     (one,) = ledger(device(0, [holding(8, 100 * GIB, state)])).devices
     offer = make_offer(need(0, most=most, whole_life=False), one, PROGRAM, live=True)
-
     assert (offer.verdict, offer.evict, offer.usable) == (PERHAPS, (), False)
     assert (offer.copies_now, offer.copies_empty) == (None, None)
 
@@ -221,7 +205,6 @@ def test_an_upper_bound_that_is_not_free_now_is_no_refusal(known: bool, status: 
     judged = need(50) if known else need(0, most=50)
     offers = tuple(make_offer(judged, one, PROGRAM, live=True) for one in seen.devices)
     found = Fit(Seen(PROGRAM, (), seen, ""), (judged,), (offers,), "here", of_this_host=True, headroom=0.1)
-
     assert [each.verdict for each in offers] == [AFTER]
     assert found.status == status
 
@@ -232,7 +215,6 @@ def test_an_upper_bound_that_is_not_free_now_is_no_refusal(known: bool, status: 
 def test_a_cgroup_leaves_less_than_is_free(wanted: float, verdict: str) -> None:
     """A program has no more room than its owner's cgroup may still take, whatever the device has free."""
     offer = offer_to_pod(need(wanted), limited(16, 15, (8, 15)))
-
     assert (offer.verdict, offer.room) == (verdict, GIB)
     assert offer.copies_empty == (0 if wanted == 18 else int(16 / (wanted * 1.1)))
 
@@ -252,7 +234,6 @@ def test_a_cgroup_beyond_its_limit_has_no_room() -> None:
 def test_nobody_is_evicted_for_a_program_that_its_cgroup_stops() -> None:
     """Where the limit of its cgroup is too small, the memory of others would not help."""
     idle = limited(16, 0, (8, 130), state=State.IDLE)
-
     assert offer_to_pod(need(12), idle).verdict == AFTER
     assert (offer_to_pod(need(18), idle).verdict, offer_to_pod(need(18), idle).evict) == (NO, ())
 
@@ -261,14 +242,12 @@ def test_nobody_is_evicted_for_a_program_that_its_cgroup_stops() -> None:
 def test_an_unknown_part_of_a_limit_is_not_free(wanted: float, verdict: str) -> None:
     """Where it is not known what a cgroup has taken, the program may fit up to the limit, and not beyond."""
     offer = offer_to_pod(need(wanted), limited(16, None, (8, 1)))
-
     assert (offer.verdict, offer.copies_now, offer.usable) == (verdict, None, False)
 
 
 def test_a_limit_that_is_known_on_another_device_only_is_a_doubt() -> None:
     """Where no limits could be read, a program that is limited on another device may be limited too."""
     first, other = limited(16, 15, (7, 15)), device(1)
-
     assert offer_to_pod(need(18), other, first).verdict == PERHAPS
     free = PROGRAM._replace(limited_by=())
     assert make_offer(need(18), ledger(first, other).devices[1], free, live=True).verdict == YES
@@ -277,7 +256,6 @@ def test_a_limit_that_is_known_on_another_device_only_is_a_doubt() -> None:
 def test_a_device_whose_limits_were_read_has_no_other() -> None:
     """A live program has no limit where its cgroups were read without one; later its cgroup may be new."""
     first, other = limited(16, 15, (7, 15)), limited(None, 0)
-
     assert offer_to_pod(need(18), other, first).verdict == YES
     assert offer_to_pod(need(18), other, first, live=False).verdict == PERHAPS
 
@@ -286,7 +264,6 @@ def test_limits_that_could_not_be_read_are_a_doubt() -> None:
     """A failed query of limits is not the absence of limits, for a live program or for another one."""
     failed = device(0, [holding(7, GIB)])
     failed = replace(failed, reading=structs.replace(failed.reading, failed=("limits",)))
-
     for live in (True, False):
         assert offer_to_pod(need(18), failed, live=live).verdict == PERHAPS
         assert make_offer(need(18), ledger(failed).devices[0], PROGRAM, live=live).verdict == PERHAPS
@@ -297,7 +274,6 @@ def test_a_program_of_unknown_cgroup_is_a_doubt_where_limits_are_possible() -> N
     """An exporter that sees no cgroup of others reads no limit, and does not know that there is none."""
     one = device(0)
     one = replace(one, reading=structs.replace(one.reading, limits=()))
-
     assert make_offer(need(18), ledger(one).devices[0], PROGRAM, live=True).verdict == PERHAPS
 
 
@@ -305,7 +281,6 @@ def test_a_limit_that_is_newer_than_the_file_is_a_doubt() -> None:
     """A program that had no limit then may have one now: the cgroups of a file are not all known."""
     free = PROGRAM._replace(limited_by=())
     offer = make_offer(need(18), ledger(limited(16, 1, (8, 1))).devices[0], free, live=False)
-
     assert offer.verdict == PERHAPS
 
 
@@ -314,10 +289,8 @@ def test_the_limit_that_decides_is_named() -> None:
     one = limited(16, 15, (8, 15))
     program = POD._replace(limited_by=(f"{CGROUP}/c", CGROUP))
     offer = make_offer(need(10), ledger(one).devices[0], program, live=False)
-
     assert offer.verdict == NO
-    assert offer.limit is not None
-    assert offer.limit.cgroup == CGROUP
+    assert sure(offer.limit).cgroup == CGROUP
 
 
 def test_a_limit_counts_only_for_the_programs_below_its_cgroup() -> None:
@@ -330,7 +303,6 @@ def test_a_limit_counts_only_for_the_programs_below_its_cgroup() -> None:
         snapshot_json(snapshot(limited(16, 15, (7, 15), (8, 1), (9, 1)), processes=placed)), "the sample"
     )
     offers = [make_offer(need(18), seen.devices[0], seen.programs[pid], live=True) for pid in (7, 8, 9)]
-
     assert [each.verdict for each in offers] == [NO, YES, PERHAPS]
     assert [seen.programs[pid].limited_by for pid in (7, 8, 9)] == [(CGROUP,), (), None]
 
@@ -351,7 +323,6 @@ def test_a_program_of_unknown_cgroup_is_promised_nothing() -> None:
     judged = need(1)
     offer = make_offer(judged, seen.devices[0], PROGRAM, live=False)
     found = Fit(Seen(PROGRAM, (), seen, ""), (judged,), ((offer,),), "here", of_this_host=True, headroom=0.1)
-
     assert (offer.verdict, found.status) == (PERHAPS, CANNOT_TELL)
     assert "it is not known whether its own is" in "\n".join(fit_lines(found))
 
@@ -362,7 +333,6 @@ def test_a_limit_of_compute_instances_that_share_memory_counts_for_them_all() ->
     second = replace(
         second, reading=structs.replace(second.reading, uuid="MIG-2"), memory_counted_under="MIG-1"
     )
-
     assert offer_to_pod(need(18), first, second).verdict == NO
 
 
@@ -374,7 +344,6 @@ def test_the_limit_of_a_cgroup_is_named() -> None:
     found = Fit(Seen(POD, (), seen, ""), (judged,), (offers,), "here", of_this_host=True, headroom=0.1)
     text = "\n".join(fit_lines(found))
     said = json.loads(json.dumps(fit_json(found)))["needs"][0]["devices"][0]
-
     assert "NO: 1.00 GiB free; limited by its cgroup /kubepods/b: 15.00 GiB of 16.00 GiB are taken" in text
     assert said["cgroup_limit"] == {"cgroup": "/kubepods/b", "maximum": 16 * GIB, "used": 15 * GIB}
     assert found.status == DOES_NOT_FIT
@@ -385,7 +354,6 @@ def test_copies_are_counted_without_the_drivers_reserve() -> None:
     (one,) = ledger(device(0)).devices
     exact = need(1)._replace(planned=TOTAL // 4)
     offer = make_offer(exact, one, PROGRAM, live=True)
-
     assert (offer.copies_now, offer.copies_empty) == (3, 3)
 
 
@@ -395,7 +363,6 @@ def test_each_need_gets_a_device_of_its_own() -> None:
     both = [
         [make_offer(each, one, PROGRAM, live=True) for one in (large, small)] for each in (need(20), need(90))
     ]
-
     assert assign_devices(both)
     assert not assign_devices([*both, both[0]])
 
@@ -403,10 +370,8 @@ def test_each_need_gets_a_device_of_its_own() -> None:
 def test_owners_of_a_pod_are_compared_by_type_and_name() -> None:
     """A process whose owner is unknown is compared by its user."""
     known = process(7)
-    assert known.facts is not None
-    facts = structs.replace(known.facts, owner=Owner("pod", "ml/train-0", pod="train-0"))
+    facts = structs.replace(sure(known.facts), owner=Owner("pod", "ml/train-0", pod="train-0"))
     shot = snapshot(device(0, [holding(7)]), processes=[replace(known, facts=facts)])
-
     assert read_ledger(snapshot_json(shot), "x").programs[7].owner == ("pod", "ml/train-0")
     assert ledger(device(0, [holding(7)])).programs[7].owner == ("user", "ada")
 
@@ -427,7 +392,6 @@ def test_a_file_of_another_form_is_refused(document: object) -> None:
     """A document that is not a ledger is an error that names what is wrong, in one line."""
     with pytest.raises(RecordingError) as raised:
         read_ledger(document, "file.json")
-
     assert "\n" not in str(raised.value)
     assert "file.json" in str(raised.value)
 
@@ -435,5 +399,4 @@ def test_a_file_of_another_form_is_refused(document: object) -> None:
 def test_the_free_memory_is_the_ledgers() -> None:
     """What a device offers is exactly the ledger's free memory."""
     (one,) = ledger(device(0, unattributed=14 * MIB)).devices
-
     assert one.free == (one.capacity or 0) - 14 * MIB

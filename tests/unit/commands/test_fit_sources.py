@@ -1,7 +1,5 @@
 """What ``vramledger fit`` reads from files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -13,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.builders import agent, device, holding, snapshot
+from tests.support.sure import sure
 from vramledger.accounting.holders.policies import CONTEXT_BYTES
 from vramledger.commands.fit import CANNOT_TELL, Fit, fit_json, fit_lines
 from vramledger.commands.fit_devices import PERHAPS, make_offer
@@ -44,7 +43,6 @@ def test_a_file_of_another_kind_is_refused(content: bytes, tmp_path: Path) -> No
     path.write_bytes(content)
     with pytest.raises((RecordingError, StartupError)) as raised:
         read_file(path, None)
-
     assert "\n" not in str(raised.value)
 
 
@@ -70,7 +68,6 @@ def test_a_report_of_each_framework_is_read(
     roomy = make_offer(need, ledger_devices()[0], seen.program, live=False)
     found = Fit(seen, (need,), ((roomy,),), "here", of_this_host=True, headroom=0.1)
     text = "\n".join(fit_lines(found))
-
     assert need.bytes == 20 * GIB + CONTEXT_BYTES
     assert (need.wanted is None, need.enough, roomy.verdict) == (requested is None, None, PERHAPS)
     assert found.status == CANNOT_TELL
@@ -83,7 +80,6 @@ def test_a_report_without_any_figure_is_read(tmp_path: Path) -> None:
     path = tmp_path / "oom-1.json"
     path.write_text(json.dumps({"pid": 7, "framework": "jax", "requested": None, "pool": {}}))
     need = assess_need(read_file(path, None).uses[0])
-
     assert (need.bytes, need.failed, need.enough) == (None, True, None)
 
 
@@ -93,7 +89,6 @@ def test_a_failure_of_unknown_size_in_a_ledger_counts() -> None:
     (agent_of_7,) = [each["agent"] for each in document["devices"][0]["holdings"] if each["pid"] == 7]
     agent_of_7["last_oom"] = {"framework": "torch", "requested": None, "on_this_device": True}
     need = assess_need(choose_program([read_ledger(document, "file")], 7, "").uses[0])
-
     assert (need.failed, need.enough) == (True, None)
 
 
@@ -113,14 +108,12 @@ def sample(pid: int, started: float | None, peak: int, *uuids: str) -> LedgerSam
 def test_a_pid_that_was_reused_is_another_program() -> None:
     """Samples of an earlier program under the same pid say nothing of the present one."""
     seen = choose_program([sample(7, 100.0, 50, "A"), sample(7, 900.0, 3, "A")], 7, "here")
-
     assert [use.peak for use in seen.uses[0]] == [3]
 
 
 def test_devices_that_the_program_has_left_are_not_needed() -> None:
     """Only the devices of the newest sample count, with all that was seen of them before."""
     seen = choose_program([sample(7, 1.0, 9, "A", "B"), sample(7, 1.0, 3, "B")], 7, "here")
-
     assert [[(use.uuid, use.peak) for use in uses] for uses in seen.uses] == [[("B", 9), ("B", 3)]]
 
 
@@ -129,7 +122,6 @@ def test_one_of_several_programs_must_be_chosen() -> None:
     ledgers = [sample(7, 1.0, 9, "A"), sample(8, 1.0, 9, "A")]
     with pytest.raises(StartupError, match=r"2 programs .*7, 8.*--pid"):
         choose_program(ledgers, None, "here")
-
     assert choose_program(ledgers[:1], None, "here").program.pid == 7
 
 
@@ -183,13 +175,11 @@ def test_any_value_of_a_saved_ledger_may_be_wrong(place: tuple[Any, ...], value:
     except (RecordingError, StartupError):
         return
     needs = tuple(assess_need(uses) for uses in seen.uses)
-    assert seen.ledger is not None
     offers = tuple(
-        tuple(make_offer(need, each, seen.program, live=True) for each in seen.ledger.devices)
+        tuple(make_offer(need, each, seen.program, live=True) for each in sure(seen.ledger).devices)
         for need in needs
     )
     found = Fit(seen, needs, offers, "here", of_this_host=True, headroom=0.1)
-
     assert found.status in (0, 1, 3)
     assert all(line.isprintable() for line in fit_lines(found))
     json.dumps(fit_json(found), allow_nan=False)

@@ -1,7 +1,5 @@
 """What a program needs, judged from what was seen of it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -41,7 +39,6 @@ def counted(name: str, peak: int | None, *, ordinal: int | None = 0) -> Framewor
 def test_a_preallocation_is_not_a_need() -> None:
     """A program that holds 22,885 MiB and used 181 of them needs these and its context."""
     need = assess_need([use(counted("tensorflow", 181 * MIB))])
-
     assert need.bytes == 181 * MIB + CONTEXT_BYTES == 1205 * MIB
     assert need.grade is Grade.INFERRED
     assert "assumed" in need.why
@@ -51,14 +48,12 @@ def test_a_preallocation_is_not_a_need() -> None:
 def test_what_is_outside_the_pool_is_measured_where_it_can_be() -> None:
     """With a known pool the rest is NVML's charge minus the pool, and the need is proven."""
     need = assess_need([use(counted("jax", GIB), overhead=518 * MIB, framework="jax", policy="fraction")])
-
     assert (need.bytes, need.grade) == (GIB + 518 * MIB, Grade.PROVEN)
 
 
 def test_a_small_holding_needs_no_assumed_context() -> None:
     """The need is never more than the holding because of a context that is only assumed."""
     need = assess_need([use(counted("tensorflow", 300 * MIB), held=534 * MIB, policy="growth")])
-
     assert need.bytes == 534 * MIB
 
 
@@ -69,14 +64,12 @@ def test_a_peak_that_the_program_resets_is_not_forgotten() -> None:
         use(counted("torch", GIB), overhead=600 * MIB),
         use(counted("torch", 2 * GIB), overhead=None),
     ]
-
     assert assess_need(seen).bytes == 9 * GIB + 600 * MIB
 
 
 def test_two_frameworks_share_one_context() -> None:
     """The peaks of all frameworks add up, and what is outside the pools counts once for the device."""
     need = assess_need([use(counted("torch", GIB), counted("jax", 2 * GIB), overhead=700 * MIB)])
-
     assert need.bytes == 3 * GIB + 700 * MIB
 
 
@@ -84,7 +77,6 @@ def test_two_frameworks_share_one_context() -> None:
 def test_without_counters_a_set_size_says_nothing_of_the_need(policy: str) -> None:
     """Of a program that took a set size nothing but an upper bound is known, and no limit is advised."""
     need = assess_need([use(policy=policy)])
-
     assert (need.bytes, need.planned, need.most) == (None, None, 22_885 * MIB)
     assert "vramledger run" in need.why
     assert list(limit_advice(need, CARD)) == []
@@ -95,14 +87,12 @@ def test_a_framework_without_a_peak_hides_the_need() -> None:
     need = assess_need(
         [use(counted("torch", GIB), counted("cupy", None), overhead=500 * MIB, policy="caching")]
     )
-
     assert (need.bytes, need.most) == (None, 22_885 * MIB)
 
 
 def test_the_highest_charge_of_a_whole_life_is_an_upper_bound() -> None:
     """What a program with a cache held is enough for it, if it was watched since its start."""
     need = assess_need([use(framework="torch", policy="caching", whole_life=True)])
-
     assert (need.bytes, need.enough, need.grade) == (None, 22_885 * MIB, Grade.SEEN)
 
 
@@ -110,7 +100,6 @@ def test_the_highest_charge_of_a_whole_life_is_an_upper_bound() -> None:
 def test_the_highest_charge_of_a_part_of_a_life_is_no_bound(policy: str) -> None:
     """A program that was not watched since its start may need more than it was seen to hold, or less."""
     need = assess_need([use(framework="torch", policy=policy, whole_life=False)])
-
     assert (need.bytes, need.most, need.enough) == (None, 22_885 * MIB, None)
     assert need.grade is Grade.INFERRED
 
@@ -118,14 +107,12 @@ def test_the_highest_charge_of_a_part_of_a_life_is_no_bound(policy: str) -> None
 def test_a_peak_that_a_framework_counted_may_have_been_reset() -> None:
     """The evidence says since when a framework counts: its program may set the peak back to zero."""
     need = assess_need([use(counted("torch", GIB), overhead=518 * MIB, framework="torch", policy="caching")])
-
     assert "since its start or its last reset" in need.why
 
 
 def test_nothing_known_is_not_zero() -> None:
     """Where NVML does not say what a process holds, its need is not known."""
     need = assess_need([use(held=None, peak=None)])
-
     assert (need.bytes, need.most, need.enough) == (None, None, None)
 
 
@@ -142,7 +129,6 @@ def test_a_failed_allocation_is_part_of_what_is_wanted() -> None:
             )
         ]
     )
-
     assert (need.bytes, need.wanted, need.enough) == (9 * GIB, 11 * GIB, None)
     assert list(limit_advice(need, CARD)) == []
 
@@ -168,14 +154,12 @@ def test_a_limit_is_never_below_the_need(framework: str, peak: int) -> None:
     pattern, unit = limits[framework]
     found = [re.search(pattern, each.text) for each in limit_advice(need, CARD)]
     (limit,) = (float(each[1]) * unit for each in found if each is not None)
-
     assert wanted <= limit <= wanted + CARD / 1000
 
 
 def test_no_limit_for_a_device_that_is_too_small() -> None:
     """A share of more than the whole device is not written down."""
     need = assess_need([use(counted("torch", 20 * GIB), overhead=GIB)])
-
     assert list(limit_advice(need, 8 * GIB)) == []
 
 
@@ -190,7 +174,6 @@ def test_a_program_that_is_busy_leaves_time_for_few(mean: float, copies: int | N
 def test_busy_samples_that_are_missing_are_not_zero() -> None:
     """A sample without a figure changes neither the mean nor the number of samples."""
     need = assess_need([use(time_busy=0.4), use(time_busy=None), use(time_busy=0.8)])
-
     assert need.time_busy is not None
     assert need.time_busy.mean == pytest.approx(0.6)
     assert (need.time_busy.highest, need.time_busy.samples) == (0.8, 2)

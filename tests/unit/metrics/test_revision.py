@@ -1,7 +1,5 @@
 """The commit that was installed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The number of series of a host, and how many a change adds."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from dataclasses import replace
@@ -69,7 +67,6 @@ def test_a_full_host_under_churn_stays_below_1730_series(after: float) -> None:
     for turn in range(30):
         names = Counter(each.split("{")[0] for each in series(churn.turn(turn, after)))
         most = max(most, names, key=Counter.total)
-
     assert most.total() < 1730, most.most_common(8)
 
 

@@ -1,7 +1,5 @@
 """The readings on the wire and in a recording: what is written is what is read."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 
@@ -112,7 +110,6 @@ def test_anything_else_is_refused_in_one_line(line: str) -> None:
     """Text that is not a reading raises one error with a remedy."""
     with pytest.raises(RecordingError, match="record it again") as caught:
         decode(line)
-
     assert "\n" not in str(caught.value)
 
 
@@ -150,7 +147,6 @@ def test_what_is_wrong_is_named(line: str, place: str) -> None:
     """The refusal of a line says which part of it is not that of a reading."""
     with pytest.raises(RecordingError) as caught:
         decode(line)
-
     assert place in str(caught.value)
 
 
@@ -161,7 +157,6 @@ def test_older_lines_are_read() -> None:
         ' "facts": [{"pid": 7, "start": 70, "parent": [1, 2, "init", "init", true], "rank": [0, 2, "j"]}]}'
     )
     read = decode(line)
-
     assert isinstance(read.time, float)
     assert read.schedulers == (Scheduler("slurm", ("*",), ()),)
     assert read.facts[0].parent == ParentFacts(1, 2, "init", "init", init=True)
@@ -170,7 +165,6 @@ def test_older_lines_are_read() -> None:
 def test_text_that_utf_8_cannot_encode_is_written() -> None:
     """A path with other bytes, in the message of a failure, costs no reading."""
     sent = Reading(1.0, 2.0, failure=("recording", "cannot read /tmp/\udcff.gz"), unseen={7: "gone"})
-
     assert decode(encode(sent)).failure == ("recording", "cannot read /tmp/?.gz")
 
 

@@ -1,12 +1,11 @@
 """A masked recording has no name of a person, a customer, a job or a card."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from tests.support.sure import sure
 from vramledger.model import reading
 from vramledger.model.reading import (
     CgroupLimit,
@@ -232,5 +231,4 @@ def test_user_and_job_numbers_agree_throughout() -> None:
 def test_a_failure_keeps_its_reason() -> None:
     """The reason, which is one of ours, replays; the message does not."""
     masked = Mask().mask_reading(MASKED["Reading.failure"])
-    assert masked.failure is not None
-    assert masked.failure[0] == "sampler-exit"
+    assert sure(masked.failure)[0] == "sampler-exit"

@@ -1,7 +1,5 @@
 """What the exporter adds to a reading of the sampler can fail alone."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 
@@ -36,7 +34,6 @@ def test_agents_that_cannot_be_added_cost_their_own_part(caplog: pytest.LogCaptu
         whole = asyncio.run(read())
         failing = True
         asyncio.run(read())
-
     for reading in readings:
         assert reading.agent_socket is None
         assert reading.collectors["ledger"] == (True, 0.5)

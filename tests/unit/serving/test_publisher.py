@@ -1,7 +1,5 @@
 """A scrape gets the newest snapshot, and never one that is too old."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Readings become snapshots: at once where that is quick, in a thread where it is not."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator

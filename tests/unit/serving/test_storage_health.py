@@ -1,7 +1,5 @@
 """What the exporter says of its storage: confirmed is stored, silence is not, no loss counts twice."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A new exporter goes on from what was stored of this boot, and of no other."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -15,6 +13,7 @@ import pytest
 from tests.support.host.model import GIB, Gpu, Host, Process
 from tests.support.host.programs import Fixed
 from tests.support.past import BOOT_ID, IDLE_AFTER, StoredPast
+from tests.support.sure import sure
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.connection import Peer
 from vramledger.metrics.storage import StorageFigures
@@ -88,8 +87,7 @@ def restarted(path: Path, readings: Iterable[Reading]) -> list[Snapshot]:
 def byte_seconds(snapshot: Snapshot) -> float:
     """Return the sum of all owners' byte-seconds."""
     (device,) = snapshot.devices
-    assert device.owner_usage is not None
-    return sum(sum(each.byte_seconds.values()) for each in device.owner_usage.owners)
+    return sum(sum(each.byte_seconds.values()) for each in sure(device.owner_usage).owners)
 
 
 def test_the_same_boot_goes_on(tmp_path: Path) -> None:
@@ -118,8 +116,7 @@ def test_a_reboot_forgets_pids(tmp_path: Path, same_start: bool) -> None:
         past.now += 1.0
     for snapshot in restarted(tmp_path, snapshots):
         assert the_holding(snapshot).state is State.ACTIVE
-        assert snapshot.watched_since is not None
-        assert snapshot.watched_since >= snapshots[0].time
+        assert sure(snapshot.watched_since) >= snapshots[0].time
     first = restarted(tmp_path, snapshots[:1])[0]
     assert byte_seconds(first) == 0, "counters begin again with the boot"
 
@@ -142,8 +139,7 @@ def test_the_past_before_a_reboot_stays_readable(tmp_path: Path) -> None:
         assert {each.header["boot"] for each in found.segments()} == {BOOT_ID, "boot-2"}
         times = [entry.time for entry in found.readings(0.0, float("inf"))]
         for at, held, state in ((times[WATCHED - 1], GIB, State.IDLE), (times[-1], 2 * GIB, State.ACTIVE)):
-            moment = found.find(at)
-            assert moment is not None
+            moment = sure(found.find(at))
             holding = the_holding(compute(moment, at).snapshot)
             assert (holding.held, holding.state) == (held, state)
 
@@ -191,8 +187,7 @@ def test_a_bug_of_the_recorder_is_said_and_counted() -> None:
     figures, sent = asyncio.run(run())
     assert sent
     assert (figures.up, figures.dropped) == (False, 3)
-    assert figures.last_error is not None
-    assert "KeyError('bug')" in figures.last_error[1]
+    assert "KeyError('bug')" in sure(figures.last_error)[1]
 
 
 @pytest.mark.parametrize(

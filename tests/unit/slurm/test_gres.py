@@ -1,7 +1,5 @@
 """Slurm's numbers of GPUs, from slurmd's own words and from gres.conf."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

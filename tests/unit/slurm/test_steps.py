@@ -1,7 +1,5 @@
 """Which processes count as Slurm's daemons."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -35,6 +33,5 @@ def test_only_the_hosts_root_runs_daemons(tmp_path: Path, uids: str, cgroup: str
     (home / "status").write_text("Uid:\t" + "\t".join(uids.split()) + "\n")
     (home / "cgroup").write_text(cgroup + "\n")
     host = Host(tmp_path)
-
     assert list(step_daemons(host)) == ([(42, "7", "0")] if counts else [])
     assert (running_steps(host) is not None) == counts

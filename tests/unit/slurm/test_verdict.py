@@ -1,7 +1,5 @@
 """The verdict for a Slurm job: what running jobs may have, and the reason in one line."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.builders import device, failed, holding, snapshot
@@ -131,7 +129,5 @@ def test_a_search_without_an_end_has_not_found_nobody(
     """A GPU is clean only after all processes were searched for hidden holders."""
     question = SlurmQuestion(named, "", CheckTolerance())
     empty = snapshot(device(hidden=()))
-
     results = check_job_devices(empty, question, NodeJobs(), lambda _: (), search)
-
     assert overall_status(results) == expected

@@ -1,7 +1,5 @@
 """Patches: what is stored of a document is enough to make it again."""
 
-from __future__ import annotations
-
 import json
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """The file of the past: whatever a kill, a disk or another program does, what is whole is read."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -426,7 +424,6 @@ def test_nothing_in_the_file_runs_code(tmp_path: Path) -> None:
         )
     said = answer_or_problem(tmp_path, json.dumps({"ask": "slider", **ALL}).encode(), "machine-1")
     past.watch(10)
-
     for text in (json.loads(said)["error"], status_of(past)["error"]):
         assert text is not None
         assert re.search("unsafe use of|not authorized|prohibited", text), text

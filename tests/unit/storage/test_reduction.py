@@ -1,7 +1,5 @@
 """What the storage keeps of a reading: every field, but for those that are named here."""
 
-from __future__ import annotations
-
 import json
 import types
 import typing

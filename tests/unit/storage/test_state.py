@@ -1,7 +1,5 @@
 """The accounting's state: what goes on from a stored one gives the snapshots of one that never ended."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,7 +86,6 @@ def test_a_reported_rank_outlives_the_exporter() -> None:
     host.sample(facts=facts, agents=(Agent(7, START, 1000, NOW, problem="", report=told),))
     other = copy_of(host.exporter.tracker)
     host.now += 1
-
     assert other.update(host.reading()).processes[7].rank == Rank(3, 8, "n0:31000")
 
 

@@ -1,7 +1,5 @@
 """A snapshot file is another person's pickle: nothing in it runs, and it cannot overload the machine."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import pickle
@@ -23,7 +21,6 @@ def test_plain_data_is_read(tmp_path: Path, protocol: int) -> None:
     file = tmp_path / "snapshot.pickle"
     data = training(3)
     file.write_bytes(pickle.dumps(data, protocol=protocol))
-
     assert load_plain(file) == data
 
 
@@ -42,7 +39,6 @@ def test_no_function_is_called(tmp_path: Path, protocol: int) -> None:
     """A file that would call a function is refused, and the function is not called."""
     file, made = tmp_path / "snapshot.pickle", tmp_path / "made"
     file.write_bytes(pickle.dumps({"segments": [Call(os.mkdir, str(made))]}, protocol=protocol))
-
     with pytest.raises(SnapshotError, match="mkdir"):
         load_plain(file)
     assert not made.exists()
@@ -63,7 +59,6 @@ def test_every_door_is_shut(tmp_path: Path, content: bytes) -> None:
     """None of pickle's ways to name an object outside of the file works."""
     file = tmp_path / "snapshot.pickle"
     file.write_bytes(content)
-
     with pytest.raises(SnapshotError):
         load_plain(file)
 
@@ -86,7 +81,6 @@ def test_what_is_broken_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "snapshot.pickle"
     file.write_bytes(content)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
     with pytest.raises(SnapshotError) as caught:
         load_plain(file)
     assert "\n" not in str(caught.value)
@@ -98,7 +92,6 @@ def test_limit_is_lifted_again(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     file = tmp_path / "snapshot.pickle"
     file.write_bytes(b"nothing")
-
     with pytest.raises(SnapshotError):
         load_plain(file)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
@@ -108,7 +101,6 @@ def test_large_file_is_refused(tmp_path: Path) -> None:
     """A file above the limit is refused with the limit and a remedy, before it is read as a pickle."""
     file = tmp_path / "snapshot.pickle"
     file.write_bytes(pickle.dumps(training(2)))
-
     with pytest.raises(SnapshotError, match="record a shorter time"):
         load_plain(file, largest=1000)
 

@@ -1,7 +1,5 @@
 """A snapshot is read as documented, or refused with the wrong place."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any
@@ -51,7 +49,6 @@ def test_any_value_may_be_wrong(place: tuple[Any, ...], value: object) -> None:
         inner[place[-1]] = value
     else:
         data = value
-
     refused, text = "", ""
     try:
         snapshot = parse_snapshot(data)
@@ -62,7 +59,6 @@ def test_any_value_may_be_wrong(place: tuple[Any, ...], value: object) -> None:
         )
     except SnapshotError as error:
         refused = str(error)
-
     assert bool(text) != bool(refused)
     assert "\n" not in refused
 
@@ -71,7 +67,6 @@ def test_one_list_a_million_times() -> None:
     """A small file that refers to one list again and again does not block the reader."""
     block = {"size": 1, "state": "active_allocated", "frames": []}
     segment = {"total_size": 1, "blocks": [block] * 10_000}
-
     with pytest.raises(SnapshotError, match="100,000"):
         parse_snapshot({"segments": [segment] * 10_000}, most=100_000)
 
@@ -80,9 +75,7 @@ def test_old_structure() -> None:
     """Snapshots of versions without addresses, times and stacks in blocks are read, too."""
     block = {"size": 512, "state": "active_allocated", "history": [{"real_size": 500}]}
     data = {"segments": [{"total_size": 2048, "blocks": [block, {"size": 1536, "state": "inactive"}]}]}
-
     snapshot = parse_snapshot(data)
-
     assert snapshot.devices[0].allocated == 512
     assert "No history was recorded" in snapshot_text(snapshot)
 
@@ -100,7 +93,6 @@ def test_native_frames_change_no_category() -> None:
             heap.allocate(size, [*before, *frames, *after])
         snapshot = parse_snapshot(heap.snapshot())
         found.append([(block.size, block.stack, block.category) for block in snapshot.blocks])
-
     assert found[1] == found[0]
     assert {category for _, _, category in found[0]} == {"forward pass", "backward pass", "other code"}
 
@@ -112,9 +104,7 @@ def test_several_devices() -> None:
     other.allocate(2048, user(("b.py", 2, "g")))
     data, more = heap.snapshot(), other.snapshot(device=1)
     both = {"segments": data["segments"] + more["segments"], "device_traces": [heap.trace, other.trace]}
-
     text = snapshot_text(parse_snapshot(both))
-
     assert (
         text.index("device 0: 1.0 KiB live") < text.index("a.py:1 f") < text.index("device 1: 2.0 KiB live")
     )
@@ -128,9 +118,7 @@ def test_hostile_names_are_inert_on_the_page() -> None:
     """A file name that is HTML is shown as text, in the tables, the picture and the title."""
     heap = Heap()
     heap.allocate(1024, user((HOSTILE, 1, HOSTILE), (HOSTILE, 2, HOSTILE)))
-
     text = snapshot_html(parse_snapshot(heap.snapshot()), HOSTILE)
-
     assert "<script" not in text
     assert "<img" not in text
     assert "\x1b" not in text
@@ -141,7 +129,6 @@ def test_hostile_names_are_inert_on_the_page() -> None:
 def test_page_needs_nothing_else() -> None:
     """The page contains its picture, forbids scripts and downloads, and names no other resource."""
     text = snapshot_html(parse_snapshot(training(4)), "snapshot.pickle")
-
     assert "default-src 'none'" in text
     assert "<svg" in text
     assert "<polygon" in text
@@ -155,7 +142,6 @@ def test_hostile_names_cannot_steer_a_terminal() -> None:
     heap = Heap()
     heap.allocate(1024, user((HOSTILE, 1, "f\x1b]0;x\x07\n")))
     snapshot = parse_snapshot(heap.snapshot())
-
     for text in (
         snapshot_text(snapshot),
         difference_text(compare_snapshots(parse_snapshot(Heap().snapshot()), snapshot)),
@@ -171,8 +157,6 @@ def test_rest_is_summed() -> None:
     for number in range(30):
         heap.allocate(1024 * (number + 1), user(("a.py", number, "f")))
     snapshot = parse_snapshot(heap.snapshot())
-
     text = snapshot_text(snapshot, top=29)
-
     assert "(1 more places)" in text
     assert "1.0 KiB" in text.splitlines()[-2]

@@ -1,7 +1,5 @@
 """The colours of the ledger's parts are distinguishable, for all kinds of vision, in both themes."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations, product
 
@@ -118,7 +116,6 @@ def test_any_two_parts_can_be_told_apart(theme: str, vision: str) -> None:
         for one, other in combinations(looks, 2)
         if (gap := distance(looks[one], looks[other])) < APART
     }
-
     assert near == {}
 
 
@@ -129,7 +126,6 @@ def test_every_part_stands_out_from_its_ground(theme: str) -> None:
     low = {
         part: ratio for part, look in PARTS.items() if (ratio := contrast(getattr(look, theme), ground)) < 3
     }
-
     assert set(low) == {"free"}
 
 
@@ -138,7 +134,6 @@ def test_waste_has_a_texture_of_its_own() -> None:
     textures = [
         PARTS[state].texture for state in ("active", "idle", "stopped", "orphaned", "zombie", "stuck", "dead")
     ]
-
     assert len(set(textures)) == len(textures)
 
 
@@ -152,7 +147,6 @@ def test_one_colour_for_both_themes_can_be_told_apart_too(vision: str) -> None:
         if (gap := distance(looks[one], looks[other]))
         < (SHARED_APART if "operating_system" in (one, other) else APART)
     }
-
     assert near == {}
 
 

@@ -1,7 +1,5 @@
 """The table of the terminal, for what owners do not show: a ghost device, uncharged memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -15,7 +13,6 @@ from vramledger.views.table import render_table
 def test_a_ghost_device_says_so(ghost: bool | None) -> None:
     """A GPU that is busy without anybody has a line that says what helps; any other GPU has none."""
     one = replace(device(0, utilization={"gpu": 1.0, "memory": 0.0}), ghost=ghost)
-
     assert ("GHOST: 100% busy for minutes" in render_table(snapshot(one))) is (ghost is True)
 
 
@@ -27,9 +24,7 @@ def test_uncharged_memory_is_shown_beside_what_nvml_charges() -> None:
     one = device(
         0, [holding(7, uncharged=managed(2048 * MIB)), holding(8, uncharged=several)], undivided=shared
     )
-
     table = render_table(snapshot(replace(one, left=(left,))))
-
     assert "2.50 GiB (2.00 GiB uncharged)" in table
     assert "0.50 GiB (up to 4.00 GiB more)" in table
     assert "undivided: 4.00 GiB that NVML charges to nobody are in one or several of pid 8, 9" in table

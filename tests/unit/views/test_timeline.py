@@ -1,7 +1,5 @@
 """The last 15 minutes: limited, balanced, with gaps where nothing is known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +7,7 @@ import msgspec
 import pytest
 
 from tests.support.builders import MIB, RESERVED, TOTAL, coherent_device, device, failed, holding, snapshot
+from tests.support.sure import sure
 from vramledger.model.snapshot import Snapshot
 from vramledger.views.timeline import SPAN, STEP, HoldingGrowth, Timeline
 
@@ -31,9 +30,7 @@ def test_every_step_balances() -> None:
     timeline = Timeline()
     for second in range(20):
         timeline.record(at(second, second * MIB))
-
     times, memory = told(timeline)
-
     assert times == [BEGIN, BEGIN + 5, BEGIN + 10, BEGIN + 15]
     for place in range(len(times)):
         parts = [
@@ -48,12 +45,9 @@ def test_parts_that_not_every_device_has(reserved: int | None) -> None:
     """The operating system's part is kept with and without a driver's reserve; a missing one is null."""
     timeline = Timeline()
     coherent = coherent_device()
-    assert coherent.ledger is not None
-    ledger = replace(coherent.ledger, driver_reserved=reserved)
+    ledger = replace(sure(coherent.ledger), driver_reserved=reserved)
     timeline.record(replace(snapshot(replace(coherent, ledger=ledger)), time=BEGIN))
-
     _, memory = told(timeline)
-
     assert memory["driver_reserved"] == [reserved]
     assert memory["operating_system"] == [ledger.operating_system]
     assert memory["total"] == [TOTAL - (RESERVED - (reserved or 0))]
@@ -64,7 +58,6 @@ def test_a_peak_within_a_step_is_kept() -> None:
     timeline = Timeline()
     for second, size in enumerate((1, 9, 2, 3)):
         timeline.record(at(second, size * MIB))
-
     assert told(timeline)[1]["active"] == [9 * MIB]
 
 
@@ -74,7 +67,6 @@ def test_a_failed_sample_is_a_gap() -> None:
     timeline.record(at(0))
     timeline.record(replace(failed(), time=BEGIN + 5))
     timeline.record(at(10))
-
     assert told(timeline)[1]["active"] == [MIB, None, MIB]
     assert told(timeline)[1]["total"] == [TOTAL, None, TOTAL]
 
@@ -85,7 +77,6 @@ def test_memory_is_bounded() -> None:
     timeline.record(replace(snapshot(device(1, [holding(9)])), time=BEGIN))
     for second in range(0, 7200, 2):
         timeline.record(at(second, pid=100 + second // 100))
-
     times, _ = told(timeline)
     assert len(times) == SPAN / STEP + 1
     assert [each.gpu for each in timeline.history().devices] == [0]
@@ -99,9 +90,7 @@ def test_growth_is_over_the_last_quarter_of_an_hour() -> None:
     assert timeline.growth(at(0)) == {}
     for second in range(1, 3601):
         timeline.record(at(second, MIB + second * 1024))
-
     ((_, growth),) = timeline.growth(at(3600, MIB + 3600 * 1024)).items()
-
     assert 840 <= growth.seconds <= 900
     assert growth == HoldingGrowth(int(growth.seconds) * 1024, growth.seconds)
 
@@ -111,7 +100,6 @@ def test_a_clock_that_goes_back_begins_anew() -> None:
     timeline = Timeline()
     timeline.record(at(500))
     timeline.record(at(0))
-
     assert told(timeline)[0] == [BEGIN]
 
 
@@ -119,7 +107,6 @@ def test_without_a_reserve_there_is_none() -> None:
     """If the driver does not report its reserve separately the column is null, and the rest balances."""
     timeline = Timeline()
     timeline.record(replace(snapshot(device(0, reserved=None)), time=BEGIN))
-
     memory = told(timeline)[1]
     assert memory["driver_reserved"] == [None]
     assert memory["total"] == [TOTAL]

@@ -1,7 +1,5 @@
 """The facts that are read once for a process, and the text that never leaves the reader."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.procs import FakeProc, known, stat_line
+from tests.support.sure import sure
 from vramledger.model.reading import Rank
 from vramledger.readers.hosts.facts import ENVIRON_CAP
 from vramledger.readers.hosts.host import Host
@@ -52,12 +51,10 @@ def test_a_process_that_sets_its_title_has_no_environment(host: Host) -> None:
         [sys.executable, "-c", code], env=environ, stdin=pipe, stdout=pipe, text=True
     ) as child:
         assert child.stdin is not None
-        assert child.stdout is not None
         seen = []
         for _ in range(2):
-            child.stdout.readline()
-            row = host.row(child.pid)
-            assert row is not None
+            sure(child.stdout).readline()
+            row = sure(host.row(child.pid))
             seen.append(known(host.facts(row)))
             child.stdin.write("\n")
             child.stdin.flush()
@@ -75,8 +72,7 @@ def test_an_ordinary_environment_is_known(proc: FakeProc, environ: bytes) -> Non
 def test_a_parent_under_a_title_may_have_passed_anything_on(proc: FakeProc) -> None:
     """What the signs of a parent are is not known where it has overwritten its environment."""
     proc.add(40, environ=b"\0" * 90)
-    parent = known(Host(proc.root).facts(proc.add(42, ppid=40, environ=b"LOCAL_RANK=0\0"))).parent
-    assert parent is not None
+    parent = sure(known(Host(proc.root).facts(proc.add(42, ppid=40, environ=b"LOCAL_RANK=0\0"))).parent)
     assert parent.signs is None
 
 
@@ -86,8 +82,7 @@ def test_a_parents_environment_that_is_too_long_is_not_known(
 ) -> None:
     """What a parent may have passed on is known only when all of its environment was read."""
     proc.add(40, environ=b"FILLER=" + b"x" * filler + b"\0LOCAL_RANK=0\0")
-    parent = known(Host(proc.root).facts(proc.add(42, ppid=40, environ=b"LOCAL_RANK=0\0"))).parent
-    assert parent is not None
+    parent = sure(known(Host(proc.root).facts(proc.add(42, ppid=40, environ=b"LOCAL_RANK=0\0"))).parent)
     assert parent.signs == signs
 
 
@@ -95,15 +90,12 @@ def test_the_program_of_a_parent_is_its_file(proc: FakeProc) -> None:
     """A parent's user and its program's file are the kernel's words, whatever it calls itself."""
     proc.add(40, comm=b"fake", cmdline=b"nvidia-cuda-mps-control\0")
     row = proc.add(42, ppid=40)
-    parent = known(Host(proc.root).facts(row)).parent
-    assert parent is not None
+    parent = sure(known(Host(proc.root).facts(row)).parent)
     assert (parent.uid, parent.user, parent.program) == (0, "root", "")
-
     for target in ("/usr/bin/sudo", "/usr/bin/sudo (deleted)"):
         (proc.root / "40/exe").unlink(missing_ok=True)
         (proc.root / "40/exe").symlink_to(target)
-        parent = known(Host(proc.root).facts(row)).parent
-        assert parent is not None
+        parent = sure(known(Host(proc.root).facts(row)).parent)
         assert (parent.command, parent.program) == ("nvidia-cuda-mps-control", "sudo")
 
 
@@ -145,7 +137,6 @@ def test_an_old_systemd_does_not_say_who_its_service_is(  # noqa: PLR0913, PLR09
     proc.add(40, comm=comm)
     row = proc.add(42, ppid=40, environ=environ)._replace(session=session)
     (proc.root / "42/cgroup").write_text(f"0::{cgroup}\n")
-
     facts = known(Host(proc.root).facts(row))
     assert (facts.service_main, facts.may_be_service_main) == (False, expected)
 
@@ -170,8 +161,7 @@ def test_facts_tell_of_the_parent_of_now(proc: FakeProc) -> None:
     proc.add(41, comm=b"launcher", start=400)
     row = proc.add(42, ppid=41)
     proc.add(42, ppid=1)
-    parent = known(Host(proc.root).facts(row)).parent
-    assert parent is not None
+    parent = sure(known(Host(proc.root).facts(row)).parent)
     assert (parent.pid, parent.comm) == (1, "systemd")
 
 
@@ -214,8 +204,7 @@ def test_users_have_the_names_of_the_host(proc: FakeProc, tmp_path: Path) -> Non
 @pytest.mark.usefixtures("as_nobody")
 def test_what_is_denied_is_named(host: Host) -> None:
     """Without privileges another user's process has its public facts; the others are named as denied."""
-    row = host.row(1)
-    assert row is not None
+    row = sure(host.row(1))
     facts = known(host.facts(row))
     assert (facts.uid, facts.denied) == (0, ("environ", "maps"))
     assert facts.libraries is None
@@ -251,20 +240,17 @@ def test_a_process_without_device_and_library_uses_no_gpu(
     directory.mkdir()
     for number, target in enumerate(files):
         (directory / str(number)).symlink_to(target)
-
     assert known(Host(proc.root).facts(row)).uses_gpu is expected
 
 
 def test_where_open_files_cannot_be_listed_it_is_not_known(proc: FakeProc) -> None:
     """Another user's process hides its files; that proves nothing."""
     row = proc.add(42, maps=ORDINARY)
-
     assert known(Host(proc.root).facts(row)).uses_gpu is None
 
 
 def test_a_rank_comes_from_the_environment(proc: FakeProc) -> None:
     """A rank is read with the other facts; where the environment may not be read, none is known."""
     row = proc.add(42, environ=b"MASTER_ADDR=n0\0MASTER_PORT=29500\0RANK=3\0WORLD_SIZE=8\0")
-
     assert known(Host(proc.root).facts(row)).rank == Rank(3, 8, "n0:29500")
     assert known(Host(proc.root).facts(proc.add(43))).rank is None

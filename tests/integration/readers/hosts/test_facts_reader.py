@@ -1,7 +1,5 @@
 """When reads hang, only that process lacks facts, and only few threads are lost."""
 
-from __future__ import annotations
-
 import pwd
 import threading
 

@@ -1,7 +1,5 @@
 """The search for processes that have a device file open and are not listed."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import signal
@@ -12,6 +10,7 @@ import pytest
 
 from tests.support.players.stage import Player, Stage, status
 from tests.support.procs import NOBODY, FakeProc
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessEntry
 from vramledger.readers.collector import Context
@@ -57,8 +56,7 @@ def _complete(search: HiddenSearch, listed: set[int] | None = None) -> None:
 
 def _finish(search: HiddenSearch, listed: set[int] | None = None) -> tuple[HiddenHolder, ...]:
     _complete(search, listed)
-    assert search.result is not None
-    return search.result
+    return sure(search.result)
 
 
 def test_hidden_holders_are_found_and_told_apart(host: Host, devices: Path, open_files: OpenFiles) -> None:
@@ -75,8 +73,7 @@ def test_hidden_holders_are_found_and_told_apart(host: Host, devices: Path, open
         [(cuda.pid, "cuda", (0, 1)), (monitor.pid, "monitor", (0,)), (other.pid, "unknown", (1,))]
     )
     for each in found:
-        row = rows[each.pid]
-        assert row is not None
+        row = sure(rows[each.pid])
         assert each.start == row.start
         assert each.command == "player.py"
 
@@ -86,9 +83,7 @@ def test_a_forked_worker_has_its_files_from_its_parent(
 ) -> None:
     """While NVML lists the parent, a child with the device open does not count as a hidden holder."""
     holder = open_files("nvidia0+")
-
     (found,) = _finish(HiddenSearch(host, (), devices=f"{devices}/nvidia"), {os.getpid()})
-
     assert (found.pid, found.kind) == (holder.pid, "inherited")
 
 
@@ -231,7 +226,6 @@ def test_mappings_that_were_not_all_read_prove_nothing(
     monkeypatch.setattr(hidden_holders, "_MAPS_CAP", cap)
     search = HiddenSearch(Host(proc.root), ())
     (found,) = _finish(search)
-
     whole = cap > 64 * 1024
     assert (found.kind, search.unreadable) == (("cuda", 0) if whole else ("unknown", 1))
 
@@ -283,7 +277,6 @@ def test_a_crowd_of_files_hides_nobody(proc: FakeProc, maps: bytes) -> None:
     (proc.root / f"42/fd/{CROWDED}").symlink_to("/dev/nvidia3")
     search = HiddenSearch(Host(proc.root), ())
     found = _finish(search)
-
     assert [(each.pid, each.kind, each.minors) for each in found] == ([(42, "cuda", (3,))] if maps else [])
     assert search.unreadable == 0
 
@@ -299,7 +292,6 @@ def test_a_crowd_of_files_whose_mappings_are_not_read_is_not_nobody(
     monkeypatch.setattr(hidden_holders, "_MAPS_CAP", 64 * 1024)
     search = HiddenSearch(Host(proc.root), ())
     _complete(search)
-
     assert (search.result, search.unreadable) == (None, 1)
 
 
@@ -320,6 +312,5 @@ def test_a_round_without_an_end_is_not_nobody(proc: FakeProc) -> None:
         search.search((), 0.0)  # one process each time
         seen.append(search.result)
         now += 29.0
-
     assert seen[0] is not None
     assert (seen[-1], search.complete, search.health[0]) == (None, False, False)

@@ -1,7 +1,5 @@
 """A host identifies itself, and distinguishes an ended process from a hidden one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.procs import NOBODY, PROC, FakeProc
+from tests.support.sure import sure
 from vramledger.errors import StartupError
 from vramledger.readers.hosts.host import Host
 
@@ -96,12 +95,11 @@ def test_cpu_time_of_another_process() -> None:
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None
-        assert process.stdout is not None
         host, seen = Host(Path("/proc")), []
         for _ in range(2):
             process.stdin.write("\n")
             process.stdin.flush()
-            own = float(process.stdout.readline())
+            own = float(sure(process.stdout).readline())
             # It has printed, and goes back to its next input: that takes some microseconds of its own.
             seen.append((host.cpu_seconds(process.pid), own))
         process.kill()

@@ -1,7 +1,5 @@
 """Facts of real processes, checked against psutil and the system calls, in every process tree."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ from tests.support.players.stage import parent_of, status
 from tests.support.players.tree import Cast, Tree
 from tests.support.players.trees import containers, launchers, services, states
 from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS, OTHERS
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.model.reading import ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
@@ -192,15 +191,11 @@ def host() -> Host:
 
 
 def _row(host: Host, pid: int) -> ProcessRow:
-    row = host.row(pid)
-    assert row is not None
-    return row
+    return sure(host.row(pid))
 
 
 def _facts(host: Host, pid: int) -> ProcessFacts:
-    facts = host.facts(_row(host, pid))
-    assert facts is not None
-    return facts
+    return sure(host.facts(_row(host, pid)))
 
 
 def _leads(leader: int, holder: int, parent: int, launcher: int | None) -> str:
@@ -225,8 +220,7 @@ def _check(host: Host, cast: Cast, expected: Seen) -> None:
     holder = cast.pids[0]
     launcher = None if cast.launcher is None else cast.launcher.pid
     row, facts = _row(host, holder), _facts(host, holder)
-    parent = facts.parent
-    assert parent is not None
+    parent = sure(facts.parent)
     adopted = expected.parent == ADOPTED
     assert expected == Seen(
         parent=ADOPTED if adopted else parent.command,

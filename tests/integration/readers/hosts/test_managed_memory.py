@@ -1,7 +1,5 @@
 """How much managed memory a holder can have, read from the mappings of real processes."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import signal
@@ -11,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sure import sure
 from vramledger.model.reading import DeviceReading, ManagedMappings, MemoryReading, ProcessEntry, ProcessRow
 from vramledger.readers.hosts.managed_memory import (
     CHANGED_INTERVAL,
@@ -43,8 +42,7 @@ def program(place: Path, *sizes: int) -> Iterator[ProcessRow]:
         os._exit(len(maps))
     try:
         os.read(ready, 1)
-        row = read_row("/proc", pid)
-        assert row is not None
+        row = sure(read_row("/proc", pid))
         yield row
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -105,8 +103,7 @@ def test_other_mappings_do_not_count(line: bytes) -> None:
 def test_nothing_is_read_without_uncharged_bytes(tmp_path: Path) -> None:
     """While contexts explain the uncharged bytes, no process is looked at: a wrong path is not noticed."""
     reader = ManagedMemoryReader(str(tmp_path / "nowhere"))
-    row = read_row("/proc", os.getpid())
-    assert row is not None
+    row = sure(read_row("/proc", os.getpid()))
     assert reader.update([device(row.pid, 20 * MIB)], [row], 5.0) == ()
     unknown = ManagedMappings(row.pid, row.start, None)
     assert reader.update([device(row.pid, 60 * MIB)], [row], 5.0) == (unknown,)
@@ -139,8 +136,7 @@ def test_a_driver_that_hides_its_reserve(uvm: Path) -> None:
     """Where the driver's reserve counts as used, nothing is read: the bytes may be the driver's own."""
     with program(uvm, BASE + GIB) as row:
         plain = device(row.pid, GIB)
-        assert plain.memory is not None
         hidden = DeviceReading(
-            0, "GPU-0", memory=plain.memory._replace(reserved=None), processes=plain.processes
+            0, "GPU-0", memory=sure(plain.memory)._replace(reserved=None), processes=plain.processes
         )
         assert ManagedMemoryReader("/proc").update([hidden], [row], 5.0) == ()

@@ -1,7 +1,5 @@
 """The device files that our own processes have open."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A program's name, and that nothing of its arguments is shown with it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

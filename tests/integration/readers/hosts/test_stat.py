@@ -1,7 +1,5 @@
 """The row of a process is right for every name and every race."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -14,6 +12,7 @@ import pytest
 from tests.support.procs import FakeProc, host, stat_line
 from tests.support.requirements import require_root
 from tests.support.stranger import strange
+from tests.support.sure import sure
 from vramledger.model.reading import ProcessRow
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import open_plain, parse_comm, parse_stat
@@ -39,10 +38,9 @@ def test_another_program_has_another_number(host: Host) -> None:
     command = [sys.executable, "-c", f"{wait}; os.execv(sys.executable, [sys.executable, '-c', {wait!r}])"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin is not None
-        assert child.stdout is not None
         rows = []
         for _ in range(2):
-            child.stdout.readline()
+            sure(child.stdout).readline()
             rows.append(host.row(child.pid))
             assert rows[-1] == host.row(child.pid)
             child.stdin.write("\n")
@@ -76,8 +74,7 @@ def test_many_threads_make_no_row_dear(host: Host) -> None:
 
     require_root()
     with strange("threads", "4000") as child:
-        row = host.row(child.pid)
-        assert row is not None
+        row = sure(host.row(child.pid))
         assert row.threads > 1000
         found, usual = min(cost(child.pid) for _ in range(3)), min(cost(os.getpid()) for _ in range(3))
     assert found < 5 * usual

@@ -1,11 +1,10 @@
 """The memory that the operating system manages, read from files as the kernel writes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
+from tests.support.sure import sure
 from tests.support.system_memory import write_host_memory, write_node
 from vramledger.model.reading import NodeMemory
 from vramledger.readers.hosts.system_memory import HostMemory, SystemMemory
@@ -15,8 +14,7 @@ KIB = 1024
 
 def test_this_host_has_memory() -> None:
     """The kernel of this host says how much memory there is, and how much a program could take."""
-    found = SystemMemory().host()
-    assert found is not None
+    found = sure(SystemMemory().host())
     assert 0 < found.available <= found.total
 
 
@@ -35,8 +33,7 @@ def test_shared_memory_of_a_node_is_read_apart(tmp_path: Path) -> None:
     write_node(tmp_path, 1, total=500, free=100, file=70, anonymous=30, kernel=9)
     meminfo = tmp_path / "sys/devices/system/node/node1/meminfo"
     meminfo.write_text(meminfo.read_text("ascii") + "Node 1 Shmem:  50 kB\n", "ascii")
-    node = SystemMemory(str(tmp_path), tmp_path).node(1)
-    assert node is not None
+    node = sure(SystemMemory(str(tmp_path), tmp_path).node(1))
     assert (node.file, node.shared) == (70 * KIB, 50 * KIB)
 
 

@@ -1,13 +1,12 @@
 """What the reader says of GPM's counters, from the stand-in through the real pynvml."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from tests.support.nvml_readers import ALL, Open, read
 from tests.support.standin.library import IDLE_GPM, OLD_DRIVER, Code, StandIn, build
+from tests.support.sure import sure
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
 
@@ -20,8 +19,7 @@ def test_counters_are_means_in_base_units(standin_here: StandIn, reader: DeviceR
     standin_here.device(0).set_activity(
         sm=96.0, tensor=94.0, dram=24.0, pcie_receive=3.0, nvlink_transmit=7.5
     )
-    activity = read(reader, 1.0).activity
-    assert activity is not None
+    activity = sure(read(reader, 1.0).activity)
     seconds = activity["seconds"]
     assert 0.0 < seconds < 60.0
     assert activity == {
@@ -118,8 +116,7 @@ def test_metrics_that_a_driver_does_not_know_are_left_out(
     """A driver that refuses a question with newer metrics answers the one without them."""
     standin_here.device(0).set(gpm_last_metric=97)
     read(reader, 0.0)
-    activity = read(reader, 1.0).activity
-    assert activity is not None
+    activity = sure(read(reader, 1.0).activity)
     assert "sm" in activity
 
 
@@ -127,8 +124,7 @@ def test_a_metric_that_the_card_does_not_have_is_absent(standin_here: StandIn, r
     """A card without NVLink has no NVLink traffic, rather than 0."""
     standin_here.device(0).set_activity(nvlink_receive=None, nvlink_transmit=None)
     read(reader, 0.0)
-    activity = read(reader, 1.0).activity
-    assert activity is not None
+    activity = sure(read(reader, 1.0).activity)
     assert not {"nvlink_receive", "nvlink_transmit"} & activity.keys()
 
 

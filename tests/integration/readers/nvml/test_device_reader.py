@@ -1,7 +1,5 @@
 """What nvml/device_reader.py reads of a GPU, from the stand-in through the real pynvml."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable
 from pathlib import Path

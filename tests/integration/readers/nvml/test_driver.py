@@ -1,7 +1,5 @@
 """What nvml/driver.py does, on the stand-in through the real pynvml."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """When a look at a GPU may stand for a reading, on the stand-in: only while a reading would say the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

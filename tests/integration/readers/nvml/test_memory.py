@@ -1,7 +1,5 @@
 """Whose memory a device has, as the stand-in tells it through the real pynvml."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +8,7 @@ import pytest
 
 from tests.support.nvml_readers import ALL, read
 from tests.support.standin.library import GIB, MIB, Code, StandIn
+from tests.support.sure import sure
 from tests.support.system_memory import write_host_memory, write_node
 from vramledger.model.reading import MemoryReading, NodeMemory
 from vramledger.readers.hosts.system_memory import SystemMemory
@@ -55,8 +54,7 @@ def test_a_node_without_processors_is_coherent_memory(standin_here: StandIn, ope
     reading = read(open_reader())
     assert (reading.memory_kind, reading.addressing_mode, reading.failed) == ("coherent", "ats", ())
     assert reading.node == NodeMemory(1, NODE, 60 * GIB, GIB, 2 * GIB, 0)
-    assert reading.memory is not None
-    assert reading.memory.total == 143_771 * MIB
+    assert sure(reading.memory).total == 143_771 * MIB
 
 
 def test_the_node_beside_a_gpu_is_not_its_memory(standin_here: StandIn, open_reader: Open) -> None:

@@ -1,7 +1,5 @@
 """Limits of cgroups, from files as the kernel writes them, and from the stand-in driver."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

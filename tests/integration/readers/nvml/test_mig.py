@@ -1,11 +1,10 @@
 """What nvml/mig.py reads of a divided GPU, from the stand-in through the real pynvml."""
 
-from __future__ import annotations
-
 import time
 
 from tests.support.nvml_readers import Open
 from tests.support.standin.library import GIB, Code, StandIn
+from tests.support.sure import sure
 from vramledger.readers.nvml.hardware import SLOW_INTERVAL
 
 
@@ -34,8 +33,7 @@ def test_mig_instances_are_devices_and_their_gpu_holds_nothing(
             0,
         )
         assert instance.memory is not None
-        assert instance.processes is not None
-        assert [entry.pid for entry in instance.processes] == [pid]
+        assert [entry.pid for entry in sure(instance.processes)] == [pid]
         assert (instance.divided, instance.process_utilization, instance.hardware) == (False, None, {})
 
 

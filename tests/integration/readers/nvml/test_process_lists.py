@@ -1,13 +1,12 @@
 """What nvml/process_lists.py reads of NVML's lists, from the stand-in through the real pynvml."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
 
 from tests.support.nvml_readers import read
 from tests.support.standin.library import GIB, MIB, Code, StandIn
+from tests.support.sure import sure
 from vramledger.model.reading import ProcessEntry
 from vramledger.readers.nvml.device_reader import DeviceReader
 
@@ -31,9 +30,7 @@ def test_used_and_holders_are_of_one_book(standin_here: StandIn, reader: DeviceR
     device.set_processes([(10, 100 * MIB), (20, GIB)], mps=[(20, GIB)])
     device.set_memory(unattributed=14 * MIB)
     reading = read(reader)
-    assert reading.memory is not None
-    assert reading.processes is not None
-    assert reading.memory.used == sum(entry.memory or 0 for entry in reading.processes) + 14 * MIB
+    assert sure(reading.memory).used == sum(entry.memory or 0 for entry in sure(reading.processes)) + 14 * MIB
 
 
 def test_nobody_and_not_known_differ(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -109,8 +106,7 @@ def test_a_list_that_grows_while_it_is_asked_is_read_whole(
     device = standin_here.device(0)
     device.set_processes([(pid, MIB) for pid in range(1, 101)])
     device.grow_processes("compute", [(pid, MIB) for pid in range(101, 501)])
-    processes = read(reader).processes
-    assert processes is not None
+    processes = sure(read(reader).processes)
     assert [entry.pid for entry in processes] == list(range(1, 501))
 
 
@@ -128,8 +124,7 @@ def test_process_utilization_is_a_ratio_at_its_time(standin_here: StandIn, reade
     before = time.time()
     standin_here.device(0).set_processes([(10, 100), (20, 100)])
     standin_here.device(0).busy(10, sm=0.4, memory=0.15)
-    samples = read(reader).process_utilization
-    assert samples is not None
+    samples = sure(read(reader).process_utilization)
     ((pid, stamp, *ratios),) = samples
     assert (pid, ratios) == (10, [0.4, 0.15, 0, 0])
     assert before <= stamp <= time.time()
@@ -206,8 +201,7 @@ def test_a_sample_is_reported_once(standin_here: StandIn, reader: DeviceReader) 
     reader.read(1000.0, 0.0)
     standin_here.device(0).raw_sample(10, timestamp=1_000_500_000, sm=5)
     ((first,), (again,)) = (reader.read(1001.0, 1.0), reader.read(1002.0, 2.0))
-    assert first.process_utilization is not None
-    assert [sample.pid for sample in first.process_utilization] == [10]
+    assert [sample.pid for sample in sure(first.process_utilization)] == [10]
     assert again.process_utilization == ()
 
 
@@ -217,8 +211,7 @@ def test_only_the_newest_sample_of_a_pid_counts(standin_here: StandIn, reader: D
     for stamp, sm in ((1_000_200_000, 20), (1_000_800_000, 80), (1_000_500_000, 50)):
         standin_here.device(0).raw_sample(10, timestamp=stamp, sm=sm)
     ((reading),) = reader.read(1001.0, 1.0)
-    assert reading.process_utilization is not None
-    assert [(sample.time, sample.sm) for sample in reading.process_utilization] == [(1000.8, 0.8)]
+    assert [(sample.time, sample.sm) for sample in sure(reading.process_utilization)] == [(1000.8, 0.8)]
 
 
 def test_garbage_samples_are_dropped(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -231,8 +224,7 @@ def test_garbage_samples_are_dropped(standin_here: StandIn, reader: DeviceReader
     device.raw_sample(30, timestamp=0x10, sm=5)
     device.raw_sample(40, timestamp=1_000_500_000, sm=5)
     ((reading),) = reader.read(1001.0, 1.0)
-    assert reading.process_utilization is not None
-    assert [sample.pid for sample in reading.process_utilization] == [40]
+    assert [sample.pid for sample in sure(reading.process_utilization)] == [40]
 
 
 def test_garbage_for_one_holder_is_no_evidence_that_it_was_quiet(
@@ -279,5 +271,4 @@ def test_a_clock_that_was_set_back_does_not_silence_the_log(
     reader.read(6_400.0, 1.0)
     standin_here.device(0).raw_sample(10, timestamp=6_400_500_000, sm=5)
     ((reading),) = reader.read(6_401.0, 2.0)
-    assert reading.process_utilization is not None
-    assert [sample.pid for sample in reading.process_utilization] == [10]
+    assert [sample.pid for sample in sure(reading.process_utilization)] == [10]

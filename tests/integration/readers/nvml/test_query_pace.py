@@ -1,7 +1,5 @@
 """Which expensive queries a sample makes, on the stand-in: none whose answer could be new is left out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

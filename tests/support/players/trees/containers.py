@@ -1,7 +1,5 @@
 """Programs in containers, with the inits, shims and runtimes that start or adopt them."""
 
-from __future__ import annotations
-
 import os
 
 from tests.support.players.parts import MAIN_PROCESS, children, container, in_a_namespace, kernel, rank, ranks

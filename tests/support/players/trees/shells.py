@@ -1,7 +1,5 @@
 """Programs that a shell, a terminal, a debugger or a profiler started, and that outlive it on purpose."""
 
-from __future__ import annotations
-
 import os
 import shlex
 

@@ -1,7 +1,5 @@
 """A pid that a program without a GPU has now: the bytes that NVML lists under it are a dead holder's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,6 +8,7 @@ from msgspec.structs import replace
 from tests.support.host.model import GIB, Process
 from tests.support.host.one_holder import PID, SHELL, OneHolder
 from tests.support.host.programs import Fixed
+from tests.support.sure import sure
 from vramledger.model.reading import ProcessFacts
 from vramledger.model.snapshot import DeviceSnapshot, State
 
@@ -25,20 +24,17 @@ def test_bytes_under_the_pid_of_a_program_without_a_gpu_are_dead() -> None:
     """Also at the first sample, when nobody has seen the holder: it has ended, and nobody else is blamed."""
     host = OneHolder()
     device = sample(host, uses_gpu=False)
-
     (holding,) = device.holdings
     assert holding.state is State.DEAD
     assert "does not use the GPU" in holding.why
     assert holding.start is None
-    assert device.owner_usage is not None
-    assert [(each.type, each.name) for each in device.owner_usage.owners] == [("unknown", "")]
+    assert [(each.type, each.name) for each in sure(device.owner_usage).owners] == [("unknown", "")]
 
 
 def test_the_program_that_has_the_pid_is_not_shown_as_the_holder() -> None:
     """Neither its command nor its user stands beside bytes that are not its own, in any later sample."""
     host = OneHolder()
     sample(host, uses_gpu=False)
-
     shot = host.sample(device_files=True)
     assert shot.devices[0].holdings[0].state is State.DEAD
     assert shot.facts_of(host.holder.pid) is None
@@ -48,7 +44,6 @@ def test_the_program_that_has_the_pid_is_not_shown_as_the_holder() -> None:
 def test_a_program_that_may_use_a_gpu_is_the_holder(uses_gpu: bool | None) -> None:
     """Where its files cannot be read, nothing speaks against it."""
     (holding,) = sample(OneHolder(), uses_gpu=uses_gpu).holdings
-
     assert holding.state is State.ACTIVE
 
 
@@ -56,18 +51,15 @@ def test_a_program_that_begins_to_use_a_gpu_is_a_holder_from_then_on() -> None:
     """The next facts say that it has the device open, so it is alive and not a dead holder."""
     host = OneHolder()
     assert sample(host, uses_gpu=False).holdings[0].state is State.DEAD
-
     device = sample(host, uses_gpu=True)
     assert device.holdings[0].state is State.ACTIVE
-    assert device.owner_usage is not None
-    assert "ann" in [each.name for each in device.owner_usage.owners if each.held]
+    assert "ann" in [each.name for each in sure(device.owner_usage).owners if each.held]
 
 
 def test_without_the_host_s_processes_nobody_is_dead() -> None:
     """Where pids are not the host's, the program with the number proves nothing."""
     host = OneHolder()
     (holding,) = sample(host, uses_gpu=False, host_pid_namespace=None).holdings
-
     assert holding.state is State.UNKNOWN
 
 
@@ -76,7 +68,6 @@ def test_a_zombie_is_not_taken_for_a_bystander() -> None:
     host = OneHolder()
     host.holder.fates = {"zombie": host.now}
     (holding,) = sample(host, uses_gpu=False).holdings
-
     assert holding.state is State.ZOMBIE
 
 
@@ -84,7 +75,6 @@ def test_where_users_of_the_driver_cannot_be_recognised_nobody_is_a_bystander() 
     """If not even we have a device file open, a program without one may well be the holder."""
     host = OneHolder()
     (holding,) = sample(host, uses_gpu=False, device_files=False).holdings
-
     assert holding.state is State.ACTIVE
 
 
@@ -95,5 +85,4 @@ def test_another_holder_that_is_recognised_is_enough() -> None:
     host.host.processes = [*host.host.processes, other]
     facts = (replace(other.facts(1.0), uses_gpu=True), replace(host.holder.facts(1.0), uses_gpu=False))
     (device,) = host.sample(facts=facts).devices
-
     assert {each.pid: each.state for each in device.holdings} == {PID: State.DEAD, 8: State.ACTIVE}

@@ -1,7 +1,5 @@
 """Which holders have the KV cache that a server tells."""
 
-from __future__ import annotations
-
 from tests.support.builders import MIB, device, holding
 from vramledger.accounting.tracker import join_holder_facts
 from vramledger.model.holder_facts import KvCache
@@ -36,7 +34,6 @@ def test_a_holder_has_the_cache_that_is_told_of_it() -> None:
 def test_a_cache_is_not_larger_than_what_its_process_holds() -> None:
     """A size above the largest holding is not known; use and tokens stay."""
     unsized = CACHE._replace(memory=None)
-
     assert join(CACHE, sizes=(512 * MIB - 1,)) == {101: unsized}
     assert join(CACHE, sizes=(None,)) == {101: unsized}
     assert join(CACHE, sizes=(1, 512 * MIB)) == {101: CACHE}

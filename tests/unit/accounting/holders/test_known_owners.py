@@ -1,7 +1,5 @@
 """An owner whose name was known stays known: after it is gone, and after a restart of the exporter."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

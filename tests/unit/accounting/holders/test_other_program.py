@@ -1,13 +1,12 @@
 """A process that executes another program: what begins then, and what is still charged to the old one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 from tests.support.host.model import GIB
 from tests.support.host.one_holder import NOW, OneHolder
+from tests.support.sure import sure
 from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.model.snapshot import Holding, ProcessSnapshot, State
 
@@ -82,8 +81,7 @@ def test_facts_of_the_old_program_are_none_of_the_new_one() -> None:
     old = host.executed(
         OLD, command="a.py", libraries=("torch",), settings=(("A", "1"),), signs=("LOCAL_RANK",), owner=pod
     )
-    assert old.facts is not None
-    assert old.facts.libraries == ("torch",)
+    assert sure(old.facts).libraries == ("torch",)
     bare = Owner("pod", "1f3a2c64-8f0e-4c2e-9d53-0d8f4a5a7a01", pod="1f3a2c64-8f0e-4c2e-9d53-0d8f4a5a7a01")
     new = host.executed(NEW, command="b.py", libraries=(), denied=("environ",), owner=bare)
     assert new.facts == new.first

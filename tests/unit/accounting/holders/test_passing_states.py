@@ -1,7 +1,5 @@
 """What a normal end looks like for seconds is told nowhere; what lasts is told with its own beginning."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.host.model import GIB, Fate
@@ -29,7 +27,6 @@ def test_what_lasts_less_than_five_seconds_is_told_nowhere(fate: Fate) -> None:
     host = watched(fate)
     before = summarise(host.sample(after=0.0), {})
     shots = [host.sample() for _ in range(5)]
-
     for shot in shots:
         (holding,) = shot.devices[0].holdings
         assert holding.state is State.ACTIVE
@@ -53,7 +50,6 @@ def test_what_lasts_is_told_with_its_own_beginning(fate: Fate, state: State) -> 
     host = watched(fate)
     first = host.sample().time
     holding = host.watch(5)
-
     assert holding.state is state
     assert holding.since == first
     assert "so far" not in holding.why
@@ -64,7 +60,6 @@ def test_an_end_that_goes_through_several_states_is_none_of_them() -> None:
     host = watched("orphaned")
     now = host.now + 1
     host.holder.fates = {"orphaned": now, "zombie": now + 3, "dead": now + 5}
-
     assert {host.holding().state for _ in range(9)} == {State.ACTIVE}
 
 
@@ -83,13 +78,10 @@ def test_a_main_thread_that_has_ended_makes_no_zombie_of_threads_that_work() -> 
     host.exporter = SimulatedExporter(host.host, idle_after=10.0)
     host.program.work = 0.5
     holding = host.watch(20)
-
     assert (holding.state, holding.grade, holding.wasted) == (State.ACTIVE, Grade.PROVEN, False)
     assert "its main thread has exited, 3 other thread(s) still run" in holding.why
-
     host.program.work = 0.0
     holding = host.watch(15)
-
     assert (holding.state, holding.wasted) == (State.ZOMBIE, True)
     assert holding.grade is not Grade.INFERRED
 
@@ -102,7 +94,6 @@ def test_an_idle_program_whose_launcher_has_ended_is_idle() -> None:
     ties = Ties(PID, host.holder.start, adopted=True, worker=True)
     for _ in range(15):
         shot = host.sample(ties=(ties,))
-
     (holding,) = shot.devices[0].holdings
     assert holding.state is State.IDLE
     assert holding.grade is not Grade.INFERRED

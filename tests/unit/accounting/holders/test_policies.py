@@ -1,7 +1,5 @@
 """Framework and memory policy: every framework's real library names, the published cases, hostile input."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -105,7 +103,6 @@ def test_every_library_has_a_path_here() -> None:
         for name in (*library.stems, *library.programs)
         if not re.search(rf"/{re.escape(name)}(\.|$| )", paths)
     }
-
     assert untried == set()
 
 

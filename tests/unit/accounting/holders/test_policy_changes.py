@@ -1,7 +1,5 @@
 """The verdict on framework and policy over time: from the memory pattern, cached, without many series."""
 
-from __future__ import annotations
-
 from math import inf
 from typing import Any
 
@@ -10,6 +8,7 @@ from msgspec.structs import replace
 
 from tests.support.host.model import GIB, MIB
 from tests.support.host.one_holder import SHELL, OneHolder
+from tests.support.sure import sure
 from vramledger.accounting.holders import policies
 from vramledger.accounting.holders.processes import SETTLED_AFTER
 from vramledger.metrics import processes
@@ -44,9 +43,7 @@ def test_a_jump_that_was_seen_is_evidence() -> None:
     host = OneHolder()
     appear(host, "tensorflow")
     assert process(host).policy.policy == "unknown"
-
     host.program.memory = 78 * GIB
-
     assert process(host).policy[:3] == ("tensorflow", "preallocate", "pattern")
 
 
@@ -102,7 +99,6 @@ def test_a_settled_verdict_becomes_a_label_and_stays() -> None:
     seen = [process(host).settled for _ in range(int(SETTLED_AFTER) + 10)]
     host.program.memory = 63 * GIB
     later = [process(host) for _ in range(int(SETTLED_AFTER) + 10)]
-
     assert later[-1].policy[:3] == ("jax", "fraction", "pattern")
     assert list(dict.fromkeys([*seen, *(each.settled for each in later)])) == [
         ("", ""), ("jax", ""), ("jax", "growth"),
@@ -141,8 +137,7 @@ def test_an_environment_that_was_read_once_is_remembered() -> None:
     )
     host.sample(facts=read)
     (blind,) = facts(host, "libtorch_cuda", signs=("title",), denied=("environ",), owner=Owner("user", "ann"))
-    after = process(host, facts=(blind,)).facts
-    assert after is not None
+    after = sure(process(host, facts=(blind,)).facts)
     assert (after.signs, after.rank, after.service_main) == (read[0].signs, read[0].rank, True)
     assert (after.owner, after.denied) == (read[0].owner, ())
 
@@ -154,12 +149,8 @@ def test_a_parents_signs_that_were_read_once_are_remembered() -> None:
     host.sample(facts=facts(host, parent=SHELL._replace(signs=("LOCAL_RANK",))))
     after = process(host, facts=facts(host, parent=SHELL._replace(signs=None))).facts
     other = process(host, facts=facts(host, parent=SHELL._replace(pid=401, signs=None))).facts
-    assert after is not None
-    assert after.parent is not None
-    assert after.parent.signs == ("LOCAL_RANK",)
-    assert other is not None
-    assert other.parent is not None
-    assert other.parent.signs is None
+    assert sure(sure(after).parent).signs == ("LOCAL_RANK",)
+    assert sure(sure(other).parent).signs is None
 
 
 def test_a_later_look_that_sees_nothing_takes_nothing_away() -> None:
@@ -187,7 +178,6 @@ def test_everyone_shows_the_same_verdict() -> None:
     host = OneHolder()
     appear(host, "torch")
     shot = host.sample()
-
     page = {family.name: samples for family, samples in processes.collect(shot, 0)}
     labels = [each for each, _ in page["vramledger_framework_policy_info"]]
     assert labels == [("7", "torch", "caching", "default")]

@@ -1,12 +1,11 @@
 """The rules of the states, on relations that were measured on real processes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from tests.support.sure import sure
 from vramledger.accounting.holders import states
 from vramledger.model.holder_facts import Ties
 from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
@@ -46,7 +45,6 @@ PLAIN = ROW._replace(pgrp=900)
 def test_the_name_of_a_parent_decides_nothing(comm: str) -> None:
     """That a parent was seen alive and has ended is inferred, whatever it was called."""
     starter = ParentFacts(500, 50, comm, comm, init=False)
-
     assert judge(ADOPTED, PLAIN, first=starter) == (
         Grade.INFERRED,
         f"its parent {comm} (pid 500) was seen alive and has ended; systemd (pid 1) has adopted it",
@@ -68,9 +66,7 @@ def test_a_live_parent_makes_no_orphan() -> None:
 @pytest.mark.parametrize("first", [INIT, PYTHON])
 def test_a_worker_that_nobody_can_reach_is_proven(first: ParentFacts) -> None:
     """It is a worker by its own signs, its launcher has ended, and what connected them is dead: also late."""
-    found = judge(WORKER, PLAIN, job(signs=("multiprocessing",)), first)
-
-    assert found is not None
+    found = sure(judge(WORKER, PLAIN, job(signs=("multiprocessing",)), first))
     assert found[0] is Grade.PROVEN
     assert "what connected it to its launcher is dead" in found[1]
 
@@ -81,9 +77,7 @@ def test_a_worker_that_nobody_can_reach_is_proven(first: ParentFacts) -> None:
 )
 def test_every_doubt_makes_it_inferred(doubt: dict[str, Any], first: ParentFacts) -> None:
     """Somebody may reach it, or not all could be read, or nothing was severed."""
-    found = judge(WORKER._replace(**doubt), PLAIN, job(signs=("multiprocessing",)), first)
-
-    assert found is not None
+    found = sure(judge(WORKER._replace(**doubt), PLAIN, job(signs=("multiprocessing",)), first))
     assert found[0] is Grade.INFERRED
 
 
@@ -91,7 +85,6 @@ def test_every_doubt_makes_it_inferred(doubt: dict[str, Any], first: ParentFacts
 def test_without_signs_of_its_own_nothing_is_proven(severed: int) -> None:
     """A severed pipe alone says nothing: a server loses its clients."""
     found = judge(ADOPTED._replace(severed=severed), PLAIN, job(leader_alive=False))
-
     assert found == (
         Grade.INFERRED,
         "the leader of its process group (pid 900) has ended; systemd (pid 1) has adopted it",
@@ -124,7 +117,6 @@ def test_what_could_never_be_read_was_not_left_on_purpose() -> None:
     """A rank under a title that leads its session is an orphan if its launcher was seen to end."""
     own = ROW._replace(session=1000)
     titled = job(denied=("environ",))
-
     assert (judge(ADOPTED, own, titled, PYTHON) or (None,))[0] is Grade.INFERRED
     assert judge(ADOPTED, own, titled) is None
     assert judge(ADOPTED, own, replace(titled, ignores=("HUP",)), PYTHON) is None
@@ -133,7 +125,6 @@ def test_what_could_never_be_read_was_not_left_on_purpose() -> None:
 def test_a_daemon_that_forked_twice_is_alone() -> None:
     """It is alone in the group of a leader who made session and group; several of them were left behind."""
     twice = ROW._replace(pgrp=900, session=900)
-
     assert judge(ADOPTED, twice, job(leader_alive=False)) is None
     assert judge(ADOPTED._replace(fellows=1), twice, job(leader_alive=False)) is not None
 
@@ -143,7 +134,6 @@ def test_a_sign_that_people_set_by_hand_is_weak() -> None:
     by_hand = job(signs=("LOCAL_RANK",))
     alone = ROW._replace(session=1000)
     severed = ADOPTED._replace(severed=2)
-
     assert (judge(severed, alone, by_hand) or (None,))[0] is Grade.INFERRED
     assert judge(severed, alone, replace(by_hand, ignores=("HUP",))) is None
 
@@ -168,9 +158,7 @@ def test_dead_is_said_only_where_every_process_can_be_seen(
 def state_of(letter: str, orphan: Grade | None, threads: int = 1) -> states.StateVerdict:
     """Return the verdict on a process from the kernel's letter."""
     orphaned = None if orphan is None else states.StateVerdict(State.ORPHANED, "left", orphan)
-    verdict = states.classify_process(ROW._replace(state=letter, threads=threads), orphaned)
-    assert verdict is not None
-    return verdict
+    return sure(states.classify_process(ROW._replace(state=letter, threads=threads), orphaned))
 
 
 def test_the_first_state_that_applies_wins() -> None:

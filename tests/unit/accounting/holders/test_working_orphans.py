@@ -1,7 +1,5 @@
 """An orphan that works differs from one that does not: only the second one wastes memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +8,7 @@ import pytest
 from tests.support import builders
 from tests.support.builders import GIB
 from tests.support.host.one_holder import OneHolder
+from tests.support.sure import sure
 from vramledger.model.snapshot import Holding, Snapshot, State
 from vramledger.views.ledger_json import snapshot_json
 
@@ -25,8 +24,7 @@ def orphaned() -> OneHolder:
 def wasted_seconds(shot: Snapshot) -> list[float | None]:
     """Return what each owner of the device has wasted."""
     (device,) = shot.devices
-    assert device.owner_usage is not None
-    return [each.wasted_byte_seconds for each in device.owner_usage.owners]
+    return [each.wasted_byte_seconds for each in sure(device.owner_usage).owners]
 
 
 def watch_at_work(host: OneHolder, seconds: int) -> Holding:
@@ -39,7 +37,6 @@ def test_an_orphan_that_works_wastes_nothing() -> None:
     """However long it has been an orphan: while it works, it is said to, and nothing is wasted."""
     host = orphaned()
     holding = watch_at_work(host, 60)
-
     assert holding.state is State.ORPHANED
     assert holding.why.endswith("; it still works on the GPU")
     assert holding.working is True
@@ -54,7 +51,6 @@ def test_an_orphan_that_stops_working_wastes_its_memory_from_the_idle_threshold_
     host.program.work = 0.0
     assert host.watch(9).working is True
     holding = host.watch(1)
-
     assert holding.working is False
     assert holding.wasted
     assert "it has not worked on the GPU for 10 s" in holding.why
@@ -66,7 +62,6 @@ def test_an_orphan_of_which_nothing_is_known_wastes_nothing() -> None:
     host = orphaned()
     host.say_nothing_of_work()
     holding = host.watch(60)
-
     assert holding.state is State.ORPHANED
     assert holding.working is None
     assert not holding.wasted
@@ -79,7 +74,6 @@ def test_work_of_long_ago_without_evidence_since_is_not_known() -> None:
     watch_at_work(host, 5)
     host.say_nothing_of_work()
     holding = host.watch(30)
-
     assert holding.working is None
     assert not holding.wasted
 
@@ -101,7 +95,6 @@ def test_what_is_not_known_is_no_zero(state: State, working: bool | None, wasted
     held = replace(builders.holding(7, 10 * GIB, state), working=working)
     one = builders.device(0, [held])
     known = [True] if wasted else [None] if perhaps else [False]
-
     assert (one.wasted, one.perhaps_wasted) == (wasted, perhaps)
     assert [each.wasted for each in one.holdings] == known
     document: Any = snapshot_json(builders.snapshot(one))

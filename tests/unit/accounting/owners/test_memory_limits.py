@@ -1,7 +1,5 @@
 """The limits of cgroups, joined with the owners of the holders in them."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from vramledger.accounting.owners.memory_limits import PlacedHolding, owner_limits

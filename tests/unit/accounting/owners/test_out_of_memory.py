@@ -1,7 +1,5 @@
 """Failed allocations are counted by owner, once each, and stay when their program has gone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.support.agent_client import report, torch
@@ -44,7 +42,6 @@ def test_what_torch_counts_is_counted_once() -> None:
     assert counted(sample(host, agent(1, last_oom=failure(1)))) == {"torch": 1}
     assert counted(sample(host, agent(1, last_oom=failure(1)))) == {"torch": 1}
     found = sample(host, agent(3, last_oom=failure(3)))
-
     assert found.ooms == (OwnerOoms("pod", "team/train", "torch", 3, NOW + 4),)
 
 
@@ -63,7 +60,6 @@ def test_a_device_that_is_not_known_counts_too() -> None:
     sample(host, agent(0))
     elsewhere = [{**torch(reserved=2**30, ooms=1), "devices": [{"ordinal": 5, "reserved": 2**30, "ooms": 1}]}]
     told = Agent(7, START, UID, NOW, problem="", report=read_report(report(frameworks=elsewhere)))
-
     assert counted(sample(host, told)) == {"torch": 1}
 
 
@@ -81,7 +77,6 @@ def test_the_first_report_may_already_have_it() -> None:
     host.reuse_pid(2**30)
     start = host.holder.start
     sample(host, start=start)
-
     assert counted(sample(host, agent(1, start=start, last_oom=failure(2)), start=start)) == {"torch": 1}
 
 
@@ -91,7 +86,6 @@ def test_other_frameworks_count_by_the_time_of_the_newest() -> None:
     sample(host, agent(None))
     for after in (1, 1, 3):
         found = sample(host, agent(None, last_oom=failure(after, "jax")))
-
     assert counted(found) == {"jax": 2}
 
 
@@ -100,7 +94,6 @@ def test_a_counter_that_begins_again_goes_on() -> None:
     host = OneHolder()
     for ooms in (0, 2, 0, 1):
         found = sample(host, agent(ooms))
-
     assert counted(found) == {"torch": 3}
 
 
@@ -108,7 +101,6 @@ def test_nobody_counts_for_another() -> None:
     """A report by another user than the process's own counts for nobody."""
     host = OneHolder()
     sample(host, agent(0))
-
     assert counted(sample(host, agent(1, uid=UID + 1, last_oom=failure(1)))) == {}
 
 
@@ -117,5 +109,4 @@ def test_a_time_in_the_future_is_now() -> None:
     host = OneHolder()
     sample(host, agent(0))
     (found,) = sample(host, agent(1, last_oom=failure(10_000))).ooms
-
     assert found.last == NOW + host.now

@@ -1,7 +1,5 @@
 """The owners' usage: what was integrated, what was freed, and a small limit on the owners."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,6 +14,7 @@ from tests.support.examples import examples
 from tests.support.host.model import GIB, MIB, Fault, FaultKind, Host, Process
 from tests.support.host.one_holder import gpu
 from tests.support.host.programs import Fixed
+from tests.support.sure import sure
 from vramledger.accounting.owners.owner_usage import (
     GONE_MAX,
     KEPT,
@@ -62,7 +61,6 @@ def test_memory_costs_what_was_seen_until_the_next_sample() -> None:
     first = accounts.update([charge(1)], ledger(), 10.0, GAP)
     accounts.update([charge(1, memory=2 * GIB, state=State.IDLE)], ledger(), 11.0, GAP)
     last = accounts.update([], ledger(), 13.0, GAP)
-
     assert of(first, ANN).byte_seconds == {State.ACTIVE: 0.0}
     assert of(last, ANN).byte_seconds == {State.ACTIVE: 1.0 * GIB, State.IDLE: 4.0 * GIB}
     assert of(last, ANN).held == {}
@@ -74,7 +72,6 @@ def test_a_restarted_holder_goes_on_in_the_same_series() -> None:
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     accounts.update([replaced(charge(1), start=99)], ledger(), 1.0, GAP)
     last = accounts.update([charge(2)], ledger(), 2.0, GAP)
-
     assert of(last, ANN).byte_seconds == {State.ACTIVE: 2.0 * GIB}
 
 
@@ -91,7 +88,6 @@ def test_what_was_not_watched_is_not_charged(span: float, missed: bool) -> None:
     if missed:
         accounts.state.unanswered = True
     last = accounts.update([charge(1)], ledger(), span, GAP)
-
     assert of(last, ANN).byte_seconds == {State.ACTIVE: 0.0}
     assert last.uncounted == span
 
@@ -101,14 +97,12 @@ def test_a_span_at_the_gap_rule_still_counts() -> None:
     accounts = DeviceUsage(0)
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     last = accounts.update([charge(1)], ledger(), GAP, GAP)
-
     assert (of(last, ANN).byte_seconds, last.uncounted) == ({State.ACTIVE: GAP * GIB}, 0.0)
 
 
 def test_what_nvml_does_not_say_is_not_zero() -> None:
     """A holding without a figure gives its owner no bytes in any state."""
     result = DeviceUsage(0).update([charge(1, memory=None)], ledger(), 0.0, GAP)
-
     assert of(result, ANN).held == {}
 
 
@@ -118,7 +112,6 @@ def test_the_dead_stay_with_their_owner() -> None:
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     dead = [charge(1, None, state=State.DEAD), charge(2, None, state=State.DEAD)]
     result = accounts.update(dead, ledger(), 1.0, GAP)
-
     assert of(result, ANN).held == {State.DEAD: GIB}
     assert of(result, UNKNOWN).held == {State.DEAD: GIB}
 
@@ -129,7 +122,6 @@ def test_the_bytes_of_an_ended_holding_are_freed() -> None:
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     soon = accounts.update([], ledger(GIB), 1.0, GAP)  # the used memory was read a moment before the list
     late = accounts.update([], ledger(NOISE), 1.0 + SETTLE, GAP)
-
     assert (of(soon, ANN).freed, of(soon, ANN).not_freed) == (0, 0)
     assert (of(late, ANN).freed, of(late, ANN).not_freed) == (GIB, 0)
 
@@ -141,7 +133,6 @@ def test_what_an_ended_holding_left_behind() -> None:
     accounts.update([charge(2, BOB, 3 * GIB)], ledger(MIB), 1.0, GAP)
     accounts.update([], ledger(MIB), 2.0, GAP)
     last = accounts.update([], ledger(MIB + 2 * GIB), 4.0, GAP)
-
     assert of(last, ANN)[-2:] == (GIB // 2, GIB // 2)
     assert of(last, BOB)[-2:] == (3 * GIB // 2, 3 * GIB // 2)
 
@@ -152,7 +143,6 @@ def test_shared_bytes_are_in_neither() -> None:
     accounts.update([charge(1, memory=3 * GIB), charge(2, BOB)], ledger(overlap=GIB), 0.0, GAP)
     accounts.update([charge(2, BOB)], ledger(), 1.0, GAP)
     last = accounts.update([charge(2, BOB)], ledger(), 3.0, GAP)
-
     assert of(last, ANN)[-2:] == (2 * GIB, 0)
 
 
@@ -165,7 +155,6 @@ def test_the_bytes_of_a_dead_holding_are_not_freed() -> None:
     assert of(early, ANN).not_freed == 0
     for moment in (3.0, 4.0, 5.0):
         late = accounts.update([charge(1, None, state=State.DEAD)], ledger(), moment, GAP)
-
     assert of(late, ANN).not_freed == GIB
 
 
@@ -174,7 +163,6 @@ def test_endless_ends_are_settled_all_the_same() -> None:
     accounts = DeviceUsage(0)
     for moment in range(20):
         last = accounts.update([charge(1 + moment)], ledger(), float(moment), GAP)
-
     assert (of(last, ANN).freed or 0) >= 10 * GIB
 
 
@@ -183,7 +171,6 @@ def test_beyond_the_limit_owners_share_one_account() -> None:
     accounts = DeviceUsage(2)
     charges = [charge(pid, ("user", str(pid)), pid * MIB) for pid in range(1, 6)]
     result = accounts.update(charges, ledger(), 0.0, GAP)
-
     assert result.dropped == 3
     assert {each.name: each.held[State.ACTIVE] // MIB for each in result.owners} == {
         "5": 5, "4": 4, "other": 6
@@ -197,7 +184,6 @@ def test_a_place_is_given_on_only_when_its_owner_is_long_gone() -> None:
     early = accounts.update([charge(2, BOB)], ledger(), 1.0, GAP)
     empty = accounts.update([], ledger(), 2 * KEPT, GAP)
     late = accounts.update([charge(2, BOB)], ledger(), 2 * KEPT + 1, GAP)
-
     assert [(each.type, each.name) for each in early.owners] == [OTHER, ANN]
     assert [(each.type, each.name) for each in empty.owners] == [OTHER, ANN]
     assert [(each.type, each.name) for each in late.owners] == [OTHER, BOB]
@@ -210,7 +196,6 @@ def test_only_the_last_to_go_stay() -> None:
         accounts.update([charge(1 + turn, ("pod", str(turn)))], ledger(), float(turn), GAP)
     early = accounts.update([], ledger(), 20.0, GAP)
     late = accounts.update([], ledger(), 30.0 + KEPT, GAP)
-
     # What the first owners have freed is known only after their entries are gone.
     latest = {str(turn) for turn in range(20 - GONE_MAX, 20)} | {"other"}
     assert {each.name for each in early.owners} == latest
@@ -221,7 +206,6 @@ def test_only_the_last_to_go_stay() -> None:
 def test_a_name_is_what_the_page_shows(name: str) -> None:
     """The page changes only escapes in a name, so no two owners become one series."""
     shown = label_value(label_text(name))
-
     assert shown == label_text(name).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     assert len(label_text(name)) <= LABEL_VALUE_MAX
     shown.encode()
@@ -290,7 +274,6 @@ def owned(snapshot: Snapshot) -> OwnerUsageTotals | None:
 def test_integration_equals_an_independent_one(steps: list[Step]) -> None:
     """With any gaps, failures, restarts and clock steps, the sum is that of the observed spans."""
     snapshots = played(steps)
-
     expected: dict[str, Fraction] = defaultdict(Fraction)
     uncounted = Fraction(0)
     good = [index for index, step in enumerate(steps) if not step.failure]
@@ -301,12 +284,10 @@ def test_integration_equals_an_independent_one(steps: list[Step]) -> None:
                 expected[f"unit-{pid % 2}"] += memory * GIB * span
         else:
             uncounted += span
-
     if not good:
         assert all(owned(snapshot) is None for snapshot in snapshots)
         return
-    last = owned(snapshots[good[-1]])
-    assert last is not None
+    last = sure(owned(snapshots[good[-1]]))
     assert last.uncounted == pytest.approx(float(uncounted))
     for account in last.owners:
         assert sum(account.byte_seconds.values()) == pytest.approx(float(expected.pop(account.name, 0)))

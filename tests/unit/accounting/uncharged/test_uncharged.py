@@ -1,12 +1,11 @@
 """Bytes that NVML charges to nobody: who has them, within which bounds, and what is never guessed."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.host.model import CONTEXT, EPOCH, GIB, MIB
+from tests.support.sure import sure
 from tests.support.uncharged_card import OWN, Card, Managed, about, given_to, holding
 from vramledger.model.snapshot import Grade, State
 
@@ -15,11 +14,8 @@ def test_managed_memory_is_its_programs() -> None:
     """8 GiB of managed memory of the only program belong to it, and the evidence says from what."""
     card = Card()
     card.start(7, Managed(resident=8 * GIB, mapped=8 * GIB))
-
     device = card.device()
-
-    uncharged = holding(device, 7).uncharged
-    assert uncharged is not None
+    uncharged = sure(holding(device, 7).uncharged)
     assert (uncharged.least, uncharged.managed) == (8 * GIB, 8 * GIB)
     assert "NVML charges 518 MiB; 8.0 GiB are managed memory, from its 8.0 GiB of" in uncharged.why
     assert device.ledger is not None
@@ -31,7 +27,6 @@ def test_a_program_that_oversubscribes_has_what_is_on_the_card() -> None:
     """A mapping larger than the device gives the program the used bytes, and not its whole mapping."""
     card = Card()
     card.start(7, Managed(resident=78 * GIB, mapped=96 * GIB))
-
     assert given_to(card.device(), 7) == (78 * GIB, 78 * GIB)
 
 
@@ -39,9 +34,7 @@ def test_managed_memory_on_the_host_gives_nothing() -> None:
     """A mapping alone proves nothing: what was touched on the host only is not on the card."""
     card = Card()
     card.start(7, Managed(resident=0, mapped=8 * GIB))
-
     device = card.device()
-
     assert holding(device, 7).uncharged is None
     assert device.undivided is None
 
@@ -53,9 +46,7 @@ def test_among_ten_ordinary_holders() -> None:
         card.start(pid, Managed(charged=GIB), user=f"u{pid}")
     card.sample(3)
     card.start(7, Managed(resident=5 * GIB, mapped=8 * GIB))
-
     device = card.device()
-
     assert given_to(device, 7) == (about(5 * GIB), about(5 * GIB))
     assert all(given_to(device, pid) == (0, 0) for pid in range(10, 20))
     assert device.ledger is not None
@@ -68,10 +59,7 @@ def test_after_a_restart_a_mapping_as_large_as_the_bytes_is_exact() -> None:
     for pid in range(10, 20):
         card.start(pid, Managed(charged=GIB))
     card.start(7, Managed(resident=8 * GIB, mapped=8 * GIB))
-
-    uncharged = holding(card.device(1), 7).uncharged
-
-    assert uncharged is not None
+    uncharged = sure(holding(card.device(1), 7).uncharged)
     assert uncharged.least == about(8 * GIB)
     assert uncharged.grade is Grade.INFERRED
 
@@ -82,9 +70,7 @@ def test_after_a_restart_a_larger_mapping_is_a_range() -> None:
     card.start(7, Managed(mapped=8 * GIB), user="ada")
     card.start(8, Managed(), user="bob")
     card.nobody[0] = 4 * GIB
-
     device = card.device()
-
     assert given_to(device, 7) == (0, about(4 * GIB))
     assert given_to(device, 8) == (0, about(4 * GIB))
     assert device.undivided is not None
@@ -98,9 +84,7 @@ def test_two_programs_with_full_mappings_are_exact() -> None:
     card.sample()
     card.start(7, Managed(resident=8 * GIB, mapped=8 * GIB))
     card.start(8, Managed(resident=2 * GIB, mapped=2 * GIB))
-
     device = card.device()
-
     assert (given_to(device, 7)[0], given_to(device, 8)[0]) == (about(8 * GIB), about(2 * GIB))
 
 
@@ -110,13 +94,10 @@ def test_two_programs_with_room_share_a_range() -> None:
     card.sample()
     card.start(7, Managed(resident=8 * GIB, mapped=8 * GIB))
     card.start(8, Managed(resident=0, mapped=6 * GIB))
-
     device = card.device()
-
     assert given_to(device, 7) == (about(2 * GIB), about(8 * GIB))
     assert given_to(device, 8) == (0, about(6 * GIB))
-    assert device.undivided is not None
-    assert device.undivided.bytes == about(6 * GIB)
+    assert sure(device.undivided).bytes == about(6 * GIB)
     assert device.ledger is not None
     assert device.ledger.unattributed < device.ledger.used // 100
 
@@ -128,9 +109,7 @@ def test_bytes_that_came_alone_stay_whose_they_were() -> None:
     card.start(7, Managed(resident=8 * GIB, mapped=10 * GIB))
     card.sample(4)
     card.start(8, Managed(resident=0, mapped=64 * GIB), user="mallory")
-
     device = card.device(5)
-
     assert given_to(device, 7)[0] == about(8 * GIB)
     assert given_to(device, 8)[1] <= GIB
 
@@ -145,9 +124,7 @@ def test_bytes_that_creep_are_not_a_neighbours() -> None:
     for _ in range(100):
         first.resident += 20 * MIB
         card.sample()
-
     device = card.device(1)
-
     assert given_to(device, 8)[0] == 0
     assert given_to(device, 7)[1] >= first.resident - GIB
 
@@ -159,9 +136,7 @@ def test_short_memory_settles_nothing() -> None:
     card.start(7, Managed(resident=70 * GIB, mapped=70 * GIB))
     card.sample(4)
     card.start(8, Managed(charged=8 * GIB, mapped=64 * GIB))
-
     device = card.device(4)
-
     assert given_to(device, 7)[0] < 10 * GIB
     assert given_to(device, 8) == (0, about(64 * GIB))
 
@@ -174,7 +149,6 @@ def test_the_end_of_one_settles_the_other() -> None:
     card.start(8, Managed(mapped=8 * GIB))
     card.sample(4)
     card.end(8)
-
     assert given_to(card.device(4), 7)[0] == about(8 * GIB)
 
 
@@ -186,13 +160,10 @@ def test_a_handle_is_not_managed_memory_of_a_neighbour() -> None:
     card.start(7, Managed(mapped=8 * GIB), user="ada")
     card.sample(3)
     card.end(694, leaving=4 * GIB)
-
     device = card.device(6)
-
     assert given_to(device, 7)[0] == 0
     assert given_to(device, 702)[0] == 0
-    assert device.undivided is not None
-    assert device.undivided.pids == (7, 702)
+    assert sure(device.undivided).pids == (7, 702)
 
 
 def test_a_program_on_two_devices_has_no_more_than_it_maps() -> None:
@@ -200,9 +171,7 @@ def test_a_program_on_two_devices_has_no_more_than_it_maps() -> None:
     card = Card()
     card.start(7, Managed(mapped=8 * GIB, resident=8 * GIB), Managed(mapped=0))
     card.nobody[1] = 4 * GIB
-
     snapshot = card.sample(3)
-
     least = [given_to(device, 7)[0] for device in snapshot.devices]
     assert sum(least) <= 8 * GIB
     assert least[1] == 0
@@ -212,9 +181,7 @@ def test_a_program_on_two_devices_within_its_mapping() -> None:
     """Bytes on two devices that its mappings allow together are exact on each of them."""
     card = Card()
     card.start(7, Managed(mapped=8 * GIB, resident=3 * GIB), Managed(resident=2 * GIB))
-
     snapshot = card.sample(3)
-
     assert [given_to(device, 7)[0] for device in snapshot.devices] == [3 * GIB, 2 * GIB]
 
 
@@ -224,12 +191,9 @@ def test_more_bytes_than_all_mappings_are_nobodys() -> None:
     card.sample()
     card.start(7, Managed(mapped=8 * GIB))
     card.nobody[0] = 12 * GIB
-
     device = card.device()
-
     assert given_to(device, 7) == (0, about(8 * GIB))
-    assert device.ledger is not None
-    assert device.ledger.unattributed >= 12 * GIB
+    assert sure(device.ledger).unattributed >= 12 * GIB
 
 
 def test_mappings_that_are_not_readable_make_a_range() -> None:
@@ -237,19 +201,15 @@ def test_mappings_that_are_not_readable_make_a_range() -> None:
     card = Card()
     card.start(7, Managed(resident=8 * GIB, mapped=8 * GIB))
     card.start(8, Managed(mapped=None))
-
     device = card.device()
-
     assert given_to(device, 7) == (0, about(8 * GIB))
     assert device.undivided is not None
-
     other = Card()
     other.start(8, Managed(mapped=None))
     other.nobody[0] = 8 * GIB
     alone = other.device()
     assert alone.undivided is None
-    assert alone.ledger is not None
-    assert alone.ledger.unattributed >= 8 * GIB
+    assert sure(alone.ledger).unattributed >= 8 * GIB
 
 
 def test_one_reading_alone_moves_nothing() -> None:
@@ -272,25 +232,19 @@ def test_the_mildest_state_counts_the_undivided() -> None:
     card.host.processes[1].fates["stopped"] = 0.0
     card.sample(3)
     card.end(694, leaving=4 * GIB)
-
     device = card.device(6)
-
     assert device.undivided is not None
     assert (device.undivided.state, device.undivided.wasted) == (State.ACTIVE, False)
-    assert device.wasted is not None
-    assert device.wasted < GIB
+    assert sure(device.wasted) < GIB
 
 
 def test_a_driver_that_hides_its_reserve_gives_nothing() -> None:
     """Where the driver counts its reserve as used, nothing is given: the bytes may be the driver's."""
     card = Card()
     card.start(7, Managed(resident=8 * GIB, mapped=8 * GIB))
-    memory = card.host.reading(0.5).devices[0].memory
-    assert memory is not None
+    memory = sure(card.host.reading(0.5).devices[0].memory)
     card.host.gpus[0].says["memory"] = memory._replace(reserved=None)
-
     device = card.device()
-
     assert holding(device, 7).uncharged is None
 
 
@@ -374,9 +328,7 @@ def test_a_few_mib_less_do_not_unsettle() -> None:
     card.sample(4)
     first.resident -= 3 * MIB
     card.start(8, Managed(mapped=12 * GIB))
-
     device = card.device(5)
-
     assert given_to(device, 7)[0] == about(6 * GIB)
     assert given_to(device, 8)[1] < GIB
 
@@ -387,9 +339,7 @@ def test_an_agent_proves_its_managed_pool() -> None:
     card.sample()
     card.start(7, Managed(charged=MIB, resident=8 * GIB, mapped=8 * GIB, pool=8 * GIB), agent=True)
     snapshot = card.sample(4)
-
-    uncharged = holding(snapshot.devices[0], 7).uncharged
-    assert uncharged is not None
+    uncharged = sure(holding(snapshot.devices[0], 7).uncharged)
     assert (uncharged.least, uncharged.grade) == (about(8 * GIB), Grade.PROVEN)
     assert "its agent's report of 8.0 GiB" in uncharged.why
     assert snapshot.agents[7].pool(snapshot.devices[0].reading.uuid) == 8 * GIB
@@ -409,7 +359,6 @@ def test_mappings_that_are_read_late_are_believed(before: int, pool: int, late: 
     jax.resident, jax.pool = 2176 * MIB, pool
     card.sample(late)
     jax.mapped = 2310 * MIB
-
     assert given_to(card.device(), 7) == (about(2176 * MIB), about(2176 * MIB))
 
 
@@ -426,7 +375,6 @@ def test_a_neighbour_does_not_keep_what_a_late_mapping_explains(late: int) -> No
     card.sample(late)
     jax.mapped = 4 * GIB
     device = card.device()
-
     for pid, truth in ((7, 2 * GIB), (8, 3 * GIB)):
         least, most = given_to(device, pid)
         assert least <= 1.01 * truth, pid

@@ -1,7 +1,5 @@
 """The sentences about memory that NVML charges to no process."""
 
-from __future__ import annotations
-
 import pytest
 
 from vramledger.accounting.uncharged.solver import NOTHING, Range
@@ -78,14 +76,12 @@ MAPPINGS = "from its 8.0 GiB of /dev/nvidia-uvm mappings"
 def test_the_evidence_is_said(known: HolderEvidence, grade: Grade, why: str) -> None:
     """The sentence has every fact on which the share rests, and the grade is that of the weakest."""
     found = describe(known)
-
     assert (found.grade, found.why) == (grade, CHARGED + why)
 
 
 def test_only_certain_bytes_give_way() -> None:
     """Managed memory is all of an exact share that can be, and of a range only what certainly is."""
     both = ALONE._replace(share=Range(12 * GIB, 12 * GIB), left=(LEFT,))
-
     assert describe(both).managed == 8 * GIB
     assert (
         describe(ALONE._replace(share=Range(4 * GIB, 8 * GIB), managed=Range(2 * GIB, 8 * GIB))).managed

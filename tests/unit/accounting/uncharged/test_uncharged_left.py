@@ -1,10 +1,9 @@
 """Bytes that NVML charges to nobody after their creator has ended: who still has them, and who has not."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.host.model import CONTEXT, GIB, Gpu
+from tests.support.sure import sure
 from tests.support.uncharged_card import Card, Managed, about, given_to, holding
 from vramledger.model.reading import HiddenHolder
 
@@ -16,12 +15,9 @@ def test_a_handle_of_a_killed_creator() -> None:
     card.start(702, Managed(), user="bob")
     card.sample(3)
     card.end(694, leaving=4 * GIB)
-
     device = card.device(6)
-
     assert given_to(device, 702)[0] == about(4 * GIB)
-    uncharged = holding(device, 702).uncharged
-    assert uncharged is not None
+    uncharged = sure(holding(device, 702).uncharged)
     assert uncharged.managed == 0
     assert "created by pid 694 of alice, which ended at 02:00 UTC; pid 702 still has them" in uncharged.why
     assert [each.pid for each in device.left] == [694]
@@ -35,14 +31,11 @@ def test_a_killed_creator_and_two_importers_of_different_users() -> None:
     card.start(703, Managed(), user="eve")
     card.sample(3)
     card.end(694, leaving=4 * GIB)
-
     device = card.device(6)
-
     assert given_to(device, 702) == given_to(device, 703) == (0, about(4 * GIB))
     assert device.undivided is not None
     assert (device.undivided.pids, device.undivided.owner) == ((702, 703), None)
-    assert device.owner_usage is not None
-    assert all(sum(each.held.values()) < GIB for each in device.owner_usage.owners)
+    assert all(sum(each.held.values()) < GIB for each in sure(device.owner_usage).owners)
 
 
 def test_two_importers_of_one_owner() -> None:
@@ -53,11 +46,8 @@ def test_two_importers_of_one_owner() -> None:
     card.start(703, Managed(), user="bob")
     card.sample(3)
     card.end(694, leaving=4 * GIB)
-
     device = card.device(6)
-
-    assert device.undivided is not None
-    assert device.undivided.owner == ("user", "bob")
+    assert sure(device.undivided).owner == ("user", "bob")
     assert device.owner_usage is not None
     (bob,) = [each for each in device.owner_usage.owners if each.name == "bob"]
     assert sum(bob.held.values()) == about(2 * CONTEXT + 4 * GIB)
@@ -75,9 +65,7 @@ def test_memory_that_is_freed_late_is_nobodys_legacy() -> None:
     card.end(694, leaving=4 * GIB)
     between = card.device(1)
     card.nobody[0] = 0
-
     after = card.device(4)
-
     assert given_to(between, 7)[0] == given_to(after, 7)[0] == 0
     assert after.left == ()
 
@@ -88,11 +76,8 @@ def test_a_creator_without_any_heir_leaves_unattributed_bytes() -> None:
     card.start(694, Managed(charged=4 * GIB), user="alice")
     card.sample(3)
     card.end(694, leaving=4 * GIB)
-
     device = card.device(6)
-
-    assert device.ledger is not None
-    assert device.ledger.unattributed == 4 * GIB
+    assert sure(device.ledger).unattributed == 4 * GIB
     assert [(each.pid, each.user, each.pids) for each in device.left] == [(694, "alice", ())]
 
 
@@ -104,12 +89,9 @@ def test_a_forked_child_of_a_killed_program_may_have_its_memory() -> None:
     card.sample(3)
     card.end(694, leaving=4 * GIB)
     card.hidden = (HiddenHolder(800, 5000, "inherited", "worker.py", "alice", (0,)),)
-
     device = card.device(6)
-
     assert given_to(device, 702) == (0, about(4 * GIB))
-    assert device.undivided is not None
-    assert device.undivided.pids == (702,)
+    assert sure(device.undivided).pids == (702,)
 
 
 def test_a_rank_on_another_gpu_may_have_the_memory_of_a_killed_one() -> None:
@@ -120,14 +102,11 @@ def test_a_rank_on_another_gpu_may_have_the_memory_of_a_killed_one() -> None:
     card.start(702, Managed(), user="bob")
     card.sample(3)
     card.end(694, leaving=4 * GIB)
-
     device = card.device(6)
-
     assert given_to(device, 702) == (0, about(4 * GIB))
     assert device.undivided is not None
     assert (device.undivided.pids, device.undivided.owner) == ((695, 702), None)
-    uncharged = holding(device, 702).uncharged
-    assert uncharged is not None
+    uncharged = sure(holding(device, 702).uncharged)
     assert "pid 702 or pid 695 on another GPU still has them" in uncharged.why
 
 
@@ -141,12 +120,9 @@ def test_a_failed_sample_of_another_gpu_gives_nobody_its_bytes(since: int, until
     card.fail(1, since + 3, until + 3)
     card.sample(3)
     card.end(694, leaving=4 * GIB)
-
     device = card.device(16)
-
     assert given_to(device, 702) == (0, about(4 * GIB))
-    assert device.undivided is not None
-    assert device.undivided.pids == (695, 702)
+    assert sure(device.undivided).pids == (695, 702)
 
 
 def test_a_rank_that_ends_while_another_gpu_fails() -> None:
@@ -163,12 +139,9 @@ def test_a_rank_that_ends_while_another_gpu_fails() -> None:
     device = card.device(6)
     assert device.undivided is not None
     assert device.undivided.pids == (695, 696, 702)
-
     card.end(695)
     device = card.device(2)
-    assert device.undivided is not None
-    assert device.undivided.pids == (696, 702)
-
+    assert sure(device.undivided).pids == (696, 702)
     card.end(696)
     assert given_to(card.device(2), 702) == (0, about(4 * GIB)), "its GPU has not answered yet"
     assert given_to(card.device(6), 702) == (about(4 * GIB), about(4 * GIB))
@@ -183,13 +156,10 @@ def test_a_gpu_whose_holders_were_never_known_settles_nothing(lists: bool) -> No
     card.start(702, Managed(), user="bob")
     card.sample(6 if lists else 3)
     card.end(694, leaving=4 * GIB)
-
     device = card.device(12)
-
     least = about(4 * GIB) if lists else 0
     assert given_to(device, 702) == (least, about(4 * GIB))
-    uncharged = holding(device, 702).uncharged
-    assert uncharged is not None
+    uncharged = sure(holding(device, 702).uncharged)
     assert ("a process that NVML does not list here can have them too" in uncharged.why) is not lists
 
 
@@ -200,7 +170,6 @@ def test_memory_that_only_a_rank_on_another_gpu_can_have() -> None:
     card.start(695, Managed(), user="alice", gpu=1)
     card.sample(3)
     card.end(694, leaving=4 * GIB)
-
     device = card.device(6)
     assert [(each.pid, each.user, each.pids) for each in device.left] == [(694, "alice", (695,))]
     card.start(702, Managed(), user="bob")
@@ -218,9 +187,7 @@ def test_a_creator_that_shared_in_its_last_second() -> None:
     card.start(7, Managed(mapped=8 * GIB))
     card.sample(3)
     card.end(694, leaving=4 * GIB)
-
     device = card.device(6)
-
     assert given_to(device, 7)[0] == 0
 
 
@@ -232,9 +199,7 @@ def test_one_that_had_managed_memory_and_shared_some_other() -> None:
     card.start(702, Managed())
     card.sample(4)
     card.end(694, leaving=4 * GIB)
-
     device = card.device(6)
-
     assert given_to(device, 702)[0] == about(4 * GIB)
 
 
@@ -250,7 +215,6 @@ def test_the_last_importer_takes_the_bytes_along() -> None:
     card.sample(6)
     card.nobody[0] = 0
     card.end(702)
-
     assert given_to(card.device(6), 7) == (about(8 * GIB), about(8 * GIB))
 
 

@@ -1,7 +1,5 @@
 """Dividing uncharged bytes among those who can have them: the same question has the same answer."""
 
-from __future__ import annotations
-
 import copy
 
 from hypothesis import given
@@ -43,7 +41,6 @@ def test_to_divide_changes_nothing(
     ledger = Ledger(80 * GIB, 40 * GIB, GIB, dict.fromkeys(State, 0), count, 0)
     pool = MemoryPool("GPU-0", ledger, holders, ())
     before = copy.deepcopy(lefts)
-
     answers = []
     for _ in range(2):
         sources = collect_sources(pool, count, lefts, 3.0, unwatched=unwatched, late=0, settled={})
@@ -51,7 +48,6 @@ def test_to_divide_changes_nothing(
         shares = share_out(sources, solution)
         answers.append((shares, undivided_bytes(sources, shares, solution.ranges)))
         assert all(0 <= share.least <= share.most <= count for share in shares.values())
-
     assert answers[0] == answers[1]
     assert [each.range for each in lefts] == [each.range for each in before]
 
@@ -61,9 +57,7 @@ def test_a_range_never_excludes_the_truth(bounds: list[tuple[int, int]], data: s
     """Whatever each source really has within its range, its narrowed range contains that."""
     ranges = {str(number): Range(min(pair), max(pair)) for number, pair in enumerate(bounds)}
     truth = {name: data.draw(st.integers(each.least, each.most)) for name, each in ranges.items()}
-
     found = narrow(sum(truth.values()), ranges)
-
     for name, have in truth.items():
         assert found[name].least <= have <= found[name].most
 
@@ -71,7 +65,6 @@ def test_a_range_never_excludes_the_truth(bounds: list[tuple[int, int]], data: s
 def test_sources_that_certainly_have_too_much_are_certain_no_more() -> None:
     """Where sources certainly have more than there is, only what others cannot have stays certain."""
     found = narrow(100 * 2**20, {"one": Range(80 * 2**20, 90 * 2**20), "other": Range(70 * 2**20, 2**30)})
-
     assert found["one"].least == 0
     assert found["other"].least == 10 * 2**20
     assert narrow(0, {"one": Range(2**30, 2**30)}) == {"one": Range(0, 0)}

@@ -1,7 +1,5 @@
 """A device that is busy for minutes and does nothing: figures of real programs on an H100, driver 580."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 
@@ -70,7 +68,6 @@ def active(**figures: float) -> DeviceReading:
 def test_said_after_minutes() -> None:
     """A collective that hangs is said to be busy without work after minutes, with the time since it began."""
     watched = Watched()
-
     assert watched.after(0, WAITING) is None
     assert watched.wait(WAITS_AFTER - 5) is None
     assert watched.after(5, WAITING) == WAITS_AFTER
@@ -98,7 +95,6 @@ def test_work_ends_it(work: DeviceReading) -> None:
     watched = Watched()
     watched.after(0, WAITING)
     assert watched.wait(WAITS_AFTER) is not None
-
     assert watched.after(1, work) is None
     assert watched.after(1, WAITING) is None
     assert watched.wait(WAITS_AFTER - 5) is None
@@ -117,7 +113,6 @@ def test_programs_that_come_and_go_do_not_end_it(movement: DeviceReading) -> Non
     watched = Watched()
     watched.after(0, WAITING)
     watched.wait(WAITS_AFTER - 5)
-
     for _ in range(20):
         assert watched.after(5, movement) is not None
         assert watched.wait(115) is not None
@@ -129,7 +124,6 @@ def test_movement_that_lasts_ends_it() -> None:
     watched = Watched()
     watched.after(0, WAITING)
     watched.wait(600)
-
     assert [watched.after(4, INITIALISED) is not None for _ in range(3)] == [True, True, False]
     assert watched.after(4, WAITING) is None
 
@@ -140,14 +134,12 @@ def test_movement_again_and_again_ends_it() -> None:
     watched.after(0, WAITING)
     watched.wait(600)
     said = [watched.after(1, INITIALISED if second % 5 == 0 else WAITING) for second in range(200)]
-
     assert None in said
 
 
 def test_movement_alone_begins_nothing() -> None:
     """A device whose memory is moved all the time is not busy without work."""
     watched = Watched()
-
     assert [watched.after(5, KILLED) for _ in range(50)] == [None] * 50
 
 
@@ -157,7 +149,6 @@ def test_a_sample_without_counters_changes_nothing() -> None:
     watched.after(0, WAITING)
     watched.wait(WAITS_AFTER)
     missing = replace(WAITING, activity=None)
-
     assert watched.after(5, missing) == WAITS_AFTER + 5
     assert watched.after(5, missing) is None, "counters that stay away say nothing"
     assert watched.after(5, WAITING) is None
@@ -168,7 +159,6 @@ def test_missing_samples_begin_it_again() -> None:
     watched = Watched()
     watched.after(0, WAITING)
     watched.wait(WAITS_AFTER)
-
     assert watched.after(60, WAITING, gap=True) is None
 
 
@@ -177,7 +167,6 @@ def test_missing_figures_say_nothing(figure: str) -> None:
     """Without the figures that would show work, nothing is said of the device."""
     watched = Watched()
     partial = replace(WAITING, activity={name: value for name, value in NOTHING.items() if name != figure})
-
     assert [watched.after(5, partial) for _ in range(50)] == [None] * 50
 
 
@@ -185,7 +174,6 @@ def test_device_without_counters_says_nothing() -> None:
     """Before Hopper nothing is said, however busy the device is."""
     watched = Watched()
     old = replace(WAITING, activity=None)
-
     assert [watched.after(5, old) for _ in range(50)] == [None] * 50
 
 
@@ -196,7 +184,6 @@ def test_clock_that_is_set() -> None:
     watched.wait(WAITS_AFTER)
     moved = follow_clock(Remembered(waits=watched.watch.state), 3600)
     watched.watch = BusyWithoutWorkWatch(moved.waits)
-
     assert watched.after(0, WAITING) == WAITS_AFTER - 3600
 
 
@@ -206,7 +193,6 @@ def test_device_that_is_gone_is_forgotten() -> None:
     watched.after(0, WAITING)
     watched.wait(WAITS_AFTER - 5)
     watched.watch.keep_only(())
-
     assert watched.after(5, WAITING) is None
 
 
@@ -218,7 +204,6 @@ def test_one_that_computes_in_turns_with_one_that_waits() -> None:
     """A block of threads that computes with integers on one SM for a quarter of the time is work."""
     shares = {"sm": 0.75 * 0.18 + 0.25 / 132, "integer": 0.75 * 0.18 * 0.008 + 0.25 / 132 * 0.93}
     watched = Watched()
-
     assert {watched.after(5, active(**shares), in_turns=True) for _ in range(50)} == {None}
 
 
@@ -229,7 +214,6 @@ def test_a_figure_that_is_missing_says_nothing(name: str) -> None:
     assert device.activity is not None
     less = replace(device, activity={key: value for key, value in device.activity.items() if key != name})
     watched = Watched()
-
     assert {watched.after(5, less) for _ in range(50)} == {None}
 
 
@@ -280,7 +264,6 @@ def test_the_holder_says_it(hung: OneHolder) -> None:
     """The holder of a device that does nothing says it as evidence, with its beginning; it stays active."""
     assert hung.watch(100).busy_without_work_since is None
     holding = hung.watch(100)
-
     assert holding.state is State.ACTIVE
     assert holding.busy_without_work_since == NOW + 1
     assert holding.why.startswith("busy without work for 199 s: ")
@@ -290,7 +273,6 @@ def test_work_of_the_holder_ends_it(hung: OneHolder) -> None:
     """When the collective goes on, nothing is said any more."""
     hung.watch(200)
     hung.driver_says(activity={**NOTHING, "fp32": 0.7, "dram": 0.1})
-
     assert hung.holding().busy_without_work_since is None
 
 
@@ -302,6 +284,5 @@ def test_only_who_keeps_it_busy_says_it(hung: OneHolder) -> None:
         row = ProcessUtilization(PID, NOW + hung.now + 0.5, 1.0, 0.0, 0.0, 0.0)
         hung.driver_says(process_utilization=(row,))
         (device,) = hung.sample().devices
-
     said = {holding.pid: holding.busy_without_work_since is not None for holding in device.holdings}
     assert said == {PID: True, 8: False}

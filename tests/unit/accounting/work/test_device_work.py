@@ -1,7 +1,5 @@
 """Who worked on a device, and how well it is known that somebody did not: measured situations, replayed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,7 +112,6 @@ def test_a_notebook_alone_is_proven_idle_although_it_has_a_row_every_second() ->
         held = device.sample([row(7)], NOTHING)
         assert held[7].state is State.ACTIVE
     held = device.sample([row(7)], NOTHING)
-
     assert idle_with(held[7]) is Grade.PROVEN
     assert held[7].since == EPOCH + 1
 
@@ -152,7 +149,6 @@ def test_a_failed_query_of_the_counters_is_no_missing_counter(says: dict[str, An
     """Only where the instance is known and the driver says so has a GPU no counters on it."""
     instance = {"parent": "GPU-a", "gpu_instance": 1, "utilization": None}
     assert "this GPU has no GPM counters" in Device(7).sample(None, None, **instance)[7].why
-
     device = Device(7)
     for answer in (NOTHING, None, NOTHING, None, None):
         why = device.sample(None, answer, **{**instance, **(says if answer is None else {})})[7].why
@@ -177,7 +173,6 @@ def test_the_first_program_of_a_pipeline_is_not_seen_to_be_idle() -> None:
         held = pipeline(device, 4, {7: 0.0009})
         assert idle_with(held[7]) in (None, Grade.INFERRED)
     assert idle_with(held[8]) is Grade.SEEN
-
     pipeline(device, 40, {})
     held = pipeline(device, 60, {})
     assert idle_with(held[7]) is Grade.INFERRED, "it has worked within the threshold"

@@ -1,12 +1,11 @@
 """A ghost device: busy for minutes at idle power, without anybody who could keep it busy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 from tests.support.host.one_holder import OneHolder
+from tests.support.sure import sure
 from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot
 
@@ -30,12 +29,10 @@ def watch(host: OneHolder, seconds: int, **changes: Any) -> DeviceSnapshot:  # n
 def test_a_device_that_is_busy_without_anybody_is_a_ghost_after_three_minutes() -> None:
     """Before that it may be a holder that has just ended; then the time is that of the first such sample."""
     host = ghostly()
-
     assert watch(host, 180).ghost is False
     device = watch(host, 1)
     assert device.ghost is True
-    assert device.ghost_since is not None
-    assert watch(host, 50).ghost_since == device.ghost_since
+    assert watch(host, 50).ghost_since == sure(device.ghost_since)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +44,6 @@ def test_a_device_that_does_real_work_or_none_is_no_ghost(healthy: dict[str, Any
     """Power of work, or little utilisation, contradicts nothing."""
     host = ghostly()
     host.driver_says(**healthy)
-
     assert watch(host, 400).ghost is False
 
 
@@ -56,7 +52,6 @@ def test_a_device_with_a_listed_or_hidden_holder_is_no_ghost() -> None:
     host = OneHolder()
     host.driver_says(utilization=BUSY, hardware=IDLE)
     assert watch(host, 400).ghost is False
-
     host = ghostly()
     hidden = HiddenHolder(9, 900, "cuda", "python", "ada", (0,))
     assert watch(host, 400, hidden=(hidden,)).ghost is False
@@ -79,7 +74,6 @@ def test_where_a_source_is_missing_nothing_is_known_of_a_ghost(
     """A ghost is a contradiction between five sources; with four there is none to see."""
     host = ghostly()
     host.driver_says(**says)
-
     assert watch(host, 400, **changes).ghost is None
 
 
@@ -90,5 +84,4 @@ def test_a_single_quiet_sample_begins_the_three_minutes_anew() -> None:
     host.driver_says(utilization={"gpu": 0.0, "memory": 0.0})
     watch(host, 1)
     host.driver_says(utilization=BUSY)
-
     assert watch(host, 170).ghost is False

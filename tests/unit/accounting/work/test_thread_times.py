@@ -1,7 +1,5 @@
 """What the times of a holder's threads prove, beside others, and where the driver has no rows."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.host.model import EPOCH, GIB
@@ -104,7 +102,6 @@ def test_still_holder_is_proven_idle_beside_a_training() -> None:
     card = Card()
     assert grade(card.watch(60)) is not Grade.PROVEN
     holding = card.watch(12)
-
     assert grade(holding) is Grade.PROVEN
     assert holding.working is False
     assert holding.wasted
@@ -137,7 +134,6 @@ def test_threads_that_may_launch_leave_it_inferred(threads: Threads) -> None:
 def test_notebooks_helpers_keep_their_rhythm() -> None:
     """The main thread did not run, and the others run by the clock: seen, and never proven."""
     holding = Card().watch(100, NOTEBOOK)
-
     assert grade(holding) is Grade.SEEN
     assert "the others only kept their rhythm" in holding.why
 
@@ -157,7 +153,6 @@ def test_work_that_was_launched_before_is_named_by_rows() -> None:
     card = Card()
     card.watch(100, rows=(TRAINING, HOLDER))
     holding = card.sample(rows=(TRAINING, HOLDER))
-
     assert (holding.state, holding.working) == (State.ACTIVE, True)
 
 

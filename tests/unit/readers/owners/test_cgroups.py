@@ -1,7 +1,5 @@
 """Where a process belongs by its cgroup lines: real ones of every runtime, and hostile ones."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest
@@ -285,7 +283,6 @@ LINES = st.lists(st.lists(PIECES | st.text(max_size=20), max_size=12).map("".joi
 def test_hostile_lines_never_raise(lines: list[str]) -> None:
     """For every text in a cgroup file, the result is short, printable and not a path."""
     place = parse_cgroup(lines)
-
     for name in (place.pod_uid, place.unit, *(each.id for each in place.containers)):
         assert len(name) <= 255
         assert name.isprintable()
@@ -298,7 +295,6 @@ def test_nothing_below_a_users_manager_is_a_pod_or_a_job(segments: list[str]) ->
     """A user chooses names below the own systemd manager, and cannot claim another's pod or job."""
     path = "/".join(segment.replace("/", "").replace("\n", "") for segment in segments)
     place = parse_cgroup([f"0::/user.slice/user-1000.slice/user@1000.service/{path}"])
-
     assert place.user_manager == 1000
     assert (place.pod_uid, place.slurm, place.containers) == ("", None, ())
 
@@ -309,7 +305,6 @@ def test_nothing_below_a_container_is_a_fact(segments: list[str]) -> None:
     """A container's root chooses names below it: they change neither its owner nor anybody else's."""
     path = "/".join(segment.replace("/", "").replace("\n", "") for segment in segments)
     place = parse_cgroup([f"0::/system.slice/docker-{A}.scope/{path}"])
-
     assert place._replace(path="") == CgroupPlace(containers=(ContainerMark("docker", A),))
 
 
@@ -320,7 +315,6 @@ def test_in_our_own_container_names_are_our_own_roots() -> None:
     """Where slurmd is in a container, who is in the same one sees its jobs; in another one there are none."""
     ours, other = (ContainerMark("docker", A),), (ContainerMark("docker", B),)
     path = f"0::/system.slice/docker-{A}.scope/{JOB}/libpod-{B}"
-
     assert parse_cgroup([path], ours).slurm == SlurmMark("9", "0")
     assert parse_cgroup([path], ours).containers == (*ours, ContainerMark("podman", B))
     assert parse_cgroup([path], other) == parse_cgroup([path])
@@ -332,6 +326,5 @@ def test_nothing_below_a_delegated_unit_is_a_fact(below: str) -> None:
     """Whose cgroup it is names what is below it: no pod, job, container or manager of another user."""
     unit = "/system.slice/lab.service"
     place = parse_cgroup([f"0::{unit}/a/{below}"], users_own=lambda path: path == unit)
-
     assert place._replace(path="") == CgroupPlace(unit="lab.service")
     assert parse_cgroup([f"0::{unit}/a/{below}"])._replace(path="") != CgroupPlace(unit="lab.service")

@@ -1,7 +1,5 @@
 """Names and order of owners, on host directories as the kubelet, Docker and Podman leave them."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -11,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
+from tests.support.sure import sure
 from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.readers.hosts.program_names import find_notebook
 from vramledger.readers.owners.host_files import HostFiles
@@ -63,7 +62,6 @@ def answer(root: Path, known: ProcessFacts) -> Owner | None:
 def test_a_pod_has_the_kubelets_names(tmp_path: Path) -> None:
     """Namespace, pod and container come from the kubelet's directories, with no API and no link followed."""
     pod(tmp_path, containers=("sidecar", "main"))
-
     assert answer(tmp_path, facts(KUBELET)) == Owner(
         "pod", "ml/train-0", namespace="ml", pod="train-0", container="main"
     )
@@ -73,15 +71,13 @@ def test_a_pod_without_the_second_directory_names_its_only_container(tmp_path: P
     """If the ids of containers are not known, a single container is chosen, and of several none."""
     for name in ("main", "sidecar"):
         (tmp_path / f"var/log/pods/ml_train-0_{UID}/{name}").mkdir(parents=True)
-        found = answer(tmp_path, facts(KUBELET))
-        assert found is not None
+        found = sure(answer(tmp_path, facts(KUBELET)))
         assert found.container == ("main" if name == "main" else A[:12])
 
 
 def test_a_pod_without_names_is_its_uid(tmp_path: Path) -> None:
     """A host without the kubelet's directories gives ids, without an error, and is read again."""
     found = resolve_owner(HostFiles(tmp_path), facts(KUBELET))
-
     assert found.owner == Owner("pod", UID, pod=UID, container=A[:12])
     assert not found.complete
 
@@ -90,7 +86,6 @@ def test_a_pod_of_docker_is_named_by_its_container(tmp_path: Path) -> None:
     """The name that the kubelet gives to its containers in Docker names the pod if nothing else does."""
     docker(tmp_path, A, f"/k8s_main_train-0_ml_{UID}_0")
     path = f"/kubepods/burstable/pod{UID}/{A}"
-
     assert answer(tmp_path, facts(path)) == Owner(
         "pod", "ml/train-0", namespace="ml", pod="train-0", container="main"
     )
@@ -99,7 +94,6 @@ def test_a_pod_of_docker_is_named_by_its_container(tmp_path: Path) -> None:
 def test_docker_in_a_pod_is_the_pods(tmp_path: Path) -> None:
     """The pod is the owner, and the container is the innermost that this host has a name for."""
     pod(tmp_path, containers=("dind",))
-
     assert answer(tmp_path, facts(f"{KUBELET}/docker/{B}")) == Owner(
         "pod", "ml/train-0", namespace="ml", pod="train-0", container="dind"
     )
@@ -112,7 +106,6 @@ def test_docker_in_a_pod_is_the_pods(tmp_path: Path) -> None:
 def test_docker_containers_have_dockers_name(tmp_path: Path, name: object, shown: str) -> None:
     """A container has the name that Docker wrote; an invalid name leaves the short id."""
     docker(tmp_path, A, name)
-
     assert answer(tmp_path, facts(f"/system.slice/docker-{A}.scope")) == Owner(
         "container", shown, container=shown
     )
@@ -121,7 +114,6 @@ def test_docker_containers_have_dockers_name(tmp_path: Path, name: object, shown
 def test_podman_containers_have_podmans_name(tmp_path: Path) -> None:
     """A container of root's Podman has the name in its list."""
     podman(tmp_path, ["?", {"id": B, "names": ["other"]}, {"id": A, "names": ["comfy"]}])
-
     found = answer(tmp_path, facts(f"/machine.slice/libpod-{A}.scope/container"))
     assert found == Owner("container", "comfy", container="comfy")
 
@@ -132,7 +124,6 @@ def test_nerdctl_containers_have_nerdctls_name(tmp_path: Path) -> None:
     names.mkdir(parents=True)
     (names / "other").write_text(B)
     (names / "trainer").write_text(A)
-
     found = answer(tmp_path, facts(f"/system.slice/nerdctl-{A}.scope"))
     assert found == Owner("container", "trainer", container="trainer")
 
@@ -142,7 +133,6 @@ def test_broken_runtime_files_cost_the_name_only(tmp_path: Path, content: str) -
     """With any content of a runtime's file, the short id remains."""
     podman(tmp_path, None)
     (tmp_path / "var/lib/containers/storage/overlay-containers/containers.json").write_text(content)
-
     found = answer(tmp_path, facts(f"/machine.slice/libpod-{A}.scope"))
     assert found == Owner("container", A[:12], container=A[:12])
 
@@ -151,7 +141,6 @@ def test_rootless_containers_are_not_looked_for_among_roots(tmp_path: Path) -> N
     """A user's cgroup with the name of root's container does not get that container's name."""
     podman(tmp_path, [{"id": A, "names": ["production"]}])
     path = f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope"
-
     found = answer(tmp_path, facts(path))
     assert found == Owner("user", "ada", unit="user@1000.service")
 
@@ -174,9 +163,7 @@ def test_a_notebook_keeps_its_label_and_takes_no_owners_place(
 ) -> None:
     """The program itself says that it is a notebook, so whatever the kernel attests is the owner."""
     pod(tmp_path)
-    found = answer(tmp_path, facts(path, claims=NOTEBOOK))
-
-    assert found is not None
+    found = sure(answer(tmp_path, facts(path, claims=NOTEBOOK)))
     assert (found.type, found.name, found.notebook) == (kind, name, NOTEBOOK)
 
 
@@ -203,9 +190,7 @@ def test_a_unit_answers_where_it_says_more_than_the_user(
     tmp_path: Path, path: str, kind: str, name: str
 ) -> None:
     """A service is an owner; for a login, a terminal, sshd and cron the owner is the user."""
-    found = answer(tmp_path, facts(path))
-
-    assert found is not None
+    found = sure(answer(tmp_path, facts(path)))
     assert (found.type, found.name) == (kind, name)
 
 
@@ -223,7 +208,6 @@ def test_links_are_not_followed(tmp_path: Path, link: str) -> None:
     host = tmp_path / "host"
     (host / link).parent.mkdir(parents=True, exist_ok=True)
     (host / link).symlink_to(elsewhere / link)
-
     assert answer(host, facts(KUBELET)) == Owner("pod", UID, pod=UID, container=A[:12])
 
 
@@ -242,7 +226,6 @@ def test_only_plain_files_of_a_sane_size_are_read(tmp_path: Path, kind: str) -> 
             os.mkfifo(config)
         else:
             config.mkdir()
-
     found = answer(tmp_path, facts(f"/system.slice/docker-{A}.scope"))
     assert found == Owner("container", A[:12], container=A[:12])
 
@@ -252,7 +235,6 @@ def test_a_path_cannot_leave_the_tree(tmp_path: Path, path: str) -> None:
     """Tricks in a path give nothing, and raise nothing."""
     (tmp_path / "a").mkdir()
     tree = HostFiles(tmp_path)
-
     assert tree.list_names(path) is None
     assert tree.has_directory(path) is None
     assert tree.read(f"{path}/x", 100) is None
@@ -285,9 +267,7 @@ def test_hostile_directory_names_never_become_labels(
             (root / f"var/log/pods/{name}").mkdir(parents=True, exist_ok=True)
         except (OSError, UnicodeEncodeError):
             continue
-    found = answer(root, facts(KUBELET))
-
-    assert found is not None
+    found = sure(answer(root, facts(KUBELET)))
     assert all(letter in "abcdefghijklmnopqrstuvwxyz0123456789-./" for letter in found.name)
 
 
@@ -336,7 +316,6 @@ def test_a_kernels_notebook(argv: str, variable: str | None, name: str) -> None:
 def test_hostile_environments_give_short_printable_names(argv: list[str], value: bytes) -> None:
     """A notebook's name is short and printable, and ends where its variable does."""
     name = find_notebook(argv, b"\0JPY_SESSION_NAME=" + value + b"\0HF_TOKEN=secret\0")
-
     assert len(name) <= 1024
     assert name.isprintable()
     assert "HF_TOKEN=secret" not in name

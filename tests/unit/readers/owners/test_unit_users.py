@@ -1,12 +1,11 @@
 """Within a service of several users, a person is the owner of what is the person's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from tests.support.procs import FakeProc, known, proc
+from tests.support.sure import sure
 from tests.support.waiting import PATIENCE
 from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.readers.hosts.host import Host
@@ -37,8 +36,7 @@ class Service:
 
     def owner(self, facts: ProcessFacts) -> tuple[str, str, str]:
         """Return type, name and unit of a process' owner."""
-        owner = resolve_owner(HostFiles(self.proc.root), facts, is_shared=self.units.is_shared).owner
-        assert owner is not None
+        owner = sure(resolve_owner(HostFiles(self.proc.root), facts, is_shared=self.units.is_shared).owner)
         return owner.type, owner.name, owner.unit
 
 
