@@ -117,9 +117,7 @@ def test_what_is_loaded_later_is_seen(
     assert later[-1].libraries == ("libtensorflow", "libcuda")
 
 
-def test_a_holder_costs_its_reads_once(
-    standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_holder_is_read_once(standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder with a known framework is not read again; one without is read at most twice more."""
     monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
     for name, times in (("libtorch_cuda.so", 1), ("libcuda.so.1", 3)):
@@ -130,7 +128,7 @@ def test_a_holder_costs_its_reads_once(
         assert len(seen) == times, name
 
 
-def test_a_young_holder_is_looked_at_again(
+def test_the_young_are_seen_again(
     standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new process may load a second framework, so its first answer is not final."""

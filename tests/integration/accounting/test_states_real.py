@@ -152,9 +152,7 @@ RANK = {"PMIX_RANK": "0", "INVOCATION_ID": "5d0f"}
         ("session-7.scope", RANK, Verdict("orphaned", "PMIX_RANK")),
     ],
 )
-def test_a_rank_in_the_service_of_an_old_systemd(
-    stage: Stage, unit: str, env: dict[str, str], expected: Verdict
-) -> None:
+def test_a_rank_of_an_old_service(stage: Stage, unit: str, env: dict[str, str], expected: Verdict) -> None:
     """Where systemd does not name a service's main process, it is not an orphan, though it seems a worker."""
     starter = stage.start()
     player = starter.start(session=True, env=env)

@@ -400,9 +400,7 @@ def test_an_installation_names_a_program_that_is_missing(tmp_path: Path) -> None
     ("settings", "status"),
     [(("NOT_CLEAN=warn",), 0), (("UNKNOWN=warn",), 1), (("FLAGS+=(--owner=dead)",), 1)],
 )
-def test_the_policy_is_the_settings(
-    node: Node, standin: StandIn, settings: tuple[str, ...], status: int
-) -> None:
+def test_policy_is_settings(node: Node, standin: StandIn, settings: tuple[str, ...], status: int) -> None:
     """With ``warn`` a prolog lets the job start and changes nothing; the other policy does not count."""
     node.configure(*settings)
     standin.device(0).set_processes([(NOBODY, GIB)])
@@ -419,9 +417,7 @@ def test_a_job_is_recorded_while_it_runs(node: Node) -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_an_epilog_ends_what_its_job_has_left(
-    node: Node, standin: StandIn, stage: Stage, stopped: bool
-) -> None:
+def test_an_epilog_ends_the_jobs_rest(node: Node, standin: StandIn, stage: Stage, stopped: bool) -> None:
     """Whatever its job has left is ended, in any state; another job's process is not, and drains nothing."""
     require_root()
     node.configure("SETTLE=15")
@@ -458,7 +454,7 @@ def test_shared_gpus(node: Node, standin: StandIn, stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("above", ["user.slice/user-7.slice/user@7.service", "vramledger-lab.service/its"])
-def test_a_name_below_ones_own_cgroup_makes_nobody_a_container(
+def test_a_name_below_makes_nobody_a_container(
     node: Node, standin: StandIn, stage: Stage, above: str
 ) -> None:
     """Who names a cgroup of the own manager or of a delegated unit like a container's is left over."""

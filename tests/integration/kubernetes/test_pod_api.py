@@ -110,7 +110,7 @@ def test_without_a_token_nobody_is_asked(server: PodServer, tmp_path: Path) -> N
     assert server.asked == []
 
 
-def test_an_answer_without_end_is_not_read(
+def test_an_endless_answer_is_unread(
     server: PodServer, account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer above the limit is an error and not the first part of a list."""

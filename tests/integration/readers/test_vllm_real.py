@@ -206,9 +206,7 @@ def test_a_slow_or_endless_answer_is_given_up(tmp_path: Path, monkeypatch: pytes
     assert vllm.request_metrics(found.listener) is None
 
 
-def test_silent_servers_do_not_use_up_the_requests_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_servers_leave_requests_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that did not answer comes after those that did."""
     monkeypatch.setattr("vramledger.readers.vllm.MAX_SERVERS", 1)
     with serve_vllm(tmp_path / "a") as one, serve_vllm(tmp_path / "b") as other:

@@ -61,9 +61,7 @@ CHANGES: dict[str, Callable[[StandIn], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_trouble_ends_the_calm(
-    standin_here: StandIn, calm: Sampler, change: Callable[[StandIn], object]
-) -> None:
+def test_trouble_ends_it(standin_here: StandIn, calm: Sampler, change: Callable[[StandIn], object]) -> None:
     """No error waits for the next sample that would be due."""
     assert calm.sample_if_changed(LONG) is None
     change(standin_here)

@@ -15,9 +15,7 @@ from vramledger.readers.nvml.driver import Driver
 from vramledger.sampling.sampler import Sampler
 
 
-def test_a_sample_has_what_each_holder_took_since_the_sample_before(
-    standin_here: StandIn, stage: Stage
-) -> None:
+def test_a_sample_has_what_each_took_since_the_one_before(standin_here: StandIn, stage: Stage) -> None:
     """A holder that is alone, or was not there before, has none; nobody has another one's."""
     require_host_pid_namespace()
     idle, ours = stage.start(), os.getpid()

@@ -321,9 +321,7 @@ def rank_of(host: OneHolder, *agents: Agent, named: Rank | None = None) -> Rank 
         (None, (3, 8, ""), None),
     ],
 )
-def test_the_agents_rank_is_right_where_it_differs(
-    named: Rank | None, told_: tuple[int, int, str], rank: Rank | None
-) -> None:
+def test_the_agents_rank_is_right(named: Rank | None, told_: tuple[int, int, str], rank: Rank | None) -> None:
     """A rank in the environment may be the parent's; where both agree, the job keeps its name there."""
     assert rank_of(OneHolder(), ranked(*told_), named=named) == rank
 

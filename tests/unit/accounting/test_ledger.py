@@ -14,9 +14,7 @@ holdings = st.lists(st.tuples(st.sampled_from(State), amounts), max_size=50)
 
 
 @given(free=amounts, used=amounts, reserved=st.none() | amounts, held=holdings)
-def test_the_book_always_adds_up(
-    free: int, used: int, reserved: int | None, held: list[tuple[State, int]]
-) -> None:
+def test_the_book_adds_up(free: int, used: int, reserved: int | None, held: list[tuple[State, int]]) -> None:
     """For all figures of the driver, free, reserved, states and unattributed add up to the total."""
     total = free + used + (reserved or 0)
     ledger = sure(balance(MemoryReading(total, free, used, reserved), held))

@@ -27,7 +27,7 @@ DEFAULT = {"expandable_segments": "false", "garbage_collection_threshold": "off"
         (None, {"max_split_size": "x"}, {}),
     ],
 )  # fmt: skip
-def test_settings_are_read_as_they_take_effect(
+def test_settings_in_effect(
     text: str | None, stats: dict[str, object] | None, expected: dict[str, str]
 ) -> None:
     """What is not set has its default, what is not known is left out, and the counters win over the text."""

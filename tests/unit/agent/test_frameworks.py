@@ -292,9 +292,7 @@ def test_cupy_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("one_gpu")
 @pytest.mark.parametrize("allocator", [len, print, None])
-def test_cupy_knows_a_managed_pool_by_its_allocator(
-    monkeypatch: pytest.MonkeyPatch, allocator: object
-) -> None:
+def test_cupy_knows_a_managed_pool_by_allocator(monkeypatch: pytest.MonkeyPatch, allocator: object) -> None:
     """Bytes of pools that ``malloc_managed`` fills are managed memory; those of others do not count."""
 
     class Pool:

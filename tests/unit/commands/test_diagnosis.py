@@ -29,9 +29,7 @@ def found(reading: Reading, subject: str) -> Finding:
     ("namespace", "good", "says"),
     [(True, True, "the host's: "), (False, False, "not the host's: "), (None, False, "not known")],
 )
-def test_a_namespace_that_is_not_known_is_not_called_foreign(
-    namespace: bool | None, good: bool, says: str
-) -> None:
+def test_an_unknown_namespace_is_not_called_foreign(namespace: bool | None, good: bool, says: str) -> None:
     """The PID namespace is the host's, is another, or is not known: three different findings."""
     finding = found(Reading(1.0, 1.0, host_pid_namespace=namespace), "PID namespace")
     assert finding.good is good

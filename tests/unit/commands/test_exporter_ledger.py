@@ -13,9 +13,7 @@ from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.serving.control_client import NoExporterError
 
 
-def test_an_exporter_that_ends_before_its_first_sample_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_exporter_that_ends_before_a_sample_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exporter that starts and ends again and again keeps no command waiting."""
     asked = []
 

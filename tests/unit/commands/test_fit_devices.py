@@ -144,9 +144,7 @@ def test_a_cache_is_evictable_with_consent() -> None:
 @pytest.mark.parametrize(
     ("granted", "allowed"), [((), False), ((("pod", "ml/other"),), False), ((("user", "ada"),), True)]
 )
-def test_a_scheduler_decides_who_gets_its_devices(
-    granted: tuple[tuple[str, str], ...], allowed: bool
-) -> None:
+def test_a_scheduler_says_who_gets_its_devices(granted: tuple[tuple[str, str], ...], allowed: bool) -> None:
     """A free device that a scheduler manages is not ours unless the program's owner has a reservation."""
     reservations = tuple(Reservation(*each, "slurm", held=False) for each in granted)
     managed = replace(device(0), reservation_status=ReservationStatus(reservations, (), ("slurm",)))

@@ -56,7 +56,7 @@ def test_a_file_of_another_kind_is_refused(content: bytes, tmp_path: Path) -> No
         ("torch", {"allocated": 20 * GIB, "allocated_peak": 20 * GIB, "reserved": 22 * GIB}),
     ],
 )
-def test_a_report_of_each_framework_is_read(
+def test_every_report_is_read(
     framework: str, pool: dict[str, int], requested: int | None, tmp_path: Path
 ) -> None:
     """What was in use as the allocation failed is needed at least; with it nothing certainly fits."""

@@ -138,9 +138,7 @@ def test_a_report_that_is_written_is_read_again(message: dict[str, Any]) -> None
 
 
 @given(WHOLE, WHOLE, st.booleans())
-def test_what_was_read_before_changes_nothing(
-    first: dict[str, Any], second: dict[str, Any], same: bool
-) -> None:
+def test_what_was_read_before_is_no_news(first: dict[str, Any], second: dict[str, Any], same: bool) -> None:
     """A report that follows another one is what it is alone, whether the frameworks are the same or not."""
     if same:
         second["frameworks"] = json.loads(json.dumps(first.get("frameworks")))

@@ -123,9 +123,7 @@ def test_a_command_cannot_forge_the_reason() -> None:
     ],
 )
 @pytest.mark.parametrize("named", [("nvidia0",), None])
-def test_a_search_without_an_end_has_not_found_nobody(
-    search: SearchExtent, expected: int, named: tuple[str, ...] | None
-) -> None:
+def test_a_search_without_an_end(search: SearchExtent, expected: int, named: tuple[str, ...] | None) -> None:
     """A GPU is clean only after all processes were searched for hidden holders."""
     question = SlurmQuestion(named, "", CheckTolerance())
     empty = snapshot(device(hidden=()))

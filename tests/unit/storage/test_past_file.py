@@ -394,9 +394,7 @@ def test_an_answer_takes_no_more_memory_for_a_longer_past(tmp_path: Path, ask: s
         assert len(answered["marks"]) + answered["marks_dropped"] == rows
 
 
-def test_a_question_that_asks_for_too_much_or_nothing_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_question_for_too_much_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readings of days are refused before they fill the memory, and a span that ends before it begins."""
     monkeypatch.setattr(answers, "READINGS_MAX", 20_000)
     past = StoredPast(tmp_path, small_host())

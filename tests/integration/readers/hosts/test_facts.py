@@ -77,9 +77,7 @@ def test_a_parent_under_a_title_may_have_passed_anything_on(proc: FakeProc) -> N
 
 
 @pytest.mark.parametrize(("filler", "signs"), [(1000, ("LOCAL_RANK",)), (ENVIRON_CAP, None)])
-def test_a_parents_environment_that_is_too_long_is_not_known(
-    proc: FakeProc, filler: int, signs: tuple[str, ...] | None
-) -> None:
+def test_a_parents_long_environment(proc: FakeProc, filler: int, signs: tuple[str, ...] | None) -> None:
     """What a parent may have passed on is known only when all of its environment was read."""
     proc.add(40, environ=b"FILLER=" + b"x" * filler + b"\0LOCAL_RANK=0\0")
     parent = sure(known(Host(proc.root).facts(proc.add(42, ppid=40, environ=b"LOCAL_RANK=0\0"))).parent)
@@ -109,9 +107,7 @@ def test_the_program_of_a_parent_is_its_file(proc: FakeProc) -> None:
         (b"x", b"42", False),
     ],
 )
-def test_a_service_main_process_is_the_one_that_systemd_named(
-    proc: FakeProc, value: bytes, nspid: bytes, expected: bool
-) -> None:
+def test_systemd_names_a_main_process(proc: FakeProc, value: bytes, nspid: bytes, expected: bool) -> None:
     """Children inherit the variable with their parent's pid; a container's systemd uses its own pids."""
     row = proc.add(42, environ=b"SYSTEMD_EXEC_PID=" + value + b"\0A=b\0", status=b"NSpid:\t" + nspid + b"\n")
     assert known(Host(proc.root).facts(row)).service_main is expected
@@ -181,9 +177,7 @@ def test_a_parent_that_is_not_there_is_none(proc: FakeProc, ppid: int, expected:
     ("pgrp", "state", "expected"),
     [(42, b"S", True), (40, b"S", True), (40, b"Z", False), (39, b"S", False), (0, b"S", None)],
 )
-def test_the_leader_of_the_group_lives_or_not(
-    proc: FakeProc, pgrp: int, state: bytes, expected: bool | None
-) -> None:
+def test_the_groups_leader_may_live(proc: FakeProc, pgrp: int, state: bytes, expected: bool | None) -> None:
     """A leader that is a zombie or missing is dead; one outside our namespace is not known."""
     proc.add(40)
     proc.stat(40).write_bytes(stat_line(40).replace(b") S ", b") " + state + b" "))

@@ -78,9 +78,7 @@ def test_hidden_holders_are_found_and_told_apart(host: Host, devices: Path, open
         assert each.command == "player.py"
 
 
-def test_a_forked_worker_has_its_files_from_its_parent(
-    host: Host, devices: Path, open_files: OpenFiles
-) -> None:
+def test_a_forked_worker_has_its_parents_files(host: Host, devices: Path, open_files: OpenFiles) -> None:
     """While NVML lists the parent, a child with the device open does not count as a hidden holder."""
     holder = open_files("nvidia0+")
     (found,) = _finish(HiddenSearch(host, (), devices=f"{devices}/nvidia"), {os.getpid()})
@@ -88,7 +86,7 @@ def test_a_forked_worker_has_its_files_from_its_parent(
 
 
 @pytest.mark.parametrize("end", ["zombie", "gone"])
-def test_the_child_of_one_that_has_ended_keeps_the_files(
+def test_a_child_of_an_ended_one_has_files(
     host: Host, devices: Path, open_files: OpenFiles, end: str
 ) -> None:
     """A child counts as soon as its parent has ended, reaped or not, although NVML still lists the parent."""
@@ -108,9 +106,7 @@ def test_the_child_of_one_that_has_ended_keeps_the_files(
     wait_until(named, "the heir, named")
 
 
-def test_the_heirs_of_a_killed_holder_are_searched_for_at_once(
-    host: Host, devices: Path, open_files: OpenFiles
-) -> None:
+def test_heirs_of_a_killed_holder_are_found_at_once(host: Host, devices: Path, open_files: OpenFiles) -> None:
     """A child that nobody knew is found once NVML lists its ended parent in two samples."""
     parent = open_files("nvidia0+")
     search = HiddenSearch(host, (), devices=f"{devices}/nvidia", clock=lambda: 0.0)
@@ -131,9 +127,7 @@ def test_the_heirs_of_a_killed_holder_are_searched_for_at_once(
     wait_until(lambda: sample() == [(heir.pid, "cuda")], "the heir")
 
 
-def test_a_device_file_that_was_removed_is_still_held(
-    host: Host, devices: Path, open_files: OpenFiles
-) -> None:
+def test_a_removed_device_file_is_still_held(host: Host, devices: Path, open_files: OpenFiles) -> None:
     """After a reload of the driver, processes still have its old device files open."""
     holder = open_files("nvidia0")
     (devices / "nvidia0").unlink()
@@ -214,7 +208,7 @@ def test_a_hanging_look_is_given_up(proc: FakeProc) -> None:
 
 
 @pytest.mark.parametrize("cap", [hidden_holders._MAPS_CAP, 64 * 1024])  # noqa: SLF001 a small one is quick
-def test_mappings_that_were_not_all_read_prove_nothing(
+def test_partly_read_mappings_prove_nothing(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch, cap: int
 ) -> None:
     """A program that maps so much that its device is not reached is not taken for a monitor."""
@@ -281,7 +275,7 @@ def test_a_crowd_of_files_hides_nobody(proc: FakeProc, maps: bytes) -> None:
     assert search.unreadable == 0
 
 
-def test_a_crowd_of_files_whose_mappings_are_not_read_is_not_nobody(
+def test_a_crowd_whose_mappings_are_unread_is_somebody(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where neither its files nor its mappings are all read, it is not known whether it has a context."""

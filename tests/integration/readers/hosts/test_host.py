@@ -35,9 +35,7 @@ def test_the_boot_time_follows_a_clock_that_is_set() -> None:
 @pytest.mark.parametrize(
     ("link", "expected"), [("pid:[4026531836]", True), ("pid:[4026532177]", False), (None, None)]
 )
-def test_the_pid_namespace_is_known_by_its_inode(
-    proc: FakeProc, link: str | None, expected: bool | None
-) -> None:
+def test_the_pid_namespace_has_its_inode(proc: FakeProc, link: str | None, expected: bool | None) -> None:
     """Only the kernel's first PID namespace is the host's; if it cannot be read, it is not known."""
     (proc.root / "self/ns").mkdir(parents=True)
     if link is not None:

@@ -174,9 +174,7 @@ def _look(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_program_with_requests_is_never_quiet(
-    kind: str, quiet: dict[tuple[str, bool], ThreadQuiet]
-) -> None:
+def test_a_server_with_requests_is_never_quiet(kind: str, quiet: dict[tuple[str, bool], ThreadQuiet]) -> None:
     """One request a second is enough: neither still, nor a rhythm that lasts for half of the looks."""
     known = sure(quiet[kind, True])
     assert known.still_since is None
@@ -190,9 +188,7 @@ def test_an_idle_notebook_keeps_its_rhythm(quiet: dict[tuple[str, bool], ThreadQ
 
 
 @pytest.mark.parametrize("kind", ["uvicorn", "gunicorn"])
-def test_an_idle_server_is_not_said_to_be_quiet(
-    kind: str, quiet: dict[tuple[str, bool], ThreadQuiet]
-) -> None:
+def test_an_idle_server_is_not_called_quiet(kind: str, quiet: dict[tuple[str, bool], ThreadQuiet]) -> None:
     """Its main thread ticks: whether that was a request cannot be told, so its idleness stays inferred."""
     known = sure(quiet[kind, False])
     assert (known.still_since, known.steady_since) == (None, None)

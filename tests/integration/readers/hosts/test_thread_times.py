@@ -193,9 +193,7 @@ def test_program_that_replaces_itself_has_run(start: Callable[..., CommandedProg
     assert found.main_runs > 0
 
 
-def test_thread_with_the_drivers_name_and_rhythm_does_not_count(
-    start: Callable[..., CommandedProgram],
-) -> None:
+def test_a_thread_like_the_drivers_does_not_count(start: Callable[..., CommandedProgram]) -> None:
     """In a program that does nothing, the driver's thread goes on ten times a second."""
     program = start("", DRIVER)
     looking = looked(program)
@@ -213,7 +211,7 @@ def test_thread_with_the_drivers_name_and_rhythm_does_not_count(
 @pytest.mark.parametrize(
     ("times", "command"), [(1, "."), (30, "w"), (600, ".")], ids=["seldom", "long", "often"]
 )
-def test_name_of_the_driver_alone_excuses_nobody(
+def test_the_drivers_name_excuses_none(
     start: Callable[..., CommandedProgram], times: int, command: str
 ) -> None:
     """A worker of that name that runs seldom, long or often counts as any other thread."""
@@ -262,7 +260,7 @@ def copy_of(program: CommandedProgram, root: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "zeros"])
-def test_without_schedstat_the_context_switches_say_it(
+def test_context_switches_for_schedstat(
     start: Callable[..., CommandedProgram], tmp_path: Path, how: str
 ) -> None:
     """A kernel without statistics has no such file, or writes zeros into it: they are not quiet."""

@@ -50,9 +50,7 @@ def test_utilization_is_a_ratio(standin_here: StandIn, reader: DeviceReader) -> 
 @pytest.mark.parametrize(
     "code", [Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH]
 )
-def test_what_a_card_does_not_support_is_absent_and_no_failure(
-    standin_here: StandIn, reader: DeviceReader, code: Code
-) -> None:
+def test_what_a_card_lacks_is_no_failure(standin_here: StandIn, reader: DeviceReader, code: Code) -> None:
     """A query that this card does not answer gives no value and no error."""
     for function in ("PowerUsage", "TotalEccErrors", "UtilizationRates", "ProcessUtilization", "FieldValues"):
         standin_here.fail(f"nvmlDeviceGet{function}", code)
@@ -91,9 +89,7 @@ def test_not_available_is_never_a_number(standin_here: StandIn, reader: DeviceRe
 
 
 @pytest.mark.parametrize("without", [OLD_DRIVER, VERY_OLD_DRIVER, LEGACY_535_DRIVER])
-def test_older_drivers_are_read_by_the_functions_they_have(
-    standin_directory: Path, tmp_path: Path, without: Iterable[str]
-) -> None:
+def test_older_drivers_are_read(standin_directory: Path, tmp_path: Path, without: Iterable[str]) -> None:
     """Without v2 and v3 functions, and with the longer rows of 535.43, the holders are the same."""
     library = build(standin_directory, without=without)
     with StandIn(tmp_path, library) as standin, standin.in_this_process():
@@ -119,9 +115,7 @@ def test_version_1_of_the_memory_question_knows_no_reserve(standin_directory: Pa
     assert memory == MemoryReading(1000, 600, 400, None)
 
 
-def test_a_kernel_module_older_than_the_library_is_noticed(
-    standin_here: StandIn, reader: DeviceReader
-) -> None:
+def test_an_older_kernel_module_is_noticed(standin_here: StandIn, reader: DeviceReader) -> None:
     """A function that exists and answers "function not found" is replaced by its older version."""
     standin_here.device(0).set_processes([(10, 100)])
     standin_here.device(0).set_memory(total=1000, reserved=100, used=300)
@@ -184,9 +178,7 @@ def test_a_failed_question_costs_only_its_value(standin_here: StandIn, reader: D
     assert "device_power_watts" in reading.hardware
 
 
-def test_an_error_number_of_a_future_driver_is_only_a_failure(
-    standin_here: StandIn, reader: DeviceReader
-) -> None:
+def test_an_unknown_error_number_is_only_a_failure(standin_here: StandIn, reader: DeviceReader) -> None:
     """An unknown return code is a failed query, not a crash."""
     standin_here.fail("nvmlDeviceGetMemoryInfo_v2", 4711)
     reading = read(reader)

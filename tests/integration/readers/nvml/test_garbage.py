@@ -98,9 +98,7 @@ def test_a_list_that_claims_to_be_endless_gets_no_room(standin_here: StandIn, re
 @pytest.mark.parametrize(
     "function", ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMemoryInfo_v2"]
 )
-def test_what_worked_before_has_failed(
-    standin_here: StandIn, reader: DeviceReader, function: str, code: Code
-) -> None:
+def test_what_worked_failed(standin_here: StandIn, reader: DeviceReader, function: str, code: Code) -> None:
     """A query that was answered once is not unsupported later, and no older version replaces it."""
     standin_here.fail(function, code)
     failed = read(reader)

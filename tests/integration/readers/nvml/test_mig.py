@@ -8,9 +8,7 @@ from tests.support.sure import sure
 from vramledger.readers.nvml.hardware import SLOW_INTERVAL
 
 
-def test_mig_instances_are_devices_and_their_gpu_holds_nothing(
-    standin_here: StandIn, open_readers: Open
-) -> None:
+def test_instances_are_devices_and_their_gpu_has_none(standin_here: StandIn, open_readers: Open) -> None:
     """A divided GPU has hardware readings; its instances have the memory and the holders."""
     device = standin_here.device(0)
     device.set_processes([(10, GIB), (20, 2 * GIB)])
@@ -37,9 +35,7 @@ def test_mig_instances_are_devices_and_their_gpu_holds_nothing(
         assert (instance.divided, instance.process_utilization, instance.hardware) == (False, None, {})
 
 
-def test_a_profile_that_no_name_tells_is_made_from_the_attributes(
-    standin_here: StandIn, open_readers: Open
-) -> None:
+def test_a_profile_without_a_name_is_from_attributes(standin_here: StandIn, open_readers: Open) -> None:
     """An instance has a profile even if its MIG name has none."""
     (unit,) = standin_here.device(0).divide("2g.35gb")
     unit.name = "NVIDIA H200"
@@ -58,9 +54,7 @@ def test_the_mig_layout_is_asked_for_at_the_slow_pace(standin_here: StandIn, ope
     assert standin_here.calls("nvmlDeviceGetMigMode") == 2
 
 
-def test_a_destroyed_instance_is_forgotten_at_the_next_sample(
-    standin_here: StandIn, open_readers: Open
-) -> None:
+def test_a_destroyed_instance_is_gone_the_next_sample(standin_here: StandIn, open_readers: Open) -> None:
     """An instance that does not answer any more causes a new read of the layout; others keep their data."""
     device = standin_here.device(0)
     device.divide("1g.18gb", "1g.18gb")
@@ -94,9 +88,7 @@ def test_an_instance_has_a_place(standin_here: StandIn, open_readers: Open) -> N
     assert [each.mig_placement for each in reader.read(time.time(), 0.0)] == [None, "0:4", "4:4"]
 
 
-def test_a_place_that_the_driver_does_not_tell_is_not_a_failure(
-    standin_here: StandIn, open_readers: Open
-) -> None:
+def test_a_place_that_is_not_told_is_not_a_failure(standin_here: StandIn, open_readers: Open) -> None:
     """NVML tells the place only to root; the instance has its data all the same."""
     standin_here.device(0).divide("3g.71gb")
     standin_here.fail("nvmlDeviceGetGpuInstanceById", Code.NO_PERMISSION)

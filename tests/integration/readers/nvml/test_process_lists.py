@@ -42,9 +42,7 @@ def test_nobody_and_not_known_differ(standin_here: StandIn, reader: DeviceReader
 
 
 @pytest.mark.parametrize("kind", ["graphics", "mps"])
-def test_a_process_of_an_empty_list_is_seen_at_once(
-    standin_here: StandIn, reader: DeviceReader, kind: str
-) -> None:
+def test_a_process_of_an_empty_list_is_seen(standin_here: StandIn, reader: DeviceReader, kind: str) -> None:
     """The first graphics process, or MPS client, is in the next reading, and so is its end."""
     device = standin_here.device(0)
     device.set_processes([(10, 100 * MIB)])
@@ -61,9 +59,7 @@ def test_a_process_of_an_empty_list_is_seen_at_once(
     assert read(reader, 5.0).processes == (ProcessEntry(10, 100 * MIB, "C"),)
 
 
-def test_a_compute_process_that_becomes_an_mps_client_in_place_of_another_is_seen(
-    standin_here: StandIn, reader: DeviceReader
-) -> None:
+def test_an_mps_client_in_place_of_another_is_seen(standin_here: StandIn, reader: DeviceReader) -> None:
     """A new pid has every list read, also if it holds exactly what the one before held."""
     device = standin_here.device(0)
     device.set_processes([(10, 100 * MIB)])
@@ -99,9 +95,7 @@ def test_without_a_compute_list_nothing_is_known(standin_here: StandIn, reader: 
     assert (reading.processes, reading.failed) == (None, ())
 
 
-def test_a_list_that_grows_while_it_is_asked_is_read_whole(
-    standin_here: StandIn, reader: DeviceReader
-) -> None:
+def test_a_list_that_grows_meanwhile_is_read_whole(standin_here: StandIn, reader: DeviceReader) -> None:
     """All processes are read, even if there are more than the first call said."""
     device = standin_here.device(0)
     device.set_processes([(pid, MIB) for pid in range(1, 101)])
@@ -156,9 +150,7 @@ def test_no_row_is_lost_because_another_is_newer(standin_here: StandIn, reader: 
 
 
 @pytest.mark.parametrize("step", [60.0, 3600.0, 86_400.0 * 365])
-def test_no_row_is_lost_because_the_clock_was_set(
-    standin_here: StandIn, reader: DeviceReader, step: float
-) -> None:
+def test_no_row_is_lost_by_a_set_clock(standin_here: StandIn, reader: DeviceReader, step: float) -> None:
     """A row is new although the driver's stamps do not follow our clock, which was set."""
     device = standin_here.device(0)
     reader.read(100_000_000.0, 0.0)
@@ -170,9 +162,7 @@ def test_no_row_is_lost_because_the_clock_was_set(
         assert [row.pid for row in reading.process_utilization or ()] == [10]
 
 
-def test_no_row_is_lost_because_the_readings_are_far_apart(
-    standin_here: StandIn, reader: DeviceReader
-) -> None:
+def test_no_row_is_lost_between_distant_readings(standin_here: StandIn, reader: DeviceReader) -> None:
     """Each reading covers the time since the last one, also after some that failed."""
     device = standin_here.device(0)
     reader.read(1000.0, 0.0)
@@ -227,9 +217,7 @@ def test_garbage_samples_are_dropped(standin_here: StandIn, reader: DeviceReader
     assert [sample.pid for sample in sure(reading.process_utilization)] == [40]
 
 
-def test_garbage_for_one_holder_is_no_evidence_that_it_was_quiet(
-    standin_here: StandIn, reader: DeviceReader
-) -> None:
+def test_garbage_for_one_holder_does_not_make_it_quiet(standin_here: StandIn, reader: DeviceReader) -> None:
     """A holder with only garbage is not idle because another has a valid sample; garbage is read once."""
     device = standin_here.device(0)
     device.set_processes([(10, 100), (40, 100)])
@@ -242,9 +230,7 @@ def test_garbage_for_one_holder_is_no_evidence_that_it_was_quiet(
     assert (again.process_utilization, again.failed) == ((), ())
 
 
-def test_garbage_beside_a_good_sample_of_the_pid_does_no_harm(
-    standin_here: StandIn, reader: DeviceReader
-) -> None:
+def test_garbage_beside_a_good_sample_does_no_harm(standin_here: StandIn, reader: DeviceReader) -> None:
     """A holder with a valid sample worked, whatever else the log has about it."""
     device = standin_here.device(0)
     device.set_processes([(10, 100)])
@@ -263,9 +249,7 @@ def test_nothing_but_garbage_is_no_evidence(standin_here: StandIn, reader: Devic
     assert (reading.process_utilization, reading.failed) == (None, ("process_utilization",))
 
 
-def test_a_clock_that_was_set_back_does_not_silence_the_log(
-    standin_here: StandIn, reader: DeviceReader
-) -> None:
+def test_a_clock_set_back_does_not_silence_the_log(standin_here: StandIn, reader: DeviceReader) -> None:
     """After the wall clock was set back an hour new samples are still new."""
     reader.read(10_000.0, 0.0)
     reader.read(6_400.0, 1.0)

@@ -131,9 +131,7 @@ def test_a_gpu_that_was_lost_is_read_whole(standin_here: StandIn, seconds: Secon
 
 
 @pytest.mark.parametrize("busy", [True, False], ids=["busy", "quiet"])
-def test_rows_are_read_every_third_second_of_a_gpu_that_does_the_same(
-    standin_here: StandIn, seconds: Seconds, busy: bool
-) -> None:
+def test_a_steady_gpus_rows_are_read_less(standin_here: StandIn, seconds: Seconds, busy: bool) -> None:
     """A GPU that was busy, or quiet, in each of the last ten seconds is asked at every third sample."""
     if busy:
         standin_here.device(0).set_activity(sm=90.0, dram=20.0)
@@ -169,18 +167,14 @@ def test_a_burst_is_named_in_its_own_second(standin_here: StandIn, seconds: Seco
         seconds.asked(ROWS, 5)
 
 
-def test_a_busy_gpu_of_which_nobody_is_named_is_asked_each_second(
-    standin_here: StandIn, seconds: Seconds
-) -> None:
+def test_a_busy_gpu_without_names_is_asked_each_second(standin_here: StandIn, seconds: Seconds) -> None:
     """Work that no row names is not known to be anybody's: the rows may come any moment."""
     standin_here.device(0).set_activity(sm=90.0)
     seconds.asked(ROWS, 12)
     assert seconds.asked(ROWS, 6) == [1] * 6
 
 
-def test_a_row_of_somebody_who_is_not_listed_has_the_list_read(
-    standin_here: StandIn, seconds: Seconds
-) -> None:
+def test_a_row_of_somebody_unlisted_has_the_list_read(standin_here: StandIn, seconds: Seconds) -> None:
     """A process that works has come, although the used bytes are as before."""
     seconds.asked(LIST, 1)
     standin_here.device(0).do(sm=0.001)

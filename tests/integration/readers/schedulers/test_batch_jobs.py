@@ -248,9 +248,7 @@ def test_a_job_that_is_read_before_its_exec(tmp_path: Path, stage: Stage) -> Non
     wait_until(reserved, "a read after the exec")
 
 
-def test_a_job_that_is_read_within_its_exec(
-    tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_read_within_its_exec(tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel has a new program before its variables: a read in between is not remembered for ever."""
     configure(tmp_path)
     job = stage.run(["sleep", "600"], env={"SLURM_STEP_GPUS": "3", "PATH": "/usr/bin:/bin"})
@@ -293,9 +291,7 @@ def test_the_process_that_says_it_may_be_any_of_a_job(start: Start, tmp_path: Pa
     assert found.grants == (Grant("slurm", "41", ("nvidia2",)),)
 
 
-def test_what_was_not_read_may_be_a_reservation(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_unread_may_be_reserved(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search of processes, cgroups or an environment that is cut short is said to be incomplete."""
     task = f"{SCOPE}/job_41/step_0/user/task_0"
     pid = start(task)

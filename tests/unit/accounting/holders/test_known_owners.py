@@ -46,9 +46,7 @@ def seen(*looks: tuple[Owner | None, tuple[str, ...] | None], restart: bool = Fa
         (JOB, None),
     ],
 )
-def test_a_worse_answer_does_not_replace_a_better_one(
-    known: Owner, later: Owner | None, *, restart: bool
-) -> None:
+def test_worse_replaces_no_better(known: Owner, later: Owner | None, *, restart: bool) -> None:
     """A pod's, container's or job's name stays with its processes when nothing has the name any more."""
     assert seen((known, PLACE), (later, PLACE), restart=restart) == known
     assert seen((later, PLACE), (known, PLACE), restart=restart) == known

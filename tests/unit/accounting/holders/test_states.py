@@ -106,9 +106,7 @@ def test_without_signs_of_its_own_nothing_is_proven(severed: int) -> None:
     ],
 )
 @pytest.mark.parametrize("first", [INIT, PYTHON])
-def test_what_may_be_wanted_is_no_orphan(
-    row: ProcessRow, facts: ProcessFacts, ties: Ties, first: ParentFacts
-) -> None:
+def test_wanted_is_no_orphan(row: ProcessRow, facts: ProcessFacts, ties: Ties, first: ParentFacts) -> None:
     """Nobody calls what was left running on purpose an orphan, whoever has ended."""
     assert judge(ties, row, facts, first) is None
 
@@ -148,9 +146,7 @@ def test_a_sign_that_people_set_by_hand_is_weak() -> None:
         (None, True, State.UNKNOWN),
     ],
 )
-def test_dead_is_said_only_where_every_process_can_be_seen(
-    presence: str, host: bool | None, state: State
-) -> None:
+def test_dead_only_where_every_process_is_seen(presence: str, host: bool | None, state: State) -> None:
     """A pid without a process is dead only in the host's PID namespace, and only if it is really gone."""
     assert states.classify_unseen(presence, host_pid_namespace=host).state is state
 

@@ -177,9 +177,7 @@ CONTROL = ParentFacts(6, 1, "nvidia-cuda-mps", "x", init=False, uid=0, program="
         (None, "nvidia-cuda-mps-server", (7,)),
     ],
 )
-def test_the_mps_server_needs_no_reservation(
-    parent: ParentFacts | None, command: str, unreserved: tuple[int, ...]
-) -> None:
+def test_mps_unreserved(parent: ParentFacts | None, command: str, unreserved: tuple[int, ...]) -> None:
     """A server of root's daemon holds the context of clients who have reservations; a name proves nothing."""
     found = sure(reservation_status(sampled(USER, SLURM, command=command, parent=parent)))
     assert found.unreserved_pids == unreserved

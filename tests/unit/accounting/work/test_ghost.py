@@ -68,9 +68,7 @@ def test_a_device_with_a_listed_or_hidden_holder_is_no_ghost() -> None:
     ],
     ids=["power", "utilisation", "processes", "hidden", "namespace"],
 )
-def test_where_a_source_is_missing_nothing_is_known_of_a_ghost(
-    says: dict[str, Any], changes: dict[str, Any]
-) -> None:
+def test_a_source_is_missing_for_a_ghost(says: dict[str, Any], changes: dict[str, Any]) -> None:
     """A ghost is a contradiction between five sources; with four there is none to see."""
     host = ghostly()
     host.driver_says(**says)

@@ -161,9 +161,7 @@ def test_work_that_was_launched_before_is_named_by_rows() -> None:
     [(BUSY, None), (HALF, Grade.SEEN), (None, Grade.SEEN)],
     ids=["always full", "not always full", "no rate: MIG before Hopper"],
 )
-def test_without_rows_a_gpu_that_was_not_full_ran_no_long_kernel(
-    rate: dict[str, float] | None, expected: Grade | None
-) -> None:
+def test_not_full_without_rows_no_long_kernel(rate: dict[str, float] | None, expected: Grade | None) -> None:
     """Without rows only the rate shows a kernel of minutes; on MIG before Hopper not even that."""
     assert grade(Card().watch(100, rows=None, rate=rate)) is expected
 

@@ -110,9 +110,7 @@ def test_a_neighbours_mark_does_not_end_a_container(tmp_path: Path, runtime: str
         (f"/pod{UID}/{A}", f"/pod{UID}/{A}", 1.0, False),  # whose pod it is, is not known
     ],
 )
-def test_a_pod_that_ended_before_our_first_look(
-    tmp_path: Path, path: str, neighbour: str, started: float, ends: bool
-) -> None:
+def test_a_pod_ended_before_us(tmp_path: Path, path: str, neighbour: str, started: float, ends: bool) -> None:
     """A pod's mark that was never seen counts as gone where the same kubelet has its pods' marks."""
     scene = Scene(tmp_path, path, started=started)
     scene.join(neighbour_of(tmp_path, neighbour, MARKS["pod"][1]))
@@ -281,9 +279,7 @@ def test_names_come_with_the_facts(tmp_path: Path) -> None:
     assert owners.add_owners([], timeout=20) == []
 
 
-def test_a_file_system_that_hangs_costs_the_names_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_that_hangs_costs_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Facts come in time without names, and again when the names were found."""
     pod(tmp_path)
     release = threading.Event()

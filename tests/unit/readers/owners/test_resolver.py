@@ -158,9 +158,7 @@ def test_rootless_containers_are_not_looked_for_among_roots(tmp_path: Path) -> N
         ("/", "user", "ada"),
     ],
 )
-def test_a_notebook_keeps_its_label_and_takes_no_owners_place(
-    tmp_path: Path, path: str, kind: str, name: str
-) -> None:
+def test_a_notebook_keeps_its_label_and_owner(tmp_path: Path, path: str, kind: str, name: str) -> None:
     """The program itself says that it is a notebook, so whatever the kernel attests is the owner."""
     pod(tmp_path)
     found = sure(answer(tmp_path, facts(path, claims=NOTEBOOK)))
@@ -186,7 +184,7 @@ def test_a_notebook_keeps_its_label_and_takes_no_owners_place(
         ("/", "user", "ada"),
     ],
 )
-def test_a_unit_answers_where_it_says_more_than_the_user(
+def test_a_unit_answers_if_it_says_more_than_the_user(
     tmp_path: Path, path: str, kind: str, name: str
 ) -> None:
     """A service is an owner; for a login, a terminal, sshd and cron the owner is the user."""
@@ -257,9 +255,7 @@ NAMES = st.text(min_size=1, max_size=60).filter(
         max_size=4,
     )
 )
-def test_hostile_directory_names_never_become_labels(
-    tmp_path_factory: pytest.TempPathFactory, names: list[str]
-) -> None:
+def test_hostile_names_are_no_labels(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
     """A name that Kubernetes does not allow is ignored: the pod keeps its UID or a valid name."""
     root = tmp_path_factory.mktemp("host")
     for name in names:
