@@ -1,13 +1,20 @@
-"""Which devices have room for a program."""
+"""What ``vramledger fit`` reads, what a program needs, and which devices have room for it."""
 
 import json
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from tests.support.builders import MIB, TOTAL, agent, device, holding, process, snapshot
 from tests.support.sure import sure
+from vramledger.accounting.holders.policies import CONTEXT_BYTES
 from vramledger.commands.fit import CANNOT_TELL, DOES_NOT_FIT, Fit, fit_json, fit_lines
 from vramledger.commands.fit_devices import (
     AFTER,
@@ -20,12 +27,19 @@ from vramledger.commands.fit_devices import (
     assign_devices,
     make_offer,
 )
-from vramledger.commands.fit_input import LedgerSample, OfferedDevice, Program, read_ledger
-from vramledger.commands.fit_sources import Seen
-from vramledger.commands.memory_need import MemoryNeed, assess_need
-from vramledger.errors import RecordingError
+from vramledger.commands.fit_input import (
+    DeviceUse,
+    FrameworkUse,
+    LedgerSample,
+    OfferedDevice,
+    Program,
+    read_ledger,
+)
+from vramledger.commands.fit_sources import Seen, choose_program, read_file
+from vramledger.commands.memory_need import Busy, MemoryNeed, assess_need, copies_by_compute, limit_advice
+from vramledger.errors import RecordingError, StartupError
 from vramledger.model.reading import CgroupLimit, Owner
-from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, State
+from vramledger.model.snapshot import DeviceSnapshot, Grade, Reservation, ReservationStatus, State
 from vramledger.views.ledger_json import snapshot_json
 
 GIB = 2**30
@@ -398,3 +412,332 @@ def test_the_free_memory_is_the_ledgers() -> None:
     """What a device offers is exactly the ledger's free memory."""
     (one,) = ledger(device(0, unattributed=14 * MIB)).devices
     assert one.free == (one.capacity or 0) - 14 * MIB
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"\n", b"nonsense", b"[" * 100_000, b"{}", b"[]", b"7", b"\x1f\x8b\x00", b"\x00" * 100,
+        b'{"format": "vramledger-recording", "version": 1}\n{}',
+        b'{"version": 2, "devices": [{"holdings": [{"pid": "7"}]}]}',
+        b'{"version": 2, "devices": []}',
+        b'{"requested": 1, "pool": []}', b'{"requested": 1, "pool": {}, "framework": ["torch"]}',
+        b'{"requested": 1, "pool": {"allocated": -1}, "framework": "torch"}',
+        b'{"format": "vramledger-recording", "version": 99}',
+    ],
+)  # fmt: skip
+def test_a_file_of_another_kind_is_refused(content: bytes, tmp_path: Path) -> None:
+    """Whatever a file holds, it is an error in one line, which the command line prints as it is."""
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises((RecordingError, StartupError)) as raised:
+        read_file(path, None)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("requested", [62 * GIB, None])
+@pytest.mark.parametrize(
+    ("framework", "pool"),
+    [
+        ("jax", {"in_use": 20 * GIB, "in_use_peak": 20 * GIB, "pool": 60 * GIB, "limit": 60 * GIB}),
+        ("tensorflow", {"in_use": 19 * GIB, "in_use_peak": 20 * GIB}),
+        ("cupy", {"in_use": 20 * GIB, "pool": 22 * GIB}),
+        ("torch", {"allocated": 20 * GIB, "allocated_peak": 20 * GIB, "reserved": 22 * GIB}),
+    ],
+)
+def test_every_report_is_read(
+    framework: str, pool: dict[str, int], requested: int | None, tmp_path: Path
+) -> None:
+    """What was in use as the allocation failed is needed at least; with it nothing certainly fits."""
+    path = tmp_path / "oom-1.json"
+    content = {"pid": 7, "framework": framework, "ordinal": None, "requested": requested, "pool": pool}
+    path.write_text(json.dumps({"version": 1, "verdict": "unknown", **content}))
+    seen = read_file(path, None)
+    need = assess_need(seen.uses[0])
+    roomy = make_offer(need, ledger_devices()[0], seen.program, live=False)
+    found = Fit(seen, (need,), ((roomy,),), "here", of_this_host=True, headroom=0.1)
+    text = "\n".join(fit_lines(found))
+    assert need.bytes == 20 * GIB + CONTEXT_BYTES
+    assert (need.wanted is None, need.enough, roomy.verdict) == (requested is None, None, PERHAPS)
+    assert found.status == CANNOT_TELL
+    assert "wanted       not known: an allocation failed" in text or requested is not None
+    assert json.loads(json.dumps(fit_json(found)))["needs"][0]["failed"]
+
+
+def test_a_report_without_any_figure_is_read(tmp_path: Path) -> None:
+    """A framework that counts nothing leaves the need unknown, and it is still a report."""
+    path = tmp_path / "oom-1.json"
+    path.write_text(json.dumps({"pid": 7, "framework": "jax", "requested": None, "pool": {}}))
+    need = assess_need(read_file(path, None).uses[0])
+    assert (need.bytes, need.failed, need.enough) == (None, True, None)
+
+
+def test_a_failure_of_unknown_size_in_a_ledger_counts() -> None:
+    """A program that has failed does not fit for certain, also if nobody knows with how many bytes."""
+    document = _document()
+    (agent_of_7,) = [each["agent"] for each in document["devices"][0]["holdings"] if each["pid"] == 7]
+    agent_of_7["last_oom"] = {"framework": "torch", "requested": None, "on_this_device": True}
+    need = assess_need(choose_program([read_ledger(document, "file")], 7, "").uses[0])
+    assert (need.failed, need.enough) == (True, None)
+
+
+def ledger_devices() -> tuple[OfferedDevice, ...]:
+    """Return one empty device."""
+    return read_ledger(snapshot_json(snapshot(device(0))), "the sample").devices
+
+
+def sample(pid: int, started: float | None, peak: int, *uuids: str) -> LedgerSample:
+    """Return a sample in which a program holds memory on some devices."""
+    uses = tuple(
+        DeviceUse(uuid, 0, "H200", 100, peak, peak, None, "", "", (), whole_life=False) for uuid in uuids
+    )
+    return LedgerSample((), {pid: Program(pid, started=started)}, {pid: uses}, "")
+
+
+def test_a_pid_that_was_reused_is_another_program() -> None:
+    """Samples of an earlier program under the same pid say nothing of the present one."""
+    seen = choose_program([sample(7, 100.0, 50, "A"), sample(7, 900.0, 3, "A")], 7, "here")
+    assert [use.peak for use in seen.uses[0]] == [3]
+
+
+def test_devices_that_the_program_has_left_are_not_needed() -> None:
+    """Only the devices of the newest sample count, with all that was seen of them before."""
+    seen = choose_program([sample(7, 1.0, 9, "A", "B"), sample(7, 1.0, 3, "B")], 7, "here")
+    assert [[(use.uuid, use.peak) for use in uses] for uses in seen.uses] == [[("B", 9), ("B", 3)]]
+
+
+def test_one_of_several_programs_must_be_chosen() -> None:
+    """With several holders the error names them, and says how to choose one."""
+    ledgers = [sample(7, 1.0, 9, "A"), sample(8, 1.0, 9, "A")]
+    with pytest.raises(StartupError, match=r"2 programs .*7, 8.*--pid"):
+        choose_program(ledgers, None, "here")
+    assert choose_program(ledgers[:1], None, "here").program.pid == 7
+
+
+WRONG: list[object] = [
+    None, -1, 0, 1, 2**62, 2**70, 1.5, 1e-320, 1e308, float("inf"), "", "x" * 1000, "\x1b[2J", [], [None],
+    [3], {}, {"frameworks": 1}, True, [{}], [{"pid": 7}],
+]  # fmt: skip
+
+
+def _document() -> dict[str, Any]:
+    """Return a ledger with everything that is read: a program with an agent, others, and a scheduler."""
+    shot = snapshot(
+        device(0, [holding(7, 8 * GIB, sm=0.5), holding(8, 9 * GIB, State.IDLE)], activity={"sm": 0.1}),
+        device(1, [holding(7, GIB)], utilization={"gpu": 0.4}, activity={"sm": 0.2}),
+    )
+    shot = replace(shot, agents={7: agent(shot.devices[0].reading.uuid)}, watched_since=0.0)
+    document: dict[str, Any] = json.loads(json.dumps(snapshot_json(shot)))
+    document["devices"][1] |= {
+        "cgroup_limits": [{"cgroup": "/ada", "maximum": GIB, "used": 0}],
+        "schedulers": ["slurm"],
+        "reservations": [{"owner_type": "user", "owner": "ada"}],
+    }
+    document["devices"][0]["holdings"][0]["limited_by"] = ["/ada"]
+    return document
+
+
+def _places(data: object, path: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
+    inner: Iterable[tuple[object, object]] = ()
+    if isinstance(data, dict):
+        inner = data.items()
+    elif isinstance(data, list):
+        inner = enumerate(data)
+    for key, value in inner:
+        yield from _places(value, (*path, key))
+    yield path
+
+
+@given(place=st.sampled_from(sorted(_places(_document()), key=str)), value=st.sampled_from(WRONG))
+def test_any_value_of_a_saved_ledger_may_be_wrong(place: tuple[Any, ...], value: object) -> None:
+    """With any wrong value the whole answer is given, as text and as JSON, or the file is refused."""
+    document: Any = _document()
+    if place:
+        inner = document
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = value
+    else:
+        document = value
+    try:
+        seen = choose_program([read_ledger(document, "file")], 7, "from file")
+    except (RecordingError, StartupError):
+        return
+    needs = tuple(assess_need(uses) for uses in seen.uses)
+    offers = tuple(
+        tuple(make_offer(need, each, seen.program, live=True) for each in sure(seen.ledger).devices)
+        for need in needs
+    )
+    found = Fit(seen, needs, offers, "here", of_this_host=True, headroom=0.1)
+    assert found.status in (0, 1, 3)
+    assert all(line.isprintable() for line in fit_lines(found))
+    json.dumps(fit_json(found), allow_nan=False)
+
+
+CARD = 24_265 * MIB
+
+
+def use(
+    *frameworks: FrameworkUse,
+    held: int | None = 22_885 * MIB,
+    overhead: int | None = None,
+    framework: str = "tensorflow",
+    policy: str = "preallocate",
+    **more: object,
+) -> DeviceUse:
+    """Return what was seen in one sample on a card of 24 GiB."""
+    known = {
+        "uuid": "GPU-0", "gpu": 0, "name": "NVIDIA A10", "capacity": CARD, "held": held, "peak": held,
+        "overhead": overhead, "framework": framework, "policy": policy, "frameworks": frameworks,
+        "whole_life": False,
+    }  # fmt: skip
+    return DeviceUse(**{**known, **more})  # type: ignore[arg-type]
+
+
+def counted(name: str, peak: int | None, *, ordinal: int | None = 0) -> FrameworkUse:
+    """Return what a framework reported."""
+    return FrameworkUse(name, ordinal, peak, None)
+
+
+def test_a_preallocation_is_not_a_need() -> None:
+    """A program that holds 22,885 MiB and used 181 of them needs these and its context."""
+    need = assess_need([use(counted("tensorflow", 181 * MIB))])
+    assert need.bytes == 181 * MIB + CONTEXT_BYTES == 1205 * MIB
+    assert need.grade is Grade.INFERRED
+    assert "assumed" in need.why
+    assert need.most == 22_885 * MIB
+
+
+def test_what_is_outside_the_pool_is_measured_where_it_can_be() -> None:
+    """With a known pool the rest is NVML's charge minus the pool, and the need is proven."""
+    need = assess_need([use(counted("jax", GIB), overhead=518 * MIB, framework="jax", policy="fraction")])
+    assert (need.bytes, need.grade) == (GIB + 518 * MIB, Grade.PROVEN)
+
+
+def test_a_small_holding_needs_no_assumed_context() -> None:
+    """The need is never more than the holding because of a context that is only assumed."""
+    need = assess_need([use(counted("tensorflow", 300 * MIB), held=534 * MIB, policy="growth")])
+    assert need.bytes == 534 * MIB
+
+
+def test_a_peak_that_the_program_resets_is_not_forgotten() -> None:
+    """The highest peak of all samples counts, and the largest context."""
+    seen = [
+        use(counted("torch", 9 * GIB), overhead=500 * MIB),
+        use(counted("torch", GIB), overhead=600 * MIB),
+        use(counted("torch", 2 * GIB), overhead=None),
+    ]
+    assert assess_need(seen).bytes == 9 * GIB + 600 * MIB
+
+
+def test_two_frameworks_share_one_context() -> None:
+    """The peaks of all frameworks add up, and what is outside the pools counts once for the device."""
+    need = assess_need([use(counted("torch", GIB), counted("jax", 2 * GIB), overhead=700 * MIB)])
+    assert need.bytes == 3 * GIB + 700 * MIB
+
+
+@pytest.mark.parametrize("policy", ["preallocate", "fraction", "limit"])
+def test_without_counters_a_set_size_says_nothing_of_the_need(policy: str) -> None:
+    """Of a program that took a set size nothing but an upper bound is known, and no limit is advised."""
+    need = assess_need([use(policy=policy)])
+    assert (need.bytes, need.planned, need.most) == (None, None, 22_885 * MIB)
+    assert "vramledger run" in need.why
+    assert list(limit_advice(need, CARD)) == []
+
+
+def test_a_framework_without_a_peak_hides_the_need() -> None:
+    """One framework whose peak is not known is enough to make the sum not known: never a partial sum."""
+    need = assess_need(
+        [use(counted("torch", GIB), counted("cupy", None), overhead=500 * MIB, policy="caching")]
+    )
+    assert (need.bytes, need.most) == (None, 22_885 * MIB)
+
+
+def test_the_highest_charge_of_a_whole_life_is_an_upper_bound() -> None:
+    """What a program with a cache held is enough for it, if it was watched since its start."""
+    need = assess_need([use(framework="torch", policy="caching", whole_life=True)])
+    assert (need.bytes, need.enough, need.grade) == (None, 22_885 * MIB, Grade.SEEN)
+
+
+@pytest.mark.parametrize("policy", ["caching", "preallocate", "fraction", "limit", ""])
+def test_the_highest_charge_of_a_part_of_a_life_is_no_bound(policy: str) -> None:
+    """A program that was not watched since its start may need more than it was seen to hold, or less."""
+    need = assess_need([use(framework="torch", policy=policy, whole_life=False)])
+    assert (need.bytes, need.most, need.enough) == (None, 22_885 * MIB, None)
+    assert need.grade is Grade.INFERRED
+
+
+def test_a_peak_that_a_framework_counted_may_have_been_reset() -> None:
+    """The evidence says since when a framework counts: its program may set the peak back to zero."""
+    need = assess_need([use(counted("torch", GIB), overhead=518 * MIB, framework="torch", policy="caching")])
+    assert "since its start or its last reset" in need.why
+
+
+def test_nothing_known_is_not_zero() -> None:
+    """Where NVML does not say what a process holds, its need is not known."""
+    need = assess_need([use(held=None, peak=None)])
+    assert (need.bytes, need.most, need.enough) == (None, None, None)
+
+
+def test_a_failed_allocation_is_part_of_what_is_wanted() -> None:
+    """After an out-of-memory error there is no amount that is certainly enough, and no limit to advise."""
+    need = assess_need(
+        [
+            use(
+                counted("torch", 8 * GIB),
+                overhead=GIB,
+                failed=True,
+                failed_request=3 * GIB,
+                used_at_failure=7 * GIB,
+            )
+        ]
+    )
+    assert (need.bytes, need.wanted, need.enough) == (9 * GIB, 11 * GIB, None)
+    assert list(limit_advice(need, CARD)) == []
+
+
+def test_a_device_that_is_only_listed_is_not_used() -> None:
+    """A program whose framework used nothing on a device does not need it, whatever it took there."""
+    assert assess_need([use(counted("tensorflow", 1280))]).unused
+    assert not assess_need([use()]).unused
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow", "rmm"])
+@pytest.mark.parametrize("peak", [MIB, 181 * MIB, 7 * GIB + 1, 20 * GIB])
+def test_a_limit_is_never_below_the_need(framework: str, peak: int) -> None:
+    """Each limit, in whatever unit the framework takes it, leaves at least the peak with its headroom."""
+    need = assess_need([use(counted(framework, peak, ordinal=3), overhead=GIB, framework=framework)])
+    wanted = peak + max(int(peak * 0.1), 64 * MIB)
+    limits = {
+        "torch": (r"fraction\(([\d.]+), 3\)", CARD),
+        "jax": (r"MEM_FRACTION=([\d.]+)$", CARD),
+        "tensorflow": (r"\[3\].*memory_limit=(\d+)\)", MIB),
+        "rmm": (r"maximum_pool_size=(\d+)\)", 1),
+    }
+    pattern, unit = limits[framework]
+    found = [re.search(pattern, each.text) for each in limit_advice(need, CARD)]
+    (limit,) = (float(each[1]) * unit for each in found if each is not None)
+    assert wanted <= limit <= wanted + CARD / 1000
+
+
+def test_no_limit_for_a_device_that_is_too_small() -> None:
+    """A share of more than the whole device is not written down."""
+    need = assess_need([use(counted("torch", 20 * GIB), overhead=GIB)])
+    assert list(limit_advice(need, 8 * GIB)) == []
+
+
+@pytest.mark.parametrize(
+    ("mean", "copies"), [(1.0, 1), (0.5, 2), (0.34, 2), (0.1, 10), (1e-320, 1_000_000), (0.0, None)]
+)
+def test_a_program_that_is_busy_leaves_time_for_few(mean: float, copies: int | None) -> None:
+    """A busy share gives the copies that have time; one that did nothing gives no number."""
+    assert copies_by_compute(Busy(mean, mean, 1)) == copies
+
+
+def test_busy_samples_that_are_missing_are_not_zero() -> None:
+    """A sample without a figure changes neither the mean nor the number of samples."""
+    need = assess_need([use(time_busy=0.4), use(time_busy=None), use(time_busy=0.8)])
+    assert need.time_busy is not None
+    assert need.time_busy.mean == pytest.approx(0.6)
+    assert (need.time_busy.highest, need.time_busy.samples) == (0.8, 2)
+    assert assess_need([use()]).time_busy is None

@@ -2,13 +2,15 @@
 
 import gzip
 import itertools
+import json
 import logging
 import os
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -22,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+import vramledger
 from tests.support.builders import (
     HARDWARE,
     KV_CACHE,
@@ -49,6 +52,7 @@ from vramledger.metrics.exposition import (
     select_collectors,
 )
 from vramledger.metrics.families import SAMPLING, Collected, Family, Sample
+from vramledger.metrics.sampling import revision
 from vramledger.model.reading import PodLabels
 from vramledger.model.records import LABEL_VALUE_MAX
 from vramledger.model.snapshot import DeviceSnapshot, ReservationStatus, Snapshot, State
@@ -561,3 +565,31 @@ def test_series_of_a_full_host_stay_within_reason(states: list[State], most: int
     page = Exposition(0, os.getppid).render(full, ScrapeRequest(ALL)).decode()
     series = Counter(line.split("{")[0] for line in page.splitlines() if not line.startswith("#"))
     assert series.total() <= most, series.most_common(5)
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The installer's record beside a package in another place; nothing is cached before or after."""
+    monkeypatch.setattr(vramledger, "__file__", str(tmp_path / "vramledger" / "__init__.py"))
+    beside = tmp_path / f"vramledger-{vramledger.__version__}.dist-info"
+    beside.mkdir()
+    revision.cache_clear()
+    yield beside / "direct_url.json"
+    revision.cache_clear()
+
+
+def test_the_commit_is_the_installers(record: Path) -> None:
+    """Installed from a repository, the exporter reports the commit."""
+    vcs = {"vcs": "git", "commit_id": "9b175d3aa0", "requested_revision": "main"}
+    record.write_text(json.dumps({"url": "https://example.org/vramledger.git", "vcs_info": vcs}))
+    assert revision() == "9b175d3aa0"
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "[]", "{}", '{"vcs_info": []}', '{"dir_info": {"editable": true}}']
+)
+def test_without_a_record_there_is_no_commit(record: Path, text: str | None) -> None:
+    """From a folder, an index or an invalid file there is no commit, and no error."""
+    if text is not None:
+        record.write_text(text)
+    assert revision() == ""

@@ -1,17 +1,25 @@
-"""The facts that are read once for a process, and the text that never leaves the reader."""
+"""The facts that are read once for a process, its name, reads that hang, and what never leaves the reader."""
 
 import os
+import pwd
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.procs import FakeProc, known, stat_line
 from tests.support.sure import sure
-from vramledger.model.reading import Rank
+from tests.support.waiting import wait_until
+from vramledger.model.reading import ProcessFacts, Rank
+from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.hosts.facts import ENVIRON_CAP
 from vramledger.readers.hosts.host import Host
+from vramledger.readers.hosts.program_names import program_name, worker_evidence
+from vramledger.sampling.holder_watch import FactsReader
 
 SECRET = "hunter2"  # noqa: S105 what must never come out
 
@@ -248,3 +256,236 @@ def test_a_rank_comes_from_the_environment(proc: FakeProc) -> None:
     row = proc.add(42, environ=b"MASTER_ADDR=n0\0MASTER_PORT=29500\0RANK=3\0WORLD_SIZE=8\0")
     assert known(Host(proc.root).facts(row)).rank == Rank(3, 8, "n0:29500")
     assert known(Host(proc.root).facts(proc.add(43))).rank is None
+
+
+def _collect(reader: FactsReader, facts: dict[int, ProcessFacts], *pids: int) -> bool:
+    facts.update({each.pid: each for each in reader.collect(0.005)})
+    return facts.keys() >= set(pids)
+
+
+@pytest.mark.parametrize("name", ["cmdline", "environ", "maps"])
+def test_a_hanging_read_costs_that_process_its_name_only(proc: FakeProc, name: str) -> None:
+    """Other processes get all facts, the stuck one gets what cannot hang, and all when its read returns."""
+    reader = FactsReader(Host(proc.root), stuck_after=0.02)
+    stuck, healthy = proc.add(42), proc.add(43)
+    path = proc.hang(42, name)
+    facts: dict[int, ProcessFacts] = {}
+    reader.request(stuck)
+    reader.request(healthy)
+    wait_until(lambda: _collect(reader, facts, 42, 43), "the facts")
+    assert (facts[43].command, facts[43].denied) == ("train.py", ())
+    assert (facts[42].command, facts[42].denied) == ("python3", ("cmdline", "environ", "maps"))
+    assert reader.stuck == 1
+    reader.request(stuck)  # its parent has changed: it must not block a second thread
+    facts.clear()
+    wait_until(lambda: _collect(reader, facts, 42), "the facts")
+    assert reader.stuck == 1
+    facts.clear()
+    late = {
+        "cmdline": b"python3\0late.py\0",
+        "environ": b"LOCAL_RANK=1\0",
+        "maps": b"7f-8f r-xp 0 0:1 2 /x/libcuda.so.1\n",
+    }
+    path.write_bytes(late[name])
+    wait_until(lambda: _collect(reader, facts, 42), "the facts")
+    assert facts[42].denied == ()
+    assert (facts[42].command, facts[42].signs, facts[42].libraries) in {
+        ("late.py", (), ()), ("train.py", ("LOCAL_RANK",), ()), ("train.py", (), ("libcuda",)),
+    }  # fmt: skip
+    assert reader.stuck == 0
+
+
+def test_threads_lost_to_hanging_reads_are_few(proc: FakeProc) -> None:
+    """Only a few threads are lost, however many reads hang, and every process is answered."""
+    reader = FactsReader(Host(proc.root), stuck_after=0.02, max_stuck=2)
+    pids = range(50, 56)
+    facts: dict[int, ProcessFacts] = {}
+    paths = []
+    for pid in pids:
+        row = proc.add(pid)
+        paths.append(proc.hang(pid, "cmdline"))
+        reader.request(row)
+    wait_until(lambda: _collect(reader, facts, *pids), "the facts")
+    assert reader.stuck == 2
+    assert all(each.denied == ("cmdline", "environ", "maps") for each in facts.values())
+    for path in paths[:2]:
+        path.write_bytes(b"x\0")
+    wait_until(lambda: _collect(reader, facts) and reader.stuck == 0, "the lost threads")
+
+
+def test_threads_are_few_when_the_harmless_reads_hang_too() -> None:
+    """If the reads that should not hang do, no more threads are lost, and all continues afterwards."""
+    now = 0.0
+    begun, gate = threading.Semaphore(0), threading.Event()
+
+    def hang() -> str:
+        begun.release()
+        gate.wait()
+        return "late"
+
+    guard: BoundedReader[str] = BoundedReader(stuck_after=1.0, max_stuck=2, clock=lambda: now)
+    others = threading.active_count()
+    for key in range(10):
+        guard.submit(key, hang, hang)
+    for lost in (1, 2, 3):
+        assert begun.acquire(timeout=20)
+        now += 1.0
+        assert guard.collect(0.0) == []
+        assert guard.stuck == lost
+    now += 1.0
+    guard.submit("one more", hang, hang)
+    assert guard.collect(0.0) == []
+    assert (guard.stuck, guard.busy, threading.active_count() - others) == (3, False, 3)
+
+    gate.set()
+    done: list[str] = []
+
+    def finished() -> bool:
+        done.extend(guard.collect(0.005))
+        return len(done) == 12  # the first task both ways, and the ten others
+
+    wait_until(finished, "what was asked for")
+    assert guard.stuck == 0
+
+
+def test_the_outline_never_asks_the_name_service(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory service that is down (LDAP, SSSD) cannot hang the basic read: it uses known names."""
+    host = Host(proc.root)
+    row = proc.add(42)
+    root = pwd.getpwuid(0)
+    asked: list[int] = []
+
+    def ask(uid: int) -> pwd.struct_passwd:
+        asked.append(uid)
+        return root
+
+    monkeypatch.setattr(pwd, "getpwuid", ask)
+    assert (known(host.basic_facts(row)).user, asked) == ("0", [])
+    assert (known(host.facts(row)).user, asked) == ("root", [0])
+    assert (known(host.basic_facts(row)).user, asked) == ("root", [0])
+
+
+def test_processes_that_end_have_no_facts(proc: FakeProc) -> None:
+    """A process that has ended before its turn gets no answer."""
+    reader = FactsReader(Host(proc.root))
+    row = proc.add(42)
+    proc.stat(42).unlink()
+    reader.request(row)
+    reader.request(proc.add(43))
+    facts: dict[int, ProcessFacts] = {}
+    wait_until(lambda: _collect(reader, facts, 43), "the facts")
+    assert set(facts) == {43}
+
+
+NAMES: list[tuple[str, str, str]] = [
+    ("python train.py --token hunter2", "python", "train.py"),
+    ("/usr/bin/python3.11 -u -X dev -W error /srv/jobs/train.py hunter2", "python3", "train.py"),
+    ("python -Wignore -OO train.py", "python", "train.py"),
+    ("python -m torch.distributed.run --nproc 2 train.py", "python", "torch.distributed.run"),
+    ("python -um pkg.main hunter2", "python", "pkg.main"),
+    ("python3 -c hunter2", "python3", "python3 -c"),
+    ("python -Ic hunter2 hunter2", "python", "python -c"),
+    ("python -chunter2", "python", "python -c"),
+    ("python", "python", "python"),
+    ("python -", "python", "python"),
+    ("python -- train.py", "python", "train.py"),
+    ("python --unknown hunter2", "python", "python"),
+    ("python --check-hash-based-pycs always train.py", "python", "train.py"),
+    ("python app/ hunter2", "python", "app"),
+    ("pypy3 bench.py", "pypy3", "bench.py"),
+    ("/venv/bin/python3 /venv/bin/torchrun --nproc-per-node 2 train.py", "torchrun", "torchrun"),
+    ("bash -c hunter2", "bash", "bash"),
+    ("/bin/sh ./run-all.sh hunter2", "run-all.sh", "sh"),
+    ("-bash", "bash", "bash"),
+    ("perl -I lib -w script.pl hunter2", "perl", "script.pl"),
+    ("perl -ne hunter2 file", "perl", "perl -e"),
+    ("ruby -r json tool.rb hunter2", "ruby", "tool.rb"),
+    ("node --max-old-space-size=4096 --require hunter2 server.js", "node", "server.js"),
+    ("node --no-such-option hunter2", "node", "node"),
+    ("node -e hunter2", "node", "node -e"),
+    ("java -Xmx4g -Dkey=hunter2 -jar /opt/app/serve.jar hunter2", "java", "serve.jar"),
+    ("java -cp hunter2 org.example.Main hunter2", "java", "org.example.Main"),
+    ("java --add-opens java.base/java.lang=ALL-UNNAMED -m mod/org.example.Main", "java", "org.example.Main"),
+    ("java --no-such hunter2", "java", "java"),
+    ("julia -t 8 -O3 --project=/srv fit.jl hunter2", "julia", "fit.jl"),
+    ("/usr/lib/R/bin/exec/R --no-echo --no-restore --file=fit.R --args hunter2", "R", "fit.R"),
+    ("R hunter2", "R", "R"),
+    ("Rscript --vanilla fit.R hunter2", "Rscript", "fit.R"),
+    ("/opt/bin/vectoradd hunter2", "vectoradd", "vectoradd"),
+]
+
+
+@pytest.mark.parametrize(("line", "comm", "name"), NAMES)
+def test_a_program_has_its_own_name_and_no_argument(line: str, comm: str, name: str) -> None:
+    """A program has the name of its script, module or file, and nothing of its arguments."""
+    assert program_name(line.split(" "), comm) == name
+    assert SECRET not in program_name(line.split(" "), comm)
+
+
+@pytest.mark.parametrize(
+    ("argv", "comm", "name"),
+    [
+        (["VLLM::EngineCore"], "VLLM::EngineCor", "VLLM::EngineCore"),
+        (["VLLM::EngineCore --key hunter2"], "VLLM::EngineCor", "VLLM::EngineCore"),
+        (["ray::train()"], "ray::train()", "ray::train()"),
+        (["nginx: worker process"], "nginx", "nginx"),
+        (["sshd: user [priv]", "", ""], "sshd", "sshd"),
+        (["/opt/My Program/bin/My Render"], "My Render", "My Render"),
+        (["/usr/bin/python3 train.py hunter2"], "python3", "python3"),
+        (["   "], "odd", "odd"),
+        ([], "kworker/0:1", "kworker/0:1"),
+        (["", "hunter2"], "odd", "odd"),
+        (["evil\x1b[2J\n\udc80name"], "evil", "evil\ufffd[2J\ufffd\ufffdname"),
+        (["x" * 100], "x" * 15, "x" * 64),
+    ],
+)
+def test_titles_and_oddities_have_a_name(argv: list[str], comm: str, name: str) -> None:
+    """Of a title that replaces the arguments the first word counts; unprintable text is replaced."""
+    assert program_name(argv, comm) == name
+
+
+@pytest.mark.parametrize(
+    ("argv", "name", "signs"),
+    [
+        (
+            [
+                "python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)",
+                "--multiprocessing-fork",
+            ],
+            "multiprocessing.spawn", ("multiprocessing",),
+        ),
+        (
+            ["python3", "-s", "-c", "from multiprocessing.forkserver import main; main(5, 6, ['__main__'])"],
+            "multiprocessing.forkserver", ("multiprocessing",),
+        ),
+        (
+            ["python3.14", "-c", "import sys; from multiprocessing.forkserver import main; main(5, 6)", "x"],
+            "multiprocessing.forkserver", ("multiprocessing",),
+        ),
+        (
+            ["python3", "-c", "from multiprocessing.resource_tracker import main;main(5)"],
+            "multiprocessing.resource_tracker", ("multiprocessing",),
+        ),
+        (
+            ["python", "-m", "joblib.externals.loky.backend.popen_loky_posix", "--pipe", "5"],
+            "joblib.externals.loky.backend.popen_loky_posix", ("multiprocessing",),
+        ),
+        (["VLLM::Worker_TP0"], "VLLM::Worker_TP0", ("title",)),
+        (["sglang::scheduler_TP1"], "sglang::scheduler_TP1", ("title",)),
+        (["VLLM::APIServer"], "VLLM::APIServer", ()),
+        (["python", "-c", "import multiprocessing; hunter2"], "python -c", ()),
+        (["python", "train.py", "from multiprocessing.spawn import spawn_main"], "train.py", ()),
+    ],
+)  # fmt: skip
+def test_a_worker_is_known_by_its_command(argv: list[str], name: str, signs: tuple[str, ...]) -> None:
+    """Only a child that multiprocessing or a serving framework started has this worker evidence."""
+    assert program_name(argv, "python") == name
+    assert worker_evidence(argv) == signs
+
+
+@given(st.lists(st.text()), st.text(max_size=15))
+def test_every_command_line_has_a_printable_name(argv: list[str], comm: str) -> None:
+    """No command line raises, and every name is printable and short."""
+    name = program_name(argv, comm)
+    assert len(name) <= 64
+    assert name.isprintable()

@@ -15,6 +15,7 @@ from tests.support.waiting import wait_until
 from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessEntry
 from vramledger.readers.collector import Context
 from vramledger.readers.hosts import hidden_holders
+from vramledger.readers.hosts.driver_watch import read_open_device_files
 from vramledger.readers.hosts.hidden_holders import HiddenSearch
 from vramledger.readers.hosts.host import Host
 
@@ -308,3 +309,17 @@ def test_a_round_without_an_end_is_not_nobody(proc: FakeProc) -> None:
         now += 29.0
     assert seen[0] is not None
     assert (seen[-1], search.complete, search.health[0]) == (None, False, False)
+
+
+def test_what_descendants_have_open_is_found(tmp_path: Path, stage: Stage) -> None:
+    """A file that a grandchild or this process has open is found with its pid, until it is closed."""
+    device = tmp_path / "nvidia0"
+    device.touch()
+    prefix = str(tmp_path / "nvidia")
+    assert read_open_device_files(prefix) == {}
+    with device.open():
+        assert read_open_device_files(prefix) == {os.getpid(): [str(device)]}
+    child = stage.start().start(("open_file", str(device)))
+    assert read_open_device_files(prefix) == {child.pid: [str(device)]}
+    child.end()
+    assert read_open_device_files(prefix) == {}

@@ -1,15 +1,24 @@
-"""The rules of the states, on relations that were measured on real processes."""
+"""The states: their rules on relations that were measured, and how long they last."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from tests.support import builders
+from tests.support.host.model import GIB, Fate, Process
+from tests.support.host.one_holder import PID, SHELL, START, OneHolder
+from tests.support.host.programs import Fixed
+from tests.support.host.scrapes import SimulatedExporter
 from tests.support.sure import sure
 from vramledger.accounting.holders import states
+from vramledger.accounting.tracker import TOLD_AFTER
 from vramledger.model.holder_facts import Ties
-from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
-from vramledger.model.snapshot import Grade, State
+from vramledger.model.reading import DriverWait, ParentFacts, ProcessEntry, ProcessFacts, ProcessRow, XidEvent
+from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Snapshot, State
+from vramledger.storage.summary import marks_between, summarise
+from vramledger.views.ledger_json import snapshot_json
 
 INIT = ParentFacts(1, 1, "systemd", "systemd", init=True)
 PYTHON = ParentFacts(500, 50, "python3", "train.py", init=False)
@@ -170,3 +179,318 @@ def test_a_zombie_leader_with_live_threads_says_so() -> None:
     """The evidence of a zombie distinguishes live threads from a driver that has not freed memory."""
     assert "3 other thread(s) still run" in state_of("Z", None, threads=4)[1]
     assert "not reaped" in state_of("Z", None)[1]
+
+
+def stuck_since_now() -> OneHolder:
+    """Return a host whose holder sleeps in the driver from its next sample on."""
+    host = OneHolder()
+    host.sample()
+    host.holder.fates = {"stuck": host.now + 1}
+    return host
+
+
+def test_a_thread_that_sleeps_in_the_driver_for_more_than_a_minute_makes_its_process_stuck() -> None:
+    """For a minute the holder is what it was; after that it is stuck, and the evidence names the function."""
+    host = stuck_since_now()
+    assert host.watch(61).state is not State.STUCK
+    holding = host.watch(1)
+    assert holding.state is State.STUCK
+    assert holding.why.startswith(f"thread {PID + 1} has slept in the driver (os_acquire_mutex)")
+    assert holding.wasted
+
+
+def test_the_longest_wait_of_a_process_counts() -> None:
+    """Of several threads the one that has slept longest is the evidence, in whatever order they are read."""
+    waits = tuple(
+        DriverWait(PID, START, thread, "os_acquire_mutex", seconds)
+        for thread, seconds in ((1, 61.0), (2, 90.0), (3, 70.0))
+    )
+    (device,) = OneHolder().sample(waits=waits).devices
+    assert device.holdings[0].why.startswith("thread 2 has slept in the driver (os_acquire_mutex)")
+
+
+def test_a_stuck_process_that_wakes_is_no_longer_stuck() -> None:
+    """When the driver lets the thread go on, the state ends at once."""
+    host = stuck_since_now()
+    assert host.watch(70).state is State.STUCK
+    host.holder.fates = {}
+    assert host.watch(1).state is not State.STUCK
+
+
+def test_the_wait_of_another_process_with_the_pid_says_nothing() -> None:
+    """A wait belongs to a process by its start time, and not to whoever has the pid now."""
+    host = OneHolder()
+    for _ in range(100):
+        host.sample(waits=(DriverWait(PID, START - 1, PID, "os_acquire_mutex", 100.0),))
+    assert host.sample().devices[0].holdings[0].state is not State.STUCK
+
+
+def test_the_xid_errors_of_the_gpu_are_part_of_the_evidence() -> None:
+    """A GPU that has reported errors says so beside the wait: the usual cause of both is one fault."""
+    host = stuck_since_now()
+    event = XidEvent(host.gpu.uuid(host.now), 79, 0.0)
+    host.sample(events=(event,))
+    assert host.watch(70).why.endswith("this GPU has had XID 79")
+
+
+def test_a_zombie_whose_thread_sleeps_in_the_driver_says_so() -> None:
+    """The process has exited, so it is a zombie; the thread that holds its memory is in the evidence."""
+    host = OneHolder()
+    host.sample()
+    host.holder.fates = {"headless": host.now + 1, "stuck": host.now + 1}
+    holding = host.watch(70)
+    assert holding.state is State.ZOMBIE
+    assert "has slept in the driver (os_acquire_mutex)" in holding.why
+
+
+def sample(host: OneHolder, *, uses_gpu: bool | None, **changes: Any) -> DeviceSnapshot:  # noqa: ANN401 any field
+    """Take a sample in which the facts of the process with the pid say whether it uses a GPU."""
+    facts: ProcessFacts = replace(host.holder.facts(host.now + 1), uses_gpu=uses_gpu)
+    (device,) = host.sample(**{"facts": (facts,), "device_files": True, **changes}).devices
+    return device
+
+
+def test_bytes_under_the_pid_of_a_program_without_a_gpu_are_dead() -> None:
+    """Also at the first sample, when nobody has seen the holder: it has ended, and nobody else is blamed."""
+    host = OneHolder()
+    device = sample(host, uses_gpu=False)
+    (holding,) = device.holdings
+    assert holding.state is State.DEAD
+    assert "does not use the GPU" in holding.why
+    assert holding.start is None
+    assert [(each.type, each.name) for each in sure(device.owner_usage).owners] == [("unknown", "")]
+
+
+def test_the_program_that_has_the_pid_is_not_shown_as_the_holder() -> None:
+    """Neither its command nor its user stands beside bytes that are not its own, in any later sample."""
+    host = OneHolder()
+    sample(host, uses_gpu=False)
+    shot = host.sample(device_files=True)
+    assert shot.devices[0].holdings[0].state is State.DEAD
+    assert shot.facts_of(host.holder.pid) is None
+
+
+@pytest.mark.parametrize("uses_gpu", [True, None])
+def test_a_program_that_may_use_a_gpu_is_the_holder(uses_gpu: bool | None) -> None:
+    """Where its files cannot be read, nothing speaks against it."""
+    (holding,) = sample(OneHolder(), uses_gpu=uses_gpu).holdings
+    assert holding.state is State.ACTIVE
+
+
+def test_a_program_that_begins_to_use_a_gpu_is_a_holder_from_then_on() -> None:
+    """The next facts say that it has the device open, so it is alive and not a dead holder."""
+    host = OneHolder()
+    assert sample(host, uses_gpu=False).holdings[0].state is State.DEAD
+    device = sample(host, uses_gpu=True)
+    assert device.holdings[0].state is State.ACTIVE
+    assert "ann" in [each.name for each in sure(device.owner_usage).owners if each.held]
+
+
+def test_without_the_host_s_processes_nobody_is_dead() -> None:
+    """Where pids are not the host's, the program with the number proves nothing."""
+    host = OneHolder()
+    (holding,) = sample(host, uses_gpu=False, host_pid_namespace=None).holdings
+    assert holding.state is State.UNKNOWN
+
+
+def test_a_zombie_is_not_taken_for_a_bystander() -> None:
+    """A process that has exited has no files and no mappings, which says nothing about what it held."""
+    host = OneHolder()
+    host.holder.fates = {"zombie": host.now}
+    (holding,) = sample(host, uses_gpu=False).holdings
+    assert holding.state is State.ZOMBIE
+
+
+def test_where_users_of_the_driver_cannot_be_recognised_nobody_is_a_bystander() -> None:
+    """If not even we have a device file open, a program without one may well be the holder."""
+    host = OneHolder()
+    (holding,) = sample(host, uses_gpu=False, device_files=False).holdings
+    assert holding.state is State.ACTIVE
+
+
+def test_another_holder_that_is_recognised_is_enough() -> None:
+    """One holder with a device file open shows that we can distinguish holders from bystanders here."""
+    host = OneHolder()
+    other = Process(8, {0: Fixed(GIB)}, begin=-900.0, user="ben", framework="", starter=SHELL)
+    host.host.processes = [*host.host.processes, other]
+    facts = (replace(other.facts(1.0), uses_gpu=True), replace(host.holder.facts(1.0), uses_gpu=False))
+    (device,) = host.sample(facts=facts).devices
+    assert {each.pid: each.state for each in device.holdings} == {PID: State.DEAD, 8: State.ACTIVE}
+
+
+def watched(fate: Fate) -> OneHolder:
+    """Return a host of an exporter, whose holder meets its fate at the next sample."""
+    host = OneHolder()
+    host.exporter = SimulatedExporter(host.host, idle_after=600.0, told_after=TOLD_AFTER)
+    host.watch(3)
+    host.holder.fates = {fate: host.now + 1}
+    return host
+
+
+@pytest.mark.parametrize("fate", ["zombie", "orphaned", "stopped", "dead", "unowned"])
+def test_what_lasts_less_than_five_seconds_is_told_nowhere(fate: Fate) -> None:
+    """State, waste and timeline are as before, and the evidence says what is seen so far."""
+    host = watched(fate)
+    before = summarise(host.sample(after=0.0), {})
+    shots = [host.sample() for _ in range(5)]
+    for shot in shots:
+        (holding,) = shot.devices[0].holdings
+        assert holding.state is State.ACTIVE
+        assert "so far: " in holding.why
+        assert not holding.wasted
+        assert list(marks_between(shot.time or 0.0, before, summarise(shot, {}))) == []
+
+
+@pytest.mark.parametrize(
+    ("fate", "state"),
+    [
+        ("zombie", State.ZOMBIE),
+        ("orphaned", State.ORPHANED),
+        ("stopped", State.STOPPED),
+        ("dead", State.DEAD),
+        ("unowned", State.ORPHANED),
+    ],
+)
+def test_what_lasts_is_told_with_its_own_beginning(fate: Fate, state: State) -> None:
+    """After five seconds the state is told, and it has been so since it began."""
+    host = watched(fate)
+    first = host.sample().time
+    holding = host.watch(5)
+    assert holding.state is state
+    assert holding.since == first
+    assert "so far" not in holding.why
+
+
+def test_an_end_that_goes_through_several_states_is_none_of_them() -> None:
+    """Its launcher ends, it is a zombie for a moment, and then the driver lists its pid for another one."""
+    host = watched("orphaned")
+    now = host.now + 1
+    host.holder.fates = {"orphaned": now, "zombie": now + 3, "dead": now + 5}
+    assert {host.holding().state for _ in range(9)} == {State.ACTIVE}
+
+
+def test_a_program_that_is_slowed_down_is_not_stopped() -> None:
+    """A program under cpulimit, strace or a debugger is stopped in many samples, and works between them."""
+    host = watched("stopped")
+    host.sample()
+    for second in range(30):
+        host.driver_says(processes=(ProcessEntry(PID, GIB + second, "C"),))  # it allocates
+        assert host.holding().state is State.ACTIVE, second
+
+
+def test_a_main_thread_that_has_ended_makes_no_zombie_of_threads_that_work() -> None:
+    """It works, and nothing is wasted; it is a zombie once none of its threads works."""
+    host = watched("headless")
+    host.exporter = SimulatedExporter(host.host, idle_after=10.0)
+    host.program.work = 0.5
+    holding = host.watch(20)
+    assert (holding.state, holding.grade, holding.wasted) == (State.ACTIVE, Grade.PROVEN, False)
+    assert "its main thread has exited, 3 other thread(s) still run" in holding.why
+    host.program.work = 0.0
+    holding = host.watch(15)
+    assert (holding.state, holding.wasted) == (State.ZOMBIE, True)
+    assert holding.grade is not Grade.INFERRED
+
+
+def test_an_idle_program_whose_launcher_has_ended_is_idle() -> None:
+    """What is proven is told before what is only inferred, and the evidence has both."""
+    host = OneHolder()
+    host.sample()
+    host.holder.fates = {"orphaned": host.now + 1}
+    ties = Ties(PID, host.holder.start, adopted=True, worker=True)
+    for _ in range(15):
+        shot = host.sample(ties=(ties,))
+    (holding,) = shot.devices[0].holdings
+    assert holding.state is State.IDLE
+    assert holding.grade is not Grade.INFERRED
+    assert "was seen alive and has ended" in holding.why
+
+
+def orphaned() -> OneHolder:
+    """Return a host whose holder has just lost its owner: it is an orphan from the next sample on."""
+    host = OneHolder()
+    host.sample()
+    host.holder.fates = {"unowned": host.now}
+    return host
+
+
+def wasted_seconds(shot: Snapshot) -> list[float | None]:
+    """Return what each owner of the device has wasted."""
+    (device,) = shot.devices
+    return [each.wasted_byte_seconds for each in sure(device.owner_usage).owners]
+
+
+def watch_at_work(host: OneHolder, seconds: int) -> Holding:
+    """Sample once a second while the holder works."""
+    host.program.work = 0.4
+    return host.watch(seconds)
+
+
+def test_an_orphan_that_works_wastes_nothing() -> None:
+    """However long it has been an orphan: while it works, it is said to, and nothing is wasted."""
+    host = orphaned()
+    holding = watch_at_work(host, 60)
+    assert holding.state is State.ORPHANED
+    assert holding.why.endswith("; it still works on the GPU")
+    assert holding.working is True
+    assert not holding.wasted
+    assert wasted_seconds(host.sample()) == [None]
+
+
+def test_an_orphan_that_stops_working_wastes_its_memory_from_the_idle_threshold_on() -> None:
+    """Quiet by every sample for the threshold, its bytes are wasted, and its owner is charged for that."""
+    host = orphaned()
+    watch_at_work(host, 5)
+    host.program.work = 0.0
+    assert host.watch(9).working is True
+    holding = host.watch(1)
+    assert holding.working is False
+    assert holding.wasted
+    assert "it has not worked on the GPU for 10 s" in holding.why
+    assert wasted_seconds(host.sample(after=2.0)) == [2.0 * (holding.memory or 0)]
+
+
+def test_an_orphan_of_which_nothing_is_known_wastes_nothing() -> None:
+    """Without an answer about work the driver has said nothing against it, however long it is watched."""
+    host = orphaned()
+    host.say_nothing_of_work()
+    holding = host.watch(60)
+    assert holding.state is State.ORPHANED
+    assert holding.working is None
+    assert not holding.wasted
+    assert holding.why.endswith("; whether it works on the GPU is not known")
+
+
+def test_work_of_long_ago_without_evidence_since_is_not_known() -> None:
+    """An orphan that worked once, and about which the driver then says nothing, neither works nor wastes."""
+    host = orphaned()
+    watch_at_work(host, 5)
+    host.say_nothing_of_work()
+    holding = host.watch(30)
+    assert holding.working is None
+    assert not holding.wasted
+
+
+@pytest.mark.parametrize(
+    ("state", "working", "wasted", "perhaps"),
+    [
+        (State.IDLE, None, 0, 10 * GIB),
+        (State.IDLE, False, 10 * GIB, 0),
+        (State.ORPHANED, None, 0, 10 * GIB),
+        (State.ORPHANED, True, 0, 0),
+        (State.ORPHANED, False, 10 * GIB, 0),
+        (State.ZOMBIE, None, 10 * GIB, 0),
+        (State.ACTIVE, None, 0, 0),
+    ],
+)
+def test_what_is_not_known_is_no_zero(state: State, working: bool | None, wasted: int, perhaps: int) -> None:
+    """Memory that is perhaps wasted, perhaps not, has a figure of its own."""
+    held = dataclasses.replace(builders.holding(7, 10 * GIB, state), working=working)
+    one = builders.device(0, [held])
+    known = [True] if wasted else [None] if perhaps else [False]
+    assert (one.wasted, one.perhaps_wasted) == (wasted, perhaps)
+    assert [each.wasted for each in one.holdings] == known
+    document: Any = snapshot_json(builders.snapshot(one))
+    [device] = document["devices"]
+    assert (device["memory"]["wasted"], device["memory"]["perhaps_wasted"]) == (wasted, perhaps)
+    assert [each["wasted"] for each in device["holdings"]] == known

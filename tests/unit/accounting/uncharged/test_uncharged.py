@@ -1,13 +1,30 @@
 """Bytes that NVML charges to nobody: who has them, within which bounds, and what is never guessed."""
 
+import copy
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.host.model import CONTEXT, EPOCH, GIB, MIB
+from tests.support.host.model import CONTEXT, EPOCH, GIB, MIB, Gpu
 from tests.support.sure import sure
 from tests.support.uncharged_card import OWN, Card, Managed, about, given_to, holding
-from vramledger.model.snapshot import Grade, State
+from vramledger.accounting.uncharged.solver import (
+    NOTHING,
+    Left,
+    MemoryPool,
+    PoolHolder,
+    Range,
+    collect_sources,
+    foreign_bytes,
+    narrow,
+    share_out,
+    solve,
+    undivided_bytes,
+)
+from vramledger.accounting.uncharged.tracker import HolderEvidence, LeftEvidence, created, describe
+from vramledger.model.reading import HiddenHolder
+from vramledger.model.snapshot import Grade, Holding, Ledger, State
 
 
 def test_managed_memory_is_its_programs() -> None:
@@ -379,3 +396,358 @@ def test_a_neighbour_does_not_keep_what_a_late_mapping_explains(late: int) -> No
         least, most = given_to(device, pid)
         assert least <= 1.01 * truth, pid
         assert most >= 0.99 * truth, pid
+
+
+def test_a_handle_of_a_killed_creator() -> None:
+    """What a killed program had shared is the other's, and the evidence says who made it, and when."""
+    card = Card()
+    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card.start(702, Managed(), user="bob")
+    card.sample(3)
+    card.end(694, leaving=4 * GIB)
+    device = card.device(6)
+    assert given_to(device, 702)[0] == about(4 * GIB)
+    uncharged = sure(holding(device, 702).uncharged)
+    assert uncharged.managed == 0
+    assert "created by pid 694 of alice, which ended at 02:00 UTC; pid 702 still has them" in uncharged.why
+    assert [each.pid for each in device.left] == [694]
+
+
+def test_a_killed_creator_and_two_importers_of_different_users() -> None:
+    """With two possible importers neither gets the bytes; the ledger names both."""
+    card = Card()
+    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card.start(702, Managed(), user="bob")
+    card.start(703, Managed(), user="eve")
+    card.sample(3)
+    card.end(694, leaving=4 * GIB)
+    device = card.device(6)
+    assert given_to(device, 702) == given_to(device, 703) == (0, about(4 * GIB))
+    assert device.undivided is not None
+    assert (device.undivided.pids, device.undivided.owner) == ((702, 703), None)
+    assert all(sum(each.held.values()) < GIB for each in sure(device.owner_usage).owners)
+
+
+def test_two_importers_of_one_owner() -> None:
+    """With two importers of one owner the bytes are the owner's, although not one holding's."""
+    card = Card()
+    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card.start(702, Managed(), user="bob")
+    card.start(703, Managed(), user="bob")
+    card.sample(3)
+    card.end(694, leaving=4 * GIB)
+    device = card.device(6)
+    assert sure(device.undivided).owner == ("user", "bob")
+    assert device.owner_usage is not None
+    (bob,) = [each for each in device.owner_usage.owners if each.name == "bob"]
+    assert sum(bob.held.values()) == about(2 * CONTEXT + 4 * GIB)
+    (alice,) = [each for each in device.owner_usage.owners if each.name == "alice"]
+    assert alice.not_freed == 0
+    assert alice.freed == about(CONTEXT)
+
+
+def test_memory_that_is_freed_late_is_nobodys_legacy() -> None:
+    """Bytes that are freed a second after their program has ended are given to nobody in between."""
+    card = Card()
+    card.start(694, Managed(charged=4 * GIB))
+    card.start(7, Managed(mapped=8 * GIB))
+    card.sample(3)
+    card.end(694, leaving=4 * GIB)
+    between = card.device(1)
+    card.nobody[0] = 0
+    after = card.device(4)
+    assert given_to(between, 7)[0] == given_to(after, 7)[0] == 0
+    assert after.left == ()
+
+
+def test_a_creator_without_any_heir_leaves_unattributed_bytes() -> None:
+    """Where nobody is left, the bytes are unattributed, and it is known who had made them."""
+    card = Card()
+    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card.sample(3)
+    card.end(694, leaving=4 * GIB)
+    device = card.device(6)
+    assert sure(device.ledger).unattributed == 4 * GIB
+    assert [(each.pid, each.user, each.pids) for each in device.left] == [(694, "alice", ())]
+
+
+def test_a_forked_child_of_a_killed_program_may_have_its_memory() -> None:
+    """A hidden child with the device open may have what its parent left: no other holder gets it alone."""
+    card = Card()
+    card.start(694, Managed(charged=4 * GIB))
+    card.start(702, Managed())
+    card.sample(3)
+    card.end(694, leaving=4 * GIB)
+    card.hidden = (HiddenHolder(800, 5000, "inherited", "worker.py", "alice", (0,)),)
+    device = card.device(6)
+    assert given_to(device, 702) == (0, about(4 * GIB))
+    assert sure(device.undivided).pids == (702,)
+
+
+def test_a_rank_on_another_gpu_may_have_the_memory_of_a_killed_one() -> None:
+    """A rank that has mapped the memory of another GPU keeps it: no holder there gets it alone."""
+    card = Card()
+    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card.start(695, Managed(charged=4 * GIB), user="alice", gpu=1)
+    card.start(702, Managed(), user="bob")
+    card.sample(3)
+    card.end(694, leaving=4 * GIB)
+    device = card.device(6)
+    assert given_to(device, 702) == (0, about(4 * GIB))
+    assert device.undivided is not None
+    assert (device.undivided.pids, device.undivided.owner) == ((695, 702), None)
+    uncharged = sure(holding(device, 702).uncharged)
+    assert "pid 702 or pid 695 on another GPU still has them" in uncharged.why
+
+
+@pytest.mark.parametrize(("since", "until"), [(1, 1), (1, 2), (2, 2), (3, 5), (-1, 4), (-1, 99)])
+def test_a_failed_sample_of_another_gpu_gives_nobody_its_bytes(since: int, until: int) -> None:
+    """Who held memory on a GPU that does not answer now may still have what an ended program left."""
+    card = Card()
+    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card.start(695, Managed(charged=4 * GIB), user="alice", gpu=1)
+    card.start(702, Managed(), user="bob")
+    card.fail(1, since + 3, until + 3)
+    card.sample(3)
+    card.end(694, leaving=4 * GIB)
+    device = card.device(16)
+    assert given_to(device, 702) == (0, about(4 * GIB))
+    assert sure(device.undivided).pids == (695, 702)
+
+
+def test_a_rank_that_ends_while_another_gpu_fails() -> None:
+    """A GPU without data keeps the holders of that GPU possible, and no others."""
+    card = Card()
+    card.host.gpus = [*card.host.gpus, Gpu(2, 80 * GIB, GIB, lambda _: 0)]
+    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card.start(695, Managed(charged=4 * GIB), user="alice", gpu=1)
+    card.start(696, Managed(charged=4 * GIB), user="alice", gpu=2)
+    card.start(702, Managed(), user="bob")
+    card.sample(3)
+    card.fail(2, 1, 10)
+    card.end(694, leaving=4 * GIB)
+    device = card.device(6)
+    assert device.undivided is not None
+    assert device.undivided.pids == (695, 696, 702)
+    card.end(695)
+    device = card.device(2)
+    assert sure(device.undivided).pids == (696, 702)
+    card.end(696)
+    assert given_to(card.device(2), 702) == (0, about(4 * GIB)), "its GPU has not answered yet"
+    assert given_to(card.device(6), 702) == (about(4 * GIB), about(4 * GIB))
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_a_gpu_whose_holders_were_never_known_settles_nothing(lists: bool) -> None:
+    """Where another GPU has never said who holds it, somebody there may have the bytes too."""
+    card = Card()
+    card.fail(1, 0, 5)
+    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card.start(702, Managed(), user="bob")
+    card.sample(6 if lists else 3)
+    card.end(694, leaving=4 * GIB)
+    device = card.device(12)
+    least = about(4 * GIB) if lists else 0
+    assert given_to(device, 702) == (least, about(4 * GIB))
+    uncharged = sure(holding(device, 702).uncharged)
+    assert ("a process that NVML does not list here can have them too" in uncharged.why) is not lists
+
+
+def test_memory_that_only_a_rank_on_another_gpu_can_have() -> None:
+    """Memory that nobody on its GPU can have is named after the only process that can, while that lives."""
+    card = Card()
+    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card.start(695, Managed(), user="alice", gpu=1)
+    card.sample(3)
+    card.end(694, leaving=4 * GIB)
+    device = card.device(6)
+    assert [(each.pid, each.user, each.pids) for each in device.left] == [(694, "alice", (695,))]
+    card.start(702, Managed(), user="bob")
+    device = card.device(6)
+    assert given_to(device, 702) == (0, 0), "it came later"
+    card.end(695, leaving=-4 * GIB)
+    assert card.device(6).left == ()
+
+
+def test_a_creator_that_shared_in_its_last_second() -> None:
+    """A creator that took 4 GiB after the last sample, shared them and was killed, made all of them."""
+    card = Card()
+    card.start(694, Managed())
+    card.start(702, Managed())
+    card.start(7, Managed(mapped=8 * GIB))
+    card.sample(3)
+    card.end(694, leaving=4 * GIB)
+    device = card.device(6)
+    assert given_to(device, 7)[0] == 0
+
+
+def test_one_that_had_managed_memory_and_shared_some_other() -> None:
+    """A killed program takes its managed memory along; what it had shared stays, also if that is as much."""
+    card = Card()
+    card.sample()
+    card.start(694, Managed(charged=4 * GIB, resident=4 * GIB, mapped=4 * GIB))
+    card.start(702, Managed())
+    card.sample(4)
+    card.end(694, leaving=4 * GIB)
+    device = card.device(6)
+    assert given_to(device, 702)[0] == about(4 * GIB)
+
+
+def test_the_last_importer_takes_the_bytes_along() -> None:
+    """When the importer ends and the bytes go, a neighbour with managed memory keeps exactly its own."""
+    card = Card()
+    card.start(694, Managed(charged=4 * GIB))
+    card.start(702, Managed())
+    card.sample(2)
+    card.start(7, Managed(resident=8 * GIB, mapped=9 * GIB))
+    card.sample(4)
+    card.end(694, leaving=4 * GIB)
+    card.sample(6)
+    card.nobody[0] = 0
+    card.end(702)
+    assert given_to(card.device(6), 7) == (about(8 * GIB), about(8 * GIB))
+
+
+@pytest.mark.parametrize(("looked", "least"), [(None, 0), (2.0, 4 * GIB)])
+def test_the_time_until_a_look_was_watched(looked: float | None, least: int) -> None:
+    """In three seconds a stranger can have come, left bytes and gone; in the one since a look none can."""
+    card = Card()
+    card.start(7, Managed(charged=GIB))
+    program = card.start(702, Managed(mapped=8 * GIB))
+    card.sample(3)
+    program.resident += 4 * GIB
+    unchanged = None if looked is None else card.host.reading(card.now).monotonic + looked
+    card.now += 3.0
+    card.exporter.sample(card.now, unchanged=unchanged)
+    assert given_to(card.device(6), 702) == (about(least), about(4 * GIB))
+
+
+EXACT = Range(8 * GIB, 8 * GIB)
+ALONE = HolderEvidence(
+    Range(8 * GIB, 8 * GIB), 518 * MIB, Range(8 * GIB, 8 * GIB), 8 * GIB, None, (), (), False, False
+)
+LEFT = LeftEvidence(Range(4 * GIB, 4 * GIB), created(694, "alice", 7200.0), (702,), None)
+
+
+CHARGED = "NVML charges 518 MiB; "
+MAPPINGS = "from its 8.0 GiB of /dev/nvidia-uvm mappings"
+
+
+@pytest.mark.parametrize(
+    ("known", "grade", "why"),
+    [
+        (ALONE, Grade.SEEN, f"8.0 GiB are managed memory, {MAPPINGS}; nobody else here can have them"),
+        (
+            ALONE._replace(reported=8 * GIB, matched=True),
+            Grade.PROVEN,
+            (
+                f"8.0 GiB are managed memory, {MAPPINGS} and its agent's report of 8.0 GiB; "
+                "the mappings here are as large as what NVML charges to nobody"
+            ),
+        ),
+        (
+            ALONE._replace(
+                share=Range(0, 8 * GIB), managed=Range(0, 8 * GIB), bound=None, rivals=range(10, 17)
+            ),
+            Grade.INFERRED,
+            (
+                "up to 8.0 GiB can be managed memory, from its mappings, which we may not read; "
+                "pid 10, 11, 12, 13, 14 and 2 more can have them too"
+            ),
+        ),
+        (
+            ALONE._replace(share=Range(2 * GIB, 8 * GIB), managed=Range(2 * GIB, 8 * GIB)),
+            Grade.INFERRED,
+            (
+                f"2.0 GiB to 8.0 GiB can be managed memory, {MAPPINGS}; "
+                "a process that NVML does not list here can have them too"
+            ),
+        ),
+        (
+            ALONE._replace(share=LEFT.range, managed=NOTHING, left=(LEFT,)), Grade.INFERRED,
+            "4.0 GiB created by pid 694 of alice, which ended at 02:00 UTC; pid 702 still has them",
+        ),
+        (
+            ALONE._replace(
+                share=Range(0, 4 * GIB),
+                managed=NOTHING,
+                left=(LEFT._replace(created=created(694, None, 7200.0), heirs=(702, 703), hidden=9),),
+                rivals=(703,),
+            ),
+            Grade.INFERRED,
+            (
+                "4.0 GiB created by pid 694 of an unknown user, which ended at 02:00 UTC; "
+                "pid 702, 703 or hidden pid 9 still have them; pid 703 can have them too"
+            ),
+        ),
+        (
+            ALONE._replace(late=True), Grade.INFERRED,
+            f"8.0 GiB are managed memory, {MAPPINGS}; nobody else here can have them",
+        ),
+    ],
+    ids=["alone", "reported", "unreadable", "unseen", "left", "hidden", "late"],
+)  # fmt: skip
+def test_the_evidence_is_said(known: HolderEvidence, grade: Grade, why: str) -> None:
+    """The sentence has every fact on which the share rests, and the grade is that of the weakest."""
+    found = describe(known)
+    assert (found.grade, found.why) == (grade, CHARGED + why)
+
+
+def test_only_certain_bytes_give_way() -> None:
+    """Managed memory is all of an exact share that can be, and of a range only what certainly is."""
+    both = ALONE._replace(share=Range(12 * GIB, 12 * GIB), left=(LEFT,))
+    assert describe(both).managed == 8 * GIB
+    assert (
+        describe(ALONE._replace(share=Range(4 * GIB, 8 * GIB), managed=Range(2 * GIB, 8 * GIB))).managed
+        == 2 * GIB
+    )
+
+
+_BYTES = st.integers(0, 16).map(lambda count: count * GIB)
+_RANGES = st.tuples(_BYTES, _BYTES).map(lambda pair: Range(min(pair), max(pair)))
+
+
+def _holder(pid: int, bound: int | None) -> PoolHolder:
+    holding = Holding(pid, 100, GIB, GIB, "C", State.ACTIVE, 0.0, "")
+    return PoolHolder("GPU-0", holding, ("user", f"u{pid}"), bound)
+
+
+@given(st.lists(st.none() | _BYTES, max_size=4), st.lists(_RANGES, max_size=3), _BYTES, _BYTES, st.booleans())
+def test_to_divide_changes_nothing(
+    bounds: list[int | None], ranges: list[Range], count: int, unwatched: int, elsewhere: bool
+) -> None:
+    """Every share is within the bytes, and asking changes neither what was remembered nor the answer."""
+    holders = tuple(_holder(pid, bound) for pid, bound in enumerate(bounds, 1))
+    there = frozenset(each.identity for each in holders[:2])
+    other = frozenset({(99, 1)}) if elsewhere else frozenset()
+    lefts = [Left((50, "ada"), 0.0, float(at), there, other, each) for at, each in enumerate(ranges)]
+    ledger = Ledger(80 * GIB, 40 * GIB, GIB, dict.fromkeys(State, 0), count, 0)
+    pool = MemoryPool("GPU-0", ledger, holders, ())
+    before = copy.deepcopy(lefts)
+    answers = []
+    for _ in range(2):
+        sources = collect_sources(pool, count, lefts, 3.0, unwatched=unwatched, late=0, settled={})
+        solution = solve(sources, foreign_bytes([sources]))
+        shares = share_out(sources, solution)
+        answers.append((shares, undivided_bytes(sources, shares, solution.ranges)))
+        assert all(0 <= share.least <= share.most <= count for share in shares.values())
+    assert answers[0] == answers[1]
+    assert [each.range for each in lefts] == [each.range for each in before]
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=6), st.data())
+def test_a_range_never_excludes_the_truth(bounds: list[tuple[int, int]], data: st.DataObject) -> None:
+    """Whatever each source really has within its range, its narrowed range contains that."""
+    ranges = {str(number): Range(min(pair), max(pair)) for number, pair in enumerate(bounds)}
+    truth = {name: data.draw(st.integers(each.least, each.most)) for name, each in ranges.items()}
+    found = narrow(sum(truth.values()), ranges)
+    for name, have in truth.items():
+        assert found[name].least <= have <= found[name].most
+
+
+def test_sources_that_certainly_have_too_much_are_certain_no_more() -> None:
+    """Where sources certainly have more than there is, only what others cannot have stays certain."""
+    found = narrow(100 * 2**20, {"one": Range(80 * 2**20, 90 * 2**20), "other": Range(70 * 2**20, 2**30)})
+    assert found["one"].least == 0
+    assert found["other"].least == 10 * 2**20
+    assert narrow(0, {"one": Range(2**30, 2**30)}) == {"one": Range(0, 0)}
