@@ -92,7 +92,7 @@ def test_a_pool_beyond_the_drivers_bytes_has_no_overhead() -> None:
 
 
 def test_a_process_cannot_make_series_without_end() -> None:
-    """New provider names and versions in every report are ignored; the first ones stay."""
+    """Of names, versions and settings that change in every report the first ones stay."""
     host = OneHolder()
     for turn in range(100):
         found = told(
@@ -103,10 +103,6 @@ def test_a_process_cannot_make_series_without_end() -> None:
     assert len(found.errors) == MAX_PROVIDERS
     assert found.errors["torch"] == 99
     assert min(name for name in found.errors if name.startswith("part_")) == "part_0"
-
-
-def test_settings_of_an_allocator_are_labels_and_stay() -> None:
-    """The settings that were reported first are kept, and a value of another form is not known."""
     host = OneHolder()
     for turn in range(3):
         settings = {"expandable_segments": "true\n", "max_split_size_mb": f"{64 + turn}", "made_up": "1"}
@@ -116,19 +112,11 @@ def test_settings_of_an_allocator_are_labels_and_stay() -> None:
     assert framework.pinned == 2
 
 
-def test_another_process_of_that_pid_is_not_spoken_for() -> None:
-    """A report for the pid's former owner is not one of its present process."""
+def test_who_does_not_speak_for_a_holder() -> None:
+    """Not a former process of its pid, not another user, and nobody for a device where it is not listed."""
     assert hear(OneHolder(), agent(start=START - 1, frameworks=[torch()])) is None
-
-
-def test_another_user_does_not_speak() -> None:
-    """If the peer's user is not the process's user, none of its figures are shown."""
     found = told(OneHolder(), agent(uid=UID + 1, frameworks=[torch()]))
     assert (found.up, found.problem, found.report, dict(found.pools)) == (False, "foreign", None, {})
-
-
-def test_a_device_that_the_driver_does_not_list_is_not_claimed() -> None:
-    """A UUID in a report counts only where the driver lists the process."""
     found = told(
         OneHolder(), agent(frameworks=[{"framework": "torch", "devices": [{"uuid": "GPU-1", "reserved": 5}]}])
     )
@@ -152,16 +140,12 @@ def test_a_container_numbers_its_own_devices(owner: Owner) -> None:
 
 
 def test_silence_is_said_and_its_figures_are_gone() -> None:
-    """A connected agent that sends nothing is down, and its old figures are not shown as current."""
+    """A silent agent is down without figures; a failure inside it is told for a minute, and figures go on."""
     host = OneHolder()
     told(host, agent(frameworks=[torch()]))
     found = told(host, Agent(7, START, UID, NOW, problem="silent", report=None))
     assert (found.up, found.problem, dict(found.pools)) == (False, "silent", {})
     assert found.received == NOW
-
-
-def test_failures_degrade_for_a_while() -> None:
-    """A failure inside the agent is reported for a minute; figures continue, and old failures only count."""
     host = OneHolder()
     assert told(host, agent(errors={"torch": 0})).up
     found = told(host, agent(errors={"torch": 2}, frameworks=[torch()]))
@@ -185,7 +169,7 @@ def test_counters_never_go_back() -> None:
 
 
 def test_who_was_started_with_an_agent_is_missed() -> None:
-    """A holder with VRAMLEDGER_AGENT=1 and a framework, but without a report, is missing after a while."""
+    """With VRAMLEDGER_AGENT=1 and a framework, who has no report after a while is missing."""
     with_agent = facts(settings=(("VRAMLEDGER_AGENT", "1"),))
     host = OneHolder()
     assert told(host, facts=with_agent).problem == "missing"
@@ -193,10 +177,6 @@ def test_who_was_started_with_an_agent_is_missed() -> None:
     assert hear(OneHolder()) is None, "it was not asked for"
     nothing = (replace(with_agent[0], libraries=("libcuda",)),)
     assert hear(OneHolder(), facts=nothing) is None, "it has nothing to tell"
-
-
-def test_a_young_holder_is_not_missed() -> None:
-    """A program has some time to load its framework and to connect."""
     host = OneHolder()
     boot = NOW + 1 - START / 100 - MISSING_AFTER
     with_agent = facts(settings=(("VRAMLEDGER_AGENT", "1"),))
@@ -205,7 +185,7 @@ def test_a_young_holder_is_not_missed() -> None:
 
 
 def test_the_agents_word_on_the_policy_is_the_best() -> None:
-    """The framework's own report has precedence over the environment and the memory pattern."""
+    """The framework's report comes before environment and pattern; vLLM's name before torch's below it."""
     host = OneHolder()
     settings = (("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),)
     outside = host.sample(facts=facts(settings=settings)).processes[7].policy
@@ -214,10 +194,6 @@ def test_the_agents_word_on_the_policy_is_the_best() -> None:
     shot = host.sample(agents=(agent(frameworks=[{**torch(reserved=5), "policy": "caching"}, tensorflow]),))
     assert shot.processes[7].policy[:3] == ("tensorflow", "growth", "agent")
     assert host.sample().processes[7].policy[:3] == outside[:3], "without the agent it is the outside's again"
-
-
-def test_a_server_on_top_of_torch_keeps_its_name() -> None:
-    """VLLM manages the pool itself, so its report has precedence over torch's below it."""
     vllm = (replace(facts()[0], libraries=("libtorch_cuda", "vllm")),)
     shot = OneHolder().sample(facts=vllm, agents=(agent(frameworks=[torch()]),))
     assert shot.processes[7].policy[:2] == ("vllm", "fraction")
@@ -338,15 +314,11 @@ def test_a_rank_stays_when_its_agent_cannot_report() -> None:
 
 
 def test_another_user_or_process_gives_no_rank() -> None:
-    """An agent of another user, or of an earlier process with this pid, says nothing about this one."""
+    """Another user or process gives no rank; beyond some different ones none is shown."""
     host = OneHolder()
     rank = {"number": 1, "size": 2, "job": "n0:1"}
     assert rank_of(host, agent(uid=UID + 1, rank=rank)) is None
     assert rank_of(host, agent(start=START + 1, rank=rank)) is None
-
-
-def test_a_process_cannot_make_series_of_ranks_without_end() -> None:
-    """Beyond some different ranks of one process none is shown; one that was shown before may return."""
     host = OneHolder()
     shown = {rank_of(host, ranked(number, 1000)) for number in range(100)}
     assert shown == {None, *(Rank(number, 1000, "n0:31000") for number in range(MOST_REPORTED_RANKS))}
@@ -450,11 +422,7 @@ def test_mig_instances_by_their_names() -> None:
 
 
 def test_a_report_may_be_a_moment_ahead() -> None:
-    """A little memory that was taken after NVML was read is not a contradiction; much memory is one."""
+    """A little more than NVML has read is no contradiction; an empty pool needs no device."""
     assert translate({0: GIB + SLACK}, {A: GIB}, UNSET, HOST, apart=False) == {0: A}
     assert translate({0: GIB + SLACK + 1}, {A: GIB}, UNSET, HOST, apart=False) == {}
-
-
-def test_an_empty_pool_is_nowhere() -> None:
-    """A device on which a framework holds nothing needs no translation."""
     assert translate({0: 0, 1: GIB}, {B: GIB}, UNSET, HOST, apart=False) == {1: B}

@@ -44,31 +44,19 @@ def test_the_book_adds_up(free: int, used: int, reserved: int | None, held: list
     assert used == ledger.used
 
 
-def test_bytes_without_a_holder_are_unattributed() -> None:
-    """Used memory beyond the holdings is unattributed (14 MiB of 32,000 on the measured H200)."""
+def test_what_does_not_add_up() -> None:
+    """Bytes without a holder, overlap, an unknown reserve; a contradiction makes no book."""
     memory = MemoryReading(143771 * MIB, 143771 * MIB - 32000 * MIB - 644939776, 32000 * MIB, 644939776)
     ledger = sure(balance(memory, [(State.ACTIVE, 10954 * MIB), (State.IDLE, 21032 * MIB)]))
     assert ledger.unattributed == 14 * MIB
     assert ledger.overlap == 0
-
-
-def test_an_overlap_comes_off_the_largest_state_first() -> None:
-    """If holdings add up to more than used, the state with the most bytes loses the excess."""
-    ledger = balance(MemoryReading(100, 40, 60, 0), [(State.ACTIVE, 50), (State.IDLE, 30), (State.DEAD, 10)])
-    assert ledger is not None
+    held = [(State.ACTIVE, 50), (State.IDLE, 30), (State.DEAD, 10)]
+    ledger = sure(balance(MemoryReading(100, 40, 60, 0), held))
     assert (ledger.states[State.ACTIVE], ledger.states[State.IDLE], ledger.states[State.DEAD]) == (20, 30, 10)
     assert ledger.overlap == 30
-
-
-def test_an_unknown_reserve_is_not_zero() -> None:
-    """If the driver does not report its reserve, the ledger says None and counts it as used."""
     ledger = sure(balance(MemoryReading(100, 40, 60, None), []))
     assert ledger.driver_reserved is None
     assert ledger.unattributed == 60
-
-
-def test_figures_that_contradict_themselves_make_no_book() -> None:
-    """If free and reserved exceed the total there is no ledger, rather than a negative one."""
     assert balance(MemoryReading(100, 90, 0, 20), []) is None
 
 
@@ -187,21 +175,13 @@ def test_an_owner_is_not_blamed_for_pages_that_stay() -> None:
     assert [(each.freed, each.not_freed) for each in usage.owners] == [(None, 0)]
 
 
-def test_bytes_that_the_kernel_does_not_count_stay_unattributed() -> None:
-    """What NVML calls used and the kernel calls free is not the operating system's."""
+def test_what_the_kernel_does_not_tell() -> None:
+    """Bytes that it does not count, a node that is not readable, and a view without holders blame nobody."""
     ledger = sure(sampled(coherent(40 * GIB, (7, 10 * GIB), outside=5 * GIB)).ledger)
     # RESERVED is not in the node, so up to as many bytes may be the driver's.
     assert (ledger.operating_system, ledger.unattributed) == (26 * GIB, 4 * GIB)
-
-
-def test_a_node_that_cannot_be_read_blames_nobody() -> None:
-    """To see less never makes a harsher verdict: without the kernel's figures nothing is unattributed."""
     ledger = sure(sampled(replace(coherent(40 * GIB, (7, 10 * GIB)), node=None)).ledger)
     assert (ledger.operating_system, ledger.unattributed) == (30 * GIB, 0)
-
-
-def test_holders_that_cannot_be_seen_are_not_the_operating_systems() -> None:
-    """Outside the host's PID namespace only what the kernel counts as its own is; the rest is unknown."""
     ledger = sure(sampled(coherent(40 * GIB, file=3 * GIB), namespace=False).ledger)
     assert (ledger.operating_system, ledger.states[State.UNKNOWN]) == (3 * GIB, 37 * GIB)
 
@@ -234,36 +214,28 @@ def test_a_blind_sample_judges_no_owner_by_such_memory(device: DeviceReading) ->
         assert [(each.freed, each.not_freed) for each in usage.owners] == [(None, 0)]
 
 
-def test_check_of_a_blind_view_misses_no_reserve_on_such_memory() -> None:
-    """Check says that it cannot see the holders, and nothing of a driver's reserve that is not there."""
+def test_check_of_unified_memory() -> None:
+    """A busy host is clean, a holder is not, a blind view says so, and no driver's reserve is missed."""
     snapshot = sample(HoldingTracker(idle_after=600), 0, unified(79 * GIB), namespace=False)
     (result,) = check_devices(snapshot, (), CheckTolerance())
     assert [reason.kind for reason in result.reasons] == ["blind"]
-
-
-def test_unified_memory_has_a_ledger() -> None:
-    """On a GB10 the holdings are NVML's, and the rest of the host's used memory is the operating system's."""
-    device = sampled(unified(79 * GIB, (7, 30 * GIB)))
-    ledger = sure(device.ledger)
-    assert (ledger.total, ledger.free, ledger.used) == (119 * GIB, 79 * GIB, 40 * GIB)
-    assert (ledger.operating_system, ledger.unattributed, ledger.overlap) == (10 * GIB, 0, 0)
-    assert ledger.states[State.ACTIVE] == 30 * GIB
-
-
-def test_holdings_may_exceed_what_the_host_counts_as_used() -> None:
-    """NVML's figures and the kernel's are two accounts: an excess is overlap, and the ledger balances."""
-    ledger = sure(sampled(unified(100 * GIB, (7, 30 * GIB))).ledger)
-    assert (ledger.overlap, ledger.operating_system, ledger.states[State.ACTIVE]) == (11 * GIB, 0, 19 * GIB)
-
-
-def test_check_of_unified_memory_judges_the_holders_alone() -> None:
-    """A busy host does not make its GPU dirty, a holder does, and no driver's reserve is missed."""
     empty = sample(HoldingTracker(idle_after=600), 0, unified(19 * GIB))
     held = sample(HoldingTracker(idle_after=600), 0, unified(19 * GIB, (7, GIB)))
     assert [(each.status, each.reasons) for each in check_devices(empty, (), CheckTolerance())] == [
         (CLEAN, ())
     ]
     assert [each.status for each in check_devices(held, (), CheckTolerance())] == [NOT_CLEAN]
+
+
+def test_unified_memory_has_a_ledger() -> None:
+    """On a GB10 the rest of the used memory is the operating system's; an excess of holdings is overlap."""
+    device = sampled(unified(79 * GIB, (7, 30 * GIB)))
+    ledger = sure(device.ledger)
+    assert (ledger.total, ledger.free, ledger.used) == (119 * GIB, 79 * GIB, 40 * GIB)
+    assert (ledger.operating_system, ledger.unattributed, ledger.overlap) == (10 * GIB, 0, 0)
+    assert ledger.states[State.ACTIVE] == 30 * GIB
+    ledger = sure(sampled(unified(100 * GIB, (7, 30 * GIB))).ledger)
+    assert (ledger.overlap, ledger.operating_system, ledger.states[State.ACTIVE]) == (11 * GIB, 0, 19 * GIB)
 
 
 def test_two_gpus_on_one_hosts_memory_count_it_once() -> None:

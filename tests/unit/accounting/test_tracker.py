@@ -56,13 +56,10 @@ class TestIdle:
         assert holding.last_active is None
 
     def test_a_failed_question_is_never_idleness(self) -> None:
-        """Where nothing about work is available, no holding is ever idle."""
+        """Without an answer about work nobody is idle; one such sample ends the time of evidence."""
         host = OneHolder()
         host.say_nothing_of_work()
         assert host.watch(100).state is State.ACTIVE
-
-    def test_one_failed_question_starts_the_quiet_anew(self) -> None:
-        """A single sample without an answer ends the time of evidence."""
         host = OneHolder()
         host.watch(9)
         host.say_nothing_of_work()
@@ -78,8 +75,8 @@ class TestIdle:
         holding = host.watch(12)
         assert (holding.state, holding.grade) == (State.IDLE, Grade.INFERRED)
 
-    def test_changing_bytes_are_work(self) -> None:
-        """A holding whose bytes change is not idle, whatever utilisation says."""
+    def test_what_is_work(self) -> None:
+        """Changing bytes, and a row of work at once; the driver's own 0 is shown, and is none."""
         host = OneHolder()
         holding = host.holding()
         for step in range(30):
@@ -87,9 +84,6 @@ class TestIdle:
             holding = host.holding()
         assert holding.state is State.ACTIVE
         assert holding.last_active == NOW + 31
-
-    def test_work_ends_idleness(self) -> None:
-        """A utilisation sample makes an idle holding active immediately."""
         host = OneHolder()
         assert host.watch(15).state is State.IDLE
         host.program.work = 0.4
@@ -98,9 +92,6 @@ class TestIdle:
         assert holding.since == NOW + 16
         assert holding.last_active == NOW + 16
         assert holding.sm == 0.4
-
-    def test_a_sample_of_zero_is_no_work(self) -> None:
-        """The driver's own 0 is shown as 0 and is not a sign of work."""
         host = OneHolder()
         holding = host.holding()
         for second in range(2, 13):
@@ -187,13 +178,20 @@ class TestIdentity:
     """A process is its pid and its start time."""
 
     def test_a_reused_pid_is_a_new_holder(self) -> None:
-        """Another process under the same pid starts with its own peak and its own since."""
+        """Another process under the pid has its own peak and since, also with as many bytes as before."""
         host = OneHolder()
         host.watch(3)
         host.holder.end = host.now
         host.reuse_pid(2 * GIB)
         holding = host.holding()
         assert holding.peak == 2 * GIB
+        assert holding.state is State.ACTIVE
+        assert holding.start == host.holder.start
+        host = OneHolder()
+        host.watch(3)
+        host.holder.end = host.now
+        host.reuse_pid(10 * GIB)
+        holding = host.holding()
         assert holding.state is State.ACTIVE
         assert holding.start == host.holder.start
 
@@ -206,16 +204,6 @@ class TestIdentity:
         assert host.holding().state is State.DEAD
         assert host.watch(5).state is State.DEAD
         assert 7 not in {pid for pid, each in host.sample().processes.items() if each.start_time > NOW}
-
-    def test_a_program_that_is_started_again_with_the_same_pid_has_its_bytes(self) -> None:
-        """It takes as many bytes as before, and it uses the GPU: they are its own."""
-        host = OneHolder()
-        host.watch(3)
-        host.holder.end = host.now
-        host.reuse_pid(10 * GIB)
-        holding = host.holding()
-        assert holding.state is State.ACTIVE
-        assert holding.start == host.holder.start
 
     def test_whose_the_bytes_under_a_reused_pid_are_may_not_be_known(self) -> None:
         """As long as it is not known whether the younger process uses the GPU, nothing is called dead."""
@@ -230,7 +218,7 @@ class TestIdentity:
         assert "which of them has the bytes is not known" in holding.why
 
     def test_a_process_that_dies_keeps_its_peak(self) -> None:
-        """The dead holder is the same holder, with the peak that it had."""
+        """The dead holder has the peak and the owner that it had, until the driver frees its bytes."""
         host = OneHolder()
         host.watch(2)
         host.holder.fates["dead"] = host.now
@@ -239,9 +227,6 @@ class TestIdentity:
         assert holding.state is State.DEAD
         assert holding.peak == 10 * GIB
         assert holding.since == NOW + 3
-
-    def test_a_process_that_dies_keeps_its_name(self) -> None:
-        """The owner of a dead holder's bytes stays known, until the driver frees them."""
         host = OneHolder()
         host.watch(2)
         alive = host.sample().processes[7]
@@ -301,7 +286,7 @@ class TestDevices:
     """What is published of devices, and when there is nothing."""
 
     def test_a_failed_sample_publishes_no_device(self) -> None:
-        """After a failure there is no data of the sample before."""
+        """After a failure, or when no device answers, there is no data of the sample before."""
         host = OneHolder()
         host.sample()
         host.host.faults = [Fault("driver lost", since=host.now + 1, until=host.now + 2)]
@@ -310,9 +295,6 @@ class TestDevices:
         assert snapshot.devices == ()
         assert snapshot.failures["driver-lost"] == 1
         assert host.sample().up
-
-    def test_no_device_that_answers_is_a_failed_sample(self) -> None:
-        """When no device answers, the sample as a whole has failed."""
         host = OneHolder()
         host.host.faults = [Fault("device lost", name="timeout")]
         assert (host.sample().failure or ("",))[0] == "timeout"
@@ -340,16 +322,13 @@ class TestDevices:
         assert host.sample().devices[0].up
 
     def test_a_device_that_vanishes_is_down(self) -> None:
-        """A GPU that the driver no longer lists stays known and is down."""
+        """A GPU that the driver no longer lists is down, and of it only its identity stays."""
         host = OneHolder()
         host.host.gpus = [host.gpu, gpu(1)]
         host.sample()
         host.host.gpus = [host.gpu]
         devices = host.sample().devices
         assert [(each.reading.uuid, each.up) for each in devices] == [(UUID, True), ("GPU-1", False)]
-
-    def test_a_device_that_vanished_tells_nothing_old(self) -> None:
-        """Of a missing GPU only its identity stays."""
         host = OneHolder()
         host.host.gpus = [host.gpu, gpu(1)]
         other = host.sample().devices[1].reading
@@ -409,16 +388,13 @@ class TestDevices:
         assert device.ledger is None
 
     def test_bytes_that_the_driver_does_not_tell_are_not_zero(self) -> None:
-        """A holder without a figure has none, and the used bytes stay unattributed."""
+        """A holder without a figure has none; outside the host's PID namespace used bytes are unknown."""
         host = OneHolder()
         host.driver_says(processes=(ProcessEntry(7, None, "C"),))
         (device,) = host.sample().devices
         assert device.holdings[0].memory is None
         assert device.holdings[0].peak is None
         assert sure(device.ledger).unattributed == 10 * GIB
-
-    def test_what_nobody_may_see_is_unknown_and_not_unattributed(self) -> None:
-        """Outside the host's PID namespace NVML lists no process: used bytes have invisible holders."""
         host = OneHolder()
         host.host.faults = [Fault("blind")]
         (device,) = host.sample().devices
@@ -428,7 +404,7 @@ class TestDevices:
         assert device.ledger.states[State.UNKNOWN] == 10 * GIB
 
     def test_the_used_peak_looks_back_a_minute(self) -> None:
-        """The peak of used memory is that of the last 60 seconds of samples."""
+        """The peak of used memory is that of 60 seconds; XID events are counted by number."""
         host = OneHolder()
         host.program.memory = 39 * GIB
         host.sample()
@@ -436,9 +412,6 @@ class TestDevices:
         peaks = [host.sample().devices[0].used_peak for _ in range(61)]
         assert peaks[59] == 39 * GIB
         assert peaks[60] == 10 * GIB
-
-    def test_xids_are_counted(self) -> None:
-        """XID events are counted by number."""
         host = OneHolder()
         host.sample(events=(XidEvent(UUID, 79, NOW), XidEvent(UUID, 31, NOW)))
         assert dict(host.sample(events=(XidEvent(UUID, 79, NOW),)).devices[0].xids) == {79: 2, 31: 1}

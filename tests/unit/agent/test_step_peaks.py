@@ -95,7 +95,7 @@ def test_each_part_has_its_peak() -> None:
 
 
 def test_a_workspace_of_the_backward_pass_is_no_gradient() -> None:
-    """What the first backward pass took and keeps, and no optimizer knows, is never called a gradient."""
+    """What no optimizer knows is no gradient; an optimizer that allocates nothing has a peak."""
     program = Program()
     program.heap.allocate(32 * MIB, IN_BACKWARD)  # as cuBLAS does on the thread of the backward pass
     program.step(10)
@@ -104,10 +104,6 @@ def test_a_workspace_of_the_backward_pass_is_no_gradient() -> None:
     assert last.gradients_before_backward == 0
     assert last.phases["optimizer"].categories["gradients"] == 4 * MIB
     assert last.phases["optimizer"].categories["activations"] == 32 * MIB
-
-
-def test_an_optimizer_without_events_has_a_peak() -> None:
-    """An optimizer that allocates nothing any more still runs while its memory is held."""
     program = Program()
     program.step(10)
     program.step(10)
@@ -232,10 +228,14 @@ def test_only_peaks_at_the_same_moment_of_a_step_are_on_one_line() -> None:
 
 
 def test_each_part_of_a_step_has_its_own_slope() -> None:
-    """The batch that fits is the smallest that a part of the step allows."""
+    """The smallest batch that a part allows; below 0 the largest batch says what fits."""
     one = step(100, (3000, 2000), (4000, 3000), (9000, 100))
     other = step(200, (5000, 4000), (6500, 5500), (9000, 100))
     assert fitting_batch([one, other], 1000, 20_000) == int((0.98 * 20_000 - 1500) / 25)
+    one = step(4, (2100, 2000), (3900, 3800), (100, 10))
+    other = step(8, (4100, 4000), (8100, 8000), (100, 10))
+    assert fitting_batch([one, other], 32, 16_000) == int((0.98 * 16_000 - 100) / 1000)
+    assert fitting_batch([Step(4, 3900, {}), Step(8, 8100, {})], 32, 16_000) is None
 
 
 def test_the_optimizers_peak_does_not_follow_a_single_batch_size() -> None:
@@ -251,11 +251,3 @@ def test_peaks_without_parts_show_a_slope_only_with_several_sizes() -> None:
     assert fitting_batch([small, large], 100, 10_000) == 88
     assert fitting_batch([small, small], 100, 10_000) is None
     assert fitting_batch([], 100, 10_000) is None
-
-
-def test_a_part_that_rises_faster_than_the_batch_still_counts() -> None:
-    """Where a line through a part's peaks begins below 0, the largest batch says what fits."""
-    one = step(4, (2100, 2000), (3900, 3800), (100, 10))
-    other = step(8, (4100, 4000), (8100, 8000), (100, 10))
-    assert fitting_batch([one, other], 32, 16_000) == int((0.98 * 16_000 - 100) / 1000)
-    assert fitting_batch([Step(4, 3900, {}), Step(8, 8100, {})], 32, 16_000) is None

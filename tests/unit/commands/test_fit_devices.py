@@ -120,17 +120,13 @@ def test_only_what_end_can_free_is_evictable(state: State, verdict: str) -> None
     assert [each.command for each in offer.evict] == ["vramledger end --pid 8"] * (verdict == AFTER)
 
 
-def test_an_idle_holder_whose_idleness_is_not_known_keeps_its_memory() -> None:
-    """Idleness that is only inferred does not make memory evictable."""
+def test_who_is_evicted() -> None:
+    """Nobody whose idleness is inferred; the largest holdings first, and no more than is needed."""
     idle = replace(holding(8, 130 * GIB, State.IDLE), working=None)
     (one,) = ledger(device(0, [idle])).devices
     assert make_offer(need(50), one, PROGRAM, live=True).verdict == NO
-
-
-def test_no_more_is_evicted_than_is_needed() -> None:
-    """The largest holdings come first, and those that are not needed stay."""
-    idle = [holding(pid, gib * GIB, State.IDLE) for pid, gib in ((8, 10), (9, 60), (10, 50))]
-    (one,) = ledger(device(0, idle)).devices
+    several = [holding(pid, gib * GIB, State.IDLE) for pid, gib in ((8, 10), (9, 60), (10, 50))]
+    (one,) = ledger(device(0, several)).devices
     offer = make_offer(need(70), one, PROGRAM, live=True)
     assert [each.command.rpartition(" ")[2] for each in offer.evict] == ["9"]
 
@@ -231,20 +227,12 @@ def test_a_cgroup_leaves_less_than_is_free(wanted: float, verdict: str) -> None:
     assert offer.copies_empty == (0 if wanted == 18 else int(16 / (wanted * 1.1)))
 
 
-def test_its_own_memory_counts_in_its_cgroup_too() -> None:
-    """What the program itself has of its cgroup's limit is free when it is started again."""
+def test_the_room_of_a_cgroup() -> None:
+    """Its own memory counts in it, a lowered limit leaves nothing, and nobody is evicted in vain."""
     assert offer_to_pod(need(15), limited(16, 15, (7, 15))).verdict == TIGHT
     assert offer_to_pod(need(14), limited(16, 15, (7, 15)), live=False).verdict == NO
     assert offer_to_pod(need(20), limited(16, 15, (7, 30))).room == 16 * GIB, "never more than the limit"
-
-
-def test_a_cgroup_beyond_its_limit_has_no_room() -> None:
-    """A limit that was lowered below what is taken leaves nothing, and not less than nothing."""
     assert offer_to_pod(need(1), limited(16, 20, (8, 20))).room == 0
-
-
-def test_nobody_is_evicted_for_a_program_that_its_cgroup_stops() -> None:
-    """Where the limit of its cgroup is too small, the memory of others would not help."""
     idle = limited(16, 0, (8, 130), state=State.IDLE)
     assert offer_to_pod(need(12), idle).verdict == AFTER
     assert (offer_to_pod(need(18), idle).verdict, offer_to_pod(need(18), idle).evict) == (NO, ())
@@ -257,19 +245,21 @@ def test_an_unknown_part_of_a_limit_is_not_free(wanted: float, verdict: str) -> 
     assert (offer.verdict, offer.copies_now, offer.usable) == (verdict, None, False)
 
 
-def test_a_limit_that_is_known_on_another_device_only_is_a_doubt() -> None:
-    """Where no limits could be read, a program that is limited on another device may be limited too."""
+def test_limits_that_may_exist_are_a_doubt() -> None:
+    """Known on another device only, of an unknown cgroup, or newer than the file."""
     first, other = limited(16, 15, (7, 15)), device(1)
     assert offer_to_pod(need(18), other, first).verdict == PERHAPS
     free = PROGRAM._replace(limited_by=())
     assert make_offer(need(18), ledger(first, other).devices[1], free, live=True).verdict == YES
-
-
-def test_a_device_whose_limits_were_read_has_no_other() -> None:
-    """A live program has no limit where its cgroups were read without one; later its cgroup may be new."""
     first, other = limited(16, 15, (7, 15)), limited(None, 0)
     assert offer_to_pod(need(18), other, first).verdict == YES
     assert offer_to_pod(need(18), other, first, live=False).verdict == PERHAPS
+    one = device(0)
+    one = replace(one, reading=structs.replace(one.reading, limits=()))
+    assert make_offer(need(18), ledger(one).devices[0], PROGRAM, live=True).verdict == PERHAPS
+    free = PROGRAM._replace(limited_by=())
+    offer = make_offer(need(18), ledger(limited(16, 1, (8, 1))).devices[0], free, live=False)
+    assert offer.verdict == PERHAPS
 
 
 def test_limits_that_could_not_be_read_are_a_doubt() -> None:
@@ -282,27 +272,18 @@ def test_limits_that_could_not_be_read_are_a_doubt() -> None:
     assert make_offer(need(18), ledger(device(0)).devices[0], PROGRAM, live=False).verdict == YES
 
 
-def test_a_program_of_unknown_cgroup_is_a_doubt_where_limits_are_possible() -> None:
-    """An exporter that sees no cgroup of others reads no limit, and does not know that there is none."""
-    one = device(0)
-    one = replace(one, reading=structs.replace(one.reading, limits=()))
-    assert make_offer(need(18), ledger(one).devices[0], PROGRAM, live=True).verdict == PERHAPS
-
-
-def test_a_limit_that_is_newer_than_the_file_is_a_doubt() -> None:
-    """A program that had no limit then may have one now: the cgroups of a file are not all known."""
-    free = PROGRAM._replace(limited_by=())
-    offer = make_offer(need(18), ledger(limited(16, 1, (8, 1))).devices[0], free, live=False)
-    assert offer.verdict == PERHAPS
-
-
 def test_the_limit_that_decides_is_named() -> None:
-    """Beside a limit that is not known here, a NO is due to one that is."""
+    """A NO is due to a limit that is known, also one that was read of a sibling instance."""
     one = limited(16, 15, (8, 15))
     program = POD._replace(limited_by=(f"{CGROUP}/c", CGROUP))
     offer = make_offer(need(10), ledger(one).devices[0], program, live=False)
     assert offer.verdict == NO
     assert sure(offer.limit).cgroup == CGROUP
+    first, second = device(0, uuid="MIG-1"), limited(16, 15, (8, 15))
+    second = replace(
+        second, reading=structs.replace(second.reading, uuid="MIG-2"), memory_counted_under="MIG-1"
+    )
+    assert offer_to_pod(need(18), first, second).verdict == NO
 
 
 def test_a_limit_counts_only_for_the_programs_below_its_cgroup() -> None:
@@ -339,15 +320,6 @@ def test_a_program_of_unknown_cgroup_is_promised_nothing() -> None:
     assert "it is not known whether its own is" in "\n".join(fit_lines(found))
 
 
-def test_a_limit_of_compute_instances_that_share_memory_counts_for_them_all() -> None:
-    """The limit that is read of the second compute instance holds on the first one too."""
-    first, second = device(0, uuid="MIG-1"), limited(16, 15, (8, 15))
-    second = replace(
-        second, reading=structs.replace(second.reading, uuid="MIG-2"), memory_counted_under="MIG-1"
-    )
-    assert offer_to_pod(need(18), first, second).verdict == NO
-
-
 def test_the_limit_of_a_cgroup_is_named() -> None:
     """The line and the JSON of a device say which cgroup leaves less than is free."""
     seen = ledger(limited(16, 15, (8, 15)))
@@ -362,11 +334,13 @@ def test_the_limit_of_a_cgroup_is_named() -> None:
 
 
 def test_copies_are_counted_without_the_drivers_reserve() -> None:
-    """The empty GPU has what the driver does not keep for itself."""
+    """The empty GPU has what the driver does not keep, and a device offers the ledger's free memory."""
     (one,) = ledger(device(0)).devices
     exact = need(1)._replace(planned=TOTAL // 4)
     offer = make_offer(exact, one, PROGRAM, live=True)
     assert (offer.copies_now, offer.copies_empty) == (3, 3)
+    (one,) = ledger(device(0, unattributed=14 * MIB)).devices
+    assert one.free == (one.capacity or 0) - 14 * MIB
 
 
 def test_each_need_gets_a_device_of_its_own() -> None:
@@ -406,12 +380,6 @@ def test_a_file_of_another_form_is_refused(document: object) -> None:
         read_ledger(document, "file.json")
     assert "\n" not in str(raised.value)
     assert "file.json" in str(raised.value)
-
-
-def test_the_free_memory_is_the_ledgers() -> None:
-    """What a device offers is exactly the ledger's free memory."""
-    (one,) = ledger(device(0, unattributed=14 * MIB)).devices
-    assert one.free == (one.capacity or 0) - 14 * MIB
 
 
 @pytest.mark.parametrize(
@@ -494,20 +462,12 @@ def sample(pid: int, started: float | None, peak: int, *uuids: str) -> LedgerSam
     return LedgerSample((), {pid: Program(pid, started=started)}, {pid: uses}, "")
 
 
-def test_a_pid_that_was_reused_is_another_program() -> None:
-    """Samples of an earlier program under the same pid say nothing of the present one."""
+def test_which_program_is_meant() -> None:
+    """Not an earlier one under the pid, on the devices of the newest sample, and one of several."""
     seen = choose_program([sample(7, 100.0, 50, "A"), sample(7, 900.0, 3, "A")], 7, "here")
     assert [use.peak for use in seen.uses[0]] == [3]
-
-
-def test_devices_that_the_program_has_left_are_not_needed() -> None:
-    """Only the devices of the newest sample count, with all that was seen of them before."""
     seen = choose_program([sample(7, 1.0, 9, "A", "B"), sample(7, 1.0, 3, "B")], 7, "here")
     assert [[(use.uuid, use.peak) for use in uses] for uses in seen.uses] == [[("B", 9), ("B", 3)]]
-
-
-def test_one_of_several_programs_must_be_chosen() -> None:
-    """With several holders the error names them, and says how to choose one."""
     ledgers = [sample(7, 1.0, 9, "A"), sample(8, 1.0, 9, "A")]
     with pytest.raises(StartupError, match=r"2 programs .*7, 8.*--pid"):
         choose_program(ledgers, None, "here")
@@ -600,40 +560,32 @@ def counted(name: str, peak: int | None, *, ordinal: int | None = 0) -> Framewor
 
 
 def test_a_preallocation_is_not_a_need() -> None:
-    """A program that holds 22,885 MiB and used 181 of them needs these and its context."""
+    """What a pool used and the context, measured where it can be, and never more than the holding."""
     need = assess_need([use(counted("tensorflow", 181 * MIB))])
     assert need.bytes == 181 * MIB + CONTEXT_BYTES == 1205 * MIB
     assert need.grade is Grade.INFERRED
     assert "assumed" in need.why
     assert need.most == 22_885 * MIB
-
-
-def test_what_is_outside_the_pool_is_measured_where_it_can_be() -> None:
-    """With a known pool the rest is NVML's charge minus the pool, and the need is proven."""
     need = assess_need([use(counted("jax", GIB), overhead=518 * MIB, framework="jax", policy="fraction")])
     assert (need.bytes, need.grade) == (GIB + 518 * MIB, Grade.PROVEN)
-
-
-def test_a_small_holding_needs_no_assumed_context() -> None:
-    """The need is never more than the holding because of a context that is only assumed."""
     need = assess_need([use(counted("tensorflow", 300 * MIB), held=534 * MIB, policy="growth")])
     assert need.bytes == 534 * MIB
 
 
-def test_a_peak_that_the_program_resets_is_not_forgotten() -> None:
-    """The highest peak of all samples counts, and the largest context."""
+def test_peaks_of_a_need() -> None:
+    """The highest of all samples; those of all frameworks add up, with one context, or are not known."""
     seen = [
         use(counted("torch", 9 * GIB), overhead=500 * MIB),
         use(counted("torch", GIB), overhead=600 * MIB),
         use(counted("torch", 2 * GIB), overhead=None),
     ]
     assert assess_need(seen).bytes == 9 * GIB + 600 * MIB
-
-
-def test_two_frameworks_share_one_context() -> None:
-    """The peaks of all frameworks add up, and what is outside the pools counts once for the device."""
     need = assess_need([use(counted("torch", GIB), counted("jax", 2 * GIB), overhead=700 * MIB)])
     assert need.bytes == 3 * GIB + 700 * MIB
+    need = assess_need(
+        [use(counted("torch", GIB), counted("cupy", None), overhead=500 * MIB, policy="caching")]
+    )
+    assert (need.bytes, need.most) == (None, 22_885 * MIB)
 
 
 @pytest.mark.parametrize("policy", ["preallocate", "fraction", "limit"])
@@ -645,18 +597,14 @@ def test_without_counters_a_set_size_says_nothing_of_the_need(policy: str) -> No
     assert list(limit_advice(need, CARD)) == []
 
 
-def test_a_framework_without_a_peak_hides_the_need() -> None:
-    """One framework whose peak is not known is enough to make the sum not known: never a partial sum."""
-    need = assess_need(
-        [use(counted("torch", GIB), counted("cupy", None), overhead=500 * MIB, policy="caching")]
-    )
-    assert (need.bytes, need.most) == (None, 22_885 * MIB)
-
-
-def test_the_highest_charge_of_a_whole_life_is_an_upper_bound() -> None:
-    """What a program with a cache held is enough for it, if it was watched since its start."""
+def test_what_bounds_a_need() -> None:
+    """The charge of a whole life; a counted peak may have been reset; nothing known is not zero."""
     need = assess_need([use(framework="torch", policy="caching", whole_life=True)])
     assert (need.bytes, need.enough, need.grade) == (None, 22_885 * MIB, Grade.SEEN)
+    need = assess_need([use(counted("torch", GIB), overhead=518 * MIB, framework="torch", policy="caching")])
+    assert "since its start or its last reset" in need.why
+    need = assess_need([use(held=None, peak=None)])
+    assert (need.bytes, need.most, need.enough) == (None, None, None)
 
 
 @pytest.mark.parametrize("policy", ["caching", "preallocate", "fraction", "limit", ""])
@@ -665,18 +613,6 @@ def test_the_highest_charge_of_a_part_of_a_life_is_no_bound(policy: str) -> None
     need = assess_need([use(framework="torch", policy=policy, whole_life=False)])
     assert (need.bytes, need.most, need.enough) == (None, 22_885 * MIB, None)
     assert need.grade is Grade.INFERRED
-
-
-def test_a_peak_that_a_framework_counted_may_have_been_reset() -> None:
-    """The evidence says since when a framework counts: its program may set the peak back to zero."""
-    need = assess_need([use(counted("torch", GIB), overhead=518 * MIB, framework="torch", policy="caching")])
-    assert "since its start or its last reset" in need.why
-
-
-def test_nothing_known_is_not_zero() -> None:
-    """Where NVML does not say what a process holds, its need is not known."""
-    need = assess_need([use(held=None, peak=None)])
-    assert (need.bytes, need.most, need.enough) == (None, None, None)
 
 
 def test_a_failed_allocation_is_part_of_what_is_wanted() -> None:
@@ -697,9 +633,11 @@ def test_a_failed_allocation_is_part_of_what_is_wanted() -> None:
 
 
 def test_a_device_that_is_only_listed_is_not_used() -> None:
-    """A program whose framework used nothing on a device does not need it, whatever it took there."""
+    """A device where the framework used nothing is not needed; on one that is too small no limit helps."""
     assert assess_need([use(counted("tensorflow", 1280))]).unused
     assert not assess_need([use()]).unused
+    need = assess_need([use(counted("torch", 20 * GIB), overhead=GIB)])
+    assert list(limit_advice(need, 8 * GIB)) == []
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow", "rmm"])
@@ -718,12 +656,6 @@ def test_a_limit_is_never_below_the_need(framework: str, peak: int) -> None:
     found = [re.search(pattern, each.text) for each in limit_advice(need, CARD)]
     (limit,) = (float(each[1]) * unit for each in found if each is not None)
     assert wanted <= limit <= wanted + CARD / 1000
-
-
-def test_no_limit_for_a_device_that_is_too_small() -> None:
-    """A share of more than the whole device is not written down."""
-    need = assess_need([use(counted("torch", 20 * GIB), overhead=GIB)])
-    assert list(limit_advice(need, 8 * GIB)) == []
 
 
 @pytest.mark.parametrize(

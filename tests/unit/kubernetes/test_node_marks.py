@@ -66,21 +66,13 @@ def test_one_other_answer_begins_the_span_again(between: Any) -> None:  # noqa: 
     assert not follow(CLEAN, *[LEFT] * 6, between, *[LEFT] * 6).tainted
 
 
-def test_leftovers_that_come_and_go_taint_nothing() -> None:
-    """Other processes in each answer, none for long, are work that ends as it should."""
+def test_what_lasts_less_than_the_span_taints_nothing() -> None:
+    """Others in each answer, a reused pid, and two answers five minutes apart."""
     answers = [answer("not-clean", ("orphaned", True, pid)) for pid in range(100, 130)]
     assert not follow(CLEAN, *answers).tainted
-
-
-def test_a_pid_that_is_reused_is_another_process() -> None:
-    """The start time tells the two apart, so neither was there for the whole span."""
     later = answer("not-clean", ("orphaned", True, 4711))
     later["devices"][0]["reasons"][0]["start"] = 8
     assert not follow(CLEAN, *[LEFT] * 5, *[later] * 5).tainted
-
-
-def test_a_pause_of_the_loop_begins_the_span_again() -> None:
-    """Two answers five minutes apart say nothing of the time between them."""
     judge = NodeJudge(60.0, 30.0, "boot")
     follow(CLEAN, LEFT, judge=judge)
     assert not follow(CLEAN, LEFT, judge=judge, begin=300.0).tainted
@@ -107,39 +99,27 @@ def test_a_clean_node_loses_its_taint_after_the_whole_span() -> None:
     assert follow(tainted, *[GONE] * 7) == NodeMarks(False, "", "False", "no GPU holds leftovers")
 
 
-def test_an_exporter_that_restarts_frees_nobody() -> None:
-    """A new exporter calls the orphan active, because it has not seen its parent: the taint stays."""
+def test_a_restart_frees_nobody() -> None:
+    """The taint stays after that of exporter or loop, not over a boot, and with a broken annotation."""
     tainted = follow(CLEAN, *[LEFT] * 7)
     kept = follow(tainted, *[ACTIVE] * 30)
     assert (kept.tainted, kept.annotation, kept.status) == (True, tainted.annotation, "True")
     assert "pid 4711" in kept.message
     assert not follow(kept, *[GONE] * 7).tainted
-
-
-def test_a_loop_that_restarts_frees_nobody() -> None:
-    """A new loop reads from the annotation for whom the taint was set, and which boot that was."""
     tainted = follow(CLEAN, *[LEFT] * 7)
     assert follow(tainted, *[ACTIVE] * 30, judge=NodeJudge(60.0, 30.0, "boot")).tainted
     assert not follow(tainted, *[ACTIVE] * 30, judge=NodeJudge(60.0, 30.0, "next boot")).tainted
-
-
-def test_an_annotation_that_somebody_broke_keeps_the_taint() -> None:
-    """What cannot be read is not "nobody": the taint stays until the annotation is removed."""
     broken = NodeMarks(True, "{", "True", "")
     assert follow(broken, *[GONE] * 20).tainted
     assert not follow(NodeMarks(True, "", "True", ""), *[GONE] * 20).tainted
 
 
 def test_a_guilty_process_stays_recorded_beside_a_new_one() -> None:
-    """An old orphan that a restarted exporter calls active is remembered when another leftover is found."""
+    """An orphan that is called active later stays recorded; an annotation holds a limited number."""
     tainted = follow(CLEAN, *[LEFT] * 7)
     both = answer("not-clean", ("active", False, 4711), ("zombie", True, 12))
     marks = follow(tainted, *[both] * 7)
     assert read_recorded(marks.annotation) == Recorded("boot", frozenset({(4711, 7), (12, 7)}))
-
-
-def test_the_annotation_stays_small() -> None:
-    """Ten thousand leftovers are as many marks as a node's annotation can hold."""
     text = Recorded("boot", frozenset((pid, pid) for pid in range(10_000))).to_text()
     found = sure(read_recorded(text))
     assert len(found.processes) == MAX_ANNOTATED

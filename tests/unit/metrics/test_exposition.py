@@ -292,21 +292,17 @@ def test_the_exporters_processes_are_written_as_by_prometheus_client(*, openmetr
 
 
 def test_a_sampler_that_has_ended_has_no_figures() -> None:
-    """A pid that is gone before its files are read costs nothing but its figures."""
+    """A pid that is gone costs its figures alone; another process that samples has its own."""
     ended = subprocess.Popen(["true"])
     ended.wait()
     page = Exposition(0, lambda: ended.pid).render(Snapshot(), ScrapeRequest(ALL)).decode()
     assert "vramledger_sampler_process" not in page
     assert 'vramledger_collector_success{collector="exporter"} 1.0' in page
-
-
-def test_a_new_sampler_has_its_own_figures() -> None:
-    """When another process samples, the figures are its own, and none are left when there is no process."""
     pids = iter((os.getpid(), os.getppid(), None))
-    page, name = Exposition(0, lambda: next(pids)), "vramledger_sampler_process_start_time_seconds "
+    later, name = Exposition(0, lambda: next(pids)), "vramledger_sampler_process_start_time_seconds "
     starts = []
     for _ in range(3):
-        lines = page.render(Snapshot(), ScrapeRequest(frozenset({"exporter"}))).decode().splitlines()
+        lines = later.render(Snapshot(), ScrapeRequest(frozenset({"exporter"}))).decode().splitlines()
         starts += [float(line.removeprefix(name)) for line in lines if line.startswith(name)]
     assert len(starts) == len(set(starts)) == 2
 
@@ -366,16 +362,12 @@ def test_a_raising_collector_costs_only_itself(caplog: pytest.LogCaptureFixture)
 
 
 def test_what_the_sampler_says_of_a_collector_counts() -> None:
-    """A collector that failed in the sampler is not a success; its duration is the sampler's."""
+    """A collector that failed in the sampler is no success; without a driver none fails."""
     shot = replace(crowd(1, 2), collectors={"energy": (False, 0.25)})
     lines = render(shot, ScrapeRequest(OURS)).splitlines()
     assert 'vramledger_collector_success{collector="energy"} 0.0' in lines
     assert 'vramledger_collector_duration_seconds{collector="energy"} 0.25' in lines
     assert 'vramledger_collector_success{collector="ledger"} 1.0' in lines
-
-
-def test_without_a_driver_no_collector_fails() -> None:
-    """A host without a driver has only up 0: collectors without anything to read report nothing."""
     lines = render(failed(), ScrapeRequest(ALL)).splitlines()
     assert [line for line in lines if line.startswith("vramledger_collector_success")] == [
         'vramledger_collector_success{collector="exporter"} 1.0'

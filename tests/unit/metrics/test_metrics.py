@@ -252,15 +252,11 @@ def test_no_holders_is_zero_and_not_asked_is_absent() -> None:
 
 
 def test_a_failed_sample_has_no_gpu_data() -> None:
-    """Without a driver there is ``vramledger_up 0`` with its reason, and no device or process family."""
+    """Without a driver there is up 0 with its reason; before the first sample nothing else."""
     page = served(failed("no-driver"))
     assert page["up"] == {(): 0}
     assert page["sample_failures_total"] == {(each,): float(each == "no-driver") for each in FAILURE_REASONS}
     assert not [name for name in page if name.startswith(("device_", "process"))]
-
-
-def test_before_the_first_sample_nothing_is_claimed() -> None:
-    """A blank snapshot says up 0, every failure reason 0, and no time."""
     page = served(Snapshot())
     assert page["up"] == {(): 0}
     assert page["sample_failures_total"] == {(each,): 0.0 for each in FAILURE_REASONS}
@@ -268,7 +264,7 @@ def test_before_the_first_sample_nothing_is_claimed() -> None:
 
 
 def test_a_device_that_is_down_says_so_and_no_more() -> None:
-    """A lost device has device_up 0 and the XID errors that explain it; the others have all families."""
+    """A lost device has device_up 0 and its XID errors; one that was not asked says that it sleeps."""
     well = device(0, [holding(101)])
     known = device(1, [holding(202)], hardware=builders.HARDWARE, xids={79: 1})
     lost = replace(known, up=False, reading=DeviceReading(1, known.reading.uuid, error="lost"))
@@ -278,10 +274,6 @@ def test_a_device_that_is_down_says_so_and_no_more() -> None:
     assert "GPU-00000001" not in str(page)
     assert list(page["process_memory_bytes"]) == [(*well.key, "101")]
     assert [labels[0] for labels in page["process_info"]] == ["101"]
-
-
-def test_a_device_that_sleeps_is_down_and_says_why() -> None:
-    """A GPU that was not asked is neither lost nor empty; one that was asked does not sleep."""
     well = device(0, [holding(101)])
     page = served(snapshot(well, ASLEEP, processes=[process(101)]))
     assert page.pop("device_up") == {well.key: 1, ASLEEP.key: 0}
@@ -290,7 +282,7 @@ def test_a_device_that_sleeps_is_down_and_says_why() -> None:
 
 
 def test_the_smaller_holdings_are_summed() -> None:
-    """Beyond --processes.max a device has one sum in pid=other and a count; its ledger is complete."""
+    """Beyond --processes.max there is one sum in pid=other and a count, also of uncharged bytes."""
     held = [holding(pid, pid * MIB) for pid in range(1, 11)]
     one, two = device(0, held), device(1, [holding(3, 5 * MIB)])
     page = served(snapshot(one, two), most=2)
@@ -306,10 +298,6 @@ def test_the_smaller_holdings_are_summed() -> None:
     assert list(page["process_start_time_seconds"]) == [("3",), ("9",), ("10",)]
     for name in ("process_memory_peak_bytes", "process_state_since_timestamp_seconds"):
         assert "other" not in {labels[2] for labels in page[name]}
-
-
-def test_the_uncharged_bytes_of_the_smaller_holdings_are_summed() -> None:
-    """Uncharged bytes of holdings beyond --processes.max are in pid=other too; bounds do not add up."""
     some = UnchargedBytes(0, 2048 * MIB, 0, Grade.INFERRED, "")
     held = [holding(1, 9 * 2**30), *(holding(pid, uncharged=managed(MIB)) for pid in (2, 3))]
     one = device(0, [*held, holding(4, uncharged=some)])
@@ -320,10 +308,6 @@ def test_the_uncharged_bytes_of_the_smaller_holdings_are_summed() -> None:
     }
     assert page["process_managed_memory_bytes"] == {(*one.key, "other"): 2 * MIB}
     assert "process_uncharged_memory_max_bytes" not in page
-
-
-def test_dropped_holdings_of_unknown_size_are_counted_alone() -> None:
-    """Holdings without bytes come last, are counted when dropped, and make no sum of zero."""
     one = device(0, [holding(1, None), holding(2, MIB)])
     page = served(snapshot(one), most=1)
     assert page["process_memory_bytes"] == {(*one.key, "2"): MIB}
@@ -396,17 +380,13 @@ def pools(*told: tuple[str, dict[str, int]]) -> Series:
 
 
 def test_torch_has_the_general_figures_beside_its_own() -> None:
-    """PyTorch's allocated, its peak and its reserved are also in the families of all frameworks."""
+    """Each framework has a general series for each figure that it reports, torch too, and no others."""
     figures = {"reserved": 4, "allocated": 2, "allocated_peak": 3, "active": 2}
     assert pools(("torch", figures)) == {
         ("in_use", "torch"): 2,
         ("in_use_peak", "torch"): 3,
         ("pool", "torch"): 4,
     }
-
-
-def test_a_figure_that_a_framework_does_not_give_has_no_general_sample() -> None:
-    """Each framework has a series for each figure that it reports, and no others."""
     assert pools(("jax", {"in_use": 1, "pool": 8, "limit": 9}), ("cupy", {"in_use": 0})) == {
         ("in_use", "jax"): 1,
         ("pool", "jax"): 8,

@@ -177,12 +177,19 @@ def test_what_is_refused_and_why(change: dict[str, Any], reason: str) -> None:
     assert refused.value.reason == reason
 
 
-def test_texts_are_cut_and_harmless() -> None:
-    """A text has at most 128 characters, and cannot control a terminal or break an encoding."""
+def test_limits_of_a_report() -> None:
+    """Texts are cut and harmless, the maximum of devices is accepted, a rank of another kind is not."""
     found = read_report(parse(json.dumps(report(agent="\x1b[31m\ud800é" + "x" * 1000)).encode()))
     assert found.agent is not None
     assert found.agent.startswith("?[31m?é")
     assert len(found.agent) == MAX_TEXT_CHARS
+    devices = [{"ordinal": number} for number in range(MAX_DEVICES)]
+    found = read_report(
+        parse(json.dumps(report(frameworks=[{"framework": "jax", "devices": devices}])).encode())
+    )
+    assert len(found.frameworks[0].devices) == MAX_DEVICES
+    assert read(json.dumps(report(rank=3)).encode()) is None
+    assert read(json.dumps(report(rank={**RANK, "number": "3"})).encode()) is None
 
 
 def test_what_a_newer_agent_says_is_passed_over() -> None:
@@ -223,15 +230,6 @@ def test_what_need_not_be_understood_costs_itself() -> None:
     assert found.visible == {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
 
 
-def test_the_limit_on_devices_is_over_all_frameworks() -> None:
-    """The maximum number of devices is accepted."""
-    devices = [{"ordinal": number} for number in range(MAX_DEVICES)]
-    found = read_report(
-        parse(json.dumps(report(frameworks=[{"framework": "jax", "devices": devices}])).encode())
-    )
-    assert len(found.frameworks[0].devices) == MAX_DEVICES
-
-
 RANK = {"number": 3, "size": 8, "job": "n0:29500"}
 
 
@@ -254,9 +252,3 @@ def test_a_rank_is_one_of_a_job_of_several(changes: dict[str, Any], rank: Report
     """A rank that cannot be is not known; a rendezvous that is local to a node gets the node's name."""
     told = sure(read(json.dumps(report(rank={**RANK, **changes})).encode()))
     assert locate_rank(told, "gpu-7").rank == rank
-
-
-def test_a_rank_of_the_wrong_kind_is_refused() -> None:
-    """A rank that is a number, or whose number is a text, refuses the message."""
-    assert read(json.dumps(report(rank=3)).encode()) is None
-    assert read(json.dumps(report(rank={**RANK, "number": "3"})).encode()) is None

@@ -99,8 +99,12 @@ def test_a_reading_survives_the_wire(reading: Reading) -> None:
 
 
 def test_a_reading_is_one_line() -> None:
-    """A newline ends a reading and is nowhere else in it."""
+    """A newline ends it, other bytes cost nothing, and without ticks it is refused."""
     assert encode(FULL).count(b"\n") == 1
+    with pytest.raises(RecordingError, match="ticks"):
+        decode('{"time": 1, "monotonic": 2, "ticks": 0}')
+    sent = Reading(1.0, 2.0, failure=("recording", "cannot read /tmp/\udcff.gz"), unseen={7: "gone"})
+    assert decode(encode(sent)).failure == ("recording", "cannot read /tmp/?.gz")
 
 
 @given(
@@ -111,12 +115,6 @@ def test_anything_else_is_refused_in_one_line(line: str) -> None:
     with pytest.raises(RecordingError, match="record it again") as caught:
         decode(line)
     assert "\n" not in str(caught.value)
-
-
-def test_no_ticks_a_second_are_refused() -> None:
-    """Without ticks a start time cannot become seconds."""
-    with pytest.raises(RecordingError, match="ticks"):
-        decode('{"time": 1, "monotonic": 2, "ticks": 0}')
 
 
 @pytest.mark.parametrize("name", ["devices", "rows", "facts", "hidden", "unseen", "events", "collectors"])
@@ -160,12 +158,6 @@ def test_older_lines_are_read() -> None:
     assert isinstance(read.time, float)
     assert read.schedulers == (Scheduler("slurm", ("*",), ()),)
     assert read.facts[0].parent == ParentFacts(1, 2, "init", "init", init=True)
-
-
-def test_text_that_utf_8_cannot_encode_is_written() -> None:
-    """A path with other bytes, in the message of a failure, costs no reading."""
-    sent = Reading(1.0, 2.0, failure=("recording", "cannot read /tmp/\udcff.gz"), unseen={7: "gone"})
-    assert decode(encode(sent)).failure == ("recording", "cannot read /tmp/?.gz")
 
 
 def test_processes_of_one_container_share_what_they_have_in_common() -> None:

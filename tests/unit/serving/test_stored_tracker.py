@@ -255,7 +255,7 @@ def test_before_anything_is_confirmed_nothing_is_called_stored() -> None:
 
 
 def test_silence_is_not_health() -> None:
-    """A process that has not confirmed a reading for 30 s does not store, whatever it said before."""
+    """Who confirms no reading for 30 s does not store, whatever it said before or says else."""
     watched = _Watched()
     watched.health.record_sent(1)
     watched.confirm(1)
@@ -271,10 +271,6 @@ def test_silence_is_not_health() -> None:
     watched.confirm(2)
     assert watched.figures().up
     assert watched.figures().last_error == (watched.now, NO_ANSWER), "the newest error stays known"
-
-
-def test_a_status_without_progress_is_no_answer() -> None:
-    """A process that speaks but stores none of what it gets does not store."""
     watched = _Watched()
     watched.health.record_sent(1)
     watched.confirm(1)
@@ -286,7 +282,7 @@ def test_a_status_without_progress_is_no_answer() -> None:
 
 
 def test_a_failing_disk_is_said_with_its_error() -> None:
-    """While the disk fails the storage is down; the first reading on the disk makes it up again."""
+    """While the disk fails the storage is down; old files that stay are an error, and no loss."""
     watched = _Watched()
     watched.health.record_sent(3)
     watched.confirm(1)
@@ -297,6 +293,18 @@ def test_a_failing_disk_is_said_with_its_error() -> None:
     watched.health.record_sent(1)
     watched.confirm(2, dropped=2)
     assert (watched.figures().up, watched.figures().dropped) == (True, 2)
+    watched = _Watched()
+    watched.health.record_sent(2)
+    watched.confirm(1, house_error="old files stay")
+    assert watched.figures().up
+    assert watched.figures().last_error == (watched.now, "old files stay")
+    watched.confirm(1, dropped=1, error="full", house_error="old files stay")
+    assert (watched.figures().up, watched.figures().last_error) == (False, (watched.now, "full"))
+    watched.confirm(1, dropped=1, house_error="old files stay")
+    assert watched.figures().last_error == (watched.now, "full"), "this is why nothing is stored"
+    watched.health.record_sent(1)
+    watched.confirm(2, dropped=1, house_error="old files stay")
+    assert (watched.figures().up, watched.figures().last_error) == (True, (watched.now, "old files stay"))
 
 
 def test_counters_go_on_over_a_restart() -> None:
@@ -327,33 +335,13 @@ def test_nothing_is_lost_twice(ends: int) -> None:
     assert watched.figures().dropped == 3
 
 
-def test_old_files_that_stay_are_an_error_and_no_loss() -> None:
-    """A failure to thin or remove is the last error while readings are stored; a loss comes before it."""
-    watched = _Watched()
-    watched.health.record_sent(2)
-    watched.confirm(1, house_error="old files stay")
-    assert watched.figures().up
-    assert watched.figures().last_error == (watched.now, "old files stay")
-    watched.confirm(1, dropped=1, error="full", house_error="old files stay")
-    assert (watched.figures().up, watched.figures().last_error) == (False, (watched.now, "full"))
-    watched.confirm(1, dropped=1, house_error="old files stay")
-    assert watched.figures().last_error == (watched.now, "full"), "this is why nothing is stored"
-    watched.health.record_sent(1)
-    watched.confirm(2, dropped=1, house_error="old files stay")
-    assert (watched.figures().up, watched.figures().last_error) == (True, (watched.now, "old files stay"))
-
-
 def test_a_size_that_is_not_known_any_more_is_absent() -> None:
-    """When the process that stores cannot count the files, no earlier size is served as today's."""
+    """An earlier size is not served as today's; after a bug in what records the storage stays down."""
     watched = _Watched()
     watched.confirm(0, size=7, oldest=5.0)
     assert (watched.figures().size, watched.figures().oldest) == (7, 5.0)
     watched.confirm(0)
     assert (watched.figures().size, watched.figures().oldest) == (None, None)
-
-
-def test_who_has_given_up_is_never_up_again() -> None:
-    """After a bug in what records, readings that are confirmed later do not make the storage up."""
     watched = _Watched()
     watched.health.record_sent(2)
     watched.confirm(1)

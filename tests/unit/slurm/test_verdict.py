@@ -55,29 +55,17 @@ def test_a_holder_of_a_job(
     assert status(held, NodeJobs(dict.fromkeys(running, 1), records), {41: "7"}, ended=ended) == expected
 
 
-def test_a_sluid_without_a_record() -> None:
-    """A cgroup's SLUID may be that of any job that runs: it drains nothing as long as one does."""
+def test_who_is_of_a_running_job() -> None:
+    """A SLUID may be of any; the dead are of none; hidden programs may be; a missing GPU is not judged."""
     held = device(holdings=[holding(41, 20 * GIB)])
     owners = {41: "s7KXM81KTA2V00"}
     assert status(held, NodeJobs({"7": 1}), owners) == CLEAN
     assert status(held, NodeJobs(), owners) == NOT_CLEAN
     named = NodeJobs(records={"7": JobRecord("7", "s7KXM81KTA2V00")})
     assert named.number("s7KXM81KTA2V00") == "7"
-
-
-def test_what_is_dead_belongs_to_nobody() -> None:
-    """Memory of a process that is gone is left over, beside running jobs too."""
     held = device(holdings=[holding(41, GIB), holding(42, GIB, State.DEAD)])
     assert status(held, NodeJobs({"7": 1}), {41: "7"}) == NOT_CLEAN
-
-
-def test_a_gpu_that_the_driver_does_not_list() -> None:
-    """A job's GPU that is missing cannot be judged."""
     assert status(device(), NodeJobs(), {}, name="nvidia5") == CANNOT_TELL
-
-
-def test_a_hidden_program_of_a_running_job() -> None:
-    """A program that NVML does not list counts unless it belongs to a job that has the GPU."""
     held = device(hidden=(HiddenHolder(41, 1, "cuda", "train", "ada", (0,)),))
     assert status(held, NodeJobs(), {}) == NOT_CLEAN
     assert status(held, NodeJobs({"7": 1}), {41: "7"}) == CLEAN
@@ -109,13 +97,9 @@ def test_the_reason_names_gpu_holder_and_size_first(held: DeviceSnapshot, begins
 
 
 def test_the_reason_without_a_driver() -> None:
-    """What is not known is marked, and a clean node has no reason."""
+    """What is not known is marked, a clean node has none, and a program's name stays in one line."""
     assert reason(failed()).startswith("vram? ")
     assert reason(snapshot(device())) == ""
-
-
-def test_a_command_cannot_forge_the_reason() -> None:
-    """A program's name with control characters stays in one printable line."""
     shown = snapshot(device(hidden=(HiddenHolder(9, 1, "cuda", "a\nReason=\x1b[2J", "bob", (0,)),)))
     assert reason(shown).isprintable()
 

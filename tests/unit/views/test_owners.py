@@ -69,16 +69,14 @@ def test_a_hostile_name_breaks_no_scrape(part: str, times: int) -> None:
 
 
 def test_the_table_shows_the_owner_with_its_user() -> None:
-    """A pod is shown with its user; a user is shown alone."""
+    """A pod with its user, a user alone, and no control characters; a recording has its end."""
     assert "OWNER" in render_table(owned(POD))
     assert "pod ml/train-0 (ada)" in render_table(owned(POD))
     assert "user ada" not in render_table(owned(Owner("user", "ada")))
     assert " ada " in render_table(owned(Owner("user", "ada")))
-
-
-def test_a_name_cannot_steer_the_terminal() -> None:
-    """Control characters of a notebook's path do not reach the terminal."""
     assert "\x1b" not in render_table(owned(Owner("user", "ada", notebook="\x1b[2J")))
+    reading = Reading(1.0, 1.0, ended={7: "its container x has ended"})
+    assert decode(encode(reading)).ended == {7: "its container x has ended"}
 
 
 def test_the_json_has_every_field() -> None:
@@ -130,9 +128,3 @@ def test_an_ended_owner_makes_an_orphan_with_its_evidence() -> None:
         assert holding.why.startswith(f"{why}; ") is (state is State.ORPHANED)
     host.holder.fates = {}
     assert host.holding().state is not State.ORPHANED
-
-
-def test_an_ended_owner_is_recorded() -> None:
-    """The evidence is in the line that the sampler writes."""
-    reading = Reading(1.0, 1.0, ended={7: "its container x has ended"})
-    assert decode(encode(reading)).ended == {7: "its container x has ended"}

@@ -99,22 +99,23 @@ def test_parts_that_not_every_device_has(reserved: int | None) -> None:
     assert memory["total"] == [TOTAL - (RESERVED - (reserved or 0))]
 
 
-def test_a_peak_within_a_step_is_kept() -> None:
-    """Of the samples in one step the one with the most memory in use is shown."""
+def test_what_a_step_has() -> None:
+    """The most of its samples; a failed one is a gap; a clock that goes back begins anew."""
     timeline = Timeline()
     for second, size in enumerate((1, 9, 2, 3)):
         timeline.record(at(second, size * MIB))
     assert told(timeline)[1]["active"] == [9 * MIB]
-
-
-def test_a_failed_sample_is_a_gap() -> None:
-    """A step without a successful sample has no values: neither the value before nor 0."""
     timeline = Timeline()
     timeline.record(at(0))
     timeline.record(replace(failed(), time=BEGIN + 5))
     timeline.record(at(10))
     assert told(timeline)[1]["active"] == [MIB, None, MIB]
     assert told(timeline)[1]["total"] == [TOTAL, None, TOTAL]
+    timeline = Timeline()
+    timeline.record(at(500))
+    timeline.record(at(0))
+    assert told(timeline)[0] == [BEGIN]
+    assert told(Timeline()) == ([], {})
 
 
 def test_memory_is_bounded() -> None:
@@ -141,14 +142,6 @@ def test_growth_is_over_the_last_quarter_of_an_hour() -> None:
     assert growth == HoldingGrowth(int(growth.seconds) * 1024, growth.seconds)
 
 
-def test_a_clock_that_goes_back_begins_anew() -> None:
-    """When the time goes back, as between two passes of a fast recording, the history is dropped."""
-    timeline = Timeline()
-    timeline.record(at(500))
-    timeline.record(at(0))
-    assert told(timeline)[0] == [BEGIN]
-
-
 def test_without_a_reserve_there_is_none() -> None:
     """If the driver does not report its reserve separately the column is null, and the rest balances."""
     timeline = Timeline()
@@ -156,11 +149,6 @@ def test_without_a_reserve_there_is_none() -> None:
     memory = told(timeline)[1]
     assert memory["driver_reserved"] == [None]
     assert memory["total"] == [TOTAL]
-
-
-def test_nothing_noted_is_an_empty_history() -> None:
-    """Before the first sample the document has neither times nor devices."""
-    assert told(Timeline()) == ([], {})
 
 
 GIB = 1024 * MIB
@@ -214,7 +202,7 @@ def test_a_notebook_is_shut_down_by_its_user() -> None:
 
 
 def test_unattributed_memory_is_explained_as_far_as_is_known() -> None:
-    """Possible hidden holders, none, and not known are three explanations."""
+    """Hidden holders, none, or not known; beyond contexts, who could have a part and who made it."""
     stray = HiddenHolder(77, 1, "cuda", "x", None, (0,))
     watcher = HiddenHolder(78, 1, "monitor", "y", None, (0,))
     assert about_unattributed(device(0, unattributed=0)) is None
@@ -222,10 +210,6 @@ def test_unattributed_memory_is_explained_as_far_as_is_known() -> None:
     assert "was not freed" in str(about_unattributed(device(0, hidden=(watcher,))))
     assert "not known here" in str(about_unattributed(device(0)))
     assert len({about_hidden(kind) for kind in ("cuda", "monitor", "inherited", "unknown")}) == 4
-
-
-def test_unattributed_memory_says_what_was_tried() -> None:
-    """Beyond what contexts leave, the text says who could have a part of it and who had created it."""
     several = UnchargedBytes(0, GIB, 0, Grade.INFERRED, "")
     left = LeftBytes(694, "alice", 0.0, GIB, GIB, (), "created by pid 694 of alice, which ended at 03:12 UTC")
     able = device(0, [replace(holding(7), uncharged=several)], unattributed=4 * GIB, hidden=())

@@ -60,9 +60,14 @@ def test_worse_replaces_no_better(known: Owner, later: Owner | None, *, restart:
     assert seen((later, PLACE), (known, PLACE), restart=restart) == known
 
 
-def test_a_container_without_a_name_in_a_known_pod_changes_nothing() -> None:
-    """The name of the container is lost with the pod's."""
+def test_what_is_lost_later_changes_no_owner() -> None:
+    """A container's name, the cgroup, the place in a job or the daemon of a unit may go: the owner stays."""
     assert seen((POD, PLACE), (POD._replace(container=ID), PLACE)) == POD
+    assert seen((POD, PLACE), (BARE_POD, ("0::/place (deleted)",))) == POD
+    assert seen((JOB, PLACE), (USER, ("0::/",))) == JOB
+    assert seen((JOB, PLACE), (UNNUMBERED, None)) == JOB
+    unit = Owner("unit", "hub.service", unit="hub.service")
+    assert seen((unit._replace(type="user", name="ann"), PLACE), (unit, PLACE)) == ("user", "ann", *unit[2:])
 
 
 def test_another_owner_is_not_the_same_one_with_a_worse_name() -> None:
@@ -72,29 +77,12 @@ def test_another_owner_is_not_the_same_one_with_a_worse_name() -> None:
     assert seen((Owner("unit", "a.service"), PLACE), (USER, ("0::/elsewhere",))) == USER
 
 
-def test_a_user_in_a_unit_of_several_users_stays_the_owner() -> None:
-    """When the daemon has ended, who is left in its unit is not the unit."""
-    unit = Owner("unit", "hub.service", unit="hub.service")
-    assert seen((unit._replace(type="user", name="ann"), PLACE), (unit, PLACE)) == ("user", "ann", *unit[2:])
-
-
 @pytest.mark.parametrize("known", [USER, POD, Owner("unit", "a.service", unit="a.service")])
 def test_an_owner_that_nobody_has_looked_for_replaces_none(known: Owner) -> None:
     """Facts that are read again come without an owner while names are late."""
     unknown = Owner("unknown", "")
     assert seen((known, PLACE), (unknown, PLACE)) == known
     assert seen((unknown, PLACE), (known, PLACE)) == known
-
-
-def test_what_has_left_a_job_still_belongs_to_it() -> None:
-    """Who moves itself out of its job, or whose cgroup is not known any more, is charged to the job."""
-    assert seen((JOB, PLACE), (USER, ("0::/",))) == JOB
-    assert seen((JOB, PLACE), (UNNUMBERED, None)) == JOB
-
-
-def test_a_removed_cgroup_is_the_same_place() -> None:
-    """The kernel marks a cgroup that was removed under a process."""
-    assert seen((POD, PLACE), (BARE_POD, ("0::/place (deleted)",))) == POD
 
 
 ROW = ProcessRow(101, 10100, "S", 1, 101, 101, 0, 1)
@@ -114,17 +102,13 @@ def join(
 
 
 def test_a_holder_has_the_cache_that_is_told_of_it() -> None:
-    """The figures belong to the process that was asked about, and to no later one with its pid."""
+    """A cache is of the process that was asked, and a size above its largest holding is not known."""
     assert join(CACHE) == {101: CACHE}
     assert join(CACHE, row=ROW._replace(start=10101)) == {}
     assert join(CACHE, reused=True) == {}
     assert join(CACHE._replace(pid=102)) == {}
     assert join(CACHE, sizes=()) == {}
     assert join() == {}
-
-
-def test_a_cache_is_not_larger_than_what_its_process_holds() -> None:
-    """A size above the largest holding is not known; use and tokens stay."""
     unsized = CACHE._replace(memory=None)
     assert join(CACHE, sizes=(512 * MIB - 1,)) == {101: unsized}
     assert join(CACHE, sizes=(None,)) == {101: unsized}

@@ -229,26 +229,14 @@ def test_verdicts(
     assert policy.why
 
 
-def test_the_last_bytes_of_a_full_card_are_no_preallocation() -> None:
-    """A program that takes the little that is left has taken nearly all, but has not preallocated."""
+def test_what_is_a_preallocation() -> None:
+    """Not the last bytes of a full card, nor doubling; the fullest device decides."""
     pattern = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=5_000 * MIB).after_change(
         5_400 * MIB, 100 * MIB
     )
     assert classify((TF,), (), (pattern,)).policy == "unknown"
-
-
-def test_growth_by_doubling_is_no_preallocation() -> None:
-    """A pool whose last step takes nearly all that is left has still grown."""
     assert classify((TF,), (), (stepwise(9_000, 18_000, 36_000, 72_000, 141_000),)).policy == "growth"
-
-
-def test_the_fullest_device_decides() -> None:
-    """A stray context on another device does not hide how the memory was taken."""
     assert classify((JAX,), (), (EMPTY_CARD, taken(107_986), EMPTY_CARD)).policy == "fraction"
-
-
-def test_what_cannot_be_read_is_said() -> None:
-    """The evidence says if the environment or the libraries are not readable."""
     assert "not readable" in classify((TORCH,), (), environ=False).why
     assert "not readable" in classify(None, ()).why
     assert "has loaded JAX and TensorFlow, and which" in classify((TF, JAX, "libcuda"), ()).why
@@ -317,12 +305,15 @@ def process(host: OneHolder, **changes: Any) -> ProcessSnapshot:  # noqa: ANN401
 
 
 def test_a_jump_that_was_seen_is_evidence() -> None:
-    """A context, then nearly everything in one sample: TensorFlow preallocates."""
+    """Nearly everything in one sample, or at once with a holder that came, is a preallocation."""
     host = OneHolder()
     appear(host, "tensorflow")
     assert process(host).policy.policy == "unknown"
     host.program.memory = 78 * GIB
     assert process(host).policy[:3] == ("tensorflow", "preallocate", "pattern")
+    host = OneHolder()
+    appear(host, "cuda", memory=73 * GIB)
+    assert process(host).policy[:2] == ("cuda", "preallocate")
 
 
 @pytest.mark.parametrize("gap", [False, True])
@@ -337,13 +328,6 @@ def test_a_holding_that_was_there_before_us_did_not_jump(*, gap: bool) -> None:
         host.holder.begin = host.now
     host.program.memory = 73 * GIB
     assert process(host).policy[:2] == ("cuda", "unknown")
-
-
-def test_the_first_bytes_of_a_holder_that_came_are_a_jump() -> None:
-    """A holder that the last sample did not list has taken all its bytes since then."""
-    host = OneHolder()
-    appear(host, "cuda", memory=73 * GIB)
-    assert process(host).policy[:2] == ("cuda", "preallocate")
 
 
 def test_without_change_nothing_is_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,15 +368,11 @@ def test_a_settled_verdict_becomes_a_label_and_stays() -> None:
 
 
 def test_what_the_environment_says_needs_no_second_minute() -> None:
-    """A policy from the environment, or one that never changes, is a label as soon as the framework is."""
+    """What cannot change is a label with the framework; a program that loads torch late gets that then."""
     host = OneHolder()
     appear(host, "torch")
     seen = [process(host).settled for _ in range(int(SETTLED_AFTER) + 5)]
     assert list(dict.fromkeys(seen)) == [("", ""), ("torch", "caching")]
-
-
-def test_a_driver_without_framework_may_become_one() -> None:
-    """A program that loads torch an hour after its first context gets that framework then."""
     host = OneHolder()
     appear(host, "cuda")
     for _ in range(int(SETTLED_AFTER) + 5):
@@ -432,17 +412,13 @@ def test_a_parents_signs_that_were_read_once_are_remembered() -> None:
 
 
 def test_a_later_look_that_sees_nothing_takes_nothing_away() -> None:
-    """A holder that has ended, or is stuck, keeps the framework that was seen."""
+    """Who has ended or is stuck keeps its framework; another process with the pid inherits nothing."""
     host = OneHolder()
     appear(host, "torch")
     settings = (("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync"),)
     host.sample(facts=facts(host, "libtorch_cuda", settings=settings))
     for blind in (facts(host), facts(host, libraries=None, denied=("environ", "maps"))):
         assert process(host, facts=blind).policy[:2] == ("torch", "cuda_malloc_async")
-
-
-def test_another_process_with_the_pid_is_judged_by_itself() -> None:
-    """A process that gets the pid later inherits nothing of a verdict."""
     host = OneHolder()
     appear(host, "torch")
     host.holder.end = host.now
@@ -452,7 +428,7 @@ def test_another_process_with_the_pid_is_judged_by_itself() -> None:
 
 
 def test_everyone_shows_the_same_verdict() -> None:
-    """Page, document and table name framework and policy; the document also has the evidence."""
+    """Page, document and table name it; a table without frameworks has no column for them."""
     host = OneHolder()
     appear(host, "torch")
     shot = host.sample()
@@ -470,10 +446,6 @@ def test_everyone_shows_the_same_verdict() -> None:
     assert "cache" in str(held["policy_why"])
     assert " FRAMEWORK " in render_table(shot)
     assert " torch/caching " in render_table(shot)
-
-
-def test_a_table_without_frameworks_has_no_column_for_them() -> None:
-    """If no holder's libraries are known the lines are as short as before."""
     host = OneHolder()
     shot = host.sample()
     assert "FRAMEWORK" not in render_table(shot)

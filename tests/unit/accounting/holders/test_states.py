@@ -120,29 +120,21 @@ def test_wanted_is_no_orphan(row: ProcessRow, facts: ProcessFacts, ties: Ties, f
     assert judge(ties, row, facts, first) is None
 
 
-def test_what_could_never_be_read_was_not_left_on_purpose() -> None:
-    """A rank under a title that leads its session is an orphan if its launcher was seen to end."""
-    own = ROW._replace(session=1000)
-    titled = job(denied=("environ",))
-    assert (judge(ADOPTED, own, titled, PYTHON) or (None,))[0] is Grade.INFERRED
-    assert judge(ADOPTED, own, titled) is None
-    assert judge(ADOPTED, own, replace(titled, ignores=("HUP",)), PYTHON) is None
-
-
-def test_a_daemon_that_forked_twice_is_alone() -> None:
-    """It is alone in the group of a leader who made session and group; several of them were left behind."""
+def test_signs_that_are_weak_or_not_readable() -> None:
+    """A daemon is alone in its group; LOCAL_RANK infers at most; what was never read excuses nobody."""
     twice = ROW._replace(pgrp=900, session=900)
     assert judge(ADOPTED, twice, job(leader_alive=False)) is None
     assert judge(ADOPTED._replace(fellows=1), twice, job(leader_alive=False)) is not None
-
-
-def test_a_sign_that_people_set_by_hand_is_weak() -> None:
-    """LOCAL_RANK makes a job inferred at most, and none that ``nohup`` has left running."""
     by_hand = job(signs=("LOCAL_RANK",))
     alone = ROW._replace(session=1000)
     severed = ADOPTED._replace(severed=2)
     assert (judge(severed, alone, by_hand) or (None,))[0] is Grade.INFERRED
     assert judge(severed, alone, replace(by_hand, ignores=("HUP",))) is None
+    own = ROW._replace(session=1000)
+    titled = job(denied=("environ",))
+    assert (judge(ADOPTED, own, titled, PYTHON) or (None,))[0] is Grade.INFERRED
+    assert judge(ADOPTED, own, titled) is None
+    assert judge(ADOPTED, own, replace(titled, ignores=("HUP",)), PYTHON) is None
 
 
 @pytest.mark.parametrize(
@@ -167,16 +159,12 @@ def state_of(letter: str, orphan: Grade | None, threads: int = 1) -> states.Stat
 
 
 def test_the_first_state_that_applies_wins() -> None:
-    """A zombie is a zombie even when orphaned, an orphan even when stopped; what is inferred comes last."""
+    """Zombie before orphan before stopped, inferred ones last; a zombie's evidence tells of live threads."""
     assert state_of("Z", Grade.PROVEN)[0] is State.ZOMBIE
     assert state_of("T", Grade.PROVEN)[0] is State.ORPHANED
     assert state_of("T", Grade.INFERRED)[0] is State.STOPPED
     assert state_of("t", None)[0] is State.STOPPED
     assert states.classify_process(ROW._replace(state="D"), None) is None
-
-
-def test_a_zombie_leader_with_live_threads_says_so() -> None:
-    """The evidence of a zombie distinguishes live threads from a driver that has not freed memory."""
     assert "3 other thread(s) still run" in state_of("Z", None, threads=4)[1]
     assert "not reaped" in state_of("Z", None)[1]
 
@@ -189,36 +177,28 @@ def stuck_since_now() -> OneHolder:
     return host
 
 
-def test_a_thread_that_sleeps_in_the_driver_for_more_than_a_minute_makes_its_process_stuck() -> None:
-    """For a minute the holder is what it was; after that it is stuck, and the evidence names the function."""
+def test_a_thread_that_sleeps_in_the_driver_for_a_minute_is_stuck() -> None:
+    """Stuck is who sleeps there for more than a minute, with the function as evidence, until it wakes."""
     host = stuck_since_now()
     assert host.watch(61).state is not State.STUCK
     holding = host.watch(1)
     assert holding.state is State.STUCK
     assert holding.why.startswith(f"thread {PID + 1} has slept in the driver (os_acquire_mutex)")
     assert holding.wasted
-
-
-def test_the_longest_wait_of_a_process_counts() -> None:
-    """Of several threads the one that has slept longest is the evidence, in whatever order they are read."""
-    waits = tuple(
-        DriverWait(PID, START, thread, "os_acquire_mutex", seconds)
-        for thread, seconds in ((1, 61.0), (2, 90.0), (3, 70.0))
-    )
-    (device,) = OneHolder().sample(waits=waits).devices
-    assert device.holdings[0].why.startswith("thread 2 has slept in the driver (os_acquire_mutex)")
-
-
-def test_a_stuck_process_that_wakes_is_no_longer_stuck() -> None:
-    """When the driver lets the thread go on, the state ends at once."""
     host = stuck_since_now()
     assert host.watch(70).state is State.STUCK
     host.holder.fates = {}
     assert host.watch(1).state is not State.STUCK
 
 
-def test_the_wait_of_another_process_with_the_pid_says_nothing() -> None:
-    """A wait belongs to a process by its start time, and not to whoever has the pid now."""
+def test_the_longest_wait_of_a_process_counts() -> None:
+    """The longest sleep is the evidence; a wait of an earlier process with the pid is none."""
+    waits = tuple(
+        DriverWait(PID, START, thread, "os_acquire_mutex", seconds)
+        for thread, seconds in ((1, 61.0), (2, 90.0), (3, 70.0))
+    )
+    (device,) = OneHolder().sample(waits=waits).devices
+    assert device.holdings[0].why.startswith("thread 2 has slept in the driver (os_acquire_mutex)")
     host = OneHolder()
     for _ in range(100):
         host.sample(waits=(DriverWait(PID, START - 1, PID, "os_acquire_mutex", 100.0),))
@@ -226,15 +206,11 @@ def test_the_wait_of_another_process_with_the_pid_says_nothing() -> None:
 
 
 def test_the_xid_errors_of_the_gpu_are_part_of_the_evidence() -> None:
-    """A GPU that has reported errors says so beside the wait: the usual cause of both is one fault."""
+    """XID errors stand beside the wait; a zombie with a thread that sleeps in the driver says that too."""
     host = stuck_since_now()
     event = XidEvent(host.gpu.uuid(host.now), 79, 0.0)
     host.sample(events=(event,))
     assert host.watch(70).why.endswith("this GPU has had XID 79")
-
-
-def test_a_zombie_whose_thread_sleeps_in_the_driver_says_so() -> None:
-    """The process has exited, so it is a zombie; the thread that holds its memory is in the evidence."""
     host = OneHolder()
     host.sample()
     host.holder.fates = {"headless": host.now + 1, "stuck": host.now + 1}
@@ -251,7 +227,7 @@ def sample(host: OneHolder, *, uses_gpu: bool | None, **changes: Any) -> DeviceS
 
 
 def test_bytes_under_the_pid_of_a_program_without_a_gpu_are_dead() -> None:
-    """Also at the first sample, when nobody has seen the holder: it has ended, and nobody else is blamed."""
+    """The holder has ended, also at the first sample; nobody else is blamed or shown, in no later sample."""
     host = OneHolder()
     device = sample(host, uses_gpu=False)
     (holding,) = device.holdings
@@ -259,10 +235,6 @@ def test_bytes_under_the_pid_of_a_program_without_a_gpu_are_dead() -> None:
     assert "does not use the GPU" in holding.why
     assert holding.start is None
     assert [(each.type, each.name) for each in sure(device.owner_usage).owners] == [("unknown", "")]
-
-
-def test_the_program_that_has_the_pid_is_not_shown_as_the_holder() -> None:
-    """Neither its command nor its user stands beside bytes that are not its own, in any later sample."""
     host = OneHolder()
     sample(host, uses_gpu=False)
     shot = host.sample(device_files=True)
@@ -286,23 +258,15 @@ def test_a_program_that_begins_to_use_a_gpu_is_a_holder_from_then_on() -> None:
     assert "ann" in [each.name for each in sure(device.owner_usage).owners if each.held]
 
 
-def test_without_the_host_s_processes_nobody_is_dead() -> None:
-    """Where pids are not the host's, the program with the number proves nothing."""
+def test_who_is_no_bystander() -> None:
+    """Nobody is, where pids are not the host's, or we see no device file, and no zombie."""
     host = OneHolder()
     (holding,) = sample(host, uses_gpu=False, host_pid_namespace=None).holdings
     assert holding.state is State.UNKNOWN
-
-
-def test_a_zombie_is_not_taken_for_a_bystander() -> None:
-    """A process that has exited has no files and no mappings, which says nothing about what it held."""
     host = OneHolder()
     host.holder.fates = {"zombie": host.now}
     (holding,) = sample(host, uses_gpu=False).holdings
     assert holding.state is State.ZOMBIE
-
-
-def test_where_users_of_the_driver_cannot_be_recognised_nobody_is_a_bystander() -> None:
-    """If not even we have a device file open, a program without one may well be the holder."""
     host = OneHolder()
     (holding,) = sample(host, uses_gpu=False, device_files=False).holdings
     assert holding.state is State.ACTIVE
@@ -362,15 +326,11 @@ def test_what_lasts_is_told_with_its_own_beginning(fate: Fate, state: State) -> 
 
 
 def test_an_end_that_goes_through_several_states_is_none_of_them() -> None:
-    """Its launcher ends, it is a zombie for a moment, and then the driver lists its pid for another one."""
+    """Neither an end through several states nor stops with work between them is told as a state."""
     host = watched("orphaned")
     now = host.now + 1
     host.holder.fates = {"orphaned": now, "zombie": now + 3, "dead": now + 5}
     assert {host.holding().state for _ in range(9)} == {State.ACTIVE}
-
-
-def test_a_program_that_is_slowed_down_is_not_stopped() -> None:
-    """A program under cpulimit, strace or a debugger is stopped in many samples, and works between them."""
     host = watched("stopped")
     host.sample()
     for second in range(30):
@@ -426,8 +386,8 @@ def watch_at_work(host: OneHolder, seconds: int) -> Holding:
     return host.watch(seconds)
 
 
-def test_an_orphan_that_works_wastes_nothing() -> None:
-    """However long it has been an orphan: while it works, it is said to, and nothing is wasted."""
+def test_an_orphan_that_works_or_may_work_wastes_nothing() -> None:
+    """Whether it works, or that this is not known, is said, also long after its work."""
     host = orphaned()
     holding = watch_at_work(host, 60)
     assert holding.state is State.ORPHANED
@@ -435,6 +395,19 @@ def test_an_orphan_that_works_wastes_nothing() -> None:
     assert holding.working is True
     assert not holding.wasted
     assert wasted_seconds(host.sample()) == [None]
+    host = orphaned()
+    host.say_nothing_of_work()
+    holding = host.watch(60)
+    assert holding.state is State.ORPHANED
+    assert holding.working is None
+    assert not holding.wasted
+    assert holding.why.endswith("; whether it works on the GPU is not known")
+    host = orphaned()
+    watch_at_work(host, 5)
+    host.say_nothing_of_work()
+    holding = host.watch(30)
+    assert holding.working is None
+    assert not holding.wasted
 
 
 def test_an_orphan_that_stops_working_wastes_its_memory_from_the_idle_threshold_on() -> None:
@@ -448,27 +421,6 @@ def test_an_orphan_that_stops_working_wastes_its_memory_from_the_idle_threshold_
     assert holding.wasted
     assert "it has not worked on the GPU for 10 s" in holding.why
     assert wasted_seconds(host.sample(after=2.0)) == [2.0 * (holding.memory or 0)]
-
-
-def test_an_orphan_of_which_nothing_is_known_wastes_nothing() -> None:
-    """Without an answer about work the driver has said nothing against it, however long it is watched."""
-    host = orphaned()
-    host.say_nothing_of_work()
-    holding = host.watch(60)
-    assert holding.state is State.ORPHANED
-    assert holding.working is None
-    assert not holding.wasted
-    assert holding.why.endswith("; whether it works on the GPU is not known")
-
-
-def test_work_of_long_ago_without_evidence_since_is_not_known() -> None:
-    """An orphan that worked once, and about which the driver then says nothing, neither works nor wastes."""
-    host = orphaned()
-    watch_at_work(host, 5)
-    host.say_nothing_of_work()
-    holding = host.watch(30)
-    assert holding.working is None
-    assert not holding.wasted
 
 
 @pytest.mark.parametrize(

@@ -96,15 +96,11 @@ def test_what_was_not_watched_is_not_charged(span: float, missed: bool) -> None:
 
 
 def test_a_span_at_the_gap_rule_still_counts() -> None:
-    """A span of exactly the longest length counts."""
+    """A span of exactly the longest length counts; a holding without a figure gives no bytes in any state."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     last = accounts.update([charge(1)], ledger(), GAP, GAP)
     assert (of(last, ANN).byte_seconds, last.uncounted) == ({State.ACTIVE: GAP * GIB}, 0.0)
-
-
-def test_what_nvml_does_not_say_is_not_zero() -> None:
-    """A holding without a figure gives its owner no bytes in any state."""
     result = DeviceUsage(0).update([charge(1, memory=None)], ledger(), 0.0, GAP)
     assert of(result, ANN).held == {}
 
@@ -130,7 +126,7 @@ def test_the_bytes_of_an_ended_holding_are_freed() -> None:
 
 
 def test_what_an_ended_holding_left_behind() -> None:
-    """Bytes that stay in use without a holder were not freed; holdings that ended together share them."""
+    """Bytes that stay were not freed; what another holding still has is in neither."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1), charge(2, BOB, 3 * GIB)], ledger(MIB), 0.0, GAP)
     accounts.update([charge(2, BOB, 3 * GIB)], ledger(MIB), 1.0, GAP)
@@ -138,10 +134,6 @@ def test_what_an_ended_holding_left_behind() -> None:
     last = accounts.update([], ledger(MIB + 2 * GIB), 4.0, GAP)
     assert of(last, ANN)[-2:] == (GIB // 2, GIB // 2)
     assert of(last, BOB)[-2:] == (3 * GIB // 2, 3 * GIB // 2)
-
-
-def test_shared_bytes_are_in_neither() -> None:
-    """Shared memory that the other holding still has counts neither as freed nor as not freed."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1, memory=3 * GIB), charge(2, BOB)], ledger(overlap=GIB), 0.0, GAP)
     accounts.update([charge(2, BOB)], ledger(), 1.0, GAP)
@@ -362,16 +354,12 @@ def test_what_torch_counts_is_counted_once() -> None:
 
 
 def test_a_program_that_dies_of_it_still_counts() -> None:
-    """The last report of a program that has ended before the next sample is counted, and stays."""
+    """The last report of an ended program counts and stays, and so does a failure on an unknown device."""
     host = OneHolder()
     sample(host, agent(0))
     host.host.processes = []
     assert counted(sample(host, agent(1, last_oom=failure(1)))) == {"torch": 1}
     assert counted(sample(host)) == {"torch": 1}
-
-
-def test_a_device_that_is_not_known_counts_too() -> None:
-    """A failure on a device that could not be assigned to a GPU is a failure of its owner."""
     host = OneHolder()
     sample(host, agent(0))
     elsewhere = [{**torch(reserved=2**30, ooms=1), "devices": [{"ordinal": 5, "reserved": 2**30, "ooms": 1}]}]
@@ -405,24 +393,16 @@ def test_other_frameworks_count_by_the_time_of_the_newest() -> None:
     assert counted(found) == {"jax": 2}
 
 
-def test_a_counter_that_begins_again_goes_on() -> None:
-    """A program that resets torch's statistics takes nothing back, and hides nothing."""
+def test_what_a_report_cannot_do() -> None:
+    """Reset statistics take nothing back, another user counts for nobody, a time in the future is now."""
     host = OneHolder()
     for ooms in (0, 2, 0, 1):
         found = sample(host, agent(ooms))
     assert counted(found) == {"torch": 3}
-
-
-def test_nobody_counts_for_another() -> None:
-    """A report by another user than the process's own counts for nobody."""
     host = OneHolder()
     sample(host, agent(0))
     assert counted(sample(host, agent(1, uid=UID + 1, last_oom=failure(1)))) == {}
-
-
-def test_a_time_in_the_future_is_now() -> None:
-    """A program's clock, or its lie, cannot keep an alert alive for ever."""
     host = OneHolder()
     sample(host, agent(0))
-    (found,) = sample(host, agent(1, last_oom=failure(10_000))).ooms
-    assert found.last == NOW + host.now
+    (oom,) = sample(host, agent(1, last_oom=failure(10_000))).ooms
+    assert oom.last == NOW + host.now

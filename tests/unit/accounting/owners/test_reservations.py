@@ -124,18 +124,16 @@ def test_without_a_scheduler_there_is_nothing() -> None:
     }
 
 
-def test_a_device_that_is_given_to_nobody() -> None:
-    """A holder on a managed device that is not reserved has no reservation."""
+def test_who_needs_a_reservation() -> None:
+    """On a managed device a holder has one of either scheduler, read since it came, or it has none."""
     assert reservation_status(sampled(POD, KUBELET._replace(grants=()))) == ReservationStatus(
         (), (7,), ("kubelet",)
     )
-
-
-def test_one_grant_of_two_schedulers_is_enough() -> None:
-    """Where Slurm's jobs run in pods, a reservation by either counts."""
     found = sure(reservation_status(sampled(JOB, KUBELET, SLURM)))
     assert {each.name: each.held for each in found.reservations} == {"ml/train-0": False, "42": True}
     assert found.unreserved_pids == ()
+    found = sure(reservation_status(sampled(USER, SLURM, schedulers_read=1e12)))
+    assert found.unreserved_pids == (7,)
 
 
 @pytest.mark.parametrize(
@@ -153,12 +151,6 @@ def test_nobody_is_blamed_in_doubt(changes: dict[str, Any]) -> None:
     schedulers = changes.pop("schedulers", (KUBELET,))
     found = sure(reservation_status(sampled(owner, *schedulers, **changes)))
     assert not found.unreserved_pids
-
-
-def test_a_read_that_came_after_the_holder_counts() -> None:
-    """A holder that was seen before the schedulers were read, and has no reservation then, has none."""
-    found = sure(reservation_status(sampled(USER, SLURM, schedulers_read=1e12)))
-    assert found.unreserved_pids == (7,)
 
 
 CONTROL = ParentFacts(6, 1, "nvidia-cuda-mps", "x", init=False, uid=0, program="nvidia-cuda-mps-control")
@@ -267,8 +259,8 @@ def test_the_account_of_a_job() -> None:
     assert dict(reservations.collect(sampled(JOB, SLURM)))[family] == []
 
 
-def test_the_table_and_the_evidence() -> None:
-    """``show`` names an unused reservation and an unreserved holder, ``--why`` the scheduler's part."""
+def test_table_evidence_and_json() -> None:
+    """``show``, ``--why`` and the JSON name unused reservations and unreserved holders."""
     text = render_table(sampled(USER, KUBELET))
     assert "reservation: for pod ml/train-0, which HOLDS NOTHING here" in text
     assert "UNRESERVED: pid 7 holds memory without a reservation; kubelet assigns this GPU" in text
@@ -276,6 +268,12 @@ def test_the_table_and_the_evidence() -> None:
     why = "\n".join(evidence_lines(sampled(USER, KUBELET), 7))
     assert "reservation  by kubelet for pod ml/train-0; its owner is NOT among them" in why
     assert "reservation  " not in "\n".join(evidence_lines(sampled(USER), 7))
+    device = shown(sampled(USER, KUBELET))
+    assert device["reservations"] == [
+        {"owner_type": "pod", "owner": "ml/train-0", "scheduler": "kubelet", "held": False}
+    ]
+    assert device["schedulers"] == ["kubelet"]
+    assert [each["unreserved"] for each in device["holdings"]] == [True]
 
 
 def test_check_names_a_tenant_without_a_reservation() -> None:
@@ -288,16 +286,6 @@ def test_check_names_a_tenant_without_a_reservation() -> None:
     (welcome,) = cleanliness.check_devices(sampled(POD, KUBELET), (), cleanliness.CheckTolerance(live=True))
     assert welcome.status == cleanliness.CLEAN
     assert "reservation" not in welcome.line
-
-
-def test_the_json() -> None:
-    """Reservations, their holders and the holders without one, as JSON values."""
-    device = shown(sampled(USER, KUBELET))
-    assert device["reservations"] == [
-        {"owner_type": "pod", "owner": "ml/train-0", "scheduler": "kubelet", "held": False}
-    ]
-    assert device["schedulers"] == ["kubelet"]
-    assert [each["unreserved"] for each in device["holdings"]] == [True]
 
 
 @pytest.mark.parametrize("scheduler", [KUBELET, SLURM, NOMAD])

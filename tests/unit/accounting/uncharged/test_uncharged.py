@@ -24,7 +24,28 @@ from vramledger.accounting.uncharged.solver import (
 )
 from vramledger.accounting.uncharged.tracker import HolderEvidence, LeftEvidence, created, describe
 from vramledger.model.reading import HiddenHolder
-from vramledger.model.snapshot import Grade, Holding, Ledger, State
+from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Ledger, State
+
+
+def watched() -> Card:
+    """Return a card that was sampled once, so that what comes later is seen to come."""
+    card = Card()
+    card.sample()
+    return card
+
+
+def with_creator() -> Card:
+    """Return a card on which alice's program, pid 694, has made 4 GiB that it may share."""
+    card = Card()
+    card.start(694, Managed(charged=4 * GIB), user="alice")
+    return card
+
+
+def after_creator(card: Card) -> DeviceSnapshot:
+    """Return the device some time after that program was killed, and its 4 GiB have stayed."""
+    card.sample(3)
+    card.end(694, leaving=4 * GIB)
+    return card.device(6)
 
 
 def test_managed_memory_is_its_programs() -> None:
@@ -97,8 +118,7 @@ def test_after_a_restart_a_larger_mapping_is_a_range() -> None:
 
 def test_two_programs_with_full_mappings_are_exact() -> None:
     """Two programs whose mappings are together as large as the bytes have one mapping each."""
-    card = Card()
-    card.sample()
+    card = watched()
     card.start(7, Managed(resident=8 * GIB, mapped=8 * GIB))
     card.start(8, Managed(resident=2 * GIB, mapped=2 * GIB))
     device = card.device()
@@ -107,8 +127,7 @@ def test_two_programs_with_full_mappings_are_exact() -> None:
 
 def test_two_programs_with_room_share_a_range() -> None:
     """Where either can have the bytes, each gets the range, and the ledger says that one of them has them."""
-    card = Card()
-    card.sample()
+    card = watched()
     card.start(7, Managed(resident=8 * GIB, mapped=8 * GIB))
     card.start(8, Managed(resident=0, mapped=6 * GIB))
     device = card.device()
@@ -121,8 +140,7 @@ def test_two_programs_with_room_share_a_range() -> None:
 
 def test_bytes_that_came_alone_stay_whose_they_were() -> None:
     """A program that comes later with a mapping and no bytes changes nothing while nothing moves."""
-    card = Card()
-    card.sample()
+    card = watched()
     card.start(7, Managed(resident=8 * GIB, mapped=10 * GIB))
     card.sample(4)
     card.start(8, Managed(resident=0, mapped=64 * GIB), user="mallory")
@@ -133,8 +151,7 @@ def test_bytes_that_came_alone_stay_whose_they_were() -> None:
 
 def test_bytes_that_creep_are_not_a_neighbours() -> None:
     """Bytes that come slowly, a few MiB a second, are of either of two programs, and not of the newer one."""
-    card = Card()
-    card.sample()
+    card = watched()
     first = card.start(7, Managed(resident=8 * GIB, mapped=16 * GIB))
     card.sample(4)
     card.start(8, Managed(resident=0, mapped=16 * GIB))
@@ -148,8 +165,7 @@ def test_bytes_that_creep_are_not_a_neighbours() -> None:
 
 def test_short_memory_settles_nothing() -> None:
     """While a device is full, pages of one program make room for another's: what was settled is a range."""
-    card = Card()
-    card.sample()
+    card = watched()
     card.start(7, Managed(resident=70 * GIB, mapped=70 * GIB))
     card.sample(4)
     card.start(8, Managed(charged=8 * GIB, mapped=64 * GIB))
@@ -160,8 +176,7 @@ def test_short_memory_settles_nothing() -> None:
 
 def test_the_end_of_one_settles_the_other() -> None:
     """Bytes that stay when one of two programs ends are the other's."""
-    card = Card()
-    card.sample()
+    card = watched()
     card.start(7, Managed(resident=8 * GIB, mapped=8 * GIB))
     card.start(8, Managed(mapped=8 * GIB))
     card.sample(4)
@@ -171,13 +186,10 @@ def test_the_end_of_one_settles_the_other() -> None:
 
 def test_a_handle_is_not_managed_memory_of_a_neighbour() -> None:
     """Bytes left behind are not given to a neighbour whose large mapping lies on the host."""
-    card = Card()
-    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card = with_creator()
     card.start(702, Managed(), user="bob")
     card.start(7, Managed(mapped=8 * GIB), user="ada")
-    card.sample(3)
-    card.end(694, leaving=4 * GIB)
-    device = card.device(6)
+    device = after_creator(card)
     assert given_to(device, 7)[0] == 0
     assert given_to(device, 702)[0] == 0
     assert sure(device.undivided).pids == (7, 702)
@@ -204,8 +216,7 @@ def test_a_program_on_two_devices_within_its_mapping() -> None:
 
 def test_more_bytes_than_all_mappings_are_nobodys() -> None:
     """Where the bytes are more than all holders can have, none is given to a holder that may have none."""
-    card = Card()
-    card.sample()
+    card = watched()
     card.start(7, Managed(mapped=8 * GIB))
     card.nobody[0] = 12 * GIB
     device = card.device()
@@ -242,14 +253,11 @@ def test_one_reading_alone_moves_nothing() -> None:
 
 def test_the_mildest_state_counts_the_undivided() -> None:
     """Bytes of a stopped or of an active program count as active: to know less is never harsher."""
-    card = Card()
-    card.start(694, Managed(charged=4 * GIB))
+    card = with_creator()
     card.start(702, Managed())
     card.start(703, Managed())
     card.host.processes[1].fates["stopped"] = 0.0
-    card.sample(3)
-    card.end(694, leaving=4 * GIB)
-    device = card.device(6)
+    device = after_creator(card)
     assert device.undivided is not None
     assert (device.undivided.state, device.undivided.wasted) == (State.ACTIVE, False)
     assert sure(device.wasted) < GIB
@@ -275,8 +283,7 @@ def test_blind_gives_nothing() -> None:
 
 def test_the_clock_may_be_set() -> None:
     """A clock that was set moves the time of an end along."""
-    card = Card()
-    card.start(694, Managed(charged=4 * GIB))
+    card = with_creator()
     card.start(702, Managed())
     card.sample(3)
     card.end(694, leaving=4 * GIB)
@@ -292,8 +299,7 @@ ACTIONS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0
 @given(ACTIONS)
 def test_no_byte_goes_to_a_wrong_holder(actions: list[tuple[int, int, int]]) -> None:
     """Programs that start, move pages, grow, share and die, one at a time: no holder gets another's bytes."""
-    card = Card()
-    card.sample()
+    card = watched()
     programs: dict[int, Managed] = {}
     heirs: dict[int, int] = {}
     pid = 10
@@ -339,8 +345,7 @@ def test_no_byte_goes_to_a_wrong_holder(actions: list[tuple[int, int, int]]) -> 
 
 def test_a_few_mib_less_do_not_unsettle() -> None:
     """What was certain stays so when a reading has a few MiB less, as when another context comes."""
-    card = Card()
-    card.sample()
+    card = watched()
     first = card.start(7, Managed(resident=6 * GIB, mapped=8 * GIB))
     card.sample(4)
     first.resident -= 3 * MIB
@@ -352,8 +357,7 @@ def test_a_few_mib_less_do_not_unsettle() -> None:
 
 def test_an_agent_proves_its_managed_pool() -> None:
     """An agent whose pool is larger than what NVML charges, and as large as the mappings, proves them."""
-    card = Card()
-    card.sample()
+    card = watched()
     card.start(7, Managed(charged=MIB, resident=8 * GIB, mapped=8 * GIB, pool=8 * GIB), agent=True)
     snapshot = card.sample(4)
     uncharged = sure(holding(snapshot.devices[0], 7).uncharged)
@@ -367,8 +371,7 @@ def test_an_agent_proves_its_managed_pool() -> None:
 @pytest.mark.parametrize("pool", [0, 2310 * MIB])
 def test_mappings_that_are_read_late_are_believed(before: int, pool: int, late: int) -> None:
     """Bytes that came before their mapping was read belong to its program once it is (JAX that grows)."""
-    card = Card()
-    card.sample()
+    card = watched()
     jax = card.start(
         7, Managed(charged=100 * MIB, resident=before, mapped=before and 128 * MIB), agent=pool > 0
     )
@@ -382,8 +385,7 @@ def test_mappings_that_are_read_late_are_believed(before: int, pool: int, late: 
 @pytest.mark.parametrize("late", [1, 3, 11, 25])
 def test_a_neighbour_does_not_keep_what_a_late_mapping_explains(late: int) -> None:
     """A neighbour seems to have the bytes until the mapping of the one that took them is read, not longer."""
-    card = Card()
-    card.sample()
+    card = watched()
     card.start(7, Managed(resident=2 * GIB, mapped=8 * GIB), user="ada")
     card.sample(5)
     jax = card.start(8, Managed(resident=126 * MIB, mapped=128 * MIB), user="bob")
@@ -400,12 +402,9 @@ def test_a_neighbour_does_not_keep_what_a_late_mapping_explains(late: int) -> No
 
 def test_a_handle_of_a_killed_creator() -> None:
     """What a killed program had shared is the other's, and the evidence says who made it, and when."""
-    card = Card()
-    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card = with_creator()
     card.start(702, Managed(), user="bob")
-    card.sample(3)
-    card.end(694, leaving=4 * GIB)
-    device = card.device(6)
+    device = after_creator(card)
     assert given_to(device, 702)[0] == about(4 * GIB)
     uncharged = sure(holding(device, 702).uncharged)
     assert uncharged.managed == 0
@@ -415,13 +414,10 @@ def test_a_handle_of_a_killed_creator() -> None:
 
 def test_a_killed_creator_and_two_importers_of_different_users() -> None:
     """With two possible importers neither gets the bytes; the ledger names both."""
-    card = Card()
-    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card = with_creator()
     card.start(702, Managed(), user="bob")
     card.start(703, Managed(), user="eve")
-    card.sample(3)
-    card.end(694, leaving=4 * GIB)
-    device = card.device(6)
+    device = after_creator(card)
     assert given_to(device, 702) == given_to(device, 703) == (0, about(4 * GIB))
     assert device.undivided is not None
     assert (device.undivided.pids, device.undivided.owner) == ((702, 703), None)
@@ -430,13 +426,10 @@ def test_a_killed_creator_and_two_importers_of_different_users() -> None:
 
 def test_two_importers_of_one_owner() -> None:
     """With two importers of one owner the bytes are the owner's, although not one holding's."""
-    card = Card()
-    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card = with_creator()
     card.start(702, Managed(), user="bob")
     card.start(703, Managed(), user="bob")
-    card.sample(3)
-    card.end(694, leaving=4 * GIB)
-    device = card.device(6)
+    device = after_creator(card)
     assert sure(device.undivided).owner == ("user", "bob")
     assert device.owner_usage is not None
     (bob,) = [each for each in device.owner_usage.owners if each.name == "bob"]
@@ -448,8 +441,7 @@ def test_two_importers_of_one_owner() -> None:
 
 def test_memory_that_is_freed_late_is_nobodys_legacy() -> None:
     """Bytes that are freed a second after their program has ended are given to nobody in between."""
-    card = Card()
-    card.start(694, Managed(charged=4 * GIB))
+    card = with_creator()
     card.start(7, Managed(mapped=8 * GIB))
     card.sample(3)
     card.end(694, leaving=4 * GIB)
@@ -462,19 +454,15 @@ def test_memory_that_is_freed_late_is_nobodys_legacy() -> None:
 
 def test_a_creator_without_any_heir_leaves_unattributed_bytes() -> None:
     """Where nobody is left, the bytes are unattributed, and it is known who had made them."""
-    card = Card()
-    card.start(694, Managed(charged=4 * GIB), user="alice")
-    card.sample(3)
-    card.end(694, leaving=4 * GIB)
-    device = card.device(6)
+    card = with_creator()
+    device = after_creator(card)
     assert sure(device.ledger).unattributed == 4 * GIB
     assert [(each.pid, each.user, each.pids) for each in device.left] == [(694, "alice", ())]
 
 
 def test_a_forked_child_of_a_killed_program_may_have_its_memory() -> None:
     """A hidden child with the device open may have what its parent left: no other holder gets it alone."""
-    card = Card()
-    card.start(694, Managed(charged=4 * GIB))
+    card = with_creator()
     card.start(702, Managed())
     card.sample(3)
     card.end(694, leaving=4 * GIB)
@@ -486,13 +474,10 @@ def test_a_forked_child_of_a_killed_program_may_have_its_memory() -> None:
 
 def test_a_rank_on_another_gpu_may_have_the_memory_of_a_killed_one() -> None:
     """A rank that has mapped the memory of another GPU keeps it: no holder there gets it alone."""
-    card = Card()
-    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card = with_creator()
     card.start(695, Managed(charged=4 * GIB), user="alice", gpu=1)
     card.start(702, Managed(), user="bob")
-    card.sample(3)
-    card.end(694, leaving=4 * GIB)
-    device = card.device(6)
+    device = after_creator(card)
     assert given_to(device, 702) == (0, about(4 * GIB))
     assert device.undivided is not None
     assert (device.undivided.pids, device.undivided.owner) == ((695, 702), None)
@@ -503,8 +488,7 @@ def test_a_rank_on_another_gpu_may_have_the_memory_of_a_killed_one() -> None:
 @pytest.mark.parametrize(("since", "until"), [(1, 1), (1, 2), (2, 2), (3, 5), (-1, 4), (-1, 99)])
 def test_a_failed_sample_of_another_gpu_gives_nobody_its_bytes(since: int, until: int) -> None:
     """Who held memory on a GPU that does not answer now may still have what an ended program left."""
-    card = Card()
-    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card = with_creator()
     card.start(695, Managed(charged=4 * GIB), user="alice", gpu=1)
     card.start(702, Managed(), user="bob")
     card.fail(1, since + 3, until + 3)
@@ -555,12 +539,9 @@ def test_a_gpu_whose_holders_were_never_known_settles_nothing(lists: bool) -> No
 
 def test_memory_that_only_a_rank_on_another_gpu_can_have() -> None:
     """Memory that nobody on its GPU can have is named after the only process that can, while that lives."""
-    card = Card()
-    card.start(694, Managed(charged=4 * GIB), user="alice")
+    card = with_creator()
     card.start(695, Managed(), user="alice", gpu=1)
-    card.sample(3)
-    card.end(694, leaving=4 * GIB)
-    device = card.device(6)
+    device = after_creator(card)
     assert [(each.pid, each.user, each.pids) for each in device.left] == [(694, "alice", (695,))]
     card.start(702, Managed(), user="bob")
     device = card.device(6)
@@ -575,16 +556,13 @@ def test_a_creator_that_shared_in_its_last_second() -> None:
     card.start(694, Managed())
     card.start(702, Managed())
     card.start(7, Managed(mapped=8 * GIB))
-    card.sample(3)
-    card.end(694, leaving=4 * GIB)
-    device = card.device(6)
+    device = after_creator(card)
     assert given_to(device, 7)[0] == 0
 
 
 def test_one_that_had_managed_memory_and_shared_some_other() -> None:
     """A killed program takes its managed memory along; what it had shared stays, also if that is as much."""
-    card = Card()
-    card.sample()
+    card = watched()
     card.start(694, Managed(charged=4 * GIB, resident=4 * GIB, mapped=4 * GIB))
     card.start(702, Managed())
     card.sample(4)
@@ -595,8 +573,7 @@ def test_one_that_had_managed_memory_and_shared_some_other() -> None:
 
 def test_the_last_importer_takes_the_bytes_along() -> None:
     """When the importer ends and the bytes go, a neighbour with managed memory keeps exactly its own."""
-    card = Card()
-    card.start(694, Managed(charged=4 * GIB))
+    card = with_creator()
     card.start(702, Managed())
     card.sample(2)
     card.start(7, Managed(resident=8 * GIB, mapped=9 * GIB))

@@ -123,27 +123,17 @@ def test_programs_that_come_and_go_do_not_end_it(movement: DeviceReading) -> Non
 
 
 def test_movement_that_lasts_ends_it() -> None:
-    """Data that arrive for longer than a moment are work."""
+    """Data that arrive for longer than a moment, or every few seconds, are work."""
     watched = Watched()
     watched.after(0, WAITING)
     watched.wait(600)
     assert [watched.after(4, INITIALISED) is not None for _ in range(3)] == [True, True, False]
     assert watched.after(4, WAITING) is None
-
-
-def test_movement_again_and_again_ends_it() -> None:
-    """A rank that gets data every few seconds works, even if each time is short."""
     watched = Watched()
     watched.after(0, WAITING)
     watched.wait(600)
     said = [watched.after(1, INITIALISED if second % 5 == 0 else WAITING) for second in range(200)]
     assert None in said
-
-
-def test_movement_alone_begins_nothing() -> None:
-    """A device whose memory is moved all the time is not busy without work."""
-    watched = Watched()
-    assert [watched.after(5, KILLED) for _ in range(50)] == [None] * 50
 
 
 def test_a_sample_without_counters_changes_nothing() -> None:
@@ -157,12 +147,28 @@ def test_a_sample_without_counters_changes_nothing() -> None:
     assert watched.after(5, WAITING) is None
 
 
-def test_missing_samples_begin_it_again() -> None:
-    """Where samples are missing, the device may have worked."""
+def test_when_nothing_is_said() -> None:
+    """After missing samples, without counters, of what only moves memory or is gone."""
     watched = Watched()
     watched.after(0, WAITING)
     watched.wait(WAITS_AFTER)
     assert watched.after(60, WAITING, gap=True) is None
+    watched = Watched()
+    old = replace(WAITING, activity=None)
+    assert [watched.after(5, old) for _ in range(50)] == [None] * 50
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(WAITS_AFTER)
+    moved = follow_clock(Remembered(waits=watched.watch.state), 3600)
+    watched.watch = BusyWithoutWorkWatch(moved.waits)
+    assert watched.after(0, WAITING) == WAITS_AFTER - 3600
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(WAITS_AFTER - 5)
+    watched.watch.keep_only(())
+    assert watched.after(5, WAITING) is None
+    watched = Watched()
+    assert [watched.after(5, KILLED) for _ in range(50)] == [None] * 50
 
 
 @pytest.mark.parametrize("figure", ["tensor", "fp32", "dram", "integer", "sm"])
@@ -171,32 +177,6 @@ def test_missing_figures_say_nothing(figure: str) -> None:
     watched = Watched()
     partial = replace(WAITING, activity={name: value for name, value in NOTHING.items() if name != figure})
     assert [watched.after(5, partial) for _ in range(50)] == [None] * 50
-
-
-def test_device_without_counters_says_nothing() -> None:
-    """Before Hopper nothing is said, however busy the device is."""
-    watched = Watched()
-    old = replace(WAITING, activity=None)
-    assert [watched.after(5, old) for _ in range(50)] == [None] * 50
-
-
-def test_clock_that_is_set() -> None:
-    """When the host's clock is set, the span stays the same."""
-    watched = Watched()
-    watched.after(0, WAITING)
-    watched.wait(WAITS_AFTER)
-    moved = follow_clock(Remembered(waits=watched.watch.state), 3600)
-    watched.watch = BusyWithoutWorkWatch(moved.waits)
-    assert watched.after(0, WAITING) == WAITS_AFTER - 3600
-
-
-def test_device_that_is_gone_is_forgotten() -> None:
-    """A device that comes back is watched from the beginning."""
-    watched = Watched()
-    watched.after(0, WAITING)
-    watched.wait(WAITS_AFTER - 5)
-    watched.watch.keep_only(())
-    assert watched.after(5, WAITING) is None
 
 
 IN_TURNS = active(dram=0.002135, pcie_transmit=2.14e7, pcie_receive=6.08e7)

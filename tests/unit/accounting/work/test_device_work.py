@@ -126,15 +126,11 @@ def test_a_small_kernel_every_three_seconds_is_work_whose_rows_say_0() -> None:
 
 
 def test_without_rows_the_only_holder_is_the_one_that_works() -> None:
-    """A MIG instance has no rows; where one process holds it, its kernels are that process's."""
+    """On a MIG instance kernels are the only holder's, or anybody's; once they stop, all are idle."""
     device = Device(7)
     for second in range(300):
         held = device.sample(None, MATMUL if second % 10 == 0 else NOTHING, utilization=None)
         assert held[7].state is State.ACTIVE
-
-
-def test_without_rows_nobody_of_several_is_idle_while_something_runs() -> None:
-    """Nothing says whose the kernels on a MIG instance are; once they stop, all are proven to be idle."""
     device = Device(7, 8)
     for second in range(200):
         held = device.sample(None, MATMUL if second % 10 == 0 else NOTHING, utilization=None)
@@ -283,16 +279,12 @@ def test_what_is_seen_takes_the_threshold_without_anything_running() -> None:
 
 
 def test_kernels_that_no_row_names_are_evidence_against_nobody() -> None:
-    """The driver answers "not found" on a device that works: then nobody is called idle."""
+    """On a device that works without a row, with counters or without, nobody is called idle."""
     device = Device(7, 8)
     for _ in range(300):
         held = device.sample([], TRAINING, utilization={"gpu": 0.6, "memory": 0.1})
         assert held[7].state is held[8].state is State.ACTIVE
     assert "nothing says whether it works" in held[7].why
-
-
-def test_the_same_without_counters() -> None:
-    """An older GPU at 60 % without a row: nobody is called idle either."""
     device = Device(7, 8)
     for _ in range(300):
         held = device.sample([], None, utilization={"gpu": 0.6, "memory": 0.1})
@@ -347,15 +339,11 @@ def test_a_program_that_only_copies_alone_works() -> None:
 
 
 def test_counters_that_do_not_move_prove_nothing() -> None:
-    """If no counter at all moves, they are not counting (a profiler holds them, for example)."""
+    """Where none moves they are not counting; where the driver says busy, zeros do not count."""
     device = Device(7)
     for _ in range(200):
         held = device.sample([row(7)], dict.fromkeys(NOTHING, 0.0) | {"seconds": 1.0})
     assert idle_with(held[7]) is Grade.INFERRED
-
-
-def test_counters_that_the_driver_contradicts_prove_nothing() -> None:
-    """Where the driver says that the device is busy, counters at 0 do not count."""
     device = Device(7, 8)
     for _ in range(200):
         held = device.sample([row(7, 0.4)], NOTHING, utilization={"gpu": 0.4, "memory": 0.0})

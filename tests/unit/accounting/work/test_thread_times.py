@@ -98,7 +98,7 @@ def grade(holding: Holding) -> Grade | None:
 
 
 def test_still_holder_is_proven_idle_beside_a_training() -> None:
-    """On a GPU without counters that another program keeps busy, and only once the threshold has passed."""
+    """Without counters, beside a training, once the threshold has passed, and with looks alone."""
     card = Card()
     assert grade(card.watch(60)) is not Grade.PROVEN
     holding = card.watch(12)
@@ -106,10 +106,6 @@ def test_still_holder_is_proven_idle_beside_a_training() -> None:
     assert holding.working is False
     assert holding.wasted
     assert "no thread of it ran except the driver's, and the driver named it in no row" in holding.why
-
-
-def test_without_looks_nothing_is_proven() -> None:
-    """The same GPU without the collector: small work may have been missed."""
     assert grade(Card().watch(300, None)) is Grade.INFERRED
 
 
@@ -191,23 +187,15 @@ def test_what_is_not_known_is_not_quiet(how: dict[str, bool]) -> None:
     assert grade(card.watch(11, **how)) is not Grade.PROVEN
 
 
-def test_old_looks_prove_nothing() -> None:
-    """If the looks end, the proof ends too."""
+def test_what_ends_the_proof() -> None:
+    """No further looks, a gap until a new look, and at once a change of its bytes."""
     card = Card()
     assert grade(card.watch(100)) is Grade.PROVEN
     assert grade(card.watch(100, None)) is Grade.INFERRED
-
-
-def test_short_gap_is_bridged_but_not_proven() -> None:
-    """After a restart nothing is said until a new look; quiet before and after it is then seen."""
     card = Card()
     assert grade(card.watch(100)) is Grade.PROVEN
     card.now += 30.0
     assert grade(card.sample(None)) is not Grade.PROVEN
-
-
-def test_allocation_is_work_although_no_look_has_ended() -> None:
-    """A change of its bytes ends the quiet at once."""
     card = Card()
     assert grade(card.watch(100)) is Grade.PROVEN
     assert card.sample(memory=2 * GIB).state is State.ACTIVE
