@@ -15,7 +15,7 @@ from tests.support.host.model import GIB, Gpu
 from tests.support.host.programs import Fixed
 from tests.support.players.stage import Stage, parent_of
 from tests.support.players.tree import ALIVE, Cast, Tree, Verdict
-from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS, OTHERS, TREES
+from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS, OTHERS
 from tests.support.waiting import wait_until
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.snapshot import Holding, State
@@ -170,9 +170,3 @@ def test_the_other_states(tree: Tree, cast: Cast) -> None:
     """A zombie leader with live threads, a zombie, a stopped process and a dead pid have different states."""
     holdings = Watcher(cast.pids).look()
     assert judged(holdings, tree.watched), said(holdings)
-
-
-def test_each_tree_says_what_it_is() -> None:
-    """Every tree has a name of its own and says in one line what it is: the documents list them."""
-    assert len({tree.name for tree in TREES}) == len({tree.what for tree in TREES}) == len(TREES)
-    assert [tree.name for tree in TREES if not (tree.build.__doc__ or "").startswith("Play ")] == []

@@ -100,12 +100,6 @@ class TestIdle:
         assert holding.state is State.IDLE
         assert holding.sm == 0.0
 
-    def test_a_gap_in_the_samples_starts_the_quiet_anew(self) -> None:
-        """During a gap nothing was observed, so the quiet is not known to have lasted."""
-        host = OneHolder()
-        host.watch(9)
-        assert host.holding(after=60).state is State.ACTIVE
-
     @pytest.mark.parametrize(("looked", "state"), [(4.0, State.IDLE), (2.0, State.ACTIVE)])
     def test_the_time_until_a_look_is_no_gap(self, looked: float, state: State) -> None:
         """A gap begins at the newest look at the GPU: until then it is known that it did nothing."""
@@ -234,18 +228,6 @@ class TestIdentity:
         assert host.sample().processes[7] == alive
         host.holder.end = host.now
         assert host.sample().processes == {}
-
-    def test_an_orphan_seen_from_the_start(self) -> None:
-        """The parent of the first sample is remembered, and its end makes the orphan."""
-        host = OneHolder()
-        host.holder.starter = TRAINING
-        assert host.watch(2).state is State.ACTIVE
-        host.holder.fates["orphaned"] = host.now
-        holding = host.holding()
-        assert holding.state is State.ORPHANED
-        assert "train.py (pid 500)" in holding.why
-        assert holding.since == NOW + 3
-        assert host.watch(5).since == NOW + 3
 
     @pytest.mark.parametrize("step", [3600.0, -3600.0, 0.5])
     def test_a_clock_that_is_set_makes_nothing_older(self, step: float) -> None:

@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,8 +36,7 @@ from tests.support.builders import (
     snapshot,
 )
 from tests.support.requirements import require_tool
-from vramledger.accounting.owners.owner_usage import Charge, DeviceUsage
-from vramledger.config import COLLECTORS, OWNERS_MAX, Config
+from vramledger.config import COLLECTORS, Config
 from vramledger.errors import UsageError
 from vramledger.metrics import devices, hardware, sampling
 from vramledger.metrics.contract import FAMILIES, collectors
@@ -55,7 +53,7 @@ from vramledger.metrics.families import SAMPLING, Collected, Family, Sample
 from vramledger.metrics.sampling import revision
 from vramledger.model.reading import PodLabels
 from vramledger.model.records import LABEL_VALUE_MAX
-from vramledger.model.snapshot import DeviceSnapshot, ReservationStatus, Snapshot, State
+from vramledger.model.snapshot import ReservationStatus, Snapshot
 
 ALL = frozenset(COLLECTORS)
 OURS = ALL - {"exporter"}
@@ -532,31 +530,6 @@ def test_promtool_finds_nothing_to_say(shot: Snapshot) -> None:
     page = Exposition(0, os.getppid).render(shot, ScrapeRequest(ALL))
     done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
     assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (0, "", "")
-
-
-def owned_apart(one: DeviceSnapshot, states: Iterable[State]) -> DeviceSnapshot:
-    """Give each holder of a device its own owner, which has been in each of these states."""
-    accounts = DeviceUsage(OWNERS_MAX)
-    ledger = one.owner_usage
-    for moment, state in enumerate(states):
-        charges = [
-            Charge(each.pid, each.start, ("pod", f"pod-{each.pid}"), state, each.memory)
-            for each in one.holdings
-        ]
-        ledger = accounts.update(charges, one.ledger, float(moment), 5.0)
-    return replace(one, owner_usage=ledger)
-
-
-@pytest.mark.parametrize(
-    ("states", "most"), [([State.ACTIVE], 1356), ([State.ACTIVE, State.IDLE, State.ORPHANED], 1588)]
-)
-def test_series_of_a_full_host_stay_within_reason(states: list[State], most: int) -> None:
-    """Eight GPUs with 64 holders, each of another owner, stay within the limit on series."""
-    full = crowd(8, 8)
-    full = replace(full, devices=tuple(owned_apart(one, states) for one in full.devices))
-    page = Exposition(0, os.getppid).render(full, ScrapeRequest(ALL)).decode()
-    series = Counter(line.split("{")[0] for line in page.splitlines() if not line.startswith("#"))
-    assert series.total() <= most, series.most_common(5)
 
 
 @pytest.fixture

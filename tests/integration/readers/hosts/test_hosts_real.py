@@ -8,7 +8,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from tests.support.players.stage import parent_of, status
+from tests.support.players.stage import parent_of
 from tests.support.players.tree import Cast, Tree
 from tests.support.players.trees import containers, launchers, services, states
 from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS, OTHERS
@@ -319,12 +319,3 @@ def test_a_reaped_process_is_gone(host: Host) -> None:
     wait_until(lambda: not Path(f"/proc/{row.pid}").exists(), "init to reap it")
     assert host.rows([row.pid]) == ((), {row.pid: "gone"})
     assert host.facts(row) is None
-
-
-def test_a_scenario_leaves_nothing_behind() -> None:
-    """Everything that a scenario started is dead at its end, adopted or not."""
-    with launchers.orphaned_ranks.play() as cast:
-        cast.lose_launcher()
-        assert {status(pid) for pid in cast.pids} != {"gone"}
-    for pid in cast.pids:
-        wait_until(lambda pid=pid: status(pid) in ("gone", "zombie"), "a holder lives on")  # type: ignore[misc]

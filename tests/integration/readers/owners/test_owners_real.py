@@ -92,20 +92,6 @@ def test_a_plain_process_is_its_users(stage: Stage) -> None:
         assert owner.name == pwd.getpwuid(os.getuid()).pw_name
 
 
-def test_a_kernel_is_its_notebooks(stage: Stage) -> None:
-    """A process with a kernel's command line and Jupyter's variable has the notebook's path."""
-    owners, host, _ = fresh()
-    connection = f"/run/user/1000/jupyter/kernel-{KERNEL}.json"
-    words = ["-f", connection]
-    kernel = stage.start(words=words, env={"JPY_SESSION_NAME": "/home/ada/gan.ipynb"})
-    _, owner = asked(owners, host, kernel.pid)
-    assert owner is not None
-    assert owner.notebook == "/home/ada/gan.ipynb"
-    older = stage.start(words=words, wrapper=["env", "--unset=JPY_SESSION_NAME"])
-    _, owner = asked(owners, host, older.pid)
-    assert sure(owner).notebook == f"kernel-{KERNEL}"
-
-
 VS_CODE = f"kernel-v3{'0f' * 20}"
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from tests.support.host.model import EPOCH, GIB, QUIET_CPU
-from vramledger.accounting.remembered import follow_clock
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.accounting.work.thread_times import CpuBesideWork
 from vramledger.model.reading import (
@@ -393,17 +392,6 @@ def test_a_new_holder_has_not_been_quiet_before_it_was_there() -> None:
     device.pids, device.kinds[8] = (7, 8), "C"
     for _ in range(59):
         assert device.sample([row(7)], NOTHING)[8].state is State.ACTIVE
-
-
-def test_a_clock_that_is_set_moves_the_beginning_of_idleness() -> None:
-    """The time since which a holder is idle follows a clock that is set."""
-    device = Device(7)
-    for _ in range(80):
-        held = device.sample([row(7)], NOTHING)
-    before = EPOCH + device.now - held[7].since
-    device.tracker.recall(follow_clock(device.tracker.state, 3600.0))
-    held = device.sample([row(7)], NOTHING)
-    assert EPOCH + device.now + 3600.0 - held[7].since == pytest.approx(before + 1.0)
 
 
 IDLE, LAUNCH = 0.0019, 0.0004
