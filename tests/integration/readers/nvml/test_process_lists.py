@@ -13,11 +13,12 @@ from vramledger.readers.nvml.device_reader import DeviceReader
 
 
 def test_the_lists_are_merged_by_maximum(standin_here: StandIn, reader: DeviceReader) -> None:
-    """A pid in several lists is one holder with its largest bytes, and the kinds of all its lists."""
+    """A pid in several lists is one holder with its largest bytes, and all kinds; no list means nobody."""
+    assert read(reader).processes == ()
     standin_here.device(0).set_processes(
         [(10, 100), (20, 500), (40, None)], graphics=[(30, 7), (40, 9)], mps=[(20, 500), (10, 120)]
     )
-    assert read(reader).processes == (
+    assert read(reader, 20.0).processes == (
         ProcessEntry(10, 120, "CM"),
         ProcessEntry(20, 500, "CM"),
         ProcessEntry(40, 9, "CG"),
@@ -32,14 +33,6 @@ def test_used_and_holders_are_of_one_book(standin_here: StandIn, reader: DeviceR
     device.set_memory(unattributed=14 * MIB)
     reading = read(reader)
     assert sure(reading.memory).used == sum(entry.memory or 0 for entry in sure(reading.processes)) + 14 * MIB
-
-
-def test_nobody_and_not_known_differ(standin_here: StandIn, reader: DeviceReader) -> None:
-    """An empty list is an answer; a list that fails is not, and is reported."""
-    assert read(reader).processes == ()
-    standin_here.fail("nvmlDeviceGetMPSComputeRunningProcesses_v3", Code.UNKNOWN)
-    reading = read(reader, 20.0)
-    assert (reading.processes, reading.failed) == (None, ("processes",))
 
 
 @pytest.mark.parametrize("kind", ["graphics", "mps"])
@@ -80,20 +73,29 @@ def test_an_empty_list_is_read_again_after_some_seconds(standin_here: StandIn, r
     assert ProcessEntry(30, 0, "G") in (read(reader, 11.0).processes or ())
 
 
-def test_graphics_and_mps_lists_may_be_unsupported(standin_here: StandIn, reader: DeviceReader) -> None:
-    """The compute list is valid without the other two."""
+KINDS = ("Compute", "Graphics", "MPSCompute")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "code", "expected"),
+    [
+        (KINDS[1:], Code.NOT_SUPPORTED, ((ProcessEntry(10, 100, "C"),), ())),
+        (KINDS[:1], Code.NOT_SUPPORTED, (None, ())),
+        (KINDS[:1], Code.INSUFFICIENT_SIZE, (None, ("processes",))),
+        (KINDS[2:], Code.UNKNOWN, (None, ("processes",))),
+    ],
+    ids=["the compute list is valid alone", "without it nothing is known", "never fits", "fails"],
+)
+def test_lists_that_are_missing(
+    standin_here: StandIn, reader: DeviceReader, kinds: tuple[str, ...], code: Code, expected: object
+) -> None:
+    """Without the compute list nothing is known; a list that fails, or never fits, is reported."""
     standin_here.device(0).set_processes([(10, 100)])
-    for kind in ("Graphics", "MPSCompute"):
-        standin_here.fail(f"nvmlDeviceGet{kind}RunningProcesses_v3", Code.NOT_SUPPORTED)
+    for kind in kinds:
+        standin_here.fail(f"nvmlDeviceGet{kind}RunningProcesses_v3", code)
     reading = read(reader)
-    assert (reading.processes, reading.failed) == ((ProcessEntry(10, 100, "C"),), ())
-
-
-def test_without_a_compute_list_nothing_is_known(standin_here: StandIn, reader: DeviceReader) -> None:
-    """An unsupported compute list is not an empty list."""
-    standin_here.fail("nvmlDeviceGetComputeRunningProcesses_v3", Code.NOT_SUPPORTED)
-    reading = read(reader)
-    assert (reading.processes, reading.failed) == (None, ())
+    assert (reading.processes, reading.failed) == expected
+    assert reading.memory is not None
 
 
 def test_a_list_that_grows_meanwhile_is_read_whole(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -103,14 +105,6 @@ def test_a_list_that_grows_meanwhile_is_read_whole(standin_here: StandIn, reader
     device.grow_processes("compute", [(pid, MIB) for pid in range(101, 501)])
     processes = sure(read(reader).processes)
     assert [entry.pid for entry in processes] == list(range(1, 501))
-
-
-def test_a_list_that_never_fits_is_given_up(standin_here: StandIn, reader: DeviceReader) -> None:
-    """If a driver always needs more room, the list is missing and the rest of the reading is there."""
-    standin_here.fail("nvmlDeviceGetComputeRunningProcesses_v3", Code.INSUFFICIENT_SIZE)
-    reading = read(reader)
-    assert (reading.processes, reading.failed) == (None, ("processes",))
-    assert reading.memory is not None
 
 
 def test_process_utilization_is_a_ratio_at_its_time(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -126,28 +120,37 @@ def test_process_utilization_is_a_ratio_at_its_time(standin_here: StandIn, reade
 
 
 def test_nobody_busy_is_an_answer(standin_here: StandIn, reader: DeviceReader) -> None:
-    """NVML's "not found" for utilisation is an empty result, not a failure."""
+    """NVML's "not found" for utilisation is an empty result; a failed query is unknown, not idleness."""
     reading = read(reader)
     assert (reading.process_utilization, reading.failed) == ((), ())
     assert standin_here.calls("nvmlDeviceGetProcessUtilization") == 1
-
-
-def test_a_failed_utilization_query_is_no_evidence(standin_here: StandIn, reader: DeviceReader) -> None:
-    """A failed query is unknown, which must not count as idleness."""
     standin_here.fail("nvmlDeviceGetProcessUtilization", Code.UNKNOWN)
-    reading = read(reader)
+    reading = read(reader, 1.0)
     assert (reading.process_utilization, reading.failed) == (None, ("process_utilization",))
 
 
-def test_no_row_is_lost_because_another_is_newer(standin_here: StandIn, reader: DeviceReader) -> None:
-    """The driver's rows come late and in any order: one with an earlier stamp than another's is new too."""
+def test_no_row_is_lost(standin_here: StandIn, reader: DeviceReader) -> None:
+    """A row is new by its own pid, also after a failure; one of before the first reading is old."""
     device = standin_here.device(0)
-    reader.read(1000.0, 0.0)
-    device.raw_sample(10, timestamp=1_000_700_000, sm=5)
-    reader.read(1001.0, 1.0)
-    device.raw_sample(20, timestamp=1_000_300_000, sm=5)
-    (reading,) = reader.read(1002.0, 2.0)
-    assert [row.pid for row in reading.process_utilization or ()] == [20]
+    device.raw_sample(10, timestamp=900_000_000, sm=50)
+    device.raw_sample(20, timestamp=999_500_000, sm=50)
+    assert _pids(reader, 0.0) == [20]
+    device.raw_sample(30, timestamp=800_000_000, sm=50)
+    assert _pids(reader, 1.0) == []
+    device.raw_sample(40, timestamp=1_001_700_000, sm=5)
+    assert _pids(reader, 2.0) == [40]
+    device.raw_sample(50, timestamp=1_001_300_000, sm=5)
+    assert _pids(reader, 3.0) == [50], "the driver's rows come late and in any order"
+    device.raw_sample(60, timestamp=1_005_000_000, sm=5)
+    standin_here.fail("nvmlDeviceGetProcessUtilization", Code.UNKNOWN)
+    reader.read(1030.0, 30.0)
+    standin_here.fail("nvmlDeviceGetProcessUtilization", Code.SUCCESS)
+    assert _pids(reader, 60.0) == [60], "each reading covers the time since the last that worked"
+
+
+def _pids(reader: DeviceReader, second: float) -> list[int]:
+    (reading,) = reader.read(1000.0 + second, second)
+    return [row.pid for row in reading.process_utilization or ()]
 
 
 @pytest.mark.parametrize("step", [60.0, 3600.0, 86_400.0 * 365])
@@ -163,46 +166,45 @@ def test_no_row_is_lost_by_a_set_clock(standin_here: StandIn, reader: DeviceRead
         assert [row.pid for row in reading.process_utilization or ()] == [10]
 
 
-def test_no_row_is_lost_between_distant_readings(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Each reading covers the time since the last one, also after some that failed."""
-    device = standin_here.device(0)
+GARBAGE = 4_000_000
+"""A percentage that drivers are known to write."""
+
+
+@pytest.mark.parametrize(
+    ("holders", "log", "expected"),
+    [
+        ((), [(10, 500, 5)], [(10, 1000.5, 0.05)]),
+        ((), [(10, 200, 20), (10, 800, 80), (10, 500, 50)], [(10, 1000.8, 0.8)]),
+        ((10, 40), [(10, 500, GARBAGE), (40, 400, 5)], None),
+        ((10,), [(10, 300, 5), (10, 500, GARBAGE)], [(10, 1000.3, 0.05)]),
+        ((), [(10, 500, GARBAGE)], None),
+    ],
+    ids=[
+        "one",
+        "the newest counts",
+        "a holder with garbage alone",
+        "garbage beside a good one",
+        "garbage alone",
+    ],
+)
+def test_what_is_new_in_the_log(
+    standin_here: StandIn,
+    reader: DeviceReader,
+    holders: tuple[int, ...],
+    log: list[tuple[int, int, int]],
+    expected: list[tuple[int, float, float]] | None,
+) -> None:
+    """Of each process the newest valid row counts, and each row, also garbage, is read once."""
+    standin_here.device(0).set_processes([(pid, 100) for pid in holders])
     reader.read(1000.0, 0.0)
-    device.raw_sample(10, timestamp=1_003_000_000, sm=5)
-    standin_here.fail("nvmlDeviceGetProcessUtilization", Code.UNKNOWN)
-    reader.read(1030.0, 30.0)
-    standin_here.fail("nvmlDeviceGetProcessUtilization", Code.SUCCESS)
-    (reading,) = reader.read(1060.0, 60.0)
-    assert [row.pid for row in reading.process_utilization or ()] == [10]
-
-
-def test_rows_of_before_the_first_reading_are_old(standin_here: StandIn, reader: DeviceReader) -> None:
-    """The driver's log keeps the last row of a process for minutes; that is not work of now."""
-    device = standin_here.device(0)
-    device.raw_sample(10, timestamp=900_000_000, sm=50)
-    device.raw_sample(20, timestamp=999_500_000, sm=50)
-    (reading,) = reader.read(1000.0, 0.0)
-    assert [row.pid for row in reading.process_utilization or ()] == [20]
-    device.raw_sample(30, timestamp=800_000_000, sm=50)
+    for pid, milliseconds, sm in log:
+        standin_here.device(0).raw_sample(pid, timestamp=1_000_000_000 + 1000 * milliseconds, sm=sm)
     (reading,) = reader.read(1001.0, 1.0)
-    assert reading.process_utilization == ()
-
-
-def test_a_sample_is_reported_once(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Samples from before the first query do not count as new work."""
-    reader.read(1000.0, 0.0)
-    standin_here.device(0).raw_sample(10, timestamp=1_000_500_000, sm=5)
-    ((first,), (again,)) = (reader.read(1001.0, 1.0), reader.read(1002.0, 2.0))
-    assert [sample.pid for sample in sure(first.process_utilization)] == [10]
-    assert again.process_utilization == ()
-
-
-def test_only_the_newest_sample_of_a_pid_counts(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Of several samples of one pid the newest counts, whatever their order is."""
-    reader.read(1000.0, 0.0)
-    for stamp, sm in ((1_000_200_000, 20), (1_000_800_000, 80), (1_000_500_000, 50)):
-        standin_here.device(0).raw_sample(10, timestamp=stamp, sm=sm)
-    ((reading),) = reader.read(1001.0, 1.0)
-    assert [(sample.time, sample.sm) for sample in sure(reading.process_utilization)] == [(1000.8, 0.8)]
+    rows = reading.process_utilization
+    assert (rows and [(row.pid, row.time, row.sm) for row in rows]) == expected
+    assert reading.failed == (() if expected else ("process_utilization",))
+    (again,) = reader.read(1002.0, 2.0)
+    assert (again.process_utilization, again.failed) == ((), ())
 
 
 def test_garbage_samples_are_dropped(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -216,38 +218,6 @@ def test_garbage_samples_are_dropped(standin_here: StandIn, reader: DeviceReader
     device.raw_sample(40, timestamp=1_000_500_000, sm=5)
     ((reading),) = reader.read(1001.0, 1.0)
     assert [sample.pid for sample in sure(reading.process_utilization)] == [40]
-
-
-def test_garbage_for_one_holder_does_not_make_it_quiet(standin_here: StandIn, reader: DeviceReader) -> None:
-    """A holder with only garbage is not idle because another has a valid sample; garbage is read once."""
-    device = standin_here.device(0)
-    device.set_processes([(10, 100), (40, 100)])
-    reader.read(1000.0, 0.0)
-    device.raw_sample(10, timestamp=1_000_500_000, sm=4_000_000)
-    device.raw_sample(40, timestamp=1_000_400_000, sm=5)
-    ((reading),) = reader.read(1001.0, 1.0)
-    assert (reading.process_utilization, reading.failed) == (None, ("process_utilization",))
-    ((again),) = reader.read(1002.0, 2.0)
-    assert (again.process_utilization, again.failed) == ((), ())
-
-
-def test_garbage_beside_a_good_sample_does_no_harm(standin_here: StandIn, reader: DeviceReader) -> None:
-    """A holder with a valid sample worked, whatever else the log has about it."""
-    device = standin_here.device(0)
-    device.set_processes([(10, 100)])
-    reader.read(1000.0, 0.0)
-    device.raw_sample(10, timestamp=1_000_300_000, sm=5)
-    device.raw_sample(10, timestamp=1_000_500_000, sm=4_000_000)
-    ((reading),) = reader.read(1001.0, 1.0)
-    assert [sample.time for sample in reading.process_utilization or ()] == [1000.3]
-
-
-def test_nothing_but_garbage_is_no_evidence(standin_here: StandIn, reader: DeviceReader) -> None:
-    """When all new samples are garbage no process is known to be idle."""
-    reader.read(1000.0, 0.0)
-    standin_here.device(0).raw_sample(10, timestamp=1_000_500_000, sm=4_000_000)
-    ((reading),) = reader.read(1001.0, 1.0)
-    assert (reading.process_utilization, reading.failed) == (None, ("process_utilization",))
 
 
 def test_a_clock_set_back_does_not_silence_the_log(standin_here: StandIn, reader: DeviceReader) -> None:

@@ -1,6 +1,7 @@
 """Bytes that NVML charges to nobody: who has them, within which bounds, and what is never guessed."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -61,20 +62,49 @@ def test_managed_memory_is_its_programs() -> None:
     assert device.ledger.states[State.ACTIVE] == CONTEXT + 8 * GIB
 
 
-def test_a_program_that_oversubscribes_has_what_is_on_the_card() -> None:
-    """A mapping larger than the device gives the program the used bytes, and not its whole mapping."""
-    card = Card()
-    card.start(7, Managed(resident=78 * GIB, mapped=96 * GIB))
-    assert given_to(card.device(), 7) == (78 * GIB, 78 * GIB)
-
-
-def test_managed_memory_on_the_host_gives_nothing() -> None:
-    """A mapping alone proves nothing: what was touched on the host only is not on the card."""
-    card = Card()
-    card.start(7, Managed(resident=0, mapped=8 * GIB))
+@pytest.mark.parametrize(
+    ("begin", "programs", "without", "shares", "rest"),
+    [
+        (Card, {7: (78, 96)}, 0, {7: (78, 78)}, (None, 0)),
+        (Card, {7: (0, 8)}, 0, {7: (0, 0)}, (None, 0)),
+        (watched, {7: (8, 8), 8: (2, 2)}, 0, {7: (8, 8), 8: (2, 2)}, (None, 0)),
+        (watched, {7: (8, 8), 8: (0, 6)}, 0, {7: (2, 8), 8: (0, 6)}, (6, 0)),
+        (Card, {7: (0, 8), 8: (0, 0)}, 4, {7: (0, 4), 8: (0, 4)}, (4, 0)),
+        (watched, {7: (0, 8)}, 12, {7: (0, 8)}, (None, 12)),
+        (Card, {7: (8, 8), 8: (0, None)}, 0, {7: (0, 8), 8: (0, 8)}, (8, 0)),
+        (Card, {8: (0, None)}, 8, {8: (0, 0)}, (None, 8)),
+    ],
+    ids=[
+        "a mapping larger than the device gives its used bytes",
+        "what was touched on the host only is not on the card",
+        "mappings together as large as the bytes are exact",
+        "where either can have the bytes each gets the range",
+        "seen late, they may be a handle of the one without a mapping",
+        "more than all mappings are nobody's",
+        "who has mappings that we may not read may have them too",
+        "alone it proves nothing",
+    ],
+)
+def test_bytes_and_mappings(
+    begin: Callable[[], Card],
+    programs: dict[int, tuple[int, int | None]],
+    without: int,
+    shares: dict[int, tuple[int, int]],
+    rest: tuple[int | None, int],
+) -> None:
+    """What is on the card, and what each has mapped (GiB), bound what each has; the rest is nobody's."""
+    card, (undivided, nobodys) = begin(), rest
+    for pid, (resident, mapped) in programs.items():
+        known = None if mapped is None else mapped * GIB
+        card.start(pid, Managed(resident=resident * GIB, mapped=known), user=f"u{pid}")
+    card.nobody[0] += without * GIB
     device = card.device()
-    assert holding(device, 7).uncharged is None
-    assert device.undivided is None
+    for pid, (least, most) in shares.items():
+        assert given_to(device, pid) == (about(least * GIB), about(most * GIB)), pid
+    assert (device.undivided and device.undivided.bytes) == (undivided and about(undivided * GIB))
+    if device.undivided is not None:
+        assert (device.undivided.pids, device.undivided.owner) == (tuple(programs), None)
+    assert sure(device.ledger).unattributed // GIB == nobodys
 
 
 def test_among_ten_ordinary_holders() -> None:
@@ -100,42 +130,6 @@ def test_after_a_restart_a_mapping_as_large_as_the_bytes_is_exact() -> None:
     uncharged = sure(holding(card.device(1), 7).uncharged)
     assert uncharged.least == about(8 * GIB)
     assert uncharged.grade is Grade.INFERRED
-
-
-def test_after_a_restart_a_larger_mapping_is_a_range() -> None:
-    """Seen late, 4 GiB beside a mapping of 8 may be a handle of the other program: nobody gets them alone."""
-    card = Card()
-    card.start(7, Managed(mapped=8 * GIB), user="ada")
-    card.start(8, Managed(), user="bob")
-    card.nobody[0] = 4 * GIB
-    device = card.device()
-    assert given_to(device, 7) == (0, about(4 * GIB))
-    assert given_to(device, 8) == (0, about(4 * GIB))
-    assert device.undivided is not None
-    assert (device.undivided.bytes, device.undivided.pids) == (about(4 * GIB), (7, 8))
-    assert device.undivided.owner is None
-
-
-def test_two_programs_with_full_mappings_are_exact() -> None:
-    """Two programs whose mappings are together as large as the bytes have one mapping each."""
-    card = watched()
-    card.start(7, Managed(resident=8 * GIB, mapped=8 * GIB))
-    card.start(8, Managed(resident=2 * GIB, mapped=2 * GIB))
-    device = card.device()
-    assert (given_to(device, 7)[0], given_to(device, 8)[0]) == (about(8 * GIB), about(2 * GIB))
-
-
-def test_two_programs_with_room_share_a_range() -> None:
-    """Where either can have the bytes, each gets the range, and the ledger says that one of them has them."""
-    card = watched()
-    card.start(7, Managed(resident=8 * GIB, mapped=8 * GIB))
-    card.start(8, Managed(resident=0, mapped=6 * GIB))
-    device = card.device()
-    assert given_to(device, 7) == (about(2 * GIB), about(8 * GIB))
-    assert given_to(device, 8) == (0, about(6 * GIB))
-    assert sure(device.undivided).bytes == about(6 * GIB)
-    assert device.ledger is not None
-    assert device.ledger.unattributed < device.ledger.used // 100
 
 
 def test_bytes_that_came_alone_stay_whose_they_were() -> None:
@@ -212,32 +206,6 @@ def test_a_program_on_two_devices_within_its_mapping() -> None:
     card.start(7, Managed(mapped=8 * GIB, resident=3 * GIB), Managed(resident=2 * GIB))
     snapshot = card.sample(3)
     assert [given_to(device, 7)[0] for device in snapshot.devices] == [3 * GIB, 2 * GIB]
-
-
-def test_more_bytes_than_all_mappings_are_nobodys() -> None:
-    """Where the bytes are more than all holders can have, none is given to a holder that may have none."""
-    card = watched()
-    card.start(7, Managed(mapped=8 * GIB))
-    card.nobody[0] = 12 * GIB
-    device = card.device()
-    assert given_to(device, 7) == (0, about(8 * GIB))
-    assert sure(device.ledger).unattributed >= 12 * GIB
-
-
-def test_mappings_that_are_not_readable_make_a_range() -> None:
-    """A holder whose mappings we may not read may have the bytes too; alone it proves nothing."""
-    card = Card()
-    card.start(7, Managed(resident=8 * GIB, mapped=8 * GIB))
-    card.start(8, Managed(mapped=None))
-    device = card.device()
-    assert given_to(device, 7) == (0, about(8 * GIB))
-    assert device.undivided is not None
-    other = Card()
-    other.start(8, Managed(mapped=None))
-    other.nobody[0] = 8 * GIB
-    alone = other.device()
-    assert alone.undivided is None
-    assert sure(alone.ledger).unattributed >= 8 * GIB
 
 
 def test_one_reading_alone_moves_nothing() -> None:
