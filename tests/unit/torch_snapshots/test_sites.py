@@ -64,7 +64,7 @@ def test_library_stands_in() -> None:
 
 
 def test_bytes_are_booked_on_the_users_line() -> None:
-    """Live bytes count for the user's innermost line, with its callers, the largest first."""
+    """Live bytes count for the user's innermost line, the largest first; their sum is the allocator's."""
     snapshot = parse_snapshot(training(5))
     found = sum_by_site(snapshot.blocks)
     assert [(site.frame, site.size, site.blocks) for site in found] == [
@@ -74,10 +74,6 @@ def test_bytes_are_booked_on_the_users_line() -> None:
         (Frame(*EVALUATE), 5 * MIB, 5),
     ]
     assert found[1].callers == (Frame(*EVALUATE), Frame(*MAIN))
-
-
-def test_totals_of_a_device() -> None:
-    """Reserved, live and the largest free block are the allocator's; live is the sum over all places."""
     snapshot = parse_snapshot(training(5))
     (device,) = snapshot.devices
     assert (device.reserved, device.allocated, device.largest_free) == (363 * MIB, 331 * MIB, 32 * MIB)
@@ -85,7 +81,7 @@ def test_totals_of_a_device() -> None:
 
 
 def test_leak_is_named() -> None:
-    """Memory that a training keeps from its evaluations shows as growth at those lines."""
+    """Memory that a training keeps from its evaluations is growth at those lines; what shrank is none."""
     grown = compare_snapshots(parse_snapshot(training(2)), parse_snapshot(training(10)))
     assert [(each.site.frame, each.size, each.blocks) for each in grown.grown] == [
         (Frame(*FORWARD), 64 * MIB, 8),
@@ -94,6 +90,10 @@ def test_leak_is_named() -> None:
     ]
     assert grown.through == Frame(*EVALUATE)
     assert (grown.older, grown.after - grown.before) == (0, 120 * MIB)
+    same, more = parse_snapshot(training(2)), parse_snapshot(training(3))
+    assert compare_snapshots(same, same).grown == ()
+    assert compare_snapshots(more, same).grown == ()
+    assert compare_snapshots(more, same).through is None
 
 
 def test_leak_behind_a_shared_layer() -> None:
@@ -111,14 +111,6 @@ def test_leak_behind_a_shared_layer() -> None:
     grown = compare_snapshots(run(2), run(10))
     assert grown.grown[0].site.frame == Frame(*FORWARD)
     assert grown.through == Frame(*EVALUATE)
-
-
-def test_nothing_grew() -> None:
-    """Two equal snapshots have no growth, and a line that shrank has none."""
-    same, more = parse_snapshot(training(2)), parse_snapshot(training(3))
-    assert compare_snapshots(same, same).grown == ()
-    assert compare_snapshots(more, same).grown == ()
-    assert compare_snapshots(more, same).through is None
 
 
 def test_growth_outside_of_the_recordings_is_told() -> None:
@@ -175,8 +167,8 @@ def test_course_keeps_the_peak() -> None:
     assert len(told.seconds) < 500
 
 
-def test_gradients_are_not_older_than_the_recording() -> None:
-    """Memory that C++ code allocated in the recording has a name of its own; only the rest is older."""
+def test_what_no_python_line_allocated() -> None:
+    """C++ code of the recording has a name of its own, the rest is older; without frames nobody is named."""
     heap = Heap()
     heap.allocate(64 * MIB, [], recorded=False)
     heap.allocate(16 * MIB, user(FORWARD, STEP, MAIN))
@@ -185,18 +177,10 @@ def test_gradients_are_not_older_than_the_recording() -> None:
     sites = sites_of(parse_snapshot(heap.snapshot()).blocks)
     assert sites == {None: 64 * MIB, NATIVE: 32 * MIB, Frame(*FORWARD): 16 * MIB}
     assert str(NATIVE).startswith("(C++ code")
-
-
-def test_a_stack_of_cpp_frames_alone_is_cpp_code() -> None:
-    """A recording with C++ frames shows memory that no Python line allocated as what it is."""
     heap = Heap()
     native = {"filename": "/src/c10/cuda/CUDACachingAllocator.cpp", "line": 1, "name": "c10::malloc"}
     heap.allocate(32 * MIB, [native])
     assert sites_of(parse_snapshot(heap.snapshot()).blocks) == {NATIVE: 32 * MIB}
-
-
-def test_a_recording_without_frames_names_no_code() -> None:
-    """Where no frames were recorded at all, nothing is said about who allocated."""
     heap = Heap()
     heap.allocate(16 * MIB, [])
     assert sites_of(parse_snapshot(heap.snapshot()).blocks) == {None: 16 * MIB}

@@ -122,8 +122,8 @@ def test_several_devices() -> None:
 HOSTILE = "</title><script>alert(1)</script>\x1b[2J\"'&<img src=x onerror=alert(1)>\ud800"
 
 
-def test_hostile_names_are_inert_on_the_page() -> None:
-    """A file name that is HTML is shown as text, in the tables, the picture and the title."""
+def test_hostile_names_are_inert() -> None:
+    """A file name that is HTML is text on the page; control characters become question marks."""
     heap = Heap()
     heap.allocate(1024, user((HOSTILE, 1, HOSTILE), (HOSTILE, 2, HOSTILE)))
     text = snapshot_html(parse_snapshot(heap.snapshot()), HOSTILE)
@@ -132,6 +132,16 @@ def test_hostile_names_are_inert_on_the_page() -> None:
     assert "\x1b" not in text
     assert text.encode("utf-8")
     assert "&lt;script&gt;" in text
+    heap = Heap()
+    heap.allocate(1024, user((HOSTILE, 1, "f\x1b]0;x\x07\n")))
+    snapshot = parse_snapshot(heap.snapshot())
+    for text in (
+        snapshot_text(snapshot),
+        difference_text(compare_snapshots(parse_snapshot(Heap().snapshot()), snapshot)),
+    ):
+        assert "\x1b" not in text
+        assert "\x07" not in text
+        assert all(line == line.rstrip("\r") for line in text.split("\n"))
 
 
 def test_page_needs_nothing_else() -> None:
@@ -143,20 +153,6 @@ def test_page_needs_nothing_else() -> None:
     assert "model.py:41 forward" in text
     for word in ("http:", "https:", "src=", "href=", "url(", "@import", "<script"):
         assert word not in text.replace("default-src=", "")
-
-
-def test_hostile_names_cannot_steer_a_terminal() -> None:
-    """Control characters in names become question marks."""
-    heap = Heap()
-    heap.allocate(1024, user((HOSTILE, 1, "f\x1b]0;x\x07\n")))
-    snapshot = parse_snapshot(heap.snapshot())
-    for text in (
-        snapshot_text(snapshot),
-        difference_text(compare_snapshots(parse_snapshot(Heap().snapshot()), snapshot)),
-    ):
-        assert "\x1b" not in text
-        assert "\x07" not in text
-        assert all(line == line.rstrip("\r") for line in text.split("\n"))
 
 
 def test_rest_is_summed() -> None:
@@ -242,26 +238,18 @@ def test_what_is_broken_is_refused(tmp_path: Path, content: bytes) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1.5 * 2**20  # KiB
 
 
-def test_limit_is_lifted_again(tmp_path: Path) -> None:
-    """The limit on memory is in force only during the reading."""
+def test_what_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """A large or missing file is named; the limit on memory is in force only during the reading."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     file = tmp_path / "snapshot.pickle"
     file.write_bytes(b"nothing")
     with pytest.raises(SnapshotError):
         load_plain(file)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
-
-
-def test_large_file_is_refused(tmp_path: Path) -> None:
-    """A file above the limit is refused with the limit and a remedy, before it is read as a pickle."""
     file = tmp_path / "snapshot.pickle"
     file.write_bytes(pickle.dumps(training(2)))
     with pytest.raises(SnapshotError, match="record a shorter time"):
         load_plain(file, largest=1000)
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    """A missing file is named."""
     with pytest.raises(SnapshotError, match=r"nothing\.pickle"):
         load_plain(tmp_path / "nothing.pickle")
 
