@@ -22,11 +22,7 @@ from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.accounting.holders.policies import classify
 from vramledger.config import SamplingConfig
-from vramledger.model.reading import (
-    ProcessFacts,
-    decode,
-    encode,
-)
+from vramledger.model.reading import ProcessFacts, decode, encode
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.nvml.driver import Driver
 from vramledger.sampling import holder_watch as sampling

@@ -268,9 +268,5 @@ def test_claims_name_their_instances_and_every_gpu_is_managed(rootfs: Path, runn
     assert found == Scheduler(
         "kubelet",
         ("*",) if running else (),
-        (
-            Grant("pod", "ml/one", (MIG,)),
-            Grant("pod", "ml/two", (MIG,)),
-            Grant("pod", "ml/new", ("gpu-7",)),
-        ),
+        (Grant("pod", "ml/one", (MIG,)), Grant("pod", "ml/two", (MIG,)), Grant("pod", "ml/new", ("gpu-7",))),
     )

@@ -20,14 +20,7 @@ from vramledger.model.reading import ProcessRow
 from vramledger.readers import vllm
 from vramledger.readers.hosts.sockets import Listener
 from vramledger.readers.hosts.stat import read_row
-from vramledger.readers.vllm import (
-    KEEP,
-    READ_INTERVAL,
-    STUCK_AFTER,
-    KvCacheReader,
-    Server,
-    find_server,
-)
+from vramledger.readers.vllm import KEEP, READ_INTERVAL, STUCK_AFTER, KvCacheReader, Server, find_server
 
 PROC = "/proc"
 

@@ -14,15 +14,7 @@ from vramledger.accounting.agent_ordinals import SLACK, translate
 from vramledger.accounting.holders.processes import MOST_REPORTED_RANKS
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import Agent, AgentSocket, read_report
-from vramledger.model.reading import (
-    DeviceReading,
-    Owner,
-    ProcessFacts,
-    Rank,
-    Reading,
-    decode,
-    encode,
-)
+from vramledger.model.reading import DeviceReading, Owner, ProcessFacts, Rank, Reading, decode, encode
 from vramledger.model.snapshot import AgentSnapshot, Snapshot, State
 from vramledger.sampling.masking import Mask
 from vramledger.sampling.replay import shift_times

@@ -23,12 +23,7 @@ from vramledger_agent.protocol.user_code import FRAMEWORK, LIBRARY, OWN, code_or
 from vramledger_agent.torch_snapshots.live_bytes import BEFORE, live_bytes
 from vramledger_agent.torch_snapshots.sites import compare_snapshots, sum_by_site
 from vramledger_agent.torch_snapshots.snapshot import AllocationSnapshot, Block, parse_snapshot
-from vramledger_agent.torch_snapshots.user_lines import (
-    NATIVE,
-    Frame,
-    common_frame,
-    user_frames,
-)
+from vramledger_agent.torch_snapshots.user_lines import NATIVE, Frame, common_frame, user_frames
 
 
 @pytest.mark.parametrize(
