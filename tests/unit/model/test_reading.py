@@ -30,25 +30,11 @@ from vramledger.model.reading import (
 )
 
 FULL = Reading(
-    time=1.5,
-    monotonic=2.5,
-    duration=0.25,
-    boot_id="boot",
-    boot_time=100.0,
-    ticks=250,
-    host_pid_namespace=False,
-    failure=("timeout", "why"),
-    driver_version="580",
-    cuda_version="13.0",
+    time=1.5, monotonic=2.5, duration=0.25, boot_id="boot", boot_time=100.0, ticks=250,
+    host_pid_namespace=False, failure=("timeout", "why"), driver_version="580", cuda_version="13.0",
     devices=(
         DeviceReading(
-            0,
-            "GPU-0",
-            name="NVIDIA H200",
-            minor=0,
-            divided=True,
-            error="lost",
-            duration=0.5,
+            0, "GPU-0", name="NVIDIA H200", minor=0, divided=True, error="lost", duration=0.5,
             memory=MemoryReading(4, 3, 1, None),
             processes=(ProcessEntry(7, None, "CM"), ProcessEntry(8, 0, "G")),
             utilization={"gpu": 0.0},
@@ -63,23 +49,11 @@ FULL = Reading(
     ended={7: "its container has ended"},
     facts=(
         ProcessFacts(
-            7,
-            70,
-            uid=0,
-            user="root",
-            comm="a b)",
-            command="x",
-            nspid=(7, 1),
-            ignores=("HUP",),
-            signs=("LOCAL_RANK",),
-            service_main=True,
-            cgroup=(),
+            7, 70, uid=0, user="root", comm="a b)", command="x", nspid=(7, 1), ignores=("HUP",),
+            signs=("LOCAL_RANK",), service_main=True, cgroup=(), libraries=(), leader_alive=False,
             owner=Owner("pod", "ns/pod", namespace="ns"),
-            libraries=(),
             settings=(("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),),
-            parent=ParentFacts(1, 2, "init", "init", init=True),
-            leader_alive=False,
-            denied=("environ",),
+            parent=ParentFacts(1, 2, "init", "init", init=True), denied=("environ",),
             rank=Rank(3, 8, "n7:29500"),
         ),
     ),
@@ -89,7 +63,7 @@ FULL = Reading(
     pods=(PodLabels("ml", "train-0", (("app", None), ("team", ""))),),
     events=(XidEvent("GPU-0", 79, 1.0),),
     collectors={"ledger": (False, 0.5)},
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("reading", [FULL, Reading(1.0, 2.0), Reading(1.0, 2.0, hidden=())])

@@ -36,16 +36,14 @@ CASES = [
     case(
         "k3s and colima, containerd, cgroup v2, systemd driver (cryptnono#47)",
         f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SLICE}.slice/cri-containerd-{A}.scope",
-        pod_uid=UID,
-        by=("containerd", A),
+        pod_uid=UID, by=("containerd", A),
     ),
     case(
         "CRI-O, cgroup v1, systemd driver; one hierarchy at the root (runc#4620)",
         f"13:freezer:/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice/crio-{B}.scope",
         "11:files:/",
         f"1:name=systemd:/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice/crio-{B}.scope",
-        pod_uid=UID,
-        by=("cri-o", B),
+        pod_uid=UID, by=("cri-o", B),
     ),
     case(
         "CRI-O with crun, cgroup v2: the processes are one level below",
@@ -56,8 +54,7 @@ CASES = [
         "cri-dockerd, cgroup v1, systemd driver; a UID of version 1 (pharos-cluster#440)",
         "4:memory:/kubepods.slice/kubepods-besteffort.slice/"
         f"kubepods-besteffort-pod9692aa0e_748e_11e8_8dfa_76d458035df6.slice/docker-{A}.scope",
-        pod_uid="9692aa0e-748e-11e8-8dfa-76d458035df6",
-        by=("docker", A),
+        pod_uid="9692aa0e-748e-11e8-8dfa-76d458035df6", by=("docker", A),
     ),
     case(
         "cgroupfs driver, cgroup v1: bare UID and id, the runtime is not told",
@@ -70,21 +67,17 @@ CASES = [
     case(
         "a static pod: its UID is a hash without dashes (netdata#4868)",
         "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod8daa50c3a64c9ff60bb9eab7b44b56fd.slice/"
-        f"cri-containerd-{A}.scope",
-        pod_uid="8daa50c3a64c9ff60bb9eab7b44b56fd",
-        by=("containerd", A),
+        f"cri-containerd-{A}.scope", pod_uid="8daa50c3a64c9ff60bb9eab7b44b56fd", by=("containerd", A),
     ),
     case(
         "containerd not told about the kubelet's systemd driver, cgroup v1",
         f"12:cpu,cpuacct:/system.slice/containerd.service/kubepods-besteffort-pod{SLICE}.slice:cri-containerd:{A}",
-        pod_uid=UID,
-        by=("containerd", A),
+        pod_uid=UID, by=("containerd", A),
     ),
     case(
         "kind's kubelet, as its node shows it, cgroup v2 (containerd/nri#227)",
         "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
-        f"kubelet-kubepods-besteffort-pod{SLICE}.slice/cri-containerd-{A}.scope",
-        pod_uid=UID,
+        f"kubelet-kubepods-besteffort-pod{SLICE}.slice/cri-containerd-{A}.scope", pod_uid=UID,
         by=("containerd", A),
     ),
     case(
@@ -187,9 +180,7 @@ CASES = [
     case(
         "slurmd in a pod",
         f"0::/kubepods.slice/kubepods-pod{SLICE}.slice/cri-containerd-{A}.scope/"
-        "system.slice/slurmstepd.scope/job_9/step_0/user/task_0",
-        pod_uid=UID,
-        by=("containerd", A),
+        "system.slice/slurmstepd.scope/job_9/step_0/user/task_0", pod_uid=UID, by=("containerd", A),
     ),
     # --- systemd ---
     case("a system service, cgroup v2", "0::/system.slice/ollama.service", unit="ollama.service"),
@@ -234,46 +225,10 @@ def test_the_order_of_the_lines_does_not_matter() -> None:
         assert parse_cgroup(reversed(each.lines)) == parse_cgroup(each.lines)
 
 
+WORDS = """/ .. : :: pod kubepods kubepods.slice docker slurm uid_1 job_1 step_0 slurmstepd.scope user@1.service
+.scope lxc lxc.payload. a.service ../../etc/passwd 1:name=systemd:/ 0::/"""
 PIECES = st.sampled_from(
-    [
-        *(
-            "/",
-            "..",
-            ":",
-            "::",
-            "pod",
-            "kubepods",
-            "kubepods.slice",
-            "docker",
-            "slurm",
-            "uid_1",
-            "job_1",
-            "step_0",
-        ),
-        *(
-            "slurmstepd.scope",
-            "user@1.service",
-            ".scope",
-            "lxc",
-            "lxc.payload.",
-            "a.service",
-            " (deleted)",
-            "\n",
-        ),
-        *(
-            "\0",
-            '"',
-            "\\",
-            "\ufffd",
-            "../../etc/passwd",
-            A,
-            UID,
-            SLICE,
-            "x" * 65536,
-            "1:name=systemd:/",
-            "0::/",
-        ),
-    ]
+    [*WORDS.split(), " (deleted)", "\n", "\0", '"', "\\", "\ufffd", A, UID, SLICE, "x" * 65536]
 )
 LINES = st.lists(st.lists(PIECES | st.text(max_size=20), max_size=12).map("".join), max_size=6)
 
