@@ -1,7 +1,5 @@
 """Prolog, epilog and health check, run as slurmd runs them, on the stand-in driver and a stand-in Slurm.
 
-pytestmark = pytest.mark.waits
-
 ``test_real_slurm.py`` runs them under the real daemons.
 """
 
@@ -27,6 +25,8 @@ from tests.support.players.stage import Stage
 from tests.support.requirements import do_without, require_host_pid_namespace, require_root, require_tool
 from tests.support.slurm.daemons import step_daemon
 from tests.support.standin.library import GIB, Code, StandIn
+
+pytestmark = pytest.mark.waits
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "deploy" / "slurm"

@@ -225,8 +225,8 @@ def test_the_order_of_the_lines_does_not_matter() -> None:
         assert parse_cgroup(reversed(each.lines)) == parse_cgroup(each.lines)
 
 
-WORDS = """/ .. : :: pod kubepods kubepods.slice docker slurm uid_1 job_1 step_0 slurmstepd.scope user@1.service
-.scope lxc lxc.payload. a.service ../../etc/passwd 1:name=systemd:/ 0::/"""
+WORDS = """/ .. : :: pod kubepods kubepods.slice docker slurm uid_1 job_1 step_0 slurmstepd.scope
+user@1.service .scope lxc lxc.payload. a.service ../../etc/passwd 1:name=systemd:/ 0::/"""
 PIECES = st.sampled_from(
     [*WORDS.split(), " (deleted)", "\n", "\0", '"', "\\", "\ufffd", A, UID, SLICE, "x" * 65536]
 )
