@@ -3,50 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import pytest
 
 from tests.lab.faults import BEGIN, END, MEASURED
 from tests.support.faults import rules
 from tests.support.faults.detection import Verdict, judge, names_in
-from tests.support.faults.suite import SCENARIOS, Pace, Run, run
-from tests.support.requirements import NEWER, VERSIONS, require_version
+from tests.support.faults.suite import SCENARIOS, Pace, run
+from tests.support.requirements import require_version
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
 SHORT = Pace(sample=30.0, step=60.0, scrape=30.0, longest=3.0, after=2.5)
 """The longest fault is found an hour and a half after its onset."""
 
-SOME = "some of them"
-"""What ``make test`` judges: each eighth scenario. That each alert fires is in tests/integration/alerts."""
+WHOLE = pytest.param((1, "newer"), marks=pytest.mark.thorough)
 
 
-@pytest.fixture(scope="module")
-def verdicts(request: pytest.FixtureRequest) -> dict[str, Verdict]:
-    """Return the result of one variation of scenarios, by version; with other seeds than the table."""
-    chosen = (getattr(item, "callspec", None) for item in request.session.items)
-    wanted = {each.params["verdict"] for each in chosen if each and "verdict" in each.params}
-    there = {"older"} | ({"newer"} if (NEWER / "promtool").exists() else set())
-    versions = [each for each in VERSIONS if each in wanted & there]
-    if not versions:
-        return {SOME: judge(_run([*SCENARIOS][::8], ["older"])[0])}
-    runs = _run([*SCENARIOS], versions)
-    found = {version: judge(each) for version, each in zip(versions, runs, strict=True)}
-    return {**found, SOME: found[versions[0]]}
+@pytest.fixture(scope="module", params=[(8, "older"), WHOLE], ids=["some of them", "all"])
+def verdict(request: pytest.FixtureRequest) -> Verdict:
+    """Return the result of each eighth scenario, or of all by the newer rule manager.
 
-
-def _run(names: Sequence[str], versions: Sequence[str]) -> list[list[Run]]:
-    promtools = [str(require_version("promtool", each)) for each in versions]
-    return run([(name, 1001) for name in names], SHORT, promtools)
-
-
-@pytest.fixture(params=[SOME, *(pytest.param(each, marks=pytest.mark.thorough) for each in VERSIONS)])
-def verdict(request: pytest.FixtureRequest, verdicts: dict[str, Verdict]) -> Verdict:
-    """Return the result of some scenarios, or of all by one version of the rule manager."""
-    if request.param != SOME:
-        require_version("promtool", request.param)
-    return verdicts[request.param]
+    Its seeds are not the table's. tests/integration/alerts has each alert on the older one.
+    """
+    every, version = request.param
+    promtool = str(require_version("promtool", version))
+    [found] = run([(name, 1001) for name in [*SCENARIOS][::every]], SHORT, [promtool])
+    return judge(found)
 
 
 def test_every_fault_is_found_in_time(verdict: Verdict) -> None:

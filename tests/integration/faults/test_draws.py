@@ -22,11 +22,11 @@ def test_draws_have_names_of_their_own_and_alerts_that_exist() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1200)
-def test_a_draw_of_each_is_found_and_pages_nobody() -> None:
-    """One draw of each scenario: faults are found, healthy work pages nobody."""
+def test_a_draw_is_found_and_pages_nobody() -> None:
+    """One draw of each third scenario: faults are found, healthy work pages nobody."""
     require_tool("promtool")
     pace = Pace(sample=60.0, step=60.0, scrape=60.0, longest=8.0)
-    drawn = [(each.name, 1001) for each in DRAWS]
+    drawn = [(each.name, 1001) for each in DRAWS[::3]]
     [ours] = run(drawn, pace)
 
     planted = [each for each in ours if not KNOWN[each.scenario].healthy]

@@ -14,7 +14,7 @@ from tests.support.faults.recorded import FAULTS, STRETCH, play
 from tests.support.host.series import Trace
 from tests.support.judging import Entry
 
-pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # promtool takes its time where others work too
 
 HELD = 80 * 60.0
 """Seconds for which the last moment of a recording is held: long enough to count as hoarded."""

@@ -22,7 +22,7 @@ from tests.support.requirements import require_tool
 HOSTS = 3
 BYTE_SECONDS = "vramledger_owner_memory_byte_seconds_total"
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.waits]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough, pytest.mark.waits]
 
 
 def test_counters_keep_their_meaning(tmp_path: Path) -> None:

@@ -64,8 +64,14 @@ class Samples:
         self._last[source] = set(values)
 
 
-def collect(nodes: Mapping[str, Iterable[Page]], scratch: Path) -> Samples:
-    """Scrape all nodes and evaluate all rules, and return every sample."""
+def collect(nodes: Mapping[str, Iterable[Page]], scratch: Path, read: str = "") -> Samples:
+    """Scrape all nodes and evaluate all rules, and return every sample.
+
+    Args:
+        nodes: the scrapes of each.
+        scratch: an empty directory.
+        read: texts with the recorded series that are asked for; all of them when empty.
+    """
     samples = Samples()
     traces = []
     for name, pages in nodes.items():
@@ -81,7 +87,7 @@ def collect(nodes: Mapping[str, Iterable[Page]], scratch: Path) -> Samples:
                 values[known[series]] = float(value)
             samples.add(name, at, values)
         traces.append(trace)
-    due = _recorded_at(intervals())
+    due = _recorded_at({name: every for name, every in intervals().items() if not read or name in read})
     for at, values in _evaluate_rules(traces, scratch, due):
         for interval, names in due.items():
             if at % interval == 0:

@@ -10,6 +10,7 @@ import pytest
 from tests.support.dashboards import database
 from tests.support.dashboards.answers import Answer, answers
 from tests.support.dashboards.database import Samples
+from tests.support.dashboards.files import FILES
 from tests.support.dashboards.nodes import scrapes
 from tests.support.fleet.engines import Engine
 
@@ -18,7 +19,8 @@ from tests.support.fleet.engines import Engine
 def samples(require_tool: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Samples:
     """Return hours of scrapes of all nodes, and what the rules recorded from them."""
     require_tool("promtool")
-    return database.collect(scrapes(), tmp_path_factory.mktemp("collected"))
+    read = "vramledger_process:demand_growth:ratio".join(path.read_text(encoding="utf-8") for path in FILES)
+    return database.collect(scrapes(), tmp_path_factory.mktemp("collected"), read)
 
 
 @pytest.fixture(scope="package")

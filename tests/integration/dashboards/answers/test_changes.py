@@ -10,7 +10,7 @@ from tests.support.dashboards.figures import AT_NOW, over_minutes, query_of
 from tests.support.dashboards.nodes import NOW, SCRAPE
 from tests.support.fleet.engines import Engine
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU for all of this folder
 
 
 def test_what_has_changed_is_only_said_of_nodes_watched_at_both_moments(engine: Engine) -> None:

@@ -13,7 +13,7 @@ from tests.support.dashboards.files import load_dashboards, substitute_variables
 from tests.support.fleet.engines import Engine
 from vramledger_agent.commands.parser import parse_duration
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU for all of this folder
 
 
 def test_alerts_come_with_their_severity_and_their_beginning(engine: Engine) -> None:

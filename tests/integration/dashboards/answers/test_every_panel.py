@@ -20,7 +20,7 @@ from tests.support.fleet.engines import Engine, running, until
 from tests.support.ports import free_port
 from tests.support.requirements import require_newer
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU for all of this folder
 
 
 def test_every_query_is_answered(answered: list[Answer]) -> None:

@@ -8,7 +8,7 @@ from tests.support.dashboards.database import ask
 from tests.support.dashboards.figures import AT_NOW, total_of, value
 from tests.support.fleet.engines import Engine
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU for all of this folder
 
 
 def test_more_jobs_add_up_and_have_a_known_need(engine: Engine) -> None:

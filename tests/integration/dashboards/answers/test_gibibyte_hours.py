@@ -12,7 +12,7 @@ from tests.support.dashboards.files import substitute_variables
 from tests.support.dashboards.nodes import NOW
 from tests.support.fleet.engines import Engine
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU for all of this folder
 
 
 def test_wasted_gibibyte_hours_are_those_of_the_simulation(engine: Engine) -> None:

@@ -14,7 +14,7 @@ from tests.support.dashboards.files import substitute_variables
 from tests.support.dashboards.nodes import NODES, NOW, RECORDED, SCRAPE
 from tests.support.fleet.engines import Engine
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU for all of this folder
 
 
 def test_figures_of_a_node_are_those_of_its_newest_scrape(samples: Samples, engine: Engine) -> None:

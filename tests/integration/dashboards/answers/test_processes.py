@@ -13,7 +13,7 @@ from tests.support.dashboards.figures import AT_NOW, pid_of, query_of, total_of,
 from tests.support.dashboards.files import substitute_variables
 from tests.support.fleet.engines import Engine
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU for all of this folder
 
 
 def test_a_process_is_charged_no_more_than_it_holds(engine: Engine) -> None:

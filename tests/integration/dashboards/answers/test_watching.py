@@ -31,7 +31,7 @@ from tests.support.dashboards.figures import value
 from tests.support.dashboards.files import load_dashboards, panels
 from tests.support.fleet.engines import Engine
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU for all of this folder
 
 
 def test_a_node_that_is_not_watched_says_how_old_its_data_is(engine: Engine) -> None:
