@@ -74,16 +74,11 @@ def device(pid: int, uncharged: int, charged: int = 518 * MIB) -> DeviceReading:
     return DeviceReading(0, "GPU-0", memory=memory, processes=(ProcessEntry(pid, charged, "C"),))
 
 
-def test_a_real_process(uvm: Path) -> None:
+@pytest.mark.parametrize(("sizes", "bound"), [((5 * GIB, 3 * GIB), 8 * GIB), ((), 0)])
+def test_a_real_process(uvm: Path, sizes: tuple[int, ...], bound: int) -> None:
     """All mappings of the driver's file count, also of a file that is deleted, less what everybody maps."""
-    with program(uvm, BASE, 5 * GIB, 3 * GIB) as row:
-        assert read_managed_bound("/proc", row) == 8 * GIB
-
-
-def test_a_process_without_managed_memory(uvm: Path) -> None:
-    """What every CUDA program maps is not managed memory."""
-    with program(uvm, BASE) as row:
-        assert read_managed_bound("/proc", row) == 0
+    with program(uvm, BASE, *sizes) as row:
+        assert read_managed_bound("/proc", row) == bound
 
 
 def test_a_process_that_has_ended(uvm: Path) -> None:

@@ -164,24 +164,18 @@ def test_the_counters_replace_the_slow_query_for_pcie(standin_here: StandIn, rea
     assert standin_here.calls("nvmlDeviceGetPcieThroughput") > calls
 
 
-def test_each_mig_instance_has_counters_of_its_own(standin_here: StandIn, reader: DeviceReader) -> None:
-    """One instance works, the other does not; the divided GPU itself has none."""
-    one, _ = standin_here.device(0).divide("3g.71gb", "3g.71gb")
+@pytest.mark.parametrize(("profile", "other"), [("3g.71gb", 0.0), ("1c.3g.71gb", 0.5)])
+def test_each_mig_instance_has_counters_of_its_own(
+    standin_here: StandIn, reader: DeviceReader, profile: str, other: float
+) -> None:
+    """One of two instances works; compute instances share those of theirs; the divided GPU has none."""
+    one, _ = standin_here.device(0).divide(profile, profile)
     reader.read(1000.0, 0.0)
     one.set_activity(sm=50.0)
     gpu, first, second = reader.read(1001.0, 1.0)
     assert gpu.activity is None
-    assert [(each.activity or {}).get("sm") for each in (first, second)] == [0.5, 0.0]
-
-
-def test_compute_instances_share_their_gpus_counters(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Both compute instances of a GPU instance say the same of one second."""
-    one, _ = standin_here.device(0).divide("1c.3g.71gb", "1c.3g.71gb")
-    reader.read(1000.0, 0.0)
-    one.set_activity(sm=50.0)
-    _, first, second = reader.read(1001.0, 1.0)
-    assert first.activity == second.activity
-    assert (first.activity or {})["sm"] == 0.5
+    assert [(each.activity or {}).get("sm") for each in (first, second)] == [0.5, other]
+    assert (first.activity == second.activity) is (other > 0)
 
 
 def test_a_destroyed_instance_frees_its_samples(standin_here: StandIn, reader: DeviceReader) -> None:

@@ -108,11 +108,15 @@ def test_a_limit_of_our_own_is_a_partition(open_reader: Open, tmp_path: Path) ->
     assert read(open_reader()).partition == 20 * GIB
 
 
-def test_without_the_controller_the_driver_is_asked(standin_here: StandIn, open_reader: Open) -> None:
-    """NVML's own limits are those of the cgroup's whole path; a cgroup without any is left out."""
-    standin_here.device(0).limit("/sys/fs/cgroup/slurm/job_41", soft=GIB, hard=10 * GIB, used=8 * GIB)
+@pytest.mark.parametrize(("soft", "guaranteed"), [(GIB, GIB), (2**64 - 1, None)])
+def test_without_the_controller_the_driver_is_asked(
+    standin_here: StandIn, open_reader: Open, soft: int, guaranteed: int | None
+) -> None:
+    """NVML's own limits are those of the cgroup's whole path; a guarantee of all makes no garbage."""
+    standin_here.device(0).limit("/sys/fs/cgroup/slurm/job_41", soft=soft, hard=10 * GIB, used=8 * GIB)
     reading = read(open_reader())
-    assert reading.limits == (CgroupLimit("/slurm/job_41", GIB, 10 * GIB, 8 * GIB),)
+    assert reading.limits == (CgroupLimit("/slurm/job_41", guaranteed, 10 * GIB, 8 * GIB),)
+    assert reading.failed == ()
 
 
 @pytest.mark.parametrize("code", [Code.FUNCTION_NOT_FOUND, Code.NOT_SUPPORTED])
@@ -144,10 +148,3 @@ def test_the_regions_of_others_are_no_gpus(open_reader: Open, tmp_path: Path) ->
     (directory / "dmem.max").write_text("nvidia/0000:0b:00.0/other 7\n")
     reading = read(open_reader())
     assert (reading.limits, reading.partition, reading.failed) == ((), None, ())
-
-
-def test_the_driver_may_guarantee_all(standin_here: StandIn, open_reader: Open) -> None:
-    """A guarantee without a bound makes no garbage of the driver's other figures."""
-    standin_here.device(0).limit("/sys/fs/cgroup/slurm/job_41", soft=2**64 - 1, hard=10 * GIB, used=8 * GIB)
-    reading = read(open_reader())
-    assert (reading.limits, reading.failed) == ((CgroupLimit("/slurm/job_41", None, 10 * GIB, 8 * GIB),), ())
