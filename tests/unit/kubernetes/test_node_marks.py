@@ -93,7 +93,9 @@ def test_no_usable_answer_changes_no_taint(unusable: Any, tainted: bool) -> None
 
 
 def test_a_clean_node_loses_its_taint_after_the_whole_span() -> None:
-    """The process is gone in every answer of a minute."""
+    """The process is gone in every answer of a minute, counted from the first without it."""
+    assert follow(CLEAN, *[LEFT] * 7, *[GONE] * 6).tainted
+    assert not follow(CLEAN, *[LEFT] * 7, *[GONE] * 7).tainted
     tainted = follow(CLEAN, *[LEFT] * 7)
     assert follow(tainted, *[GONE] * 6).tainted
     assert follow(tainted, *[GONE] * 7) == NodeMarks(False, "", "False", "no GPU holds leftovers")

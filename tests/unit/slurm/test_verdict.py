@@ -65,6 +65,8 @@ def test_who_is_of_a_running_job() -> None:
     assert named.number("s7KXM81KTA2V00") == "7"
     held = device(holdings=[holding(41, GIB), holding(42, GIB, State.DEAD)])
     assert status(held, NodeJobs({"7": 1}), {41: "7"}) == NOT_CLEAN
+    held = device(holdings=[holding(41, GIB)], unattributed=8 * GIB)
+    assert status(held, NodeJobs({"7": 1}), {41: "7"}) == CLEAN, "they may be the running job's"
     assert status(device(), NodeJobs(), {}, name="nvidia5") == CANNOT_TELL
     held = device(hidden=(HiddenHolder(41, 1, "cuda", "train", "ada", (0,)),))
     assert status(held, NodeJobs(), {}) == NOT_CLEAN
