@@ -33,8 +33,8 @@ format: ## Lay out the code and mend what the linter can mend by itself
 bench: ## Measure against the budget and against a peer; prints a table
 	@bash .ci/task bench $(ARGS)
 
-recordings: ## Make the test recordings anew (needs a GPU)
-	@bash .ci/task recordings $(ARGS)
+recordings: ## Judge the test recordings again, and write the page that each must give
+	@bash .ci/task recordings
 
 pictures: ## Photograph the live page anew, from a recording, for the documents
 	@bash .ci/task pictures

@@ -12,8 +12,8 @@ import json
 import sys
 from pathlib import Path
 
-from vramledger.commands.alert_rules import rendered_files, written
 from vramledger.commands.alert_settings import read_content, read_settings
+from vramledger.commands.rules import rendered_files, written
 
 ALERTS = Path(__file__).parents[1]
 

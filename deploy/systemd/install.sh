@@ -28,11 +28,11 @@ case ${1:-} in
     for file in $linked; do rm -f "/usr/local/$file"; done
     if running; then systemctl daemon-reload; fi
     if [ "$1" = --purge ]; then
-        rm -rf /var/lib/vramledger /etc/default/vramledger /var/lib/systemd/timers/stamp-vramledger-report.timer
+        rm -rf /var/lib/vramledger /etc/default/vramledger "$units"/vramledger*.d /var/lib/systemd/timers/stamp-vramledger-report.timer
         if command -v userdel >/dev/null && id vramledger >/dev/null 2>&1; then userdel vramledger; fi
         exit 0
     fi
-    for kept in /var/lib/vramledger /etc/default/vramledger; do
+    for kept in /var/lib/vramledger /etc/default/vramledger "$units"/vramledger*.d; do
         if [ -e "$kept" ]; then printf 'kept: %s\n' "$kept"; fi
     done
     printf 'kept: the user vramledger. /var/lib/vramledger has who held which memory; --purge removes all of this\n'

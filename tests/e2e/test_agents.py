@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -11,13 +10,11 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.integration.web.test_prometheus import Key, prometheus, query
 from tests.support.agent_client import report, torch
-from tests.support.exporter import QUICK, Page, entries, no_driver, run, serving
+from tests.support.exporter import QUICK, entries, no_driver, run, serving
 from tests.support.players.stage import Player, Stage
-from tests.support.requirements import require_namespaces, require_root, require_tool
-from tests.support.serving import until
-from tests.support.standin.library import GIB, MIB, StandIn
+from tests.support.requirements import require_namespaces, require_root
+from tests.support.standin.library import GIB, StandIn
 from tests.support.waiting import wait_until
 
 NOBODY = 65534
@@ -105,35 +102,6 @@ def test_a_report_becomes_series(standin: StandIn, path: Path, agent: Agents) ->
         exporter.until(lambda page: page.state(program.pid) in ("zombie", "dead", "unknown"), "its end")
 
 
-def test_prometheus_holds_what_the_agent_says(
-    standin: StandIn, path: Path, agent: Agents, tmp_path: Path
-) -> None:
-    """A real Prometheus scrapes the series, and joins them to NVML's by their labels."""
-    program_of_prometheus = require_tool("prometheus")
-    with serving(*flags(path), driver=standin.env()) as exporter:
-        program = agent()
-        standin.device(1).set_processes([(program.pid, 3 * GIB)])
-        told = report(frameworks=[torch(1, GIB)], visible={"CUDA_VISIBLE_DEVICES": None})
-        program.order("say", told)
-        held = "vramledger_process_memory_bytes - on (uuid, pid) vramledger_torch_reserved_bytes"
-
-        async def ask() -> dict[Key, float]:
-            async with prometheus(program_of_prometheus, tmp_path, exporter.port) as api:
-                found: dict[Key, float] = {}
-
-                async def joined() -> bool:
-                    program.order("say", told)
-                    found.update(await query(api, held))
-                    return bool(found)
-
-                await until(joined)
-                return found
-
-        ((labels, value),) = asyncio.run(ask()).items()
-        assert dict(labels) == {"uuid": standin.device(1).uuid, "pid": str(program.pid)}
-        assert value == 2 * GIB
-
-
 def test_commands_learn_from_the_exporter(
     standin: StandIn, path: Path, agent: Agents, tmp_path: Path
 ) -> None:
@@ -156,24 +124,6 @@ def test_commands_learn_from_the_exporter(
         assert "1 agent(s)" in run("doctor", at, driver=standin.env()).stdout
     assert "ok    agents" not in run("doctor", at, driver=standin.env()).stdout
     assert "none is known" in run("show", "--why", str(program.pid), at, driver=standin.env()).stdout
-
-
-def test_a_forked_child_keeps_nothing_alive(standin: StandIn, path: Path, agent: Agents) -> None:
-    """A child that inherits its parent's connection cannot report, and the report ends with the parent."""
-    with serving(*flags(path), driver=standin.env()) as exporter:
-        program = agent()
-        standin.device(0).set_processes([(program.pid, 2 * GIB)])
-        program.order("say", report(frameworks=[torch(reserved=GIB)]))
-        exporter.until(lambda page: page.values("torch_reserved_bytes"), "the report")
-        child = program.fork()
-        child.order("say", report(2, frameworks=[torch(reserved=MIB)]))
-        page = exporter.until(
-            lambda page: page.value("agent_rejected_total", reason="sender") == 1, "the refusal"
-        )
-        assert page.value("torch_reserved_bytes") == GIB
-        program.end()
-        exporter.until(lambda page: not page.values("torch_reserved_bytes"), "the end of the report")
-        assert child.running
 
 
 def test_another_user_claims_nothing(standin: StandIn, stage: Stage, path: Path, agent: Agents) -> None:
@@ -268,23 +218,3 @@ def test_without_a_driver_the_socket_is_still_told(tmp_path: Path, path: Path, a
         page = exporter.until(lambda page: page.value("agent_connections") == 1, "the agent")
         assert page.value("agent_socket_up") == 1
         assert page.values("agent_up") == {}
-
-
-def allocating(count: int) -> dict[str, Any]:
-    """Make a report after this number of allocations."""
-    return report(count, frameworks=[torch(allocations=count)], visible={"CUDA_VISIBLE_DEVICES": None})
-
-
-def test_allocations_are_work(standin: StandIn, stage: Stage, path: Path, agent: Agents) -> None:
-    """A holder whose agent counts allocations is active; another holder without a sign of work is idle."""
-    with serving(*flags(path), "--idle-after=1s", driver=standin.env()) as exporter:
-        program, other = agent(), stage.start()
-        standin.device(0).set_processes([(program.pid, 2 * GIB), (other.pid, GIB)])
-        counts = iter(range(1, 10_000))
-
-        def seen(page: Page) -> bool:
-            program.order("say", allocating(next(counts)))
-            return page.state(other.pid) == "idle"
-
-        page = exporter.until(seen, "the other to be idle")
-        assert page.state(program.pid) == "active"

@@ -102,15 +102,6 @@ def test_a_driver_reload_leaves_no_old_data(standin: StandIn, stage: Stage) -> N
     assert [reason for reason, _ in errors(exporter)] == ["driver-lost", "no-driver"]
 
 
-def test_a_driver_upgrade_under_us_is_lost_not_internal(standin: StandIn) -> None:
-    """A call that once returns UNINITIALIZED ends that sampler, and a new one is started."""
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "the data")
-        standin.reload_driver()
-        page = exporter.until(lambda page: page.failures("driver-lost"), "the loss to be noticed")
-        assert page.failures("internal") == page.failures("sampler-exit") == 0
-
-
 def test_a_lost_gpu_costs_itself(standin: StandIn, stage: Stage) -> None:
     """A GPU that falls off the bus is down; the ledger of the other GPU stays exact and current."""
     here, there = stage.start().pid, stage.start().pid
@@ -143,56 +134,9 @@ def test_a_lost_gpu_costs_itself(standin: StandIn, stage: Stage) -> None:
         assert sum(page.failures(reason) for reason in page.labels("sample_failures_total", "reason")) == 0
 
 
-def test_a_gpu_lost_before_the_start_costs_itself(standin: StandIn) -> None:
-    """A GPU that is lost before the exporter starts does not prevent the data of the others."""
-    standin.device(1).lost = True
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        page = exporter.until(lambda page: page.up, "the data")
-        assert page.device_up(0) == 1
-        assert page.device_up(1) == 0
-
-
-def test_all_gpus_lost_is_no_data(standin: StandIn) -> None:
-    """When every GPU is lost there is no data: ``up 0``, with its reason."""
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "the data")
-        standin.device(0).lost = standin.device(1).lost = True
-        exporter.until(lambda page: not page.up and page.failures("driver-lost"), "up 0")
-        standin.device(0).lost = standin.device(1).lost = False
-        exporter.until(lambda page: page.device_up(0) == page.device_up(1) == 1, "their return")
-
-
 def failing(page: Page) -> set[str]:
     """Return the collectors that did not succeed."""
     return {dict(key)["collector"] for key, value in page.values("collector_success").items() if not value}
-
-
-@pytest.mark.repeats
-@pytest.mark.parametrize(
-    ("function", "collector", "gone"),
-    [
-        ("nvmlDeviceGetTemperature", "hardware", "device_temperature_celsius"),
-        ("nvmlDeviceGetTotalEnergyConsumption", "energy", "device_energy_joules_total"),
-        ("nvmlDeviceGetProcessUtilization", "process", "process_sm_utilization_ratio"),
-    ],
-)
-def test_one_failing_question_costs_its_answer(
-    standin: StandIn, stage: Stage, function: str, collector: str, gone: str
-) -> None:
-    """A figure whose query fails on one GPU is absent there, and only its collector reports a failure."""
-    pids = [stage.start().pid, stage.start().pid]
-    for index, pid in enumerate(pids):
-        standin.device(index).set_processes([(pid, GIB)])
-        standin.device(index).busy(pid)
-    standin.fail(function, Code.UNKNOWN, 1)
-    # Every version of the question: the driver module may choose.
-    standin.fail("nvmlDeviceGetTemperatureV", Code.UNKNOWN, 1 if "Temperature" in function else 15)
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        page = exporter.until(lambda page: page.values(gone, gpu=0), "the other GPU's answer")
-        assert page.values(gone, gpu=1) == {}
-        assert page.device_up(1) == 1
-        assert page.ledger(1)["active"] == GIB
-        assert failing(page) - {"hidden"} == {collector}
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from tests.support.exporter import QUICK, run, serving
 from tests.support.players.stage import Stage
-from tests.support.standin.library import GIB, MIB, StandIn
+from tests.support.standin.library import GIB, StandIn
 from vramledger.config import ALWAYS_COLLECTED
 
 
@@ -107,39 +105,3 @@ def test_xids_are_counted_by_gpu_and_number(standin: StandIn) -> None:
         exporter.until(lambda page: not page.up, "the driver's loss")
         page = exporter.until(lambda page: page.up, "its return")
         assert page.value("device_xid_errors_total", gpu=0, xid=31) == 2
-
-
-def test_processes_beyond_the_cap_are_one(standin: StandIn, stage: Stage) -> None:
-    """Beyond ``--processes.max`` the smallest holdings are counted and summed; the ledger stays complete."""
-    pids = [stage.start().pid for _ in range(5)]
-    standin.device(0).set_processes([(pid, size * GIB) for size, pid in enumerate(pids, start=1)])
-    with serving(*QUICK, "--processes.max=2", driver=standin.env()) as exporter:
-        page = exporter.until(lambda page: page.up, "the data")
-        expected = {str(pids[4]): 5 * GIB, str(pids[3]): 4 * GIB, "other": 6 * GIB}
-        shown = {dict(key)["pid"]: value for key, value in page.values("process_memory_bytes").items()}
-        assert shown == expected
-        assert page.value("processes_dropped", gpu=0) == 3
-        assert page.labels("process_info", "pid") == {str(pids[4]), str(pids[3])}
-        assert page.ledger(0)["active"] == 15 * GIB
-        assert page.value("device_holders", gpu=0, state="active") == 5
-
-
-def test_the_book_balances_while_everything_moves(standin: StandIn, stage: Stage) -> None:
-    """Whenever the readings are taken, every scrape balances to the byte, and overlap is shown."""
-    pids = [stage.start().pid for _ in range(4)]
-    dice = random.Random(20261121)  # noqa: S311 no secret
-    with serving("--sample.interval=10ms", "--sample.timeout=1s", driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "the data")
-        for _ in range(40):
-            for index in (0, 1):
-                device = standin.device(index)
-                chosen = dice.sample(pids, dice.randrange(5))
-                device.set_processes([(pid, dice.randrange(30 * GIB)) for pid in chosen])
-                device.set_memory(used=dice.randrange(140_000 * MIB))
-            exporter.scrape()
-        standin.device(0).set_processes([(pids[0], 9 * GIB), (pids[1], 2 * GIB)])
-        standin.device(0).set_memory(used=10 * GIB)
-        page = exporter.next_sample()
-        assert page.value("device_memory_overlap_bytes", gpu=0) == GIB
-        assert page.ledger(0)["active"] == 10 * GIB
-        assert page.value("process_memory_bytes", gpu=0, pid=pids[0]) == 9 * GIB

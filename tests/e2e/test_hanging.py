@@ -117,20 +117,6 @@ def test_a_stopped_sampler_is_replaced(standin: StandIn) -> None:
         assert page.failures("sampler-exit") == 0
 
 
-@pytest.mark.repeats
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_sampler_that_dies_is_replaced(standin: StandIn, number: signal.Signals) -> None:
-    """When the sampler is killed or the library crashes it, there is no data until a new sampler has some."""
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        started(exporter)
-        old = exporter.sampler
-        old.send_signal(number)
-        page = exporter.until(lambda page: not page.up, "the end to be noticed")
-        assert page.failures("sampler-exit") == 1
-        started(exporter)
-        assert exporter.sampler != old
-
-
 def test_an_exporter_that_dies_takes_its_sampler_along(standin: StandIn) -> None:
     """A killed exporter leaves no sampler behind, not even one that hangs in the driver."""
     with serving(*QUICK, driver=standin.env()) as exporter:

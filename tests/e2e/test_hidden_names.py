@@ -25,21 +25,26 @@ THEIRS = re.compile(r"nobody|merger|/home/")
 
 
 class Hidden(NamedTuple):
-    """A running exporter that hides names, its control socket, and a program of user nobody."""
+    """A running exporter that hides names, how to ask it, its control socket, and another user's program."""
 
     exporter: Exporter
+    asking: dict[str, str]
     control: Path
     theirs: Player
 
 
-@pytest.fixture
-def hidden(standin: StandIn, stage: Stage) -> Iterator[Hidden]:
+@pytest.fixture(scope="module")
+def hidden(standin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hidden]:
     """Serve with hidden names and a storage, until both holders have their owners."""
     require_root()
-    theirs = stage.start(name="secretprog", user=NOBODY, env={"JPY_SESSION_NAME": NOTEBOOK})
-    mine = stage.start(name="secretprog", user=ANN)
-    standin.device(0).set_processes([(theirs.pid, 3 * GIB), (mine.pid, GIB)])
-    with tempfile.TemporaryDirectory(prefix="hidden-", dir="/tmp") as name:
+    with (
+        StandIn(tmp_path_factory.mktemp("hidden"), standin_library, devices=1) as standin,
+        Stage() as stage,
+        tempfile.TemporaryDirectory(prefix="hidden-", dir="/tmp") as name,
+    ):
+        theirs = stage.start(name="secretprog", user=NOBODY, env={"JPY_SESSION_NAME": NOTEBOOK})
+        mine = stage.start(name="secretprog", user=ANN)
+        standin.device(0).set_processes([(theirs.pid, 3 * GIB), (mine.pid, GIB)])
         directory = Path(name)
         directory.chmod(0o755)
         store = directory / "store"
@@ -48,7 +53,7 @@ def hidden(standin: StandIn, stage: Stage) -> Iterator[Hidden]:
         flags = (f"--control.socket={control}", f"--storage.path={store}", "--web.hide-names")
         with serving(*QUICK, *flags, driver=standin.env()) as exporter:
             exporter.until(lambda page: len(page.labels("process_info", "owner") - {""}) == 2, "the owners")
-            yield Hidden(exporter, control, theirs)
+            yield Hidden(exporter, {**standin.env(), **exporter.found}, control, theirs)
 
 
 def stored_at(exporter: Exporter) -> str:
@@ -75,11 +80,10 @@ def test_no_surface_of_the_network_has_a_name(hidden: Hidden) -> None:
     assert all(re.fullmatch("user-[0-9a-f]{8}", each) for each in owners)
 
 
-def test_root_sees_every_name(hidden: Hidden, standin: StandIn) -> None:
+def test_root_sees_every_name(hidden: Hidden) -> None:
     """Root's commands show names, of the present and of the past."""
-    environment = {**standin.env(), **hidden.exporter.found}
     for flags in ((), (f"--at={int(stored_at(hidden.exporter)) + 1}",)):
-        done = run("show", *flags, f"--control.socket={hidden.control}", driver=environment)
+        done = run("show", *flags, f"--control.socket={hidden.control}", driver=hidden.asking)
         assert "merger.ipynb" in done.stdout, done.stderr
         assert "secretprog" in done.stdout
 

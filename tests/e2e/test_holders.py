@@ -161,17 +161,3 @@ def test_outside_the_hosts_pid_namespace_nobody_is_dead(standin: StandIn, stage:
     shown = run("show", driver=standin.env(), wrapper=wrapper)
     assert shown.returncode == 0
     assert shown.stdout.startswith("Not in the host's PID namespace")
-
-
-def test_a_worker_of_a_killed_program_is_orphaned(standin: StandIn, stage: Stage) -> None:
-    """A process that was seen with its parent and outlives it is orphaned; the table has the evidence."""
-    parent = stage.start()
-    worker = parent.start().pid
-    standin.device(0).set_processes([(worker, GIB)])
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.state(worker) == "active", "the worker at work")
-        parent.end()
-        page = exporter.until(lambda page: page.state(worker) == "orphaned", "the orphan")
-        assert page.ledger(0)["orphaned"] == GIB
-        (held,) = json.loads(exporter.get("/api/v1/ledger")[1])["devices"][0]["holdings"]
-        assert "was seen alive and has ended" in held["why"]

@@ -30,7 +30,6 @@ from tests.support.exporter import (
 from tests.support.players.stage import Stage
 from tests.support.ports import free_port
 from tests.support.requirements import do_without, require_root, require_tool
-from tests.support.secured import USERS
 from tests.support.standin.library import GIB, StandIn
 from tests.support.waiting import wait_until
 
@@ -281,14 +280,6 @@ def test_without_the_starter_it_ends(standin: StandIn, control: str) -> None:
     wait_until(lambda: not alive(sampler), "the sampler to end with it")
 
 
-def test_all_end_with_the_web_part(exporter: Exporter) -> None:
-    """When the web part is killed, the starter and the sampler end."""
-    left = exporter.process.children(recursive=True)
-    assert len(left) == 2
-    exporter.kill()
-    wait_until(lambda: not any(map(alive, left)), "the others to end")
-
-
 def test_every_thread_has_given_up(rooted: Exporter) -> None:
     """Linux keeps capabilities for each thread: no thread has kept an effective one."""
     for thread in Path(f"/proc/{rooted.process.pid}/task").iterdir():
@@ -327,19 +318,6 @@ def test_all_is_seen_of_other_users(standin: StandIn, stage: Stage, control: str
         assert page.value("collector_success", collector="exporter") == 1
 
 
-def test_an_ordinary_user_does_what_that_allows(standin: StandIn, tmp_path: Path) -> None:
-    """Without any capability it starts, serves data, and says where it cannot make its control socket."""
-    require_root()
-    setpriv = require_tool("setpriv")
-    wrapper = [str(setpriv), "--inh-caps=-all", "--bounding-set=-all"]
-    with serving(
-        *QUICK, f"--control.socket={tmp_path / 'c'}", driver=standin.env(), wrapper=wrapper
-    ) as exporter:
-        exporter.until(lambda page: page.up, "data")
-        assert sets(exporter.process)["CapPrm"] == 0
-        assert sets(exporter.sampler)["CapPrm"] == 0
-
-
 def test_its_memory_is_its_own(rooted: Exporter) -> None:
     """Other processes of the same user cannot read the web part's memory, which holds keys and passwords."""
     assert Path(f"/proc/{rooted.process.pid}/environ").stat().st_uid == 0
@@ -352,17 +330,6 @@ def test_its_memory_is_its_own(rooted: Exporter) -> None:
         [*bare, "-c", program, str(rooted.process.pid)], capture_output=True, text=True, check=False
     )
     assert "PermissionError" in done.stderr
-
-
-def test_a_bad_web_configuration_keeps_it_from_starting(standin: StandIn, tmp_path: Path) -> None:
-    """With an invalid web configuration it ends with one line and status 1, and does not serve without it."""
-    file = tmp_path / "web.yml"
-    file.write_text(f"basic_auth_user:\n  x: y\n{USERS}", encoding="utf-8")
-    flags = ("--web.listen-address=127.0.0.1:0", "--web.user=root", f"--web.config.file={file}")
-    done = run("serve", *flags, driver=standin.env())
-    assert done.returncode == 1
-    (said,) = (line for line in done.stderr.splitlines() if not line.startswith("time="))
-    assert said.startswith(f"vramledger: --web.config.file={file}: basic_auth_user is not a key")
 
 
 def test_sockets_of_systemd(standin: StandIn, control: str) -> None:

@@ -13,16 +13,12 @@ from random import Random
 import pytest
 
 from tests.support.exporter import QUICK, Ended, Page, no_driver, run, serving
-from tests.support.host.model import EPOCH, GIB, MIB, Gpu, Host, Process
-from tests.support.host.programs import Fixed
+from tests.support.host.model import GIB, MIB, Gpu, Host, Process
 from tests.support.players.stage import Stage
 from tests.support.standin.library import StandIn
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import Reading, encode
 from vramledger.sampling.replay import END_PAUSE, demo_recording, encode_header, read_recording
-
-LONG = 3600.0
-"""Seconds; if the next reading is this far away, the recording does not change during a test."""
 
 
 def reading(second: float, *processes: Process) -> Reading:
@@ -59,33 +55,8 @@ CORRUPT = {
 }  # fmt: skip
 """One of each kind, and what the message says."""
 
-MORE_CORRUPT = {
-    "empty": (b"", "is not a recording; make one with"),
-    "binary": (bytes(range(256)) * 9, "is not a recording"),
-    "JSON that is no header": (b"[1, 2]\n", "is not a recording"),
-    "of another format": (b'{"format": "perf", "version": 1}\n', "is not a recording"),
-    "gzip with a flaw": (
-        bytes(
-            byte ^ 0x55 if position == 20 else byte
-            for position, byte in enumerate(gzip.compress(encode_header()))
-        ),
-        "cannot read the recording",
-    ),
-    "a reading without clocks": (encode_header() + b'{"devices": []}\n', "line 2: not a reading"),
-    "a reading of other types": (
-        encode_header() + b'{"time": "noon", "monotonic": "x"}\n', "line 2: not a reading",
-    ),
-    "a device of other types": (
-        encode_header() + b'{"time": 1.0, "monotonic": 1.0, "devices": [7]}\n', "line 2: not a reading",
-    ),
-}  # fmt: skip
-"""More of these kinds."""
 
-
-@pytest.mark.repeats(kept=len(CORRUPT))
-@pytest.mark.parametrize(
-    "content_and_message", [*CORRUPT.values(), *MORE_CORRUPT.values()], ids=[*CORRUPT, *MORE_CORRUPT]
-)
+@pytest.mark.parametrize("content_and_message", CORRUPT.values(), ids=CORRUPT)
 def test_a_corrupt_recording_does_not_start(
     nothing: dict[str, str], tmp_path: Path, content_and_message: tuple[bytes | None, str]
 ) -> None:
@@ -102,40 +73,16 @@ def test_a_corrupt_recording_does_not_start(
     assert str(path) in line
 
 
-def test_a_directory_is_no_recording(nothing: dict[str, str], tmp_path: Path) -> None:
-    """For a directory in place of a recording, a command prints one line and ends with 1, ``show`` too."""
-    done = run("show", f"--source=replay:{tmp_path}", driver=nothing)
-    assert done.returncode == 1
-    assert done.stderr == f"vramledger: cannot read the recording {tmp_path}: Is a directory\n"
-
-
-NO_MEMORY = '"devices": [{"index": 0, "uuid": "GPU-film", "memory": ["much", 1, 2, 3], "processes": []}]'
-FLAWS = {
-    "garbage": (b"garbage\n", "line 4: not a reading"),
-    "other types": (b'{"time": "noon", "monotonic": 0}\n', "line 4: not a reading"),
-    "half a device": (b'{"time": 1.0, "monotonic": 1000.2, "devices": [{}]}\n', "line 4: not a reading"),
-    "words for bytes": (
-        f'{{"time": {EPOCH + 0.2}, "monotonic": 0.2, {NO_MEMORY}}}\n'.encode(),
-        "line 4: not a reading",
-    ),
-}
-
-
-@pytest.mark.repeats
-@pytest.mark.parametrize("flaw_and_message", FLAWS.values(), ids=FLAWS)
-def test_a_recording_that_breaks_off_is_no_data(
-    nothing: dict[str, str], tmp_path: Path, flaw_and_message: tuple[bytes, str]
-) -> None:
+def test_a_recording_that_breaks_off_is_no_data(nothing: dict[str, str], tmp_path: Path) -> None:
     """A recording with a fault plays up to the fault, reports the reason without data, and starts again."""
-    flaw, message = flaw_and_message
-    path = film(tmp_path / "film.jsonl.gz", [reading(0), reading(0.2), flaw])
+    path = film(tmp_path / "film.jsonl.gz", [reading(0), reading(0.2), b"garbage\n"])
     with serving(f"--source=replay:{path}", driver=nothing) as exporter:
         page = exporter.until(lambda page: page.failures("recording") >= 1, "the flaw")
         exporter.until(lambda page: page.up, "the next pass")
         page = exporter.until(lambda page: page.failures("recording") >= 2, "the flaw again")
         assert not page.up
         assert page.failures("internal") == 0
-    assert message in exporter.ended.log
+    assert "line 4: not a reading" in exporter.ended.log
 
 
 def test_a_recording_that_is_emptied_under_us(nothing: dict[str, str], tmp_path: Path) -> None:
@@ -151,16 +98,6 @@ def test_a_recording_that_is_emptied_under_us(nothing: dict[str, str], tmp_path:
         assert exporter.stop().code == 0
 
 
-def test_a_recording_that_is_cut_short_is_no_data(nothing: dict[str, str], tmp_path: Path) -> None:
-    """A recording that was cut off (full disk, crash) plays up to its end, and the exporter reports that."""
-    path = film(tmp_path / "film.jsonl.gz", [reading(second / 1000) for second in range(500)])
-    path.write_bytes(path.read_bytes()[:-20])
-    with serving(f"--source=replay:{path}", driver=nothing) as exporter:
-        exporter.until(lambda page: page.up, "its beginning")
-        exporter.until(lambda page: page.failures("recording") and not page.up, "its end")
-    assert "Compressed file ended before" in exporter.ended.log
-
-
 def test_a_recording_that_is_deleted_under_us(nothing: dict[str, str], tmp_path: Path) -> None:
     """When its file is removed the replay has no data; it continues when there is a file again."""
     path = film(tmp_path / "film.jsonl.gz", [reading(0), reading(0.2)])
@@ -171,27 +108,6 @@ def test_a_recording_that_is_deleted_under_us(nothing: dict[str, str], tmp_path:
         exporter.until(lambda page: page.failures("recording") and not page.up, "its loss")
         path.write_bytes(content)
         exporter.until(lambda page: page.up, "its data again")
-
-
-def test_a_pid_that_was_given_out_again(nothing: dict[str, str], tmp_path: Path) -> None:
-    """After a pid was reused, nobody is called dead while the new process may use the GPU."""
-    old = Process(7, {0: Fixed(GIB)}, end=1.0)
-    kept_bytes = Process(7, {0: Fixed(GIB)}, fates={"dead": 1.0})
-    new = Process(7, {}, begin=0.5)
-    own_bytes = Process(7, {0: Fixed(3 * MIB)}, begin=0.5)
-    kept = film(
-        tmp_path / "kept.gz",
-        [reading(0, old), *(reading(second, kept_bytes, new) for second in (1, 2)), reading(2 + LONG)],
-    )
-    own = film(tmp_path / "own.gz", [reading(0, old), reading(1, own_bytes), reading(1 + LONG)])
-
-    with serving(f"--source=replay:{kept}", "--replay.speed=9", driver=nothing) as exporter:
-        page = exporter.until(lambda page: page.ledger(0).get("active") == GIB, "the new process")
-        assert page.ledger(0).get("dead", 0) == 0
-    with serving(f"--source=replay:{own}", "--replay.speed=9", driver=nothing) as exporter:
-        page = exporter.until(lambda page: page.ledger(0).get("active") == 3 * MIB, "the new process")
-        assert page.state(7) == "active"
-        assert page.value("process_memory_peak_bytes", pid=7) == 3 * MIB, "its own peak"
 
 
 def test_a_replay_is_what_was_live(standin: StandIn, stage: Stage, tmp_path: Path) -> None:

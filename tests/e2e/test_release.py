@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.support.control_client import REFUSED, RELEASE, ask, request_bytes
+from tests.support.control_client import request_bytes
 from tests.support.exporter import QUICK, Exporter, Page, run, serving
-from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
-from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -81,16 +78,6 @@ def test_the_gpus_are_taken_back_in_time(exporter: Exporter, asking: dict[str, s
     exporter.until(lambda page: page.up, "data")
 
 
-def test_the_longest_release_is_shown(exporter: Exporter, asking: dict[str, str]) -> None:
-    """A release of 30 days, the longest, is shown with its end, and ``--resume`` ends it."""
-    assert run("release", "--for=30d", driver=asking).returncode == 0
-    page = exporter.until(released, "the page to say so")
-    until = page.value("released_until_timestamp_seconds") or 0.0
-    assert 29 * 86400 < until - page.time <= 30 * 86400 + 1
-    assert run("release", "--resume", driver=asking).returncode == 0
-    exporter.until(lambda page: page.up, "data")
-
-
 def test_a_host_without_a_driver_can_be_told(standin: StandIn, door: str) -> None:
     """While there is no driver, as during its update, the command works too."""
     standin.driver_error = 9
@@ -110,33 +97,6 @@ def test_without_an_exporter_it_is_one_line(tmp_path: Path, standin: StandIn) ->
     assert (done.returncode, done.stdout) == (1, "")
     asked = "is 'vramledger serve' running, with this --control.socket?"
     assert done.stderr == f"vramledger: no exporter answers at {path}; {asked}\n"
-
-
-def test_a_socket_left_behind_is_replaced(standin: StandIn, tmp_path: Path, door: str) -> None:
-    """The next exporter replaces a killed exporter's socket; a live exporter's socket stays."""
-    with serving(*QUICK, door, driver=standin.env()) as exporter:
-        wait_until((tmp_path / "run" / "control.sock").exists, "the socket, which comes after the page")
-        exporter.kill()
-    assert (tmp_path / "run" / "control.sock").exists()
-    with serving(*QUICK, door, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
-        second = run("serve", "--web.listen-address=127.0.0.1:0", door, driver=standin.env())
-        assert second.returncode == 1
-        assert "another exporter answers there" in second.stderr
-        assert run("release", door, driver=standin.env()).returncode == 0
-    assert not (tmp_path / "run" / "control.sock").exists()
-
-
-def test_strangers_are_not_heard(standin: StandIn) -> None:
-    """Another user reaches the socket, and cannot release the GPUs: the kernel says who it is."""
-    require_root()
-    with tempfile.TemporaryDirectory(prefix="control-") as directory:
-        Path(directory).chmod(0o755)
-        path = Path(directory, "control.sock")
-        with serving(*QUICK, f"--control.socket={path}", driver=standin.env()) as exporter:
-            exporter.until(lambda page: page.up, "data")
-            assert ask(path, RELEASE, uid=65534).error == REFUSED
-            assert exporter.next_sample().up
 
 
 @pytest.mark.parametrize(

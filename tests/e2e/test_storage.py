@@ -37,7 +37,8 @@ def idle_since(page: Page, pid: int) -> float | None:
     return page.value("process_state_since_timestamp_seconds", pid=pid, state="idle")
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.repeats
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
 def test_a_restart_forgets_nothing(standin: StandIn, stage: Stage, tmp_path: Path, end: int) -> None:
     """A new exporter knows who is idle since when, whose parent was seen alive, and what owners have used."""
     require_host_pid_namespace()
@@ -145,6 +146,7 @@ def test_a_killed_process_that_stores_is_started_again(standin: StandIn, tmp_pat
     assert files_in(tmp_path / "past") == ["past.sqlite"]
 
 
+@pytest.mark.thorough
 def test_a_start_that_fails_once_is_tried_again(standin: StandIn, tmp_path: Path) -> None:
     """If the exporter has no descriptor left when the process is to be started again, it stores later."""
     with serving(*QUICK, f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:
@@ -175,18 +177,6 @@ def test_who_starts_the_process_that_stores_is_not_needed_by_it(standin: StandIn
         assert page.up
         assert stores(page) == 0
         assert exporter.stop().code == 0
-
-
-def test_a_killed_exporter_leaves_no_process(standin: StandIn, tmp_path: Path) -> None:
-    """When the exporter is killed, what it sent is written, and both processes of its storage end."""
-    with serving(*QUICK, f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:
-        exporter.until(lambda page: stores(page) == 1, "the first reading on the disk")
-        last = exporter.next_sample().time
-        processes = [storing(exporter), keeping(exporter)]
-        exporter.kill()
-        assert psutil.wait_procs(processes, timeout=10)[1] == []
-    shown = run("show", "--at=-0.01s", "--json", f"--storage.path={tmp_path / 'past'}", driver=standin.env())
-    assert json.loads(shown.stdout)["time"] >= last - 0.2, shown.stderr
 
 
 def test_the_storage_is_in_the_metrics(standin: StandIn, tmp_path: Path) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.lab.recordings.scenarios import PLAYS
-from tests.lab.recordings.uncharged import UNCHARGED
 from tests.support import judging
 from tests.support.judging import Entry
 from vramledger.model.snapshot import Snapshot
@@ -36,18 +33,12 @@ def replayed() -> Callable[[Entry], list[Snapshot]]:
     return replay
 
 
-def test_every_situation_is_recorded() -> None:
-    """Every planned situation has a recording, and the manifest is not empty."""
-    everywhere = {play.name for play in (*PLAYS, *UNCHARGED) if not play.needs}
-    assert everywhere - {entry.name for entry in ENTRIES} == set()
-
-
 def test_every_file_is_promised_something() -> None:
-    """The manifest names every recording and every golden scrape: another one would not be tested."""
+    """The manifest names every recording and every golden scrape, and is not empty."""
+    assert ENTRIES
     known = {entry.file for entry in ENTRIES} | {f"{entry.name}.metrics" for entry in ENTRIES}
     there = {path.name for path in judging.HOME.iterdir() if path.name.endswith((".jsonl.gz", ".metrics"))}
     assert there == known
-    assert not (judging.HOME / judging.FAILED).exists()
 
 
 @of_each_recording
@@ -58,7 +49,7 @@ def test_verdicts(entry: Entry, replayed: Callable[[Entry], list[Snapshot]]) -> 
 
 @of_each_recording
 def test_golden_scrape(entry: Entry, replayed: Callable[[Entry], list[Snapshot]]) -> None:
-    """The last reading's scrape is unchanged: 'python -m tests.lab.recordings --golden' rewrites it."""
+    """The last reading's scrape is unchanged: 'python -m tests.lab.recordings' rewrites it."""
     actual = judging.golden(replayed(entry)[-1]).decode()
     assert judging.golden_path(judging.HOME, entry).read_text().splitlines() == actual.splitlines()
 
@@ -90,19 +81,3 @@ def test_a_broken_promise_is_noticed(replayed: Callable[[Entry], list[Snapshot]]
         Entry(entry.name, entry.file, expected=entry.expected, unattributed_below=-1.0),
     ):
         assert judging.problems(wrong, replayed(entry)) != []
-
-
-def test_a_rehearsal_makes_recordings(tmp_path: Path, project: Path) -> None:
-    """The script runs on a stand-in, with real processes: every verdict is right, nothing is left."""
-    only = "orphans-subprocess,zombie-leader,stopped,killed-holder,policies"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.lab.recordings", "--rehearse"),
-            *("--only", only, "--output", str(tmp_path)),
-        ],
-        cwd=project, capture_output=True, text=True, check=False, timeout=110,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 of 6 good" in done.stdout
-    assert "processes left: none" in done.stdout
-    assert (tmp_path / "recordings.tar.gz").stat().st_size > 0

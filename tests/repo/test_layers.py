@@ -28,7 +28,6 @@ LAYERS = [
     "sampling",
     "agent_server",
     "views",
-    "slurm.verdict",
     "verdicts",
     "accounting",
     "readers",
@@ -76,7 +75,7 @@ ONLY_IN = {
     ],
     "bcrypt": ["vramledger.web.access.passwords"],
     "yaml": [
-        "vramledger.commands.alert_rules",
+        "vramledger.commands.rules",
         "vramledger.commands.alert_settings",
         "vramledger.web.access.config_file",
     ],

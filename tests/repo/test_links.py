@@ -1,4 +1,4 @@
-"""Links between the documents lead to files and headings that exist."""
+"""Links between the documents lead to files and headings that exist, and SECURITY.md to tests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+
+
 SOURCES = ROOT / "exporter" / "docs" / "src"
 """Texts that pages are made of: their links hold from where the pages are."""
+
 
 DOCUMENTS = [
     path
@@ -69,3 +72,32 @@ def test_modules_that_documents_name_exist(path: Path) -> None:
     modules = [*ROOT.glob("exporter/**/*.py"), *ROOT.glob("tests/**/*.py")]
 
     assert [name for name in named if not any(str(each).endswith(f"/{name}") for each in modules)] == []
+
+
+TESTS = {
+    name
+    for file in (ROOT / "tests").rglob("test_*.py")
+    for name in re.findall(r"^ *(?:async )?def (test_\w+)\(", file.read_text("utf-8"), re.MULTILINE)
+}
+
+
+TEXT = (ROOT / "SECURITY.md").read_text("utf-8")
+
+
+CLAIMS = [
+    *re.findall(r"^\| (?:anybody|somebody|a user|a web|a container|a process) .*$", TEXT, re.MULTILINE),
+    *re.findall(r"^- .*(?:\n {2}.*)*", TEXT, re.MULTILINE),
+]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: re.sub(r"\W+", "-", claim[:30]))
+def test_each_claim_has_its_tests(claim: str) -> None:
+    """Its last comment names tests, and every one of them exists."""
+    named = re.search(r"<!-- ([\w ]+) -->(?:\||$)", claim)
+    assert named is not None
+    assert set(named[1].split()) <= TESTS
+
+
+def test_all_claims_are_found() -> None:
+    """The table and the lists of all sections are looked at."""
+    assert len(CLAIMS) == TEXT.count("<!--") > 30

@@ -93,6 +93,7 @@ def fetched(url: str, part: str) -> str:
     return text if part in text else ""
 
 
+@pytest.mark.thorough
 def test_wheel_runs_in_a_fresh_environment(environment: Path, tmp_path: Path) -> None:
     """A program that pipx or uvx starts has its version, page, demo and manual."""
     program = environment / "bin" / "vramledger"
@@ -147,6 +148,7 @@ def test_the_image_installs_locked_packages_only() -> None:
     assert set(hatchling) < set(locked("build-requirements.txt"))
 
 
+@pytest.mark.thorough
 def test_nothing_is_released_while_nobody_is_named(tmp_path: Path) -> None:
     """A release names what is missing: address, maintainers, the way to report; filled in, it goes on."""
     clone = tmp_path / "clone"

@@ -36,7 +36,7 @@ def fail() -> NoReturn:
 
 def fail_oddly() -> NoReturn:
     """Fail with what cannot be carried."""
-    raise Odd("first", "second")  # noqa: EM101
+    raise Odd("first", "second")
 
 
 def die(number: int) -> None:

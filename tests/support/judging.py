@@ -2,19 +2,16 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import COLLECTORS
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
-from vramledger.model.snapshot import Holding, Ledger, Snapshot
+from vramledger.model.snapshot import Ledger, Snapshot
 from vramledger.sampling.replay import read_recording
 
 HOME = Path(__file__).parents[1] / "recordings"
-MANIFEST = "manifest.json"
-FAILED = "failed.json"
-"""Entries whose recordings did not have the expected result: for inspection, never committed."""
 MIB = 2**20
 
 
@@ -64,35 +61,15 @@ class Entry:
     gpu: str = ""
 
 
-def load(directory: Path = HOME, name: str = MANIFEST) -> list[Entry]:
-    """Read the manifest of a directory; there may be none."""
-    path = directory / name
-    if not path.exists():
-        return []
+def load() -> list[Entry]:
+    """Read the manifest."""
     entries = []
-    for raw in json.loads(path.read_text()):
+    for raw in json.loads((HOME / "manifest.json").read_text()):
         for key in ("expected", "roles", "policies", "devices", "uncharged"):
             raw[key] = {int(pid): value for pid, value in raw.get(key, {}).items()}
         raw["passed"] = [(int(pid), state) for pid, state in raw.get("passed", [])]
         entries.append(Entry(**raw))
     return entries
-
-
-def save(directory: Path, entries: Iterable[Entry], name: str = MANIFEST) -> None:
-    """Write the manifest, with only what differs from the defaults; no entries, no file."""
-    blank = Entry("", "")
-    rows = [
-        {
-            key: value
-            for key, value in asdict(entry).items()
-            if key in ("name", "file", "expected") or value != getattr(blank, key)
-        }
-        for entry in sorted(entries, key=lambda each: each.name)
-    ]
-    if rows:
-        (directory / name).write_text(json.dumps(rows, indent=1) + "\n")
-    else:
-        (directory / name).unlink(missing_ok=True)
 
 
 def tracker(entry: Entry) -> HoldingTracker:
@@ -232,58 +209,6 @@ def uncharged_problems(entry: Entry, last: Snapshot) -> list[str]:
     if ledger is None or ledger.unattributed > max(ledger.used // 100, 128 * MIB):
         found.append(f"unattributed is more than 1 % of the used bytes: {ledger}")
     return found
-
-
-def figures(entry: Entry, snapshots: Sequence[Snapshot]) -> list[str]:
-    """Describe a replay for a person: the ledgers at the end, and each holder with its evidence."""
-    last = snapshots[-1]
-    lines = []
-    for device in last.devices:
-        if device.ledger is None:
-            continue
-        most = max(
-            (
-                each.ledger.unattributed
-                for s in snapshots
-                for each in s.devices
-                if each.key == device.key and each.ledger
-            ),
-            default=0,
-        )
-        held = sum(holding.memory or 0 for holding in device.holdings)
-        lines.append(
-            f"  GPU {device.reading.index}: used {device.ledger.used / MIB:.0f} MiB,"
-            f" holdings {held / MIB:.0f},"
-            f" unattributed {device.ledger.unattributed / MIB:.1f} ({_share(device.ledger):.3%};"
-            f" most {most / MIB:.1f}), overlap {device.ledger.overlap / MIB:.1f}"
-        )
-        lines += [
-            f"    {entry.roles.get(holding.pid, '?')} ({holding.pid}): {(holding.memory or 0) / MIB:.0f} MiB"
-            f" [{holding.kinds}] sm {holding.sm} {holding.state.value}: {holding.why}"
-            f"; {_policy(last, holding.pid)}; {_uncharged(entry, holding)}"
-            for holding in device.holdings
-        ]
-    mean = sum(each.duration for each in snapshots) / len(snapshots)
-    lines.append(
-        f"  hidden {hidden(last)}, host PID namespace {last.host_pid_namespace}, {len(snapshots)} readings,"
-        f" sample {mean * 1000:.1f} ms (longest {max(each.duration for each in snapshots) * 1000:.1f})"
-    )
-    return lines
-
-
-def _uncharged(entry: Entry, holding: Holding) -> str:
-    truth = f"has {entry.uncharged.get(holding.pid, 0) // MIB} MiB uncharged in truth"
-    if holding.uncharged is None:
-        return f"{truth}, gets none"
-    least, most, managed, grade, why = holding.uncharged
-    return f"{truth}, gets {least // MIB} to {most // MIB} ({managed // MIB} managed, {grade.value}): {why}"
-
-
-def _policy(snapshot: Snapshot, pid: int) -> str:
-    process = snapshot.processes.get(pid)
-    if process is None or process.facts is None:
-        return "libraries unknown"
-    return f"{'/'.join(process.policy[:3])} by {process.facts.libraries}: {process.policy.why}"
 
 
 def golden(snapshot: Snapshot) -> bytes:

@@ -1,10 +1,9 @@
 """Write into METRICS.md and the pages of exporter/docs/metrics/ what follows from the declarations.
 
 Each page has one subject: a module of ``vramledger/metrics``, and a section for each family. The facts at the
-beginning of a section come from the declaration, all else is written in the page itself: notes, with one
-example query in a block of PromQL. The lists of METRICS.md, below its mark, are written from the pages. The
-families that prometheus_client gives of the exporter's own processes have no declaration of ours: their facts
-come from the page that a scrape gets.
+beginning of a section come from the declaration, all else is written in the page itself: notes, with at most
+one example query in a block of PromQL, where the name does not say it. The lists of METRICS.md, below its
+mark, are written from the pages.
 
     python exporter/docs/src/generate.py [--check]
 """
@@ -12,7 +11,6 @@ come from the page that a scrape gets.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections import Counter
@@ -20,18 +18,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from vramledger.metrics.contract import FAMILIES, SUBJECTS
-from vramledger.metrics.exposition import Exposition, ScrapeRequest
+from vramledger.metrics.contract import SUBJECTS
 from vramledger.metrics.families import Family
-from vramledger.model.snapshot import Snapshot
 from vramledger_agent.protocol.frameworks import FRAMEWORKS
 
 DOCS = Path(__file__).parents[1]
-EXPORTER = "exporter"
-"""The subject of the metrics of the exporter itself, and their collector's name; its page comes last."""
-
 HEADER = "<!-- `make docs` writes the facts below each heading. -->\n\n"
 UP = "[All metrics](../METRICS.md)"
 """Below the title of each page; the collector of most families follows."""
@@ -46,7 +37,7 @@ _QUERY = re.compile(r"^```promql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Section(NamedTuple):
-    """The text about one family: notes in Markdown, and the query in them."""
+    """The text about one family: notes in Markdown, and the query in them, if there is one."""
 
     notes: str
     query: str
@@ -73,34 +64,6 @@ class Subject(NamedTuple):
         return sorted(self.families, key=lambda family: order.index(family.name))
 
 
-def exporter_families() -> tuple[Family, ...]:
-    """Return prometheus_client's figures of the exporter and its sampler, as the families of a scrape."""
-    exposition = Exposition(0, os.getpid)
-    page = exposition.render(Snapshot(), ScrapeRequest(frozenset({"exporter"}))).decode()
-    return tuple(
-        Family(
-            metric.samples[0].name,
-            tuple(sorted(metric.samples[0].labels)),
-            f"{metric.documentation.removesuffix('.')}.",
-            EXPORTER,
-            *_exporter_facts(metric.name),
-        )
-        for metric in sorted(text_string_to_metric_families(page), key=lambda each: each.name)
-        if metric.samples[0].name not in FAMILIES
-    )
-
-
-def _exporter_facts(name: str) -> tuple[str, str]:
-    """Return source and absence of a family of prometheus_client."""
-    if name == "python_info":
-        return "Python's `platform`", "never"
-    files = {"open_fds": "fd", "max_fds": "limits"}
-    file = next((file for end, file in files.items() if name.endswith(end)), "stat")
-    if name.startswith("vramledger_sampler_"):
-        return f"`/proc/PID/{file}` of the sampler", "when there is no sampler"
-    return f"`/proc/self/{file}`", "never"
-
-
 def _with_frameworks(text: str) -> str:
     """Put the names of the frameworks, in their order of precedence, between their marks."""
     names = [f"`{framework.name}`" for framework in FRAMEWORKS]
@@ -111,8 +74,7 @@ def parse_text(text: str, families: tuple[Family, ...]) -> Text:
     """Read the text of a subject.
 
     Raises:
-        ValueError: its sections do not match the families, each once; or one has no notes, or not exactly
-            one query.
+        ValueError: its sections do not match the families; or one has no notes, or several queries.
     """
     start, *rest = _SECTION.split(text.removeprefix(HEADER))
     title, _, introduction = start.partition("\n")
@@ -134,17 +96,18 @@ def parse_section(name: str, text: str) -> Section:
     """Read the text under the heading of one family.
 
     Raises:
-        ValueError: it has no notes, or not exactly one query.
+        ValueError: it has no notes, several queries, or a query of something else.
     """
     text = _FACTS.sub("", text)
     queries = _QUERY.findall(text)
-    if len(queries) != 1 or not re.search(rf"\b{name}\b", queries[0]):
-        message = f"{name} needs exactly one block of promql, with the family in it"
+    query = "".join(queries).strip()
+    if len(queries) > 1 or (query and not re.search(rf"\b{name}\b", query)):
+        message = f"{name} has at most one block of promql, with the family in it"
         raise ValueError(message)
     if not text.partition("```")[0].strip():
         message = f"{name} needs a sentence before its query"
         raise ValueError(message)
-    return Section(text.strip(), queries[0].strip())
+    return Section(text.strip(), query)
 
 
 def subjects() -> Iterator[Subject]:
@@ -153,7 +116,7 @@ def subjects() -> Iterator[Subject]:
     Raises:
         ValueError: a text cannot be used; the message begins with its file.
     """
-    for subject, families in {**SUBJECTS, EXPORTER: exporter_families()}.items():
+    for subject, families in SUBJECTS.items():
         path = DOCS / "metrics" / f"{subject}.md"
         try:
             yield Subject(
@@ -165,12 +128,14 @@ def subjects() -> Iterator[Subject]:
 
 
 def queries() -> Mapping[str, str]:
-    """Return the example query of every family by the family's name.
+    """Return the example queries by the name of their family.
 
     Raises:
         ValueError: see :func:`subjects`.
     """
-    return {name: query for subject in subjects() for name, (_, query) in subject.text.sections.items()}
+    return {
+        name: query for subject in subjects() for name, (_, query) in subject.text.sections.items() if query
+    }
 
 
 def render_family(family: Family, section: Section, usual: str) -> str:

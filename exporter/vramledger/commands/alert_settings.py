@@ -76,13 +76,11 @@ def parse_quantity(value: object, *, share: bool = False) -> float | str:
     elif found and found[2] in _UNITS:
         number = float(found[1]) * _UNITS[found[2]]
     else:
-        message = (
+        raise ValueError(
             f"{value!r} is not a threshold; write a number, a size (10GiB), a duration (30m, 1h) or never"
         )
-        raise ValueError(message)
     if not (math.isfinite(number) and 0 <= number <= (1 if share else number)):
-        message = f"{value!r} is not {'a share from 0 to 1' if share else 'a number of 0 or more'}"
-        raise ValueError(message)
+        raise ValueError(f"{value!r} is not {'a share from 0 to 1' if share else 'a number of 0 or more'}")
     return int(number) if number.is_integer() else number
 
 
@@ -95,8 +93,7 @@ def _same_unit(name: str, value: object, default: object) -> None:
         return "a size" if unit in _BYTES else "a duration" if unit in _SECONDS else "a number"
 
     if kind(value) != kind(default) and "a number" not in (kind(value), kind(default)):
-        message = f"{name}: {value!r} is not {kind(default)}, as the default is ({default})"
-        raise ValueError(message)
+        raise ValueError(f"{name}: {value!r} is not {kind(default)}, as the default is ({default})")
 
 
 @contextmanager
@@ -105,8 +102,7 @@ def naming_place(place: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        message = f"{place}: {error}"
-        raise ValueError(message) from error
+        raise ValueError(f"{place}: {error}") from error
 
 
 def _known(names: Collection[object], allowed: Collection[str]) -> None:
@@ -114,14 +110,12 @@ def _known(names: Collection[object], allowed: Collection[str]) -> None:
         if name not in allowed:
             near = get_close_matches(str(name), allowed, 1)
             hint = f"do you mean {near[0]}?" if near else f"there are {', '.join(sorted(allowed))}"
-            message = f"{name}: no such key; {hint}"
-            raise ValueError(message)
+            raise ValueError(f"{name}: no such key; {hint}")
 
 
 def _mapping(content: object) -> dict[str, Any]:
     if not isinstance(content, dict):
-        message = f"{content!r} has no keys; write KEY: VALUE"
-        raise ValueError(message)  # noqa: TRY004 whoever reads the file sees one kind of error
+        raise ValueError(f"{content!r} has no keys; write KEY: VALUE")  # noqa: TRY004 whoever reads the file sees one kind of error
     return content
 
 
@@ -129,8 +123,7 @@ def _entries(content: Mapping[str, Any], key: str) -> Iterator[tuple[str, dict[s
     """Yield the entries of a list by what names them in an error."""
     listed = content.get(key) or []
     if not isinstance(listed, list):
-        message = f"{key}: {listed!r} is not a list"
-        raise ValueError(message)  # noqa: TRY004
+        raise ValueError(f"{key}: {listed!r} is not a list")  # noqa: TRY004
     for place, entry in enumerate(listed):
         with naming_place(f"{key}[{place}]"):
             _mapping(entry)
@@ -144,11 +137,11 @@ def _pattern(value: object) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        message = f"{text!r} is not a regular expression: {error}"
-        raise ValueError(message) from error
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from error
     if re.search(r"\(\?(?:<?[=!]|P=|>|\()|\\[1-9]", text):
-        message = f"{text!r} looks ahead, back or at itself, which Prometheus' regular expressions cannot"
-        raise ValueError(message)
+        raise ValueError(
+            f"{text!r} looks ahead, back or at itself, which Prometheus' regular expressions cannot"
+        )
     return text
 
 
@@ -157,8 +150,7 @@ def read_content(text: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        message = f"it is not YAML: {' '.join(str(error).split())}"
-        raise ValueError(message) from error
+        raise ValueError(f"it is not YAML: {' '.join(str(error).split())}") from error
     return {} if content is None else _mapping(content)
 
 
@@ -176,18 +168,12 @@ def add_thresholds(parser: argparse._ActionsContainer) -> None:
 
 
 def given_settings(file: str | None) -> RuleSettings:
-    """Return the settings with what the file of the flag says.
-
-    Raises:
-        StartupError: it cannot be read.
-        UsageError: it cannot be used.
-    """
+    """Return the settings with what a file says. Raises StartupError or UsageError if it cannot be used."""
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8") if file else ""
         return read_settings(merged(read_content(text), default_content()))
     except OSError as error:
-        message = f"cannot read {file}: {error.strerror}; give a file to --thresholds"
-        raise StartupError(message) from error
+        raise StartupError(f"cannot read {file}: {error.strerror}; give a file to --thresholds") from error
     except ValueError as error:
         raise refused(file, error) from error
 
@@ -199,11 +185,9 @@ def refused(file: str | None, error: ValueError) -> UsageError:
 
 
 def merged(own: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the default content with somebody's own in its place.
+    """Return the default content with somebody's own in its place. Raises ValueError if it does not fit.
 
-    A map gets the keys that are given. Owners that are given come before the others, as the first that
-    matches counts; one with the name of another takes its place. Raises ValueError if a key is not known, or
-    a value is of another kind than the default.
+    Owners that are given come before the others, as the first that matches counts; a name replaces its own.
     """
     _known(own, default.keys())
     result = {**default, **own}
@@ -227,20 +211,19 @@ def read_settings(content: Mapping[str, Any]) -> RuleSettings:
         with naming_place(f"defaults: {name}"):
             defaults[name] = parse_quantity(value, share=name.endswith("_share"))
             if defaults[name] == "never":
-                message = "never is for an owner; what nobody wants to hear is silenced in Alertmanager"
-                raise ValueError(message)
-    for key in ("job", "alert_prefix", "selector", "runbooks", "grafana", "pages", "run"):
+                raise ValueError(
+                    "never is for an owner; what nobody wants to hear is silenced in Alertmanager"
+                )
+    texts = ("job", "alert_prefix", "selector", "runbooks", "grafana", "pages", "run")
+    for key in texts:
         if not isinstance(content.get(key, ""), str):
-            message = f"{key}: {content[key]!r} is not a text"
-            raise ValueError(message)  # noqa: TRY004
+            raise ValueError(f"{key}: {content[key]!r} is not a text")  # noqa: TRY004
     _check_forms(content)
     labels = content.get("labels") or []
     if not isinstance(labels, list):
-        message = f"labels: {labels!r} is not a list"
-        raise ValueError(message)  # noqa: TRY004
+        raise ValueError(f"labels: {labels!r} is not a list")  # noqa: TRY004
     if unusable := [each for each in labels if not re.fullmatch(r"[a-zA-Z_]\w*", str(each))]:
-        message = f"labels: {unusable} cannot be names of labels"
-        raise ValueError(message)
+        raise ValueError(f"labels: {unusable} cannot be names of labels")
     with naming_place("severities"):
         severities = content.get("severities") or {}
         _known(severities, SEVERITIES)
@@ -248,20 +231,17 @@ def read_settings(content: Mapping[str, Any]) -> RuleSettings:
         xids = _pattern(content.get("fault_xids", ""))
     for key, filled in (("runbooks", {"instance", "alert"}), ("pages", {"instance"})):
         if others := set(re.findall(r"\{(\w*)\}", content.get(key, ""))) - filled:
-            message = f"{key}: only {' and '.join(sorted(filled))} are filled in; unknown: {sorted(others)}"
-            raise ValueError(message)
-    run = content.get("run", "vramledger").replace("{instance}", "{{ $labels.instance }}")
+            raise ValueError(
+                f"{key}: only {' and '.join(sorted(filled))} are filled in; unknown: {sorted(others)}"
+            )
+    written = {key: content.get(key, "") for key in texts}
+    written["grafana"] = written["grafana"].rstrip("/")
+    written["run"] = content.get("run", "vramledger").replace("{instance}", "{{ $labels.instance }}")
     return RuleSettings(
-        job=content["job"],
-        alert_prefix=content.get("alert_prefix", ""),
-        selector=content.get("selector", ""),
+        **written,
         labels=tuple(labels),
         severities={name: name for name in SEVERITIES} | severities,
         fault_xids=xids,
-        runbooks=content["runbooks"],
-        grafana=content.get("grafana", "").rstrip("/"),
-        pages=content.get("pages", ""),
-        run=run,
         defaults=defaults,
         overrides=tuple(_overrides(content, defaults)),
         budgets=tuple(_budgets(content)),
@@ -281,8 +261,7 @@ _FORMS = {
 def _check_forms(content: Mapping[str, Any]) -> None:
     for key, (form, example) in _FORMS.items():
         if not re.fullmatch(form, content.get(key, "")):
-            message = f"{key}: {content[key]!r} cannot be used; write it like {example}"
-            raise ValueError(message)
+            raise ValueError(f"{key}: {content[key]!r} cannot be used; write it like {example}")
 
 
 def _overrides(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[Override]:
@@ -292,8 +271,7 @@ def _overrides(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> Itera
             match = _mapping(entry.get("match") or {})
             matchable = (*ATTESTED, *DECLARED)
             if len(match) != 1 or not set(match) <= set(matchable):
-                message = f"match: give one of {', '.join(matchable)}"
-                raise ValueError(message)
+                raise ValueError(f"match: give one of {', '.join(matchable)}")
             [(label, value)] = match.items()
             with naming_place(f"match: {label}"):
                 pattern = _pattern(value)
@@ -303,11 +281,10 @@ def _overrides(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> Itera
                 with naming_place(name):
                     given[name] = parse_quantity(entry[name], share=name.endswith("_share"))
             if label in DECLARED and (excused := [each for each in given if not OWN_TROUBLE.fullmatch(each)]):
-                message = (
+                raise ValueError(
                     f"every program chooses its own {label}, so it gives nobody another "
                     f"{', '.join(sorted(excused))}; match on one of {', '.join(ATTESTED)}"
                 )
-                raise ValueError(message)
             yield Override(label, pattern, given)
 
 
@@ -317,7 +294,6 @@ def _budgets(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         with naming_place(place):
             _known(entry, keys)
             if missing := [key for key in keys if key not in entry]:
-                message = f"{', '.join(missing)}: missing"
-                raise ValueError(message)
+                raise ValueError(f"{', '.join(missing)}: missing")
             with naming_place("bytes"):
                 yield {**entry, "bytes": parse_quantity(entry["bytes"])}

@@ -7,19 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from vramledger.config import (
-    CALM_INTERVAL_MAX,
-    CALM_INTERVALS,
-    COLLECTORS,
-    CONTROL_SOCKET,
-    CONTROL_VARIABLE,
-    SERVICE_ACCOUNT,
-    PodConfig,
-    SamplingConfig,
-    parse_kubelet_address,
-    parse_listen_address,
-    parse_pod_labels,
-)
+from vramledger import config
 from vramledger.errors import UsageError
 from vramledger_agent.commands.parser import argparse_type, duration
 
@@ -27,9 +15,9 @@ _PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 """Braces and some other characters have a meaning in aiohttp's router, so they are not accepted."""
 
 
-address = argparse_type(parse_listen_address, "address")
-pod_labels = argparse_type(parse_pod_labels, "labels")
-kubelet = argparse_type(parse_kubelet_address, "address")
+address = argparse_type(config.parse_listen_address, "address")
+pod_labels = argparse_type(config.parse_pod_labels, "labels")
+kubelet = argparse_type(config.parse_kubelet_address, "address")
 
 
 def speed(text: str) -> float:
@@ -39,8 +27,7 @@ def speed(text: str) -> float:
     except ValueError:
         factor = 0.0
     if not 0 < factor < float("inf"):
-        message = f"{text!r} is not a speed; write for example 1 or 10"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a speed; write for example 1 or 10")
     return factor
 
 
@@ -51,8 +38,7 @@ def size(text: str) -> int:
     """Read a size in bytes: ``1048576``, ``128MiB``, ``1GiB``."""
     match = re.fullmatch(r"(\d{1,15})(|KiB|MiB|GiB)", text, flags=re.IGNORECASE | re.ASCII)
     if match is None:
-        message = f"{text!r} is not a size; write for example 128MiB"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write for example 128MiB")
     return int(match[1]) * _SIZES[match[2].upper()]
 
 
@@ -64,27 +50,26 @@ def storage_size(text: str) -> int:
     """Read how many bytes the storage may have."""
     found = size(text)
     if found < _STORAGE_MIN:
-        message = f"{text!r} is too small for a storage; give it at least {_STORAGE_MIN // 2**20}MiB"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is too small for a storage; give it at least {_STORAGE_MIN // 2**20}MiB"
+        )
     return found
 
 
 def path(text: str) -> str:
     """Read the path of the metrics page."""
     if not _PATH.fullmatch(text) or text.startswith(("/-/", "/api/")):
-        message = (
+        raise argparse.ArgumentTypeError(
             f"{text!r} is not a path for metrics; write for example /metrics, in letters, digits and _.~-,"
             " and not below /-/ or /api/"
         )
-        raise argparse.ArgumentTypeError(message)
     return text
 
 
 def source(text: str) -> str:
     """Read the source of the readings."""
     if text not in ("nvml", "auto") and not (text.startswith("replay:") and len(text) > len("replay:")):
-        message = f"{text!r} is not a source; use nvml, auto or replay:FILE"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a source; use nvml, auto or replay:FILE")
     return text
 
 
@@ -92,7 +77,7 @@ def add_sampling(
     parser: argparse.ArgumentParser, *, calm: bool = False, idle: bool = False, collectors: bool = False
 ) -> None:
     """Declare the flags of sampling; ``calm``, ``idle`` and ``collectors`` add their flags."""
-    default = SamplingConfig()
+    default = config.SamplingConfig()
     group = parser.add_argument_group("sampling")
     group.add_argument(
         "--sample.interval", dest="interval", type=duration, default=default.interval, metavar="DURATION",
@@ -126,7 +111,7 @@ def add_sampling(
     if not collectors:
         return
     group = parser.add_argument_group("collectors")
-    for name, (on, what) in COLLECTORS.items():
+    for name, (on, what) in config.COLLECTORS.items():
         if name == "pods":
             continue  # --pods.labels turns it on
         group.add_argument(
@@ -152,7 +137,8 @@ def add_pods(parser: argparse.ArgumentParser) -> None:
         help="the node's kubelet, asked before the API server (default: ask the API server alone)",
     )  # fmt: skip
     group.add_argument(
-        "--pods.credentials", dest="pods_credentials", type=Path, default=SERVICE_ACCOUNT, metavar="DIR",
+        "--pods.credentials", dest="pods_credentials", type=Path, default=config.SERVICE_ACCOUNT,
+        metavar="DIR",
         help="folder with the files token and ca.crt (default: those of the pod's service account)",
     )  # fmt: skip
 
@@ -173,37 +159,39 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     """Declare the flag of the exporter's control socket."""
     parser.add_argument(
         "--control.socket", dest="control_socket", type=Path, default=None, metavar="FILE",
-        help=f"where commands reach the exporter (default ${CONTROL_VARIABLE}, or else {CONTROL_SOCKET})",
+        help=f"where commands reach the exporter (default ${config.CONTROL_VARIABLE}, or else "
+        f"{config.CONTROL_SOCKET})",
     )  # fmt: skip
 
 
 def control_socket(args: argparse.Namespace) -> Path:
     """Return where a command looks for the exporter."""
-    return args.control_socket or Path(os.environ.get(CONTROL_VARIABLE) or CONTROL_SOCKET)
+    return args.control_socket or Path(os.environ.get(config.CONTROL_VARIABLE) or config.CONTROL_SOCKET)
 
 
-def sampling_config(args: argparse.Namespace) -> SamplingConfig:
+def sampling_config(args: argparse.Namespace) -> config.SamplingConfig:
     """Return what the sampler needs to know. Raises UsageError if a path or --pods.labels cannot be used."""
     on = frozenset(
-        name for name, (default, _) in COLLECTORS.items() if getattr(args, f"collector_{name}", default)
+        name
+        for name, (default, _) in config.COLLECTORS.items()
+        if getattr(args, f"collector_{name}", default)
     )
     if not (args.procfs / "stat").is_file():
-        message = f"--path.procfs={args.procfs} is not a proc file system; mount the host's /proc there"
-        raise UsageError(message)
+        raise UsageError(
+            f"--path.procfs={args.procfs} is not a proc file system; mount the host's /proc there"
+        )
     calm = getattr(args, "calm_interval", 0.0)
     if calm is None:
-        calm = min(CALM_INTERVALS * args.interval, CALM_INTERVAL_MAX)
-    if calm > CALM_INTERVAL_MAX:
-        message = (
-            f"--sample.calm-interval is at most {CALM_INTERVAL_MAX:.0f}s; to sample less often, give "
+        calm = min(config.CALM_INTERVALS * args.interval, config.CALM_INTERVAL_MAX)
+    if calm > config.CALM_INTERVAL_MAX:
+        raise UsageError(
+            f"--sample.calm-interval is at most {config.CALM_INTERVAL_MAX:.0f}s; to sample less often, give "
             "--sample.interval"
         )
-        raise UsageError(message)
     if problem := _rootfs_problem(args.rootfs):
-        message = f"--path.rootfs={args.rootfs} {problem}; mount the host's root file system there"
-        raise UsageError(message)
+        raise UsageError(f"--path.rootfs={args.rootfs} {problem}; mount the host's root file system there")
     pods = _pods(args) if getattr(args, "pods_labels", ()) else None
-    return SamplingConfig(
+    return config.SamplingConfig(
         interval=args.interval,
         calm_interval=calm,
         timeout=args.timeout,
@@ -214,18 +202,16 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
     )
 
 
-def _pods(args: argparse.Namespace) -> PodConfig:
+def _pods(args: argparse.Namespace) -> config.PodConfig:
     if not re.fullmatch(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", args.pods_node):
-        message = f"--pods.labels needs the name of this node; {args.pods_node!r} in --pods.node is none"
-        raise UsageError(message)
-    return PodConfig(args.pods_labels, args.pods_node, args.pods_kubelet, args.pods_credentials)
+        raise UsageError(
+            f"--pods.labels needs the name of this node; {args.pods_node!r} in --pods.node is none"
+        )
+    return config.PodConfig(args.pods_labels, args.pods_node, args.pods_kubelet, args.pods_credentials)
 
 
 def _rootfs_problem(rootfs: Path) -> str:
-    """Say why a directory cannot be the host's root file system; empty if it may be.
-
-    An image may have an empty directory there, as the place for a mount that was forgotten.
-    """
+    """Say why a directory cannot be the host's root file system: an image may have an empty one."""
     try:
         with os.scandir(rootfs) as entries:
             return "" if any(entries) else "is empty"

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 
 from vramledger.commands.arguments import add_control, add_sampling, sampling_config
@@ -66,14 +66,12 @@ async def _capture(args: argparse.Namespace) -> int:
         now = time.time()
         _, content, _ = await ask_past(args, {"ask": READINGS, "from": now - args.last, "to": now})
         if not content:
-            message = "nothing is stored of that time"
-            raise StartupError(message)
+            raise StartupError("nothing is stored of that time")
         readings, head, seconds = _stored(content.split(b"\n")), encode_header(args.note), float("inf")
     return await capture(readings, args.output, head=head, seconds=seconds, mask=args.mask)
 
 
 async def _stored(lines: list[bytes]) -> AsyncIterator[Reading | None]:
-    """Yield readings of the storage."""
     for line in lines:
         yield decode(line)
 
@@ -89,58 +87,36 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class _RecordingFile(gzip.GzipFile):
-    """A compressed file that only its owner may read: its readings may name users and programs."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._raw = os.fdopen(descriptor, "wb")
-        super().__init__(path.name, "wb", 9, self._raw)
-
-    def close(self) -> None:
-        try:
-            super().close()
-        finally:
-            self._raw.close()
-
-
 async def capture(
     readings: AsyncIterator[Reading | None], path: Path, *, head: bytes, seconds: float, mask: bool
 ) -> int:
     """Write a header and the readings of a span to a file; return the number of readings.
 
-    The file is opened only when there is something to write, so a capture that fails does not delete an older
-    file of that name. Raises DriverError if the first reading says that the driver does not work,
-    StartupError if the file cannot be written.
+    A capture that fails deletes no older file. Raises DriverError without a driver, StartupError without a
+    file.
     """
     masking = Mask()
     count = 0
     begun = 0.0
     out: gzip.GzipFile | None = None
     try:
-        async with aclosing(readings) as stream:  # type: ignore[type-var]
-            async for reading in stream:
-                if reading is None:
-                    break
-                if out is None:
-                    if reading.failure is not None:
-                        raise DriverError(*reading.failure)
-                    # Its readings may name users and programs.
-                    # Opened first: Python 3.14 complains of an object whose file could not be opened.
-                    out = _RecordingFile(path, create_private(path))
-                    out.write(head)
-                    begun = reading.monotonic
-                out.write(encode(masking.mask_reading(reading) if mask else reading))
-                count += 1
-                if reading.monotonic - begun >= seconds:
-                    break
-        if out is not None:
-            out.close()
-    except OSError as error:
-        message = f"cannot write {path}: {error.strerror or error}"
-        raise StartupError(message) from error
-    finally:
-        if out is not None:
-            # a disk that is full for the readings is also full for the end of the file
-            with suppress(OSError):
-                out.close()
+        with ExitStack() as opened:
+            async with aclosing(readings) as stream:  # type: ignore[type-var]
+                async for reading in stream:
+                    if reading is None:
+                        break
+                    if out is None:
+                        if reading.failure is not None:
+                            raise DriverError(*reading.failure)
+                        # Only its owner may read it: its readings may name users and programs.
+                        raw = opened.enter_context(os.fdopen(create_private(path), "wb"))
+                        out = opened.enter_context(gzip.GzipFile(path.name, "wb", 9, raw))
+                        out.write(head)
+                        begun = reading.monotonic
+                    out.write(encode(masking.mask_reading(reading) if mask else reading))
+                    count += 1
+                    if reading.monotonic - begun >= seconds:
+                        break
+    except OSError as error:  # a disk that is full for the readings is also full for the end of the file
+        raise StartupError(f"cannot write {path}: {error.strerror or error}") from error
     return count

@@ -7,52 +7,24 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 
 import msgspec
 
 from vramledger.accounting.tracker import HoldingTracker
+from vramledger.commands import samples
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config, size
-from vramledger.commands.exporter_ledger import exporter_snapshots
 from vramledger.commands.interrupts import run_until_interrupted
-from vramledger.commands.own_samples import (
-    SAMPLES_MIN,
-    hidden_on_gpu,
-    log_own_look,
-    own_readings,
-    sample_fast,
-    search_hidden,
-)
 from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.errors import StartupError
 from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 from vramledger.readers.hosts.host import Host
 from vramledger.sampling.supervisor import Supervisor
-from vramledger.verdicts.cleanliness import (
-    CLEAN,
-    MAX_LEFTOVER,
-    NOT_CLEAN,
-    CheckResult,
-    CheckTolerance,
-    check_devices,
-    leftovers,
-    overall_status,
-)
+from vramledger.verdicts import cleanliness
 from vramledger_agent.commands.parser import Commands, add_log, duration
 from vramledger_agent.printable import write_plain
-
-
-@dataclass(frozen=True, slots=True)
-class CheckOptions:
-    """The options of ``check``: ``wait`` is how long a device may take to become clean, seconds."""
-
-    gpus: frozenset[str]
-    tolerance: CheckTolerance
-    wait: float
-    as_json: bool
-    control_socket: Path
 
 
 def add_command(commands: Commands) -> None:
@@ -70,7 +42,7 @@ def add_command(commands: Commands) -> None:
         "all its instances",
     )  # fmt: skip
     command.add_argument(
-        "--max-leftover", dest="leftover", type=size, default=MAX_LEFTOVER, metavar="SIZE",
+        "--max-leftover", dest="leftover", type=size, default=cleanliness.MAX_LEFTOVER, metavar="SIZE",
         help="ignore this much dead, zombie, stuck, orphaned and unattributed memory (default 128MiB)",
     )  # fmt: skip
     command.add_argument("--allow-live", dest="live", action="store_true", help="allow live processes")
@@ -91,85 +63,76 @@ def add_command(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the result; the exit status says the same."""
-    options = CheckOptions(
-        gpus=frozenset(args.gpu),
-        tolerance=CheckTolerance(args.leftover, args.live, frozenset(args.owners)),
-        wait=args.wait,
-        as_json=args.json,
-        control_socket=control_socket(args),
-    )
-    return run_until_interrupted(_run_check(sampling_config(args), options))
+    return run_until_interrupted(_run_check(sampling_config(args), args))
 
 
-async def _run_check(config: SamplingConfig, options: CheckOptions) -> int:
+async def _run_check(config: SamplingConfig, args: argparse.Namespace) -> int:
     """Print each device's result, again until clean or ``wait`` is over: an ended process needs a moment."""
     try:
-        async with aclosing(exporter_snapshots(options.control_socket)) as snapshots:  # type: ignore[type-var]
-            results, since = await _check(snapshots, config, options, lambda: None)
+        async with aclosing(samples.exporter_snapshots(control_socket(args))) as snapshots:  # type: ignore[type-var]
+            results, since = await _check(snapshots, config, args, lambda: None)
     except StartupError as error:
-        log_own_look(error)
-        config = sample_fast(config)
+        samples.log_own_look(error)
+        config = samples.sample_fast(config)
         supervisor = Supervisor(config)
-        async with aclosing(_own_snapshots(supervisor, config.interval)) as snapshots:  # type: ignore[type-var]
-            results, since = await _check(snapshots, config, options, lambda: supervisor.pid)
-    if options.as_json:
-        write_plain(msgspec.json.encode(leftovers(results, since)).decode() + "\n")
+        tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=config.interval)
+        async with aclosing(samples.own_snapshots(supervisor, tracker)) as snapshots:  # type: ignore[type-var]
+            results, since = await _check(snapshots, config, args, lambda: supervisor.pid)
+    if args.json:
+        write_plain(msgspec.json.encode(cleanliness.leftovers(results, since)).decode() + "\n")
     else:
         write_plain("".join(f"{result.line}\n" for result in results))
-    return overall_status(results)
-
-
-async def _own_snapshots(supervisor: Supervisor, interval: float) -> AsyncIterator[Snapshot]:
-    tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=interval)
-    async with aclosing(own_readings(supervisor)) as readings:  # type: ignore[type-var]
-        async for reading in readings:
-            yield tracker.update(reading)
+    return cleanliness.overall_status(results)
 
 
 async def _check(
     snapshots: AsyncIterator[Snapshot],
     config: SamplingConfig,
-    options: CheckOptions,
+    args: argparse.Namespace,
     sampler_pid: Callable[[], int | None],
-) -> tuple[list[CheckResult], float | None]:
+) -> tuple[list[cleanliness.CheckResult], float | None]:
     """Return the results, and since when the holders were watched (Unix time)."""
-    results: list[CheckResult] = []
+    judge = partial(
+        cleanliness.check_devices,
+        wanted=frozenset(args.gpu),
+        tolerance=cleanliness.CheckTolerance(args.leftover, args.live, frozenset(args.owners)),
+    )
+    results: list[cleanliness.CheckResult] = []
     since: float | None = None
     count = clean = 0
-    deadline = time.monotonic() + options.wait
+    deadline = time.monotonic() + args.wait
     async for snapshot in snapshots:
-        results, since = check_devices(snapshot, options.gpus, options.tolerance), snapshot.watched_since
+        results, since = judge(snapshot), snapshot.watched_since
         count += 1
-        clean = clean + 1 if overall_status(results) == CLEAN else 0
+        clean = clean + 1 if cleanliness.overall_status(results) == cleanliness.CLEAN else 0
         over = time.monotonic() >= deadline
         # A driver that is slow once may answer the next time; one that is not there does not come.
         slow = snapshot.failure is not None and snapshot.failure[0] == "timeout"
-        late = (not snapshot.up and (over or not slow)) or (count >= SAMPLES_MIN and over)
-        if clean >= SAMPLES_MIN or (late and any(each.status == CLEAN for each in results)):
-            results = await asyncio.to_thread(_recheck_with_hidden, config, options, sampler_pid(), snapshot)
+        late = (not snapshot.up and (over or not slow)) or (count >= samples.SAMPLES_MIN and over)
+        if clean >= samples.SAMPLES_MIN or (
+            late and any(each.status == cleanliness.CLEAN for each in results)
+        ):
+            searched, search = await asyncio.to_thread(_search, config, sampler_pid(), snapshot)
+            results = judge(searched, search=search)
             # A process that the search cannot read will not be readable a moment later either.
-            late = late or overall_status(results) != NOT_CLEAN
+            late = late or cleanliness.overall_status(results) != cleanliness.NOT_CLEAN
         if late:
             break
     return results, since
 
 
-def _recheck_with_hidden(
-    config: SamplingConfig, options: CheckOptions, sampler: int | None, snapshot: Snapshot
-) -> list[CheckResult]:
-    """Check once more, after a search for hidden holders."""
+def _search(
+    config: SamplingConfig, sampler: int | None, snapshot: Snapshot
+) -> tuple[Snapshot, cleanliness.SearchExtent]:
     read = [device.reading for device in snapshot.devices]
-    holders, search = search_hidden(Host(config.procfs, config.rootfs), read, sampler)
+    holders, search = samples.search_hidden(Host(config.procfs, config.rootfs), read, sampler)
     devices = tuple(_with_hidden(each, holders) for each in snapshot.devices)
-    return check_devices(replace(snapshot, devices=devices), options.gpus, options.tolerance, search=search)
+    return replace(snapshot, devices=devices), search
 
 
 def _with_hidden(device: DeviceSnapshot, holders: tuple[HiddenHolder, ...] | None) -> DeviceSnapshot:
-    """Return a device with its hidden holders: those found now, and others that the exporter has found.
-
-    Not every user may look into every process, and the exporter may.
-    """
-    found = hidden_on_gpu(device.reading, holders)
+    """Return a device with its hidden holders: those found now, and others that the exporter has found."""
+    found = samples.hidden_on_gpu(device.reading, holders)
     if found is None:
         return replace(device, hidden=None)
     pids = {each.pid for each in found}

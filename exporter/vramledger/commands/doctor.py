@@ -20,8 +20,8 @@ from vramledger.agent_server.discovery import (
     find_exporters,
 )
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
-from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interrupts import run_until_interrupted
+from vramledger.commands.samples import follow_exporter
 from vramledger.config import AGENT_SOCKET, CONTROL_VARIABLE
 from vramledger.errors import StartupError
 from vramledger.model.reading import ASLEEP, DeviceReading, Reading
@@ -86,13 +86,9 @@ _AGENT = (
 )
 
 
-class _Limit(NamedTuple):
-    """What is never known here: why, the alerts that never fire, what to do, what they do not fire for."""
-
-    why: str
-    alerts: tuple[str, ...]
-    remedy: str = ""
-    about: str = ""
+def _limit(why: str, alerts: tuple[str, ...], remedy: str = "", about: str = "") -> Finding:
+    """Return what is never known here: why, and the alerts that never fire, or not for what it is about."""
+    return Finding(FINE, "alerts", f"{why}; never fires{about}: {', '.join(alerts)}", remedy, limit=True)
 
 
 def _limits(reading: Reading, contact: ExporterContact | None) -> Iterator[Finding]:
@@ -105,65 +101,52 @@ def _limits(reading: Reading, contact: ExporterContact | None) -> Iterator[Findi
     else:
         devices, namespace, collectors = reading.devices, reading.host_pid_namespace, reading.collectors
         scheduled = bool(reading.schedulers)
-    found = _limits_of_devices([each for each in devices if each.error is None and not each.divided])
-    found += _limits_of_holders(collectors, known=namespace is True)
+    yield from _limits_of_devices([each for each in devices if each.error is None and not each.divided])
+    yield from _limits_of_holders(collectors, known=namespace is True)
     if contact is not None:
-        found += _limits_of_agents(contact.agents)
+        yield from _limits_of_agents(contact.agents)
     if not scheduled:
-        found.append(
-            _Limit("no scheduler assigns GPUs here", ("GpuReservedUnused", "GpuMemoryOutsideReservation"))
-        )
-    for each in found:
-        text = f"{each.why}; never fires{each.about}: {', '.join(each.alerts)}"
-        yield Finding(FINE, "alerts", text, each.remedy, limit=True)
+        yield _limit("no scheduler assigns GPUs here", ("GpuReservedUnused", "GpuMemoryOutsideReservation"))
 
 
-def _limits_of_agents(agents: ExporterStatus | None) -> Iterator[_Limit]:
+def _limits_of_agents(agents: ExporterStatus | None) -> Iterator[Finding]:
     """Yield what is not known of the insides of programs; only root sees everybody's agents."""
     why = "no agent reports from a program"
     if agents is None:
-        yield _Limit(why, _AGENT, "leave out --no-collector.agent")
+        yield _limit(why, _AGENT, "leave out --no-collector.agent")
     elif os.geteuid() == 0 and not agents.agents:
-        yield _Limit(why, _AGENT, "start programs with 'vramledger run -- COMMAND'")
+        yield _limit(why, _AGENT, "start programs with 'vramledger run -- COMMAND'")
 
 
-def _limits_of_devices(devices: Sequence[DeviceReading]) -> list[_Limit]:
-    """Return what the GPUs themselves do not tell."""
-
+def _limits_of_devices(devices: Sequence[DeviceReading]) -> Iterator[Finding]:
     def named(lacking: Sequence[DeviceReading]) -> str:
         every = len(lacking) == len(devices)
         return "" if every else f" on GPU {', '.join(str(each.index) for each in lacking)}"
 
-    found = []
     if silent := [each for each in devices if each.activity is None]:
         why = f"no counters of GPM{named(silent)} (Hopper and newer have them): whether a busy GPU computes"
-        found.append(_Limit(f"{why} or waits is not known", _WAITS))
+        yield _limit(f"{why} or waits is not known", _WAITS)
     if silent := [each for each in devices if (each.utilization or {}).get("gpu") is None]:
-        found.append(_Limit(f"no utilisation{named(silent)}", ("GpuHeldHardlyUsed",)))
-    return found
+        yield _limit(f"no utilisation{named(silent)}", ("GpuHeldHardlyUsed",))
 
 
-def _limits_of_holders(collectors: Mapping[str, tuple[bool, float]], *, known: bool) -> list[_Limit]:
-    """Return what is not known of who holds memory."""
-    found = []
+def _limits_of_holders(collectors: Mapping[str, tuple[bool, float]], *, known: bool) -> Iterator[Finding]:
     threads = collectors.get("threads", (False, 0.0))[0]
     if not known:
-        found.append(_Limit("holders cannot be seen from here", _HOLDERS, "the remedy above"))
+        yield _limit("holders cannot be seen from here", _HOLDERS, "the remedy above")
     elif not threads:
         why = "threads are not looked at, so idleness is only inferred where there are no counters of GPM"
-        found.append(_Limit(why, _IDLE, "leave out --no-collector.threads, or see the log"))
+        yield _limit(why, _IDLE, "leave out --no-collector.threads, or see the log")
     else:
         why = "idleness of a program that a clock wakes (uvicorn, gunicorn, a loop) is only inferred"
-        found.append(_Limit(why, _IDLE, about=" for it"))
+        yield _limit(why, _IDLE, about=" for it")
     for name, alerts in (("hidden", ("GpuHiddenHolder",)), ("xid", ("GpuXidError",))):
         if not collectors.get(name, (False, 0.0))[0]:
             remedy = f"leave out --no-collector.{name}, or see the log"
-            found.append(_Limit(f"the collector {name} gives nothing", alerts, remedy))
-    return found
+            yield _limit(f"the collector {name} gives nothing", alerts, remedy)
 
 
 def _exporter(contact: ExporterContact) -> Iterator[Finding]:
-    """Say whether commands and agents reach an exporter."""
     subject = f"exporter {contact.path}"
     others = [each for each in contact.running if each.control_socket not in (None, str(contact.path))]
     if contact.problem is None:
@@ -192,7 +175,6 @@ def _exporter(contact: ExporterContact) -> Iterator[Finding]:
 
 
 def _agents(status: ExporterStatus, running: Collection[RunningExporter]) -> Finding:
-    """Say whether agents can reach an exporter."""
     subject = f"agents {status.path}"
     elsewhere = [each.agent_socket for each in running if each.agent_socket not in (None, str(status.path))]
     if status.problem == NO_SOCKET and elsewhere:
@@ -244,7 +226,9 @@ def _driver(reading: Reading) -> Iterator[Finding]:
             for name, value in (
                 ("memory", device.memory),
                 ("process list", device.processes),
-                *_signs_of_work(device),
+                # the driver has none of a MIG instance
+                ("process utilisation", device.process_utilization if device.parent is None else ()),
+                ("GPM's counters", device.activity),
             )
             if value is None
         ]
@@ -256,16 +240,6 @@ def _driver(reading: Reading) -> Iterator[Finding]:
         yield Finding(
             not device.failed, subject, text, "" if not device.failed else "see the log at --log.level=debug"
         )
-
-
-def _signs_of_work(device: DeviceReading) -> tuple[tuple[str, object], ...]:
-    """Return what tells who works; the driver has no utilisation of a MIG instance."""
-    counters = ("GPM's counters", device.activity)
-    return (
-        (counters,)
-        if device.parent is not None
-        else (("process utilisation", device.process_utilization), counters)
-    )
 
 
 def _namespace(reading: Reading, own_rights: OwnRights) -> Finding:
@@ -367,7 +341,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _contact_exporter(args: argparse.Namespace, procfs: Path, reading: Reading) -> ExporterContact:
-    """Find out whether commands and agents reach an exporter."""
     path = control_socket(args)
     problem: str | None = None
     snapshot: Snapshot | None = None

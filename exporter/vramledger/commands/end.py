@@ -7,15 +7,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from vramledger.accounting.owners.owner_usage import Key
 from vramledger.accounting.tracker import HoldingTracker
+from vramledger.commands import samples
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
-from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interrupts import run_until_interrupted
-from vramledger.commands.own_samples import SAMPLES_MIN, listed_pids, log_own_look, own_readings, sample_fast
 from vramledger.commands.termination import EndTarget, Selection, Termination, end_targets, select_targets
 from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.errors import StartupError, UsageError
@@ -25,14 +23,7 @@ from vramledger.model.snapshot import Holding, Snapshot, State
 from vramledger.readers.hosts.driver_watch import DEVICE_PREFIX, open_files
 from vramledger.readers.hosts.host import Host
 from vramledger.sampling.supervisor import Supervisor
-from vramledger.verdicts.cleanliness import (
-    CANNOT_TELL,
-    NO_SUCH_GPU,
-    amount,
-    device_matches,
-    unknown_devices,
-    unseen_holders,
-)
+from vramledger.verdicts import cleanliness
 from vramledger_agent.commands.parser import Commands, add_log, duration, pid
 from vramledger_agent.printable import gib, printable, write_plain
 
@@ -47,17 +38,6 @@ LONG_WAIT = 10.0
 
 _STOPPED = ("T", "t")
 """The kernel's letters for a process that a signal or a debugger has stopped."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndOptions:
-    """The options of ``end``; without ``yes`` only listed, ``grace`` from SIGTERM to SIGKILL in seconds."""
-
-    selection: Selection
-    grace: float
-    idle_after: float | None
-    yes: bool
-    control_socket: Path
 
 
 def add_command(commands: Commands) -> None:
@@ -109,83 +89,78 @@ def run(args: argparse.Namespace) -> int:
         args.working,
     )
     if selection == Selection():
-        message = "select holders with --pid, --state, --owner or --gpu"
-        raise UsageError(message)
-    options = EndOptions(selection, args.grace, args.idle_after, args.yes, control_socket(args))
-    return run_until_interrupted(_run_end(sampling_config(args), options))
+        raise UsageError("select holders with --pid, --state, --owner or --gpu")
+    return run_until_interrupted(_run_end(sampling_config(args), args, selection))
 
 
-async def _run_end(config: SamplingConfig, options: EndOptions) -> int:
-    """List the selected holders, end them if ``yes`` is given, and return the exit status."""
-    config = sample_fast(config)
+async def _run_end(config: SamplingConfig, args: argparse.Namespace, selection: Selection) -> int:
+    config = samples.sample_fast(config)
     host = Host(config.procfs, config.rootfs)
     supervisor = Supervisor(config)
-    async with aclosing(own_readings(supervisor)) as readings:  # type: ignore[type-var]
-        snapshot, reading, refusals = await _observe(readings, config, options)
+    async with aclosing(samples.own_readings(supervisor)) as readings:  # type: ignore[type-var]
+        snapshot, reading, refusals = await _observe(readings, config, args, selection)
         if refusals:
             write_plain("".join(f"{each}\n" for each in refusals))
-            return CANNOT_TELL
+            return cleanliness.CANNOT_TELL
         own = {supervisor.pid or 0, *_own_pids()}
         targets = [
-            _confirm(target, reading, host, options.selection)
-            for target in select_targets(snapshot, options.selection, own)
+            _confirm(target, reading, host, selection) for target in select_targets(snapshot, selection, own)
         ]
-        missing = options.selection.pids - {target.pid for target in targets}
+        missing = selection.pids - {target.pid for target in targets}
         for target in targets:
             write_plain(f"{target.line}\n")
         for pid in sorted(missing):
             write_plain(
                 f"pid {pid} is not selected: it holds no GPU memory, or does not fit the other selectors\n"
             )
-        unseen = list(_unseen_lines(snapshot, options.selection.gpus))
+        unseen = list(_unseen_lines(snapshot, selection.gpus))
         for line in unseen:
             write_plain(f"{line}\n")
         chosen = [target for target in targets if target.refusal is None]
         if not targets:
             write_plain("no holder is selected, there is nothing to end\n")
         complete = len(chosen) == len(targets) and not missing
-        if chosen and not options.yes:
+        if chosen and not args.yes:
             write_plain("nothing was ended: this was a dry run; add --yes to do it\n")
         elif chosen:
-            complete = await _end_and_watch(chosen, options.grace, host, reading, readings) and complete
+            complete = await _end_and_watch(chosen, args.grace, host, reading, readings) and complete
     if not complete:
         return 1
-    return CANNOT_TELL if unseen else 0
+    return cleanliness.CANNOT_TELL if unseen else 0
 
 
 async def _observe(
-    readings: AsyncIterator[Reading], config: SamplingConfig, options: EndOptions
+    readings: AsyncIterator[Reading], config: SamplingConfig, args: argparse.Namespace, selection: Selection
 ) -> tuple[Snapshot, Reading, list[str]]:
     """Return what is known of the holders, a sample of our own, and why nothing can be selected."""
     try:
-        snapshot = await _ask_exporter(options)
+        snapshot = await _ask_exporter(args, selection)
         reading = await readings.__anext__()
     except StartupError as error:
-        log_own_look(error)
-        reading, snapshot = await _watch_holders(readings, config, options)
-    refusals = list(_selection_refusals(snapshot, options.selection))
+        samples.log_own_look(error)
+        reading, snapshot = await _watch_holders(readings, config, args.idle_after, selection)
+    refusals = list(_selection_refusals(snapshot, selection))
     if reading.failure is not None and not refusals:
         refusals = [f"cannot say who holds memory ({reading.failure[0]}): {reading.failure[1]}"]
     return snapshot, reading, refusals
 
 
-async def _ask_exporter(options: EndOptions) -> Snapshot:
+async def _ask_exporter(args: argparse.Namespace, selection: Selection) -> Snapshot:
     """Return holders of a sample begun after the question. Raises StartupError without exporter or answer."""
     count = 0
-    async with aclosing(follow_exporter(options.control_socket)) as ledgers:  # type: ignore[type-var]
+    async with aclosing(samples.follow_exporter(control_socket(args))) as ledgers:  # type: ignore[type-var]
         async for snapshot, _, idle_after, _ in ledgers:
-            if options.idle_after is not None and options.idle_after < idle_after:
-                message = f"--idle-after is shorter than the exporter's {idle_after:g} s"
-                raise StartupError(message)
+            if args.idle_after is not None and args.idle_after < idle_after:
+                raise StartupError(f"--idle-after is shorter than the exporter's {idle_after:g} s")
             count += 1
             watched = (snapshot.time or 0.0) - (snapshot.watched_since or 0.0)
-            left = _watch_time(options, idle_after) - watched
-            known = count >= SAMPLES_MIN and left <= 0
+            left = _watch_time(selection, args.idle_after, idle_after) - watched
+            known = count >= samples.SAMPLES_MIN and left <= 0
             if count == 1:
                 _log_wait(left, "the exporter has just started")
-            if known or any(_selection_refusals(snapshot, options.selection)):
+            if known or any(_selection_refusals(snapshot, selection)):
                 break
-    return _with_idle_threshold(snapshot, options.idle_after, idle_after)
+    return _with_idle_threshold(snapshot, args.idle_after, idle_after)
 
 
 def _log_wait(seconds: float, why: str) -> None:
@@ -195,19 +170,16 @@ def _log_wait(seconds: float, why: str) -> None:
         log.warning("Waiting until the holders were watched for long enough to know who is idle", extra=about)
 
 
-def _watch_time(options: EndOptions, idle_after: float) -> float:
+def _watch_time(selection: Selection, given: float | None, idle_after: float) -> float:
     """Return for how long holders must have been watched: only that can show whether somebody works."""
-    spares_working = options.selection.spares_working_orphans
-    if State.IDLE in options.selection.states or (spares_working and options.idle_after is not None):
+    spares_working = selection.spares_working_orphans
+    if State.IDLE in selection.states or (spares_working and given is not None):
         return idle_after
     return ORPHANS_WATCHED if spares_working else 0.0
 
 
 def _with_idle_threshold(snapshot: Snapshot, idle_after: float | None, exporters: float) -> Snapshot:
-    """Return a snapshot in which nobody counts as idle or not working for less than ``idle_after``.
-
-    ``idle_after``: the threshold that the user gave, None if the exporter's is meant.
-    """
+    """Return a snapshot in which nobody is idle for less than the threshold that the user gave."""
     if idle_after is None:
         return snapshot
 
@@ -236,7 +208,7 @@ def _confirm(target: EndTarget, reading: Reading, host: Host, selection: Selecti
     row = host.row(target.pid)
     if row is None or row.start != target.start:
         return replace(target, refusal="it has ended since")
-    if target.pid not in listed_pids(reading.devices) and not open_files(target.pid, DEVICE_PREFIX):
+    if target.pid not in samples.listed_pids(reading.devices) and not open_files(target.pid, DEVICE_PREFIX):
         return replace(target, refusal="the driver does not list it any more, and it has no GPU open")
     named = target.pid in selection.pids or selection.working
     return target if named else replace(target, refusal=_contradiction(target, reading, row.state))
@@ -253,12 +225,12 @@ def _contradiction(target: EndTarget, reading: Reading, state: str) -> str | Non
 
 
 async def _watch_holders(
-    readings: AsyncIterator[Reading], config: SamplingConfig, options: EndOptions
+    readings: AsyncIterator[Reading], config: SamplingConfig, given: float | None, selection: Selection
 ) -> tuple[Reading, Snapshot]:
     """Sample until the states of the holders are known, or until the selection cannot be made."""
-    idle_after = options.idle_after or IDLE_AFTER
+    idle_after = given or IDLE_AFTER
     tracker = HoldingTracker(idle_after=idle_after, interval=config.interval)
-    watch = _watch_time(options, idle_after)
+    watch = _watch_time(selection, given, idle_after)
     begun: float | None = None
     count = 0
     async for reading in readings:
@@ -267,28 +239,27 @@ async def _watch_holders(
             begun = reading.monotonic
             _log_wait(watch, "no exporter has watched them")
         count += 1
-        known = count >= SAMPLES_MIN and reading.monotonic - begun >= watch
-        if known or any(_selection_refusals(snapshot, options.selection)):
+        known = count >= samples.SAMPLES_MIN and reading.monotonic - begun >= watch
+        if known or any(_selection_refusals(snapshot, selection)):
             break
     return reading, snapshot
 
 
 def _selection_refusals(snapshot: Snapshot, selection: Selection) -> Iterator[str]:
-    """Say why nothing can be selected here at all."""
     if snapshot.host_pid_namespace is not True or not snapshot.up:
         reason, message = snapshot.failure or ("blind", "not in the host's PID namespace")
         yield f"cannot say who holds memory ({reason}): {message}"
         return
-    for name in unknown_devices(snapshot, selection.gpus):
-        yield f"GPU {name}: {NO_SUCH_GPU}; nothing was ended"
+    for name in cleanliness.unknown_devices(snapshot, selection.gpus):
+        yield f"GPU {name}: {cleanliness.NO_SUCH_GPU}; nothing was ended"
 
 
 def _unseen_lines(snapshot: Snapshot, gpus: Collection[str]) -> Iterator[str]:
     """Name the selected devices whose holders are not known: they may hold what was to be ended."""
     for device in snapshot.devices:
-        if not gpus or device_matches(gpus, device):
+        if not gpus or cleanliness.device_matches(gpus, device):
             gpu, uuid = device.key
-            for reason in unseen_holders(device):
+            for reason in cleanliness.unseen_holders(device):
                 yield f"GPU {gpu} {uuid}: {reason.text}; its holders are not known"
 
 
@@ -338,7 +309,7 @@ class _FreedMemory:
                 fate = f"not freed after {FREED_WITHIN:.0f} s"
             else:
                 fate = "freed or not: the GPU does not answer"
-            parts.append(f"{amount(memory)} on GPU {key[0]} {fate}")
+            parts.append(f"{cleanliness.amount(memory)} on GPU {key[0]} {fate}")
         return printable("; ".join(parts))
 
     def describe_devices(self) -> Iterator[str]:

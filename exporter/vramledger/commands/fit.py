@@ -3,41 +3,185 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
-from collections.abc import Iterator, Sequence
+import time
+import zlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from vramledger.commands.arguments import add_control, add_sampling
-from vramledger.commands.fit_devices import (
-    AFTER,
-    NO,
-    PERHAPS,
-    TIGHT,
-    UNKNOWN,
-    YES,
-    Offer,
-    assign_devices,
-    make_offer,
+from vramledger.accounting.tracker import HoldingTracker
+from vramledger.agent_server.discovery import agent_joiner
+from vramledger.commands import memory_need
+from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
+from vramledger.commands.fit_input import (
+    CgroupRoom,
+    DeviceUse,
+    LedgerSample,
+    OfferedDevice,
+    Program,
+    read_ledger,
+    read_oom_report,
 )
-from vramledger.commands.fit_input import CgroupRoom, LedgerSample, OfferedDevice
-from vramledger.commands.fit_sources import Seen, choose_program, past_sample, read_file, watch_host
 from vramledger.commands.interrupts import run_until_interrupted
-from vramledger.commands.memory_need import (
-    HEADROOM,
-    HEADROOM_LEAST,
-    MIB,
-    Busy,
-    MemoryNeed,
-    assess_need,
-    copies_by_compute,
-    limit_advice,
-)
-from vramledger.commands.past import add_storage, past_time
-from vramledger.errors import UsageError
+from vramledger.commands.past import add_storage, ask_moment, past_time
+from vramledger.commands.samples import SAMPLES_MIN, exporter_snapshots
+from vramledger.config import IDLE_AFTER
+from vramledger.errors import RecordingError, StartupError, UsageError
 from vramledger.model.records import JSON_VERSION, Json
+from vramledger.model.snapshot import Snapshot
+from vramledger.sampling.replay import FORMAT, read_recording
+from vramledger.sampling.supervisor import Supervisor
+from vramledger.serving.source import snapshots
+from vramledger.views.ledger_json import snapshot_json
 from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, duration, pid, write_output
 from vramledger_agent.printable import gib, printable
+
+_MAX_FILE_BYTES = 256 * 2**20
+_PIDS_SHOWN = 8
+
+
+class Seen(NamedTuple):
+    """What was seen of a program."""
+
+    program: Program  # the program
+    # for each device that it holds memory on, what was seen in each sample
+    uses: tuple[tuple[DeviceUse, ...], ...]
+    ledger: LedgerSample | None  # the newest sample; None for a report, which has none
+    origin: str  # where this comes from, a sentence
+
+
+async def watch_host(args: argparse.Namespace, seconds: float) -> tuple[list[LedgerSample], str]:
+    """Return the samples of this host over a time, and who took them."""
+    try:
+        return await _collect(
+            exporter_snapshots(control_socket(args)), seconds
+        ), "by the exporter of this host"
+    except StartupError as error:
+        return await _collect(_own_snapshots(args), seconds), f"by this command alone ({error})"
+
+
+async def _collect(samples: AsyncIterator[Snapshot], seconds: float) -> list[LedgerSample]:
+    found: list[LedgerSample] = []
+    end = time.monotonic() + seconds
+    async with aclosing(samples) as published:  # type: ignore[type-var]
+        async for snapshot in published:
+            found.append(_ledger(snapshot))
+            if not snapshot.up or time.monotonic() >= end:
+                break
+    return found
+
+
+async def _own_snapshots(args: argparse.Namespace) -> AsyncIterator[Snapshot]:
+    """Sample, and leave out the first samples, which precede the facts of the processes."""
+    source = Supervisor(sampling_config(args))
+    tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=args.interval)
+    attach = agent_joiner(args.agent_socket)
+    async with aclosing(snapshots(source, tracker, attach)) as published:  # type: ignore[type-var]
+        async for snapshot in published:
+            if not snapshot.up or snapshot.serial >= SAMPLES_MIN:
+                yield snapshot
+
+
+def _ledger(snapshot: Snapshot) -> LedgerSample:
+    return read_ledger(snapshot_json(snapshot), "the sample")
+
+
+def choose_program(ledgers: list[LedgerSample], pid: int | None, origin: str) -> Seen:
+    """Return what was seen of a program, or of the only one. Raises StartupError if none, or several."""
+    holders = {holder for ledger in ledgers for holder in ledger.programs}
+    if pid is None:
+        if len(holders) != 1:
+            shown = ", ".join(map(str, sorted(holders)[:_PIDS_SHOWN]))
+            raise StartupError(
+                f"{origin}: {len(holders)} programs hold GPU memory ({shown}); choose one with --pid"
+                if holders
+                else f"{origin}: no program holds GPU memory"
+            )
+        (pid,) = holders
+    having = [ledger for ledger in ledgers if pid in ledger.programs]
+    if not having:
+        failure = next((ledger.failure for ledger in ledgers if ledger.failure), "")
+        raise StartupError(f"pid {pid} holds no GPU memory that we can see ({failure or origin})")
+    program = having[-1].programs[pid]
+    same = [each for each in having if _is_same(each.programs[pid], program)]
+    by_device: dict[str, list[DeviceUse]] = {}
+    for ledger in same:
+        for use in ledger.uses[pid]:
+            by_device.setdefault(use.uuid, []).append(use)
+    newest = {use.uuid for use in same[-1].uses[pid]}
+    uses = tuple(tuple(found) for uuid, found in by_device.items() if uuid in newest)
+    return Seen(program, uses, having[-1], origin)
+
+
+def _is_same(one: Program, other: Program) -> bool:
+    if one.started is None or other.started is None:
+        return True
+    return abs(one.started - other.started) < 1.0
+
+
+async def past_sample(args: argparse.Namespace, at: float) -> list[LedgerSample]:
+    """Return a stored moment. Raises StartupError if nothing is stored of it."""
+    _, answer, _ = await ask_moment(args, at)
+    return [_ledger(answer.snapshot)]
+
+
+def read_file(path: Path, pid: int | None) -> Seen:
+    """Return what a file says. Raises RecordingError if unreadable, StartupError without the program."""
+    content = _read_content(path)
+    documents = _documents(path, content)
+    first = documents[0]
+    origin = f"from {path.name}"
+    if isinstance(first, dict) and first.get("format") == FORMAT:
+        tracker = HoldingTracker(idle_after=IDLE_AFTER, source="replay", recording=path.name)
+        ledgers = [_ledger(tracker.update(reading)) for reading in read_recording(path)]
+        return choose_program(ledgers, pid, origin)
+    if isinstance(first, dict) and "requested" in first and "pool" in first:
+        program, uses = read_oom_report(first, str(path))
+        if pid is not None and pid != program.pid:
+            raise UsageError(f"{path} is the report of pid {program.pid}, not of pid {pid}")
+        return Seen(program, (uses,), None, f"{origin}, written as an allocation failed")
+    ledgers = [read_ledger(each, f"{path}, document {number}") for number, each in enumerate(documents, 1)]
+    return choose_program(ledgers, pid, origin)
+
+
+def _read_content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as raw:
+            compressed = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rb") if compressed else path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise RecordingError(f"cannot read {path}: {reason}") from error
+    if len(content) > _MAX_FILE_BYTES:
+        raise RecordingError(f"{path} is longer than {_MAX_FILE_BYTES // 2**20} MiB; keep a part of it")
+    return content
+
+
+def _documents(path: Path, content: bytes) -> list[Any]:
+    """Return a file's JSON documents: one in all, or one a line; of a recording only the header."""
+    lines = [line for line in content.split(b"\n") if line.strip()]
+    head = _parse(lines[:1])
+    if head and isinstance(head[0], dict) and head[0].get("format") == FORMAT:
+        return head
+    found = _parse(lines) or _parse([content])
+    if not found:
+        raise RecordingError(
+            f"{path} is neither a recording, nor what 'vramledger show --json' prints, nor an out-of-memory "
+            "report (oom-*.json)"
+        )
+    return found
+
+
+def _parse(texts: Sequence[bytes]) -> list[Any]:
+    try:
+        return [json.loads(each) for each in texts]
+    except (ValueError, RecursionError):
+        return []
+
 
 FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 3
 
@@ -70,7 +214,7 @@ def add_command(commands: Commands) -> None:
         help="the need as it was then: 03:12, -6h; needs serve --storage.path",
     )  # fmt: skip
     fit.add_argument(
-        "--headroom", type=share, default=HEADROOM, metavar="SHARE",
+        "--headroom", type=share, default=memory_need.HEADROOM, metavar="SHARE",
         help="how much larger a pool must be than what is in use at the peak (default 10%%)",
     )  # fmt: skip
     fit.add_argument("--json", action="store_true", help="print JSON")
@@ -90,8 +234,7 @@ def share(text: str) -> float:
     except ValueError:
         found = -1.0
     if not 0 <= found <= 1:
-        message = f"{text!r} is not a share; write for example 10%"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; write for example 10%")
     return found
 
 
@@ -108,8 +251,8 @@ class Fit(NamedTuple):
     """The whole answer."""
 
     seen: Seen  # what was seen of the program
-    needs: tuple[MemoryNeed, ...]  # of each device that it holds memory on, the largest first
-    offers: tuple[tuple[Offer, ...], ...]  # of each device here, for each need
+    needs: tuple[memory_need.MemoryNeed, ...]  # of each device that it holds memory on, the largest first
+    offers: tuple[tuple[memory_need.Offer, ...], ...]  # of each device here, for each need
     here: str  # where the devices are from, a sentence
     of_this_host: bool  # the devices are those of this host, as they are now
     headroom: float  # as chosen
@@ -120,10 +263,11 @@ class Fit(NamedTuple):
         wanted = [offers for need, offers in zip(self.needs, self.offers, strict=True) if not need.unused]
         if not self.of_this_host:
             return CANNOT_TELL
-        if assign_devices(wanted):
+        if memory_need.assign_devices(wanted):
             return FITS
         unsure = any(
-            each.verdict in (PERHAPS, UNKNOWN) or (each.verdict == AFTER and need.bytes is None)
+            each.verdict in (memory_need.PERHAPS, memory_need.UNKNOWN)
+            or (each.verdict == memory_need.AFTER and need.bytes is None)
             for need, offers in zip(self.needs, self.offers, strict=True)
             for each in offers
             if not need.unused
@@ -132,30 +276,23 @@ class Fit(NamedTuple):
 
 
 async def _fit(args: argparse.Namespace) -> Fit:
-    if args.what.isascii() and args.what.isdigit():
-        return await _fit_pid(args, int(args.what))
-    if args.at is not None:
-        message = "--at is for a PID; a FILE has its own time"
-        raise UsageError(message)
-    seen = read_file(Path(args.what), args.pid)
+    number = int(args.what) if args.what.isascii() and args.what.isdigit() else None
+    if number is None and args.at is not None:
+        raise UsageError("--at is for a PID; a FILE has its own time")
+    if number == 0:
+        raise UsageError("0 is not a process id")
+    if number is not None and args.pid is not None:
+        raise UsageError("--pid chooses a program of a FILE; give one PID")
+    if number is not None and args.at is None:
+        ledgers, by = await watch_host(args, args.seconds)
+        seen = choose_program(ledgers, number, f"seen {by}")
+        return _compare(args, seen, seen.ledger, by, live=True)
+    if number is None:
+        seen = read_file(Path(args.what), args.pid)
+    else:
+        seen = choose_program(await past_sample(args, args.at), number, "as it was stored")
     ledgers, by = await watch_host(args, 0.0)
     return _compare(args, seen, ledgers[-1] if ledgers else None, by, live=False)
-
-
-async def _fit_pid(args: argparse.Namespace, number: int) -> Fit:
-    if number == 0:
-        message = "0 is not a process id"
-        raise UsageError(message)
-    if args.pid is not None:
-        message = "--pid chooses a program of a FILE; give one PID"
-        raise UsageError(message)
-    if args.at is not None:
-        seen = choose_program(await past_sample(args, args.at), number, "as it was stored")
-        ledgers, by = await watch_host(args, 0.0)
-        return _compare(args, seen, ledgers[-1] if ledgers else None, by, live=False)
-    ledgers, by = await watch_host(args, args.seconds)
-    seen = choose_program(ledgers, number, f"seen {by}")
-    return _compare(args, seen, seen.ledger, by, live=True)
 
 
 def _compare(args: argparse.Namespace, seen: Seen, now: LedgerSample | None, by: str, *, live: bool) -> Fit:
@@ -171,11 +308,12 @@ def _compare(args: argparse.Namespace, seen: Seen, now: LedgerSample | None, by:
             here += f"; these are the GPUs {seen.origin}, as they were then"
             live = True
     needs = sorted(
-        (assess_need(uses, args.headroom) for uses in seen.uses),
+        (memory_need.assess_need(uses, args.headroom) for uses in seen.uses),
         key=lambda need: -(need.enough or need.bytes or need.most or 0),
     )
     offers = tuple(
-        tuple(make_offer(need, device, seen.program, live=live) for device in devices) for need in needs
+        tuple(memory_need.make_offer(need, device, seen.program, live=live) for device in devices)
+        for need in needs
     )
     return Fit(seen, tuple(needs), offers, here, of_this_host, args.headroom)
 
@@ -194,7 +332,7 @@ def _text(fit: Fit) -> Iterator[str]:
         if not need.unused:
             yield from _offer_lines(need, offers)
             yield from _limit_lines(need, offers, fit.headroom)
-            yield from _advice_lines(need)
+            yield from (f"    advice       {each.advice}" for each in need.frameworks if each.advice)
     yield f"  {fit.here}"
 
 
@@ -202,7 +340,7 @@ def _place(gpu: int | None, name: str) -> str:
     return f"GPU {'?' if gpu is None else gpu} {name}"
 
 
-def _need_lines(need: MemoryNeed, headroom: float) -> Iterator[str]:
+def _need_lines(need: memory_need.MemoryNeed, headroom: float) -> Iterator[str]:
     use = need.use
     yield f"  on {_place(use.gpu, use.name)}"
     yield f"    holds        {gib(use.held)} now, {gib(need.most)} at most so far"
@@ -215,12 +353,12 @@ def _need_lines(need: MemoryNeed, headroom: float) -> Iterator[str]:
         yield f"    needs        {known} ({need.grade.value}): {need.why}"
     else:
         yield f"    needs        {gib(need.bytes)} at its peak ({need.grade.value}): {need.why}"
-        if use.held is not None and use.held - need.bytes > MIB:
+        if use.held is not None and use.held - need.bytes > memory_need.MIB:
             yield f"    unneeded     {gib(use.held - need.bytes)} of what it holds now"
         if not need.failed:
             yield (
                 f"    plan with    {gib(need.planned)}: the pool has {headroom:.0%} more, and at least "
-                f"{gib(HEADROOM_LEAST if headroom else 0)}, for rounding and gaps"
+                f"{gib(memory_need.HEADROOM_LEAST if headroom else 0)}, for rounding and gaps"
             )
     if need.failed:
         wanted = "not known" if need.wanted is None else gib(need.wanted)
@@ -229,7 +367,7 @@ def _need_lines(need: MemoryNeed, headroom: float) -> Iterator[str]:
     yield from _compute_lines(need)
 
 
-def _compute_lines(need: MemoryNeed) -> Iterator[str]:
+def _compute_lines(need: memory_need.MemoryNeed) -> Iterator[str]:
     time_busy, sm_busy = need.time_busy, need.sm_busy
     if time_busy is None:
         yield (
@@ -238,18 +376,18 @@ def _compute_lines(need: MemoryNeed) -> Iterator[str]:
         )
         return
     text = f"busy {_busy_text(time_busy)}"
-    copies = copies_by_compute(time_busy)
+    copies = memory_need.copies_by_compute(time_busy)
     if copies == 1:
         text += ", so no second one runs beside it at full speed"
     else:
         text += f", so {_copies(copies)} take turns at full speed" if copies else ": it did not work then"
-    if sm_busy is not None and copies_by_compute(sm_busy):
+    if sm_busy is not None and memory_need.copies_by_compute(sm_busy):
         text += f"; its kernels fill {_busy_text(sm_busy)} of the SMs, so with MPS at best "
-        text += _copies(copies_by_compute(sm_busy))
+        text += _copies(memory_need.copies_by_compute(sm_busy))
     yield f"    compute      {text}"
 
 
-def _busy_text(busy: Busy) -> str:
+def _busy_text(busy: memory_need.Busy) -> str:
     highest = f", at most {busy.highest:.0%}" if busy.samples > 1 else ""
     return f"{busy.mean:.0%}{highest}"
 
@@ -260,7 +398,7 @@ def _copies(copies: int | None) -> str:
     return f"{_MANY} or more" if copies >= _MANY else str(copies)
 
 
-def _offer_lines(need: MemoryNeed, offers: Sequence[Offer]) -> Iterator[str]:
+def _offer_lines(need: memory_need.MemoryNeed, offers: Sequence[memory_need.Offer]) -> Iterator[str]:
     for offer in offers:
         device = offer.device
         parts = [_verdict_text(need, offer)]
@@ -270,7 +408,7 @@ def _offer_lines(need: MemoryNeed, offers: Sequence[Offer]) -> Iterator[str]:
             parts.append(offer.reserved)
         if offer.runs_here:
             parts.append("runs here now; its own memory is counted as free")
-        if offer.copies_empty is not None and offer.verdict != UNKNOWN:
+        if offer.copies_empty is not None and offer.verdict != memory_need.UNKNOWN:
             parts.append(f"by memory {offer.copies_now} now, {offer.copies_empty} on the empty GPU")
         yield f"    {_place(device.gpu, device.name)}  {'; '.join(parts)}"
         for each in offer.evict:
@@ -288,25 +426,24 @@ def _limit_text(limit: CgroupRoom) -> str:
     return f"limited by its cgroup {limit.cgroup}: {taken} taken"
 
 
-def _verdict_text(need: MemoryNeed, offer: Offer) -> str:
+def _verdict_text(need: memory_need.MemoryNeed, offer: memory_need.Offer) -> str:
     room = f"{gib(offer.room)} free"
-    if offer.verdict == AFTER:
+    if offer.verdict == memory_need.AFTER:
         gained = sum(each.bytes for each in offer.evict)
         return f"NOT NOW: {room}, and {gib(gained)} more after"
-    if offer.verdict == NO:
+    if offer.verdict == memory_need.NO:
         wanted = need.bytes or need.enough or 0
         empty = "also when empty: " if (offer.device.capacity or 0) < wanted else ""
         return f"NO: {empty}{room}"
     return {
-        YES: f"FITS: {room}",
-        TIGHT: f"TIGHT: {room}, enough for its peak without headroom",
-        PERHAPS: f"PERHAPS: {room}, {_doubt(need, offer)}",
-        UNKNOWN: f"NOT KNOWN: {offer.device.problem or 'its free memory is not known'}",
+        memory_need.YES: f"FITS: {room}",
+        memory_need.TIGHT: f"TIGHT: {room}, enough for its peak without headroom",
+        memory_need.PERHAPS: f"PERHAPS: {room}, {_doubt(need, offer)}",
+        memory_need.UNKNOWN: f"NOT KNOWN: {offer.device.problem or 'its free memory is not known'}",
     }[offer.verdict]
 
 
-def _doubt(need: MemoryNeed, offer: Offer) -> str:
-    """Say why it is not known whether the program fits."""
+def _doubt(need: memory_need.MemoryNeed, offer: memory_need.Offer) -> str:
     if need.bytes is not None and offer.limit is not None and not offer.limit.known:
         return "but its cgroup may leave it less"
     if need.bytes is None:
@@ -317,7 +454,9 @@ def _doubt(need: MemoryNeed, offer: Offer) -> str:
     return f"enough for what it had, {also} for the allocation that failed"
 
 
-def _chosen_device(need: MemoryNeed, offers: Sequence[Offer]) -> tuple[str, int | None]:
+def _chosen_device(
+    need: memory_need.MemoryNeed, offers: Sequence[memory_need.Offer]
+) -> tuple[str, int | None]:
     """Return the name and capacity of the device for which limits are written: the first where it fits."""
     for offer in offers:
         if offer.usable:
@@ -325,17 +464,13 @@ def _chosen_device(need: MemoryNeed, offers: Sequence[Offer]) -> tuple[str, int 
     return _place(need.use.gpu, need.use.name), need.use.capacity
 
 
-def _limit_lines(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> Iterator[str]:
+def _limit_lines(
+    need: memory_need.MemoryNeed, offers: Sequence[memory_need.Offer], headroom: float
+) -> Iterator[str]:
     place, capacity = _chosen_device(need, offers)
-    for advice in limit_advice(need, capacity, headroom):
+    for advice in memory_need.limit_advice(need, capacity, headroom):
         yield f"    limit        {advice.text}"
         yield f"                 {advice.where}, {advice.framework} on {place}: {advice.about}"
-
-
-def _advice_lines(need: MemoryNeed) -> Iterator[str]:
-    for each in need.frameworks:
-        if each.advice:
-            yield f"    advice       {each.advice}"
 
 
 def fit_json(fit: Fit) -> dict[str, Json]:
@@ -356,7 +491,9 @@ def fit_json(fit: Fit) -> dict[str, Json]:
     }
 
 
-def _need_json(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> dict[str, Json]:
+def _need_json(
+    need: memory_need.MemoryNeed, offers: Sequence[memory_need.Offer], headroom: float
+) -> dict[str, Json]:
     use = need.use
     return {
         "gpu": use.gpu,
@@ -374,8 +511,8 @@ def _need_json(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> di
         "why": need.why,
         "time_busy": _busy_json(need.time_busy),
         "sm_busy": _busy_json(need.sm_busy),
-        "copies_by_time": copies_by_compute(need.time_busy),
-        "copies_by_sm": copies_by_compute(need.sm_busy),
+        "copies_by_time": memory_need.copies_by_compute(need.time_busy),
+        "copies_by_sm": memory_need.copies_by_compute(need.sm_busy),
         "devices": [
             {
                 "gpu": offer.device.gpu,
@@ -394,7 +531,8 @@ def _need_json(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> di
                 "copies_empty": offer.copies_empty,
                 "evict": [dict(each._asdict()) for each in offer.evict],
                 "limits": [
-                    dict(each._asdict()) for each in limit_advice(need, offer.device.capacity, headroom)
+                    dict(each._asdict())
+                    for each in memory_need.limit_advice(need, offer.device.capacity, headroom)
                 ],
             }
             for offer in offers
@@ -402,5 +540,5 @@ def _need_json(need: MemoryNeed, offers: Sequence[Offer], headroom: float) -> di
     }
 
 
-def _busy_json(busy: Busy | None) -> Json:
+def _busy_json(busy: memory_need.Busy | None) -> Json:
     return None if busy is None else dict(busy._asdict())

@@ -144,8 +144,7 @@ def _read(raw: object, shape: type[_T], where: str, what: str) -> _T:
     try:
         return convert(_told(raw), shape)
     except (ValidationError, RecursionError, UnicodeEncodeError) as error:
-        message = f"{where} is not {what} ({printable(str(error))})"
-        raise RecordingError(message) from error
+        raise RecordingError(f"{where} is not {what} ({printable(str(error))})") from error
 
 
 class FrameworkUse(NamedTuple):
@@ -242,11 +241,10 @@ class OfferedDevice(NamedTuple):
     limits_failed: bool  # these could not be read, or not all of them
 
     def limits_of(self, program: Program, *, live: bool) -> tuple[CgroupRoom, ...]:
-        """Return the limits of all cgroups above a program.
+        """Return the limits of all cgroups above a program; where not all are known, also one that is not.
 
-        Where it is not known which these are, or what they may take here, a limit that is not known is among
-        them. The limits of a program that is ``live`` are read on every device, so where none is read it has
-        none. Of another one only those cgroups are known that had a limit then and there.
+        Those of a program that is ``live`` are read on every device; of another one only those that it had
+        then.
         """
         limits = self.limits or ()
         if program.limited_by is None:
@@ -288,8 +286,7 @@ def read_ledger(raw: object, where: str) -> LedgerSample:
     what = "what 'vramledger show --json' of this version prints"
     ledger = _read(raw, _LedgerSeen, where, what)
     if ledger.version != JSON_VERSION:
-        message = f"{where} is not {what}"
-        raise RecordingError(message)
+        raise RecordingError(f"{where} is not {what}")
     devices: list[OfferedDevice] = []
     programs: dict[int, Program] = {}
     uses: dict[int, list[DeviceUse]] = {}
@@ -417,8 +414,7 @@ def read_oom_report(raw: object, where: str) -> tuple[Program, tuple[DeviceUse, 
     name = report.framework
     declared = REPORTING_FRAMEWORKS.get(name)
     if declared is None:
-        message = f"{where} is not {what}"
-        raise RecordingError(message)
+        raise RecordingError(f"{where} is not {what}")
     told = {each: report.pool[each] for each in declared.figures if each in report.pool}
     general = declared.general_figures(_read(told, dict[str, Count], f"{where}: pool", "bytes by figure"))
     reserved = general.get("pool")

@@ -12,12 +12,10 @@ Result = TypeVar("Result")
 
 
 def run_until_interrupted(command: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command's coroutine to its end.
+    """Run a command's coroutine to its end. Raises KeyboardInterrupt if it was interrupted.
 
-    The first interrupt cancels it at its next wait; a second one ends it where it is. Where interrupts are
-    ignored (a job in the background of a script) they stay ignored. ``asyncio.run`` does the same only since
-    Python 3.11. In 3.10 the interrupt is raised at any line of the loop, sometimes in its own code, and then
-    the loop reports an exception that was never retrieved. Raises KeyboardInterrupt if it was interrupted.
+    The first interrupt cancels it at its next wait, a second one ends it; where interrupts are ignored they
+    stay so. ``asyncio.run`` does this since Python 3.11. Before, it is raised at any line of the loop.
     """
     interrupted = False
 

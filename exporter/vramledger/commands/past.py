@@ -14,8 +14,11 @@ from typing import Any
 from vramledger import __version__
 from vramledger.commands.arguments import control_socket
 from vramledger.errors import RecordingError, StartupError, UsageError
+from vramledger.model.records import RecordError
 from vramledger.serving.control_client import NoExporterError, request_past
 from vramledger.storage.answers import answer
+from vramledger.storage.protocol import AT
+from vramledger.views.ledger_json import LedgerAnswer, read_answer
 from vramledger_agent.commands.parser import argparse_type, parse_duration
 
 STORAGE = Path("/var/lib/vramledger")
@@ -37,11 +40,9 @@ def _parse_time(text: str) -> float:
     now = time.time()
     found = _read_time(text, now)
     if found is None:
-        message = f"{text!r} is not a time; write for example 03:12, -6h, or 2026-11-22T03:12"
-        raise UsageError(message)
+        raise UsageError(f"{text!r} is not a time; write for example 03:12, -6h, or 2026-11-22T03:12")
     if found > now + 1:
-        message = f"{text!r} is in the future; only what was can be shown"
-        raise UsageError(message)
+        raise UsageError(f"{text!r} is in the future; only what was can be shown")
     return found
 
 
@@ -67,6 +68,15 @@ def _read_time(text: str, now: float) -> float | None:
 past_time = argparse_type(_parse_time, "time")
 
 
+async def ask_moment(args: argparse.Namespace, at: float) -> tuple[dict[str, Any], LedgerAnswer, str]:
+    """Return what was at a moment as :func:`ask_past` does. Raises StartupError if nobody can say it."""
+    head, content, origin = await ask_past(args, {"ask": AT, "at": at})
+    try:
+        return head, read_answer(content), origin
+    except RecordError as error:
+        raise StartupError(f"the answer cannot be read: {error}") from error
+
+
 async def ask_past(args: argparse.Namespace, question: dict[str, Any]) -> tuple[dict[str, Any], bytes, str]:
     """Return the head and content of an answer, and who gave it. Raises StartupError if nobody can answer."""
     try:
@@ -74,8 +84,7 @@ async def ask_past(args: argparse.Namespace, question: dict[str, Any]) -> tuple[
     except NoExporterError as error:
         return (*_read_directory(args.storage_path, question, str(error)), f"read from {args.storage_path}")
     if program != __version__:
-        message = f"the exporter is vramledger {program}, this is {__version__}"
-        raise StartupError(message)
+        raise StartupError(f"the exporter is vramledger {program}, this is {__version__}")
     return head, content, "kept by the exporter"
 
 
@@ -83,12 +92,12 @@ def _read_directory(path: Path, question: dict[str, Any], why: str) -> tuple[dic
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     except OSError as error:
-        message = f"{path} cannot be read ({error.strerror}); name the storage with --storage.path; and {why}"
-        raise StartupError(message) from error
+        raise StartupError(
+            f"{path} cannot be read ({error.strerror}); name the storage with --storage.path; and {why}"
+        ) from error
     try:
         first, _, content = answer(path, question).partition(b"\n")
     except (RecordingError, OSError) as error:
-        message = f"{path}: {error}"
-        raise StartupError(message) from error
+        raise StartupError(f"{path}: {error}") from error
     head: dict[str, Any] = json.loads(first)
     return head, content

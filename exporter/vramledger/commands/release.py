@@ -38,8 +38,9 @@ def add_command(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Send the request to the exporter; return 0 when it has done it."""
     if args.seconds > MAX_RELEASE_SECONDS:
-        message = f"--for is at most {MAX_RELEASE_SECONDS / 86400:.0f}d; a longer release would be forgotten"
-        raise UsageError(message)
+        raise UsageError(
+            f"--for is at most {MAX_RELEASE_SECONDS / 86400:.0f}d; a longer release would be forgotten"
+        )
     seconds = None if args.resume else args.seconds
     until = run_until_interrupted(request_release(control_socket(args), seconds))
     if until is not None:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from vramledger.commands.alert_settings import Override, add_thresholds, given_settings
 from vramledger.commands.arguments import add_control, control_socket, size
-from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interrupts import run_until_interrupted
+from vramledger.commands.samples import follow_exporter
 from vramledger.errors import StartupError, UsageError
 from vramledger.model.reading import Owner
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Snapshot, State
@@ -114,8 +114,7 @@ def add_command(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Send the messages, or print what the administrator's has."""
     if args.webhook and not args.webhook.startswith(("http://", "https://")):
-        message = f"--webhook={args.webhook} does not begin with http:// or https://"
-        raise UsageError(message)
+        raise UsageError(f"--webhook={args.webhook} does not begin with http:// or https://")
     owners = given_settings(args.thresholds).overrides
     snapshot = run_until_interrupted(_newest(control_socket(args)))
     host = os.uname().nodename
@@ -129,17 +128,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _newest(path: Path) -> Snapshot:
-    """Return what the exporter knows. Raises StartupError if no exporter answers, or it has no data."""
     try:
         async with aclosing(follow_exporter(path)) as ledgers:  # type: ignore[type-var]
             snapshot = (await anext(ledgers)).snapshot
     except NoExporterError as error:
-        message = f"{error}; what has lasted for long is known only to an exporter that runs"
-        raise StartupError(message) from error
+        raise StartupError(
+            f"{error}; what has lasted for long is known only to an exporter that runs"
+        ) from error
     if not snapshot.up:
         reason, words = snapshot.failure or ("starting", "no sample has finished yet")
-        message = f"the exporter has no data ({reason}): {words}"
-        raise StartupError(message)
+        raise StartupError(f"the exporter has no data ({reason}): {words}")
     return snapshot
 
 
@@ -186,7 +184,6 @@ def _exempt(
 
 
 def _line(each: Unused) -> str:
-    """Say who holds how much since when, in the words of the alerts."""
     holding = each.holding
     command = f" ({printable(each.command)})" if each.command else ""
     amount = gib(holding.held) if holding.held is not None else "an unknown amount"
@@ -199,7 +196,6 @@ def _line(each: Unused) -> str:
 
 
 def _ending(each: Unused) -> str:
-    """Say how its user ends it."""
     if each.holding.state in (State.DEAD, State.STUCK):
         return "No signal ends it; the administrator knows of it."
     command = f"vramledger end --pid {each.holding.pid}"
@@ -253,8 +249,7 @@ def _deliver(args: argparse.Namespace, host: str, found: Sequence[Unused]) -> No
             problems.append(f"to {user or 'the administrator'}: {error}")
     if problems:
         more = f" (and {len(problems) - 1} more)" if problems[1:] else ""
-        message = f"a message could not be sent {problems[0]}{more}"
-        raise StartupError(message)
+        raise StartupError(f"a message could not be sent {problems[0]}{more}")
 
 
 def _mail(program: Path, address: str, subject: str, text: str) -> None:

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from dataclasses import fields
 from pathlib import Path
 
-from vramledger.commands.arguments import (
-    add_control,
-    add_pods,
-    add_sampling,
-    add_source,
-    address,
-    path,
-    sampling_config,
-    storage_size,
-)
-from vramledger.config import DEFAULT_PORT, Config, ListenAddress, StorageConfig
+from vramledger.commands import arguments
+from vramledger.config import DEFAULT_PORT, Config, StorageConfig
 from vramledger.serving.exporter import serve_until_signalled
 from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, count, duration
 
 
 def add_command(commands: Commands) -> None:
     """Declare the command."""
+    default = Config()
     serve = commands.add_parser("serve", help="the exporter", description="Serve the ledger to Prometheus.")
     web = serve.add_argument_group("web")
     web.add_argument(
-        "--web.listen-address", dest="listen", type=address, action="append", metavar="ADDRESS",
+        "--web.listen-address", dest="listen", type=arguments.address, action="append", metavar="ADDRESS",
         help=f"where to listen, repeatable (default :{DEFAULT_PORT})",
     )  # fmt: skip
     web.add_argument(
-        "--web.telemetry-path", dest="telemetry_path", type=path, default="/metrics", metavar="PATH",
-        help="where the metrics are (default /metrics)",
+        "--web.telemetry-path", dest="telemetry_path", type=arguments.path, default="/metrics",
+        metavar="PATH", help="where the metrics are (default /metrics)",
     )  # fmt: skip
     web.add_argument(
         "--web.max-requests", dest="max_requests", type=count, default=40, metavar="N",
@@ -58,13 +51,13 @@ def add_command(commands: Commands) -> None:
         help="user (name or number) of the process that listens, if serve starts as root (default vramledger "
         "if this user exists, otherwise 65532)",
     )  # fmt: skip
-    add_source(serve)
+    arguments.add_source(serve)
     serve.add_argument(
-        "--processes.max", dest="processes_max", type=count, default=Config().processes_max, metavar="N",
+        "--processes.max", dest="processes_max", type=count, default=default.processes_max, metavar="N",
         help='holdings of a device shown one by one, the rest as pid="other"; 0 for all (default 100)',
     )  # fmt: skip
     serve.add_argument(
-        "--owners.max", dest="owners_max", type=count, default=Config().owners_max, metavar="N",
+        "--owners.max", dest="owners_max", type=count, default=default.owners_max, metavar="N",
         help='owners of a device shown one by one, the rest as "other"; 0 for all (default %(default)s)',
     )  # fmt: skip
     storage = serve.add_argument_group("storage")
@@ -77,39 +70,24 @@ def add_command(commands: Commands) -> None:
         metavar="DURATION", help="how long it is kept (default 7d)",
     )  # fmt: skip
     storage.add_argument(
-        "--storage.size", dest="storage_size", type=storage_size, default=512 * 2**20, metavar="SIZE",
-        help="how many bytes it may have (default 512MiB)",
+        "--storage.size", dest="storage_size", type=arguments.storage_size, default=512 * 2**20,
+        metavar="SIZE", help="how many bytes it may have (default 512MiB)",
     )  # fmt: skip
     add_agent_socket(serve)
-    add_control(serve)
-    add_sampling(serve, calm=True, idle=True, collectors=True)
-    add_pods(serve)
+    arguments.add_control(serve)
+    arguments.add_sampling(serve, calm=True, idle=True, collectors=True)
+    arguments.add_pods(serve)
     add_log(serve)
     serve.set_defaults(run=run)
 
 
 def _config(args: argparse.Namespace) -> Config:
-    return Config(
-        listen=tuple(args.listen or (ListenAddress("", DEFAULT_PORT),)),
-        telemetry_path=args.telemetry_path,
-        max_requests=args.max_requests,
-        web_config=args.web_config,
-        systemd_socket=args.systemd_socket,
-        control_socket=args.control_socket,
-        page=args.page,
-        hide_names=args.hide_names,
-        web_user=args.web_user,
-        source=args.source,
-        replay_speed=args.replay_speed,
-        idle_after=args.idle_after,
-        processes_max=args.processes_max,
-        owners_max=args.owners_max,
-        agent_socket=args.agent_socket,
-        storage=None
-        if args.storage_path is None
-        else StorageConfig(args.storage_path, args.storage_retention, args.storage_size),
-        sampling=sampling_config(args),
-    )
+    """Return the settings: a flag is kept under the name of its field."""
+    given = {field.name: getattr(args, field.name) for field in fields(Config) if hasattr(args, field.name)}
+    given["listen"] = tuple(args.listen or Config().listen)
+    if args.storage_path is not None:
+        given["storage"] = StorageConfig(args.storage_path, args.storage_retention, args.storage_size)
+    return Config(**given, sampling=arguments.sampling_config(args))
 
 
 def run(args: argparse.Namespace) -> int:

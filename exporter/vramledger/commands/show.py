@@ -22,12 +22,10 @@ from vramledger.commands.arguments import (
     control_socket,
     sampling_config,
 )
-from vramledger.commands.exporter_ledger import follow_exporter
 from vramledger.commands.interrupts import run_until_interrupted
-from vramledger.commands.own_samples import SAMPLES_MIN
-from vramledger.commands.past import add_storage, ask_past, past_time
+from vramledger.commands.past import add_storage, ask_moment, ask_past, past_time
+from vramledger.commands.samples import SAMPLES_MIN, follow_exporter
 from vramledger.errors import StartupError, UsageError
-from vramledger.model.records import RecordError
 from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.replay import Replay, read_recording
 from vramledger.serving.source import (
@@ -38,10 +36,10 @@ from vramledger.serving.source import (
     open_source,
     snapshots,
 )
-from vramledger.storage.protocol import AT, SINCE
+from vramledger.storage.protocol import SINCE
 from vramledger.views.evidence import evidence_json, evidence_lines
-from vramledger.views.ledger_json import ledger_text, read_answer
-from vramledger.views.table import COLOUR_CONTROLS, render_table
+from vramledger.views.ledger_json import ledger_text
+from vramledger.views.table import COLOUR_CONTROLS, aligned, render_table
 from vramledger.views.timeline import HoldingGrowth, Key
 from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, pid, write_output
 from vramledger_agent.printable import printable, span, write_plain
@@ -99,28 +97,19 @@ async def _show(args: argparse.Namespace) -> int:
 
 
 async def _show_past(args: argparse.Namespace) -> int:
-    """Show a moment of the past, or sum up a span."""
     if args.watch:
-        message = "--watch shows the present; leave it out with --at and --since"
-        raise UsageError(message)
+        raise UsageError("--watch shows the present; leave it out with --at and --since")
     if args.since is not None:
         if args.why is not None:
-            message = "--why is of one moment; use it with --at alone"
-            raise UsageError(message)
+            raise UsageError("--why is of one moment; use it with --at alone")
         question = {"ask": SINCE, "from": args.since, "to": args.at or time.time()}
         if question["from"] >= question["to"]:
-            message = "--since must be before --at"
-            raise UsageError(message)
+            raise UsageError("--since must be before --at")
         _, content, _ = await ask_past(args, question)
         report = json.loads(content)
         write_output(json.dumps(report) + "\n" if args.json else render_report(report))
         return 0 if report["first"] is not None else 1
-    head, content, origin = await ask_past(args, {"ask": AT, "at": args.at})
-    try:
-        answer = read_answer(content)
-    except RecordError as error:
-        message = f"the answer cannot be read: {error}"
-        raise StartupError(message) from error
+    head, answer, origin = await ask_moment(args, args.at)
     note = f"As it was at {_clock(answer.snapshot.time)}, {origin}."
     if head.get("gap_until") is not None:
         until = f"until {_clock(head['gap_until'])}" if head["gap_until"] else "since then"
@@ -139,8 +128,7 @@ async def _show_exporter(args: argparse.Namespace) -> int:
     async with aclosing(follow_exporter(control_socket(args))) as ledgers:  # type: ignore[type-var]
         async for snapshot, growth, *_ in ledgers:
             up = snapshot.up
-            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(snapshot.watched_since))
-            note = f"Watched since {since} by the exporter." if up else ""
+            note = f"Watched since {_clock(snapshot.watched_since)} by the exporter." if up else ""
             if not _print_sample(args, snapshot, growth, note):
                 return 1
             if not args.watch:
@@ -221,7 +209,6 @@ def _print_sample(
 
 
 def _evidence_text(snapshot: Snapshot, pid: int, *, as_json: bool) -> str:
-    """Return the evidence for a holder, as lines or as a line of JSON; empty when the pid holds nothing."""
     if as_json:
         evidence = evidence_json(snapshot, pid)
         return "" if evidence is None else json.dumps(evidence) + "\n"
@@ -248,23 +235,12 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     if missing > max(_NO_SECONDS, 0.01 * whole):
         yield f"Nothing is known of {span(missing)} of it; the figures are of the rest."
     rows = [_COLUMNS, *(_row(each) for each in report["owners"])]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
     yield ""
-    for row in rows:
-        texts = [
-            text.ljust(width) if place < 2 else text.rjust(width)  # noqa: PLR2004 words left, figures right
-            for place, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(texts).rstrip()
-    for title, name in (
-        ("Leftovers", "leftovers"),
-        ("Out of memory", "ooms"),
-        ("Interruptions", "interruptions"),
-    ):
+    yield from ("  ".join(row.values()).rstrip() for row in aligned(rows, ("OWNER", "USER")))
+    titles = {"leftovers": "Leftovers", "ooms": "Out of memory", "interruptions": "Interruptions"}
+    for name, title in titles.items():
         if report[name]:
-            yield ""
-            yield f"{title}:"
-            yield from (f"  {_mark(each)}" for each in report[name])
+            yield from ("", f"{title}:", *(f"  {_mark(each)}" for each in report[name]))
     if report["marks_dropped"]:
         yield ""
         yield f"{report['marks_dropped']} events before these are not shown; ask for a shorter span."
@@ -278,10 +254,10 @@ def _row(owner: Mapping[str, Any]) -> tuple[str, ...]:
         str(len(owner["gpus"])),
         span(owner["seconds"]),
         f"{owner['highest'] / 2**30:.2f} GiB",
-        f"{owner['byte_seconds'] / _GIB_HOUR:.2f}",
-        f"{owner['idle_byte_seconds'] / _GIB_HOUR:.2f}",
-        f"{owner['wasted_byte_seconds'] / _GIB_HOUR:.2f}",
-        f"{owner['perhaps_wasted_byte_seconds'] / _GIB_HOUR:.2f}",
+        *(
+            f"{owner[f'{what}byte_seconds'] / _GIB_HOUR:.2f}"
+            for what in ("", "idle_", "wasted_", "perhaps_wasted_")
+        ),
     )
 
 

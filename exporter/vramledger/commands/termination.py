@@ -172,17 +172,13 @@ def _may_not_end(states: Collection[State], holdings: Sequence[Holding], *, work
         return f"{known}; to end it anyway, name it with --pid or add --working"
     if any(each.state is State.ORPHANED and not each.left_over for each in holdings):
         return "that it was left behind is only inferred, somebody may want it; to end it, name it with --pid"
-    if State.IDLE in states and any(map(_may_work, holdings)):
+    if any(each.state is State.IDLE and each.grade is Grade.INFERRED for each in holdings):
         return (
             "that it is idle is only inferred, small work may have been missed; to end it, name it with --pid"
         )
     if State.ACTIVE in states:
         return "it is active; to end it anyway, name it with --pid"
     return None
-
-
-def _may_work(holding: Holding) -> bool:
-    return holding.state is State.IDLE and holding.grade is Grade.INFERRED
 
 
 class Termination:
@@ -197,16 +193,17 @@ class Termination:
         try:
             self._descriptor = os.pidfd_open(target.pid)
         except ProcessLookupError:
-            self._set_outcome("it has ended by itself", ended=True)
+            self.settle_outcome("it has ended by itself", ended=True)
             return
         except (AttributeError, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.ENOSYS:
-                self._set_outcome(f"no pidfd of its process can be opened: {error.strerror}")
+                self.settle_outcome(f"no pidfd of its process can be opened: {error.strerror}")
                 return
-            message = "ending processes safely needs pidfd_open, which Linux has from 5.3 on"
-            raise VramledgerError(message) from error
+            raise VramledgerError(
+                "ending processes safely needs pidfd_open, which Linux has from 5.3 on"
+            ) from error
         if start_of(target.pid) != target.start:
-            self._set_outcome("its pid now belongs to another process, which got no signal", ended=True)
+            self.settle_outcome("its pid now belongs to another process, which got no signal", ended=True)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if the process is still there."""
@@ -215,9 +212,9 @@ class Termination:
         try:
             signal.pidfd_send_signal(self._descriptor, number)
         except ProcessLookupError:
-            self._set_outcome("it has ended by itself", ended=True)
+            self.settle_outcome("it has ended by itself", ended=True)
         except PermissionError:
-            self._set_outcome("not permitted: it belongs to another user; run this as that user or as root")
+            self.settle_outcome("not permitted: it belongs to another user; run this as that user or as root")
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the process; tell whether it has ended."""
@@ -231,13 +228,10 @@ class Termination:
                 return False
         return True
 
-    def _set_outcome(self, outcome: str, *, ended: bool = False) -> None:
-        self.outcome, self.ended = outcome, ended
-
-    def settle_outcome(self, outcome: str, *, ended: bool) -> None:
+    def settle_outcome(self, outcome: str, *, ended: bool = False) -> None:
         """Record the outcome, unless that is known already."""
         if self.outcome is None:
-            self._set_outcome(outcome, ended=ended)
+            self.outcome, self.ended = outcome, ended
 
     def close(self) -> None:
         """Close the pidfd."""

@@ -44,11 +44,10 @@ class ClusterServer(NamedTuple):
     def request(
         self, method: str, path: str, headers: Mapping[str, str] = {}, body: bytes | None = None
     ) -> bytes:
-        """Return the body of an answer.
+        """Return the body of an answer. Raises ClusterError if there is none, or it is a refusal.
 
-        The token and the certificate are read for each request, because the kubelet renews both. The token is
-        sent only to a server whose certificate the cluster's authority has signed. Raises ClusterError if
-        there is none, or it is a refusal.
+        Token and certificate are read each time, as the kubelet renews both; only who has the cluster's
+        certificate gets the token.
         """
         # With ssl it takes 5 MiB of the sampler (Python 3.11), which asks only with --pods.labels.
         from http.client import HTTPException, HTTPSConnection  # noqa: PLC0415
@@ -71,8 +70,7 @@ class ClusterServer(NamedTuple):
             text = " ".join(content[: 4 * _MAX_ERROR_CHARS].decode(errors="replace").split())
             raise ClusterError(f"{answer.status} {text[:_MAX_ERROR_CHARS]}".strip(), answer.status)
         if len(content) > MAX_BYTES:
-            message = f"the answer is longer than {MAX_BYTES // 2**20} MiB"
-            raise ClusterError(message)
+            raise ClusterError(f"the answer is longer than {MAX_BYTES // 2**20} MiB")
         return content
 
 
@@ -86,8 +84,7 @@ def _read_token(path: Path) -> str:
     """Return the token; one of several lines would be an error that has it in its words."""
     token = path.read_text(encoding="ascii").strip()
     if not token.isprintable():
-        message = "the token is not one line"
-        raise ValueError(message)
+        raise ValueError("the token is not one line")
     return token
 
 
@@ -97,8 +94,7 @@ def _read(answer: HTTPResponse, deadline: float) -> bytes:
     while len(content) <= MAX_BYTES and (piece := answer.read1(65536)):
         content += piece
         if time.monotonic() > deadline:
-            message = "the answer takes too long"
-            raise TimeoutError(message)
+            raise TimeoutError("the answer takes too long")
     return bytes(content)
 
 

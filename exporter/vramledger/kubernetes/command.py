@@ -15,9 +15,9 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from http import HTTPStatus
 from pathlib import Path
@@ -25,23 +25,198 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 
 from vramledger.commands.interrupts import run_until_interrupted
 from vramledger.config import SERVICE_ACCOUNT, SamplingConfig
 from vramledger.errors import StartupError
 from vramledger.kubernetes.api_client import ClusterError, find_api_server
-from vramledger.kubernetes.node_marks import (
-    CONDITION,
-    NodeJudge,
-    NodeMarks,
-    Observation,
-    cannot_tell,
-    read_answer,
-)
 from vramledger.logs import fields, log
+from vramledger.model.public_ledger import LeftoverReason, Leftovers
+from vramledger.model.records import RecordError, read_record, write_record
 from vramledger.readers.hosts.host import Host
 from vramledger.web.access.local_users import find_listening_user
 from vramledger_agent.commands.parser import Commands, add_log, duration
+from vramledger_agent.printable import printable
+
+CONDITION = "GpuMemoryLeftOver"
+"""The type of the node's condition. As with MemoryPressure, True is the bad news."""
+
+MAX_MESSAGE_CHARS = 1024
+MAX_ANNOTATED = 64
+"""The maximum number of processes in the annotation: with more of them, one that is left is among these."""
+
+MAX_AGE = 60.0
+"""Seconds after which a sample is too old to say anything. The exporter samples every second."""
+
+Process = tuple[int, int]
+"""Pid, and start time in ticks since boot."""
+
+
+class Leftover(NamedTuple):
+    """What is left over: a device, the kind of leftover, and the process if there is one."""
+
+    uuid: str
+    kind: str
+    process: Process | None
+
+
+class Observation(NamedTuple):
+    """One answer of the exporter."""
+
+    verdict: str  # ``clean``, ``not-clean`` or ``cannot-tell``
+    message: str  # the reasons, one line
+    leftovers: frozenset[Leftover] = frozenset()  # what makes a device not clean
+    holders: frozenset[Process] = frozenset()  # every process that holds memory, guilty or not
+
+
+def cannot_tell(why: str) -> Observation:
+    """Return the observation of an exporter that said nothing usable."""
+    return Observation("cannot-tell", shorten(why))
+
+
+def shorten(text: str) -> str:
+    """Return a text that fits into a condition."""
+    text = printable(text)
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[: MAX_MESSAGE_CHARS - 1]}…"
+
+
+def read_answer(answer: object, now: float) -> Observation:
+    """Read what ``/api/v1/leftovers`` said, at a Unix time."""
+    try:
+        said = msgspec.convert(answer, Leftovers)
+    except msgspec.ValidationError:
+        return cannot_tell(
+            "the exporter's answer has another form; use the vramledger that runs the exporter"
+        )
+    if said.version != 1:
+        return cannot_tell("the exporter's answer is of another version")
+    reasons = [(device, reason) for device in said.devices for reason in device.reasons]
+    telling = [
+        f"GPU {device.gpu}: {reason.said}"
+        for device, reason in reasons
+        if reason.counts or (said.verdict == "cannot-tell" and device.verdict == said.verdict)
+    ]
+    message = shorten("; ".join(telling) or "no GPU holds leftovers")
+    if said.verdict == "cannot-tell":
+        return Observation(said.verdict, message)
+    if said.time is None or not -MAX_AGE <= now - said.time <= MAX_AGE:
+        return cannot_tell("the exporter's newest sample is not new")
+    if not said.devices:
+        return cannot_tell("the driver lists no GPU")
+    leftovers = frozenset(
+        Leftover(device.uuid, reason.kind, _process(reason)) for device, reason in reasons if reason.counts
+    )
+    holders = frozenset(found for _, reason in reasons if (found := _process(reason)) is not None)
+    return Observation(said.verdict, message, leftovers, holders)
+
+
+def _process(reason: LeftoverReason) -> Process | None:
+    return None if reason.pid is None or reason.start is None else (reason.pid, reason.start)
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """The annotation beside a taint: for which processes it was set, and in which boot of the node."""
+
+    boot: str
+    processes: frozenset[Process]
+
+    def to_text(self) -> str:
+        """Write the annotation."""
+        listed = sorted(self.processes)[:MAX_ANNOTATED]
+        return write_record({"boot": self.boot, "processes": listed}).decode()
+
+
+def read_recorded(text: str) -> Recorded | None:
+    """Read an annotation; None when it is not one of ours."""
+    try:
+        return read_record(text, Recorded)
+    except RecordError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMarks:
+    """The marks of a node."""
+
+    tainted: bool  # it has our taint
+    annotation: str = ""  # the text beside the taint; empty without one
+    status: str = ""  # of the condition, ``True``, ``False`` or ``Unknown``; empty when it has none
+    message: str = ""  # of the condition
+
+
+class NodeJudge:
+    """Follow the exporter's answers, and say how the node should be marked. It fails closed.
+
+    A taint is set only for a leftover that every answer of a whole span has named. It is removed when every
+    answer of a span was "clean", and none of the processes for which it was set holds memory any more: an
+    exporter that has restarted may not know them. Any other answer, or none, changes no taint.
+    """
+
+    def __init__(self, after: float, gap: float, boot: str) -> None:
+        """Start without knowledge, in a ``boot`` of the node.
+
+        ``after``: seconds for which the same must be seen. ``gap``: seconds between answers that hide what
+        was.
+        """
+        self._after = after
+        self._gap = gap
+        self._boot = boot
+        self._last: float | None = None
+        self._since = 0.0
+        self._newest = cannot_tell("no answer yet")
+        self._seen: dict[Leftover, float] = {}
+
+    def observe(self, observation: Observation, now: float) -> None:
+        """Take an answer in, at a monotonic time."""
+        broken = self._last is None or now - self._last > self._gap
+        if broken or observation.verdict != self._newest.verdict:
+            self._since = now
+        if broken:
+            self._seen = {}
+        self._seen = {each: self._seen.get(each, now) for each in observation.leftovers}
+        self._newest, self._last = observation, now
+
+    def marks(self, present: NodeMarks, now: float) -> NodeMarks:
+        """Return how the node should be marked, given how it is marked now."""
+        newest = self._newest
+        steady = now - self._since >= self._after
+        lasting = {each for each, since in self._seen.items() if now - since >= self._after}
+        if newest.verdict == "not-clean" and lasting:
+            return self._tainted(present, lasting)
+        if newest.verdict == "clean" and steady:
+            kept = self._kept(present)
+            if kept:
+                return replace(present, status="True", message=kept)
+            return NodeMarks(tainted=False, status="False", message=newest.message)
+        if newest.verdict == "cannot-tell" and steady:
+            return replace(present, status="Unknown", message=newest.message)
+        return present
+
+    def _tainted(self, present: NodeMarks, lasting: set[Leftover]) -> NodeMarks:
+        guilty = frozenset(each.process for each in lasting if each.process is not None)
+        before = read_recorded(present.annotation) if present.tainted else None
+        if before is not None and before.boot == self._boot:
+            # A process that was guilty before stays recorded while it holds memory.
+            guilty |= before.processes & self._newest.holders
+        annotation = Recorded(self._boot, guilty).to_text()
+        return NodeMarks(tainted=True, annotation=annotation, status="True", message=self._newest.message)
+
+    def _kept(self, present: NodeMarks) -> str:
+        """Say why a taint stays although the exporter calls the node clean; empty if it does not stay."""
+        if not present.tainted or not present.annotation:
+            return ""
+        recorded = read_recorded(present.annotation)
+        if recorded is None:
+            return "the annotation beside the taint cannot be read; remove the annotation to let the taint go"
+        if recorded.boot != self._boot:
+            return ""
+        left = sorted(pid for pid, start in recorded.processes & self._newest.holders)
+        if not left:
+            return ""
+        pids = ", ".join(map(str, left[:8]))
+        return f"was found left over before the exporter restarted, and still holds memory: pid {pids}"
+
 
 TIMEOUT = 10.0
 """Seconds for a whole request."""
@@ -66,11 +241,10 @@ class KubernetesNode:
         """Find the API server by the environment. Raises StartupError outside of a pod with a token."""
         server = find_api_server(environ, account)
         if server is None or not (account / "token").is_file():
-            message = (
+            raise StartupError(
                 f"this is not a pod with a token (KUBERNETES_SERVICE_HOST, {account}/token);"
                 " the chart runs this command with nodeTaint.enabled=true"
             )
-            raise StartupError(message)
         self._server = server
         self._path = f"/api/v1/nodes/{name}"
         self._taint = taint
@@ -136,7 +310,6 @@ class KubernetesNode:
     async def _request(
         self, method: str, of: str = "", body: Mapping[str, Any] | None = None, kind: str = "application/json"
     ) -> dict[str, Any]:
-        """Send a request about the node or a part ``of`` it, and return the object in the answer."""
         path = self._path + of
         about = f"{method} {path} at {self._server.host}:{self._server.port}"
         content = None if body is None else json.dumps(body).encode()
@@ -144,17 +317,12 @@ class KubernetesNode:
         try:
             found = json.loads(await asyncio.wait_for(request, TIMEOUT))
         except (asyncio.TimeoutError, ClusterError, ValueError) as error:
-            message = f"{about}: {str(error) or type(error).__name__}"
-            raise ClusterError(message, getattr(error, "status", None)) from error
+            raise ClusterError(
+                f"{about}: {str(error) or type(error).__name__}", getattr(error, "status", None)
+            ) from error
         if not isinstance(found, dict) or not isinstance(found.get("spec"), dict):
-            message = f"{about}: the answer is not a node"
-            raise ClusterError(message)
+            raise ClusterError(f"{about}: the answer is not a node")
         return found
-
-
-def in_cluster(name: str, taint: Taint) -> KubernetesNode:
-    """Return a node of this pod's cluster. Raises StartupError if this is not a pod with a token."""
-    return KubernetesNode(name, taint, os.environ)
 
 
 ASK_INTERVAL = 5.0
@@ -222,23 +390,22 @@ def add_command(commands: Commands) -> None:
     command.set_defaults(run=run)
 
 
-def _key(text: str) -> str:
-    if not _KEY.fullmatch(text):
-        message = f"{text!r} is not a key with a prefix; write for example vramledger/leftover"
-        raise argparse.ArgumentTypeError(message)
-    return text
+def _matching(form: re.Pattern[str], problem: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if not form.fullmatch(text):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {problem}")
+        return text
+
+    return read
 
 
-def _node(text: str) -> str:
-    if not _NODE.fullmatch(text):
-        message = f"{text!r} is not the name of a node; give spec.nodeName of this pod"
-        raise argparse.ArgumentTypeError(message)
-    return text
+_key = _matching(_KEY, "a key with a prefix; write for example vramledger/leftover")
+_node = _matching(_NODE, "the name of a node; give spec.nodeName of this pod")
 
 
 def run(args: argparse.Namespace) -> int:
     """Keep the node's marks up to date until SIGTERM; they then stay as they are."""
-    node = in_cluster(args.node, Taint(args.key, args.effect))
+    node = KubernetesNode(args.node, Taint(args.key, args.effect), os.environ)
     address = ExporterAddress(args.url.rstrip("/"), args.server_name, args.credentials)
     return run_until_interrupted(_run_until_terminated(node, address, args.after))
 
@@ -264,17 +431,10 @@ async def follow(
         now = time.monotonic()
         judge.observe(observation, now)
         try:
-            if present is None or now - written >= HEARTBEAT:
-                present = await node.read()
-                due = True
-            else:
-                due = False
+            due = present is None or now - written >= HEARTBEAT
+            present = await node.read() if present is None or due else present
             wanted = judge.marks(present, now)
-            changed = (wanted.tainted, wanted.annotation, wanted.status) != (
-                present.tainted,
-                present.annotation,
-                present.status,
-            )
+            changed = replace(wanted, message=present.message) != present
             if wanted.status and (changed or due):
                 await node.write(wanted, present)
                 if wanted.tainted != present.tainted:
@@ -327,11 +487,9 @@ def _check_listener(url: str, *, secret: bool) -> None:
     found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
     users = [find_listening_user(str(each[4][0]), int(each[4][1])) for each in found]
     if others := sorted({user for user in users if user is not None} - {0, os.geteuid()}):
-        message = f"a program of user {others[0]} listens at {url}, and not the exporter"
-        raise ValueError(message)
+        raise ValueError(f"a program of user {others[0]} listens at {url}, and not the exporter")
     if secret and set(users) <= {None}:
-        message = f"no password is sent to {url}: it is not known who listens there; use https"
-        raise ValueError(message)
+        raise ValueError(f"no password is sent to {url}: it is not known who listens there; use https")
 
 
 def _credentials(address: ExporterAddress) -> tuple[dict[str, str], ssl.SSLContext | bool]:

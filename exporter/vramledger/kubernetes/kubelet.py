@@ -1,21 +1,13 @@
 """Read which devices the kubelet gave to pods, from its pod-resources socket (v1: Kubernetes 1.28).
 
-``List`` names the devices of every container, by the device plugin's ids and by DRA claims.
-``GetAllocatableResources`` names the devices that the plugins offer, assigned or not. The messages are read
-field by field from the wire: unknown fields, and those of a newer kubelet, are ignored.
+``List`` names the devices of every container, by the device plugin's ids and by DRA claims;
+``GetAllocatableResources`` those that the plugins offer. A DRA claim names a device only in the words of its
+driver (``gpu-0-mig-9-4-4``). Its UUID is in that driver's checkpoint, by its documentation: beside
+``device``, in a member whose name has changed, so it is searched for.
 
-A DRA claim names a device only in the words of its driver (``gpu-0-mig-9-4-4``). Which UUID that is, NVIDIA's
-driver writes into its checkpoint on the node. From documentation, not seen on a node: ``v1``, ``v2`` and
-``v3`` hold the same claims in ``preparedClaims``. Below that, each prepared device has a member ``device``
-with the name that the kubelet shows. Its UUID is beside it, in ``info`` or a member of another name. Newer
-drivers move them, so they are searched for.
-
-Make one unary gRPC call over a Unix socket, by HTTP/2 with prior knowledge; enough for the kubelet.
-
-grpcio can do it too, but is too large: with it a bare Python grows from 8.6 to 36.8 MiB and has six more
-threads (Python 3.11, grpcio 1.85.1). All processes of the exporter together may use 82 MiB. One request with
-an empty message and one answer need little of HTTP/2. No header is ever decoded, as the answer is one message
-or none. Flow control is one window that is wide enough (RFC 9113).
+grpcio is too large: a bare Python grows from 8.6 to 36.8 MiB, and has six more threads (Python 3.11, grpcio
+1.85.1). One request with an empty message and one answer need little of HTTP/2. No header is decoded, and
+flow control is one window that is wide enough (RFC 9113).
 """
 
 from __future__ import annotations
@@ -110,14 +102,12 @@ def _encode_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _read_frames(connection: socket.socket, deadline: float) -> Iterator[_Http2Frame]:
-    """Yield what the peer sends until it closes the connection."""
     data = bytearray()
     while True:
         while len(data) >= 9:  # noqa: PLR2004 the length of a frame's head
             length = int.from_bytes(data[:3], "big")
             if length > _FRAME_MAX:
-                message = "what listens there does not speak HTTP/2"
-                raise GrpcError(message)
+                raise GrpcError("what listens there does not speak HTTP/2")
             if len(data) < 9 + length:
                 break
             kind, flags, stream = struct.unpack("!BBI", data[3:9])
@@ -134,7 +124,6 @@ def _read_frames(connection: socket.socket, deadline: float) -> Iterator[_Http2F
 
 
 def _read_body(connection: socket.socket, deadline: float) -> bytes:
-    """Collect the body of the answer."""
     body = bytearray()
     for frame in _read_frames(connection, deadline):
         if frame.kind == _SETTINGS and not frame.flags & _ACK:
@@ -142,21 +131,17 @@ def _read_body(connection: socket.socket, deadline: float) -> bytes:
         elif frame.kind == _PING and not frame.flags & _ACK:
             connection.sendall(_encode_frame(_PING, _ACK, 0, frame.payload))
         elif frame.kind == _GOAWAY:
-            message = "it refuses the connection"
-            raise GrpcError(message)
+            raise GrpcError("it refuses the connection")
         elif frame.stream == _STREAM:
             if frame.kind == _RESET:
-                message = "it has reset the call"
-                raise GrpcError(message)
+                raise GrpcError("it has reset the call")
             if frame.kind == _DATA:
                 body += _strip_padding(frame)
                 if len(body) > MAX_MESSAGE:
-                    message = f"its answer is longer than {MAX_MESSAGE} bytes"
-                    raise GrpcError(message)
+                    raise GrpcError(f"its answer is longer than {MAX_MESSAGE} bytes")
             if frame.kind in (_DATA, _HEADERS) and frame.flags & _END_STREAM:
                 return bytes(body)
-    message = "it closed the connection without an answer"
-    raise GrpcError(message)
+    raise GrpcError("it closed the connection without an answer")
 
 
 def _strip_padding(frame: _Http2Frame) -> bytes:
@@ -168,15 +153,12 @@ def _strip_padding(frame: _Http2Frame) -> bytes:
 def _parse_message(body: bytes) -> bytes:
     """Return the one message of a body: a failed call has none, and its status is in headers alone."""
     if len(body) < 5:  # noqa: PLR2004 whether it is compressed, and its length
-        message = "it refused the call"
-        raise GrpcError(message)
+        raise GrpcError("it refused the call")
     if body[0]:
-        message = "its answer is compressed, which was not requested"
-        raise GrpcError(message)
+        raise GrpcError("its answer is compressed, which was not requested")
     length = int.from_bytes(body[1:5], "big")
     if len(body) != 5 + length:
-        message = "its answer is cut short"
-        raise GrpcError(message)
+        raise GrpcError("its answer is cut short")
     return body[5:]
 
 
@@ -285,8 +267,7 @@ def _read_fields(message: bytes, wanted: int) -> Iterator[bytes]:
         else:
             break
     if at != len(message):
-        error = "this is not a protobuf message"
-        raise ValueError(error)
+        raise ValueError("this is not a protobuf message")
 
 
 def _read_string(message: bytes, wanted: int) -> str:
@@ -305,8 +286,7 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * shift)
         if byte < 0x80:  # noqa: PLR2004 the last byte of a number
             return value, at
-    error = "this is not a protobuf message"
-    raise ValueError(error)
+    raise ValueError("this is not a protobuf message")
 
 
 CHECKPOINT = "var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json"
@@ -353,7 +333,6 @@ def parse_devices(data: bytes) -> dict[str, str]:
 
 
 def _prepared(value: Any, depth: int) -> Iterator[tuple[str, str]]:  # noqa: ANN401 another program's JSON
-    """Yield name and UUID of every prepared device below a value."""
     if depth == 0:
         return
     if isinstance(value, list):
@@ -377,7 +356,6 @@ def _prepared(value: Any, depth: int) -> Iterator[tuple[str, str]]:  # noqa: ANN
 
 
 def _uuids(value: Any, depth: int) -> Iterator[str]:  # noqa: ANN401
-    """Yield the UUIDs of GPUs and instances that a value has below it."""
     if depth == 0:
         return
     if isinstance(value, str) and _UUID.fullmatch(value):

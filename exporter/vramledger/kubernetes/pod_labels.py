@@ -110,8 +110,7 @@ class PodApi:
                 return parse_pods(server.request("GET", path, {"Accept": _METADATA_ONLY}), self._allowed)
             except ClusterError as error:
                 problems.append(f"{name} at {server.host}:{server.port}: {error}")
-        message = "; ".join(problems) or "this is not a pod (KUBERNETES_SERVICE_HOST is not set)"
-        raise ClusterError(message)
+        raise ClusterError("; ".join(problems) or "this is not a pod (KUBERNETES_SERVICE_HOST is not set)")
 
 
 class _Metadata(msgspec.Struct, rename={"created": "creationTimestamp"}):
@@ -134,8 +133,7 @@ def parse_pods(body: bytes, allowed: frozenset[str]) -> Pods:
     try:
         listed = msgspec.json.decode(body, type=_PodList).items or []
     except READ_ERRORS as error:
-        message = "the answer is not a list of pods"
-        raise ClusterError(message) from error
+        raise ClusterError("the answer is not a list of pods") from error
     made: dict[tuple[str, str], str] = {}
     pods: dict[tuple[str, str], Labels] = {}
     for each in listed:
@@ -215,7 +213,6 @@ class PodLabelReader(Collector):
     def __init__(
         self, ask: Callable[[], Pods], labels: tuple[str, ...], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Prepare; nobody is asked before :meth:`update`. ``ask`` may raise :class:`ClusterError`."""
         self._ask = ask
         self._labels = labels
         self._clock = clock

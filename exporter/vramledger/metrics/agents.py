@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.metrics.families import (
@@ -65,10 +64,8 @@ REJECTED = _family(
 UP = _family(
     "agent_up",
     ("pid", "reason"),
-    (
-        "1 when the holder's agent reports and nothing in it failed in the last minute, "
-        "otherwise 0, with the reason."
-    ),
+    "1 when the holder's agent reports and nothing in it failed in the last minute, "
+    "otherwise 0, with the reason.",
     source="the agent's reports, their sender as the kernel gives it, and the holder's environment",
     absent="when the holder has no agent and was not started with one",
 )
@@ -98,27 +95,18 @@ TORCH_ALLOCATOR = _family(
     "The backend and settings of PyTorch's allocator in the holder, as its agent first reported them.",
     absent="when no PyTorch with an initialised allocator is reported",
 )
-PINNED = _family(
-    "torch_pinned_bytes",
-    ("pid",),
-    "Host memory that PyTorch's allocator has pinned for the GPUs, in use or cached.",
-    source="`torch.cuda.host_memory_stats()`",
-    absent="before PyTorch 2.7, and when PyTorch does not use its own allocator",
-)
-PINNED_IN_USE = _family(
-    "torch_pinned_in_use_bytes",
-    ("pid",),
-    "Host memory that PyTorch's allocator has pinned for the GPUs and that the program uses.",
-    source="`torch.cuda.host_memory_stats()`",
-    absent="before PyTorch 2.7, and when PyTorch does not use its own allocator",
+PINNED, PINNED_IN_USE = (
+    _family(
+        f"torch_pinned{name}_bytes",
+        ("pid",),
+        f"Host memory that PyTorch's allocator has pinned for the GPUs{use}.",
+        source="`torch.cuda.host_memory_stats()`",
+        absent="before PyTorch 2.7, and when PyTorch does not use its own allocator",
+    )
+    for name, use in (("", ", in use or cached"), ("_in_use", " and that the program uses"))
 )
 
 _BACKENDS = ("native", "cudaMallocAsync", "pluggable")
-
-
-class _AgentFigure(NamedTuple):
-    family: Family
-    read: Callable[[AgentSnapshot], int | None]
 
 
 ERRORS = _family(
@@ -126,37 +114,26 @@ ERRORS = _family(
     ("pid", "provider"),
     "Failures inside the holder's agent, by the part that failed, as the agent counts them.",
 )
-_AGENT_FIGURES = (
-    _AgentFigure(
-        _family(
-            "agent_dropped_reports_total",
-            ("pid",),
-            "Reports that the holder's agent could not send, as the agent counts them.",
-        ),
-        lambda agent: agent.dropped,
-    ),
-    _AgentFigure(
-        _family(
-            "python_collections_total",
-            ("pid",),
-            "Runs of Python's cyclic garbage collector in the holder, as its agent reports them.",
-            absent=_NOT_SAID,
-        ),
-        lambda agent: agent.collections,
-    ),
-    _AgentFigure(
-        _family(
-            "python_collector_enabled",
-            ("pid",),
-            (
-                "1 when Python's cyclic garbage collector is on in the holder, 0 when it is "
-                "off, as its agent reports it."
-            ),
-            absent=_NOT_SAID,
-        ),
-        lambda agent: agent.report.collector.enabled if agent.report and agent.report.collector else None,
-    ),
-)
+_AGENT_FIGURES: Mapping[Family, Callable[[AgentSnapshot], int | None]] = {
+    _family(
+        "agent_dropped_reports_total",
+        ("pid",),
+        "Reports that the holder's agent could not send, as the agent counts them.",
+    ): lambda agent: agent.dropped,
+    _family(
+        "python_collections_total",
+        ("pid",),
+        "Runs of Python's cyclic garbage collector in the holder, as its agent reports them.",
+        absent=_NOT_SAID,
+    ): lambda agent: agent.collections,
+    _family(
+        "python_collector_enabled",
+        ("pid",),
+        "1 when Python's cyclic garbage collector is on in the holder, 0 when it is "
+        "off, as its agent reports it.",
+        absent=_NOT_SAID,
+    ): lambda agent: agent.report.collector.enabled if agent.report and agent.report.collector else None,
+}
 OOM_TIME = _family(
     "framework_last_oom_timestamp_seconds",
     ("pid", "framework", "verdict"),
@@ -235,10 +212,8 @@ OVERHEAD = _family(
 NEEDED = _family(
     "process_needed_peak_bytes",
     HOLDING,
-    (
-        "The most memory that the process has needed: the sum of its frameworks' peaks of "
-        "memory in use, plus the overhead."
-    ),
+    "The most memory that the process has needed: the sum of its frameworks' peaks of "
+    "memory in use, plus the overhead.",
     source="the peaks of the agent's report, and `vramledger_framework_overhead_bytes`",
     absent="when a framework does not report its peak, and when the overhead is not known",
 )
@@ -252,7 +227,7 @@ FAMILIES = (
     TIMESTAMP,
     UNMAPPED,
     ERRORS,
-    *(count.family for count in _AGENT_FIGURES),
+    *_AGENT_FIGURES,
     OOM_TIME,
     OOM_REQUESTED,
     TORCH_ALLOCATOR,
@@ -314,7 +289,7 @@ def _process_samples(pid: str, agent: AgentSnapshot) -> FamilySamples:
     yield UNMAPPED, (pid,), agent.unmapped
     for provider, errors in sorted(agent.errors.items()):
         yield ERRORS, (pid, provider), errors
-    for family, read in _AGENT_FIGURES:
+    for family, read in _AGENT_FIGURES.items():
         yield family, (pid,), read(agent)
     yield from _torch_samples(pid, report)
     oom = report.last_oom

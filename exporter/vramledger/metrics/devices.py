@@ -20,6 +20,10 @@ from vramledger.model.snapshot import DeviceSnapshot, Ledger, Snapshot, State
 Value = float | Mapping[str, float] | None
 
 
+_WITHOUT_LEDGER = "when MIG divides the GPU, or NVML does not give its memory and holders"
+_NOT_COUNTED_TWICE = f"{_WITHOUT_LEDGER}; and for a compute instance whose memory is counted under another"
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceFamily(Family):
     """A family with a sample for each device, or for each key (third label) of what ``read`` gives."""
@@ -30,22 +34,18 @@ class DeviceFamily(Family):
 
 
 def _device(  # noqa: PLR0913 - one argument a fact
-    collector: str,
     name: str,
     read: Callable[[DeviceSnapshot], Value],
     help_: str,
     by: str | None = None,
     *,
     source: str,
-    absent: str,
+    absent: str = _NOT_COUNTED_TWICE,
+    collector: str = "ledger",
     down: bool = False,
 ) -> DeviceFamily:
     labels = (*DEVICE, by) if by else DEVICE
     return DeviceFamily(PREFIX + name, labels, help_, collector, source, absent, read, down)
-
-
-_WITHOUT_LEDGER = "when MIG divides the GPU, or NVML does not give its memory and holders"
-_NOT_COUNTED_TWICE = f"{_WITHOUT_LEDGER}; and for a compute instance whose memory is counted under another"
 
 
 def _counted(device: DeviceSnapshot) -> Ledger | None:
@@ -88,53 +88,43 @@ def _reset_required(device: DeviceSnapshot) -> float | None:
 
 FAMILIES = (
     _device(
-        "ledger",
         "device_memory_total_bytes",
         lambda device: None if (ledger := _counted(device)) is None else ledger.total,
         "All memory of the device, from nvmlDeviceGetMemoryInfo.",
         source="nvmlDeviceGetMemoryInfo",
-        absent=_NOT_COUNTED_TWICE,
     ),
     _device(
-        "ledger",
         "device_memory_bytes",
         _ledger,
         "The ledger: where each byte of the device is, adding up to the total exactly "
         "(nvmlDeviceGetMemoryInfo and the process lists, states from /proc).",
         "state",
         source=f"nvmlDeviceGetMemoryInfo, {PROCESS_LISTS}, `/proc`; of unified memory `/proc/meminfo`",
-        absent=_NOT_COUNTED_TWICE,
     ),
     _device(
-        "ledger",
         "device_node_memory_bytes",
         _node,
         "Memory of the NUMA node that is the device's memory, as the kernel counts it: in total, free, and "
         "used for each purpose (from the node's meminfo).",
         "type",
         source="nvmlDeviceGetNumaNodeId, `/sys/devices/system/node/nodeN/meminfo`",
-        absent="when the device's memory is not a NUMA node, or when the node's figures are not readable",
+        absent="when the device's memory is not a NUMA node, or its figures are not readable",
     ),
     _device(
-        "ledger",
         "device_memory_overlap_bytes",
         lambda device: None if (ledger := _counted(device)) is None else ledger.overlap,
         "By how much the sum of the memory that NVML lists per process exceeds the used "
         "memory of the device (processes share memory, or the readings are a moment apart).",
         source="the sum of NVML's process lists minus the used memory of nvmlDeviceGetMemoryInfo",
-        absent=_NOT_COUNTED_TWICE,
     ),
     _device(
-        "ledger",
         "device_memory_uncharged_bytes",
         lambda device: None if (ledger := _counted(device)) is None else ledger.uncharged,
         "Used memory that NVML charges to no process, whether its holder is known or not "
         "(nvmlDeviceGetMemoryInfo minus the process lists).",
         source=f"nvmlDeviceGetMemoryInfo, {PROCESS_LISTS}",
-        absent=_NOT_COUNTED_TWICE,
     ),
     _device(
-        "ledger",
         "device_memory_undivided_bytes",
         lambda device: (
             None if _counted(device) is None or device.undivided is None else device.undivided.bytes
@@ -142,10 +132,9 @@ FAMILIES = (
         "Uncharged memory that belongs to one or more of several holders, and it is not known to which; the "
         "ledger counts it under the mildest state of these holders.",
         source="the sources of `vramledger_process_uncharged_memory_bytes`",
-        absent=f"when there is none; {_NOT_COUNTED_TWICE}",
+        absent=f"when there is none, and {_NOT_COUNTED_TWICE}",
     ),
     _device(
-        "ledger",
         "device_memory_wasted_bytes",
         lambda device: device.wasted,
         "Memory that is held without any work: by holders that are stopped, stuck, zombie or dead, and by "
@@ -155,7 +144,6 @@ FAMILIES = (
         absent=_WITHOUT_LEDGER,
     ),
     _device(
-        "ledger",
         "device_memory_perhaps_wasted_bytes",
         lambda device: device.perhaps_wasted,
         "Memory of idle and orphaned holders of whom it is not known whether they work: it is in no figure "
@@ -164,16 +152,13 @@ FAMILIES = (
         absent=_WITHOUT_LEDGER,
     ),
     _device(
-        "ledger",
         "device_memory_used_peak_bytes",
         lambda device: None if _counted(device) is None else device.used_peak,
         "Highest used memory over the last minute of samples, without the driver's "
         "reserve where NVML reports it separately.",
         source="nvmlDeviceGetMemoryInfo, each sample",
-        absent=_NOT_COUNTED_TWICE,
     ),
     _device(
-        "ledger",
         "device_holders",
         _holders,
         "Processes that NVML lists with memory on the device, by state.",
@@ -182,7 +167,6 @@ FAMILIES = (
         absent="when MIG divides the GPU, NVML gives no list, or the host's processes are not seen",
     ),
     _device(
-        "hidden",
         "device_hidden_holders",
         lambda device: None if device.hidden is None else len(device.hidden),
         "Processes that have the device file open but that NVML does not list, from a "
@@ -190,9 +174,9 @@ FAMILIES = (
         "a listed process do not count.",
         source="open device files in `/proc/PID/fd`, mappings in `/proc/PID/maps`, and NVML's process lists",
         absent="before the first search has ended, and when we do not see the host's processes",
+        collector="hidden",
     ),
     _device(
-        "hidden",
         "device_ghost",
         lambda device: None if device.ghost is None else float(device.ghost),
         "1 if the device has been busy for 3 minutes at idle power without a listed or hidden holder; "
@@ -200,9 +184,9 @@ FAMILIES = (
         source="nvmlDeviceGetUtilizationRates, nvmlDeviceGetPowerUsage, nvmlDeviceGetEnforcedPowerLimit, "
         "NVML's process lists, and the search of `vramledger_device_hidden_holders`",
         absent="when one of its sources is not known",
+        collector="hidden",
     ),
     _device(
-        "xid",
         "device_xid_errors_total",
         lambda device: {str(xid): count for xid, count in sorted(device.xids.items())},
         "XID errors since the exporter started, from NVML events; a number appears with its first error.",
@@ -210,9 +194,9 @@ FAMILIES = (
         source="nvmlEventSetWait",
         absent="before the first error with the number",
         down=True,
+        collector="xid",
     ),
     _device(
-        "ledger",
         "device_asleep",
         lambda device: 1.0 if device.reading.error == ASLEEP else None,
         "1 while the device is not asked because it sleeps, or is to fall asleep (runtime power management).",
@@ -221,7 +205,6 @@ FAMILIES = (
         down=True,
     ),
     _device(
-        "ledger",
         "device_reset_required",
         _reset_required,
         "1 while the driver refuses a query of the device until it is reset (NVML_ERROR_RESET_REQUIRED).",

@@ -25,9 +25,56 @@ from vramledger.logs import COLLECTOR_FAILED, FailureStreaks
 from vramledger.metrics import sampling
 from vramledger.metrics.contract import collectors
 from vramledger.metrics.families import Collected, Family, Labels, Sample
-from vramledger.metrics.own_processes import OwnProcesses
 from vramledger.model.records import label_text
 from vramledger.model.snapshot import Snapshot
+from vramledger.readers.hosts.own_process import OwnProcess
+
+_HELP = {
+    "cpu_seconds_total": "Total user and system CPU time spent in seconds.",
+    "max_fds": "Maximum number of open file descriptors.",
+    "open_fds": "Number of open file descriptors.",
+    "resident_memory_bytes": "Resident memory size in bytes.",
+    "start_time_seconds": "Start time of the process since unix epoch in seconds.",
+    "virtual_memory_bytes": "Virtual memory size in bytes.",
+}
+
+
+def _families(prefix: str) -> dict[str, Family]:
+    return {
+        name: Family(f"{prefix}process_{name}", (), text, "exporter", "`/proc`", "never")
+        for name, text in _HELP.items()
+    }
+
+
+_OUR_FAMILIES, _SAMPLER_FAMILIES = _families(""), _families("vramledger_sampler_")
+
+
+class OwnProcesses:
+    """The exporter's process, and its sampler's while there is one.
+
+    prometheus_client's ProcessCollector makes each family at each scrape, which took 0.4 ms.
+    """
+
+    def __init__(self, sampler_pid: Callable[[], int | None]) -> None:
+        self._sampler_pid = sampler_pid
+        self._exporter = OwnProcess()
+        self._sampler: OwnProcess | None = None
+
+    def collect(self) -> Collected:
+        """Return the families of both; what cannot be read of a process is not there."""
+        found = _with_values(_OUR_FAMILIES, self._exporter.read())
+        pid = self._sampler_pid()
+        if pid is None:
+            self._sampler = None
+            return found
+        if self._sampler is None or self._sampler.pid != pid:
+            self._sampler = OwnProcess(pid)
+        return found + _with_values(_SAMPLER_FAMILIES, self._sampler.read())
+
+
+def _with_values(families: dict[str, Family], figures: dict[str, float]) -> Collected:
+    return [(families[name], [((), value)]) for name, value in figures.items()]
+
 
 _COMPRESSION = 1
 """8 GPUs with 64 holders each: level 1 makes 458 kB into 30 kB in 0.6 ms, level 6 into 27 kB in 1.8 ms."""
@@ -95,7 +142,8 @@ class Exposition:
         """Return the text family by family; the whole page is the largest object that we ever hold."""
         blocks: list[tuple[str, bytes]] = []
         for name in sorted(request.collectors - {_EXPORTER}):
-            encode = partial(self._collect_and_encode, name, snapshot, request)
+            collect = self._collect[name]
+            encode = partial(lambda collect: self._encode(collect(snapshot), request), collect)
             blocks += self._run(name, encode, health) or []
             read, seconds = snapshot.collectors.get(name, (True, None))
             if seconds is not None:
@@ -107,13 +155,7 @@ class Exposition:
         blocks += self._encode(sampling.collect(snapshot, health), request)
         return [text for _, text in sorted(blocks)]
 
-    def _collect_and_encode(
-        self, name: str, snapshot: Snapshot, request: ScrapeRequest
-    ) -> list[tuple[str, bytes]]:
-        return self._encode(self._collect[name](snapshot), request)
-
     def _render_own(self, request: ScrapeRequest) -> bytes:
-        """Return what no snapshot has: the exporter's access rules, storage, processes and interpreter."""
         blocks = self._encode(self._collect_own() + self._own.collect(), request)
         if request.names is None or not request.names.isdisjoint(_PYTHON):
             blocks.append((_PYTHON[0], _about_python(openmetrics=request.openmetrics)))
@@ -143,7 +185,6 @@ class Exposition:
         return header
 
     def _encode(self, collected: Collected, request: ScrapeRequest) -> list[tuple[str, bytes]]:
-        """Return (family name, its text) for the wanted families that have samples."""
         blocks = []
         for family, samples in collected:
             if request.names is not None and request.names.isdisjoint((family.name, family.base)):
@@ -207,7 +248,6 @@ def _header(family: Family, *, openmetrics: bool) -> str:
 
 @lru_cache(maxsize=2)
 def _about_python(*, openmetrics: bool) -> bytes:
-    """Return prometheus_client's family about the interpreter, which never changes."""
     collector = PlatformCollector(registry=None)
     if openmetrics:
         page: bytes = generate_openmetrics(collector)  # type: ignore[no-untyped-call]
@@ -276,10 +316,8 @@ def select_collectors(config: Config, collect: list[str], exclude: list[str]) ->
     """Return the collectors that ``collect[]`` or ``exclude[]`` selects. Raises UsageError if unusable."""
     on = config.sampling.collectors
     if collect and exclude:
-        message = "collect[] and exclude[] cannot be combined; give one of them"
-        raise UsageError(message)
+        raise UsageError("collect[] and exclude[] cannot be combined; give one of them")
     if wrong := sorted({*collect, *exclude} - on):
         named, known = ", ".join(map(repr, wrong)), ", ".join(sorted(on))
-        message = f"no collector of this name is on: {named}; these are on: {known}"
-        raise UsageError(message)
+        raise UsageError(f"no collector of this name is on: {named}; these are on: {known}")
     return frozenset(collect) if collect else on - frozenset(exclude)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from vramledger.logs import fields, log
 from vramledger.metrics import devices
@@ -10,199 +10,169 @@ from vramledger.metrics.devices import DeviceFamily
 from vramledger.metrics.families import DEVICE, PREFIX, Collected, devices_shown
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 
-_UNSUPPORTED = "when device or driver do not support it"
 
-
-def _hardware(  # noqa: PLR0913 - one argument a fact
-    collector: str, name: str, help_: str, by: str | None = None, *, source: str, absent: str = _UNSUPPORTED
+def _family(  # noqa: PLR0913 - one argument a fact
+    name: str,
+    about: str,
+    source: str,
+    by: str | None = None,
+    *,
+    call: str = "",
+    more: str = "",
+    collector: str = "hardware",
+    absent: str = "when device or driver do not support it",
+    read: Callable[[DeviceSnapshot], devices.Value] | None = None,
 ) -> DeviceFamily:
-    return DeviceFamily(
-        PREFIX + name,
-        (*DEVICE, by) if by else DEVICE,
-        help_,
-        collector,
-        source,
-        absent,
-        lambda device: device.reading.hardware.get(name),
-    )
+    """Declare a family whose help names its source, or the ``call`` in it, and says ``more``.
 
+    Without ``read`` its values are those of its name in ``DeviceReading.hardware``.
+    """
+    help_ = f"{about}, from {call or source}{more}."
+    by_name = read or (lambda device: device.reading.hardware.get(name))
+    labels = (*DEVICE, by) if by else DEVICE
+    return DeviceFamily(PREFIX + name, labels, help_, collector, source, absent, by_name)
+
+
+_RATES, _GPM = "nvmlDeviceGetUtilizationRates", "nvmlGpmMetricsGet"
+_ROWS, _FIELDS = "nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues"
+_SLOW = ", read every 10 seconds"
 
 UTILIZATION_FAMILIES = (
-    DeviceFamily(
-        PREFIX + "device_utilization_ratio",
-        DEVICE,
-        "Share of the driver's last sampling period with a kernel running, from "
-        "nvmlDeviceGetUtilizationRates.",
-        "hardware",
-        "nvmlDeviceGetUtilizationRates",
-        _UNSUPPORTED,
-        lambda device: (device.reading.utilization or {}).get("gpu"),
+    _family(
+        "device_utilization_ratio",
+        "Share of the driver's last sampling period with a kernel running",
+        _RATES,
+        read=lambda device: (device.reading.utilization or {}).get("gpu"),
     ),
-    DeviceFamily(
-        PREFIX + "device_memory_bandwidth_utilization_ratio",
-        DEVICE,
-        "Share of the driver's last sampling period with device memory being read or written, from "
-        "nvmlDeviceGetUtilizationRates; not how full it is.",
-        "hardware",
-        "nvmlDeviceGetUtilizationRates",
-        _UNSUPPORTED,
-        lambda device: (device.reading.utilization or {}).get("memory"),
+    _family(
+        "device_memory_bandwidth_utilization_ratio",
+        "Share of the driver's last sampling period with device memory being read or written",
+        _RATES,
+        more="; not how full it is",
+        read=lambda device: (device.reading.utilization or {}).get("memory"),
     ),
 )
 
 
 HARDWARE_FAMILIES = (
-    _hardware(
-        "hardware",
-        "device_temperature_celsius",
-        "Temperature of the GPU chip, from nvmlDeviceGetTemperature.",
-        source="nvmlDeviceGetTemperature",
-    ),
-    _hardware(
-        "hardware",
+    _family("device_temperature_celsius", "Temperature of the GPU chip", "nvmlDeviceGetTemperature"),
+    _family(
         "device_power_watts",
-        "Power draw of the board, averaged by the driver over about a second, from nvmlDeviceGetPowerUsage.",
-        source="nvmlDeviceGetPowerUsage",
+        "Power draw of the board, averaged by the driver over about a second",
+        "nvmlDeviceGetPowerUsage",
     ),
-    _hardware(
-        "hardware",
+    _family(
         "device_power_limit_watts",
-        "Power limit that is enforced now, from nvmlDeviceGetEnforcedPowerLimit, read every 10 seconds.",
-        source="nvmlDeviceGetEnforcedPowerLimit",
+        "Power limit that is enforced now",
+        "nvmlDeviceGetEnforcedPowerLimit",
+        more=_SLOW,
     ),
-    _hardware(
-        "hardware",
-        "device_clock_hertz",
-        "Current clock by domain, from nvmlDeviceGetClockInfo.",
-        "clock",
-        source="nvmlDeviceGetClockInfo",
-    ),
-    _hardware(
-        "hardware",
+    _family("device_clock_hertz", "Current clock by domain", "nvmlDeviceGetClockInfo", "clock"),
+    _family(
         "device_throttle_active",
-        "1 while the driver throttles the clocks for this reason, from "
-        "nvmlDeviceGetCurrentClocksEventReasons.",
+        "1 while the driver throttles the clocks for this reason",
+        "nvmlDeviceGetCurrentClocksEventReasons; before driver 535 nvmlDeviceGetCurrentClocksThrottleReasons",
         "reason",
-        source="nvmlDeviceGetCurrentClocksEventReasons; "
-        "before driver 535 nvmlDeviceGetCurrentClocksThrottleReasons",
+        call="nvmlDeviceGetCurrentClocksEventReasons",
     ),
-    _hardware(
-        "hardware",
+    _family(
         "device_performance_state",
-        "Performance state, 0 the fastest to 15 the slowest, from nvmlDeviceGetPerformanceState.",
-        source="nvmlDeviceGetPerformanceState",
+        "Performance state, 0 the fastest to 15 the slowest",
+        "nvmlDeviceGetPerformanceState",
         absent="when the driver does not know it",
     ),
-    _hardware(
-        "hardware",
+    _family(
         "device_fan_speed_ratio",
-        "Intended fan speed as a share of its maximum, from nvmlDeviceGetFanSpeed, read every 10 "
-        "seconds; absent without a fan.",
-        source="nvmlDeviceGetFanSpeed",
+        "Intended fan speed as a share of its maximum",
+        "nvmlDeviceGetFanSpeed",
+        more=f"{_SLOW}; absent without a fan",
         absent="when the device has no fan that the driver knows of",
     ),
-    _hardware(
-        "hardware",
+    _family(
         "device_ecc_errors_total",
-        "ECC memory errors over the device's life, from nvmlDeviceGetTotalEccErrors.",
+        "ECC memory errors over the device's life",
+        "nvmlDeviceGetTotalEccErrors",
         "type",
-        source="nvmlDeviceGetTotalEccErrors",
         absent="when ECC is off or the device has none",
     ),
-    _hardware(
-        "hardware",
+    _family(
         "device_remapped_rows",
-        "Memory rows that were replaced by spare ones over the device's life, from "
-        "nvmlDeviceGetRemappedRows, read every 10 seconds.",
+        "Memory rows that were replaced by spare ones over the device's life",
+        _ROWS,
         "type",
-        source="nvmlDeviceGetRemappedRows",
+        more=_SLOW,
     ),
-    _hardware(
-        "hardware",
+    _family(
         "device_row_remap_pending",
-        "1 when a row waits for the next GPU reset to be replaced, from nvmlDeviceGetRemappedRows, read "
-        "every 10 seconds.",
-        source="nvmlDeviceGetRemappedRows",
+        "1 when a row waits for the next GPU reset to be replaced",
+        _ROWS,
+        more=_SLOW,
     ),
-    _hardware(
-        "hardware",
-        "device_row_remap_failed",
-        "1 when a row could not be replaced, from nvmlDeviceGetRemappedRows, read every 10 seconds.",
-        source="nvmlDeviceGetRemappedRows",
-    ),
-    _hardware(
-        "ledger",
+    _family("device_row_remap_failed", "1 when a row could not be replaced", _ROWS, more=_SLOW),
+    _family(
         "device_recovery_action",
-        "1, with what the driver says that the device needs after an error, from "
-        "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, read every 10 seconds.",
+        "1, with what the driver says that the device needs after an error",
+        _FIELDS,
         "action",
-        source="nvmlDeviceGetFieldValues",
+        call="NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
+        more=_SLOW,
+        collector="ledger",
         absent="before driver 570, and when the device does not support it",
     ),
-    _hardware(
-        "hardware",
-        "device_encoder_utilization_ratio",
-        "Share of time that the video encoder was busy, from nvmlDeviceGetEncoderUtilization.",
-        source="nvmlDeviceGetEncoderUtilization",
-        absent="when the device has no encoder",
+    *(
+        _family(
+            f"device_{coder}_utilization_ratio",
+            f"Share of time that the video {coder} was busy",
+            f"nvmlDeviceGet{coder.title()}Utilization",
+            absent=f"when the device has no {coder}",
+        )
+        for coder in ("encoder", "decoder")
     ),
-    _hardware(
-        "hardware",
-        "device_decoder_utilization_ratio",
-        "Share of time that the video decoder was busy, from nvmlDeviceGetDecoderUtilization.",
-        source="nvmlDeviceGetDecoderUtilization",
-        absent="when the device has no decoder",
+    *(
+        _family(
+            f"device_pcie_link_{name}",
+            f"{about} of the link, current and maximum",
+            f"nvmlDeviceGetCurrPcieLink{name.title()} and nvmlDeviceGetMaxPcieLink{name.title()}",
+            "kind",
+            more=_SLOW,
+        )
+        for name, about in (("generation", "PCIe generation"), ("width", "PCIe lanes"))
     ),
-    _hardware(
-        "hardware",
-        "device_pcie_link_generation",
-        "PCIe generation of the link, current and maximum, from nvmlDeviceGetCurrPcieLinkGeneration and "
-        "nvmlDeviceGetMaxPcieLinkGeneration, read every 10 seconds.",
-        "kind",
-        source="nvmlDeviceGetCurrPcieLinkGeneration and nvmlDeviceGetMaxPcieLinkGeneration",
-    ),
-    _hardware(
-        "hardware",
-        "device_pcie_link_width",
-        "PCIe lanes of the link, current and maximum, from nvmlDeviceGetCurrPcieLinkWidth and "
-        "nvmlDeviceGetMaxPcieLinkWidth, read every 10 seconds.",
-        "kind",
-        source="nvmlDeviceGetCurrPcieLinkWidth and nvmlDeviceGetMaxPcieLinkWidth",
-    ),
-    _hardware(
-        "hardware",
+    _family(
         "device_bar1_memory_bytes",
-        "Address space through which the host and peers reach device memory, from "
-        "nvmlDeviceGetBAR1MemoryInfo, read every 10 seconds; not part of the ledger.",
+        "Address space through which the host and peers reach device memory",
+        "nvmlDeviceGetBAR1MemoryInfo",
         "kind",
-        source="nvmlDeviceGetBAR1MemoryInfo",
+        more=f"{_SLOW}; not part of the ledger",
     ),
-    _hardware(
-        "energy",
+    _family(
         "device_energy_joules_total",
-        "Energy used since the driver was loaded, from nvmlDeviceGetTotalEnergyConsumption, read every 10 "
-        "seconds.",
-        source="nvmlDeviceGetTotalEnergyConsumption",
+        "Energy used since the driver was loaded",
+        "nvmlDeviceGetTotalEnergyConsumption",
+        more=_SLOW,
+        collector="energy",
     ),
-    _hardware(
-        "energy",
+    _family(
         "device_memory_temperature_celsius",
-        "Temperature of the device's memory, from nvmlDeviceGetFieldValues, read every 10 seconds.",
-        source="nvmlDeviceGetFieldValues",
+        "Temperature of the device's memory",
+        _FIELDS,
+        more=_SLOW,
+        collector="energy",
     ),
-    _hardware(
-        "pcie",
+    _family(
         "device_pcie_throughput_bytes_per_second",
-        "PCIe traffic since the sample before, from nvmlGpmMetricsGet; before Hopper over a window of 20 ms, "
-        "from nvmlDeviceGetPcieThroughput, read every 10 seconds.",
+        "PCIe traffic since the sample before",
+        "nvmlGpmMetricsGet; before Hopper nvmlDeviceGetPcieThroughput",
         "direction",
-        source="nvmlGpmMetricsGet; before Hopper nvmlDeviceGetPcieThroughput",
+        call=_GPM,
+        more=f"; before Hopper over a window of 20 ms, from nvmlDeviceGetPcieThroughput{_SLOW}",
+        collector="pcie",
         absent="when `--collector.pcie` is not given",
     ),
 )
 
 
-def _activity(name: str, help_: str, by: str | None = None, **figures: str) -> DeviceFamily:
+def _activity(name: str, about: str, by: str | None = None, **figures: str) -> DeviceFamily:
     """Declare a family of GPM's counters: one figure, or one for each value of the label ``by``."""
 
     def read(device: DeviceSnapshot) -> devices.Value:
@@ -211,15 +181,8 @@ def _activity(name: str, help_: str, by: str | None = None, **figures: str) -> D
             return activity.get(figures["figure"])
         return {label: activity[name] for label, name in figures.items() if name in activity} or None
 
-    return DeviceFamily(
-        PREFIX + name,
-        (*DEVICE, by) if by else DEVICE,
-        f"{help_}, as a mean since the sample before, from nvmlGpmMetricsGet.",
-        "hardware",
-        "nvmlGpmMetricsGet",
-        "before Hopper, in the first sample, when MIG divides the GPU, and when the query failed",
-        read,
-    )
+    absent = "before Hopper, in the first sample, when MIG divides the GPU, and when the query failed"
+    return _family(name, f"{about}, as a mean since the sample before", _GPM, by, absent=absent, read=read)
 
 
 ACTIVITY_FAMILIES = (
@@ -263,15 +226,9 @@ FAMILIES = (*UTILIZATION_FAMILIES, *ACTIVITY_FAMILIES, *HARDWARE_FAMILIES)
 
 
 def collect(snapshot: Snapshot, collector: str) -> Collected:
-    """Return the collector's samples."""
-    if collector == "hardware":  # only one of the collectors logs it, so that a scrape logs it once
-        _log_unknown_readings(snapshot)
-    return devices.collect(snapshot, collector, FAMILIES)
-
-
-def _log_unknown_readings(snapshot: Snapshot) -> None:
-    """Write to the debug log the keys that the contract does not know."""
-    for _, device in devices_shown(snapshot):
+    """Return the collector's samples; keys that the contract does not know are in the debug log."""
+    for _, device in devices_shown(snapshot) if collector == "hardware" else ():  # once a scrape
         if unknown := device.reading.hardware.keys() - HARDWARE.keys():
             about = fields(uuid=device.reading.uuid, keys=",".join(sorted(unknown)))
             log.debug("Ignored hardware readings", extra=about)
+    return devices.collect(snapshot, collector, FAMILIES)

@@ -2,133 +2,128 @@
 
 from __future__ import annotations
 
-from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, FamilySamples, devices_shown, group
+from vramledger.metrics.families import (
+    DEVICE,
+    PREFIX,
+    Collected,
+    Family,
+    FamilySamples,
+    Labels,
+    devices_shown,
+    group,
+)
 from vramledger.model.snapshot import Snapshot
 
 _OWNER = (*DEVICE, "owner_type", "owner")
 _HOLDINGS = "the holdings in every sample, joined to the owners of `vramledger_process_info`"
 _NO_HOLDERS = "when MIG divides the GPU, or NVML does not give its holders"
 
-OWNER_MEMORY = Family(
-    PREFIX + "owner_memory_bytes",
+
+def _family(name: str, labels: Labels, help_: str, *, absent: str, source: str = _HOLDINGS) -> Family:
+    return Family(PREFIX + name, labels, help_, "owner", source, absent)
+
+
+OWNER_MEMORY = _family(
+    "owner_memory_bytes",
     (*_OWNER, "state"),
     "Device memory of all the owner's processes, charged by NVML or certainly their own, by the state of "
     "the holding; owners beyond --owners.max are counted in owner=other.",
-    "owner",
-    source=_HOLDINGS,
     absent="when the owner holds nothing in the state",
 )
-OWNER_BYTE_SECONDS = Family(
-    PREFIX + "owner_memory_byte_seconds_total",
+OWNER_BYTE_SECONDS = _family(
+    "owner_memory_byte_seconds_total",
     (*_OWNER, "state"),
     "Device memory of the owner times the seconds for which it was held, summed over the "
     "samples since the exporter started; gaps and failed samples add nothing.",
-    "owner",
-    source=_HOLDINGS,
     absent="before the owner has held memory in the state",
 )
-OWNER_WASTED_SECONDS = Family(
-    PREFIX + "owner_memory_wasted_byte_seconds_total",
+OWNER_WASTED_SECONDS = _family(
+    "owner_memory_wasted_byte_seconds_total",
     _OWNER,
     "Device memory that the owner held without any work times the seconds for which it did, summed over the "
     "samples since the exporter started.",
-    "owner",
-    source=_HOLDINGS,
     absent="before the owner has wasted memory on the device",
 )
-OWNER_FREED = Family(
-    PREFIX + "owner_memory_freed_bytes_total",
+OWNER_FREED = _family(
+    "owner_memory_freed_bytes_total",
     _OWNER,
     "Memory of the owner's holdings that have ended, minus what stayed in use, from "
     "NVML's used memory and process lists some seconds later.",
-    "owner",
     source="NVML's process lists, and nvmlDeviceGetMemoryInfo before and after",
     absent="before the owner has held memory on the device; and where the operating system manages the "
     "memory and keeps pages after a program's end",
 )
-OWNER_NOT_FREED = Family(
-    PREFIX + "owner_memory_not_freed_bytes_total",
+OWNER_NOT_FREED = _family(
+    "owner_memory_not_freed_bytes_total",
     _OWNER,
     "Memory that outlived the owner's processes: still listed for a pid that is gone, or "
     "a rise of unattributed when the holding ended; holdings that end together share "
     "this rise.",
-    "owner",
     source="NVML's process lists, and nvmlDeviceGetMemoryInfo before and after",
     absent="before the owner has held memory on the device",
 )
-OWNERS_DROPPED = Family(
-    PREFIX + "owners_dropped",
+OWNERS_DROPPED = _family(
+    "owners_dropped",
     DEVICE,
     "Owners that hold memory on the device and have no series of their own because of "
     "--owners.max; their figures are in owner=other.",
-    "owner",
     source="NVML's process lists and `--owners.max`",
     absent=_NO_HOLDERS,
 )
-OWNER_UNCOUNTED = Family(
-    PREFIX + "owner_uncounted_seconds_total",
+OWNER_UNCOUNTED = _family(
+    "owner_uncounted_seconds_total",
     DEVICE,
     "Seconds since the first sample for which no owner was charged, because samples were missing or failed.",
-    "owner",
     source="the times of the samples",
     absent=_NO_HOLDERS,
 )
 
-DEVICE_OWNERS = Family(
-    PREFIX + "device_owners",
+DEVICE_OWNERS = _family(
+    "device_owners",
     DEVICE,
-    (
-        "Owners that hold memory on the device now, with or without a known name; if there "
-        "are more than 1, they share the device."
-    ),
-    "owner",
-    source=_HOLDINGS,
+    "Owners that hold memory on the device now, with or without a known name; if there "
+    "are more than 1, they share the device.",
     absent=_NO_HOLDERS,
 )
 _LIMIT_SOURCE = (
     "`dmem.max`, `dmem.min` and `dmem.current` of cgroups; without `dmem` nvmlDeviceGetMemoryLimits"
 )
-OWNER_LIMIT = Family(
-    PREFIX + "owner_memory_limit_bytes",
+OWNER_LIMIT = _family(
+    "owner_memory_limit_bytes",
     (*_OWNER, "type"),
     "What the owner may take of the device by its cgroups: max, beyond which allocations fail, and min, "
     "which is guaranteed.",
-    "owner",
     source=_LIMIT_SOURCE,
     absent="when no cgroup limits the owner",
 )
-OWNER_LIMIT_USED = Family(
-    PREFIX + "owner_memory_limit_used_bytes",
+OWNER_LIMIT_USED = _family(
+    "owner_memory_limit_used_bytes",
     _OWNER,
     "What the cgroup has whose limit the owner reaches first; other owners may be in it.",
-    "owner",
     source=_LIMIT_SOURCE,
     absent="when no cgroup limits the owner, or when its use is not known",
 )
-OWNER_CHARGED = Family(
-    PREFIX + "owner_memory_charged_bytes",
+OWNER_CHARGED = _family(
+    "owner_memory_charged_bytes",
     _OWNER,
     "What the kernel charges to the owner's own cgroups, an account beside NVML's.",
-    "owner",
     source=_LIMIT_SOURCE,
     absent="when neither the kernel nor the driver accounts by cgroup, or when another owner is in them",
 )
 _OOM = ("owner_type", "owner", "framework")
 _OOM_SOURCE = "the agents' reports: torch's own count, and the time of the newest failure of other frameworks"
-OWNER_OOMS = Family(
-    PREFIX + "owner_ooms_total",
+OWNER_OOMS = _family(
+    "owner_ooms_total",
     _OOM,
     "Failed allocations of the owner's programs since the exporter started, on devices that could not be "
     "identified too; a program that has ended still counts.",
-    "owner",
     source=_OOM_SOURCE,
     absent="before the first failed allocation of the owner in the framework",
 )
-OWNER_LAST_OOM = Family(
-    PREFIX + "owner_last_oom_timestamp_seconds",
+OWNER_LAST_OOM = _family(
+    "owner_last_oom_timestamp_seconds",
     _OOM,
     "Unix time of the newest failed allocation of the owner's programs, also after the program has ended.",
-    "owner",
     source=_OOM_SOURCE,
     absent="before the first failed allocation of the owner in the framework",
 )

@@ -29,9 +29,8 @@ _HUMP = re.compile(r"([a-z0-9])([A-Z])")
 def label_names(keys: Iterable[str]) -> dict[str, str]:
     """Return the label of the metric for each label of pods, by the rules of kube-state-metrics.
 
-    Invalid characters become ``_``, ``appName`` becomes ``app_name``, and what is then the same gets
-    ``_conflict1``, ``_conflict2`` at its end. kube-state-metrics compares the labels of one pod; we compare
-    those of the whole allow-list, so that a label has the same name for every pod.
+    What is the same in ``snake_case`` gets ``_conflict1``, ``_conflict2`` at its end, over the whole allow-
+    list: so a label has the same name for every pod.
     """
     same: dict[str, list[str]] = {}
     for key in sorted(keys):

@@ -150,7 +150,7 @@ PROCESS_INFO = Family(
     "and owner; an unknown label is empty.",
     "process",
     source="`status`, `cmdline`, `cgroup` and `environ` below `/proc/PID`; files of the container runtime",
-    absent="never; an unknown label is empty",
+    absent="never",
 )
 RANK_INFO = Family(
     PREFIX + "process_rank_info",
@@ -233,17 +233,17 @@ def _about_processes(snapshot: Snapshot, pids: Iterable[int]) -> Collected:
     (_, starts), (_, info), (_, ranks), (_, policies) = rows
     for pid in pids:
         process, facts = snapshot.processes.get(pid), snapshot.facts_of(pid)
-        ranks.extend(_rank(process))
         info.append(((str(pid), *_described(facts, process)), 1))
         if process is not None:
             starts.append(((str(pid),), process.start_time))
+            if process.rank is not None:
+                ranks.append(((str(pid), *map(str, process.rank)), 1))
             if process.facts is not None:
                 policies.append(((str(pid), *process.policy[:3]), 1))
     return rows
 
 
 def _described(facts: ProcessFacts | None, process: ProcessSnapshot | None) -> Labels:
-    """Return user, command, states that it settled in, and owner; empty where they are not known."""
     settled = process.settled if process is not None else ("", "")
     if facts is None:
         return ("", "", *settled, *Owner("", ""))
@@ -258,11 +258,6 @@ def _sum_of_others(family: HoldingFamily, labels: Labels, rest: Iterable[Holding
             more = _labels(holding, by) if by else ()
             sums[more] = sums.get(more, 0) + value
     return [((*labels, *more), value) for more, value in sums.items()]
-
-
-def _rank(process: ProcessSnapshot | None) -> Iterable[Sample]:
-    if process is not None and (rank := process.rank) is not None:
-        yield (str(process.pid), *map(str, rank)), 1
 
 
 def _labels(holding: Holding, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,56 +2,69 @@
 
 from __future__ import annotations
 
-from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, FamilySamples, devices_shown, group
+from vramledger.metrics.families import (
+    DEVICE,
+    PREFIX,
+    Collected,
+    Family,
+    FamilySamples,
+    Labels,
+    devices_shown,
+    group,
+)
 from vramledger.model.snapshot import Snapshot
 
-_SCHEDULERS = "the kubelet's pod-resources socket; the environment of processes of Slurm and Nomad"
+_SCHEDULERS = "what the schedulers tell"
 _UNCERTAIN = "when no scheduler assigns the device, or when its reservations or holders are not all known"
 
-RESERVATION_INFO = Family(
-    PREFIX + "device_reservation_info",
+
+def _family(
+    name: str,
+    labels: Labels,
+    help_: str,
+    *,
+    absent: str,
+    source: str = f"{_SCHEDULERS}; NVML's process lists",
+) -> Family:
+    return Family(PREFIX + name, labels, help_, "reservations", source, absent)
+
+
+RESERVATION_INFO = _family(
+    "device_reservation_info",
     (*DEVICE, "owner_type", "owner"),
     "The owner for whom a scheduler has reserved the device: a pod, from the kubelet's "
     "pod-resources socket, or a Slurm job or Nomad task, from the prolog's record or its "
     "processes' environment; read every 20 seconds.",
-    "reservations",
     source=_SCHEDULERS,
     absent="when no scheduler has reserved the device",
 )
-RESERVATIONS = Family(
-    PREFIX + "device_reservations",
+RESERVATIONS = _family(
+    "device_reservations",
     (*DEVICE, "use"),
     "Reservations of the device by a scheduler, by whether their owners hold memory on it now: held, unheld "
     "or unknown; absent where no scheduler assigns the device.",
-    "reservations",
-    source=_SCHEDULERS + "; NVML's process lists",
     absent="when no scheduler assigns the device",
 )
-UNRESERVED_HOLDERS = Family(
-    PREFIX + "device_unreserved_holders",
+UNRESERVED_HOLDERS = _family(
+    "device_unreserved_holders",
     DEVICE,
     "Processes that hold memory on the device and whose owner has no reservation of it; "
     "absent where no scheduler assigns the device, or its reservations are not all known.",
-    "reservations",
-    source=_SCHEDULERS + "; NVML's process lists",
     absent=_UNCERTAIN,
 )
-UNRESERVED_MEMORY = Family(
-    PREFIX + "device_unreserved_memory_bytes",
+UNRESERVED_MEMORY = _family(
+    "device_unreserved_memory_bytes",
     DEVICE,
     "Device memory that is held without a reservation of the device, in NVML's own "
     "figures; absent where no scheduler assigns the device, or its reservations are not "
     "all known.",
-    "reservations",
-    source=_SCHEDULERS + "; NVML's process lists",
     absent=_UNCERTAIN + "; when NVML does not report the bytes of one of the holders",
 )
-RESERVATION_ACCOUNT_INFO = Family(
-    PREFIX + "reservation_account_info",
+RESERVATION_ACCOUNT_INFO = _family(
+    "reservation_account_info",
     ("owner_type", "owner", "user", "account"),
     "The user and the account for which a job with a reservation runs, as slurmd has told the prolog of "
     "deploy/slurm; account is empty where Slurm has none.",
-    "reservations",
     source="the records in `/run/vramledger-slurm` that the prolog makes and the epilog removes",
     absent="when the job has no record, and with other schedulers",
 )

@@ -64,19 +64,11 @@ def _device_info(snapshot: Snapshot) -> Iterable[Sample]:
     for key, device in devices_shown(snapshot):
         reading = device.reading
         about = (
-            reading.name,
-            reading.pci_bus_id,
-            snapshot.driver_version,
-            snapshot.cuda_version,
-            reading.minor,
-            reading.parent,
-            reading.mig_profile,
-            reading.gpu_instance,
-            reading.compute_instance,
-            reading.mig_placement,
+            *(reading.name, reading.pci_bus_id, snapshot.driver_version, snapshot.cuda_version),
+            *(reading.minor, reading.parent, reading.mig_profile, reading.gpu_instance),
+            *(reading.compute_instance, reading.mig_placement),
             reading.memory_kind or ("dedicated" if reading.memory is not None else None),
-            reading.addressing_mode,
-            reading.virtualization,
+            *(reading.addressing_mode, reading.virtualization),
         )
         yield (*key, *map(_text, about)), 1
 
@@ -85,10 +77,8 @@ SNAPSHOT_FAMILIES = (
     _snapshot(
         "up",
         lambda snapshot: [((), snapshot.up)],
-        (
-            "1 when the newest sample read the NVML driver library, 0 when it could not, or "
-            "before the first sample has ended."
-        ),
+        "1 when the newest sample read the NVML driver library, 0 when it could not, or "
+        "before the first sample has ended.",
         source="nvmlInit and the calls that list the devices",
     ),
     _snapshot(
@@ -160,15 +150,8 @@ SNAPSHOT_FAMILIES = (
         "instance its GPU, profile, ids and place; and the kind of its memory: dedicated, coherent or "
         "unified.",
         *(*DEVICE, "name", "pci_bus_id", "driver_version", "cuda_version", "minor", "parent_uuid"),
-        *(
-            "mig_profile",
-            "gpu_instance",
-            "compute_instance",
-            "mig_placement",
-            "memory",
-            "addressing_mode",
-            "virtualization",
-        ),
+        *("mig_profile", "gpu_instance", "compute_instance", "mig_placement"),
+        *("memory", "addressing_mode", "virtualization"),
         source="nvmlDeviceGetUUID, nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlDeviceGetMinorNumber, "
         "nvmlSystemGetDriverVersion, nvmlSystemGetCudaDriverVersion; for MIG "
         "nvmlDeviceGetMigDeviceHandleByIndex, nvmlDeviceGetGpuInstanceId, nvmlDeviceGetComputeInstanceId, "

@@ -7,7 +7,6 @@ import errno
 import http.client
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -15,24 +14,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from vramledger.errors import StartupError
-from vramledger.serving.control_messages import (
-    LEDGER_SECONDS,
-    MAX_ANSWER_BYTES,
-    PAST,
-    PAST_SECONDS,
-    RELEASE,
-    RELEASE_SECONDS,
-    RESUME,
-    SNAPSHOT,
-    ControlError,
-    PastHead,
-    Refused,
-    Released,
-    ReleaseRequest,
-    SnapshotHead,
-    read,
-    write,
-)
+from vramledger.serving import control_messages as messages
 from vramledger_agent.listener import UntrustedListenerError, check_listener
 
 _T = TypeVar("_T")
@@ -47,36 +29,37 @@ class NoExporterError(StartupError):
 
 async def request_release(path: Path, seconds: float | None) -> float | None:
     """Have GPUs released or, with None, reopened; return until when. Raises NoExporterError, StartupError."""
-    target, body = (RESUME, b"") if seconds is None else (RELEASE, write(ReleaseRequest(seconds)))
-    answer = await _exchange(path, RELEASE_SECONDS, "POST", target, body)
-    return _read(lambda: read(answer, Released)).released_until
+    target, body = (
+        (messages.RESUME, b"")
+        if seconds is None
+        else (messages.RELEASE, messages.write(messages.ReleaseRequest(seconds)))
+    )
+    answer = await _exchange(path, messages.RELEASE_SECONDS, "POST", target, body)
+    return _read(answer, messages.Released).released_until
 
 
 async def request_snapshot(
     path: Path, after: str | None = None, wait: float = 0.0
-) -> tuple[SnapshotHead, bytes]:
-    """Return the exporter's newest snapshot as it sent it, and its head.
+) -> tuple[messages.SnapshotHead, bytes]:
+    """Return the exporter's newest snapshot as it sent it, for which it may ``wait`` seconds, and its head.
 
-    ``wait``: seconds for which the exporter may wait for it, as its last answer said. Raises NoExporterError
-    if no exporter answers. Raises StartupError if it refuses, or is of another version.
+    Raises NoExporterError if no exporter answers, StartupError if it refuses, or is of another version.
     """
     query = "" if after is None else f"?{urlencode({'after': after})}"
-    answer = await _exchange(path, LEDGER_SECONDS + wait, "GET", SNAPSHOT + query)
+    answer = await _exchange(path, messages.LEDGER_SECONDS + wait, "GET", messages.SNAPSHOT + query)
     head, _, text = answer.partition(b"\n")
-    return _read(lambda: read(head, SnapshotHead)), text
+    return _read(head, messages.SnapshotHead), text
 
 
 async def request_past(path: Path, question: dict[str, Any]) -> tuple[str, dict[str, Any], bytes]:
     """Return version, head and content of an answer about the past. Raises NoExporterError, StartupError."""
-    answer = await _exchange(path, PAST_SECONDS, "GET", f"{PAST}?{urlencode(question)}")
+    answer = await _exchange(path, messages.PAST_SECONDS, "GET", f"{messages.PAST}?{urlencode(question)}")
     line, _, content = answer.partition(b"\n")
-    head = _read(lambda: read(line, PastHead))
+    head = _read(line, messages.PastHead)
     return head.program, head.head, content
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket of an exporter that we may trust."""
-
     def __init__(self, path: Path, seconds: float) -> None:
         super().__init__("localhost", timeout=seconds)
         self._path = path
@@ -116,9 +99,7 @@ async def _exchange(path: Path, seconds: float, method: str, target: str, body: 
     finally:
         connection.interrupt()
     if status != HTTPStatus.OK:
-        refused = _read(lambda: read(answer, Refused))
-        message = f"the exporter says: {refused.error}"
-        raise StartupError(message)
+        raise StartupError(f"the exporter says: {_read(answer, messages.Refused).error}")
     return answer
 
 
@@ -127,7 +108,7 @@ def _request(connection: _UnixConnection, method: str, target: str, body: bytes)
         with suppress(BrokenPipeError, ConnectionResetError):  # it has refused us, and its answer says why
             connection.request(method, target, body or None)
         response = connection.getresponse()
-        answer = response.read(MAX_ANSWER_BYTES)
+        answer = response.read(messages.MAX_ANSWER_BYTES)
         if not response.isclosed() and response.length:
             raise http.client.IncompleteRead(answer, response.length)
         return response.status, answer
@@ -135,17 +116,17 @@ def _request(connection: _UnixConnection, method: str, target: str, body: bytes)
         connection.close()
 
 
-def _read(reading: Callable[[], _T]) -> _T:
+def _read(answer: bytes, kind: type[_T]) -> _T:
     """Return what an exporter of this version has said. Raises StartupError if it is something else."""
     try:
-        return reading()
-    except ControlError as error:
-        message = f"what answers is of another version; use the vramledger that runs the exporter ({error})"
-        raise StartupError(message) from error
+        return messages.read(answer, kind)
+    except messages.ControlError as error:
+        raise StartupError(
+            f"what answers is of another version; use the vramledger that runs the exporter ({error})"
+        ) from error
 
 
 def _describe(path: Path, error: Exception) -> str:
-    """Say why there is no answer, and what to do."""
     if isinstance(error, FileNotFoundError | ConnectionRefusedError | NotADirectoryError):
         return f"no exporter answers at {path}; is 'vramledger serve' running, with this --control.socket?"
     if isinstance(error, PermissionError):

@@ -113,6 +113,10 @@ class ControlError(VramledgerError):
     """The message is not one of this version, or the answer says why the exporter did not do it."""
 
 
+class StorageError(VramledgerError):
+    """The storage does not answer, or says why it cannot."""
+
+
 Message = TypeVar("Message")
 
 
@@ -130,8 +134,7 @@ def read(raw: bytes | dict[str, str], kind: type[Message]) -> Message:
             return msgspec.convert(raw, kind, strict=False)
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
-        message = f"that is not a message of this version of vramledger: {error}"
-        raise ControlError(message) from error
+        raise ControlError(f"that is not a message of this version of vramledger: {error}") from error
 
 
 def write(message: msgspec.Struct) -> bytes:

@@ -1,7 +1,14 @@
 """Run the control socket, through which commands and people ask the exporter, and make it release the GPUs.
 
-It speaks HTTP by aiohttp; :mod:`vramledger.serving.control_messages` has the paths. Every user may connect to
-it, and :mod:`vramledger.serving.callers` decides who may request what. A connection has one request. It costs
+It speaks HTTP by aiohttp; :mod:`vramledger.serving.control_messages` has the paths. Every user may connect:
+
+| who | may |
+|---|---|
+| root of the host, and the exporter's own user | everything |
+| any other user of the host | read what the page shows to everybody, if it asks for no password |
+| a process of a container, except the exporter's own container | nothing, also as root |
+
+A connection has one request. It costs
 little and has a deadline, and a user has only few at the same time. aiohttp never reads a stranger's socket.
 Any read of a Unix socket, also one that asks for no descriptors, closes those that come with the bytes, and
 waits for that as long as their owner likes: 5 s with a TCP socket that lingers for 5. So we look at what
@@ -25,36 +32,66 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from vramledger.agent_server.connection import read_credentials
+from vramledger.agent_server.connection import Peer, has_ended, identify_peer, read_credentials
 from vramledger.agent_server.disposal import Disposal, call_next_second, receive_bytes
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError, VramledgerError
 from vramledger.logs import fields, log
 from vramledger.model.agent_report import RefusedError
 from vramledger.rate_limit import LineLimit, TokenBucket
-from vramledger.serving.callers import Caller, identify_caller, may_be_trusted
-from vramledger.serving.control_messages import (
-    LEDGER,
-    MAX_REQUEST_BYTES,
-    PAST,
-    RELEASE,
-    REQUEST_SECONDS,
-    RESUME,
-    SNAPSHOT,
-    ControlError,
-    PastHead,
-    PastQuestion,
-    Refused,
-    Released,
-    ReleaseRequest,
-    SnapshotHead,
-    SnapshotRequest,
-    read,
-    read_question,
-    write,
-)
+from vramledger.serving import control_messages as messages
 from vramledger.web.cancellation import cancel_and_wait
 from vramledger.web.error_log import RequestErrorFilter
+from vramledger_agent.listener import PROC, is_outside_containers
+
+_ROOT = 0
+
+
+def may_be_trusted(uid: int) -> bool:
+    """Tell whether a process of a user may request everything if it is in no container."""
+    return uid in (_ROOT, os.geteuid())
+
+
+class Caller(NamedTuple):
+    """A connected process: who it is, whether it may request everything, and whether it may read."""
+
+    peer: Peer
+    outside: bool
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it may request everything."""
+        return self.outside and may_be_trusted(self.peer.uid)
+
+    def check_read(self, *, page_open: bool) -> None:
+        """Check that it may read the ledger. Raises ControlError if it may not."""
+        self._check_outside()
+        if not self.trusted and not page_open:
+            raise messages.ControlError(
+                "the page asks for a password, so only root and the exporter's own user may read it here"
+            )
+
+    def check_control(self) -> None:
+        """Check that it may make the exporter do something. Raises ControlError if it may not."""
+        self._check_outside()
+        if not self.trusted:
+            raise messages.ControlError("only root and the exporter's own user may request that")
+
+    def _check_outside(self) -> None:
+        if not self.outside:
+            raise messages.ControlError(
+                "this process is in a container, or the exporter may not see it; run this on the host, or in "
+                "the exporter's own container"
+            )
+
+
+def identify_caller(connection: socket.socket) -> Caller:
+    """Return who connected; the caller closes ``pidfd``. Raises RefusedError if outside or ended."""
+    peer = identify_peer(connection, str(PROC))
+    # If the process still runs now, the namespaces that were read were its own.
+    outside = is_outside_containers(peer.pid) and not has_ended(peer.pidfd)
+    return Caller(peer, outside)
+
 
 MAX_CONNECTIONS = 64
 """The maximum number of open connections of those who may not request everything."""
@@ -90,13 +127,13 @@ class ControlHandlers(NamedTuple):
     """What the exporter does on request."""
 
     # release the GPUs for so many seconds, or reopen them (None); only the trusted get here
-    release: Callable[[float | None], Awaitable[Released]]
+    release: Callable[[float | None], Awaitable[messages.Released]]
     # return the JSON document of the ledger, as the page's address gives it
     document: Callable[[], Awaitable[bytes]]
     # return a snapshot, as this caller may see it, and its head
-    snapshot: Callable[[SnapshotRequest, Caller], Awaitable[tuple[SnapshotHead, bytes]]]
+    snapshot: Callable[[messages.SnapshotRequest, Caller], Awaitable[tuple[messages.SnapshotHead, bytes]]]
     # answer a question about the past, as this caller may know it
-    past: Callable[[PastQuestion, Caller], Awaitable[tuple[PastHead, bytes]]]
+    past: Callable[[messages.PastQuestion, Caller], Awaitable[tuple[messages.PastHead, bytes]]]
     page_open: Callable[[], bool]  # whether everybody may read the page
 
 
@@ -104,18 +141,15 @@ class ControlHandlers(NamedTuple):
 async def serve_control(
     path: Path, handlers: ControlHandlers, *, required: bool, owner: int | None = None
 ) -> AsyncIterator[None]:
-    """Answer on the socket until the block ends.
+    """Answer on the socket until the block ends; only root, we and ``owner`` may own its directory.
 
-    Besides root and us, only ``owner`` may own its directory: the user that we become. If that is not
-    possible the exporter goes on without the socket, unless it is ``required``. Raises StartupError if it is
-    required, and cannot be made.
+    Where it cannot be made the exporter goes on without, unless it is ``required``: then StartupError.
     """
     try:
         file = SocketFile(path, _SOCKET, owner)
     except StartupError as error:
         if required:
-            message = f"{error}; choose another path with --control.socket"
-            raise StartupError(message) from error
+            raise StartupError(f"{error}; choose another path with --control.socket") from error
         log.info("No control socket: commands will not find this exporter", extra=fields(err=error))
         yield
         return
@@ -195,7 +229,7 @@ class _ControlServer:
             caller = identify_caller(accepted)
             if may_be_trusted(uid) and not caller.trusted:
                 self._take_place(uid)
-        except (RefusedError, OSError, ControlError) as error:
+        except (RefusedError, OSError, messages.ControlError) as error:
             if caller is not None:
                 os.close(caller.peer.pidfd)
             self._dismiss(accepted, error)
@@ -216,12 +250,10 @@ class _ControlServer:
         now = time.monotonic()
         users = Counter(each.peer.uid for each in self._tasks.values() if not each.trusted)
         if users[uid] >= MAX_CONNECTIONS_PER_USER or users.total() >= MAX_CONNECTIONS:
-            message = "too many commands ask at the same time; try again"
-            raise ControlError(message)
+            raise messages.ControlError("too many commands ask at the same time; try again")
         bucket = self._user_buckets.setdefault(uid, TokenBucket(now, USER_RATE, USER_BURST))
         if not bucket.consume(now):
-            message = "too many requests of one user; try again in some seconds"
-            raise ControlError(message)
+            raise messages.ControlError("too many requests of one user; try again in some seconds")
 
     def _dismiss(self, accepted: socket.socket, why: object) -> None:
         log.debug("Refused a command", extra=fields(err=str(why)))
@@ -258,7 +290,7 @@ class _ControlServer:
                 self._loop.create_task(_pass_answer(self._loop, ours, accepted)),
             ]
             tasks.append(asking := self._loop.create_task(asked.wait()))
-            await asyncio.wait(tasks, timeout=REQUEST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, timeout=messages.REQUEST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if asked.is_set():
                 tasks.remove(asking)
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -282,9 +314,9 @@ class _ControlServer:
             asked.set()
             parts, status = await self._respond(request, content, caller), HTTPStatus.OK
         except _ForbiddenError as error:
-            parts, status = (write(Refused(str(error))),), error.status
+            parts, status = (messages.write(messages.Refused(str(error))),), error.status
         except VramledgerError as error:
-            parts, status = (write(Refused(str(error))),), HTTPStatus.CONFLICT
+            parts, status = (messages.write(messages.Refused(str(error))),), HTTPStatus.CONFLICT
         response = web.StreamResponse(status=status, headers={"Content-Type": "application/json"})
         response.content_length = sum(map(len, parts))
         response.force_close()
@@ -297,49 +329,51 @@ class _ControlServer:
         return response
 
     async def _respond(self, request: web.BaseRequest, content: bytes, caller: Caller) -> tuple[bytes, ...]:
-        """Return the parts of the answer's body."""
         what = request.method, request.path
-        if what in {("POST", RELEASE), ("POST", RESUME)}:
+        if what in {("POST", messages.RELEASE), ("POST", messages.RESUME)}:
             who = {"pid": caller.peer.pid, "uid": caller.peer.uid, "ask": request.path}
             try:
                 caller.check_control()
-            except ControlError as error:
+            except messages.ControlError as error:
                 if (dropped := self._refused.admit()) is not None:
                     extra = fields(**who, not_logged_before=dropped)
                     log.warning("Refused a request on the control socket", extra=extra)
                 raise _ForbiddenError(HTTPStatus.FORBIDDEN, error) from error
-            seconds = read(content, ReleaseRequest).seconds if request.path == RELEASE else None
+            seconds = (
+                messages.read(content, messages.ReleaseRequest).seconds
+                if request.path == messages.RELEASE
+                else None
+            )
             log.info("Got a request on the control socket", extra=fields(**who))
             # What has begun is finished, also if nobody waits for its answer.
-            return (write(await asyncio.shield(self._handlers.release(seconds))),)
-        if request.method != "GET" or request.path not in {LEDGER, SNAPSHOT, PAST}:
+            return (messages.write(await asyncio.shield(self._handlers.release(seconds))),)
+        if request.method != "GET" or request.path not in {messages.LEDGER, messages.SNAPSHOT, messages.PAST}:
             raise _ForbiddenError(HTTPStatus.NOT_FOUND, "the exporter does not know this request")
         try:
             caller.check_read(page_open=self._handlers.page_open())
-        except ControlError as error:
+        except messages.ControlError as error:
             raise _ForbiddenError(HTTPStatus.FORBIDDEN, error) from error
-        if request.path == LEDGER:
+        if request.path == messages.LEDGER:
             return (await self._handlers.document(),)
         parameters = dict(request.rel_url.query)
-        head: SnapshotHead | PastHead
-        if request.path == SNAPSHOT:
-            head, text = await self._handlers.snapshot(read(parameters, SnapshotRequest), caller)
+        head: messages.SnapshotHead | messages.PastHead
+        if request.path == messages.SNAPSHOT:
+            head, text = await self._handlers.snapshot(
+                messages.read(parameters, messages.SnapshotRequest), caller
+            )
         else:
-            head, text = await self._handlers.past(read_question(parameters), caller)
-        return write(head), text
+            head, text = await self._handlers.past(messages.read_question(parameters), caller)
+        return messages.write(head), text
 
 
-class _ForbiddenError(ControlError):
-    """A request is refused, with this status."""
-
+class _ForbiddenError(messages.ControlError):
     def __init__(self, status: HTTPStatus, why: object) -> None:
         super().__init__(str(why))
         self.status = status
 
 
 def _send_refusal(accepted: socket.socket, why: object) -> None:
-    """Refuse a connection that aiohttp does not get."""
-    body = write(Refused(str(why)))
+    body = messages.write(messages.Refused(str(why)))
     head = (
         "HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -350,7 +384,7 @@ def _send_refusal(accepted: socket.socket, why: object) -> None:
 
 async def _pass_request(loop: asyncio.AbstractEventLoop, client: socket.socket, to: socket.socket) -> None:
     """Pass a request on; return when the client has gone, or has sent too much or a descriptor."""
-    left = MAX_REQUEST_BYTES
+    left = messages.MAX_REQUEST_BYTES
     with suppress(OSError):
         while left > 0:
             await _wait_until_readable(loop, client)
@@ -362,14 +396,14 @@ async def _pass_request(loop: asyncio.AbstractEventLoop, client: socket.socket, 
                     return
                 left -= len(data)
                 await loop.sock_sendall(to, data)
-        _send_refusal(client, f"a request has at most {MAX_REQUEST_BYTES} bytes")
+        _send_refusal(client, f"a request has at most {messages.MAX_REQUEST_BYTES} bytes")
 
 
 async def _pass_answer(loop: asyncio.AbstractEventLoop, answer: socket.socket, client: socket.socket) -> None:
     """Pass an answer on; return at its end, or when the client has gone or does not read."""
     with suppress(OSError, asyncio.TimeoutError):
         while data := await loop.sock_recv(answer, _PIECE_BYTES):
-            await asyncio.wait_for(loop.sock_sendall(client, data), REQUEST_SECONDS)
+            await asyncio.wait_for(loop.sock_sendall(client, data), messages.REQUEST_SECONDS)
 
 
 async def _wait_until_readable(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:

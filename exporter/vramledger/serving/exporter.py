@@ -5,14 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import select
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
 
 import vramledger
 from vramledger import __version__
@@ -30,19 +41,89 @@ from vramledger.sampling import malloc
 from vramledger.sampling.privileges import User, can_run_as, drop_privileges, find_user, forbid_changes
 from vramledger.sampling.sampler_process import Starter
 from vramledger.sampling.supervisor import Supervisor, reading_timeout
-from vramledger.serving.callers import Caller
-from vramledger.serving.control_messages import ControlError, Released, SnapshotHead, SnapshotRequest
-from vramledger.serving.past_desk import PastDesk
-from vramledger.serving.publisher import HidingPublisher, SnapshotPublisher
+from vramledger.serving.control_messages import (
+    At,
+    ControlError,
+    PastHead,
+    PastQuestion,
+    Readings,
+    Released,
+    SnapshotHead,
+    SnapshotRequest,
+    StorageError,
+)
+from vramledger.serving.publisher import SnapshotPublisher
 from vramledger.serving.service_manager import is_managed, notify_service_manager, wait_for_forbidden_driver
 from vramledger.serving.source import SnapshotSource, attach_agents, idle_threshold, open_source, snapshots
+from vramledger.storage.protocol import HIDE
 from vramledger.views.hidden_names import HiddenNames, host_key, public_view
 from vramledger.views.ledger_json import ledger_text, write_answer
 from vramledger.web.cancellation import cancel_and_wait
 from vramledger.web.server_part import import_server_only
 
+VISITORS = "visitors of the page"
+"""They ask as one: who they are is not known."""
+
+
+_Answer = TypeVar("_Answer")
+
+
+async def while_alive(pidfd: int, answering: Coroutine[Any, Any, _Answer]) -> _Answer:
+    """Return an answer, not computed further if who asked ends. Raises ControlError then."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(answering)
+    if pidfd >= 0:
+        loop.add_reader(pidfd, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        task.cancel()
+        if pidfd < 0 or not select.select([pidfd], [], [], 0)[0]:
+            raise
+        raise ControlError("who asked has ended") from None
+    finally:
+        loop.remove_reader(pidfd)
+
+
+class PastDesk:
+    """Answer commands that ask for the past."""
+
+    def __init__(self, *, expected: bool, hidden: HiddenNames | None = None) -> None:
+        """Start without a storage. If one is ``expected``, the exporter sets it when it is open."""
+        self.storage: Storage | None = None
+        self._expected = expected
+        self._hiding = {} if hidden is None else {HIDE: hidden.key.hex()}
+
+    async def answer_page(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Return the answer to a question of the page. Raises StorageError if there is none, or not yet."""
+        if self.storage is None:
+            raise StorageError(self._without())
+        return await self.storage.request({**question, **self._hiding}, asker=VISITORS)
+
+    async def answer(self, asked: PastQuestion, caller: Caller) -> tuple[PastHead, bytes]:
+        """Return the answer to a command. Raises ControlError if not allowed, or nothing is stored yet."""
+        if self.storage is None:
+            raise ControlError(self._without())
+        if isinstance(asked, Readings):
+            caller.check_control()
+        question = msgspec.to_builtins(asked)
+        if isinstance(asked, At) and not caller.trusted:
+            question["uid"] = caller.peer.uid
+        if not caller.trusted:
+            question |= self._hiding
+        asker = None if caller.trusted else f"uid {caller.peer.uid}"
+        head, content = await while_alive(caller.peer.pidfd, self.storage.request(question, asker=asker))
+        return PastHead(__version__, head), content
+
+    def _without(self) -> str:
+        if self._expected:  # the control socket and the page answer before it is open
+            return "it is still starting; ask again in a moment"
+        return "it keeps no past; start it with --storage.path"
+
+
 TYPE_CHECKING = False
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they load much: aiohttp, SQLite
+    from vramledger.serving.control_socket import Caller
     from vramledger.serving.storage import Storage, StoredTracker
     from vramledger.web.services import PageState
 
@@ -71,7 +152,6 @@ async def serve_until_signalled(config: Config) -> None:
 async def _serve_source(
     config: Config, source: SnapshotSource, kind: str, recording: str | None, stop: asyncio.Task[bool]
 ) -> None:
-    """Serve one source until ``stop`` is done."""
     # aiohttp takes 60 ms, which other commands save
     import_server_only()
     from vramledger.web.app import serve  # noqa: PLC0415
@@ -87,7 +167,8 @@ async def _serve_source(
         told_after=TOLD_AFTER,
     )
     lifetime = reading_timeout(config.sampling) if kind == "nvml" else None
-    publisher = SnapshotPublisher(tracker.blank, lifetime=lifetime)
+    hidden = HiddenNames(host_key(config.sampling.rootfs)) if config.hide_names else None
+    publisher = SnapshotPublisher(tracker.blank, lifetime=lifetime, hidden=hidden)
     # A recording is opened again at each pass, and may be root's alone.
     user = _choose_user(config) if isinstance(source, Supervisor) else None
     # The pids of a recording belong to another machine.
@@ -95,15 +176,13 @@ async def _serve_source(
         run_agent_server(
             config.agent_socket,
             config.sampling.procfs,
-            lambda: publisher.snapshot,
+            lambda: publisher.whole,
             None if user is None else user.uid,
         )
         if kind == "nvml" and _agent_socket(config) is not None
         else nullcontext()
     )
     page = PageState()
-    hidden = HiddenNames(host_key(config.sampling.rootfs)) if config.hide_names else None
-    shown = publisher if hidden is None else HidingPublisher(publisher, hidden)
     managed = is_managed() and kind == "nvml"
     if kind != "nvml" and config.storage is not None:
         log.info("A recording is not stored", extra=fields(path=config.storage.path))
@@ -128,8 +207,8 @@ async def _serve_source(
             past,
         ),
         storing as stored,
-        _starter(config, source) as start_starter,
-        serve(config, shown, lambda: _give_up_rights(config, start_starter, user), page),
+        AsyncExitStack() as starter,
+        serve(config, publisher, lambda: _give_up_rights(config, source, starter, user), page),
         notify_service_manager(),
     ):
         malloc.freeze_objects()
@@ -161,9 +240,8 @@ def _store(  # noqa: PLR0913, PLR0917 what it joins
     user: User | None,
 ) -> AbstractAsyncContextManager[tuple[Storage, StoredTracker]]:
     """Return what stores, during a block; only here it is loaded."""
-    from vramledger.metrics.storage import collect  # noqa: PLC0415
+    from vramledger.metrics.storage import StorageHealth, collect  # noqa: PLC0415
     from vramledger.serving.storage import store  # noqa: PLC0415
-    from vramledger.serving.storage_health import StorageHealth  # noqa: PLC0415
 
     health = StorageHealth(storage.size, storage.retention)
     page.collect = lambda: collect(health.figures())
@@ -186,23 +264,6 @@ def _choose_user(config: Config) -> User | None:
     return user
 
 
-@asynccontextmanager
-async def _starter(config: Config, source: SnapshotSource) -> AsyncIterator[Callable[[], None]]:
-    """Yield a function that starts the process which starts samplers; that ends with the block."""
-    started: list[Starter] = []
-
-    def start() -> None:
-        if isinstance(source, Supervisor):
-            started.append(Starter(config.sampling))
-            source.use_starter(started[0])
-
-    try:
-        yield start
-    finally:
-        for each in started:
-            each.close()
-
-
 def _socket_paths(config: Config) -> tuple[Path, Path]:
     return config.agent_socket, config.control_socket or CONTROL_SOCKET
 
@@ -211,9 +272,12 @@ def _agent_socket(config: Config) -> str | None:
     return str(config.agent_socket.absolute()) if "agent" in config.sampling.collectors else None
 
 
-def _give_up_rights(config: Config, start_starter: Callable[[], None], user: User | None) -> None:
-    """Leave every right to the process that starts samplers."""
-    start_starter()
+def _give_up_rights(config: Config, source: SnapshotSource, stack: AsyncExitStack, user: User | None) -> None:
+    """Leave every right to the process that starts samplers, which ends with the stack."""
+    if isinstance(source, Supervisor):
+        starter = Starter(config.sampling)
+        stack.callback(starter.close)
+        source.use_starter(starter)
     drop_privileges(become=user)
     forbid_changes(path.parent for path in _socket_paths(config))
 
@@ -236,7 +300,6 @@ async def _publish(
 
 
 def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
-    """Log that there is no data or that there is data again, if this differs from the snapshot before."""
     if snapshot.released_until is not None:
         return  # the release was requested, and the source has logged it
     if snapshot.failure is not None and snapshot.failure != before:
@@ -274,14 +337,12 @@ async def _control_socket(  # noqa: PLR0913, PLR0917 what it joins
 
 
 async def _release(source: Supervisor, seconds: float | None) -> Released:
-    """Release the GPUs for so long, or reopen them."""
     if seconds is None:
         source.resume()
         return Released(released_until=None)
     until = await source.release(seconds)
     if held := await asyncio.to_thread(read_open_device_files):
-        message = f"the GPUs are not released: still open by pid: {held}; please report this"
-        raise ControlError(message)
+        raise ControlError(f"the GPUs are not released: still open by pid: {held}; please report this")
     return Released(until)
 
 
@@ -309,12 +370,12 @@ class _LedgerDesk:
 
     async def answer(self, request: SnapshotRequest, caller: Caller) -> tuple[SnapshotHead, bytes]:
         """Return the newest snapshot; wait for one if the client has the newest already."""
-        snapshot = self._publisher.snapshot
+        snapshot = self._publisher.whole
         if request.after == self._token_of(snapshot):
             newer = self._publisher.wait_for_newer(snapshot.serial)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(newer, self._wait)
-            snapshot = self._publisher.snapshot
+            snapshot = self._publisher.whole
         viewer = None if caller.trusted else caller.peer.uid
         text = await self._share(snapshot, viewer, lambda: self._write(snapshot, viewer))
         token = self._token_of(snapshot)
@@ -323,7 +384,8 @@ class _LedgerDesk:
     async def document(self) -> bytes:
         """Return the JSON document of the newest snapshot, as the page's address gives it."""
         snapshot = self._publisher.snapshot
-        return await self._share(snapshot, "document", lambda: self._write_document(snapshot))
+        growth = self._page.timeline.growth
+        return await self._share(snapshot, "document", lambda: ledger_text(snapshot, growth(snapshot)))
 
     async def _share(self, snapshot: Snapshot, key: object, make: Callable[[], bytes]) -> bytes:
         """Return what is made once for a snapshot, whoever asks for it."""
@@ -337,13 +399,8 @@ class _LedgerDesk:
     def _token_of(self, snapshot: Snapshot) -> str:
         return f"{self._run}-{snapshot.serial}-{int(snapshot.up)}"
 
-    def _write(self, snapshot: Snapshot, viewer: int | None) -> bytes:
-        shown = snapshot
+    def _write(self, shown: Snapshot, viewer: int | None) -> bytes:
         if viewer is not None:
-            hidden = self._hidden
-            shown = public_view(snapshot if hidden is None else hidden.snapshot(snapshot, viewer), viewer)
+            shown = shown if self._hidden is None else self._hidden.snapshot(shown, viewer)
+            shown = public_view(shown, viewer)
         return write_answer(shown, self._page.timeline.growth(shown))
-
-    def _write_document(self, snapshot: Snapshot) -> bytes:
-        shown = snapshot if self._hidden is None else self._hidden.snapshot(snapshot)
-        return ledger_text(shown, self._page.timeline.growth(shown))

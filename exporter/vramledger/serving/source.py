@@ -101,7 +101,6 @@ class Accounting(Protocol):
 
 
 def _account(tracker: Accounting, reading: Reading) -> tuple[Snapshot, float]:
-    """Return the snapshot of a reading, and the seconds that it took."""
     begun = time.perf_counter()
     return tracker.update(reading), time.perf_counter() - begun
 

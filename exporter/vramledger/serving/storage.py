@@ -17,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -26,31 +27,14 @@ from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import SamplingConfig, StorageConfig
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log, settings
+from vramledger.metrics.storage import SLOW_DISK, StorageHealth
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
 from vramledger.rate_limit import TokenBucket
 from vramledger.sampling.privileges import User
 from vramledger.sampling.sampler_process import request_start
-from vramledger.serving.past_desk import StorageError
-from vramledger.serving.storage_health import SLOW_DISK, StorageHealth
-from vramledger.storage.protocol import (
-    ADD,
-    AGAIN,
-    ASK,
-    CHECK,
-    HEADER,
-    PACKET_BYTES,
-    READ,
-    READING,
-    READY,
-    RESTORE,
-    STATUS,
-    WRITE,
-    Entry,
-    keeper_command,
-    pack,
-    read_head,
-)
+from vramledger.serving.control_messages import StorageError
+from vramledger.storage import protocol
 from vramledger.storage.recorder import Recorder
 from vramledger.storage.state import advance, recall
 from vramledger.views.timeline import Timeline
@@ -129,11 +113,11 @@ class _Pipes:
         return self._to_it.get_write_buffer_size()
 
     def send(self, kind: bytes, content: bytes) -> None:
-        self._to_it.write(pack(kind, content))
+        self._to_it.write(protocol.pack(kind, content))
 
     async def receive(self) -> tuple[bytes, bytes]:
         """Return a message's kind and content. Raises asyncio.IncompleteReadError or OSError at its end."""
-        kind, size = HEADER.unpack(await self._output.readexactly(HEADER.size))
+        kind, size = protocol.HEADER.unpack(await self._output.readexactly(protocol.HEADER.size))
         return kind, await self._output.readexactly(size)
 
     def close(self) -> None:
@@ -158,9 +142,9 @@ class _Reader:
         pipes, self._pipes = self._pipes, None
         kept = pipes is not None
         if pipes is None:
-            pipes = await _Pipes.start(self._requests, READ)
+            pipes = await _Pipes.start(self._requests, protocol.READ)
         try:
-            pipes.send(ASK, json.dumps(question).encode())
+            pipes.send(protocol.ASK, json.dumps(question).encode())
             _, content = await pipes.receive()
         except (asyncio.IncompleteReadError, OSError):
             pipes.close()
@@ -215,21 +199,23 @@ class Storage:
         await self._start()
 
     async def _wait_until_ready(self) -> None:
-        answer = await self._loop.sock_recv(self._requests, PACKET_BYTES)
-        if answer != READY:
+        answer = await self._loop.sock_recv(self._requests, protocol.PACKET_BYTES)
+        if answer != protocol.READY:
             raise StartupError(
                 answer.decode() or "the process that stores could not be started; see its message above"
             )
         self._ready = True
 
     async def _start(self) -> None:
-        """Have a process that stores started. Raises ConnectionError without a starter, or OSError."""
-        self._writer = await _Pipes.start(self._requests, WRITE)
+        self._writer = await _Pipes.start(self._requests, protocol.WRITE)
 
     def send(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
         """Send what is to be stored; leave it out if the process does not keep up."""
         messages = list(messages)
-        readings = sum(kind == ADD and read_head(content)[0] == READING for kind, content in messages)
+        readings = sum(
+            kind == protocol.ADD and protocol.read_head(content)[0] == protocol.READING
+            for kind, content in messages
+        )
         if self._writer is None:
             self.health.record_dropped(readings, self._error)  # it was logged
             return
@@ -259,30 +245,28 @@ class Storage:
             raise StorageError(self._error)
         counted = self._waiting if asker is not None else Counter[str | None]()
         if counted[asker] >= WAITING_MAX_EACH or counted.total() >= WAITING_MAX:
-            message = "too many ask for the past at the same time; try again"
-            raise StorageError(message)
+            raise StorageError("too many ask for the past at the same time; try again")
         counted[asker] += 1
         try:
             answer = await asyncio.wait_for(self._answer_in_turn(question, asker), timeout)
         except asyncio.TimeoutError as error:
-            message = "the storage does not answer in time; ask for a shorter span, or see the exporter's log"
-            raise StorageError(message) from error
+            raise StorageError(
+                "the storage does not answer in time; ask for a shorter span, or see the exporter's log"
+            ) from error
         except (asyncio.IncompleteReadError, OSError) as error:
-            message = f"{NOT_ANSWERED}: {error}"
-            raise StorageError(message) from error
+            raise StorageError(f"{NOT_ANSWERED}: {error}") from error
         finally:
             counted[asker] -= 1
             counted += Counter()  # forgets who waits no longer
         first, _, content = answer.partition(b"\n")
         head: dict[str, Any] = json.loads(first)
         if head.pop("damaged", False) and self._writer is not None:
-            self._writer.send(CHECK, b"")
+            self._writer.send(protocol.CHECK, b"")
         if "error" in head:
             raise StorageError(str(head["error"]))
         return head, content
 
     async def _answer_in_turn(self, question: dict[str, Any], asker: str | None) -> bytes:
-        """Wait for the asker's turn, and have the answer computed."""
         if asker is None:
             async with self._trusted.turn:
                 return await self._trusted.answer(question)
@@ -291,8 +275,7 @@ class Storage:
             begun = self._loop.time()
             bucket = self._share_of(asker, begun)
             if bucket.is_empty(begun):
-                message = "the past was asked for too much lately; try again in some seconds"
-                raise StorageError(message)
+                raise StorageError("the past was asked for too much lately; try again in some seconds")
             try:
                 return await self._others.answer(question)
             finally:
@@ -355,18 +338,16 @@ class Storage:
                 return wait
 
     async def _receive(self) -> None:
-        """Receive messages until the process that stores has ended."""
         pipes = self._writer
         assert pipes is not None  # noqa: S101 it was started
         while True:
             kind, content = await pipes.receive()
-            if kind == AGAIN:
+            if kind == protocol.AGAIN:
                 self.again.set()
-            elif kind == STATUS:
+            elif kind == protocol.STATUS:
                 self.health.record_status(json.loads(content))
 
     def _disconnect(self) -> None:
-        """Close the pipes of a process that has ended."""
         if self._writer is not None:
             self._writer.close()
         self._writer = None
@@ -385,7 +366,6 @@ class Storage:
 
 
 def _open_pipe() -> tuple[FileIO, FileIO]:
-    """Return the ends of a new pipe: for reading, and for writing."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     return FileIO(reader, "rb"), FileIO(writer, "wb")
 
@@ -468,7 +448,7 @@ class StoredTracker:
         try:
             recall(tracker, timeline, content["state"])
             for time, value in content["readings"]:
-                advance(tracker, timeline, Entry(READING, time, value))
+                advance(tracker, timeline, protocol.Entry(protocol.READING, time, value))
         except Exception as error:  # noqa: BLE001 whatever a file holds, we sample
             log.warning("Cannot go on from what is stored: starting without it", extra=fields(err=str(error)))
             return
@@ -496,7 +476,8 @@ async def store(  # noqa: PLR0913 what it joins
     ours.setblocking(False)  # noqa: FBT003 the standard library's
     with other:
         keeper = await asyncio.create_subprocess_exec(
-            *keeper_command(_arguments(config, sampling.rootfs, user), *settings()), stdin=other.fileno()
+            *protocol.keeper_command(_arguments(config, sampling.rootfs, user), *settings()),
+            stdin=other.fileno(),
         )
     storage = Storage(keeper, ours, health)
     recorder = Recorder(tracker, timeline, idle_after, sampling.interval)
@@ -505,7 +486,7 @@ async def store(  # noqa: PLR0913 what it joins
         await _open(storage, config.path)
         async with background_task(storage.run()):
             try:
-                head, content = await storage.request({"ask": RESTORE}, RESTORE_SECONDS)
+                head, content = await storage.request({"ask": protocol.RESTORE}, RESTORE_SECONDS)
                 if head["found"]:
                     stored.set_earlier(head["header"], json.loads(content))
             except StorageError as error:
@@ -526,25 +507,11 @@ async def _open(storage: Storage, path: Path) -> None:
         log.error("Nothing is stored until the disk answers", extra=fields(path=path))
         storage.health.record_error(NOT_OPENED)
     except OSError as error:
-        message = f"{NOT_STARTED}: {error.strerror or error}"
-        raise StartupError(message) from error
+        raise StartupError(f"{NOT_STARTED}: {error.strerror or error}") from error
 
 
 def _arguments(config: StorageConfig, rootfs: Path, user: User | None) -> str:
-    return json.dumps(
-        {
-            "path": str(config.path),
-            "retention": config.retention,
-            "size": config.size,
-            "user": user,
-            "host": _machine_id(rootfs),
-        }
-    )
-
-
-def _machine_id(rootfs: Path) -> str:
-    """Return what identifies this host, empty if that is not known."""
-    try:
-        return (rootfs / "etc/machine-id").read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    host = ""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        host = (rootfs / "etc/machine-id").read_text(encoding="ascii").strip()
+    return json.dumps({**asdict(config), "path": str(config.path), "user": user, "host": host})

@@ -12,27 +12,22 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from vramledger.accounting.owners.reservations import fits
 from vramledger.accounting.tracker import HoldingTracker
+from vramledger.commands import samples
 from vramledger.commands.arguments import add_sampling, sampling_config, size
 from vramledger.commands.interrupts import run_until_interrupted
-from vramledger.commands.own_samples import (
-    SAMPLES_MIN,
-    hidden_on_gpu,
-    own_readings,
-    sample_fast,
-    search_hidden,
-)
 from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.errors import UsageError
-from vramledger.model.reading import ProcessRow, Reading
+from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessRow, Reading
 from vramledger.model.records import write_record
-from vramledger.model.snapshot import Snapshot
+from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.host_files import HostFiles
 from vramledger.sampling.supervisor import Supervisor
@@ -48,18 +43,152 @@ from vramledger.slurm.jobs import (
     running_jobs,
 )
 from vramledger.slurm.names import devices_of, parse_capabilities, parse_gres
-from vramledger.slurm.verdict import SlurmQuestion, check_job_devices, reason_line
-from vramledger.verdicts.cleanliness import (
-    CLEAN,
-    MAX_LEFTOVER,
-    NOT_CLEAN,
-    CheckResult,
-    CheckTolerance,
-    SearchExtent,
-    overall_status,
-)
+from vramledger.verdicts import cleanliness
 from vramledger_agent.commands.parser import Commands, add_log, duration
-from vramledger_agent.printable import write_plain
+from vramledger_agent.printable import printable, write_plain
+
+JobsOf = Callable[[int], Collection[str]]
+"""Return the jobs to which a process may belong."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmQuestion:
+    """What a script asks."""
+
+    # the devices to judge, as Slurm's configuration names them; None for all of the host
+    devices: tuple[str, ...] | None
+    ended: str  # the job that has ended, so that nothing of it may be left; empty outside an epilog
+    tolerance: cleanliness.CheckTolerance  # what a clean device may have
+
+
+def check_job_devices(
+    snapshot: Snapshot,
+    question: SlurmQuestion,
+    jobs: NodeJobs,
+    jobs_of: JobsOf,
+    search: cleanliness.SearchExtent | None = None,
+) -> list[cleanliness.CheckResult]:
+    """Judge the devices, provisionally without a ``search``; an unlisted one cannot be judged.
+
+    What belongs to a running job, on a device that Slurm gave to it, is not left over: so shared GPUs
+    (``--gres=shard``, MPS) are judged without knowing how. To know less of jobs is never harsher.
+    """
+    readings = tuple(each.reading for each in snapshot.devices)
+    devices = tuple(
+        _without_running_jobs(each, readings, question, jobs, jobs_of) for each in snapshot.devices
+    )
+    snapshot = replace(snapshot, devices=devices)
+    if question.devices is None or not snapshot.up:
+        return cleanliness.check_devices(snapshot, (), question.tolerance, search=search)
+    wanted, missing = set[str](), []
+    for name in question.devices:
+        found = {each.uuid for each in readings if fits(name, each)}
+        wanted |= found
+        if not found:
+            reasons = (cleanliness.CheckReason("missing", cleanliness.NO_SUCH_GPU),)
+            missing.append(cleanliness.CheckResult(name, "", cleanliness.CANNOT_TELL, reasons))
+    judged = cleanliness.check_devices(snapshot, wanted, question.tolerance, search=search) if wanted else []
+    return judged + missing
+
+
+def _without_running_jobs(
+    device: DeviceSnapshot,
+    readings: tuple[DeviceReading, ...],
+    question: SlurmQuestion,
+    jobs: NodeJobs,
+    jobs_of: JobsOf,
+) -> DeviceSnapshot:
+    """Return a device without what running jobs may have on it.
+
+    If something was taken off, bytes that NVML charges to nobody may be those jobs' managed memory, so they
+    are not judged.
+    """
+    siblings = tuple(each for each in readings if each.minor == device.reading.minor)
+    kept = tuple(
+        each
+        for each in device.holdings
+        if not _may_be_here(jobs_of(each.pid), (device.reading,), question, jobs)
+    )
+    hidden: tuple[HiddenHolder, ...] | None = device.hidden and tuple(
+        each for each in device.hidden if not _may_be_here(jobs_of(each.pid), siblings, question, jobs)
+    )
+    ledger = device.ledger
+    if ledger is not None and len(kept) < len(device.holdings):
+        ledger = replace(ledger, unattributed=0)
+    return replace(device, holdings=kept, hidden=hidden, ledger=ledger)
+
+
+def _may_be_here(
+    possible: Collection[str],
+    devices: tuple[DeviceReading, ...],
+    question: SlurmQuestion,
+    jobs: NodeJobs,
+) -> bool:
+    """Tell whether a job runs here, as far as is known; a SLUID without a record may be any."""
+    return any(_has_one(job, devices, jobs) for job in possible if job != question.ended)
+
+
+def _has_one(job: str, devices: tuple[DeviceReading, ...], jobs: NodeJobs) -> bool:
+    if job not in jobs.running and (job.isdigit() or not jobs.running):
+        return False
+    record = jobs.records.get(job)
+    if record is None or record.devices is None:
+        return True
+    return any(fits(name, device) for name in record.devices for device in devices)
+
+
+_SHORT = {
+    "no-data": "no answer",
+    "no-list": "no list",
+    "no-book": "no ledger",
+    "timeout": "no answer",
+    "internal": "driver fails",
+}
+
+
+def reason_line(results: list[cleanliness.CheckResult], snapshot: Snapshot | None) -> str:
+    """Return a drained node's reason; ``sinfo -R`` shows 20 characters: the GPU, holder and bytes."""
+    status = cleanliness.overall_status(results)
+    parts = (
+        sorted(
+            (-(reason.memory or 0), result.gpu, result.uuid, position, reason)
+            for result in results
+            if result.status == status
+            for position, reason in enumerate(result.reasons)
+            if reason.counts or (status == cleanliness.CANNOT_TELL)
+        )
+        if status in (cleanliness.NOT_CLEAN, cleanliness.CANNOT_TELL)
+        else []
+    )
+    if not parts:
+        return "vram? no answer: no sample has finished" if status == cleanliness.CANNOT_TELL else ""
+    _, gpu, uuid, _, worst = parts[0]
+    more = f"; +{len(parts) - 1} more" if len(parts) > 1 else ""
+    tail = f"; {uuid}" if uuid else ""
+    if status == cleanliness.CANNOT_TELL:
+        where = f"GPU{gpu} " if gpu != "all" else ""
+        return printable(f"vram? {where}{_SHORT.get(worst.kind, worst.kind)}: {worst.text}{more}{tail}")
+    size = "" if worst.memory is None else f" {worst.memory / 2**20:.0f}MiB"
+    if (worst.memory or 0) >= 2**30:
+        size = f" {(worst.memory or 0) / 2**30:.0f}GiB"
+    return printable(f"vram GPU{gpu} {_who(worst, snapshot)}{size}: {worst.text}{more}{tail}")
+
+
+def _who(reason: cleanliness.CheckReason, snapshot: Snapshot | None) -> str:
+    if reason.kind == "dead":
+        return "dead"
+    if reason.kind == "unusable":
+        return "unusable"
+    if reason.pid is None:
+        return "nobody"
+    facts = snapshot.facts_of(reason.pid) if snapshot is not None else None
+    return (facts.user if facts is not None else None) or next(iter(_hidden_users(reason, snapshot)), "?")
+
+
+def _hidden_users(reason: cleanliness.CheckReason, snapshot: Snapshot | None) -> Iterator[str]:
+    for device in snapshot.devices if snapshot is not None else ():
+        yield from (each.user for each in device.hidden or () if each.pid == reason.pid and each.user)
+
 
 LAST_SECONDS = 0.5
 """Seconds of the wait that are kept for the end of the sampler, so that the answer comes in time."""
@@ -116,7 +245,7 @@ def add_command(commands: Commands) -> None:
         help="epilog: end what is left of the job (default on)",
     )  # fmt: skip
     command.add_argument(
-        "--max-leftover", dest="leftover", type=size, default=MAX_LEFTOVER, metavar="SIZE",
+        "--max-leftover", dest="leftover", type=size, default=cleanliness.MAX_LEFTOVER, metavar="SIZE",
         help="ignore this much dead, zombie, stuck, orphaned and unattributed memory (default 128MiB)",
     )  # fmt: skip
     command.add_argument(
@@ -136,11 +265,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the reason, if there is one; the exit status says the same."""
     job = _read_job(os.environ)
     if args.context != "health" and not job.number:
-        message = "SLURM_JOB_ID is not set: slurmd runs this command, in a prolog or an epilog"
-        raise UsageError(message)
+        raise UsageError("SLURM_JOB_ID is not set: slurmd runs this command, in a prolog or an epilog")
     config = sampling_config(args)
     config = replace(
-        sample_fast(config, frozenset({"ledger", "process", "hardware"})),
+        samples.sample_fast(config, frozenset({"ledger", "process", "hardware"})),
         timeout=max(config.timeout, args.wait / ATTEMPTS),
     )
     gres = _read_gres(args.gres, config.procfs)
@@ -149,13 +277,13 @@ def run(args: argparse.Namespace) -> int:
         # Where it cannot be known which GPUs are the job's, those that Slurm manages are judged.
         devices=devices or gres,
         ended=job.number if args.context == "epilog" else "",
-        tolerance=CheckTolerance(args.leftover, owners=frozenset(args.owners)),
+        tolerance=cleanliness.CheckTolerance(args.leftover, owners=frozenset(args.owners)),
     )
     record = args.records / "jobs" / job.node / job.number
     if args.context == "prolog":
         _write_record(record, job, devices)
     if args.context != "health" and not job.gpus:
-        status, line = CLEAN, ""
+        status, line = cleanliness.CLEAN, ""
     else:
         ending = None
         if question.ended and args.end:
@@ -189,7 +317,6 @@ def _read_job(environment: Mapping[str, str]) -> SlurmJob:
 
 
 def _read_gres(path: Path | None, procfs: Path) -> tuple[str, ...] | None:
-    """Return the devices of Slurm's numbers, None when they are not known."""
     if path is None:
         return None
     try:
@@ -216,8 +343,6 @@ def _write_record(path: Path, job: SlurmJob, devices: tuple[str, ...] | None) ->
 
 
 class _NodeCheck:
-    """Sample until the devices are clean, or until the wait is over."""
-
     def __init__(
         self,
         config: SamplingConfig,
@@ -233,20 +358,20 @@ class _NodeCheck:
         self._records = str(records.resolve()).strip("/")
         self._ending = ending
         self._snapshot: Snapshot | None = None
-        self._results: list[CheckResult] = []
+        self._results: list[cleanliness.CheckResult] = []
 
     async def run(self, wait: float) -> tuple[int, str]:
         """Return the exit status and the reason: the last answer that there was in ``wait`` seconds."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._watch(), wait)
-        status = overall_status(self._results)
-        return status, reason_line(self._results, self._snapshot) if status != CLEAN else ""
+        status = cleanliness.overall_status(self._results)
+        return status, reason_line(self._results, self._snapshot) if status != cleanliness.CLEAN else ""
 
     async def _watch(self) -> None:
         supervisor = Supervisor(self._config)
         tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=self._config.interval)
         clean, unclean = 0, 0.0
-        async with aclosing(own_readings(supervisor)) as readings:  # type: ignore[type-var]
+        async with aclosing(samples.own_readings(supervisor)) as readings:  # type: ignore[type-var]
             async for reading in readings:
                 snapshot = tracker.update(reading)
                 # In a thread: the files of a process that is stuck may hang, and the wait is over all the
@@ -254,24 +379,24 @@ class _NodeCheck:
                 self._snapshot, provisional, self._results = await asyncio.to_thread(
                     self._check, snapshot, None, supervisor.pid
                 )
-                status = overall_status(provisional)
-                clean = clean + 1 if status == CLEAN else 0
+                status = cleanliness.overall_status(provisional)
+                clean = clean + 1 if status == cleanliness.CLEAN else 0
                 now = time.monotonic()
                 unclean = unclean or now
-                if status == NOT_CLEAN and now - unclean >= self._settle:
+                if status == cleanliness.NOT_CLEAN and now - unclean >= self._settle:
                     return
                 held = any(device.holdings for device in snapshot.devices)
-                if clean >= (SAMPLES_MIN if held else 1):
+                if clean >= (samples.SAMPLES_MIN if held else 1):
                     self._snapshot, _, self._results = await asyncio.to_thread(
                         self._check, snapshot, reading, supervisor.pid
                     )
-                    if overall_status(self._results) == CLEAN:
+                    if cleanliness.overall_status(self._results) == cleanliness.CLEAN:
                         return
                     clean = 0
 
     def _check(
         self, snapshot: Snapshot, searched: Reading | None, sampler: int | None
-    ) -> tuple[Snapshot, list[CheckResult], list[CheckResult]]:
+    ) -> tuple[Snapshot, list[cleanliness.CheckResult], list[cleanliness.CheckResult]]:
         """Judge a snapshot; with its reading, also after a search for hidden holders.
 
         The second results are those to end with if there is no time for more: a search that has not ended is
@@ -290,13 +415,14 @@ class _NodeCheck:
                 known[pid] = frozenset() if row is None else possible_jobs(self._host, row, jobs)
             return known[pid]
 
-        search = SearchExtent(complete=False, unreadable=0)
+        search = cleanliness.SearchExtent(complete=False, unreadable=0)
         if searched is not None:
-            holders, search = search_hidden(self._host, searched.devices, sampler)
+            holders, search = samples.search_hidden(self._host, searched.devices, sampler)
             snapshot = replace(
                 snapshot,
                 devices=tuple(
-                    replace(each, hidden=hidden_on_gpu(each.reading, holders)) for each in snapshot.devices
+                    replace(each, hidden=samples.hidden_on_gpu(each.reading, holders))
+                    for each in snapshot.devices
                 ),
             )
         if self._ending is not None:
@@ -349,7 +475,6 @@ class _JobEnding:
 
 
 def _ancestors(host: Host) -> Iterator[int]:
-    """Yield this program and what started it."""
     pid = os.getpid()
     while pid > 1 and (row := host.row(pid)) is not None:
         yield pid

@@ -31,23 +31,8 @@ from vramledger.errors import RecordingError, VramledgerError
 from vramledger.logs import configure
 from vramledger.model.records import JSON_VERSION
 from vramledger.sampling.privileges import drop_privileges
-from vramledger.storage.database import DamagedError, connect_reader, translated
-from vramledger.storage.protocol import (
-    ANSWER,
-    AT,
-    HEADER,
-    HIDE,
-    LONGEST_GAP,
-    NAME,
-    PAGE,
-    READINGS,
-    RESTORE,
-    SINCE,
-    SLIDER,
-    Entry,
-    pack,
-)
-from vramledger.storage.reading import PastReader
+from vramledger.storage import protocol
+from vramledger.storage.database import DamagedError, PastReader, connect_reader, translated
 from vramledger.storage.reduction import expand_reading, facts_plain
 from vramledger.storage.state import Past, advance, compute, start_from
 from vramledger.views.hidden_names import HiddenNames, public_view
@@ -75,7 +60,7 @@ _ROW_MAX = 3600.0
 def make_report(connection: sqlite3.Connection, begin: float, end: float) -> dict[str, Any]:
     """Return the report of a span as JSON values: byte-seconds, seconds and Unix times."""
     watched = _watched(connection, begin, end)
-    marks, count = _marks(connection, begin, end, LONGEST_GAP, kinds=(*_LEFTOVER, _OOM, *_LINKS))
+    marks, count = _marks(connection, begin, end, protocol.LONGEST_GAP, kinds=(*_LEFTOVER, _OOM, *_LINKS))
     found = connection.execute(
         "SELECT owner_type, coalesce(owner, ''), user, uuid, state, wasted, held, max(time, ?), "
         "min(time + seconds, ?) FROM holders WHERE time BETWEEN ? AND ? AND time + seconds >= ? "
@@ -92,10 +77,7 @@ def make_report(connection: sqlite3.Connection, begin: float, end: float) -> dic
                 "owner": name,
                 "users": [],
                 "gpus": [],
-                "byte_seconds": 0.0,
-                "idle_byte_seconds": 0.0,
-                "wasted_byte_seconds": 0.0,
-                "perhaps_wasted_byte_seconds": 0.0,
+                **{f"{what}byte_seconds": 0.0 for what in ("", "idle_", "wasted_", "perhaps_wasted_")},
                 "seconds": 0.0,
                 "highest": 0,
             },
@@ -130,10 +112,7 @@ _ENDS, _BEGINS, _WAS_SHORT = range(3)
 
 
 class _Extent:
-    """For how long an owner held anything, and the most at the same time.
-
-    A report may have millions of rows, so only those that are open are kept.
-    """
+    """For how long an owner held anything, and the most at once; only open rows are kept."""
 
     def __init__(self) -> None:
         self._seconds, self._highest, self._held, self._reached = 0.0, 0, 0, 0.0
@@ -202,7 +181,7 @@ def make_slider(
     if oldest is not None:
         begin = max(begin, oldest)
     step = max(1.0, (end - begin) / STEPS)
-    marks, count = _marks(connection, begin, end, max(LONGEST_GAP, 2 * step))
+    marks, count = _marks(connection, begin, end, max(protocol.LONGEST_GAP, 2 * step))
     devices: dict[str, dict[str, Any]] = {}
     found = connection.execute(
         "SELECT uuid, gpu, total, peak, wasted, time, time + seconds FROM devices "
@@ -238,17 +217,16 @@ DAMAGED = "damaged"
 def open_past(directory: Path, host: str = "") -> Iterator[PastReader]:
     """Open a directory's past to read. Raises RecordingError if unusable, OSError if the disk hangs."""
     try:
-        connection = connect_reader(directory / NAME, host)
+        connection = connect_reader(directory / protocol.NAME, host)
     except FileNotFoundError as error:
-        message = "nothing is stored yet"
-        raise RecordingError(message) from error
+        raise RecordingError("nothing is stored yet") from error
     with closing(connection), translated():
         yield PastReader(connection)
 
 
 def answer(directory: Path, request: dict[str, Any], host: str = "") -> bytes:
     """Return the answer. Raises RecordingError without one, LookupError if incomplete, or OSError."""
-    if request["ask"] == RESTORE and not (directory / NAME).exists():
+    if request["ask"] == protocol.RESTORE and not (directory / protocol.NAME).exists():
         return json.dumps({"found": False}).encode() + b"\n"  # the first start
     with open_past(directory, host) as past:
         head, content = _answer(past, request)
@@ -259,31 +237,29 @@ def answer(directory: Path, request: dict[str, Any], host: str = "") -> bytes:
 
 def _answer(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     ask = request["ask"]
-    if ask == RESTORE:
+    if ask == protocol.RESTORE:
         return _restore(past)
-    if ask == AT:
+    if ask == protocol.AT:
         return _moment(past, request)
     begin, end = float(request["from"]), float(request["to"])
     if end < begin:
-        message = "the span ends before it begins"
-        raise RecordingError(message)
+        raise RecordingError("the span ends before it begins")
     hidden = _hidden(request)
-    if ask == SINCE:
+    if ask == protocol.SINCE:
         report = make_report(past.connection, begin, end)
         return {}, json.dumps(report if hidden is None else hidden.report(report)).encode()
-    if ask == SLIDER:
+    if ask == protocol.SLIDER:
         slider = make_slider(past.connection, begin, end, past.oldest())
         if hidden is not None:
             slider["marks"] = hidden.marks(slider["marks"])
         return {}, json.dumps(slider).encode()
-    if ask == READINGS:
+    if ask == protocol.READINGS:
         with closing(past.readings(begin, end)) as found:  # type: ignore[type-var]
             return _readings(past, found)
-    message = f"{ask!r} is not a question to the storage"
-    raise RecordingError(message)
+    raise RecordingError(f"{ask!r} is not a question to the storage")
 
 
-def _readings(past: PastReader, found: Iterator[Entry]) -> tuple[dict[str, Any], bytes]:
+def _readings(past: PastReader, found: Iterator[protocol.Entry]) -> tuple[dict[str, Any], bytes]:
     """Return the readings of a span; the first has the facts of all processes, which a sampler sends once."""
     first = next(found, None)
     if first is None:
@@ -300,8 +276,9 @@ def _readings(past: PastReader, found: Iterator[Entry]) -> tuple[dict[str, Any],
     for count, each in enumerate(values, start=1):  # noqa: B007 how many there were
         content += json.dumps(each, separators=(",", ":")).encode() + b"\n"
         if len(content) > READINGS_MAX:
-            message = f"its readings have more than {READINGS_MAX >> 20} MiB; ask for a shorter span"
-            raise RecordingError(message)
+            raise RecordingError(
+                f"its readings have more than {READINGS_MAX >> 20} MiB; ask for a shorter span"
+            )
     return {"readings": count}, bytes(content[:-1])
 
 
@@ -314,15 +291,16 @@ def _restore(past: PastReader) -> tuple[dict[str, Any], bytes]:
 
 
 def _hidden(request: dict[str, Any]) -> HiddenNames | None:
-    return HiddenNames(bytes.fromhex(request[HIDE])) if HIDE in request else None
+    return HiddenNames(bytes.fromhex(request[protocol.HIDE])) if protocol.HIDE in request else None
 
 
 def _moment(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     at = float(request["at"])
     moment = past.find(at)
     if moment is None:
-        message = "nothing is stored yet" if past.oldest() is None else "nothing is stored of that time"
-        raise RecordingError(message)
+        raise RecordingError(
+            "nothing is stored yet" if past.oldest() is None else "nothing is stored of that time"
+        )
     then: Past = compute(moment, at)
     snapshot = then.snapshot
     uid = None if request.get("uid") is None else int(request["uid"])
@@ -338,7 +316,7 @@ def _moment(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], 
         "step": then.step,
         "gap_until": then.gap_until,
     }
-    if request.get("view") == PAGE:
+    if request.get("view") == protocol.PAGE:
         rows = page_rows(snapshot, growth, ready=True)
         content = {**head, "rows": rows, "history": then.timeline.history()}
         return head, msgspec.json.encode(content)
@@ -356,8 +334,8 @@ def answer_or_problem(directory: Path, content: bytes, host: str) -> bytes:
 
 def _receive(questions: SimpleQueue[bytes], source: BinaryIO) -> None:
     """Receive questions; end this process as soon as nobody waits for an answer."""
-    while len(head := source.read(HEADER.size)) == HEADER.size:
-        questions.put(source.read(HEADER.unpack(head)[1]))
+    while len(head := source.read(protocol.HEADER.size)) == protocol.HEADER.size:
+        questions.put(source.read(protocol.HEADER.unpack(head)[1]))
     os._exit(0)
 
 
@@ -373,5 +351,5 @@ def main() -> None:
     with suppress(BrokenPipeError):
         while True:
             found = answer_or_problem(Path(config["path"]), questions.get(), config["host"])
-            sys.stdout.buffer.write(pack(ANSWER, found))
+            sys.stdout.buffer.write(protocol.pack(protocol.ANSWER, found))
             sys.stdout.buffer.flush()

@@ -38,11 +38,10 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def open_directory(path: Path, owner: tuple[int, int] | None = None) -> int:
-    """Open the directory of a storage, and make it if it is not there; return its descriptor.
+    """Open the directory of a storage, made if it is not there; return its descriptor. Raises StartupError.
 
     ``owner``: user and group that it must belong to; None for our own. Root gives them a directory that is
-    new, empty, or was made by us. Raises StartupError if it is another user's, is not a directory, or cannot
-    be opened.
+    new, empty, or was made by us.
     """
     ours = owner or (os.geteuid(), os.getegid())
     try:
@@ -75,8 +74,7 @@ def open_directory(path: Path, owner: tuple[int, int] | None = None) -> int:
 
 
 def _refuse(path: Path, why: str, cause: OSError | None = None) -> NoReturn:
-    message = f"--storage.path={path} cannot be used: {why}"
-    raise StartupError(message) from cause
+    raise StartupError(f"--storage.path={path} cannot be used: {why}") from cause
 
 
 def _is_ours(directory: int) -> bool:
@@ -107,8 +105,7 @@ def _open(config: dict[str, Any]) -> int:
     end = time.monotonic() + LOCK_SECONDS
     while not lock_directory(directory):
         if time.monotonic() > end:
-            message = f"--storage.path={path} is in use by another exporter; give each its own"
-            raise StartupError(message)
+            raise StartupError(f"--storage.path={path} is in use by another exporter; give each its own")
         time.sleep(0.05)
     return directory
 

@@ -1,8 +1,7 @@
 """Run the child process that stores.
 
-It is a process of its own because a disk may hang, and then neither a sample nor a scrape waits for it. It
-may change no file outside its directory, and ends when the exporter does: what it has got by then is written.
-If it is killed, ``keeper`` starts it again. Who looks at the past asks another process, and delays nothing.
+A disk may hang, and then neither a sample nor a scrape waits for it. It may change no file outside its
+directory, and ends when the exporter does. If it is killed, ``keeper`` starts it again.
 """
 
 from __future__ import annotations
@@ -20,19 +19,7 @@ from pathlib import Path
 
 from vramledger.logs import configure, fields, log
 from vramledger.sampling.privileges import drop_privileges
-from vramledger.storage.protocol import (
-    ADD,
-    AGAIN,
-    BEGIN,
-    CHECK,
-    HEADER,
-    MAX_CONTENT,
-    READING,
-    STATUS,
-    SUMMARY,
-    pack,
-    read_head,
-)
+from vramledger.storage import protocol
 from vramledger.storage.writing import PastWriter
 
 FLUSH_INTERVAL = 4.0
@@ -71,18 +58,18 @@ class StorageProcess:
 
     def receive(self, kind: bytes, content: bytes) -> None:
         """Do what a message says."""
-        if kind == BEGIN:
+        if kind == protocol.BEGIN:
             self._writing = self._try(lambda: self._past.begin(json.loads(content)), proves=False)
-        elif kind == ADD:
+        elif kind == protocol.ADD:
             self._add(content)
-        elif kind == SUMMARY:
+        elif kind == protocol.SUMMARY:
             self._past.summarise(json.loads(content))
-        elif kind == CHECK:
+        elif kind == protocol.CHECK:
             self._writing = self._try(self._past.check, proves=False) and self._writing
 
     def _add(self, line: bytes) -> None:
-        entry, time_of = read_head(line)
-        reading = entry == READING
+        entry, time_of = protocol.read_head(line)
+        reading = entry == protocol.READING
         if not self._writing:
             self._dropped += reading
             return
@@ -104,7 +91,7 @@ class StorageProcess:
             "house_error": self._house_failed or self._past.aside,
         }
         with suppress(BrokenPipeError):  # the exporter has ended, and what it sent is still to be read
-            self._send(pack(STATUS, json.dumps(status).encode()))
+            self._send(protocol.pack(protocol.STATUS, json.dumps(status).encode()))
 
     def idle(self) -> float:
         """Do what is due, and return the seconds until the next thing is."""
@@ -113,7 +100,7 @@ class StorageProcess:
             self.flush()
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
-            self._send(pack(AGAIN, b""))
+            self._send(protocol.pack(protocol.AGAIN, b""))
         if now - self._kept_house >= HOUSE_INTERVAL:
             self._keep_house()
         return max(0.0, self._flushed + FLUSH_INTERVAL - self._monotonic())
@@ -179,15 +166,12 @@ class StorageProcess:
 
     def _fail(self, error: OSError) -> None:
         """Begin again some time later, or now if the file was put aside: what waited is lost."""
-        self._complain(error)
-        put_aside = error.errno == errno.EUCLEAN
-        self._retry_at = self._monotonic() + (0.0 if put_aside else RETRY_INTERVAL)
-        self._dropped, self._pending, self._newest = self._dropped + self._pending, 0, self._newest_stored
-
-    def _complain(self, error: OSError) -> None:
         if self._failed is None:
             log.error("Nothing is stored for now", extra=fields(err=error.strerror or str(error)))
         self._failed = error.strerror or str(error)
+        put_aside = error.errno == errno.EUCLEAN
+        self._retry_at = self._monotonic() + (0.0 if put_aside else RETRY_INTERVAL)
+        self._dropped, self._pending, self._newest = self._dropped + self._pending, 0, self._newest_stored
 
 
 def serve_pipe(process: StorageProcess, source: int) -> None:
@@ -201,14 +185,14 @@ def serve_pipe(process: StorageProcess, source: int) -> None:
         if not data:
             return
         unread += data
-        while len(unread) >= HEADER.size:
-            kind, size = HEADER.unpack_from(unread)
-            if size > MAX_CONTENT:
+        while len(unread) >= protocol.HEADER.size:
+            kind, size = protocol.HEADER.unpack_from(unread)
+            if size > protocol.MAX_CONTENT:
                 return
-            if len(unread) < HEADER.size + size:
+            if len(unread) < protocol.HEADER.size + size:
                 break
-            content = bytes(unread[HEADER.size : HEADER.size + size])
-            del unread[: HEADER.size + size]
+            content = bytes(unread[protocol.HEADER.size : protocol.HEADER.size + size])
+            del unread[: protocol.HEADER.size + size]
             process.receive(kind, content)
 
 

@@ -53,6 +53,10 @@ HEADER = struct.Struct(">cI")
 
 MAX_CONTENT = 512 * 2**20
 
+MINUTE = 60
+"""Seconds from one summary to the next, unless a holder came, went, changed its state or ran out of memory:
+so a report over days is exact to the second in who and why, and to the minute in bytes."""
+
 STATE, READING = "s", "r"
 """The kinds of entries."""
 
@@ -76,6 +80,19 @@ class Moment(NamedTuple):
     next_time: float | None  # Unix time of what is stored next after a gap; None where there is nothing
     step: float  # seconds from one stored reading to the next, there
     header: dict[str, Any]  # of the segment
+
+
+class HolderSummary(NamedTuple):
+    """One holding in a summary; ``held`` and ``wasted`` are None where they are not known."""
+
+    owner_type: str
+    owner: str
+    user: str
+    command: str
+    state: str
+    grade: str
+    held: int | None
+    wasted: bool | None
 
 
 def write_entry(kind: str, time: float, patch: Any) -> bytes:  # noqa: ANN401 JSON values

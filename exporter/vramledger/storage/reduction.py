@@ -21,6 +21,79 @@ from vramledger.model.agent_report import Agent
 from vramledger.model.holder_facts import HOLDER_FACTS
 from vramledger.model.reading import DeviceReading, ProcessFacts, Reading, agent_plain
 
+SET, GONE, ITEMS = "=", "-", "#"
+"""Of a patch, which is how a JSON value differs from the one before. That of an object is an object: a scalar
+is the new value of a key, an object the patch of it. SET replaces a value as a whole, GONE names keys that
+are gone, ITEMS has the patches of an array's items by their position."""
+
+_RESERVED = frozenset({SET, GONE, ITEMS})
+"""Keys that a patch cannot name: an object with one of them is written as a whole."""
+
+_LISTS = (list, tuple)
+_CONTAINERS = (dict, list, tuple)
+
+
+def difference(before: Any, after: Any) -> Any:  # noqa: ANN401 whatever JSON has
+    """Return the patch that makes ``after`` of ``before``; they differ."""
+    if isinstance(after, dict):
+        if isinstance(before, dict) and _RESERVED.isdisjoint(after):
+            return _object_difference(before, after)
+    elif isinstance(after, _LISTS):
+        nested = any(isinstance(each, _CONTAINERS) for each in after)  # else it is as short to write it again
+        if nested and isinstance(before, _LISTS) and len(before) == len(after):
+            changed = {
+                str(place): difference(old, new)
+                for place, (old, new) in enumerate(zip(before, after, strict=True))
+                if old != new
+            }
+            return {ITEMS: changed}
+    else:
+        return after
+    return {SET: after}
+
+
+def _object_difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    patch: dict[str, Any] = {}
+    for key, new in after.items():
+        old = before.get(key, _MISSING)
+        if old is _MISSING:
+            patch[key] = {SET: new} if isinstance(new, _CONTAINERS) else new
+        elif old != new or type(old) is not type(new):
+            patch[key] = difference(old, new)
+    if len(before) + len(patch) != len(after) or not before.keys() <= after.keys():
+        gone = [key for key in before if key not in after]
+        if gone:
+            patch[GONE] = gone
+    return patch
+
+
+_MISSING = object()
+
+
+def apply(before: Any, patch: Any) -> Any:  # noqa: ANN401
+    """Return what a patch makes of ``before``, which stays. Raises ValueError if it does not fit."""
+    if not isinstance(patch, dict):
+        return patch
+    if SET in patch:
+        return patch[SET]
+    if ITEMS in patch:
+        if not isinstance(before, list):
+            raise ValueError("a patch of an array where there is none")
+        items = list(before)
+        for place, each in patch[ITEMS].items():
+            items[int(place)] = apply(items[int(place)], each)
+        return items
+    if not isinstance(before, dict):
+        raise ValueError("a patch of an object where there is none")  # noqa: TRY004
+    after = dict(before)
+    for key in patch.get(GONE, ()):
+        del after[key]
+    for key, each in patch.items():
+        if key != GONE:
+            after[key] = apply(after.get(key), each)
+    return after
+
+
 _HARDWARE = (
     "device_power_watts",
     "device_power_limit_watts",
@@ -99,7 +172,6 @@ _DEFAULTS = {
 
 
 def _agents(agents: Iterable[Agent]) -> dict[str, Any]:
-    """Return reports of agents, and apart from them the counts that change each second."""
     reports = [agent_plain(each) for each in agents]
     counts = {
         place: figures.pop("allocations") for place, figures in _counting(reports) if "allocations" in figures
@@ -132,7 +204,6 @@ def expand_reading(value: Mapping[str, Any], time: float) -> dict[str, Any]:
 
 
 def _counting(agents: Iterable[list[Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the places and figures of all devices of agents' reports."""
     for number, agent in enumerate(agents):
         for name, framework in enumerate((agent[-1] or {}).get("frameworks", ())):
             for ordinal, device in enumerate(framework.get("devices", ())):
@@ -156,14 +227,14 @@ def _device(device: DeviceReading, time: float) -> dict[str, Any]:
         plain["activity"] = {
             name: two_digits(value) for name, value in device.activity.items() if name != "occupancy"
         }
-    hardware = {name: _rounded(device.hardware[name]) for name in _HARDWARE if name in device.hardware}
+    hardware = {
+        name: two_digits(value) if isinstance(value, (int, float)) else dict(value)
+        for name, value in ((name, device.hardware.get(name)) for name in _HARDWARE)
+        if value is not None
+    }
     if hardware:
         plain["hardware"] = hardware
     return plain
-
-
-def _rounded(value: float | Mapping[str, float]) -> object:
-    return two_digits(value) if isinstance(value, (int, float)) else dict(value)
 
 
 def facts_plain(facts: ProcessFacts) -> dict[str, Any]:

@@ -44,13 +44,13 @@ def recall(tracker: HoldingTracker, timeline: Timeline, state: Any) -> None:  # 
     """Let accounting and timeline go on from a state. Raises RecordingError if it cannot be used."""
     version = state.get("version") if isinstance(state, dict) else None
     if version != VERSION:
-        message = f"the accounting's state is of version {version}, and this program reads version {VERSION}"
-        raise RecordingError(message)
+        raise RecordingError(
+            f"the accounting's state is of version {version}, and this program reads version {VERSION}"
+        )
     try:
         known = msgspec.convert(state, _StoredState, str_keys=True)
     except (msgspec.ValidationError, RecursionError) as error:
-        message = f"not a state of the accounting ({error})"
-        raise RecordingError(message) from error
+        raise RecordingError(f"not a state of the accounting ({error})") from error
     tracker.recall(known.tracker)
     timeline.recall(known.timeline)
 
@@ -90,8 +90,7 @@ def start_from(header: dict[str, Any], state: Any) -> tuple[HoldingTracker, Time
             told_after=TOLD_AFTER,
         )
     except (LookupError, ValueError, TypeError) as error:
-        message = f"not a header of a segment ({error!r})"
-        raise RecordingError(message) from error
+        raise RecordingError(f"not a header of a segment ({error!r})") from error
     timeline = Timeline()
     recall(tracker, timeline, state)
     return tracker, timeline
@@ -103,7 +102,6 @@ def advance(tracker: HoldingTracker, timeline: Timeline, entry: Entry) -> Snapsh
         reading = decode(json.dumps(expand_reading(entry.value, entry.time)))
         snapshot = tracker.update(reading)
     except Exception as error:
-        message = f"a stored reading is invalid ({error!r})"
-        raise RecordingError(message) from error
+        raise RecordingError(f"a stored reading is invalid ({error!r})") from error
     timeline.record(snapshot)
     return snapshot

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from vramledger.storage.summary import MINUTE, HolderSummary, TimelineMark, marks_between
+from vramledger.model.snapshot import Grade, State
+from vramledger.storage.protocol import MINUTE, HolderSummary
 
 _IDS_MAX = 10_000
 """How many numbers of devices and holders are remembered; of others the file is asked."""
@@ -26,8 +28,6 @@ _INSERT_HOLDER = "INSERT INTO holder (pid, start, owner_type, owner, user, comma
 
 
 class _Open(NamedTuple):
-    """A row that is not over."""
-
     time: int
     key: tuple[int, ...]
     values: tuple[Any, ...]
@@ -41,7 +41,6 @@ class SummaryTables:
     """What is written to the tables next; a new one is made after a failure of the disk."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        """Go on from what is in the file. Raises sqlite3.Error if it cannot be read."""
         self._connection = connection
         found = connection.execute("SELECT value FROM meta WHERE name = 'summary'").fetchone()
         self._before: dict[str, Any] | None = None
@@ -53,7 +52,6 @@ class SummaryTables:
         self._ids: dict[tuple[Any, ...], int] = {}
         self._watch: int | None = None
         self._up = True
-        self._until = float("-inf")
 
     def add(self, summary: dict[str, Any]) -> None:
         """Take a summary; :meth:`write` writes it."""
@@ -72,7 +70,6 @@ class SummaryTables:
         for number, summary in enumerate(self._waiting):
             self._write_summary(summary, last=number == len(self._waiting) - 1)
         self._waiting.clear()
-        self._until = until
         self._write_rows("device_minute", 9, [each.row(int(until)) for each in self._devices.values()])
         self._write_rows("holder_minute", 9, [each.row(int(until)) for each in self._holders.values()])
         if self._watch is not None:
@@ -163,15 +160,11 @@ class SummaryTables:
         known = self._ids.get(values)
         if known is None:
             found = self._connection.execute(_FIND_HOLDER, values).fetchone()
-            known = self._ids[values] = found[0] if found else self._insert_holder(values)
+            if not found and len(self._ids) > _IDS_MAX:
+                self._ids.clear()
+            known = found[0] if found else self._connection.execute(_INSERT_HOLDER, values).lastrowid or 0
+            self._ids[values] = known
         return known
-
-    def _insert_holder(self, values: tuple[Any, ...]) -> int:
-        if len(self._ids) > _IDS_MAX:
-            self._ids.clear()
-        made = self._connection.execute(_INSERT_HOLDER, values).lastrowid
-        assert made is not None  # noqa: S101 a row was inserted
-        return made
 
     def _event(self, mark: TimelineMark) -> tuple[Any, ...]:
         device = self._device(mark.uuid) if mark.uuid else None
@@ -189,3 +182,49 @@ class SummaryTables:
 def _identity(holder: HolderSummary) -> tuple[Any, ...]:
     """Return what must not change within a row: all but the bytes."""
     return holder._replace(held=None)
+
+
+class TimelineMark(NamedTuple):
+    """Something that happened on a device, or on the host where ``uuid`` is empty.
+
+    ``kind`` is ``came``, ``went``, the name of the state that a holder got, ``oom``, ``lost`` (the GPUs gave
+    no data any more), or ``back``.
+    """
+
+    time: float
+    kind: str
+    uuid: str = ""
+    key: str = ""
+    holder: HolderSummary | None = None
+    before: str = ""
+    owner: str = ""
+
+
+def marks_between(time: float, before: dict[str, Any], after: dict[str, Any]) -> Iterator[TimelineMark]:
+    """Yield what happened from one summary to the next."""
+    if before["up"] != after["up"]:
+        yield TimelineMark(time, "back" if after["up"] else "lost")
+    if not after["up"] or not before["up"]:
+        return
+    for uuid, device in after["devices"].items():
+        old = before["devices"].get(uuid, {}).get("holders", {})
+        for key, raw in device["holders"].items():
+            holder = HolderSummary(*raw)
+            known = HolderSummary(*old[key]) if key in old else None
+            state = _state(holder)
+            if known is None or _state(known) != state:
+                kind = "came" if known is None and state in ("active", "unknown") else state
+                yield TimelineMark(time, kind, uuid, key, holder, "" if known is None else _state(known))
+        for key in old.keys() - device["holders"].keys():
+            holder = HolderSummary(*old[key])
+            yield TimelineMark(time, "went", uuid, key, holder, _state(holder))
+    for key, count in after["ooms"].items():
+        if count > before["ooms"].get(key, 0):
+            kind, name, _ = key.split("\n")
+            yield TimelineMark(time, "oom", owner=f"{kind} {name}")
+
+
+def _state(holder: HolderSummary) -> str:
+    """Return its state as an event: that it was left behind is none while it is only inferred."""
+    unsure = (holder.state, holder.grade) == (State.ORPHANED.value, Grade.INFERRED.value)
+    return State.ACTIVE.value if unsure else holder.state

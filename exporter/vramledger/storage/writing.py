@@ -18,27 +18,8 @@ from typing import Any
 
 from vramledger.errors import RecordingError
 from vramledger.logs import fields, log
-from vramledger.storage.database import (
-    PIECES,
-    DamagedError,
-    UnfitError,
-    connect_writer,
-    read_lines,
-    translated,
-)
-from vramledger.storage.deltas import difference
-from vramledger.storage.protocol import (
-    LONGEST_GAP,
-    NAME,
-    OURS,
-    READING,
-    SEGMENT_SECONDS,
-    STATE,
-    Entry,
-    read_head,
-    write_entry,
-)
-from vramledger.storage.reading import PastReader, StoredSegment, read_entries
+from vramledger.storage import database, protocol
+from vramledger.storage.reduction import difference
 from vramledger.storage.tables import SummaryTables
 
 LIVE, WHOLE = 0, 1
@@ -87,20 +68,16 @@ class PastWriter:
         size: float = float("inf"),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Use a directory; the file is opened with the first segment.
-
-        ``host``: the identity of this host; a file of another one is put aside. ``retention``: seconds after
-        which something is removed.
-        """
+        """Use a directory; the file is opened with the first segment, one of another ``host`` put aside."""
         self._directory = directory
-        self._path = directory / NAME
+        self._path = directory / protocol.NAME
         self._host = host
         self._retention = retention
         self._size = size
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
         self._tables: SummaryTables | None = None
-        self._segment: StoredSegment | None = None
+        self._segment: database.StoredSegment | None = None
         self._stream: Any = None
         self._pieces = 0
         self._waiting = bytearray()
@@ -120,17 +97,20 @@ class PastWriter:
             connection = self._open()
             if self._tables is None:
                 self._tables = SummaryTables(connection)
-            if not 0 <= header["time"] - self._newest <= LONGEST_GAP or header.get("boot") != self._boot:
+            if (
+                not 0 <= header["time"] - self._newest <= protocol.LONGEST_GAP
+                or header.get("boot") != self._boot
+            ):
                 self._tables.interrupt()
             self._boot = header.get("boot", "")
-        self._segment = StoredSegment(0, header["time"], LIVE, header)
+        self._segment = database.StoredSegment(0, header["time"], LIVE, header)
         self._stream, self._pieces = zlib.compressobj(_LEVEL), 0
 
     def add(self, line: bytes) -> None:
         """Add a line to the segment, if there is one."""
         if self._segment is not None:
-            kind, time_of = read_head(line)
-            if kind == READING:
+            kind, time_of = protocol.read_head(line)
+            if kind == protocol.READING:
                 self._newest = time_of
             self._waiting += line + b"\n"
 
@@ -153,7 +133,7 @@ class PastWriter:
             self._waiting.clear()
         self._measure_log()
 
-    def _write_piece(self, connection: sqlite3.Connection, segment: StoredSegment) -> None:
+    def _write_piece(self, connection: sqlite3.Connection, segment: database.StoredSegment) -> None:
         if not self._pieces:
             made = connection.execute(
                 "INSERT INTO segment (begin, step, header) VALUES (?, ?, ?)",
@@ -161,7 +141,7 @@ class PastWriter:
             )
             self._segment = segment = segment._replace(id=made.lastrowid or 0)
         packed = self._stream.compress(bytes(self._waiting)) + self._stream.flush(zlib.Z_SYNC_FLUSH)
-        self._insert_piece(connection, segment.id * PIECES + self._pieces, packed)
+        self._insert_piece(connection, segment.id * database.PIECES + self._pieces, packed)
         self._pieces += 1
 
     @staticmethod
@@ -177,11 +157,11 @@ class PastWriter:
         """Return the open file; one that cannot be used is put aside. Raises OSError if the disk hangs."""
         if self._connection is None:
             try:
-                self._connection = connect_writer(self._path, self._host)
-            except (DamagedError, UnfitError) as error:
+                self._connection = database.connect_writer(self._path, self._host)
+            except (database.DamagedError, database.UnfitError) as error:
                 self._put_aside(error)
                 try:
-                    self._connection = connect_writer(self._path, self._host)
+                    self._connection = database.connect_writer(self._path, self._host)
                 except RecordingError as again:
                     raise OSError(errno.EIO, str(again)) from again
         return self._connection
@@ -197,9 +177,9 @@ class PastWriter:
     def _damaging(self) -> Iterator[None]:
         """Put the file aside where it is damaged. Raises OSError if it was, or the disk does not answer."""
         try:
-            with translated():
+            with database.translated():
                 yield
-        except DamagedError as error:
+        except database.DamagedError as error:
             self._close()
             self._put_aside(error)
             raise OSError(errno.EUCLEAN, f"the past was damaged, and put aside: {error}") from error
@@ -227,14 +207,13 @@ class PastWriter:
             raise
 
     def _put_aside(self, why: RecordingError) -> None:
-        """Rename the file, with its log."""
-        suffix = why.suffix if isinstance(why, UnfitError) else "damaged"
+        suffix = why.suffix if isinstance(why, database.UnfitError) else "damaged"
         number = int(self._clock())
-        while os.path.lexists(self._directory / (name := f"{NAME}.{suffix}-{number}")):
+        while os.path.lexists(self._directory / (name := f"{protocol.NAME}.{suffix}-{number}")):
             number += 1
         for each in _SUFFIXES:
             with suppress(FileNotFoundError):
-                (self._directory / (NAME + each)).rename(self._directory / (name + each))
+                (self._directory / (protocol.NAME + each)).rename(self._directory / (name + each))
         self.aside = f"{name}: {why}"
         log.warning(
             "The file of the past is not used, and was renamed; a new one is begun",
@@ -247,15 +226,15 @@ class PastWriter:
             connection = self._open()
             (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
-                raise DamagedError(str(found).splitlines()[-1])
-            for segment in list(PastReader(connection).segments()):
+                raise database.DamagedError(str(found).splitlines()[-1])
+            for segment in list(database.PastReader(connection).segments()):
                 try:
-                    for _ in read_lines(connection, segment.id):
+                    for _ in database.read_lines(connection, segment.id):
                         pass
-                except DamagedError as error:
+                except database.DamagedError as error:
                     self._drop(segment, error)
 
-    def _drop(self, segment: StoredSegment, why: DamagedError) -> None:
+    def _drop(self, segment: database.StoredSegment, why: database.DamagedError) -> None:
         log.warning("A part of the past is damaged, and was removed", extra=fields(err=str(why)))
         self.aside = str(why)
         if self._segment is not None and segment.id == self._segment.id:
@@ -272,7 +251,7 @@ class PastWriter:
     def _measure_log(self) -> None:
         before = self._log
         try:
-            self._log = (self._directory / f"{NAME}-wal").stat().st_size
+            self._log = (self._directory / f"{protocol.NAME}-wal").stat().st_size
         except FileNotFoundError:
             self._log = 0
         self.written += max(0, self._log - before)
@@ -311,10 +290,9 @@ class PastWriter:
             raise failures[0]
 
     def _files(self) -> dict[str, tuple[int, float]]:
-        """Return bytes and time of each of our files, the oldest first."""
         found = {}
         for each in self._directory.iterdir():
-            if OURS.fullmatch(each.name):
+            if protocol.OURS.fullmatch(each.name):
                 with suppress(FileNotFoundError):
                     known = each.lstat()
                     found[each.name] = known.st_blocks * 512, known.st_mtime
@@ -322,7 +300,7 @@ class PastWriter:
 
     @staticmethod
     def _is_aside(name: str) -> bool:
-        return name.removeprefix(NAME).startswith(".")
+        return name.removeprefix(protocol.NAME).startswith(".")
 
     @property
     def _size_wanted(self) -> float:
@@ -331,32 +309,28 @@ class PastWriter:
 
     def _used(self, files: dict[str, tuple[int, float]]) -> float:
         """Return the bytes of all files but the log, with what is free in the file counted as gone."""
-        total = sum(size for name, (size, _) in files.items() if name != f"{NAME}-wal")
-        return total - self._free_pages() * self._page_bytes()
-
-    def _free_pages(self) -> int:
-        return 0 if self._connection is None else self._number("freelist_count")
-
-    def _page_bytes(self) -> int:
-        return 0 if self._connection is None else self._number("page_size")
+        total = sum(size for name, (size, _) in files.items() if name != f"{protocol.NAME}-wal")
+        return total - self._number("freelist_count") * self._number("page_size")
 
     def _number(self, pragma: str) -> int:
-        assert self._connection is not None  # noqa: S101 the callers have looked
-        with translated():
+        if self._connection is None:
+            return 0
+        with database.translated():
             return int(self._connection.execute(f"PRAGMA {pragma}").fetchone()[0])
 
     def _remove_old(self, connection: sqlite3.Connection, files: dict[str, tuple[int, float]]) -> None:
         end = time.monotonic() + _HOUSE_SECONDS
         cutoff = self._clock() - self._retention
-        reader = PastReader(connection)
+        reader = database.PastReader(connection)
         others = sum(size for name, (size, _) in files.items() if self._is_aside(name))
         while time.monotonic() < end:
             oldest = next(reader.segments("ORDER BY begin, id LIMIT 1"), None)
-            used = (self._number("page_count") - self._free_pages()) * self._page_bytes() + others
+            pages = self._number("page_count") - self._number("freelist_count")
+            used = pages * self._number("page_size") + others
             if (
                 oldest is None
                 or (self._segment is not None and oldest.id == self._segment.id)
-                or (oldest.begin + SEGMENT_SECONDS >= cutoff and used <= self._size_wanted)
+                or (oldest.begin + protocol.SEGMENT_SECONDS >= cutoff and used <= self._size_wanted)
             ):
                 break
             with self._transaction():
@@ -367,15 +341,16 @@ class PastWriter:
             connection.execute(_FORGET_HOLDERS)
             if self._tables is not None:
                 self._tables.forget_numbers()
-        spare = self._free_pages()
-        over = self._number("page_count") * self._page_bytes() + others > self._size_wanted
+        spare = self._number("freelist_count")
+        over = self._number("page_count") * self._number("page_size") + others > self._size_wanted
         if spare > _SPARE_PAGES or (over and spare):
             connection.execute(f"PRAGMA incremental_vacuum({_SPARE_PAGES})").fetchall()
 
     @staticmethod
     def _delete(connection: sqlite3.Connection, segment: int) -> None:
         connection.execute(
-            "DELETE FROM piece WHERE id BETWEEN ? AND ?", (segment * PIECES, segment * PIECES + PIECES - 1)
+            "DELETE FROM piece WHERE id BETWEEN ? AND ?",
+            (segment * database.PIECES, segment * database.PIECES + database.PIECES - 1),
         )
         connection.execute("DELETE FROM segment WHERE id = ?", (segment,))
 
@@ -387,10 +362,10 @@ class PastWriter:
 
     def _thin_one(self, connection: sqlite3.Connection) -> None:
         """Replace the oldest segment that is stored more finely than its age needs."""
-        now = self._clock() - SEGMENT_SECONDS
+        now = self._clock() - protocol.SEGMENT_SECONDS
         writing = 0 if self._segment is None else self._segment.id
         (first, age), (second, older) = THINNED
-        found = PastReader(connection).segments(
+        found = database.PastReader(connection).segments(
             "WHERE id != ? AND (step < ? OR (step < ? AND begin < ?) OR (step < ? AND begin < ?)) "
             "ORDER BY begin LIMIT 1",
             *(writing, WHOLE, first, now - age, second, now - older),
@@ -398,10 +373,10 @@ class PastWriter:
         for segment in found:
             enough = [step for step, age in THINNED if segment.begin < now - age]
             try:
-                lines = read_lines(connection, segment.id)
-                kept = _thinned(read_entries(lines), enough[-1]) if enough else lines
+                lines = database.read_lines(connection, segment.id)
+                kept = _thinned(database.read_entries(lines), enough[-1]) if enough else lines
                 packed = zlib.compress(b"".join(each + b"\n" for each in kept), _LEVEL)
-            except DamagedError as error:
+            except database.DamagedError as error:
                 self._drop(segment, error)
                 continue
             with self._transaction():
@@ -410,31 +385,31 @@ class PastWriter:
                     "INSERT INTO segment VALUES (?, ?, ?, ?)",
                     (segment.id, segment.begin, enough[-1] if enough else WHOLE, json.dumps(segment.header)),
                 )
-                self._insert_piece(connection, segment.id * PIECES, packed)
+                self._insert_piece(connection, segment.id * database.PIECES, packed)
 
     def usage(self) -> tuple[int, float | None]:
         """Return the bytes of all files, and the oldest moment. Raises OSError if the disk hangs."""
         size = sum(each for each, _ in self._files().values())
         if self._connection is None:
             return size, None
-        with translated():
-            return size, PastReader(self._connection).oldest()
+        with database.translated():
+            return size, database.PastReader(self._connection).oldest()
 
 
-def _thinned(entries: Iterator[Entry], seconds: float) -> Iterator[bytes]:
+def _thinned(entries: Iterator[protocol.Entry], seconds: float) -> Iterator[bytes]:
     """Yield the lines of a segment with a state and the reading after it."""
-    before: dict[str, Any] = {STATE: {}, READING: {}}
+    before: dict[str, Any] = {protocol.STATE: {}, protocol.READING: {}}
 
-    def line(entry: Entry) -> bytes:
+    def line(entry: protocol.Entry) -> bytes:
         patch = difference(before[entry.kind], entry.value)
         before[entry.kind] = entry.value
-        return write_entry(entry.kind, entry.time, patch)
+        return protocol.write_entry(entry.kind, entry.time, patch)
 
-    state: Entry | None = None
+    state: protocol.Entry | None = None
     newest = float("-inf")
     with closing(entries) as found:  # type: ignore[type-var]
         for entry in found:
-            if entry.kind == STATE:
+            if entry.kind == protocol.STATE:
                 state = entry
             elif state is not None and not newest <= entry.time < newest + seconds * 0.9:
                 newest = entry.time

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vramledger.accounting.owners.owner_usage import UNKNOWN, Key, owner_of
 from vramledger.accounting.owners.reservations import MPS_SERVER, mps_user
 from vramledger.model.public_ledger import DeviceLeftovers, LeftoverReason, Leftovers, Verdict
-from vramledger.model.reading import ASLEEP, HiddenHolder, ProcessFacts
+from vramledger.model.reading import ASLEEP, ProcessFacts
 from vramledger.model.snapshot import LEFTOVERS, DeviceSnapshot, Holding, Snapshot, State
 from vramledger.verdicts.remedies import left_text, why_unusable, words_of_error
 from vramledger_agent.printable import gib, printable
@@ -49,11 +49,10 @@ class SearchExtent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckReason:
-    """One finding about a device.
+    """One finding about a device, which is then not clean if it ``counts``.
 
-    If it ``counts``, the device is not clean. With ``doubt`` it says what is not known, so that the device is
-    not called clean. With neither it is only a remark. ``start`` is when process ``pid`` started, in ticks
-    since boot, None where that is not known.
+    With ``doubt`` it says what is not known, and the device is not called clean either. ``start`` is when
+    process ``pid`` started, in ticks since boot.
     """
 
     kind: str
@@ -104,10 +103,7 @@ def amount(memory: int | None) -> str:
 
 
 def device_matches(wanted: Collection[str], device: DeviceSnapshot) -> bool:
-    """Tell whether one of these names means this device.
-
-    The name of a GPU that MIG divides also means each of its instances.
-    """
+    """Tell whether one of these names means this device; a GPU is each of its MIG instances, too."""
     names = {*device.key, device.reading.parent}
     if device.reading.minor is not None:
         names.add(f"/dev/nvidia{device.reading.minor}")
@@ -130,8 +126,8 @@ def check_devices(
 ) -> list[CheckResult]:
     """Check the wanted devices, as :func:`device_matches` knows them, or all of them if none is named.
 
-    Without a ``search`` for hidden holders the results are provisional: they say nothing about such holders.
-    A GPU that MIG divides has no memory of its own: its instances are checked.
+    Without a ``search`` the results say nothing of hidden holders. Of a GPU in MIG mode instances are
+    checked.
     """
     if not snapshot.up:
         reason, message = snapshot.failure or ("starting", "no sample has finished yet")
@@ -263,10 +259,7 @@ def _unknowns(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[CheckReaso
 def _unsearched(
     device: DeviceSnapshot, tolerance: CheckTolerance, search: SearchExtent | None
 ) -> Iterator[CheckReason]:
-    """Say where there may be a hidden holder that was not searched for.
-
-    If live processes are allowed, so are hidden ones, and the result is then certain (no ``doubt``).
-    """
+    """Say where a hidden holder may be; where live processes may be, so may hidden ones (no ``doubt``)."""
     text = ""
     if search is None:
         return
@@ -347,15 +340,12 @@ def _hidden(device: DeviceSnapshot, tolerance: CheckTolerance) -> Iterator[Check
     for each in device.hidden or ():
         ours = each.user is not None and owner_matches(tolerance.owners, ("user", each.user))
         refused = each.kind == "cuda" and not (tolerance.live or ours)
-        text = _hidden_text(each) + (" on this GPU; on which instance is not known" if instance else "")
+        how = "CUDA loaded" if each.kind == "cuda" else "the device file open"
+        text = f"hidden pid {each.pid} {each.command} of user {each.user or '?'} has {how}"
+        text += " on this GPU; on which instance is not known" if instance else ""
         yield CheckReason(
             "hidden", text, counts=refused and not instance, pid=each.pid, doubt=refused and instance
         )
-
-
-def _hidden_text(holder: HiddenHolder) -> str:
-    how = "CUDA loaded" if holder.kind == "cuda" else "the device file open"
-    return f"hidden pid {holder.pid} {holder.command} of user {holder.user or '?'} has {how}"
 
 
 def _reason(holding: Holding, snapshot: Snapshot, why: str, *, counts: bool) -> CheckReason:

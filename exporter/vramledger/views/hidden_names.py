@@ -59,7 +59,7 @@ class HiddenNames:
     def snapshot(self, snapshot: Snapshot, viewer: int | None = None) -> Snapshot:
         """Return what others see of a snapshot; a ``viewer``, a user of the host, sees own programs whole."""
         processes = snapshot.processes
-        own = {pid for pid, each in processes.items() if viewer is not None and _uid(each) == viewer}
+        own = set() if viewer is None else _pids_of(snapshot, viewer)
         others = {pid: each for pid, each in processes.items() if pid not in own}
         words = sorted({word for each in others.values() for word in _words(each)}, key=len, reverse=True)
         named = re.compile(rf"(?<![\w./-])(?:{'|'.join(map(re.escape, words))})(?![\w/-])") if words else None
@@ -174,12 +174,12 @@ class HiddenNames:
         return f"{kind}{space}{self.owner(kind, name)}"
 
 
-def _uid(process: ProcessSnapshot) -> int | None:
-    return None if process.facts is None else process.facts.uid
+def _pids_of(snapshot: Snapshot, uid: int) -> set[int]:
+    processes = snapshot.processes.items()
+    return {pid for pid, each in processes if each.facts is not None and each.facts.uid == uid}
 
 
 def _words(process: ProcessSnapshot) -> Iterator[str]:
-    """Yield what the evidence of a holder may name."""
     for facts in (process.facts, process.first):
         if facts is None:
             continue
@@ -193,9 +193,7 @@ def _words(process: ProcessSnapshot) -> Iterator[str]:
 
 def public_view(snapshot: Snapshot, uid: int) -> Snapshot:
     """Return what a user may see without a password: own programs, and what everybody may."""
-    own = {
-        pid for pid, each in snapshot.processes.items() if each.facts is not None and each.facts.uid == uid
-    }
+    own = _pids_of(snapshot, uid)
     return replace(
         snapshot,
         processes={

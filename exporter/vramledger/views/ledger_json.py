@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -12,12 +12,14 @@ from vramledger.model import public_ledger as public
 from vramledger.model.agent_report import FrameworkReport, OutOfMemory
 from vramledger.model.reading import ProcessFacts
 from vramledger.model.records import JSON_VERSION, read_record, write_record
-from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Ledger, Pool, Snapshot
+from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Pool, Snapshot
 from vramledger.readers.hosts.system_memory import chain_of
 from vramledger.readers.owners.cgroups import unified_path
 from vramledger.verdicts.remedies import about_hidden, about_operating_system, about_unattributed, remedy
 from vramledger.views.timeline import HoldingGrowth, Key
 from vramledger_agent.protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
+
+_Public = TypeVar("_Public", bound=msgspec.Struct)
 
 _NO_GROWTH: Mapping[Key, HoldingGrowth] = {}
 
@@ -37,46 +39,45 @@ def public_ledger(
     snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth] = _NO_GROWTH
 ) -> public.PublicLedger:
     """Return a snapshot as the public sees it, with what is known of its holdings' ``growth``."""
-    return public.PublicLedger(
+    return _made(
+        public.PublicLedger,
+        snapshot,
         version=JSON_VERSION,
-        up=snapshot.up,
         failure=None if snapshot.failure is None else public.Failure(*snapshot.failure),
-        released_until=snapshot.released_until,
-        time=snapshot.time,
-        watched_since=snapshot.watched_since,
-        source=snapshot.source,
-        recording=snapshot.recording,
-        host_pid_namespace=snapshot.host_pid_namespace,
-        driver_version=snapshot.driver_version,
         devices=[_device(device, snapshot, growth) for device in snapshot.devices],
     )
+
+
+def _made(kind: type[_Public], *sources: object, **others: object) -> _Public:
+    """Return a public record: what it has under a name of one of the sources is that, unless it is given."""
+    for name in kind.__struct_fields__:
+        if name not in others:
+            others[name] = next(getattr(each, name) for each in sources if hasattr(each, name))
+    return kind(**others)
 
 
 def _device(
     device: DeviceSnapshot, snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth]
 ) -> public.PublicDevice:
     reading, reserved = device.reading, device.reservation_status
-    return public.PublicDevice(
+    return _made(
+        public.PublicDevice,
+        device,
+        reading,
         gpu=reading.index,
-        uuid=reading.uuid,
-        name=reading.name,
-        mig_profile=reading.mig_profile,
-        mig_placement=reading.mig_placement,
         parent_uuid=reading.parent,
-        memory_counted_under=device.memory_counted_under,
-        up=device.up,
-        error=reading.error,
         memory_kind=reading.memory_kind or (None if reading.memory is None else "dedicated"),
-        addressing_mode=reading.addressing_mode,
-        virtualization=reading.virtualization,
         node=None if reading.node is None else public.Node(**reading.node._asdict()),
-        memory=None if device.ledger is None else _memory(device, device.ledger),
+        memory=None
+        if device.ledger is None
+        else _made(
+            public.Memory,
+            device.ledger,
+            device,
+            states=public.StateBytes(**{state.value: held for state, held in device.ledger.states.items()}),
+        ),
         utilization=None if reading.utilization is None else reading.utilization.get("gpu"),
         activity=None if reading.activity is None else dict(reading.activity),
-        divided=reading.divided,
-        blind=device.blind,
-        ghost=device.ghost,
-        ghost_since=device.ghost_since,
         about_unattributed=about_unattributed(device),
         about_operating_system=about_operating_system(device),
         undivided=None
@@ -105,7 +106,6 @@ def _device(
             if each.maximum is not None
         ],
         cgroup_limits_failed="limits" in reading.failed,
-        partition=reading.partition,
         schedulers=[] if reserved is None else list(reserved.schedulers),
         owners=None if device.owner_usage is None else device.owner_usage.holding,
         hidden=None
@@ -114,23 +114,6 @@ def _device(
             public.Hidden(each.pid, each.kind, each.command, each.user, about_hidden(each.kind))
             for each in device.hidden
         ],
-    )
-
-
-def _memory(device: DeviceSnapshot, ledger: Ledger) -> public.Memory:
-    return public.Memory(
-        total=ledger.total,
-        free=ledger.free,
-        driver_reserved=ledger.driver_reserved,
-        used=ledger.used,
-        used_peak=device.used_peak,
-        wasted=device.wasted,
-        perhaps_wasted=device.perhaps_wasted,
-        operating_system=ledger.operating_system,
-        unattributed=ledger.unattributed,
-        uncharged=ledger.uncharged,
-        overlap=ledger.overlap,
-        states=public.StateBytes(**{state.value: held for state, held in ledger.states.items()}),
     )
 
 
@@ -144,8 +127,9 @@ def public_holding(
     labels = None if facts is None else snapshot.pod_labels_of(facts.owner)
     cache = snapshot.kv_caches.get(holding.pid)
     reserved = device.reservation_status
-    return public.PublicHolding(
-        pid=holding.pid,
+    return _made(
+        public.PublicHolding,
+        holding,
         user=facts.user if facts is not None else None,
         owner=None if facts is None or facts.owner is None else public.PublicOwner(**facts.owner._asdict()),
         pod_labels=None if labels is None else dict(labels),
@@ -155,21 +139,10 @@ def public_holding(
         policy_source=policy.source if policy is not None else None,
         policy_why=policy.why if policy is not None else None,
         started=process.start_time if process is not None else None,
-        memory=holding.memory,
-        held=holding.held,
         uncharged=None if holding.uncharged is None else public.Uncharged(**holding.uncharged._asdict()),
         kv_cache=None if cache is None else public.PublicKvCache(*cache[2:]),
-        peak=holding.peak,
-        state=holding.state,
-        grade=holding.grade,
-        since=holding.since,
-        why=holding.why,
         sm_utilization=holding.sm,
-        last_active=holding.last_active,
         quiet_since=holding.quiet_since if holding.evidence else None,
-        working=holding.working,
-        busy_without_work_since=holding.busy_without_work_since,
-        wasted=holding.wasted,
         growth=None if growth is None else public.Growth(*growth),
         what_to_do=remedy(holding, process, device),
         unreserved=None
@@ -212,9 +185,7 @@ def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> public.P
         ],
         last_oom=None
         if oom is None
-        else public.LastOom(
-            oom.time, oom.framework, oom.requested, oom.verdict, _failed_here(agent, uuid, oom)
-        ),
+        else _made(public.LastOom, oom, on_this_device=_failed_here(agent, uuid, oom)),
     )
 
 

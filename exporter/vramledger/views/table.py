@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from vramledger.model.reading import UNIFIED, DeviceReading, ProcessFacts
 from vramledger.model.snapshot import (
@@ -94,7 +94,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
     yield from _ledger_lines(device)
     rows = [_row(holding, snapshot) for holding in device.holdings]
     if rows:
-        yield from _aligned(rows, [holding.state for holding in device.holdings], colour=colour)
+        yield from _holdings(rows, [holding.state for holding in device.holdings], colour=colour)
         yield from _remedies(device, snapshot)
     elif not device.blind:
         yield "  no process holds memory here"
@@ -165,7 +165,6 @@ def _remedies(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
 
 
 def _limit_lines(device: DeviceSnapshot) -> Iterator[str]:
-    """Say what owners may take, and what is taken of it."""
     for each in device.limits:
         if each.maximum is not None:
             taken = "an unknown part" if each.used is None else gib(each.used)
@@ -216,23 +215,22 @@ def _owner(facts: ProcessFacts | None) -> str:
     return f"{name} ({user})" if user else name
 
 
-def _aligned(rows: list[tuple[str, ...]], states: list[State], *, colour: bool) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in [_COLUMNS, *rows]) for column in range(len(_COLUMNS))]
-    right = {_COLUMNS.index(name) for name in ("PID", "MEMORY", "SM", "FOR")}
-    framed = _COLUMNS.index("FRAMEWORK")  # left out if neither is known: lines are long enough
-    shown = [
-        column
-        for column in range(len(_COLUMNS))
-        if column != framed or any(row[column] != "-" for row in rows)
+def aligned(rows: Iterable[Sequence[str]], left: Collection[str]) -> list[dict[str, str]]:
+    """Return the cells of a table by column, as wide as their column is; the first row names the columns."""
+    columns = list(zip(*rows, strict=True))
+    wide = [
+        [text.ljust(width) if column[0] in left else text.rjust(width) for text in column]
+        for column, width in ((column, max(map(len, column))) for column in columns)
     ]
-    for row, state in zip([_COLUMNS, *rows], [None, *states], strict=True):
-        cells = {
-            column: row[column].rjust(widths[column])
-            if column in right
-            else row[column].ljust(widths[column])
-            for column in shown
-        }
+    return [dict(zip((column[0] for column in columns), row, strict=True)) for row in zip(*wide, strict=True)]
+
+
+def _holdings(rows: list[tuple[str, ...]], states: list[State], *, colour: bool) -> Iterator[str]:
+    cells = aligned([_COLUMNS, *rows], ("OWNER", "COMMAND", "FRAMEWORK", "STATE", "WHY"))
+    framed = any(each["FRAMEWORK"].strip() != "-" for each in cells[1:])
+    for row, state in zip(cells, [None, *states], strict=True):
+        if not framed:
+            del row["FRAMEWORK"]  # lines are long enough
         if colour and state is not None:
-            column = _COLUMNS.index("STATE")
-            cells[column] = f"{_COLOURS[state]}{cells[column]}{_PLAIN}"
-        yield "  " + "  ".join(cells.values()).rstrip()
+            row["STATE"] = f"{_COLOURS[state]}{row['STATE']}{_PLAIN}"
+        yield "  " + "  ".join(row.values()).rstrip()

@@ -7,35 +7,132 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import logging
 import socket
+import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from typing import Any
 
 import msgspec
 from aiohttp import hdrs, web
 
 from vramledger.config import Config, ListenAddress
+from vramledger.errors import VramledgerError
 from vramledger.logs import fields, log
 from vramledger.metrics.exposition import Exposition
 from vramledger.model.public_ledger import DOCUMENTS, schema
+from vramledger.model.records import JSON_VERSION
+from vramledger.rate_limit import TokenBucket
 from vramledger.verdicts.cleanliness import find_leftovers, leftovers
 from vramledger.views.ledger_json import public_ledger
 from vramledger.views.timeline import Timeline
-from vramledger.web.access.access_control import AccessControl
-from vramledger.web.access.host_names import names_of_loopback
+from vramledger.web.access.access_control import AccessControl, names_of_loopback
 from vramledger.web.cancellation import background_task
 from vramledger.web.connections import Connections, raise_descriptor_limit
 from vramledger.web.error_log import RequestErrorFilter, limited_exception_handler
 from vramledger.web.listening import bound_address, listen, systemd_sockets
 from vramledger.web.page import Page, Runbooks, read_host_name
 from vramledger.web.page_stream import PageStream
-from vramledger.web.past_api import PastApi
-from vramledger.web.render_cache import RenderCache
 from vramledger.web.response_headers import NO_SNIFFING, takes_gzip
-from vramledger.web.scrape import RequestLimiter, Scrape
-from vramledger.web.services import CONFIG, SERVICES, AppServices, PageState
+from vramledger.web.scrape import RenderCache, RequestLimiter, Scrape
+from vramledger.web.services import CONFIG, SERVICES, AppServices, AskPast, PageState
+
+_KEPT_MAX = 16
+_KEPT_SECONDS = 30.0
+_RATE, _BURST = 4.0, 12.0
+"""Questions to the storage a second, of all visitors together."""
+
+_LOOK_SECONDS = 0.5
+"""Seconds from one look whether the visitor is still there to the next."""
+
+_LATEST = 1e11
+_SPAN_MAX = 366 * 86400.0
+
+
+class PastApi:
+    """The answers about the past, kept for those who ask for the same; used from the event loop only.
+
+    Another process computes them. What is not there is said in the answer: a browser would report another
+    status as an error of the page.
+    """
+
+    def __init__(self, ask: AskPast | None) -> None:
+        self._ask = ask
+        self._kept: OrderedDict[tuple[object, ...], tuple[float, bytes]] = OrderedDict()
+        self._bucket = TokenBucket(time.monotonic(), _RATE, _BURST)
+
+    def add_routes(self, app: web.Application) -> None:
+        """Route both documents."""
+        app.router.add_get("/api/v1/past", self._moment)
+        app.router.add_get("/api/v1/past/scale", self._scale)
+
+    async def _moment(self, request: web.Request) -> web.Response:
+        at = _time_of(request, "at")
+        if at is None:
+            return web.Response(status=400, text="Write the moment as ?at=UNIX_SECONDS.\n")
+        return await self._answer(request, ("at", at), {"ask": "at", "at": at, "view": "page"})
+
+    async def _scale(self, request: web.Request) -> web.Response:
+        begin, end = _time_of(request, "from"), _time_of(request, "to")
+        if begin is None or end is None or not 0 < end - begin <= _SPAN_MAX:
+            return web.Response(status=400, text="Write the span as ?from=UNIX_SECONDS&to=UNIX_SECONDS.\n")
+        return await self._answer(request, ("scale", begin, end), {"ask": "slider", "from": begin, "to": end})
+
+    async def _answer(
+        self, request: web.Request, key: tuple[object, ...], question: dict[str, Any]
+    ) -> web.Response:
+        if self._ask is None:
+            return _json_response(_problem("nothing is stored; start the exporter with --storage.path"))
+        now = time.monotonic()
+        kept = self._kept.get(key)
+        if kept is None or now - kept[0] > _KEPT_SECONDS:
+            if not self._bucket.consume(now):
+                return web.Response(status=503, text="Too many ask for the past; try again.\n")
+            try:
+                _, content = await _while_connected(request, self._ask(question))
+            except VramledgerError as error:
+                return _json_response(_problem(str(error)))
+            kept = self._kept[key] = (now, content)
+            while len(self._kept) > _KEPT_MAX:
+                self._kept.popitem(last=False)
+        return _json_response(kept[1])
+
+
+async def _while_connected(
+    request: web.Request, answering: Awaitable[tuple[dict[str, Any], bytes]]
+) -> tuple[dict[str, Any], bytes]:
+    task = asyncio.ensure_future(answering)
+    try:
+        while not (await asyncio.wait({task}, timeout=_LOOK_SECONDS))[0]:
+            if request.transport is None or request.transport.is_closing():
+                break
+        else:
+            return task.result()
+    finally:
+        task.cancel()
+    raise VramledgerError("nobody waits for the answer any more")
+
+
+def _json_response(body: bytes) -> web.Response:
+    headers = {"Content-Type": "application/json", "Cache-Control": "no-store"}
+    return web.Response(body=body, headers=headers)
+
+
+def _problem(why: str) -> bytes:
+    return json.dumps({"version": JSON_VERSION, "error": why}).encode()
+
+
+def _time_of(request: web.Request, name: str) -> float | None:
+    text = request.query.get(name, "")
+    if not text.isascii() or not text.replace(".", "", 1).isdigit():
+        return None
+    found = float(text)
+    return float(int(found)) if 0 < found < _LATEST else None
+
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -142,8 +239,6 @@ async def _schema(request: web.Request) -> web.Response:
     return web.Response(body=schema(name), content_type="application/schema+json")
 
 
-RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
 _SHUTDOWN = 3.0
 """Seconds within which running requests must end when the exporter stops; a render takes milliseconds."""
 
@@ -160,15 +255,12 @@ def make_app(
     state: PageState | None = None,
 ) -> web.Application:
     """Build the application of ``services``, and its threads; :func:`serve` refuses requests."""
-    if access is None:
-        access = AccessControl(None)
-    state = state or PageState()
-    if exposition is None:
-        exposition = Exposition(
-            config.processes_max,
-            lambda: services.sampler_pid,
-            collect_own=lambda: [*access.collect(), *state.collect()],
-        )
+    access, state = access or AccessControl(None), state or PageState()
+    exposition = exposition or Exposition(
+        config.processes_max,
+        lambda: services.sampler_pid,
+        collect_own=lambda: [*access.collect(), *state.collect()],
+    )
     render_cache = RenderCache()
 
     async def close_threads(_: web.Application) -> AsyncIterator[None]:
@@ -199,12 +291,11 @@ async def serve(
     on_bound: Callable[[], None] = lambda: None,
     state: PageState | None = None,
 ) -> AsyncIterator[tuple[ListenAddress, ...]]:
-    """Listen on all addresses of the configuration until the block ends, then stop gracefully.
+    """Listen on all addresses until the block ends; yield them with their ports. Raises StartupError.
 
-    ``on_bound`` is called after the last step that may need a privilege, a low port, and before the first
-    step that must later work without it: reading the files of ``--web.config.file``. ``state`` is filled for
-    the control socket. Yields the addresses with the ports that the system chose. Raises StartupError if an
-    address cannot be listened on, or the web configuration is wrong.
+    ``on_bound`` is called after the last step that may need a right, a low port, and before the first that
+    must later work without: reading the files of ``--web.config.file``. ``state`` is filled for the control
+    socket.
     """
     raise_descriptor_limit()
     asyncio.get_running_loop().set_exception_handler(limited_exception_handler())
@@ -248,7 +339,8 @@ async def _run_application(
             logger=logger,
             keepalive_timeout=_KEEP_ALIVE,
         )
-        runner.server.request_handler = _guarded(runner.server.request_handler, access, connections)
+        answer = runner.server.request_handler
+        runner.server.request_handler = partial(_guarded, answer, access, connections)
         access.on_clients_changed(connections.close_all)
         async with AsyncExitStack() as stack:
             stack.callback(connections.close)
@@ -261,21 +353,21 @@ async def _run_application(
         logger.removeFilter(error_filter)
 
 
-def _guarded(answer: RequestHandler, access: AccessControl, connections: Connections) -> RequestHandler:
+async def _guarded(
+    answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+    access: AccessControl,
+    connections: Connections,
+    request: web.BaseRequest,
+) -> web.StreamResponse:
     """Let only allowed requests through; middlewares would run after the path is resolved."""
-
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        connections.request_begins(request)
-        refusal = await access.refusal(request)
-        if refusal is not None:
-            return refusal
-        with connections.allowed(request):
-            return await answer(request)
-
-    return handle
+    connections.request_begins(request)
+    refusal = await access.refusal(request)
+    if refusal is not None:
+        return refusal
+    with connections.allowed(request):
+        return await answer(request)
 
 
 def _page_url(address: ListenAddress, *, secure: bool) -> str:
-    """Return the address at which a person on this machine finds the page."""
     host = "localhost" if address.host in ("", "::", "0.0.0.0") else address.host  # noqa: S104 compared only
     return f"{'https' if secure else 'http'}://{ListenAddress(host, address.port)}/"

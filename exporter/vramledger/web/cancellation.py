@@ -15,8 +15,7 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks and wait for their end.
 
     In Python 3.10 and 3.11 ``asyncio.wait_for`` swallows a cancellation that comes in the same turn of the
-    loop as the result that it waits for (bpo-42130). We saw it: a reading arrived with SIGTERM, and the
-    exporter never ended.
+    loop as its result (bpo-42130): a reading arrived with SIGTERM, and the exporter never ended.
     """
     left = set(tasks)
     while left:

@@ -83,11 +83,7 @@ def connection_limit() -> int:
 
 
 class _Protocol(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
-    """A connection that reads no more than a request may have; its errors do not name our software.
-
-    Attributes:
-        received_in_all: bytes of all requests.
-    """
+    """A connection that reads no more than a request may have; its errors do not name our software."""
 
     __slots__ = ("_connections", "lines", "received", "received_in_all")
 
@@ -129,8 +125,6 @@ class _Protocol(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
 
 
 class _Connection:
-    """One connection, from its first packet to its end."""
-
     def __init__(self, accepted: socket.socket, address: str) -> None:
         self.socket = accepted
         self.address = address
@@ -163,11 +157,6 @@ class Connections:
         context: Callable[[], ssl.SSLContext | None],
         **options: Any,  # noqa: ANN401 aiohttp's
     ) -> None:
-        """Prepare.
-
-        ``server``: answers the requests. ``context``: returns the newest for TLS, None for plain HTTP.
-        ``options``: of aiohttp's protocol.
-        """
         self._make_protocol = partial(_Protocol, server, self, **options)
         self._context = context
         self._strangers: dict[_Protocol, _Connection] = {}
@@ -239,7 +228,6 @@ class Connections:
                 self._idle[protocol] = connection
 
     async def _connect(self, connection: _Connection) -> None:
-        """Shake hands, and give the connection to aiohttp."""
         protocol = self._make_protocol()
         self._strangers[protocol] = connection
         if self._sweeping is None:

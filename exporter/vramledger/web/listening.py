@@ -38,11 +38,10 @@ def systemd_sockets() -> list[socket.socket]:
     count, pid = os.environ.pop("LISTEN_FDS", ""), os.environ.pop("LISTEN_PID", "")
     os.environ.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdigit() or int(count) < 1:
-        message = (
+        raise StartupError(
             "--web.systemd-socket: systemd has passed no sockets; start the exporter "
             "with a .socket unit, or use --web.listen-address"
         )
-        raise StartupError(message)
     sockets = []
     for descriptor in range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + int(count)):
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - the sampler has no business with it
@@ -52,10 +51,9 @@ def systemd_sockets() -> list[socket.socket]:
             or listening.type != socket.SOCK_STREAM
             or not listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         ):
-            message = (
+            raise StartupError(
                 f"--web.systemd-socket: descriptor {descriptor} is not a listening stream; use ListenStream="
             )
-            raise StartupError(message)
         if listening.family == socket.AF_UNIX and not _refuses_descriptors(listening):
             _check_trusted(listening)
         sockets.append(listening)
@@ -79,11 +77,10 @@ def _check_trusted(listening: socket.socket) -> None:
     except (OSError, ValueError):  # an abstract one has no permissions
         open_to_all = True
     if open_to_all:
-        message = (
+        raise StartupError(
             f"--web.systemd-socket: every user may connect to {path}, and could freeze the exporter with a "
             "descriptor; set SocketMode=0660 in the .socket unit, or use Linux 6.16 or newer"
         )
-        raise StartupError(message)
 
 
 def bound_address(listening: socket.socket) -> ListenAddress:

@@ -63,10 +63,7 @@ class Page:
     """The page at ``/`` and its files, which the runbooks use too."""
 
     def __init__(self, telemetry_path: str, *, live: bool, host: str) -> None:
-        """Read the files; pages link to ``telemetry_path`` and name ``host``.
-
-        Without ``live`` there is no page.
-        """
+        """Read the files; pages link to ``telemetry_path`` and name ``host``."""
         found = {path.name: path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
         found["colours.css"] = "\n".join(_colour_rules()).encode()
         index, self._runbook = found.pop("index.html").decode(), found.pop("runbook.html").decode()
@@ -150,7 +147,6 @@ class Runbooks:
     """The runbooks and their index; a page is built on request, because requests are rare."""
 
     def __init__(self, page: Page) -> None:
-        """Read the texts; ``page`` gives them their frame."""
         self._page = page
         self._bodies = {path.stem: path.read_text(encoding="utf-8") for path in _RUNBOOKS.glob("*.html")}
 

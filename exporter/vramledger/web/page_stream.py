@@ -17,6 +17,7 @@ import zlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from aiohttp import web
@@ -110,14 +111,6 @@ class Viewer:
         return True
 
 
-class _Rendered(NamedTuple):
-    """The result of one render; None means an event that no viewer needs."""
-
-    rows: Rows
-    change: PageEvent | None
-    full: PageEvent | None
-
-
 class PageStream:
     """Record the snapshots of the last 15 minutes, and send what changes to all viewers."""
 
@@ -191,7 +184,9 @@ class PageStream:
             if all(viewer.last_event is not None for viewer in self._viewers):  # a new viewer is served now
                 await asyncio.sleep(last + PERIOD - time.monotonic())
             self._wake.clear()
-            self._drop_closed()
+            for viewer in [each for each in self._viewers if each.transport.is_closing()]:
+                viewer.ended.set()
+                self._viewers.discard(viewer)
             if not self._viewers:
                 self._sent_rows, self._full_event, self._rendered_from = {}, None, None
                 continue
@@ -203,13 +198,7 @@ class PageStream:
                 log.error("Live page failed", exc_info=error, extra=fields(err=what))
                 self._rendered_from = None
 
-    def _drop_closed(self) -> None:
-        for viewer in [each for each in self._viewers if each.transport.is_closing()]:
-            viewer.ended.set()
-            self._viewers.discard(viewer)
-
     async def _send_event(self) -> None:
-        """Render what has changed, and send it to every viewer that is ready to receive it."""
         snapshot, ready = self._services.snapshot, self._services.ready
         version = (snapshot.serial, snapshot.up, snapshot.failure, ready)
         changed = version != self._rendered_from
@@ -217,26 +206,29 @@ class PageStream:
         ready_viewers = [viewer for viewer in self._viewers if not viewer.lags(now)]
         current = self._event_number
         behind = any(viewer.last_event != current for viewer in ready_viewers)
+        change: PageEvent | None = None
         if changed or (behind and self._full_event is None):
             loop = asyncio.get_running_loop()
-            rendered = await loop.run_in_executor(
-                self._pool, self._render, snapshot, ready, self._sent_rows, changed, behind
+            self._sent_rows, change, self._full_event = await loop.run_in_executor(
+                self._pool,
+                partial(self._render, snapshot, self._sent_rows, ready=ready, changed=changed, full=behind),
             )
-            self._sent_rows, self._full_event, self._rendered_from = rendered.rows, rendered.full, version
-            if rendered.change is not None:
+            self._rendered_from = version
+            if change is not None:
                 self._event_number += 1
-        else:
-            rendered = _Rendered(self._sent_rows, None, self._full_event)
         for viewer in ready_viewers:
             if viewer.last_event == current:
-                viewer.write(rendered.change or _HEARTBEAT_EVENT)
-            elif rendered.full is not None:
-                viewer.write(rendered.full)
+                viewer.write(change or _HEARTBEAT_EVENT)
+            elif self._full_event is not None:
+                viewer.write(self._full_event)
             else:
                 continue
             viewer.last_event = self._event_number
 
-    def _render(self, snapshot: Snapshot, ready: bool, before: Rows, changed: bool, full: bool) -> _Rendered:  # noqa: FBT001 for a thread pool
+    def _render(
+        self, snapshot: Snapshot, before: Rows, *, ready: bool, changed: bool, full: bool
+    ) -> tuple[Rows, PageEvent | None, PageEvent | None]:
+        """Return the rows, and the events with what has changed and with all; None if no viewer needs it."""
         after = page_rows(snapshot, self._timeline.growth(snapshot), ready=ready) if changed else before
         change = PageEvent.from_rows(*changed_rows(before, after), full=False) if changed and before else None
-        return _Rendered(after, change, PageEvent.from_rows(after, [], full=True) if full else None)
+        return after, change, PageEvent.from_rows(after, [], full=True) if full else None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -12,7 +12,9 @@ from vramledger.config import Config
 from vramledger.metrics.families import Collected
 from vramledger.model.snapshot import Snapshot
 from vramledger.views.timeline import Timeline
-from vramledger.web.past_api import AskPast
+
+AskPast = Callable[[dict[str, Any]], Awaitable[tuple[dict[str, Any], bytes]]]
+"""Return the head and content of the storage's answer to a question."""
 
 
 class AppServices(Protocol):

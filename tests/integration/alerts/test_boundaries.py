@@ -20,8 +20,8 @@ from tests.support.alerts.promtool import ALERTS, EVALUATION, alerts_over_time, 
 from tests.support.faults.evaluation import Manager, Samples, ask
 from tests.support.faults.rules import alerts
 from tests.support.requirements import VERSIONS, require_version
-from vramledger.commands.alert_rules import read_sources
 from vramledger.commands.alert_settings import default_content, read_content, read_settings
+from vramledger.commands.rules import read_sources
 from vramledger_agent.commands.parser import parse_duration
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too

@@ -18,8 +18,8 @@ from tests.support.alerts.nodes import Holder, Node, Values, changing_at, value_
 from tests.support.alerts.promtool import ALERTS, alerts_over_time
 from tests.support.faults.evaluation import Manager
 from tests.support.requirements import VERSIONS, require_version
-from vramledger.commands.alert_rules import render_expression
 from vramledger.commands.alert_settings import read_content, read_settings
+from vramledger.commands.rules import render_expression
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 

@@ -434,6 +434,15 @@ def test_nothing_is_cut_at_any_width(look: Looking, width: int, theme: str) -> N
             assert press <= table
             assert todo <= left
             assert cut <= 0
+        lines = (
+            "[...document.querySelectorAll('#rows .column-todo code')].map(e => e.getClientRects().length)"
+        )
+        assert set(await view.tab.run(lines)) == ({1} if width > 960 else {0}), "a command is not broken"
+        names = (
+            "[...document.querySelectorAll('#rows .column-owner .first')]"
+            ".map(e => e.scrollWidth - e.clientWidth)"
+        )
+        assert max(await view.tab.run(names)) <= 0, "no name of an owner is cut"
         hints = await view.tab.texts("#rows .hint")
         assert bool(await view.tab.texts("#rows .column-todo")) == (width > 960)
         assert len(hints) == (0 if width > 960 else 3), "a narrow row says that there is something to do"

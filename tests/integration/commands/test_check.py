@@ -471,12 +471,6 @@ def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
     assert "cannot tell" in done.stdout
 
 
-@pytest.mark.parametrize("flag", ["--max-leftover=much", "--wait=never", "--gpus=1"])
-def test_a_wrong_flag_is_2(standin: StandIn, flag: str) -> None:
-    """An invalid flag ends it with 2."""
-    assert run("check", flag, driver=standin.env()).returncode == 2
-
-
 def test_a_search_without_patience_is_cut_short() -> None:
     """A search that ends before it has read every process gives nothing, and not "none found"."""
     assert find_hidden_holders(Host(Path("/proc")), {os.getpid()}, set(), patience=0.0) is None

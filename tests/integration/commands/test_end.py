@@ -381,15 +381,6 @@ def test_the_command_ends_who_holds_unknown_bytes(standin: StandIn, stage: Stage
     assert f"would end pid {holder.pid}" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [[], ["--state=lazy"], ["--pid=-1"], ["--pid=x"]])
-def test_a_wrong_flag_is_2(standin: StandIn, arguments: list[str]) -> None:
-    """No selector, or an invalid one, ends it with 2 and one line."""
-    done = run("end", *arguments, driver=standin.env())
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_the_command_leaves_orphans_that_work_or_may_work(standin: StandIn, stage: Stage) -> None:
     """One that works stays, and so does its quiet neighbour; one on a GPU that did nothing is ended."""
     require_host_pid_namespace()

@@ -6,6 +6,7 @@ import pytest
 
 from vramledger.cli import main
 
+PODS = ("serve", "--pods.node=n")
 WRONG = {
     "unknown flag": (
         ["serve", "--colour"],
@@ -39,6 +40,36 @@ WRONG = {
     "no rootfs": (["check", "--path.rootfs=/nowhere"], "--path.rootfs=/nowhere cannot be read (No such file"),
     "a file as rootfs": (["serve", "--path.rootfs=/etc/passwd"], "cannot be read (Not a directory)"),
     "capture to nowhere": (["capture"], "required: FILE"),
+    "labels without a node": (["serve", "--pods.labels=team"], "needs the name of this node"),
+    "labels of a path": (["serve", "--pods.labels=team", "--pods.node=../x"], "needs the name of this node"),
+    "labels with a space": ([*PODS, "--pods.labels=te am"], "is not the name of a label"),
+    "labels of nothing": ([*PODS, "--pods.labels="], "is not the name of a label"),
+    "all labels": ([*PODS, "--pods.labels=*"], "is not the name of a label"),
+    "a long label": ([*PODS, f"--pods.labels={'a' * 64}"], "is not the name of a label"),
+    "many labels": (
+        [*PODS, f"--pods.labels={','.join('abcdefghijklmnopqrstu')}"],
+        "21 labels are too many",
+    ),
+    "a kubelet of a path": (
+        [*PODS, "--pods.labels=a", "--pods.kubelet=a/b"],
+        "is not the address of a kubelet",
+    ),
+    "a kubelet of port 0": (
+        [*PODS, "--pods.labels=a", "--pods.kubelet=a:0"],
+        "is not the address of a kubelet",
+    ),
+    "end of nobody": (["end"], "select holders with --pid, --state, --owner or --gpu"),
+    "end of a state": (["end", "--state=lazy"], "invalid choice: 'lazy'"),
+    "end of a negative pid": (["end", "--pid=-1"], "'-1' is not a process id"),
+    "end of a word": (["end", "--pid=x"], "'x' is not a process id"),
+    "leftover of words": (["check", "--max-leftover=much"], "'much' is not a size"),
+    "wait of words": (["check", "--wait=never"], "'never' is not a duration"),
+    "check of an unknown flag": (["check", "--gpus=1"], "unrecognized arguments: --gpus=1"),
+    "fit of nobody": (["fit"], "required: PID|FILE"),
+    "fit of pid 0": (["fit", "0"], "0 is not a process id"),
+    "fit of two pids": (["fit", "7", "--pid=8"], "--pid chooses a program of a FILE"),
+    "fit with three heads": (["fit", "7", "--headroom=300%"], "'300%' is not a share"),
+    "fit of a file at a time": (["fit", "x.json", "--at=-1h"], "--at is for a PID"),
 }
 
 

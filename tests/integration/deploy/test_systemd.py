@@ -206,11 +206,12 @@ wait
 ! install "$PLACE/c/vramledger-3.0-py3-none-any.whl"
 says 2.0
 ls -d /opt/vramledger* | wc -l
-mkdir -p /var/lib/vramledger
+mkdir -p /var/lib/vramledger /etc/systemd/system/vramledger.socket.d
 "$INSTALLER" --uninstall >"$PLACE/kept"
 ls -d /opt/vramledger* /usr/local/bin/vramledger 2>/dev/null || echo removed
 "$INSTALLER" --purge
-ls -d /var/lib/vramledger /etc/default/vramledger 2>/dev/null || id vramledger 2>/dev/null || echo purged
+kept="/var/lib/vramledger /etc/default/vramledger /etc/systemd/system/vramledger*"
+ls -d $kept 2>/dev/null || id vramledger 2>/dev/null || echo purged
 """
 )
 
@@ -229,6 +230,7 @@ def in_overlays(script: str, place: Path, python: Path) -> subprocess.CompletedP
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 def test_an_update_never_breaks_the_command(tmp_path: Path, python: Path) -> None:
     """While an update runs, each start is one version or the other; one that fails changes nothing."""
@@ -244,7 +246,8 @@ def test_an_update_never_breaks_the_command(tmp_path: Path, python: Path) -> Non
     # The link, its version, the one before, and the lock.
     assert done.stdout.split() == ["4", "removed", "purged"]
     kept = (tmp_path / "kept").read_text()
-    for each in ("/var/lib/vramledger", "/etc/default/vramledger", "the user vramledger"):
+    dropped_in = "/etc/systemd/system/vramledger.socket.d"
+    for each in ("/var/lib/vramledger", "/etc/default/vramledger", dropped_in, "the user vramledger"):
         assert f"kept: {each}" in kept
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from docs.src.generate import DOCS, exporter_families, queries
+from docs.src.generate import DOCS, queries
 from tests.support import builders
 from tests.support.builders import (
     MIB,
@@ -50,7 +50,7 @@ INDEX = re.findall(
 )
 QUERIES = {**queries(), **{f"index-{number}": query for number, query in enumerate(INDEX)}}
 TARGET = {"job", "instance"}
-LABELS = {family.name: set(family.labels) for family in (*FAMILIES.values(), *exporter_families())}
+LABELS = {family.name: set(family.labels) for family in FAMILIES.values()}
 LABELS["vramledger_pod_labels_info"].add("label_team")  # the labels of this family follow from a flag
 HOURS = 3
 
@@ -59,7 +59,7 @@ def test_a_query_uses_what_exists() -> None:
     """Each metric of a query is a family, and each label in it is a label of a family."""
     known = TARGET.union(*LABELS.values())
     for name, query in QUERIES.items():
-        for metric, matchers in re.findall(r"\b((?:vramledger|process|python)_\w+)(?:\{([^}]*)\})?", query):
+        for metric, matchers in re.findall(r"\b(vramledger_\w+)(?:\{([^}]*)\})?", query):
             assert metric in LABELS, name
             assert set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers)) <= LABELS[metric] | TARGET, name
         for listed in re.findall(r"\b(?:by|on|without|ignoring|group_left|group_right) \(([^)]*)\)", query):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.faults.suite import SCENARIOS
 from tests.support.host.scrapes import SimulatedExporter
-from vramledger.kubernetes.node_marks import NodeJudge, NodeMarks, cannot_tell, read_answer
+from vramledger.kubernetes.command import NodeJudge, NodeMarks, cannot_tell, read_answer
 from vramledger.verdicts.cleanliness import find_leftovers, leftovers
 
 PLANTED = frozenset(

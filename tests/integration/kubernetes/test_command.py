@@ -24,14 +24,16 @@ from tests.support.waiting import PATIENCE
 from vramledger.errors import StartupError
 from vramledger.kubernetes.api_client import ClusterError
 from vramledger.kubernetes.command import (
+    CONDITION,
     MAX_ANSWER_BYTES,
     ExporterAddress,
     KubernetesNode,
+    NodeJudge,
+    NodeMarks,
     Taint,
     ask_exporter,
     follow,
 )
-from vramledger.kubernetes.node_marks import CONDITION, NodeJudge, NodeMarks
 from vramledger.model.snapshot import Snapshot, State
 
 TAINT = Taint("vramledger/leftover", "NoSchedule")

@@ -27,7 +27,6 @@ from tests.support.requirements import require_namespaces, require_root
 from tests.support.stranger import strange
 from vramledger.agent_server.unix_socket import _make_directory
 from vramledger.errors import StartupError
-from vramledger.serving.callers import Caller
 from vramledger.serving.control_client import (
     NoExporterError,
     request_past,
@@ -45,7 +44,7 @@ from vramledger.serving.control_messages import (
     read,
     write,
 )
-from vramledger.serving.control_socket import ControlHandlers, serve_control
+from vramledger.serving.control_socket import Caller, ControlHandlers, serve_control
 from vramledger_agent import listener
 from vramledger_agent.listener import UntrustedListenerError, check_listener
 

@@ -23,12 +23,12 @@ from tests.support.past import StoredPast, night
 from tests.support.serving import LOOPBACK, served
 from vramledger.agent_server.connection import Peer
 from vramledger.logs import settings
+from vramledger.metrics.storage import StorageHealth
 from vramledger.serving import storage as serving_storage
-from vramledger.serving.callers import Caller
-from vramledger.serving.control_messages import ControlError, Readings
-from vramledger.serving.past_desk import PastDesk, StorageError
+from vramledger.serving.control_messages import ControlError, Readings, StorageError
+from vramledger.serving.control_socket import Caller
+from vramledger.serving.exporter import PastDesk
 from vramledger.serving.storage import WAITING_MAX, Storage
-from vramledger.serving.storage_health import StorageHealth
 from vramledger.storage.protocol import NAME, keeper_command
 from vramledger.web.services import PageState
 
@@ -113,6 +113,7 @@ async def serving(recorded: StoredPast, path: Path) -> AsyncIterator[Serving]:
         await asyncio.wait_for(keeper.wait(), 30)
 
 
+@pytest.mark.thorough
 def test_questions_delay_nothing_that_is_stored(recorded: StoredPast, tmp_path: Path) -> None:
     """While eight visitors ask for long spans all the time, each reading is on the disk at once."""
 

@@ -17,9 +17,9 @@ import pytest
 
 from tests.support.past import StoredPast, night
 from vramledger.logs import settings
-from vramledger.serving.past_desk import StorageError
+from vramledger.metrics.storage import StorageHealth
+from vramledger.serving.control_messages import StorageError
 from vramledger.serving.storage import NOT_OPENED, Storage
-from vramledger.serving.storage_health import StorageHealth
 from vramledger.storage.protocol import READY, keeper_command
 
 

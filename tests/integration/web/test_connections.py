@@ -26,7 +26,7 @@ from tests.support.waiting import PATIENCE
 from vramledger.config import ListenAddress
 from vramledger.web import connections
 from vramledger.web.access import passwords
-from vramledger.web.access.host_names import is_name_of_this_host, names_of_loopback
+from vramledger.web.access.access_control import is_name_of_this_host, names_of_loopback
 from vramledger.web.app import serve
 from vramledger.web.cancellation import cancel_and_wait
 

@@ -1,4 +1,4 @@
-"""The files of the live page: what a browser may cache, load and run."""
+"""The files of the live page and the runbooks: what a browser may cache, load and run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import socket
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
@@ -153,9 +154,67 @@ def test_without_the_page_its_paths_are_not_there() -> None:
     assert [answer.status for answer in found] == [404, 404, 200, 200, 200, 200]
 
 
-@pytest.mark.parametrize("path", ["/page/other/app.js", "/page/%2e%2e/page.py", "/page/x/..%2f..%2fapp.py"])
-def test_nothing_else_is_served(path: str) -> None:
-    """A path that is not a file of this version does not exist."""
-    (answer,) = asked(path)
+OTHERS = (
+    *("/page/other/app.js", "/page/%2e%2e/page.py", "/page/x/..%2f..%2fapp.py"),
+    *("/runbooks/Other", "/runbooks/..%2fpage.py", "/runbooks/GpuMemoryDead.html"),
+)
 
-    assert answer.status == 404
+
+def test_nothing_else_is_served() -> None:
+    """A path that is neither a file of this version nor a runbook does not exist."""
+    assert [answer.status for answer in asked(*OTHERS)] == [404] * len(OTHERS)
+
+
+NAMES = sorted(path.stem for path in Path(page.__file__).with_name("runbooks").glob("*.html"))
+
+
+def test_each_runbook_is_served_with_the_policy_of_the_page() -> None:
+    """A runbook's own text is served as HTML, with the headers that forbid other sources."""
+    for name, answer in zip(NAMES, asked(*(f"/runbooks/{name}" for name in NAMES)), strict=True):
+        title = "Runbooks" if name == "index" else name
+        assert answer.status == 200
+        assert f"<title>{title} · vramledger</title>" in answer.text
+        assert f"<h2>{title}</h2>" in answer.text
+        assert "@" not in answer.text
+        assert answer.headers["Content-Security-Policy"] == page.CONTENT_SECURITY_POLICY
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+        assert not re.search(r"https?://(?!NODE)|<style|\sstyle=|\son\w+=|<script>", answer.text)
+
+
+@pytest.mark.parametrize("config", [LOOPBACK, replace(LOOPBACK, page=False, telemetry_path="/gpu")])
+def test_every_link_leads_somewhere(config: Config) -> None:
+    """Files, other runbooks, the way back and the metrics work, with and without the live page."""
+
+    async def test() -> None:
+        async with served(Shown(crowd(1, 1)), config) as client:
+            found = {
+                path: await client.ask(path) for path in ["/runbooks/", *(f"/runbooks/{n}" for n in NAMES)]
+            }
+            linked = {
+                urljoin(path, link) for path, each in found.items() for link in LINKS.findall(each.text)
+            }
+            broken = [path for path in sorted(linked) if (await client.ask(path)).status != 200]
+        assert broken == []
+        assert {f"/runbooks/{name}" for name in NAMES} - {"/runbooks/index"} <= linked
+
+    run(test)
+
+
+def test_the_index_is_at_the_folder() -> None:
+    """/runbooks redirects to /runbooks/, by a relative path, and that page lists all runbooks."""
+    short, index = asked("/runbooks", "/runbooks/")
+
+    assert (short.status, short.headers["Location"]) == (308, "runbooks/")
+    assert len(re.findall("<li>", index.text)) == len(NAMES) - 1
+
+
+def test_a_runbook_that_has_not_changed_is_not_sent_again() -> None:
+    """With the tag of a cached page a browser gets 304."""
+
+    async def test() -> None:
+        async with served(Shown(crowd(1, 1))) as client:
+            tag = (await client.ask("/runbooks/GpuMemoryDead")).headers["ETag"]
+            assert (await client.ask("/runbooks/GpuMemoryDead", If_None_Match=tag)).status == 304
+
+    run(test)

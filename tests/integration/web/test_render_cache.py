@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.serving import run
 from vramledger.model.snapshot import Snapshot
-from vramledger.web.render_cache import RenderCache
+from vramledger.web.scrape import RenderCache
 
 
 def counted(calls: list[str], name: str, gate: threading.Event | None = None) -> Callable[[], bytes]:

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.lab.soak import attacks, endurance, faults, replay
+from tests.lab.soak import attacks, faults, replay
 from tests.lab.soak.table import markdown
 
 
@@ -16,11 +16,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lab.soak", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default 1)")
     parts = parser.add_subparsers(dest="part", required=True)
-    long = parts.add_parser("endurance", help="growth and drift, in real time")
-    long.add_argument("--minutes", type=float, default=60.0)
-    long.add_argument(
-        "--out", type=Path, default=Path("endurance.jsonl"), help="where the figures are written"
-    )
     wrong = parts.add_parser("faults", help="faults of the driver, one after the other")
     wrong.add_argument("--faults", type=int, default=10_000_000)
     strangers = parts.add_parser("attacks", help="what other users of the host do to it, a kind at a time")
@@ -28,25 +23,15 @@ def main() -> int:
     played = parts.add_parser("replay", help="a recorded day in minutes, against an integration of our own")
     played.add_argument("--hours", type=float, default=24.0)
     played.add_argument("--speed", type=float, default=240.0, help="recorded seconds a second (default 240)")
-    judged = parts.add_parser("judge", help="the table of an endurance run, also of one that goes on")
-    judged.add_argument("out", type=Path)
     args = parser.parse_args()
-    if args.part == "judge":
-        rows = list(endurance.judge(endurance.read(args.out)))
-    elif args.part == "faults":
-        with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-            rows = list(faults.inject(Path(directory), faults=args.faults, seed=args.seed).rows())
-    elif args.part == "attacks":
-        with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-            rows = list(attacks.run(Path(directory), seconds=args.seconds))
-    elif args.part == "replay":
-        with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-            found = replay.run(Path(directory), hours=args.hours, speed=args.speed, seed=args.seed)
-        rows = list(found.rows())
-    else:
-        with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-            figures = endurance.endure(Path(directory), args.out, seconds=args.minutes * 60, seed=args.seed)
-        rows = list(endurance.judge(figures))
+    with tempfile.TemporaryDirectory(prefix="soak-") as directory:
+        place = Path(directory)
+        if args.part == "faults":
+            rows = list(faults.inject(place, faults=args.faults, seed=args.seed).rows())
+        elif args.part == "attacks":
+            rows = list(attacks.run(place, seconds=args.seconds))
+        else:
+            rows = list(replay.run(place, hours=args.hours, speed=args.speed, seed=args.seed).rows())
     print(*markdown(rows), sep="\n")
     return int(any(row.good is False for row in rows))
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.lab.soak.endurance import process, slope
 from tests.lab.soak.table import Row
 from tests.support.exporter import Exporter, Page, no_driver, serving
 from tests.support.host.model import GIB, MIB, Gpu, Host, Process
@@ -49,6 +48,35 @@ _OWNERS = tuple(f"job{number}.service" for number in range(6))
 
 Key = tuple[str, str, str]
 """UUID, owner, state."""
+
+
+class Slope(NamedTuple):
+    """A straight line through figures: units an hour, and its standard error."""
+
+    hourly: float
+    error: float
+
+    @property
+    def flat(self) -> bool:
+        """Whether it is zero within three of its standard errors."""
+        return abs(self.hourly) <= 3 * self.error
+
+
+def slope(times: Sequence[float], values: Sequence[float]) -> Slope:
+    """Fit a line by least squares.
+
+    The error is that of ten blocks' means about the line: memory moves in steps that last, so neighbouring
+    figures say nearly the same, and the formula for independent ones would make noise look like growth.
+    """
+    blocks = 10
+    size = len(times) // blocks
+    x = [sum(times[i * size : (i + 1) * size]) / size for i in range(blocks)]
+    y = [sum(values[i * size : (i + 1) * size]) / size for i in range(blocks)]
+    mean_x, mean_y = sum(x) / blocks, sum(y) / blocks
+    spread = sum((each - mean_x) ** 2 for each in x)
+    gradient = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+    rest = sum((b - mean_y - gradient * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True))
+    return Slope(gradient * 3600, math.sqrt(rest / (blocks - 2) / spread) * 3600)
 
 
 @dataclass
@@ -295,9 +323,9 @@ def play(recording: Path, truth: Truth, *, hours: float, speed: float, pause: fl
         found, before = Result(looks, 0.0), None
         while True:
             found, before = _judge(page, truth, found, before), page
-            ours = process(exporter.process.pid)
-            at = _number(page) * STEP
-            looks.append(Look(at, ours.rss, ours.files, ours.threads, len(page.samples)))
+            ours = exporter.process
+            figures = (ours.memory_info().rss, ours.num_fds(), ours.num_threads(), len(page.samples))
+            looks.append(Look((at := _number(page) * STEP), *figures))
             if at >= hours * 3600:
                 break
             time.sleep(pause)

@@ -15,17 +15,15 @@ from msgspec import structs
 from tests.support.builders import MIB, TOTAL, agent, device, holding, process, snapshot
 from tests.support.sure import sure
 from vramledger.accounting.holders.policies import CONTEXT_BYTES
-from vramledger.commands.fit import CANNOT_TELL, DOES_NOT_FIT, Fit, fit_json, fit_lines
-from vramledger.commands.fit_devices import (
-    AFTER,
-    NO,
-    PERHAPS,
-    TIGHT,
-    UNKNOWN,
-    YES,
-    Offer,
-    assign_devices,
-    make_offer,
+from vramledger.commands.fit import (
+    CANNOT_TELL,
+    DOES_NOT_FIT,
+    Fit,
+    Seen,
+    choose_program,
+    fit_json,
+    fit_lines,
+    read_file,
 )
 from vramledger.commands.fit_input import (
     DeviceUse,
@@ -35,8 +33,22 @@ from vramledger.commands.fit_input import (
     Program,
     read_ledger,
 )
-from vramledger.commands.fit_sources import Seen, choose_program, read_file
-from vramledger.commands.memory_need import Busy, MemoryNeed, assess_need, copies_by_compute, limit_advice
+from vramledger.commands.memory_need import (
+    AFTER,
+    NO,
+    PERHAPS,
+    TIGHT,
+    UNKNOWN,
+    YES,
+    Busy,
+    MemoryNeed,
+    Offer,
+    assess_need,
+    assign_devices,
+    copies_by_compute,
+    limit_advice,
+    make_offer,
+)
 from vramledger.errors import RecordingError, StartupError
 from vramledger.model.reading import CgroupLimit, Owner
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Reservation, ReservationStatus, State

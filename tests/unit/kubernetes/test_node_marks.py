@@ -8,7 +8,7 @@ from msgspec import structs
 
 from tests.support.builders import device, holding, process, snapshot
 from tests.support.sure import sure
-from vramledger.kubernetes.node_marks import (
+from vramledger.kubernetes.command import (
     MAX_ANNOTATED,
     NodeJudge,
     NodeMarks,

@@ -16,14 +16,13 @@ from tests.support.past import BOOT_ID, IDLE_AFTER, StoredPast
 from tests.support.sure import sure
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.connection import Peer
-from vramledger.metrics.storage import StorageFigures, collect
+from vramledger.metrics.storage import LATE_SECONDS, NO_ANSWER, StorageFigures, StorageHealth, collect
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Holding, Snapshot, State
-from vramledger.serving.callers import Caller
-from vramledger.serving.control_messages import At, ControlError
-from vramledger.serving.past_desk import PastDesk, StorageError
+from vramledger.serving.control_messages import At, ControlError, StorageError
+from vramledger.serving.control_socket import Caller
+from vramledger.serving.exporter import PastDesk
 from vramledger.serving.storage import Storage, StoredTracker
-from vramledger.serving.storage_health import LATE_SECONDS, NO_ANSWER, StorageHealth
 from vramledger.storage.answers import answer, open_past
 from vramledger.storage.protocol import ADD, AT, RESTORE
 from vramledger.storage.recorder import Recorder

@@ -10,9 +10,9 @@ from tests.support.builders import device, failed, holding, snapshot
 from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
 from vramledger.readers.hosts.host import Host
+from vramledger.slurm.command import SlurmQuestion, check_job_devices, reason_line
 from vramledger.slurm.jobs import JobRecord, NodeJobs, running_steps, step_daemons
 from vramledger.slurm.names import devices_of, parse_capabilities, parse_gres
-from vramledger.slurm.verdict import SlurmQuestion, check_job_devices, reason_line
 from vramledger.verdicts.cleanliness import (
     CANNOT_TELL,
     CLEAN,

@@ -11,8 +11,7 @@ import pytest
 from msgspec.structs import fields, replace
 
 from vramledger.model.reading import DeviceReading, ProcessFacts, Reading, decode
-from vramledger.storage.deltas import apply, difference
-from vramledger.storage.reduction import expand_reading, reduce_reading
+from vramledger.storage.reduction import apply, difference, expand_reading, reduce_reading
 
 NOW = 1000.5
 

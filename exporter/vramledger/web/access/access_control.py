@@ -5,39 +5,64 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import ipaddress
+import socket
 import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from http import HTTPStatus
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 
+from vramledger.config import ListenAddress
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
 from vramledger.metrics.families import Collected
 from vramledger.rate_limit import TokenBucket
-from vramledger.web.access.host_names import is_name_of_this_host
-from vramledger.web.access.passwords import PasswordResult, Passwords, connection_source
-from vramledger.web.access.settings import REQUIRED, AccessSettings
-from vramledger.web.access.tls import alternative_names, make_context
+from vramledger.web.access.passwords import Passwords, connection_source
+from vramledger.web.access.tls import AccessSettings, alternative_names, make_context
 from vramledger.web.response_headers import BareResponse
 
-STATUS = {
-    reason: HTTPStatus(status)
-    for reason, status in (
-        ("password", 401),
-        ("certificate", 403),
-        ("failures", 429),
-        ("busy", 503),
-        ("rate", 429),
-        ("host", 421),
-    )
-}
+
+def names_of_loopback(
+    listened: Iterable[ListenAddress], configured: Iterable[ListenAddress]
+) -> frozenset[str] | None:
+    """Return the names of this host that a request may have; None if other hosts may reach us, by any name.
+
+    A web page may read what is served under its own name, whose owner chooses its address, also loopback (DNS
+    rebinding). So who listens on loopback alone, without passwords, answers only to names of this host.
+    """
+    if not all(_is_address(each.host) and ipaddress.ip_address(each.host).is_loopback for each in listened):
+        return None
+    return frozenset({"localhost", socket.gethostname().lower(), *(each.host.lower() for each in configured)})
+
+
+@lru_cache(maxsize=64)
+def is_name_of_this_host(host: str, names: frozenset[str]) -> bool:
+    """Tell whether a Host header has one of the names, or an address; an empty one is not of a browser."""
+    if not host:
+        return True
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    return name in names or name.endswith(".localhost") or _is_address(name)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+STATUS = {"password": 401, "certificate": 403, "failures": 429, "busy": 503, "rate": 429, "host": 421}
 """The status for each reason of ``vramledger_web_refused_requests_total``."""
 
 _HOST_TEXT = (
@@ -48,19 +73,11 @@ _HOST_TEXT = (
 
 def refusal_response(reason: str, headers: Iterable[tuple[str, str]]) -> BareResponse:
     """Return the answer to a request that is refused, with the headers that every answer carries."""
-    status = STATUS[reason]
-    realm = [(hdrs.WWW_AUTHENTICATE, 'Basic realm="restricted"')] if status == HTTPStatus.UNAUTHORIZED else []
-    return BareResponse(status, [*realm, *headers], _HOST_TEXT if reason == "host" else "")
+    realm = [(hdrs.WWW_AUTHENTICATE, 'Basic realm="restricted"')] if reason == "password" else []
+    return BareResponse(STATUS[reason], [*realm, *headers], _HOST_TEXT if reason == "host" else "")
 
 
 Digest = bytes | int | None
-
-_REFUSAL_REASONS: Mapping[PasswordResult, str | None] = {
-    PasswordResult.RIGHT: None,
-    PasswordResult.WRONG: "password",
-    PasswordResult.THROTTLED: "failures",
-    PasswordResult.BUSY: "busy",
-}
 
 _POLL_INTERVAL = 1.0
 """Seconds between two checks of the files: no event says that a certificate was renewed."""
@@ -70,7 +87,6 @@ class AccessControl:
     """The rules for all requests."""
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the file; without one there are no rules. Raises StartupError if it is wrong."""
         self._path = path
         self._clock = clock
         self._settings = AccessSettings()
@@ -99,8 +115,7 @@ class AccessControl:
     @property
     def open_to_all(self) -> bool:
         """Whether a request needs neither a password nor a certificate."""
-        settings = self._settings
-        return not settings.users and (settings.tls is None or settings.tls.client_auth != REQUIRED)
+        return not self._settings.users and not self._settings.requires_client
 
     def collect(self) -> Collected:
         """Return the families of access; return those of the web config file only if there is such a file."""
@@ -133,7 +148,6 @@ class AccessControl:
         return refusal_response(reason, self.headers)
 
     async def _reason(self, request: web.BaseRequest) -> str | None:
-        """Return why a request is refused, one of WEB_REFUSALS."""
         settings = self._settings
         if self._bucket is not None and not self._bucket.consume(self._clock()):
             return "rate"
@@ -142,7 +156,9 @@ class AccessControl:
             if not settings.tls.allowed_sans & alternative_names(certificate):
                 return "certificate"
         if not settings.users:
-            return None if self._may_have_name(request.headers.get(hdrs.HOST, "")) else "host"
+            names = None if settings.requires_client else self.host_names
+            ours = names is None or is_name_of_this_host(request.headers.get(hdrs.HOST, ""), names)
+            return None if ours else "host"
         login = _parse_login(request.headers.get(hdrs.AUTHORIZATION, ""))
         if login is None:
             return "password"
@@ -150,13 +166,7 @@ class AccessControl:
         # changed meanwhile: a login that was right may be wrong now
         if self._settings.users != settings.users:
             return await self._reason(request)
-        return _REFUSAL_REASONS[result]
-
-    def _may_have_name(self, host: str) -> bool:
-        tls = self._settings.tls
-        if self.host_names is None or (tls is not None and tls.client_auth == REQUIRED):
-            return True
-        return is_name_of_this_host(host, self.host_names)
+        return result.value or None
 
     # --- the file ------------------------------------------------------------------------------------
 
@@ -182,15 +192,13 @@ class AccessControl:
             return
         users_changed = settings.users != self._settings.users
         clients_changed = (
-            _clients(settings) != _clients(self._settings) or loaded.authorities != self._authorities
+            settings.clients != self._settings.clients or loaded.authorities != self._authorities
         )
         self._apply(loaded, settings, context)
-        if users_changed or clients_changed:
-            for callback in self._permission_callbacks:
-                callback()
-        if clients_changed:
-            for callback in self._client_callbacks:
-                callback()
+        for callback in self._permission_callbacks if users_changed or clients_changed else ():
+            callback()
+        for callback in self._client_callbacks if clients_changed else ():
+            callback()
         log.info("Loaded the web configuration", extra=fields(file=path))
 
     def _apply(self, loaded: _Loaded, settings: AccessSettings, context: ssl.SSLContext | None) -> None:
@@ -202,30 +210,12 @@ class AccessControl:
 
     def _check_restrictions(self, fresh: AccessSettings) -> None:
         """Refuse a file that removes a restriction: it may be half written. Raises StartupError."""
-        old = self._settings
-        lost = [
-            what
-            for what, before, now in (
-                ("TLS", old.tls, fresh.tls),
-                ("passwords", old.users, fresh.users),
-                ("a rate limit", old.interval, fresh.interval),
-                (
-                    "names of clients",
-                    old.tls and old.tls.allowed_sans is not None,
-                    fresh.tls and fresh.tls.allowed_sans is not None,
-                ),
-                (
-                    "client certificates",
-                    old.tls and old.tls.client_auth == REQUIRED,
-                    fresh.tls and fresh.tls.client_auth == REQUIRED,
-                ),
-            )
-            if before and not now
-        ]
-        if lost:
+        kept = fresh.restrictions
+        if lost := [each for each in self._settings.restrictions if each not in kept]:
             what = " and ".join(lost)
-            message = f"--web.config.file={self._path} no longer requires {what}; restart if you want that"
-            raise StartupError(message)
+            raise StartupError(
+                f"--web.config.file={self._path} no longer requires {what}; restart if you want that"
+            )
 
     def _log_settings(self) -> None:
         settings = self._settings
@@ -245,19 +235,10 @@ class AccessControl:
 
 
 def _bucket(settings: AccessSettings, now: float) -> TokenBucket | None:
-    """Return a bucket of ``burst`` tokens, one more each ``interval``; None without a limit."""
     return TokenBucket(now, 1 / settings.interval, float(settings.burst)) if settings.interval else None
 
 
-def _clients(settings: AccessSettings) -> tuple[object, ...]:
-    """Return the part of the settings that decides which certificates may connect."""
-    tls = settings.tls
-    return () if tls is None else (tls.client_auth, tls.client_ca, tls.allowed_sans)
-
-
 class _Loaded(NamedTuple):
-    """What an attempt to load the file gave."""
-
     digests: Mapping[Path, Digest]  # of each file before it was read, so that a later change is never missed
     settings: AccessSettings | None = None  # None if the file is wrong
     context: ssl.SSLContext | None = None  # for TLS, None for plain HTTP
@@ -273,7 +254,6 @@ class _Loaded(NamedTuple):
 
 
 def _load(path: Path) -> _Loaded:
-    """Read the file and those that it names."""
     from vramledger.web.access.config_file import read_settings  # noqa: PLC0415 only a configuration file needs YAML
 
     digests = {path: _digest(path)}

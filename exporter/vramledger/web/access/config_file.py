@@ -15,7 +15,7 @@ import yaml
 from msgspec import Meta, Struct, ValidationError, convert
 
 from vramledger.errors import StartupError
-from vramledger.web.access.settings import (
+from vramledger.web.access.tls import (
     CIPHERS,
     CURVES,
     HEADERS,
@@ -51,11 +51,9 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                message = f"line {key.start_mark.line + 1}: a key must be a text"
-                raise _ConfigFileError(message)
+                raise _ConfigFileError(f"line {key.start_mark.line + 1}: a key must be a text")
             if key.value in seen:
-                message = f"line {key.start_mark.line + 1}: {key.value!r} is there twice"
-                raise _ConfigFileError(message)
+                raise _ConfigFileError(f"line {key.start_mark.line + 1}: {key.value!r} is there twice")
             seen.add(key.value)
             key.tag = _TEXT
             if key.value in HEADERS and isinstance(value, yaml.ScalarNode) and value.tag != _NULL:
@@ -170,8 +168,7 @@ def _fault(said: str) -> str:
 def _texts(values: Mapping[str, Any] | None, section: str) -> dict[str, str]:
     for name, value in (values or {}).items():
         if not isinstance(value, str | None):
-            message = f"{section}.{name} must be {_KINDS['str']}"
-            raise _ConfigFileError(message)
+            raise _ConfigFileError(f"{section}.{name} must be {_KINDS['str']}")
     return {name: value or "" for name, value in (values or {}).items()}
 
 
@@ -182,40 +179,37 @@ def _duration(value: object) -> float:
     text = str(value)
     if text == "0" or (text and not _DURATION.sub("", text)):
         return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
-    message = "rate_limit.interval is not a duration; write for example 1s or 500ms"
-    raise _ConfigFileError(message)
+    raise _ConfigFileError("rate_limit.interval is not a duration; write for example 1s or 500ms")
 
 
 def _users(users: dict[str, str]) -> dict[str, str]:
     for name, hashed in users.items():
         if ":" in name:
-            message = f"basic_auth_users: {name!r} has a colon, which no browser can send in a name"
-            raise _ConfigFileError(message)
+            raise _ConfigFileError(
+                f"basic_auth_users: {name!r} has a colon, which no browser can send in a name"
+            )
         if not _HASH.fullmatch(hashed):
-            message = f"basic_auth_users: {name!r} has no bcrypt hash; make one with htpasswd -nBC 10 ''"
-            raise _ConfigFileError(message)
+            raise _ConfigFileError(
+                f"basic_auth_users: {name!r} has no bcrypt hash; make one with htpasswd -nBC 10 ''"
+            )
         if int(hashed.split("$")[2]) > MAX_COST:
-            message = (
+            raise _ConfigFileError(
                 f"basic_auth_users: the hash of {name!r} has a cost above {MAX_COST}, and others would wait; "
                 "make one with htpasswd -nBC 10 ''"
             )
-            raise _ConfigFileError(message)
     return users
 
 
 def _headers(headers: dict[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if name not in HEADERS:
-            message = (
+            raise _ConfigFileError(
                 f"http_server_config.headers: {name!r} cannot be set; only these can: {', '.join(HEADERS)}"
             )
-            raise _ConfigFileError(message)
         if value and HEADERS[name] and value not in HEADERS[name]:
-            message = f"http_server_config.headers: {name} must be {' or '.join(HEADERS[name])}"
-            raise _ConfigFileError(message)
+            raise _ConfigFileError(f"http_server_config.headers: {name} must be {' or '.join(HEADERS[name])}")
         if not value.isprintable():
-            message = f"http_server_config.headers: {name} must be one line of text"
-            raise _ConfigFileError(message)
+            raise _ConfigFileError(f"http_server_config.headers: {name} must be one line of text")
     return {name: value for name, value in headers.items() if value}
 
 
@@ -238,13 +232,11 @@ def _tls(given: _Tls, directory: Path, *, http2: bool) -> TlsSettings:
         curves=tuple(given.curve_preferences or ()),
     )
     for wrong in _tls_problems(tls, http2=http2):
-        message = f"tls_server_config: {wrong}"
-        raise _ConfigFileError(message)
+        raise _ConfigFileError(f"tls_server_config: {wrong}")
     return tls
 
 
 def _tls_problems(tls: TlsSettings, *, http2: bool) -> list[str]:
-    """Return what is wrong with TLS settings whose types are right."""
     problems = [*_unknown_names(tls)]
     if not tls.certificate:
         problems.append("cert_file is missing (or cert)")
@@ -259,7 +251,6 @@ def _tls_problems(tls: TlsSettings, *, http2: bool) -> list[str]:
 
 
 def _unknown_names(tls: TlsSettings) -> Iterator[str]:
-    """Yield the names of versions, cipher suites and curves that do not exist."""
     for given, known, what, hint in (
         ((tls.oldest, tls.newest), VERSIONS, "TLS version", ", ".join(VERSIONS)),
         (tls.ciphers, CIPHERS, "cipher suite", "Go's names"),
@@ -269,7 +260,6 @@ def _unknown_names(tls: TlsSettings) -> Iterator[str]:
 
 
 def _client_problems(tls: TlsSettings) -> Iterator[str]:
-    """Yield what is wrong with what clients must show."""
     if tls.client_auth in _UNVERIFIED:
         yield (
             f"client_auth_type {tls.client_auth} accepts a certificate that is not "

@@ -49,14 +49,12 @@ _PASSWORD_MAX = 72
 
 
 class PasswordResult(Enum):
-    """The result of a login."""
+    """The result of a login: why it is refused, one of ``WEB_REFUSALS``."""
 
-    RIGHT = "right"
-    WRONG = "wrong"
-    THROTTLED = "throttled"
-    """This address has failed too often."""
-    BUSY = "busy"
-    """Too many other passwords are waiting."""
+    RIGHT = ""
+    WRONG = "password"
+    THROTTLED = "failures"  # this address has failed too often
+    BUSY = "busy"  # too many other passwords are waiting
 
 
 class FailureBudget:
@@ -106,27 +104,24 @@ class Passwords:
         if digest in self._right:  # only digests of real users' hashes are ever added
             self._right.move_to_end(digest)
             return PasswordResult.RIGHT
-        return await self._check_unknown(users, user, password, digest, source())
-
-    async def _check_unknown(
-        self, users: Mapping[str, str], user: str, password: str, digest: bytes, source: str
-    ) -> PasswordResult:
-        hashed = users.get(user)
-        if self._budget.is_spent(source):
+        address = source()
+        if self._budget.is_spent(address):
             return PasswordResult.THROTTLED
-        full = self._waiting.total() >= _WAITING_MAX or self._waiting.get(source, 0) >= _WAITING_PER_ADDRESS
-        if full and digest not in self._running:
-            return PasswordResult.BUSY
+        full = self._waiting.total() >= _WAITING_MAX or self._waiting[address] >= _WAITING_PER_ADDRESS
         running = self._running.get(digest)
+        if full and running is None:
+            return PasswordResult.BUSY
         if running is None:
-            running = self._start_check(digest, hashed or self._decoy(users, user), password, source)
+            running = self._start_check(digest, hashed or self._decoy(users, user), password, address)
         if running.done():  # since Python 3.14, where the thread was faster: let its end be recorded first
             await asyncio.sleep(0)
         right = await asyncio.shield(running) and hashed is not None
         if right:
-            self._remember(digest)
+            self._right[digest] = None
+            if len(self._right) > _REMEMBERED_MAX:
+                self._right.popitem(last=False)
             return PasswordResult.RIGHT
-        self._budget.record_failure(source)
+        self._budget.record_failure(address)
         return PasswordResult.WRONG
 
     def _start_check(self, digest: bytes, hashed: str, password: str, source: str) -> asyncio.Future[bool]:
@@ -144,11 +139,6 @@ class Passwords:
 
         running.add_done_callback(ended)
         return running
-
-    def _remember(self, digest: bytes) -> None:
-        self._right[digest] = None
-        if len(self._right) > _REMEMBERED_MAX:
-            self._right.popitem(last=False)
 
     def _digest(self, *parts: str) -> bytes:
         """Return a name of a login that does not reveal the login; only this process has the key."""

@@ -30,7 +30,7 @@ from tests.support.serving import LOOPBACK, run, until
 from vramledger.errors import StartupError
 from vramledger.web import page_stream
 from vramledger.web.access import access_control
-from vramledger.web.access.settings import AccessSettings
+from vramledger.web.access.tls import AccessSettings
 from vramledger.web.app import serve
 
 if sys.version_info < (3, 11):

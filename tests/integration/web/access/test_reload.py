@@ -14,7 +14,7 @@ from tests.support.certificates import Authority
 from tests.support.secured import ALICE, HASH, USERS, SecuredExporter, serve_secured, trusting, write_config
 from tests.support.serving import run, until
 from vramledger.web.access import access_control, config_file
-from vramledger.web.access.settings import AccessSettings
+from vramledger.web.access.tls import AccessSettings
 
 BOB = ("bob", "wonder")
 BOTH = f"{USERS}  bob: {HASH}\n"

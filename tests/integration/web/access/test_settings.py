@@ -9,7 +9,7 @@ import pytest
 
 from vramledger.errors import StartupError
 from vramledger.web.access.config_file import read_settings
-from vramledger.web.access.settings import CIPHERS, CURVES, AccessSettings, Pem
+from vramledger.web.access.tls import CIPHERS, CURVES, AccessSettings, Pem
 
 # The same in every process of a run, so that all processes collect the same tests.
 HASH = bcrypt.hashpw(b"secret", b"$2b$04$abcdefghijklmnopqrstuu").decode()

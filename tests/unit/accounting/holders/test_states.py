@@ -17,7 +17,8 @@ from vramledger.accounting.tracker import TOLD_AFTER
 from vramledger.model.holder_facts import Ties
 from vramledger.model.reading import DriverWait, ParentFacts, ProcessEntry, ProcessFacts, ProcessRow, XidEvent
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Snapshot, State
-from vramledger.storage.summary import marks_between, summarise
+from vramledger.storage.recorder import summarise
+from vramledger.storage.tables import marks_between
 from vramledger.views.ledger_json import snapshot_json
 
 INIT = ParentFacts(1, 1, "systemd", "systemd", init=True)

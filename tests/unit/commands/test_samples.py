@@ -8,9 +8,9 @@ import pytest
 
 from vramledger import __version__, cli
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.commands import exporter_ledger
+from vramledger.commands import samples
 from vramledger.commands.arguments import sampling_config
-from vramledger.commands.exporter_ledger import follow_exporter
+from vramledger.commands.samples import follow_exporter
 from vramledger.config import SamplingConfig
 from vramledger.errors import UsageError
 from vramledger.serving.control_client import NoExporterError
@@ -27,8 +27,8 @@ def test_an_exporter_that_ends_before_a_sample_is_not_waited_for(monkeypatch: py
         return SimpleNamespace(program=__version__, token=str(len(asked)), wait=0.0, idle_after=600.0), b""
 
     blank = SimpleNamespace(snapshot=HoldingTracker(idle_after=600.0).blank, growth={})
-    monkeypatch.setattr(exporter_ledger, "request_snapshot", request)
-    monkeypatch.setattr(exporter_ledger, "read_answer", lambda _: blank)
+    monkeypatch.setattr(samples, "request_snapshot", request)
+    monkeypatch.setattr(samples, "read_answer", lambda _: blank)
 
     async def first() -> None:
         await anext(follow_exporter(Path("/control.sock")))

@@ -1,4 +1,4 @@
-"""Each process of the exporter loads only what it uses: its memory counts, and so does its start."""
+"""Each process loads only what it uses, and never code from where it is started."""
 
 from __future__ import annotations
 
@@ -82,11 +82,25 @@ def test_the_sampler_loads_no_server(standin: StandIn) -> None:
     assert not loaded & needless
 
 
-def test_importing_is_counted() -> None:
-    """What a program imports while it runs is among what the tests above look at."""
-    program = "import sys; sys.modules.pop('colorsys', None); import colorsys"
-    done = subprocess.run(
-        [sys.executable, *COUNTED, "-c", program], capture_output=True, text=True, check=True
+def test_the_current_directory_is_no_place_for_code(tmp_path: Path, standin: StandIn, project: Path) -> None:
+    """The sampler imports no module from the current directory, even if it has a library's name."""
+    for name in ("queue", "ctypes", "collections", "json"):
+        (tmp_path / f"{name}.py").write_text("open('EXECUTED', 'w').close()\n")
+    start = (
+        "import sys; sys.path[:1] == [''] and sys.path.pop(0)\n"  # as a console script has it
+        "from vramledger.cli import main\n"
+        "sys.exit(main(['show']))"
     )
 
-    assert "colorsys" in imported(done.stderr)
+    done = subprocess.run(
+        [sys.executable, "-c", start],
+        cwd=tmp_path,
+        env={**os.environ, **standin.env(), "PYTHONPATH": str(project / "exporter")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "NVIDIA H200" in done.stdout
+    assert not (tmp_path / "EXECUTED").exists()

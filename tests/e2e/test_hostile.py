@@ -1,19 +1,24 @@
-"""Files that a stranger made or has put where we write: they cost an error, and nothing of ours."""
+"""Strangers who make our files, or send all they may: they cost an error, and nothing of ours."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.support.exporter import no_driver, run
+from tests.support.agent_client import report, torch
+from tests.support.exporter import QUICK, no_driver, run, serving
+from tests.support.players.stage import Stage
 from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
+from tests.support.waiting import wait_until
 from vramledger.errors import StartupError
 from vramledger.sampling.replay import MAX_LINE_BYTES, encode_header
 from vramledger_agent.private_file import create_private
+from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
 NOBODY = 65534
 
@@ -86,3 +91,27 @@ def test_nothing_of_others_is_written_to(tmp_path: Path) -> None:
     os.close(reader)
     assert (tmp_path / "theirs").read_text() == (tmp_path / "mine").read_text() == "kept"
     os.close(create_private(Path(os.devnull)))
+
+
+SCRAPE_TIMEOUT = 10.0
+"""Seconds: Prometheus' default."""
+
+
+def test_scrapes_come_before_agents(tmp_path: Path, standin_library: Path, stage: Stage) -> None:
+    """While eight users send expensive reports as fast as they can, scrapes have their data in time."""
+    require_root()
+    place = stage.directory / "agents"  # where every user may look
+    costly = json.dumps(report(zz=[[] for _ in range(16_000)], frameworks=[torch()]))
+    assert len(costly) <= MAX_MESSAGE_BYTES
+    with (
+        StandIn(tmp_path, standin_library, devices=1) as standin,
+        serving(*QUICK, f"--agent.socket={place}", driver=standin.env()) as exporter,
+    ):
+        wait_until(place.exists, "the socket")
+        exporter.until(lambda page: page.up, "data")
+        for number in range(8):
+            stage.start(("flood", str(place), 60, costly), user=60_000 + number)
+        exporter.until(lambda page: (page.value("agent_connections") or 0) > 400, "their connections")
+        for _ in range(5):
+            exporter.next_sample()
+            assert exporter.scrape(SCRAPE_TIMEOUT).up

@@ -1,0 +1,164 @@
+"""What schedulers, pods and servers say of a holder, from their sockets to the page."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from tests.support.certificates import Authority
+from tests.support.exporter import QUICK, run, serving
+from tests.support.kubelet import allocatable, devices, kubelet, listed, pod
+from tests.support.kubernetes_api import write_account
+from tests.support.players.stage import Stage
+from tests.support.pod_lists import listed_pod, serve_pods
+from tests.support.standin.library import GIB, StandIn
+from tests.support.vllm_server import metrics_page, serve_vllm
+from vramledger.kubernetes.kubelet import SOCKET
+
+
+@pytest.fixture
+def rootfs() -> Iterator[Path]:
+    """Return a root with a short path, because a Unix socket's path may have only 107 bytes."""
+    with TemporaryDirectory(prefix="v") as directory:
+        yield Path(directory)
+
+
+def test_reserved_by_one_and_held_by_another(standin: StandIn, stage: Stage, rootfs: Path) -> None:
+    """The page and ``check`` say which pod has reserved the GPU, and who holds it without a reservation."""
+    pid = stage.start().pid
+    standin.device(0).set_processes([(pid, GIB)])
+    ids = [standin.device(number).uuid for number in (0, 1)]
+    given = listed(pod("train-0", devices("nvidia.com/gpu", ids[0])))
+    offer = allocatable(devices("nvidia.com/gpu", *ids))
+    flag = f"--path.rootfs={rootfs}"
+    with kubelet(rootfs / SOCKET, List=lambda _: given, GetAllocatableResources=lambda _: offer):
+        with serving(*QUICK, flag, driver=standin.env()) as exporter:
+            page = exporter.until(lambda page: page.up, "data")
+            _, ledger = exporter.get("/api/v1/ledger")
+        check = run("check", "--json", "--wait=100ms", flag, driver=standin.env())
+
+    assert page.value("device_reservation_info", gpu=0, owner_type="pod", owner="ml/train-0") == 1
+    assert page.value("device_reservations", gpu=0, use="unheld") == 1
+    assert page.value("device_unreserved_holders", gpu=0) == 1
+    assert page.value("device_unreserved_memory_bytes", gpu=0) == GIB
+    assert page.value("device_unreserved_holders", gpu=1) == 0
+    assert page.value("device_owners", gpu=0) == 1
+    assert [each["unreserved"] for each in json.loads(ledger)["devices"][0]["holdings"]] == [True]
+    said = [reason["said"] for reason in json.loads(check.stdout)["devices"][0]["reasons"]]
+    assert any(f"pid {pid} player.py" in each and "without a reservation" in each for each in said)
+    assert "reserved for pod ml/train-0, which holds nothing" in said
+
+
+def test_a_kubelet_that_hangs_holds_up_nothing(standin: StandIn, rootfs: Path) -> None:
+    """While the kubelet does not answer, sampling continues and there are no reservations."""
+    go_on = threading.Event()
+
+    def wait(_: Any) -> bytes:  # noqa: ANN401 gRPC's own
+        go_on.wait(60)
+        return listed()
+
+    with kubelet(rootfs / SOCKET, List=wait):
+        with serving(*QUICK, f"--path.rootfs={rootfs}", driver=standin.env()) as exporter:
+            exporter.next_sample()
+            page = exporter.next_sample()
+        go_on.set()
+
+    assert page.up
+    assert page.values("device_reservations") == {}
+
+
+def test_switched_off(standin: StandIn, rootfs: Path) -> None:
+    """With ``--no-collector.reservations`` no scheduler is read."""
+    asked = threading.Event()
+
+    def answer(_: Any) -> bytes:  # noqa: ANN401 gRPC's own
+        asked.set()
+        return listed()
+
+    with (
+        kubelet(rootfs / SOCKET, List=answer),
+        serving(
+            *QUICK, f"--path.rootfs={rootfs}", "--no-collector.reservations", driver=standin.env()
+        ) as exporter,
+    ):
+        exporter.next_sample()
+
+    assert not asked.is_set()
+
+
+def test_labels_of_a_pod_with_a_reservation(standin: StandIn, rootfs: Path, tmp_path: Path) -> None:
+    """The allowed labels of the pod that has the GPU are on the page, of no other pod."""
+    authority = Authority(tmp_path)
+    account = write_account(tmp_path / "account", authority.pair)
+    given = listed(pod("train-0", devices("nvidia.com/gpu", standin.device(0).uuid)))
+    pods = [
+        listed_pod("train-0", {"team": "vision", "app.kubernetes.io/name": "train", "customer": "x"}),
+        listed_pod("web-0", {"team": "web"}),
+    ]
+    with (
+        kubelet(rootfs / SOCKET, List=lambda _: given, GetAllocatableResources=lambda _: allocatable()),
+        serve_pods(authority.sign("kubelet"), *pods) as server,
+    ):
+        flags = (
+            f"--path.rootfs={rootfs}",
+            "--pods.labels=team,app.kubernetes.io/name",
+            "--pods.node=gpu-7",
+            f"--pods.kubelet=127.0.0.1:{server.port}",
+            f"--pods.credentials={account}",
+        )
+        with serving(*QUICK, *flags, driver=standin.env()) as exporter:
+            page = exporter.until(lambda page: page.values("pod_labels_info"), "the labels")
+            labels = {
+                "label_app_kubernetes_io_name": "train",
+                "label_team": "vision",
+                "namespace": "ml",
+                "pod": "train-0",
+            }
+            assert page.values("pod_labels_info") == {tuple(labels.items()): 1}
+            assert page.value("collector_success", collector="pods") == 1
+        assert {path for path, _ in server.asked} == {"/pods"}
+
+        server.asked.clear()
+        server.status = 403
+        with serving(*QUICK, *flags, driver=standin.env()) as exporter:
+            page = exporter.until(
+                lambda page: page.value("collector_success", collector="pods") == 0, "the failure"
+            )
+            assert page.up
+            assert page.values("pod_labels_info") == {}
+
+        server.asked.clear()
+        with serving(*QUICK, flags[0], driver=standin.env()) as exporter:
+            page = exporter.until(lambda page: page.values("device_reservation_info"), "the reservation")
+            assert page.value("collector_success", collector="pods") is None
+        assert server.asked == []
+
+
+def test_the_kv_cache_of_an_engine(standin: StandIn, tmp_path: Path) -> None:
+    """Only with the flag the server is asked; then its figures are part of the holding's."""
+    with serve_vllm(tmp_path / "server") as server:
+        server.say(metrics_page(0.03125, 55 * GIB, 412_000))
+        standin.device(0).set_processes([(server.engine, 70 * GIB)])
+        pid = str(server.engine)
+        with serving(*QUICK, driver=standin.env()) as exporter:
+            page = exporter.until(lambda page: page.values("process_memory_bytes"), "the holder")
+            assert page.value("collector_success", collector="vllm") is None
+        assert server.asked() == []
+
+        with serving(*QUICK, "--collector.vllm", driver=standin.env()) as exporter:
+            page = exporter.until(lambda page: page.values("process_kv_cache_usage_ratio"), "the figures")
+            assert page.value("process_kv_cache_usage_ratio", pid=pid) == 0.03125
+            assert page.value("process_kv_cache_bytes", pid=pid) == 55 * GIB
+            assert page.value("process_kv_cache_tokens", pid=pid) == 412_000
+            assert page.value("collector_success", collector="vllm") == 1
+            why = run("show", "--why", pid, driver=exporter.found)
+            assert "55.00 GiB of what it holds, 412,000 tokens, 3.1% in use by requests" in why.stdout
+            listed = run("show", "--json", driver=exporter.found)
+            (holding,) = json.loads(listed.stdout)["devices"][0]["holdings"]
+            assert holding["kv_cache"] == {"usage": 0.03125, "memory": 55 * GIB, "tokens": 412_000}

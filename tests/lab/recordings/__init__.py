@@ -1,1 +1,0 @@
-"""Recordings of real GPUs: the planned situations, and the expected verdict of each."""

@@ -1,1 +1,0 @@
-"""Small real programs that hold GPU memory in every relevant way."""
