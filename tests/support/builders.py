@@ -1,7 +1,5 @@
 """Snapshots made by hand, for tests of everything that shows one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The expected result of a recording: the manifest, the replay, the promises, the golden scrape."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

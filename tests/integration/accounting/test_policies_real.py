@@ -1,7 +1,5 @@
 """Framework and policy of real processes, from the mapped files to the page; no other text gets there."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import mmap
@@ -20,14 +18,11 @@ from tests.support.exporter import serving
 from tests.support.players.stage import Player, Stage
 from tests.support.requirements import require_root
 from tests.support.standin.library import MIB, StandIn
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.accounting.holders.policies import classify
 from vramledger.config import SamplingConfig
-from vramledger.model.reading import (
-    ProcessFacts,
-    decode,
-    encode,
-)
+from vramledger.model.reading import ProcessFacts, decode, encode
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.nvml.driver import Driver
 from vramledger.sampling import holder_watch as sampling
@@ -62,18 +57,14 @@ def library(directory: Path, name: str) -> str:
 def facts_of(pid: int) -> ProcessFacts:
     """Read the facts of a real process."""
     host = Host(PROC)
-    row = host.row(pid)
-    assert row is not None
-    facts = host.facts(row)
-    assert facts is not None
-    return facts
+    row = sure(host.row(pid))
+    return sure(host.facts(row))
 
 
 def test_a_real_process_has_the_framework_that_it_maps(start: Start) -> None:
     """A process's mapped libraries, and its allow-listed variables, are in its facts."""
     env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TOKEN": SECRET, "CUDA_MPS_TOKEN": SECRET}
     facts = facts_of(start("libtorch_cuda.so", env).pid)
-
     assert facts.libraries == ("libtorch_cuda",)
     assert facts.settings == (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)
     assert classify(facts.libraries, facts.settings)[:3] == ("torch", "caching", "environ")
@@ -89,7 +80,6 @@ def test_unreadable_maps_leave_the_framework_unknown(start: Start) -> None:
         facts = facts_of(pid)
     finally:
         os.seteuid(0)
-
     assert "maps" in facts.denied
     assert facts.libraries is None
     assert classify(facts.libraries, facts.settings, environ=False).framework == "unknown"
@@ -119,15 +109,11 @@ def test_what_is_loaded_later_is_seen(
     sampler = _sampler(standin_here, program.pid)
     assert _looks(sampler, bool)[0].libraries == ("libcuda",)
     program.order("map_file", library(tmp_path, "libtensorflow_cc.so.2"))
-
     later = _looks(sampler, bool)
-
     assert later[-1].libraries == ("libtensorflow", "libcuda")
 
 
-def test_a_holder_costs_its_reads_once(
-    standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_holder_is_read_once(standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder with a known framework is not read again; one without is read at most twice more."""
     monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
     for name, times in (("libtorch_cuda.so", 1), ("libcuda.so.1", 3)):
@@ -138,7 +124,7 @@ def test_a_holder_costs_its_reads_once(
         assert len(seen) == times, name
 
 
-def test_a_young_holder_is_looked_at_again(
+def test_the_young_are_seen_again(
     standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new process may load a second framework, so its first answer is not final."""
@@ -212,9 +198,7 @@ def test_no_secret_of_a_holder_gets_into_a_recording(standin: StandIn, start: St
         [sys.executable, "-m", "vramledger", "capture", path, "--duration=300ms", "--sample.interval=100ms"],
         env=environment, check=True, timeout=60, capture_output=True,
     )  # fmt: skip
-
     text = gzip.decompress(path.read_bytes()).decode()
-
     assert SECRET not in text
     assert '["XLA_PYTHON_CLIENT_MEM_FRACTION",".1"]' in text
     assert '["CUDA_MPS_PIPE_DIRECTORY","value-1"]' in text
@@ -227,9 +211,7 @@ def test_devices_are_masked_in_settings_as_everywhere() -> None:
         b'{"time":1,"monotonic":1,"devices":[{"index":0,"uuid":"%b"}],"facts":[{"pid":1,"start":1,"settings":'
         b'[["CUDA_VISIBLE_DEVICES","%b,GPU-8f2b,1,-1"],["PYTORCH_ALLOC_CONF","backend:native,mine:secret"]]}]}'
     ) % (uuid.encode(), uuid.encode())
-
     masked = Mask().mask_reading(decode(line))
-
     stand_in = masked.devices[0].uuid
     assert stand_in != uuid
     assert masked.facts[0].settings == (

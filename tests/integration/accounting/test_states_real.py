@@ -1,7 +1,5 @@
 """The states of real processes: which are orphans, and above all which are not."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings
@@ -17,7 +15,7 @@ from tests.support.host.model import GIB, Gpu
 from tests.support.host.programs import Fixed
 from tests.support.players.stage import Stage, parent_of
 from tests.support.players.tree import ALIVE, Cast, Tree, Verdict
-from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS, OTHERS, TREES
+from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS, OTHERS
 from tests.support.waiting import wait_until
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.snapshot import Holding, State
@@ -129,14 +127,12 @@ def test_every_moment_has_its_verdict(tree: Tree, cast: Cast) -> None:
     watcher = Watcher(cast.pids)
     before = watcher.look()
     assert judged(before, tree.late if cast.launcher is None else ALIVE), said(before)
-
     cast.lose_launcher()
     watched, late = watcher.look(), Watcher(cast.pids).look()
     assert judged(watched, tree.watched), said(watched)
     assert judged(late, tree.late), said(late)
     if tree.kind == "healthy":
         assert not any(each.left_over or each.wasted for each in (*watched, *late))
-
     if os.geteuid() == 0:
         seen = as_another_user(lambda: Watcher(cast.pids).look())
         assert len(seen) == len(late)
@@ -156,9 +152,7 @@ RANK = {"PMIX_RANK": "0", "INVOCATION_ID": "5d0f"}
         ("session-7.scope", RANK, Verdict("orphaned", "PMIX_RANK")),
     ],
 )
-def test_a_rank_in_the_service_of_an_old_systemd(
-    stage: Stage, unit: str, env: dict[str, str], expected: Verdict
-) -> None:
+def test_a_rank_of_an_old_service(stage: Stage, unit: str, env: dict[str, str], expected: Verdict) -> None:
     """Where systemd does not name a service's main process, it is not an orphan, though it seems a worker."""
     starter = stage.start()
     player = starter.start(session=True, env=env)
@@ -168,7 +162,6 @@ def test_a_rank_in_the_service_of_an_old_systemd(
         (place / "cgroup.procs").write_text(str(player.pid))
         holdings = Watcher([player.pid]).look()
         (place.parents[1] / "cgroup.procs").write_text(str(player.pid))
-
     assert judged(holdings, expected), said(holdings)
 
 
@@ -176,11 +169,4 @@ def test_a_rank_in_the_service_of_an_old_systemd(
 def test_the_other_states(tree: Tree, cast: Cast) -> None:
     """A zombie leader with live threads, a zombie, a stopped process and a dead pid have different states."""
     holdings = Watcher(cast.pids).look()
-
     assert judged(holdings, tree.watched), said(holdings)
-
-
-def test_each_tree_says_what_it_is() -> None:
-    """Every tree has a name of its own and says in one line what it is: the documents list them."""
-    assert len({tree.name for tree in TREES}) == len({tree.what for tree in TREES}) == len(TREES)
-    assert [tree.name for tree in TREES if not (tree.build.__doc__ or "").startswith("Play ")] == []

@@ -4,8 +4,6 @@ In each 18 s of the clock the first one works for 3 s, then the second one for 3
 PyTorch, CuPy, JAX and a bare context do nothing, and do so in the ways in which real programs do.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from vramledger.accounting.tracker import HoldingTracker

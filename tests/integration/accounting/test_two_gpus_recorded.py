@@ -4,8 +4,6 @@ The recordings are of real programs: PyTorch with NCCL, and programs that call t
 truly did is in the tables below, by the monotonic time of the readings.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cache
@@ -16,6 +14,7 @@ import pytest
 
 from tests.support.host.model import GIB, MIB
 from tests.support.judging import imbalances
+from tests.support.sure import sure
 from vramledger.accounting.sample import Sample
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.accounting.work import busy_without_work as waiting
@@ -215,8 +214,7 @@ def test_what_a_killed_rank_had_shared_is_named_after_it() -> None:
     device = replay("others").snapshots[-1].devices[1]
     assert [each.pid for each in device.left] == [2194]
     assert 2193 in device.left[0].pids, "the rank on the other GPU, which has it mapped"
-    assert device.ledger is not None
-    assert device.ledger.unattributed <= 0.01 * device.reading.memory.used  # type: ignore[union-attr]
+    assert sure(device.ledger).unattributed <= 0.01 * device.reading.memory.used  # type: ignore[union-attr]
     assert imbalances(replay("others").snapshots) == []
 
 

@@ -4,8 +4,6 @@
 slurmd.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -359,7 +357,6 @@ def test_a_driver_blip_is_undone(cluster: Cluster) -> None:
     driver.driver_error = 0
     health(cluster)
     assert cluster.states() == {"n1": "IDLE"}
-
     driver.driver_error = Code.DRIVER_NOT_LOADED
     health(cluster)
     driver.driver_error = 0

@@ -1,11 +1,7 @@
 """Prolog, epilog and health check, run as slurmd runs them, on the stand-in driver and a stand-in Slurm.
 
-pytestmark = pytest.mark.waits
-
 ``test_real_slurm.py`` runs them under the real daemons.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -29,6 +25,8 @@ from tests.support.players.stage import Stage
 from tests.support.requirements import do_without, require_host_pid_namespace, require_root, require_tool
 from tests.support.slurm.daemons import step_daemon
 from tests.support.standin.library import GIB, Code, StandIn
+
+pytestmark = pytest.mark.waits
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "deploy" / "slurm"
@@ -159,7 +157,6 @@ def node(standin: StandIn, tmp_path: Path) -> Node:
 def test_a_job_gets_clean_gpus(node: Node, standin: StandIn) -> None:
     """A job on clean GPUs starts, even with leftovers on other GPUs; so does a job without GPUs."""
     standin.device(0).set_processes([(NOBODY, GIB)])
-
     assert node.run("prolog.sh", SLURM_JOB_GPUS="1") == 0
     assert node.run("prolog.sh") == 0
     assert node.updates == []
@@ -169,7 +166,6 @@ def test_slurms_numbers_follow_gres_conf(node: Node, standin: StandIn) -> None:
     """Slurm's number 0 is the first file of gres.conf: neither NVML's index 0 nor /dev/nvidia0."""
     node.set_gres("Gres Name=gpu Type=(null) Count=1 Index=1 ID=7696487 File=/dev/nvidia1 (null)")
     standin.device(0).set_processes([(NOBODY, GIB)])
-
     assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 0
     for index in (0, 1):
         standin.device(index).set(minor=1 - index)
@@ -180,7 +176,6 @@ def test_numbers_that_are_not_known_blame_only_what_slurm_manages(node: Node, st
     """Where a number cannot be mapped, every GPU of gres.conf is judged, and no other one."""
     node.set_gres("Gres Name=gpu Type=(null) Count=1 Index=1 ID=7696487 File=/dev/nvidia1 (null)")
     standin.device(0).set_processes([(NOBODY, GIB)])
-
     assert node.run("prolog.sh", SLURM_JOB_GPUS="7") == 0
     standin.device(1).set_processes([(NOBODY, GIB)])
     assert node.run("prolog.sh", SLURM_JOB_GPUS="7") == 1
@@ -190,7 +185,6 @@ def test_a_mig_job_is_judged_on_its_instance(node: Node, standin: StandIn) -> No
     """The UUIDs that slurmd gives are the job's instances: a leftover on another one is not its own."""
     first, second = standin.device(0).divide("3g.71gb", "3g.71gb")
     first.set_processes([(NOBODY, GIB)])
-
     assert node.run("prolog.sh", SLURM_JOB_GPUS="1", CUDA_VISIBLE_DEVICES=second.uuid) == 0
     assert node.run("prolog.sh", SLURM_JOB_GPUS="0", CUDA_VISIBLE_DEVICES=first.uuid) == 1
     assert node.reason.startswith("vram GPU0")
@@ -199,7 +193,6 @@ def test_a_mig_job_is_judged_on_its_instance(node: Node, standin: StandIn) -> No
 def test_a_leftover_drains_with_cause_and_holder_first(node: Node, standin: StandIn) -> None:
     """The first 20 characters of the reason, all that sinfo shows, name the GPU, who and how much."""
     standin.device(1).set_processes([(NOBODY, 20 * GIB)])
-
     assert node.run("prolog.sh", SLURM_JOB_GPUS="0,1") == 1
     assert node.reason[:20] == "vram GPU1 dead 20GiB"
     assert node.reason.endswith(standin.device(1).uuid)
@@ -209,7 +202,6 @@ def test_a_gpu_that_does_not_answer_drains_as_unknown(node: Node, standin: Stand
     """If it is not known whether a GPU is clean, the reason says that, and blames nobody."""
     node.configure("WAIT=2")
     standin.driver_error = Code.DRIVER_NOT_LOADED
-
     assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
     assert node.reason.startswith("vram? ")
 
@@ -218,7 +210,6 @@ def test_a_driver_that_is_slow_once_drains_nothing(node: Node, standin: StandIn)
     """The driver is asked until the wait is over: one slow sample does not count."""
     standin.latency("nvmlInitWithFlags", 1_500_000)
     standin.latency("nvmlDeviceGetMemoryInfo_v2", 1_200_000)
-
     assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 0
     assert node.updates == []
 
@@ -238,7 +229,6 @@ def test_a_prolog_that_cannot_drain_fails(node: Node, standin: StandIn) -> None:
     """If slurmctld does not answer, prolog and epilog fail, so that slurmd keeps the next job away."""
     standin.device(0).set_processes([(NOBODY, GIB)])
     node.break_scontrol()
-
     assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
     assert node.run("epilog.sh", SLURM_JOB_GPUS="0") == 1
 
@@ -260,18 +250,15 @@ def test_what_people_have_set_stays(node: Node, standin: StandIn, script: str, s
     standin.driver_error = Code.DRIVER_NOT_LOADED
     node.configure("WAIT=1")
     node.set_state(state, "HW ticket 4711")
-
     node.run(script, SLURM_JOB_GPUS="0")
     standin.driver_error = 0
     node.run("health.sh")
-
     assert (node.state, node.reason, node.updates) == (state, "HW ticket 4711", [])
 
 
 def test_an_epilog_after_a_failed_prolog_keeps_the_reason(node: Node, standin: StandIn) -> None:
     """The epilog runs after a failed prolog too: the node has the prolog's reason, and one drain."""
     standin.device(0).set_processes([(NOBODY, GIB)])
-
     assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
     before = node.reason
     assert node.run("epilog.sh", SLURM_JOB_GPUS="0") == 0
@@ -287,7 +274,6 @@ def test_our_own_doubt_is_undone(node: Node, standin: StandIn, script: str) -> N
     node.run(script, SLURM_JOB_GPUS="0")
     assert node.run("health.sh") == 0
     assert node.state == "IDLE+DRAIN"
-
     standin.driver_error = 0
     node.configure()
     assert node.run("health.sh") == 0
@@ -313,7 +299,6 @@ def test_nothing_else_is_resumed(node: Node, standin: StandIn, state: str, suffi
     standin.driver_error = 0
     node.configure()
     node.set_state(state, node.reason + suffix, by)
-
     node.run("health.sh")
     assert node.state == state
 
@@ -323,7 +308,6 @@ def test_a_leftover_is_not_resumed(node: Node, standin: StandIn) -> None:
     standin.device(0).set_processes([(NOBODY, GIB)])
     node.run("prolog.sh", SLURM_JOB_GPUS="0")
     standin.device(0).set_processes([])
-
     node.run("health.sh")
     assert node.state == "IDLE+DRAIN"
 
@@ -344,7 +328,6 @@ def test_a_missing_vramledger_is_not_a_recovery(node: Node, standin: StandIn) ->
     node.remove_vramledger()
     node.run("health.sh")
     assert node.state == "IDLE+DRAIN"
-
     node.set_state("IDLE", "")
     assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
     assert node.reason.startswith("vram? ")
@@ -375,7 +358,6 @@ def test_an_installation_is_replaced_at_once(tmp_path: Path) -> None:
     first = target.resolve()
     (tmp_path / "vramledger.conf").write_text("WAIT=7\n", encoding="utf-8")
     subprocess.run(install, check=True, capture_output=True)
-
     assert target.resolve() != first
     assert (first / "hook.sh").exists()
     assert (tmp_path / "vramledger.conf").read_text(encoding="utf-8") == "WAIT=7\n"
@@ -399,7 +381,6 @@ def test_an_installation_is_removed(tmp_path: Path) -> None:
     assert "still names" in refused.stderr
     config.write_text(f"#Prolog={target}/prolog.sh\n", encoding="utf-8")
     done = subprocess.run(remove, check=True, capture_output=True, text=True)
-
     assert sorted(path.name for path in tmp_path.iterdir()) == ["slurm.conf", "vramledger.conf"]
     assert f"kept: {tmp_path}/vramledger.conf" in done.stdout
 
@@ -419,13 +400,10 @@ def test_an_installation_names_a_program_that_is_missing(tmp_path: Path) -> None
     ("settings", "status"),
     [(("NOT_CLEAN=warn",), 0), (("UNKNOWN=warn",), 1), (("FLAGS+=(--owner=dead)",), 1)],
 )
-def test_the_policy_is_the_settings(
-    node: Node, standin: StandIn, settings: tuple[str, ...], status: int
-) -> None:
+def test_policy_is_settings(node: Node, standin: StandIn, settings: tuple[str, ...], status: int) -> None:
     """With ``warn`` a prolog lets the job start and changes nothing; the other policy does not count."""
     node.configure(*settings)
     standin.device(0).set_processes([(NOBODY, GIB)])
-
     assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == status
     assert len(node.updates) == status
 
@@ -439,9 +417,7 @@ def test_a_job_is_recorded_while_it_runs(node: Node) -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_an_epilog_ends_what_its_job_has_left(
-    node: Node, standin: StandIn, stage: Stage, stopped: bool
-) -> None:
+def test_an_epilog_ends_the_jobs_rest(node: Node, standin: StandIn, stage: Stage, stopped: bool) -> None:
     """Whatever its job has left is ended, in any state; another job's process is not, and drains nothing."""
     require_root()
     node.configure("SETTLE=15")
@@ -459,7 +435,6 @@ def test_an_epilog_ends_what_its_job_has_left(
             leftover.stop()
         status = node.run("epilog.sh", job=job, SLURM_JOB_GPUS="0")
         ended, spared = leftover.wait(), neighbour.running
-
     assert (status, ended, spared) == (0, -signal.SIGTERM, True)
     assert node.updates == []
 
@@ -479,7 +454,7 @@ def test_shared_gpus(node: Node, standin: StandIn, stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("above", ["user.slice/user-7.slice/user@7.service", "vramledger-lab.service/its"])
-def test_a_name_below_ones_own_cgroup_makes_nobody_a_container(
+def test_a_name_below_makes_nobody_a_container(
     node: Node, standin: StandIn, stage: Stage, above: str
 ) -> None:
     """Who names a cgroup of the own manager or of a delegated unit like a container's is left over."""

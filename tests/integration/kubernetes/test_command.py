@@ -1,7 +1,5 @@
 """``vramledger taint`` between a real exporter's web server and an API server that speaks TLS."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import itertools
@@ -303,9 +301,7 @@ def test_a_password_crosses_no_network_in_the_clear(tmp_path: Path) -> None:
     """Who listens elsewhere is not known without TLS."""
     (tmp_path / "username").write_text("prometheus")
     (tmp_path / "password").write_text("secret")
-
     found = asyncio.run(ask_exporter(ExporterAddress("http://192.0.2.1:10839", credentials=tmp_path)))
-
     assert "no password is sent" in found.message
 
 

@@ -1,7 +1,5 @@
 """The kubelet's pod-resources socket: our own client against gRPC's server and protobuf's messages."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -82,7 +80,6 @@ def test_a_node_with_many_pods(rootfs: Path) -> None:
     assert len(answer) > 2_000_000
     with kubelet(rootfs / SOCKET, List=lambda _: answer):
         found = read_kubelet(rootfs)
-
     assert found is not None
     assert len(found.grants) == 20_000
     assert found.grants[-1] == Grant("pod", "ml/p-19999", (f"{GPU}::19999",))
@@ -92,7 +89,6 @@ def test_an_older_kubelet_offers_nothing(rootfs: Path) -> None:
     """Where GetAllocatableResources does not exist, the assigned devices are still reported."""
     with kubelet(rootfs / SOCKET, List=lambda _: listed(pod("a", devices("nvidia.com/gpu", GPU)))):
         found = read_kubelet(rootfs)
-
     assert found == Scheduler("kubelet", (), (Grant("pod", "ml/a", (GPU,)),))
 
 
@@ -272,9 +268,5 @@ def test_claims_name_their_instances_and_every_gpu_is_managed(rootfs: Path, runn
     assert found == Scheduler(
         "kubelet",
         ("*",) if running else (),
-        (
-            Grant("pod", "ml/one", (MIG,)),
-            Grant("pod", "ml/two", (MIG,)),
-            Grant("pod", "ml/new", ("gpu-7",)),
-        ),
+        (Grant("pod", "ml/one", (MIG,)), Grant("pod", "ml/two", (MIG,)), Grant("pod", "ml/new", ("gpu-7",))),
     )

@@ -1,7 +1,5 @@
 """Labels of pods from a kubelet and from an API server, over TLS."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +61,6 @@ def test_the_kubelet_tells_its_pods(server: PodServer, account: Path) -> None:
 def test_the_api_server_tells_the_metadata_of_the_nodes_pods(server: PodServer, account: Path) -> None:
     """The API server is asked for the metadata of this node's pods alone, out of its memory."""
     assert api(account, server=server.port).read() == TRAINED
-
     ((path, accept),) = server.asked
     assert path == "/api/v1/pods?fieldSelector=spec.nodeName%3Dgpu-7&resourceVersion=0"
     assert accept.startswith("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1")
@@ -113,7 +110,7 @@ def test_without_a_token_nobody_is_asked(server: PodServer, tmp_path: Path) -> N
     assert server.asked == []
 
 
-def test_an_answer_without_end_is_not_read(
+def test_an_endless_answer_is_unread(
     server: PodServer, account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer above the limit is an error and not the first part of a list."""

@@ -1,7 +1,5 @@
 """Whom the exporter asks for the KV cache of a holder: real processes, sockets and requests."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading
@@ -14,6 +12,7 @@ import pytest
 from tests.support.players.stage import Stage
 from tests.support.ports import free_port
 from tests.support.requirements import require_root, require_tool
+from tests.support.sure import sure
 from tests.support.vllm_server import metrics_page, serve_vllm
 from tests.support.waiting import wait_until
 from vramledger.model.holder_facts import KvCache
@@ -21,14 +20,7 @@ from vramledger.model.reading import ProcessRow
 from vramledger.readers import vllm
 from vramledger.readers.hosts.sockets import Listener
 from vramledger.readers.hosts.stat import read_row
-from vramledger.readers.vllm import (
-    KEEP,
-    READ_INTERVAL,
-    STUCK_AFTER,
-    KvCacheReader,
-    Server,
-    find_server,
-)
+from vramledger.readers.vllm import KEEP, READ_INTERVAL, STUCK_AFTER, KvCacheReader, Server, find_server
 
 PROC = "/proc"
 
@@ -60,9 +52,7 @@ class Asked:
 
 def row(pid: int) -> ProcessRow:
     """Return the row of a process that is there."""
-    found = read_row(PROC, pid)
-    assert found is not None
-    return found
+    return sure(read_row(PROC, pid))
 
 
 @contextmanager
@@ -78,7 +68,6 @@ def test_the_engine_and_the_server_have_the_servers_figures(tmp_path: Path, host
     with serve_vllm(tmp_path, host=host) as server:
         server.say(metrics_page(0.5, 2**30, 1000))
         engine, main = row(server.engine), row(server.pid)
-
         assert Asked().round(engine, main) == (
             KvCache(engine.pid, engine.start, 0.5, 2**30, 1000),
             KvCache(main.pid, main.start, 0.5, 2**30, 1000),
@@ -200,8 +189,7 @@ def test_a_slow_or_endless_answer_is_given_up(tmp_path: Path, monkeypatch: pytes
     """A server that sends a little for ever, or too much, has no figures, and its time is limited."""
     monkeypatch.setattr(vllm, "TIMEOUT", 0.3)
     with serve_vllm(tmp_path) as server:
-        found = find_server(PROC, row(server.engine))
-        assert found is not None
+        found = sure(find_server(PROC, row(server.engine)))
         assert vllm.request_metrics(found.listener)
         (server.home / "slow").touch()
         assert vllm.request_metrics(found.listener) is None
@@ -211,9 +199,7 @@ def test_a_slow_or_endless_answer_is_given_up(tmp_path: Path, monkeypatch: pytes
     assert vllm.request_metrics(found.listener) is None
 
 
-def test_silent_servers_do_not_use_up_the_requests_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_servers_leave_requests_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that did not answer comes after those that did."""
     monkeypatch.setattr("vramledger.readers.vllm.MAX_SERVERS", 1)
     with serve_vllm(tmp_path / "a") as one, serve_vllm(tmp_path / "b") as other:

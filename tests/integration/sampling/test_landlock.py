@@ -1,7 +1,5 @@
 """What the part that listens may change in the file system: nothing but its sockets."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys

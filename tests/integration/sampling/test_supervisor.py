@@ -1,7 +1,5 @@
 """When a new sampler is started: immediately, later, or when the driver's files change."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os
@@ -9,19 +7,26 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.requirements import require_root
-from tests.support.standin.library import Code, StandIn
+from tests.support.players.stage import Stage
+from tests.support.requirements import require_host_pid_namespace, require_root
+from tests.support.standin.library import GIB, Code, StandIn
+from tests.support.sure import sure
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import Reading
 from vramledger.readers.hosts.driver_watch import DriverWatch
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.nvml import utilization
+from vramledger.readers.nvml.driver import Driver
 from vramledger.sampling import supervisor
 from vramledger.sampling.protocol import starter_command
+from vramledger.sampling.sampler import Sampler
 from vramledger.sampling.supervisor import Supervisor
 
 NEVER = 10_000.0
@@ -50,16 +55,13 @@ class Watched:
         """Wait for data of the sampler that runs now, and return its pid."""
         seen = len(self.readings)
         await until(lambda: self.supervisor.pid is not None and self.well and len(self.readings) > seen)
-        pid = self.supervisor.pid
-        assert pid is not None
-        return pid
+        return sure(self.supervisor.pid)
 
     async def failed(self, reason: str) -> None:
         """Wait until there is only a failure, and no sampler runs."""
         await until(lambda: bool(self.readings) and self.readings[-1].failure is not None)
         await until(lambda: self.supervisor.pid is None)
-        failure = self.readings[-1].failure
-        assert failure is not None
+        failure = sure(self.readings[-1].failure)
         assert failure[0] == reason
 
 
@@ -237,8 +239,112 @@ def test_it_says_what_it_could_not_give_up_or_pass_on() -> None:
         exporter.send(b"kill")  # there is no sampler to kill, so nothing happens
         exporter.close()  # it ends with the exporter
         _, errors = starter.communicate(timeout=30)
-
     assert starter.returncode == 0
     assert '"level": "warn"' in errors
     assert errors.count("Could not give up all privileges") == errors.count("prctl: Operation not permitted")
     assert "prctl: Operation not permitted" in errors
+
+
+LONG = 3600.0
+
+
+@pytest.fixture
+def calm(standin_here: StandIn, monkeypatch: pytest.MonkeyPatch) -> Sampler:
+    """Return the sampler of a GPU on which this process has memory, and which is calm without a wait."""
+    for name in ("ATTENTION", "STEADY_AFTER"):
+        monkeypatch.setattr(utilization, name, 1e-6)
+    standin_here.device(0).set_processes([(os.getpid(), GIB)])
+    sampler = Sampler(SamplingConfig(timeout=0.5), Driver.open(), Host(Path("/proc")))
+    for _ in range(4):  # the first one of the counters, the facts of the holder, the list after them
+        sampler.sample()
+    return sampler
+
+
+def test_while_nothing_changes_there_is_no_sample(calm: Sampler) -> None:
+    """A calm GPU gets a look at each turn and a sample after the longest time."""
+    assert [calm.sample_if_changed(LONG) for _ in range(5)] == [None] * 5
+    assert calm.sample_if_changed(0.0) is not None
+
+
+def test_a_change_is_in_the_sample_of_its_own_turn(standin_here: StandIn, calm: Sampler) -> None:
+    """Whatever a look finds is sampled at once, with the time of the last look that found nothing."""
+    calm.sample_if_changed(LONG)
+    looked = time.monotonic()
+    standin_here.device(0).set_processes([(os.getpid(), 2 * GIB)])
+    reading = sure(calm.sample_if_changed(LONG))
+    assert [entry.memory for entry in reading.devices[0].processes or ()] == [2 * GIB]
+    assert sure(reading.unchanged) <= looked <= reading.monotonic
+
+
+def test_a_sample_without_a_look_before_it_says_so(calm: Sampler) -> None:
+    """The time of a look belongs to the sample after it, and to no other one."""
+    calm.sample_if_changed(LONG)
+    assert calm.sample().unchanged is not None
+    assert calm.sample().unchanged is None
+
+
+CHANGES: dict[str, Callable[[StandIn], object]] = {
+    "XID": lambda it: it.xid(79),
+    "a GPU hangs": lambda it: it.hang("nvmlDeviceGetMemoryInfo_v2"),
+    "a GPU is lost": lambda it: setattr(it.device(0), "lost", True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_trouble_ends_it(standin_here: StandIn, calm: Sampler, change: Callable[[StandIn], object]) -> None:
+    """No error waits for the next sample that would be due."""
+    assert calm.sample_if_changed(LONG) is None
+    change(standin_here)
+    deadline = time.monotonic() + 30.0
+    while (reading := calm.sample_if_changed(LONG)) is None:
+        assert time.monotonic() < deadline
+    assert reading.events or reading.devices[0].error in ("timeout", "lost")
+
+
+def test_a_sample_has_what_each_took_since_the_one_before(standin_here: StandIn, stage: Stage) -> None:
+    """A holder that is alone, or was not there before, has none; nobody has another one's."""
+    require_host_pid_namespace()
+    idle, ours = stage.start(), os.getpid()
+    device = standin_here.device(0)
+    sampler = Sampler(SamplingConfig(), Driver.open(), Host(Path("/proc")))
+    device.set_processes([(ours, GIB)])
+    assert sampler.sample().cpu_taken == sampler.sample().cpu_taken == ()
+    device.set_processes([(ours, GIB), (idle.pid, GIB)])
+    assert sampler.sample().cpu_taken == ()
+    for work in (0.2, 0.0):
+        begun = time.process_time()
+        while time.process_time() < begun + work:
+            pass
+        taken = dict(sampler.sample().cpu_taken)
+        assert taken.keys() == {ours, idle.pid}
+        assert work <= taken[ours] < time.process_time() - begun + 0.1
+        assert taken[idle.pid] < 0.1
+        assert all(seconds == pytest.approx(round(seconds, 4), abs=1e-9) for seconds in taken.values())
+    device.set_processes([(ours, GIB)])
+    assert sampler.sample().cpu_taken == ()
+    device.set_processes([(ours, GIB), (idle.pid, GIB)])
+    assert sampler.sample().cpu_taken == (), "what they took in several samples is not that of one"
+
+
+LAST_CALL = "nvmlDeviceGetTotalEccErrors"
+"""A call of every sample that comes after those for the work."""
+
+
+def test_work_in_an_answer_that_came_too_late_is_in_the_next_one(standin_here: StandIn) -> None:
+    """Rows and counters are read only once, so a dropped answer must not take them along."""
+    device = standin_here.device(0)
+    device.set_processes([(10, GIB)])
+    sampler = Sampler(SamplingConfig(timeout=0.2), Driver.open(), Host(Path("/proc")))
+    sampler.sample()
+    device.raw_sample(10, timestamp=int(time.time() * 1e6), sm=30)
+    device.do(sm=50.0)
+    standin_here.hang(LAST_CALL)
+    (late,) = sampler.sample().devices
+    assert (late.error, late.process_utilization, late.activity) == ("timeout", None, None)
+    standin_here.release()
+    reading = late
+    deadline = time.monotonic() + 30.0
+    while reading.error is not None and time.monotonic() < deadline:
+        (reading,) = sampler.sample().devices
+    assert [row.pid for row in reading.process_utilization or ()] == [10]
+    assert sure(reading.activity)["sm"] > 0.0

@@ -1,7 +1,5 @@
 """The agent inside a simulated program, as the exporter reads it from the socket."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A simulated host on the stand-in driver, which the real driver module reads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tests.support.standin.library import Device, StandIn

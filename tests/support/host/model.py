@@ -5,8 +5,6 @@ what a real host adds, as measured on H200s: the driver's reserve, bytes of nobo
 miss small work, facts told once, pids that the driver lists although nobody is there any more.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The smallest simulated host: one GPU and one process that holds memory, sampled once a second."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

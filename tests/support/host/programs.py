@@ -4,8 +4,6 @@ Each is asked once a sample for what it does at its age. torch's caching allocat
 figures: what is allocated, what is reserved (it never falls by itself), what is split and cannot be used.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

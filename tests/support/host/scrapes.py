@@ -3,8 +3,6 @@
 The readings go through the real tracker, metrics and exposition; every page is taken at its simulated time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf

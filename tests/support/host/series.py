@@ -4,8 +4,6 @@ A series that a scrape no longer has, or that a failed scrape ends, gets the mar
 write.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Players as holders on the stand-in driver."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What trees have in common: shells, terminals, containers, launchers and their workers."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -6,8 +6,6 @@ words of the command line are for those who read it. Standard library only, and 
 stands for other people's programs. What only some players need is imported there: a start takes 15 ms.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -6,8 +6,6 @@ A tree is a function of a :class:`Stage` below one of the decorators :func:`heal
 docstring, "Play SOMETHING.", says what the tree is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

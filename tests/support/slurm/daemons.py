@@ -1,7 +1,5 @@
 """Processes of root with the names and titles of Slurm's daemons, which is all that others see of them."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tempfile

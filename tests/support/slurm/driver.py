@@ -1,7 +1,5 @@
 """The stand-in driver of one node: it lists what the holders of ``holder.py`` say, while they live."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Mapping

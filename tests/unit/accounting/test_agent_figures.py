@@ -1,27 +1,26 @@
 """An agent's report in the ledger: joined by identity, and never against the driver's figures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from tests.support.agent_client import report, torch
-from tests.support.host.model import GIB
+from tests.support.host.model import GIB, MIB
 from tests.support.host.one_holder import NOW, START, UUID, OneHolder, gpu
-from vramledger.accounting.agent_figures import DEGRADED_FOR, MISSING_AFTER, needed, overhead
+from tests.support.sure import sure
+from vramledger.accounting.agent_figures import (
+    DEGRADED_FOR,
+    MISSING_AFTER,
+    SLACK,
+    needed,
+    overhead,
+    translate,
+)
 from vramledger.accounting.holders.processes import MOST_REPORTED_RANKS
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import Agent, AgentSocket, read_report
-from vramledger.model.reading import (
-    Owner,
-    ProcessFacts,
-    Rank,
-    Reading,
-    decode,
-    encode,
-)
+from vramledger.model.reading import DeviceReading, Owner, ProcessFacts, Rank, Reading, decode, encode
 from vramledger.model.snapshot import AgentSnapshot, Snapshot, State
 from vramledger.sampling.masking import Mask
 from vramledger.sampling.replay import shift_times
@@ -55,9 +54,7 @@ def hear(host: OneHolder, *agents: Agent, **changes: Any) -> AgentSnapshot | Non
 
 def told(host: OneHolder, *agents: Agent, **changes: Any) -> AgentSnapshot:  # noqa: ANN401 any field
     """Do the same if there must be an agent."""
-    found = hear(host, *agents, **changes)
-    assert found is not None
-    return found
+    return sure(hear(host, *agents, **changes))
 
 
 def test_the_holders_figures_stand_beside_the_drivers() -> None:
@@ -65,7 +62,6 @@ def test_the_holders_figures_stand_beside_the_drivers() -> None:
     host = OneHolder()
     found = told(host, agent(frameworks=[torch(reserved=8 * GIB, allocated_peak=3 * GIB)]))
     holding = host.holding()
-
     assert found.up
     assert found.pool(UUID) == 8 * GIB
     assert overhead(found, UUID, holding) == 2 * GIB
@@ -77,7 +73,6 @@ def test_managed_memory_is_what_a_framework_knows_of_it() -> None:
     host = OneHolder()
     cupy = {"framework": "cupy", "devices": [{"ordinal": 0, "pool": 3 * GIB, "managed": 2 * GIB}]}
     own = {"framework": "cupy", "devices": [{"ordinal": 0, "pool": 3 * GIB}]}
-
     assert told(host, agent(frameworks=[torch(reserved=8 * GIB), cupy])).managed(UUID, 10 * GIB) == 2 * GIB
     assert told(host, agent(frameworks=[torch(reserved=8 * GIB), own])).managed(UUID, 10 * GIB) == 11 * GIB
     assert told(host, agent(frameworks=[own])).managed(UUID, 10 * GIB) is None
@@ -88,7 +83,6 @@ def test_a_pool_beyond_the_drivers_bytes_has_no_overhead() -> None:
     host = OneHolder()
     found = told(host, agent(frameworks=[torch(reserved=10 * GIB + 1)]))
     assert overhead(found, UUID, host.holding()) is None
-
     jax = {"framework": "jax", "devices": [{"ordinal": 0, "in_use": GIB}]}
     both = told(host, agent(frameworks=[torch(reserved=GIB), jax]))
     assert both.pool(UUID) is None
@@ -96,7 +90,7 @@ def test_a_pool_beyond_the_drivers_bytes_has_no_overhead() -> None:
 
 
 def test_a_process_cannot_make_series_without_end() -> None:
-    """New provider names and versions in every report are ignored; the first ones stay."""
+    """Of names, versions and settings that change in every report the first ones stay."""
     host = OneHolder()
     for turn in range(100):
         found = told(
@@ -107,38 +101,23 @@ def test_a_process_cannot_make_series_without_end() -> None:
     assert len(found.errors) == MAX_PROVIDERS
     assert found.errors["torch"] == 99
     assert min(name for name in found.errors if name.startswith("part_")) == "part_0"
-
-
-def test_settings_of_an_allocator_are_labels_and_stay() -> None:
-    """The settings that were reported first are kept, and a value of another form is not known."""
     host = OneHolder()
     for turn in range(3):
         settings = {"expandable_segments": "true\n", "max_split_size_mb": f"{64 + turn}", "made_up": "1"}
         found = told(host, agent(frameworks=[{**torch(), "settings": settings, "pinned": turn}]))
-    assert found.report is not None
-    (framework,) = found.report.frameworks
+    (framework,) = sure(found.report).frameworks
     assert framework.settings == {"max_split_size_mb": "64"}
     assert framework.pinned == 2
 
 
-def test_another_process_of_that_pid_is_not_spoken_for() -> None:
-    """A report for the pid's former owner is not one of its present process."""
+def test_who_does_not_speak_for_a_holder() -> None:
+    """Not a former process of its pid, not another user, and nobody for a device where it is not listed."""
     assert hear(OneHolder(), agent(start=START - 1, frameworks=[torch()])) is None
-
-
-def test_another_user_does_not_speak() -> None:
-    """If the peer's user is not the process's user, none of its figures are shown."""
     found = told(OneHolder(), agent(uid=UID + 1, frameworks=[torch()]))
-
     assert (found.up, found.problem, found.report, dict(found.pools)) == (False, "foreign", None, {})
-
-
-def test_a_device_that_the_driver_does_not_list_is_not_claimed() -> None:
-    """A UUID in a report counts only where the driver lists the process."""
     found = told(
         OneHolder(), agent(frameworks=[{"framework": "torch", "devices": [{"uuid": "GPU-1", "reserved": 5}]}])
     )
-
     assert dict(found.pools) == {}
     assert found.unmapped == 1
 
@@ -159,17 +138,12 @@ def test_a_container_numbers_its_own_devices(owner: Owner) -> None:
 
 
 def test_silence_is_said_and_its_figures_are_gone() -> None:
-    """A connected agent that sends nothing is down, and its old figures are not shown as current."""
+    """A silent agent is down without figures; a failure inside it is told for a minute, and figures go on."""
     host = OneHolder()
     told(host, agent(frameworks=[torch()]))
     found = told(host, Agent(7, START, UID, NOW, problem="silent", report=None))
-
     assert (found.up, found.problem, dict(found.pools)) == (False, "silent", {})
     assert found.received == NOW
-
-
-def test_failures_degrade_for_a_while() -> None:
-    """A failure inside the agent is reported for a minute; figures continue, and old failures only count."""
     host = OneHolder()
     assert told(host, agent(errors={"torch": 0})).up
     found = told(host, agent(errors={"torch": 2}, frameworks=[torch()]))
@@ -193,7 +167,7 @@ def test_counters_never_go_back() -> None:
 
 
 def test_who_was_started_with_an_agent_is_missed() -> None:
-    """A holder with VRAMLEDGER_AGENT=1 and a framework, but without a report, is missing after a while."""
+    """With VRAMLEDGER_AGENT=1 and a framework, who has no report after a while is missing."""
     with_agent = facts(settings=(("VRAMLEDGER_AGENT", "1"),))
     host = OneHolder()
     assert told(host, facts=with_agent).problem == "missing"
@@ -201,37 +175,25 @@ def test_who_was_started_with_an_agent_is_missed() -> None:
     assert hear(OneHolder()) is None, "it was not asked for"
     nothing = (replace(with_agent[0], libraries=("libcuda",)),)
     assert hear(OneHolder(), facts=nothing) is None, "it has nothing to tell"
-
-
-def test_a_young_holder_is_not_missed() -> None:
-    """A program has some time to load its framework and to connect."""
     host = OneHolder()
     boot = NOW + 1 - START / 100 - MISSING_AFTER
     with_agent = facts(settings=(("VRAMLEDGER_AGENT", "1"),))
-
     assert hear(host, facts=with_agent, boot_time=boot) is None
     assert told(host, boot_time=boot, facts=()).problem == "missing"
 
 
 def test_the_agents_word_on_the_policy_is_the_best() -> None:
-    """The framework's own report has precedence over the environment and the memory pattern."""
+    """The framework's report comes before environment and pattern; vLLM's name before torch's below it."""
     host = OneHolder()
     settings = (("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),)
     outside = host.sample(facts=facts(settings=settings)).processes[7].policy
     assert (outside.policy, outside.source) == ("cuda_malloc_async", "environ")
-
     tensorflow = {"framework": "tensorflow", "policy": "growth", "devices": [{"ordinal": 0, "in_use": GIB}]}
     shot = host.sample(agents=(agent(frameworks=[{**torch(reserved=5), "policy": "caching"}, tensorflow]),))
     assert shot.processes[7].policy[:3] == ("tensorflow", "growth", "agent")
-
     assert host.sample().processes[7].policy[:3] == outside[:3], "without the agent it is the outside's again"
-
-
-def test_a_server_on_top_of_torch_keeps_its_name() -> None:
-    """VLLM manages the pool itself, so its report has precedence over torch's below it."""
     vllm = (replace(facts()[0], libraries=("libtorch_cuda", "vllm")),)
     shot = OneHolder().sample(facts=vllm, agents=(agent(frameworks=[torch()]),))
-
     assert shot.processes[7].policy[:2] == ("vllm", "fraction")
 
 
@@ -256,7 +218,6 @@ def test_a_recording_with_agents_replays_exactly() -> None:
         host.reading(facts=facts(), agents=(agent(frameworks=[torch(ooms=number)]),), agent_socket=SOCKET)
         for number in (3, 1)
     ]
-
     assert snapshots([decode(encode(reading)) for reading in readings]) == snapshots(readings)
 
 
@@ -264,11 +225,8 @@ def test_a_replay_moves_the_agents_times_too() -> None:
     """When a recording is shown later, a report is as old as it was then."""
     oom = {"time": NOW - 5, "framework": "torch", "verdict": "too_big"}
     (found,) = shift_times(OneHolder().reading(agents=(agent(last_oom=oom),)), 100.0).agents
-
     assert found.received == NOW + 100
-    assert found.report is not None
-    assert found.report.last_oom is not None
-    assert found.report.last_oom.time == NOW + 95
+    assert sure(sure(found.report).last_oom).time == NOW + 95
 
 
 def test_a_masked_recording_tells_nobody() -> None:
@@ -284,7 +242,6 @@ def test_a_masked_recording_tells_nobody() -> None:
         rank={"number": 0, "size": 2, "job": f"{secret}:29500"},
     )
     text = encode(Mask().mask_reading(OneHolder().reading(agents=(told_,)))).decode()
-
     assert secret not in text
     assert "adasecret" not in text
     assert '"reserved":1073741824' in text
@@ -306,7 +263,6 @@ def test_a_person_is_told_what_the_agent_says() -> None:
     )
     shot = host.sample(facts=facts(), agents=(said,))
     text = "\n".join(evidence_lines(shot, 7))
-
     for part in ("reserved 8.00 GiB", "beyond them  2.00 GiB", "holds 7.00 GiB more", "agent          up"):
         assert part in text
     assert "leaking; see /home/ann/oom" in text
@@ -338,9 +294,7 @@ def rank_of(host: OneHolder, *agents: Agent, named: Rank | None = None) -> Rank 
         (None, (3, 8, ""), None),
     ],
 )
-def test_the_agents_rank_is_right_where_it_differs(
-    named: Rank | None, told_: tuple[int, int, str], rank: Rank | None
-) -> None:
+def test_the_agents_rank_is_right(named: Rank | None, told_: tuple[int, int, str], rank: Rank | None) -> None:
     """A rank in the environment may be the parent's; where both agree, the job keeps its name there."""
     assert rank_of(OneHolder(), ranked(*told_), named=named) == rank
 
@@ -355,19 +309,13 @@ def test_a_rank_stays_when_its_agent_cannot_report() -> None:
 
 
 def test_another_user_or_process_gives_no_rank() -> None:
-    """An agent of another user, or of an earlier process with this pid, says nothing about this one."""
+    """Another user or process gives no rank; beyond some different ones none is shown."""
     host = OneHolder()
     rank = {"number": 1, "size": 2, "job": "n0:1"}
-
     assert rank_of(host, agent(uid=UID + 1, rank=rank)) is None
     assert rank_of(host, agent(start=START + 1, rank=rank)) is None
-
-
-def test_a_process_cannot_make_series_of_ranks_without_end() -> None:
-    """Beyond some different ranks of one process none is shown; one that was shown before may return."""
     host = OneHolder()
     shown = {rank_of(host, ranked(number, 1000)) for number in range(100)}
-
     assert shown == {None, *(Rank(number, 1000, "n0:31000") for number in range(MOST_REPORTED_RANKS))}
     assert rank_of(host, ranked(2, 1000)) == Rank(2, 1000, "n0:31000")
 
@@ -377,7 +325,99 @@ def test_a_person_is_told_who_names_the_rank() -> None:
     host = OneHolder()
     shot = host.sample(facts=facts(), agents=(ranked(3, 8),))
     others = public_view(shot, UID + 1)
-
     assert "  rank           3 of 8 of job n0:31000, by its agent" in evidence_lines(shot, 7)
     assert (evidence_json(shot, 7) or {})["rank"] == {"number": 3, "size": 8, "job": "n0:31000"}
     assert others.processes[7].rank is None
+
+
+HOST = [DeviceReading(index, f"GPU-{index}{index}-aa", name="H200") for index in range(4)]
+A, B, C, D = (device.uuid for device in HOST)
+MIXED = [replace(device, name=f"model {device.index}") for device in HOST]
+MIG = [
+    replace(HOST[0], divided=True),
+    DeviceReading(0, "MIG-1", parent=A),
+    DeviceReading(0, "MIG-2", parent=A),
+    HOST[1],
+]
+UNSET: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
+
+
+def visible(text: str | None, order: str | None = None) -> dict[str, str | None]:
+    """Make the environment that the agent reports."""
+    return {"CUDA_VISIBLE_DEVICES": text, "CUDA_DEVICE_ORDER": order}
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted", "held", "expected"),
+    [
+        (UNSET, [0, 2], [A, C], {0: A, 2: C}),
+        (visible("1,0"), [0, 1], [A, B], {0: B, 1: A}),
+        (visible("3, 1"), [0, 1], [B, D], {0: D, 1: B}),
+        (visible("2,-1,0"), [0], [C], {0: C}),
+        (visible("2,9,0"), [0], [C], {0: C}),
+        (visible("GPU-33,GPU-11-aa"), [0, 1], [B, D], {0: D, 1: B}),
+        (visible("GPU-,1"), [0], [B], {0: B}),  # ambiguous: nothing is visible, but it holds on one alone
+        (visible(""), [0, 1], [A, B], {}),
+        (visible("1,1"), [0, 1], [A, B], {}),
+        (visible("0"), [0], [], {}),
+        (None, [0], [C], {0: C}),
+        (None, [0, 1], [B, C], {}),
+        (UNSET, [1], [A, C], {}),  # a job's device cgroup: either may be meant
+        (UNSET, [0, 1], [B, D], {0: B, 1: D}),  # the same: the order tells
+        (visible("1,0"), [0, 1], [C, D], {0: D, 1: C}),
+    ],
+)
+def test_numbers_of_the_hosts_devices(
+    settings: dict[str, str | None] | None, wanted: list[int], held: list[str], expected: dict[int, str]
+) -> None:
+    """A number means the device that CUDA chooses by the variables, if the process holds memory there."""
+    told = dict.fromkeys(wanted, GIB)
+    assert translate(told, dict.fromkeys(held, 2 * GIB), settings, HOST, apart=False) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted", "held", "expected"),
+    [
+        (UNSET, {0: GIB}, {C: GIB}, {0: C}),
+        (UNSET, {0: GIB, 1: GIB}, {B: GIB, D: GIB}, {0: B, 1: D}),
+        (visible("1,0"), {0: GIB, 1: GIB}, {B: GIB, D: GIB}, {0: D, 1: B}),
+        (UNSET, {1: GIB}, {A: 2 * GIB, B: 2 * GIB}, {}),
+        (UNSET, {1: GIB}, {A: MIB, B: 2 * GIB}, {1: B}),  # a stray context is too small to be meant
+        (UNSET, {0: GIB, 1: GIB}, {B: 2 * GIB}, {}),  # more than it can hold: nothing of it counts
+        (UNSET, {0: GIB}, {A: None, B: None}, {}),
+        (visible("GPU-22"), {0: GIB}, {A: GIB, C: GIB}, {0: C}),
+    ],
+)
+def test_numbers_of_a_containers_devices(
+    settings: dict[str, str | None],
+    wanted: dict[int, int],
+    held: dict[str, int | None],
+    expected: dict[int, str],
+) -> None:
+    """If the process sees fewer devices than we do, only its holdings can show which device it means."""
+    assert translate(wanted, held, settings, HOST, apart=True) == expected
+
+
+@pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
+def test_the_fastest_device_first_is_not_ours_to_know(order: str | None) -> None:
+    """Among different GPUs the default order is unknown, so that only the holdings show the device."""
+    told = {0: 2 * GIB, 1: GIB}
+    assert translate(told, {A: 2 * GIB, B: 3 * GIB}, visible(None, order), MIXED, apart=False) == {}
+    assert translate(told, {A: GIB, B: 3 * GIB}, visible(None, order), MIXED, apart=False) == {0: B, 1: A}
+    by_address = visible(None, "PCI_BUS_ID")
+    assert translate(told, {A: 2 * GIB, B: 3 * GIB}, by_address, MIXED, apart=False) == {0: A, 1: B}
+
+
+def test_mig_instances_by_their_names() -> None:
+    """An instance is visible by its UUID, or certain because it is the only held one."""
+    held = {"MIG-1": GIB, "MIG-2": GIB}
+    assert translate({0: GIB}, held, visible("MIG-2"), MIG, apart=False) == {0: "MIG-2"}
+    assert translate({0: GIB}, {"MIG-1": GIB}, UNSET, MIG, apart=False) == {0: "MIG-1"}
+    assert translate({0: GIB}, held, UNSET, MIG, apart=False) == {}
+
+
+def test_a_report_may_be_a_moment_ahead() -> None:
+    """A little more than NVML has read is no contradiction; an empty pool needs no device."""
+    assert translate({0: GIB + SLACK}, {A: GIB}, UNSET, HOST, apart=False) == {0: A}
+    assert translate({0: GIB + SLACK + 1}, {A: GIB}, UNSET, HOST, apart=False) == {}
+    assert translate({0: 0, 1: GIB}, {B: GIB}, UNSET, HOST, apart=False) == {1: B}

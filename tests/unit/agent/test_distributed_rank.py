@@ -1,7 +1,5 @@
 """The rank that a program knows only after its start, read without a call that may wait."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import NoReturn
@@ -122,9 +120,7 @@ def test_an_environment_of_another_kind_gives_no_error(monkeypatch: pytest.Monke
         (None, ""),
     ],
 )
-def test_the_default_group_tells_rank_and_job(
-    monkeypatch: pytest.MonkeyPatch, store: object, job: str
-) -> None:
+def test_the_default_group_tells_a_rank(monkeypatch: pytest.MonkeyPatch, store: object, job: str) -> None:
     """The group is right where the environment differs, and its store names the job where it can."""
     put_environment(monkeypatch, WORLD_SIZE="4")  # of the node that started it
     put_group(monkeypatch, ProcessGroup(5, 16), store)
@@ -139,9 +135,7 @@ def test_a_group_without_a_name_takes_it_from_the_environment(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("group", [None, ProcessGroup(0, 1), ManagedGroup(0, 16)])
-def test_a_group_that_tells_nothing_leaves_it_to_the_environment(
-    monkeypatch: pytest.MonkeyPatch, group: object
-) -> None:
+def test_a_group_that_tells_nothing_leaves_environ(monkeypatch: pytest.MonkeyPatch, group: object) -> None:
     """No group, a group of one, and a group of the program's own class, which is not asked."""
     put_group(monkeypatch, group, TCPStore(host="n0", port=31000))
     assert found() is None
@@ -153,9 +147,7 @@ def test_a_group_that_tells_nothing_leaves_it_to_the_environment(
     ("address", "job"),
     [("n0:1234", "n0:1234"), ("[fe80::1]:1234", "fe80::1:1234"), ("localhost:1234", ":1234"), (None, "")],
 )
-def test_a_cluster_of_jax_tells_rank_and_job(
-    monkeypatch: pytest.MonkeyPatch, address: str | None, job: str
-) -> None:
+def test_a_cluster_of_jax_has_ranks(monkeypatch: pytest.MonkeyPatch, address: str | None, job: str) -> None:
     """``jax.distributed.initialize()`` keeps what it was given; before it was called there is no rank."""
     state = SimpleNamespace(client=None, process_id=3, num_processes=4, coordinator_address=address)
     module = ModuleType("jax._src.distributed")

@@ -1,10 +1,9 @@
 """The figures of JAX, CuPy and RMM are read without any call that would initialise something."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from tests.support.sure import sure
 from vramledger_agent.frameworks import cupy, jax, rmm, tensorflow
 from vramledger_agent.frameworks import provider as visible_devices
 from vramledger_agent.protocol.frameworks import (
@@ -20,6 +20,8 @@ from vramledger_agent.protocol.frameworks import (
     REPORTING_FRAMEWORKS,
     TORCH_FIGURES,
 )
+from vramledger_agent.protocol.messages import ALLOCATOR_SETTINGS
+from vramledger_agent.torch.allocator import read_pinned, read_settings
 
 GIB = 2**30
 
@@ -80,11 +82,9 @@ def test_jax_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, jax.BRIDGE_MODULE, _backends=backends)
     put(monkeypatch, "jax.version", __version__="0.11.2")
     provider = jax.make_provider()
-
     assert provider.is_initialised()
     provider.start()
-    entry = provider.read()
-    assert entry is not None
+    entry = sure(provider.read())
     assert entry["devices"] == [
         {"ordinal": 0, "in_use": 4 * 2**20, "in_use_peak": 8 * 2**20, "limit": 100 * GIB, "pool": 90 * GIB},
         {"ordinal": 1},
@@ -109,10 +109,7 @@ def test_jax_that_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, jax.BRIDGE_MODULE, _backends={"cuda": client(gpu(0, None))})
     provider = jax.make_provider()
     provider.start()
-
-    entry = provider.read()
-
-    assert entry is not None
+    entry = sure(provider.read())
     assert (entry["supported"], entry["policy"], entry["devices"]) == (False, "platform", [{"ordinal": 0}])
 
 
@@ -121,7 +118,6 @@ def test_jax_of_another_make(monkeypatch: pytest.MonkeyPatch, backends: object) 
     """A version that is built otherwise gives a degraded report, and nothing raises."""
     put(monkeypatch, jax.BRIDGE_MODULE, _backends=backends)
     provider = jax.make_provider()
-
     entry = provider.read() if provider.is_initialised() else None
     assert entry is None or entry["supported"] is False
 
@@ -137,10 +133,7 @@ def test_jax_of_another_make(monkeypatch: pytest.MonkeyPatch, backends: object) 
 def test_tensorflow_of_another_make(monkeypatch: pytest.MonkeyPatch, context: object) -> None:
     """A context without the attributes that we know: the policy is unknown, and the figures not supported."""
     put(monkeypatch, tensorflow.CONTEXT_MODULE, _context=context)
-
-    entry = tensorflow.make_provider().read()
-
-    assert entry is not None
+    entry = sure(tensorflow.make_provider().read())
     assert (entry["policy"], entry["supported"], entry["devices"]) == (None, False, [])
 
 
@@ -203,9 +196,8 @@ def test_tensorflow_sessions(
     assert provider.is_initialised()
     provider.start()
     made.clear()
-    entry = provider.read()
+    entry = sure(provider.read())
 
-    assert entry is not None
     assert (entry["policy"], entry["supported"]) == (policy, False)
     assert entry["devices"] == [{"ordinal": 3, "limit": 5 * GIB}, {"ordinal": 1, "limit": 6 * GIB}]
 
@@ -225,12 +217,10 @@ def test_a_session_that_is_found_while_it_is_being_made(monkeypatch: pytest.Monk
     )  # fmt: skip
     provider = tensorflow.make_provider()
     assert not provider.is_initialised()
-
     monkeypatch.setattr(tensorflow, "SEARCH_PAUSE_TO_COST", 10**9)
     session._session = object()  # noqa: SLF001
     assert provider.is_initialised()
-    entry = provider.read()
-    assert entry is not None
+    entry = sure(provider.read())
     assert entry["devices"] == [{"ordinal": 0, "limit": 5 * GIB}]
 
 
@@ -250,12 +240,9 @@ def pool(used: int = 3, total: int = 5, limit: int = 0) -> SimpleNamespace:
 def test_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     """CuPy's default pool is read; a limit of 0 means none."""
     put(monkeypatch, "cupy", __version__="14.2.0", get_default_memory_pool=pool)
-
     entry = cupy.make_provider().read()
-
     assert cupy.make_provider().is_initialised()
-    assert entry is not None
-    assert entry["devices"] == [{"ordinal": 0, "in_use": 3, "pool": 5, "limit": None, "managed": None}]
+    assert sure(entry)["devices"] == [{"ordinal": 0, "in_use": 3, "pool": 5, "limit": None, "managed": None}]
 
 
 @pytest.mark.usefixtures("one_gpu")
@@ -288,9 +275,8 @@ def test_cupy_with_a_managed_pool(monkeypatch: pytest.MonkeyPatch) -> None:
         cuda = SimpleNamespace(get_allocator=lambda allocator=allocator: allocator)
         put(monkeypatch, "cupy", get_default_memory_pool=lambda: default, cuda=cuda)
 
-        entry = cupy.make_provider().read()
+        entry = sure(cupy.make_provider().read())
 
-        assert entry is not None
         assert entry["devices"] == [{"ordinal": 0, **figures, "managed": None}]
 
 
@@ -303,17 +289,13 @@ def test_cupy_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     put(monkeypatch, "cupy", get_default_memory_pool=never)
-
-    entry = cupy.make_provider().read()
-    assert entry is not None
+    entry = sure(cupy.make_provider().read())
     assert (entry["supported"], entry["devices"]) == (False, [])
 
 
 @pytest.mark.usefixtures("one_gpu")
 @pytest.mark.parametrize("allocator", [len, print, None])
-def test_cupy_knows_a_managed_pool_by_its_allocator(
-    monkeypatch: pytest.MonkeyPatch, allocator: object
-) -> None:
+def test_cupy_knows_a_managed_pool_by_allocator(monkeypatch: pytest.MonkeyPatch, allocator: object) -> None:
     """Bytes of pools that ``malloc_managed`` fills are managed memory; those of others do not count."""
 
     class Pool:
@@ -330,8 +312,7 @@ def test_cupy_knows_a_managed_pool_by_its_allocator(
         default = Pool(10, allocator)
         cuda = SimpleNamespace(get_allocator=lambda own=own: own.malloc, malloc_managed=max)
         put(monkeypatch, "cupy", get_default_memory_pool=lambda default=default: default, cuda=cuda)
-        entry = cupy.make_provider().read()
-        assert entry is not None
+        entry = sure(cupy.make_provider().read())
         assert entry["devices"] == [
             {"ordinal": 0, "in_use": 2, "pool": 110, "limit": None, "managed": managed}
         ]
@@ -383,8 +364,7 @@ def test_rmm(
             StatisticsResourceAdaptor=StatisticsResourceAdaptor,
         )
         put(monkeypatch, "rmm", __version__="26.10", mr=mr)
-        entry = rmm.make_provider().read()
-        assert entry is not None
+        entry = sure(rmm.make_provider().read())
         assert entry["supported"] is (expected is not None)
         names = ("in_use", "in_use_peak", "pool", "managed")
         devices = [{"ordinal": 0, **dict(zip(names, expected, strict=True))}] if expected else []
@@ -443,3 +423,47 @@ def test_a_provider_gives_the_figures_that_are_declared() -> None:
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }
         assert named & known == set(framework.figures), framework.name
+
+
+MIB = 2**20
+DEFAULT = {"expandable_segments": "false", "garbage_collection_threshold": "off"}
+
+
+@pytest.mark.parametrize(
+    ("text", "stats", "expected"),
+    [
+        ("", None, DEFAULT),
+        ("", {"max_split_size": -1}, {**DEFAULT, "max_split_size_mb": "unlimited"}),
+        ("", {"max_split_size": 2**64 - 1}, {**DEFAULT, "max_split_size_mb": "unlimited"}),
+        ("max_split_size_mb:64", {"max_split_size": 64 * MIB}, {**DEFAULT, "max_split_size_mb": "64"}),
+        ("Expandable_Segments : TRUE", None, {**DEFAULT, "expandable_segments": "true"}),
+        ("garbage_collection_threshold:0.8", None, {**DEFAULT, "garbage_collection_threshold": "0.8"}),
+        ("garbage_collection_threshold:x", None, {"expandable_segments": "false"}),
+        ("roundup_power2_divisions:[256:1,512:2,>:8],expandable_segments:True", None,
+         {**DEFAULT, "expandable_segments": "true"}),
+        (None, None, {}),
+        (None, {"max_split_size": "x"}, {}),
+    ],
+)  # fmt: skip
+def test_settings_in_effect(
+    text: str | None, stats: dict[str, object] | None, expected: dict[str, str]
+) -> None:
+    """What is not set has its default, what is not known is left out, and the counters win over the text."""
+    found = read_settings(text, stats)
+    assert found == expected
+    assert all(re.fullmatch(ALLOCATOR_SETTINGS[name], value) for name, value in found.items())
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [None, {}, [], {"allocated_bytes": 3}, {"allocated_bytes": {"current": -1}}, {"active_bytes": {}}],
+)
+def test_pinned_memory_that_is_not_known_is_not_zero(stats: object) -> None:
+    """Whatever another version returns, a value that is not there is left out."""
+    assert read_pinned(stats) == {}
+
+
+def test_pinned_memory_is_what_the_allocator_has() -> None:
+    """Cached memory counts as pinned, and not as in use."""
+    stats = {"allocated_bytes": {"current": 64 * MIB, "peak": 1}, "active_bytes": {"current": 16 * MIB}}
+    assert read_pinned(stats) == {"pinned": 64 * MIB, "pinned_in_use": 16 * MIB}

@@ -1,7 +1,5 @@
 """The peaks within training steps follow from the events alone, whatever the recording missed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.torch_snapshots import FORWARD, LINEAR, MAIN, MIB, STEP, TORCH, Frames, Heap, user
+from vramledger_agent.oom.handler import PartPeak, Step, fitting_batch
 from vramledger_agent.protocol.user_code import phase_of
 from vramledger_agent.torch.step_peaks import AddressBook, StepMark, StepPeaks, step_peaks
 
@@ -75,7 +74,6 @@ def test_native_frames_say_nothing_of_the_phase(phase: str) -> None:
     """With C++ frames around and between them, the frames of Python tell the same part of the step."""
     stacks = {"forward": IN_FORWARD, "backward": IN_BACKWARD, "optimizer": IN_OPTIMIZER}
     frames = [(frame["filename"], frame["name"]) for frame in stacks[phase]]
-
     assert phase_of(frames) == phase
     assert phase_of([*ENGINE, *frames, *START]) == phase
     assert phase_of([*ENGINE, *(each for frame in frames for each in (frame, *START)), *START]) == phase
@@ -87,7 +85,6 @@ def test_each_part_has_its_peak() -> None:
     for activations in (10, 20):
         program.step(activations)
     first, second = program.peaks()
-
     assert sizes(first) == {"forward": 14, "backward": 19, "optimizer": 16}
     assert sizes(second) == {"forward": 32, "backward": 37, "optimizer": 16}
     assert second.phases["backward"].categories == {
@@ -98,24 +95,18 @@ def test_each_part_has_its_peak() -> None:
 
 
 def test_a_workspace_of_the_backward_pass_is_no_gradient() -> None:
-    """What the first backward pass took and keeps, and no optimizer knows, is never called a gradient."""
+    """What no optimizer knows is no gradient; an optimizer that allocates nothing has a peak."""
     program = Program()
     program.heap.allocate(32 * MIB, IN_BACKWARD)  # as cuBLAS does on the thread of the backward pass
     program.step(10)
     program.step(10)
     last = program.peaks()[-1]
-
     assert last.gradients_before_backward == 0
     assert last.phases["optimizer"].categories["gradients"] == 4 * MIB
     assert last.phases["optimizer"].categories["activations"] == 32 * MIB
-
-
-def test_an_optimizer_without_events_has_a_peak() -> None:
-    """An optimizer that allocates nothing any more still runs while its memory is held."""
     program = Program()
     program.step(10)
     program.step(10)
-
     assert program.peaks()[-1].phases["optimizer"].categories["gradients"] == 4 * MIB
 
 
@@ -128,7 +119,6 @@ def test_what_an_optimizer_frees_again_is_not_its_state() -> None:
     passing = program.heap.allocate(6 * MIB, IN_OPTIMIZER)
     program.heap.release(passing)
     program.marks.append(StepMark(begun, program.heap.now + 500, None, {}, {}))
-
     peak = program.peaks()[-1].phases["optimizer"]
     assert (peak.bytes, peak.categories["optimizer"]) == (22 * MIB, 8 * MIB)
 
@@ -138,7 +128,6 @@ def test_kept_gradients_exist_before_the_backward_pass() -> None:
     program = Program()
     for _ in range(3):
         program.step(10, clear=False)
-
     assert [step.gradients_before_backward for step in program.peaks()] == [0, 4 * MIB, 4 * MIB]
 
 
@@ -149,7 +138,6 @@ def test_lost_events_change_no_whole_step(drop: int, batches: list[int]) -> None
     for activations in batches:
         program.step(activations)
     everything = {step.ended: sizes(step) for step in program.peaks()}
-
     found = program.peaks(drop=drop)
     assert all(everything[step.ended] == sizes(step) for step in found if step.whole)
     assert all(
@@ -164,7 +152,6 @@ def test_an_unfinished_step_is_shown_as_such() -> None:
     program.step(10)
     program.heap.allocate(50 * MIB, IN_FORWARD)
     *_, last = program.peaks()
-
     assert (last.ended, last.whole, sizes(last)) == (None, False, {"forward": 66})
 
 
@@ -178,7 +165,6 @@ def test_nothing_recorded_is_no_step(data: dict[str, Any]) -> None:
 def test_a_part_of_a_block_is_known_by_its_address() -> None:
     """A gradient that is a part of a larger block, as data parallel training makes them, names the block."""
     book = AddressBook({1000: "gradients", 5000: "parameters"})
-
     assert book.category(500, 1000) == "gradients"
     assert book.category(1000, 1) == "gradients"
     assert book.category(0, 1000) is None
@@ -213,3 +199,55 @@ SITE = "/venv/lib/python3.12/site-packages"
 def test_the_part_of_a_step_is_in_the_stack(frames: list[tuple[str, str]], phase: str) -> None:
     """A stack shows the part of the step, however the program was started."""
     assert phase_of(frames) == phase
+
+
+LIMIT = 6 * 2**30
+
+
+def step(batch: int, forward: tuple[int, int], backward: tuple[int, int], optimizer: tuple[int, int]) -> Step:
+    """Return a step with the peaks of its parts: bytes, and the activations among them."""
+    parts = {
+        name: PartPeak(*peak)
+        for name, peak in (("forward", forward), ("backward", backward), ("optimizer", optimizer))
+    }
+    return Step(batch, max(peak.bytes for peak in parts.values()), parts)
+
+
+# A training on an H200, torch 2.11: the small batch has its peak in the optimizer, the large one in the
+# backward pass. A line through these two peaks said 70,143, and one through the peaks of the backward passes,
+# of which that of the small batch is at its end, 54,875. It failed with both.
+SMALL = step(2048, (638_781_448, 235_931_656), (689_168_456, 168_820_808), (739_573_764, 202_440_708))
+LARGE = step(4096, (806_553_672, 403_703_880), (907_214_856, 504_365_064), (739_573_764, 202_440_708))
+
+
+def test_only_peaks_at_the_same_moment_of_a_step_are_on_one_line() -> None:
+    """Beside other gradients a peak is of another moment, and its slope is not that of a larger batch."""
+    fits = fitting_batch([SMALL, LARGE, LARGE], 90_000, LIMIT)
+    others, activations = 907_214_856 - 504_365_064, 504_365_064 / 4096  # of the large batch's backward pass
+    assert fits == pytest.approx((0.98 * LIMIT - others) / activations, abs=2)
+
+
+def test_each_part_of_a_step_has_its_own_slope() -> None:
+    """The smallest batch that a part allows; below 0 the largest batch says what fits."""
+    one = step(100, (3000, 2000), (4000, 3000), (9000, 100))
+    other = step(200, (5000, 4000), (6500, 5500), (9000, 100))
+    assert fitting_batch([one, other], 1000, 20_000) == int((0.98 * 20_000 - 1500) / 25)
+    one = step(4, (2100, 2000), (3900, 3800), (100, 10))
+    other = step(8, (4100, 4000), (8100, 8000), (100, 10))
+    assert fitting_batch([one, other], 32, 16_000) == int((0.98 * 16_000 - 100) / 1000)
+    assert fitting_batch([Step(4, 3900, {}), Step(8, 8100, {})], 32, 16_000) is None
+
+
+def test_the_optimizers_peak_does_not_follow_a_single_batch_size() -> None:
+    """Where all steps had one size, what the optimizer takes is not spread over the batch."""
+    fits = fitting_batch([SMALL, SMALL], 90_000, LIMIT)
+    forward = (0.98 * LIMIT - (638_781_448 - 235_931_656)) / (235_931_656 / 2048)
+    assert fits == pytest.approx(forward, abs=2)
+
+
+def test_peaks_without_parts_show_a_slope_only_with_several_sizes() -> None:
+    """PyTorch's own peaks alone say which batch fits if the batches had several sizes."""
+    small, large = Step(10, 2000, {}), Step(20, 3000, {})
+    assert fitting_batch([small, large], 100, 10_000) == 88
+    assert fitting_batch([small, small], 100, 10_000) is None
+    assert fitting_batch([], 100, 10_000) is None

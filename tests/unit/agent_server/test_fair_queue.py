@@ -1,7 +1,5 @@
 """Whose messages are read next, and who makes room: no user is worse off for what another does."""
 
-from __future__ import annotations
-
 import socket
 from collections import Counter
 from collections.abc import Iterator

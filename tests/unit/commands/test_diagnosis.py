@@ -1,7 +1,5 @@
 """What doctor concludes from a reading."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path
@@ -31,9 +29,7 @@ def found(reading: Reading, subject: str) -> Finding:
     ("namespace", "good", "says"),
     [(True, True, "the host's: "), (False, False, "not the host's: "), (None, False, "not known")],
 )
-def test_a_namespace_that_is_not_known_is_not_called_foreign(
-    namespace: bool | None, good: bool, says: str
-) -> None:
+def test_an_unknown_namespace_is_not_called_foreign(namespace: bool | None, good: bool, says: str) -> None:
     """The PID namespace is the host's, is another, or is not known: three different findings."""
     finding = found(Reading(1.0, 1.0, host_pid_namespace=namespace), "PID namespace")
     assert finding.good is good
@@ -56,14 +52,10 @@ def test_a_failure_has_the_remedy_of_its_message(message: str, said: str, remedy
 
 
 def test_wsl_is_said() -> None:
-    """In WSL2 no other PID namespace would help: the holders are programs of Windows."""
+    """In WSL2 the holders are programs of Windows; an exporter with a limit sees no more than that."""
     reading = Reading(1.0, 1.0, host_pid_namespace=False)
     found = [each for each in diagnose(reading, ROOT._replace(wsl=True)) if "WSL2" in each.text]
     assert [each.good for each in found] == [False]
-
-
-def test_an_exporter_in_a_partition_is_said() -> None:
-    """NVML shows an exporter with a limit of its own no more than that, which is a lack."""
     device = DeviceReading(0, "GPU-1", memory=MemoryReading(8 * 2**30, 0, 0, 0), partition=8 * 2**30)
     reading = Reading(1.0, 1.0, host_pid_namespace=True, devices=(device,))
     found = [each for each in diagnose(reading, ROOT) if "8.00 GiB" in each.text]
@@ -93,11 +85,16 @@ def test_a_device_that_must_be_reset_is_a_lack(error: str | None) -> None:
     assert "nvidia-smi --gpu-reset" in finding.remedy
 
 
-def test_what_a_device_needs_is_said_beside_what_it_tells() -> None:
-    """A device whose driver asks for a restart of the node is a lack, although it tells everything."""
+def test_what_is_said_of_a_device() -> None:
+    """A restart that it needs is a lack, sleep is none, and without data the driver's words are said."""
     device = DeviceReading(0, "GPU-1", name="x", hardware={"device_recovery_action": {"node_reboot": 1.0}})
     finding = found(_with(device), "GPU 0 GPU-1")
     assert (finding.good, finding.remedy) == (False, "restart the node")
+    finding = found(_with(DeviceReading(0, "GPU-1", error="asleep")), "GPU 0 GPU-1")
+    assert finding.good
+    assert finding.text.startswith("asleep: it was not asked")
+    finding = found(_with(DeviceReading(0, "GPU-1", error="failed", words="Unknown Error")), "GPU 0 GPU-1")
+    assert finding.text == "gives no data: failed (Unknown Error)"
 
 
 def test_an_environment_that_no_right_brings_back_is_no_lack() -> None:
@@ -107,19 +104,6 @@ def test_an_environment_that_no_right_brings_back_is_no_lack() -> None:
     assert (finding.good, finding.remedy) == (True, "")
     poor = diagnose(reading, OwnRights(9, frozenset(), hidepid=False))
     assert [each.good for each in poor if "holder(s)" in each.text] == [False]
-
-
-def test_a_device_that_sleeps_is_no_lack() -> None:
-    """A GPU that was not asked is well."""
-    finding = found(_with(DeviceReading(0, "GPU-1", error="asleep")), "GPU 0 GPU-1")
-    assert finding.good
-    assert finding.text.startswith("asleep: it was not asked")
-
-
-def test_a_device_without_data_is_said_in_the_drivers_words() -> None:
-    """That a device failed is not all that is known: the driver said why."""
-    finding = found(_with(DeviceReading(0, "GPU-1", error="failed", words="Unknown Error")), "GPU 0 GPU-1")
-    assert finding.text == "gives no data: failed (Unknown Error)"
 
 
 RUNS = dict.fromkeys(("threads", "hidden", "xid"), (True, 0.0))
@@ -152,7 +136,6 @@ def test_what_is_never_told_is_said() -> None:
     few = limits(_with(FULL, schedulers=(Scheduler("slurm", ("*",), ()),)))
     assert list(few) == ["GpuMemoryHoarded"]
     assert "a clock wakes" in few["GpuMemoryHoarded"].text
-
     assert "on GPU 1 (Hopper" in limits(_with(FULL, OLD))["GpuBusyWithoutWork"].text
     assert "no counters of GPM (Hopper" in limits(_with(OLD))["GpuBusyWithoutWork"].text
     assert "GpuReservedUnused" in limits(_with(FULL))
@@ -179,6 +162,5 @@ def test_every_alert_that_is_named_exists() -> None:
     reading = _with(replace(OLD, utilization=None), collectors={})
     said = [*limits(reading, agents=0).values(), *limits(replace(reading, host_pid_namespace=False)).values()]
     named = {name for each in said for name in re.findall(r"\b(?:Gpu|VramLedger)[A-Z]\w+", each.text)}
-
     assert len(named) > 15
     assert named <= set(alert_names())

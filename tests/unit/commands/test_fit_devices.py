@@ -1,16 +1,38 @@
-"""Which devices have room for a program."""
-
-from __future__ import annotations
+"""What ``vramledger fit`` reads, what a program needs, and which devices have room for it."""
 
 import json
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from tests.support.builders import MIB, TOTAL, agent, device, holding, process, snapshot
-from vramledger.commands.fit import CANNOT_TELL, DOES_NOT_FIT, Fit, Seen, fit_json, fit_lines
-from vramledger.commands.fit_input import LedgerSample, OfferedDevice, Program, read_ledger
+from tests.support.sure import sure
+from vramledger.accounting.holders.policies import CONTEXT_BYTES
+from vramledger.commands.fit import (
+    CANNOT_TELL,
+    DOES_NOT_FIT,
+    Fit,
+    Seen,
+    choose_program,
+    fit_json,
+    fit_lines,
+    read_file,
+)
+from vramledger.commands.fit_input import (
+    DeviceUse,
+    FrameworkUse,
+    LedgerSample,
+    OfferedDevice,
+    Program,
+    read_ledger,
+)
 from vramledger.commands.memory_need import (
     AFTER,
     NO,
@@ -18,15 +40,18 @@ from vramledger.commands.memory_need import (
     TIGHT,
     UNKNOWN,
     YES,
+    Busy,
     MemoryNeed,
     Offer,
     assess_need,
     assign_devices,
+    copies_by_compute,
+    limit_advice,
     make_offer,
 )
-from vramledger.errors import RecordingError
+from vramledger.errors import RecordingError, StartupError
 from vramledger.model.reading import CgroupLimit, Owner
-from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, State
+from vramledger.model.snapshot import DeviceSnapshot, Grade, Reservation, ReservationStatus, State
 from vramledger.views.ledger_json import snapshot_json
 
 GIB = 2**30
@@ -80,19 +105,16 @@ def test_free_memory_decides() -> None:
     """A device has room with headroom, without it, or not at all."""
     (one,) = ledger(device(0, [holding(8, 100 * GIB)])).devices
     free = free_of(one)
-
     verdicts = [
         make_offer(need(wanted), one, PROGRAM, live=True).verdict
         for wanted in (free / 1.2, free / 1.05, free + 1)
     ]
-
     assert verdicts == [YES, TIGHT, NO]
 
 
 def test_its_own_memory_is_free_when_it_is_started_again() -> None:
     """Where the program runs now, what it holds counts as room; a pid of another time is another program."""
     (one,) = ledger(device(0, [holding(7, 130 * GIB)])).devices
-
     assert make_offer(need(100), one, PROGRAM, live=True).verdict == YES
     assert make_offer(need(100), one, PROGRAM, live=False).verdict == NO
 
@@ -106,26 +128,18 @@ def test_only_what_end_can_free_is_evictable(state: State, verdict: str) -> None
     """Memory of a holder that does not work would be room; of one that works, or that no signal ends, not."""
     (one,) = ledger(device(0, [holding(8, 130 * GIB, state)])).devices
     offer = make_offer(need(50), one, PROGRAM, live=True)
-
     assert offer.verdict == verdict
     assert [each.command for each in offer.evict] == ["vramledger end --pid 8"] * (verdict == AFTER)
 
 
-def test_an_idle_holder_whose_idleness_is_not_known_keeps_its_memory() -> None:
-    """Idleness that is only inferred does not make memory evictable."""
+def test_who_is_evicted() -> None:
+    """Nobody whose idleness is inferred; the largest holdings first, and no more than is needed."""
     idle = replace(holding(8, 130 * GIB, State.IDLE), working=None)
     (one,) = ledger(device(0, [idle])).devices
-
     assert make_offer(need(50), one, PROGRAM, live=True).verdict == NO
-
-
-def test_no_more_is_evicted_than_is_needed() -> None:
-    """The largest holdings come first, and those that are not needed stay."""
-    idle = [holding(pid, gib * GIB, State.IDLE) for pid, gib in ((8, 10), (9, 60), (10, 50))]
-    (one,) = ledger(device(0, idle)).devices
-
+    several = [holding(pid, gib * GIB, State.IDLE) for pid, gib in ((8, 10), (9, 60), (10, 50))]
+    (one,) = ledger(device(0, several)).devices
     offer = make_offer(need(70), one, PROGRAM, live=True)
-
     assert [each.command.rpartition(" ")[2] for each in offer.evict] == ["9"]
 
 
@@ -133,7 +147,6 @@ def test_a_cache_is_evictable_with_consent() -> None:
     """What empty_cache() would free counts only where the program accepts the request."""
     shot = snapshot(device(0, [holding(8, 130 * GIB)]), processes=[process(8)])
     known = agent(shot.devices[0].reading.uuid)
-    assert known.report is not None
     free = {"reclaimable": 100 * GIB}
     pools = {
         uuid: tuple(
@@ -143,10 +156,9 @@ def test_a_cache_is_evictable_with_consent() -> None:
     }
     found = []
     for consents in ((), ("reclaim",)):
-        said = replace(known, pools=pools, report=structs.replace(known.report, consents=consents))
+        said = replace(known, pools=pools, report=structs.replace(sure(known.report), consents=consents))
         (one,) = read_ledger(snapshot_json(replace(shot, agents={8: said})), "the sample").devices
         found.append(make_offer(need(90), one, PROGRAM, live=True))
-
     assert [each.verdict for each in found] == [NO, AFTER]
     assert found[1].evict[0].command == "vramledger reclaim 8"
 
@@ -154,15 +166,12 @@ def test_a_cache_is_evictable_with_consent() -> None:
 @pytest.mark.parametrize(
     ("granted", "allowed"), [((), False), ((("pod", "ml/other"),), False), ((("user", "ada"),), True)]
 )
-def test_a_scheduler_decides_who_gets_its_devices(
-    granted: tuple[tuple[str, str], ...], allowed: bool
-) -> None:
+def test_a_scheduler_says_who_gets_its_devices(granted: tuple[tuple[str, str], ...], allowed: bool) -> None:
     """A free device that a scheduler manages is not ours unless the program's owner has a reservation."""
     reservations = tuple(Reservation(*each, "slurm", held=False) for each in granted)
     managed = replace(device(0), reservation_status=ReservationStatus(reservations, (), ("slurm",)))
     (one,) = ledger(managed).devices
     offer = make_offer(need(10), one, PROGRAM, live=True)
-
     assert (offer.verdict, offer.allowed, offer.usable) == (YES, allowed, allowed)
     assert ("slurm" in offer.reserved) == (not granted)
 
@@ -173,9 +182,7 @@ def test_a_divided_gpu_is_counted_by_its_instances() -> None:
     whole = replace(whole, reading=structs.replace(whole.reading, divided=True), ledger=None)
     first = replace(first, reading=structs.replace(first.reading, mig_profile="1g.18gb"))
     second = replace(second, memory_counted_under="MIG-1", holdings=(holding(7),))
-
     found = ledger(whole, first, second)
-
     assert [(each.uuid, each.name) for each in found.devices] == [("MIG-1", "NVIDIA H200 MIG 1g.18gb MIG-1")]
     assert found.devices[0].holdings == {7: 512 * MIB}, (
         "a holder on either compute instance has of this memory"
@@ -190,7 +197,6 @@ def test_a_device_that_does_not_answer_is_not_full() -> None:
     lost = replace(lost, up=False, ledger=None, reading=lost.reading.without_data("lost"))
     (one,) = ledger(lost).devices
     offer = make_offer(need(10), one, PROGRAM, live=True)
-
     assert (offer.verdict, offer.room, offer.copies_now) == (UNKNOWN, None, None)
     assert "lost" in one.problem
 
@@ -198,7 +204,6 @@ def test_a_device_that_does_not_answer_is_not_full() -> None:
 def test_an_upper_bound_is_enough_but_less_proves_nothing() -> None:
     """A program that was watched since its start fits where what it held is free; elsewhere it may fit."""
     (one,) = ledger(device(0, [holding(8, 100 * GIB)])).devices
-
     assert make_offer(need(0, most=20), one, PROGRAM, live=True).verdict == YES
     assert make_offer(need(0, most=80), one, PROGRAM, live=True).verdict == PERHAPS
 
@@ -209,7 +214,6 @@ def test_what_was_seen_of_a_part_of_a_life_decides_nothing(most: float, state: S
     """A program that was not watched since its start may fit, whatever it held; nobody is evicted for it."""
     (one,) = ledger(device(0, [holding(8, 100 * GIB, state)])).devices
     offer = make_offer(need(0, most=most, whole_life=False), one, PROGRAM, live=True)
-
     assert (offer.verdict, offer.evict, offer.usable) == (PERHAPS, (), False)
     assert (offer.copies_now, offer.copies_empty) == (None, None)
 
@@ -221,7 +225,6 @@ def test_an_upper_bound_that_is_not_free_now_is_no_refusal(known: bool, status: 
     judged = need(50) if known else need(0, most=50)
     offers = tuple(make_offer(judged, one, PROGRAM, live=True) for one in seen.devices)
     found = Fit(Seen(PROGRAM, (), seen, ""), (judged,), (offers,), "here", of_this_host=True, headroom=0.1)
-
     assert [each.verdict for each in offers] == [AFTER]
     assert found.status == status
 
@@ -232,27 +235,17 @@ def test_an_upper_bound_that_is_not_free_now_is_no_refusal(known: bool, status: 
 def test_a_cgroup_leaves_less_than_is_free(wanted: float, verdict: str) -> None:
     """A program has no more room than its owner's cgroup may still take, whatever the device has free."""
     offer = offer_to_pod(need(wanted), limited(16, 15, (8, 15)))
-
     assert (offer.verdict, offer.room) == (verdict, GIB)
     assert offer.copies_empty == (0 if wanted == 18 else int(16 / (wanted * 1.1)))
 
 
-def test_its_own_memory_counts_in_its_cgroup_too() -> None:
-    """What the program itself has of its cgroup's limit is free when it is started again."""
+def test_the_room_of_a_cgroup() -> None:
+    """Its own memory counts in it, a lowered limit leaves nothing, and nobody is evicted in vain."""
     assert offer_to_pod(need(15), limited(16, 15, (7, 15))).verdict == TIGHT
     assert offer_to_pod(need(14), limited(16, 15, (7, 15)), live=False).verdict == NO
     assert offer_to_pod(need(20), limited(16, 15, (7, 30))).room == 16 * GIB, "never more than the limit"
-
-
-def test_a_cgroup_beyond_its_limit_has_no_room() -> None:
-    """A limit that was lowered below what is taken leaves nothing, and not less than nothing."""
     assert offer_to_pod(need(1), limited(16, 20, (8, 20))).room == 0
-
-
-def test_nobody_is_evicted_for_a_program_that_its_cgroup_stops() -> None:
-    """Where the limit of its cgroup is too small, the memory of others would not help."""
     idle = limited(16, 0, (8, 130), state=State.IDLE)
-
     assert offer_to_pod(need(12), idle).verdict == AFTER
     assert (offer_to_pod(need(18), idle).verdict, offer_to_pod(need(18), idle).evict) == (NO, ())
 
@@ -261,63 +254,48 @@ def test_nobody_is_evicted_for_a_program_that_its_cgroup_stops() -> None:
 def test_an_unknown_part_of_a_limit_is_not_free(wanted: float, verdict: str) -> None:
     """Where it is not known what a cgroup has taken, the program may fit up to the limit, and not beyond."""
     offer = offer_to_pod(need(wanted), limited(16, None, (8, 1)))
-
     assert (offer.verdict, offer.copies_now, offer.usable) == (verdict, None, False)
 
 
-def test_a_limit_that_is_known_on_another_device_only_is_a_doubt() -> None:
-    """Where no limits could be read, a program that is limited on another device may be limited too."""
+def test_limits_that_may_exist_are_a_doubt() -> None:
+    """Known on another device only, of an unknown cgroup, or newer than the file."""
     first, other = limited(16, 15, (7, 15)), device(1)
-
     assert offer_to_pod(need(18), other, first).verdict == PERHAPS
     free = PROGRAM._replace(limited_by=())
     assert make_offer(need(18), ledger(first, other).devices[1], free, live=True).verdict == YES
-
-
-def test_a_device_whose_limits_were_read_has_no_other() -> None:
-    """A live program has no limit where its cgroups were read without one; later its cgroup may be new."""
     first, other = limited(16, 15, (7, 15)), limited(None, 0)
-
     assert offer_to_pod(need(18), other, first).verdict == YES
     assert offer_to_pod(need(18), other, first, live=False).verdict == PERHAPS
+    one = device(0)
+    one = replace(one, reading=structs.replace(one.reading, limits=()))
+    assert make_offer(need(18), ledger(one).devices[0], PROGRAM, live=True).verdict == PERHAPS
+    free = PROGRAM._replace(limited_by=())
+    offer = make_offer(need(18), ledger(limited(16, 1, (8, 1))).devices[0], free, live=False)
+    assert offer.verdict == PERHAPS
 
 
 def test_limits_that_could_not_be_read_are_a_doubt() -> None:
     """A failed query of limits is not the absence of limits, for a live program or for another one."""
     failed = device(0, [holding(7, GIB)])
     failed = replace(failed, reading=structs.replace(failed.reading, failed=("limits",)))
-
     for live in (True, False):
         assert offer_to_pod(need(18), failed, live=live).verdict == PERHAPS
         assert make_offer(need(18), ledger(failed).devices[0], PROGRAM, live=live).verdict == PERHAPS
     assert make_offer(need(18), ledger(device(0)).devices[0], PROGRAM, live=False).verdict == YES
 
 
-def test_a_program_of_unknown_cgroup_is_a_doubt_where_limits_are_possible() -> None:
-    """An exporter that sees no cgroup of others reads no limit, and does not know that there is none."""
-    one = device(0)
-    one = replace(one, reading=structs.replace(one.reading, limits=()))
-
-    assert make_offer(need(18), ledger(one).devices[0], PROGRAM, live=True).verdict == PERHAPS
-
-
-def test_a_limit_that_is_newer_than_the_file_is_a_doubt() -> None:
-    """A program that had no limit then may have one now: the cgroups of a file are not all known."""
-    free = PROGRAM._replace(limited_by=())
-    offer = make_offer(need(18), ledger(limited(16, 1, (8, 1))).devices[0], free, live=False)
-
-    assert offer.verdict == PERHAPS
-
-
 def test_the_limit_that_decides_is_named() -> None:
-    """Beside a limit that is not known here, a NO is due to one that is."""
+    """A NO is due to a limit that is known, also one that was read of a sibling instance."""
     one = limited(16, 15, (8, 15))
     program = POD._replace(limited_by=(f"{CGROUP}/c", CGROUP))
     offer = make_offer(need(10), ledger(one).devices[0], program, live=False)
-
     assert offer.verdict == NO
-    assert offer.limit is not None
-    assert offer.limit.cgroup == CGROUP
+    assert sure(offer.limit).cgroup == CGROUP
+    first, second = device(0, uuid="MIG-1"), limited(16, 15, (8, 15))
+    second = replace(
+        second, reading=structs.replace(second.reading, uuid="MIG-2"), memory_counted_under="MIG-1"
+    )
+    assert offer_to_pod(need(18), first, second).verdict == NO
 
 
 def test_a_limit_counts_only_for_the_programs_below_its_cgroup() -> None:
@@ -330,7 +308,6 @@ def test_a_limit_counts_only_for_the_programs_below_its_cgroup() -> None:
         snapshot_json(snapshot(limited(16, 15, (7, 15), (8, 1), (9, 1)), processes=placed)), "the sample"
     )
     offers = [make_offer(need(18), seen.devices[0], seen.programs[pid], live=True) for pid in (7, 8, 9)]
-
     assert [each.verdict for each in offers] == [NO, YES, PERHAPS]
     assert [seen.programs[pid].limited_by for pid in (7, 8, 9)] == [(CGROUP,), (), None]
 
@@ -351,19 +328,8 @@ def test_a_program_of_unknown_cgroup_is_promised_nothing() -> None:
     judged = need(1)
     offer = make_offer(judged, seen.devices[0], PROGRAM, live=False)
     found = Fit(Seen(PROGRAM, (), seen, ""), (judged,), ((offer,),), "here", of_this_host=True, headroom=0.1)
-
     assert (offer.verdict, found.status) == (PERHAPS, CANNOT_TELL)
     assert "it is not known whether its own is" in "\n".join(fit_lines(found))
-
-
-def test_a_limit_of_compute_instances_that_share_memory_counts_for_them_all() -> None:
-    """The limit that is read of the second compute instance holds on the first one too."""
-    first, second = device(0, uuid="MIG-1"), limited(16, 15, (8, 15))
-    second = replace(
-        second, reading=structs.replace(second.reading, uuid="MIG-2"), memory_counted_under="MIG-1"
-    )
-
-    assert offer_to_pod(need(18), first, second).verdict == NO
 
 
 def test_the_limit_of_a_cgroup_is_named() -> None:
@@ -374,19 +340,19 @@ def test_the_limit_of_a_cgroup_is_named() -> None:
     found = Fit(Seen(POD, (), seen, ""), (judged,), (offers,), "here", of_this_host=True, headroom=0.1)
     text = "\n".join(fit_lines(found))
     said = json.loads(json.dumps(fit_json(found)))["needs"][0]["devices"][0]
-
     assert "NO: 1.00 GiB free; limited by its cgroup /kubepods/b: 15.00 GiB of 16.00 GiB are taken" in text
     assert said["cgroup_limit"] == {"cgroup": "/kubepods/b", "maximum": 16 * GIB, "used": 15 * GIB}
     assert found.status == DOES_NOT_FIT
 
 
 def test_copies_are_counted_without_the_drivers_reserve() -> None:
-    """The empty GPU has what the driver does not keep for itself."""
+    """The empty GPU has what the driver does not keep, and a device offers the ledger's free memory."""
     (one,) = ledger(device(0)).devices
     exact = need(1)._replace(planned=TOTAL // 4)
     offer = make_offer(exact, one, PROGRAM, live=True)
-
     assert (offer.copies_now, offer.copies_empty) == (3, 3)
+    (one,) = ledger(device(0, unattributed=14 * MIB)).devices
+    assert one.free == (one.capacity or 0) - 14 * MIB
 
 
 def test_each_need_gets_a_device_of_its_own() -> None:
@@ -395,7 +361,6 @@ def test_each_need_gets_a_device_of_its_own() -> None:
     both = [
         [make_offer(each, one, PROGRAM, live=True) for one in (large, small)] for each in (need(20), need(90))
     ]
-
     assert assign_devices(both)
     assert not assign_devices([*both, both[0]])
 
@@ -403,10 +368,8 @@ def test_each_need_gets_a_device_of_its_own() -> None:
 def test_owners_of_a_pod_are_compared_by_type_and_name() -> None:
     """A process whose owner is unknown is compared by its user."""
     known = process(7)
-    assert known.facts is not None
-    facts = structs.replace(known.facts, owner=Owner("pod", "ml/train-0", pod="train-0"))
+    facts = structs.replace(sure(known.facts), owner=Owner("pod", "ml/train-0", pod="train-0"))
     shot = snapshot(device(0, [holding(7)]), processes=[replace(known, facts=facts)])
-
     assert read_ledger(snapshot_json(shot), "x").programs[7].owner == ("pod", "ml/train-0")
     assert ledger(device(0, [holding(7)])).programs[7].owner == ("user", "ada")
 
@@ -427,13 +390,298 @@ def test_a_file_of_another_form_is_refused(document: object) -> None:
     """A document that is not a ledger is an error that names what is wrong, in one line."""
     with pytest.raises(RecordingError) as raised:
         read_ledger(document, "file.json")
-
     assert "\n" not in str(raised.value)
     assert "file.json" in str(raised.value)
 
 
-def test_the_free_memory_is_the_ledgers() -> None:
-    """What a device offers is exactly the ledger's free memory."""
-    (one,) = ledger(device(0, unattributed=14 * MIB)).devices
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"\n", b"nonsense", b"[" * 100_000, b"{}", b"[]", b"7", b"\x1f\x8b\x00", b"\x00" * 100,
+        b'{"format": "vramledger-recording", "version": 1}\n{}',
+        b'{"version": 2, "devices": [{"holdings": [{"pid": "7"}]}]}',
+        b'{"version": 2, "devices": []}',
+        b'{"requested": 1, "pool": []}', b'{"requested": 1, "pool": {}, "framework": ["torch"]}',
+        b'{"requested": 1, "pool": {"allocated": -1}, "framework": "torch"}',
+        b'{"format": "vramledger-recording", "version": 99}',
+    ],
+)  # fmt: skip
+def test_a_file_of_another_kind_is_refused(content: bytes, tmp_path: Path) -> None:
+    """Whatever a file holds, it is an error in one line, which the command line prints as it is."""
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises((RecordingError, StartupError)) as raised:
+        read_file(path, None)
+    assert "\n" not in str(raised.value)
 
-    assert one.free == (one.capacity or 0) - 14 * MIB
+
+@pytest.mark.parametrize("requested", [62 * GIB, None])
+@pytest.mark.parametrize(
+    ("framework", "pool"),
+    [
+        ("jax", {"in_use": 20 * GIB, "in_use_peak": 20 * GIB, "pool": 60 * GIB, "limit": 60 * GIB}),
+        ("tensorflow", {"in_use": 19 * GIB, "in_use_peak": 20 * GIB}),
+        ("cupy", {"in_use": 20 * GIB, "pool": 22 * GIB}),
+        ("torch", {"allocated": 20 * GIB, "allocated_peak": 20 * GIB, "reserved": 22 * GIB}),
+    ],
+)
+def test_every_report_is_read(
+    framework: str, pool: dict[str, int], requested: int | None, tmp_path: Path
+) -> None:
+    """What was in use as the allocation failed is needed at least; with it nothing certainly fits."""
+    path = tmp_path / "oom-1.json"
+    content = {"pid": 7, "framework": framework, "ordinal": None, "requested": requested, "pool": pool}
+    path.write_text(json.dumps({"version": 1, "verdict": "unknown", **content}))
+    seen = read_file(path, None)
+    need = assess_need(seen.uses[0])
+    roomy = make_offer(need, ledger_devices()[0], seen.program, live=False)
+    found = Fit(seen, (need,), ((roomy,),), "here", of_this_host=True, headroom=0.1)
+    text = "\n".join(fit_lines(found))
+    assert need.bytes == 20 * GIB + CONTEXT_BYTES
+    assert (need.wanted is None, need.enough, roomy.verdict) == (requested is None, None, PERHAPS)
+    assert found.status == CANNOT_TELL
+    assert "wanted       not known: an allocation failed" in text or requested is not None
+    assert json.loads(json.dumps(fit_json(found)))["needs"][0]["failed"]
+
+
+def test_a_report_without_any_figure_is_read(tmp_path: Path) -> None:
+    """A framework that counts nothing leaves the need unknown, and it is still a report."""
+    path = tmp_path / "oom-1.json"
+    path.write_text(json.dumps({"pid": 7, "framework": "jax", "requested": None, "pool": {}}))
+    need = assess_need(read_file(path, None).uses[0])
+    assert (need.bytes, need.failed, need.enough) == (None, True, None)
+
+
+def test_a_failure_of_unknown_size_in_a_ledger_counts() -> None:
+    """A program that has failed does not fit for certain, also if nobody knows with how many bytes."""
+    document = _document()
+    (agent_of_7,) = [each["agent"] for each in document["devices"][0]["holdings"] if each["pid"] == 7]
+    agent_of_7["last_oom"] = {"framework": "torch", "requested": None, "on_this_device": True}
+    need = assess_need(choose_program([read_ledger(document, "file")], 7, "").uses[0])
+    assert (need.failed, need.enough) == (True, None)
+
+
+def ledger_devices() -> tuple[OfferedDevice, ...]:
+    """Return one empty device."""
+    return read_ledger(snapshot_json(snapshot(device(0))), "the sample").devices
+
+
+def sample(pid: int, started: float | None, peak: int, *uuids: str) -> LedgerSample:
+    """Return a sample in which a program holds memory on some devices."""
+    uses = tuple(
+        DeviceUse(uuid, 0, "H200", 100, peak, peak, None, "", "", (), whole_life=False) for uuid in uuids
+    )
+    return LedgerSample((), {pid: Program(pid, started=started)}, {pid: uses}, "")
+
+
+def test_which_program_is_meant() -> None:
+    """Not an earlier one under the pid, on the devices of the newest sample, and one of several."""
+    seen = choose_program([sample(7, 100.0, 50, "A"), sample(7, 900.0, 3, "A")], 7, "here")
+    assert [use.peak for use in seen.uses[0]] == [3]
+    seen = choose_program([sample(7, 1.0, 9, "A", "B"), sample(7, 1.0, 3, "B")], 7, "here")
+    assert [[(use.uuid, use.peak) for use in uses] for uses in seen.uses] == [[("B", 9), ("B", 3)]]
+    ledgers = [sample(7, 1.0, 9, "A"), sample(8, 1.0, 9, "A")]
+    with pytest.raises(StartupError, match=r"2 programs .*7, 8.*--pid"):
+        choose_program(ledgers, None, "here")
+    assert choose_program(ledgers[:1], None, "here").program.pid == 7
+
+
+WRONG: list[object] = [
+    None, -1, 0, 1, 2**62, 2**70, 1.5, 1e-320, 1e308, float("inf"), "", "x" * 1000, "\x1b[2J", [], [None],
+    [3], {}, {"frameworks": 1}, True, [{}], [{"pid": 7}],
+]  # fmt: skip
+
+
+def _document() -> dict[str, Any]:
+    """Return a ledger with everything that is read: a program with an agent, others, and a scheduler."""
+    shot = snapshot(
+        device(0, [holding(7, 8 * GIB, sm=0.5), holding(8, 9 * GIB, State.IDLE)], activity={"sm": 0.1}),
+        device(1, [holding(7, GIB)], utilization={"gpu": 0.4}, activity={"sm": 0.2}),
+    )
+    shot = replace(shot, agents={7: agent(shot.devices[0].reading.uuid)}, watched_since=0.0)
+    document: dict[str, Any] = json.loads(json.dumps(snapshot_json(shot)))
+    document["devices"][1] |= {
+        "cgroup_limits": [{"cgroup": "/ada", "maximum": GIB, "used": 0}],
+        "schedulers": ["slurm"],
+        "reservations": [{"owner_type": "user", "owner": "ada"}],
+    }
+    document["devices"][0]["holdings"][0]["limited_by"] = ["/ada"]
+    return document
+
+
+def _places(data: object, path: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
+    inner: Iterable[tuple[object, object]] = ()
+    if isinstance(data, dict):
+        inner = data.items()
+    elif isinstance(data, list):
+        inner = enumerate(data)
+    for key, value in inner:
+        yield from _places(value, (*path, key))
+    yield path
+
+
+@given(place=st.sampled_from(sorted(_places(_document()), key=str)), value=st.sampled_from(WRONG))
+def test_any_value_of_a_saved_ledger_may_be_wrong(place: tuple[Any, ...], value: object) -> None:
+    """With any wrong value the whole answer is given, as text and as JSON, or the file is refused."""
+    document: Any = _document()
+    if place:
+        inner = document
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = value
+    else:
+        document = value
+    try:
+        seen = choose_program([read_ledger(document, "file")], 7, "from file")
+    except (RecordingError, StartupError):
+        return
+    needs = tuple(assess_need(uses) for uses in seen.uses)
+    offers = tuple(
+        tuple(make_offer(need, each, seen.program, live=True) for each in sure(seen.ledger).devices)
+        for need in needs
+    )
+    found = Fit(seen, needs, offers, "here", of_this_host=True, headroom=0.1)
+    assert found.status in (0, 1, 3)
+    assert all(line.isprintable() for line in fit_lines(found))
+    json.dumps(fit_json(found), allow_nan=False)
+
+
+CARD = 24_265 * MIB
+
+
+def use(
+    *frameworks: FrameworkUse,
+    held: int | None = 22_885 * MIB,
+    overhead: int | None = None,
+    framework: str = "tensorflow",
+    policy: str = "preallocate",
+    **more: object,
+) -> DeviceUse:
+    """Return what was seen in one sample on a card of 24 GiB."""
+    known = {
+        "uuid": "GPU-0", "gpu": 0, "name": "NVIDIA A10", "capacity": CARD, "held": held, "peak": held,
+        "overhead": overhead, "framework": framework, "policy": policy, "frameworks": frameworks,
+        "whole_life": False,
+    }  # fmt: skip
+    return DeviceUse(**{**known, **more})  # type: ignore[arg-type]
+
+
+def counted(name: str, peak: int | None, *, ordinal: int | None = 0) -> FrameworkUse:
+    """Return what a framework reported."""
+    return FrameworkUse(name, ordinal, peak, None)
+
+
+def test_a_preallocation_is_not_a_need() -> None:
+    """What a pool used and the context, measured where it can be, and never more than the holding."""
+    need = assess_need([use(counted("tensorflow", 181 * MIB))])
+    assert need.bytes == 181 * MIB + CONTEXT_BYTES == 1205 * MIB
+    assert need.grade is Grade.INFERRED
+    assert "assumed" in need.why
+    assert need.most == 22_885 * MIB
+    need = assess_need([use(counted("jax", GIB), overhead=518 * MIB, framework="jax", policy="fraction")])
+    assert (need.bytes, need.grade) == (GIB + 518 * MIB, Grade.PROVEN)
+    need = assess_need([use(counted("tensorflow", 300 * MIB), held=534 * MIB, policy="growth")])
+    assert need.bytes == 534 * MIB
+
+
+def test_peaks_of_a_need() -> None:
+    """The highest of all samples; those of all frameworks add up, with one context, or are not known."""
+    seen = [
+        use(counted("torch", 9 * GIB), overhead=500 * MIB),
+        use(counted("torch", GIB), overhead=600 * MIB),
+        use(counted("torch", 2 * GIB), overhead=None),
+    ]
+    assert assess_need(seen).bytes == 9 * GIB + 600 * MIB
+    need = assess_need([use(counted("torch", GIB), counted("jax", 2 * GIB), overhead=700 * MIB)])
+    assert need.bytes == 3 * GIB + 700 * MIB
+    need = assess_need(
+        [use(counted("torch", GIB), counted("cupy", None), overhead=500 * MIB, policy="caching")]
+    )
+    assert (need.bytes, need.most) == (None, 22_885 * MIB)
+
+
+@pytest.mark.parametrize("policy", ["preallocate", "fraction", "limit"])
+def test_without_counters_a_set_size_says_nothing_of_the_need(policy: str) -> None:
+    """Of a program that took a set size nothing but an upper bound is known, and no limit is advised."""
+    need = assess_need([use(policy=policy)])
+    assert (need.bytes, need.planned, need.most) == (None, None, 22_885 * MIB)
+    assert "vramledger run" in need.why
+    assert list(limit_advice(need, CARD)) == []
+
+
+def test_what_bounds_a_need() -> None:
+    """The charge of a whole life; a counted peak may have been reset; nothing known is not zero."""
+    need = assess_need([use(framework="torch", policy="caching", whole_life=True)])
+    assert (need.bytes, need.enough, need.grade) == (None, 22_885 * MIB, Grade.SEEN)
+    need = assess_need([use(counted("torch", GIB), overhead=518 * MIB, framework="torch", policy="caching")])
+    assert "since its start or its last reset" in need.why
+    need = assess_need([use(held=None, peak=None)])
+    assert (need.bytes, need.most, need.enough) == (None, None, None)
+
+
+@pytest.mark.parametrize("policy", ["caching", "preallocate", "fraction", "limit", ""])
+def test_the_highest_charge_of_a_part_of_a_life_is_no_bound(policy: str) -> None:
+    """A program that was not watched since its start may need more than it was seen to hold, or less."""
+    need = assess_need([use(framework="torch", policy=policy, whole_life=False)])
+    assert (need.bytes, need.most, need.enough) == (None, 22_885 * MIB, None)
+    assert need.grade is Grade.INFERRED
+
+
+def test_a_failed_allocation_is_part_of_what_is_wanted() -> None:
+    """After an out-of-memory error there is no amount that is certainly enough, and no limit to advise."""
+    need = assess_need(
+        [
+            use(
+                counted("torch", 8 * GIB),
+                overhead=GIB,
+                failed=True,
+                failed_request=3 * GIB,
+                used_at_failure=7 * GIB,
+            )
+        ]
+    )
+    assert (need.bytes, need.wanted, need.enough) == (9 * GIB, 11 * GIB, None)
+    assert list(limit_advice(need, CARD)) == []
+
+
+def test_a_device_that_is_only_listed_is_not_used() -> None:
+    """A device where the framework used nothing is not needed; on one that is too small no limit helps."""
+    assert assess_need([use(counted("tensorflow", 1280))]).unused
+    assert not assess_need([use()]).unused
+    need = assess_need([use(counted("torch", 20 * GIB), overhead=GIB)])
+    assert list(limit_advice(need, 8 * GIB)) == []
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow", "rmm"])
+@pytest.mark.parametrize("peak", [MIB, 181 * MIB, 7 * GIB + 1, 20 * GIB])
+def test_a_limit_is_never_below_the_need(framework: str, peak: int) -> None:
+    """Each limit, in whatever unit the framework takes it, leaves at least the peak with its headroom."""
+    need = assess_need([use(counted(framework, peak, ordinal=3), overhead=GIB, framework=framework)])
+    wanted = peak + max(int(peak * 0.1), 64 * MIB)
+    limits = {
+        "torch": (r"fraction\(([\d.]+), 3\)", CARD),
+        "jax": (r"MEM_FRACTION=([\d.]+)$", CARD),
+        "tensorflow": (r"\[3\].*memory_limit=(\d+)\)", MIB),
+        "rmm": (r"maximum_pool_size=(\d+)\)", 1),
+    }
+    pattern, unit = limits[framework]
+    found = [re.search(pattern, each.text) for each in limit_advice(need, CARD)]
+    (limit,) = (float(each[1]) * unit for each in found if each is not None)
+    assert wanted <= limit <= wanted + CARD / 1000
+
+
+@pytest.mark.parametrize(
+    ("mean", "copies"), [(1.0, 1), (0.5, 2), (0.34, 2), (0.1, 10), (1e-320, 1_000_000), (0.0, None)]
+)
+def test_a_program_that_is_busy_leaves_time_for_few(mean: float, copies: int | None) -> None:
+    """A busy share gives the copies that have time; one that did nothing gives no number."""
+    assert copies_by_compute(Busy(mean, mean, 1)) == copies
+
+
+def test_busy_samples_that_are_missing_are_not_zero() -> None:
+    """A sample without a figure changes neither the mean nor the number of samples."""
+    need = assess_need([use(time_busy=0.4), use(time_busy=None), use(time_busy=0.8)])
+    assert need.time_busy is not None
+    assert need.time_busy.mean == pytest.approx(0.6)
+    assert (need.time_busy.highest, need.time_busy.samples) == (0.8, 2)
+    assert assess_need([use()]).time_busy is None

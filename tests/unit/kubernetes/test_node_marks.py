@@ -1,7 +1,5 @@
 """How a Kubernetes node is marked, from answers of the exporter and the marks that it has."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from tests.support.builders import device, holding, process, snapshot
+from tests.support.sure import sure
 from vramledger.kubernetes.command import (
     MAX_ANNOTATED,
     NodeJudge,
@@ -56,7 +55,6 @@ def test_a_leftover_taints_after_the_whole_span() -> None:
     """Six answers in 50 s set no taint, the seventh at 60 s does; it names the process."""
     assert not follow(CLEAN, *[LEFT] * 6).tainted
     marks = follow(CLEAN, *[LEFT] * 7)
-
     assert (marks.tainted, marks.status) == (True, "True")
     assert "orphaned pid 4711" in marks.message
     assert read_recorded(marks.annotation) == Recorded("boot", frozenset({(4711, 7)}))
@@ -68,26 +66,15 @@ def test_one_other_answer_begins_the_span_again(between: Any) -> None:  # noqa: 
     assert not follow(CLEAN, *[LEFT] * 6, between, *[LEFT] * 6).tainted
 
 
-def test_leftovers_that_come_and_go_taint_nothing() -> None:
-    """Other processes in each answer, none for long, are work that ends as it should."""
+def test_what_lasts_less_than_the_span_taints_nothing() -> None:
+    """Others in each answer, a reused pid, and two answers five minutes apart."""
     answers = [answer("not-clean", ("orphaned", True, pid)) for pid in range(100, 130)]
-
     assert not follow(CLEAN, *answers).tainted
-
-
-def test_a_pid_that_is_reused_is_another_process() -> None:
-    """The start time tells the two apart, so neither was there for the whole span."""
     later = answer("not-clean", ("orphaned", True, 4711))
     later["devices"][0]["reasons"][0]["start"] = 8
-
     assert not follow(CLEAN, *[LEFT] * 5, *[later] * 5).tainted
-
-
-def test_a_pause_of_the_loop_begins_the_span_again() -> None:
-    """Two answers five minutes apart say nothing of the time between them."""
     judge = NodeJudge(60.0, 30.0, "boot")
     follow(CLEAN, LEFT, judge=judge)
-
     assert not follow(CLEAN, LEFT, judge=judge, begin=300.0).tainted
 
 
@@ -102,59 +89,41 @@ def test_no_usable_answer_changes_no_taint(unusable: Any, tainted: bool) -> None
     """It fails closed: the taint stays, none is set, and the condition says Unknown and never False."""
     before = NodeMarks(tainted, "" if not tainted else Recorded("boot", frozenset()).to_text(), "True", "x")
     marks = follow(before, *[unusable] * 20)
-
     assert (marks.tainted, marks.annotation, marks.status) == (tainted, before.annotation, "Unknown")
 
 
 def test_a_clean_node_loses_its_taint_after_the_whole_span() -> None:
-    """The process is gone in every answer of a minute."""
+    """The process is gone in every answer of a minute, counted from the first without it."""
+    assert follow(CLEAN, *[LEFT] * 7, *[GONE] * 6).tainted
+    assert not follow(CLEAN, *[LEFT] * 7, *[GONE] * 7).tainted
     tainted = follow(CLEAN, *[LEFT] * 7)
-
     assert follow(tainted, *[GONE] * 6).tainted
     assert follow(tainted, *[GONE] * 7) == NodeMarks(False, "", "False", "no GPU holds leftovers")
 
 
-def test_an_exporter_that_restarts_frees_nobody() -> None:
-    """A new exporter calls the orphan active, because it has not seen its parent: the taint stays."""
+def test_a_restart_frees_nobody() -> None:
+    """The taint stays after that of exporter or loop, not over a boot, and with a broken annotation."""
     tainted = follow(CLEAN, *[LEFT] * 7)
     kept = follow(tainted, *[ACTIVE] * 30)
-
     assert (kept.tainted, kept.annotation, kept.status) == (True, tainted.annotation, "True")
     assert "pid 4711" in kept.message
     assert not follow(kept, *[GONE] * 7).tainted
-
-
-def test_a_loop_that_restarts_frees_nobody() -> None:
-    """A new loop reads from the annotation for whom the taint was set, and which boot that was."""
     tainted = follow(CLEAN, *[LEFT] * 7)
-
     assert follow(tainted, *[ACTIVE] * 30, judge=NodeJudge(60.0, 30.0, "boot")).tainted
     assert not follow(tainted, *[ACTIVE] * 30, judge=NodeJudge(60.0, 30.0, "next boot")).tainted
-
-
-def test_an_annotation_that_somebody_broke_keeps_the_taint() -> None:
-    """What cannot be read is not "nobody": the taint stays until the annotation is removed."""
     broken = NodeMarks(True, "{", "True", "")
-
     assert follow(broken, *[GONE] * 20).tainted
     assert not follow(NodeMarks(True, "", "True", ""), *[GONE] * 20).tainted
 
 
 def test_a_guilty_process_stays_recorded_beside_a_new_one() -> None:
-    """An old orphan that a restarted exporter calls active is remembered when another leftover is found."""
+    """An orphan that is called active later stays recorded; an annotation holds a limited number."""
     tainted = follow(CLEAN, *[LEFT] * 7)
     both = answer("not-clean", ("active", False, 4711), ("zombie", True, 12))
     marks = follow(tainted, *[both] * 7)
-
     assert read_recorded(marks.annotation) == Recorded("boot", frozenset({(4711, 7), (12, 7)}))
-
-
-def test_the_annotation_stays_small() -> None:
-    """Ten thousand leftovers are as many marks as a node's annotation can hold."""
     text = Recorded("boot", frozenset((pid, pid) for pid in range(10_000))).to_text()
-    found = read_recorded(text)
-
-    assert found is not None
+    found = sure(read_recorded(text))
     assert len(found.processes) == MAX_ANNOTATED
 
 
@@ -164,8 +133,7 @@ POD = Owner("pod", "team/job", namespace="team", pod="job")
 def host(owner: Owner | None, place: DeviceSnapshot, **more: Any) -> Snapshot:  # noqa: ANN401
     """Return a host with one orphan, pid 1, of an owner."""
     known = process(1)
-    assert known.facts is not None
-    shown = replace(known, facts=structs.replace(known.facts, owner=owner))
+    shown = replace(known, facts=structs.replace(sure(known.facts), owner=owner))
     return replace(snapshot(place, processes=[shown]), **more)
 
 
@@ -193,7 +161,6 @@ def test_what_a_running_pod_may_have_is_its_own_business(
     """An orphan in a pod that may have the GPU blocks nobody else; of an ended pod, or of a user, it does."""
     shot = host(owner, orphan(status), unowned=unowned)
     results = find_leftovers(shot)
-
     assert overall_status(results) == expected
     assert [reason.pid for result in results for reason in result.reasons if reason.pid] == [1]
 

@@ -1,13 +1,12 @@
 """When the labels of pods are asked for, what is kept, and what is forgotten."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Mapping
 
 import pytest
 
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.kubernetes.api_client import ClusterError
 from vramledger.kubernetes.pod_labels import (
@@ -120,8 +119,7 @@ def test_what_nobody_tells_is_forgotten(caplog: pytest.LogCaptureFixture) -> Non
     cluster.pods = None
     with caplog.at_level(logging.INFO, "vramledger"):
         assert cluster.after(KEEP, TRAIN) == (known(TRAIN, "vision"),)
-        assert cluster.reader.health is not None
-        assert not cluster.reader.health[0]
+        assert not sure(cluster.reader.health)[0]
         assert cluster.after(READ_INTERVAL, TRAIN) == ()
         cluster.pods = {TRAIN: {"team": "vision"}}
         assert cluster.after(READ_INTERVAL, TRAIN) == (known(TRAIN, "vision"),)

@@ -1,16 +1,15 @@
 """The page: the bytes that prometheus_client would write, in both formats, and only what was requested."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
+import json
 import logging
 import os
 import subprocess
 import time
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -24,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+import vramledger
 from tests.support.builders import (
     HARDWARE,
     KV_CACHE,
@@ -36,8 +36,7 @@ from tests.support.builders import (
     snapshot,
 )
 from tests.support.requirements import require_tool
-from vramledger.accounting.owners.owner_usage import Charge, DeviceUsage
-from vramledger.config import COLLECTORS, OWNERS_MAX, Config
+from vramledger.config import COLLECTORS, Config
 from vramledger.errors import UsageError
 from vramledger.metrics import devices, hardware, sampling
 from vramledger.metrics.contract import FAMILIES, collectors
@@ -51,9 +50,10 @@ from vramledger.metrics.exposition import (
     select_collectors,
 )
 from vramledger.metrics.families import SAMPLING, Collected, Family, Sample
+from vramledger.metrics.sampling import revision
 from vramledger.model.reading import PodLabels
 from vramledger.model.records import LABEL_VALUE_MAX
-from vramledger.model.snapshot import DeviceSnapshot, ReservationStatus, Snapshot, State
+from vramledger.model.snapshot import ReservationStatus, Snapshot
 
 ALL = frozenset(COLLECTORS)
 OURS = ALL - {"exporter"}
@@ -114,7 +114,6 @@ HOSTILE = snapshot(
 def test_same_bytes_as_prometheus_client(shot: Snapshot) -> None:
     """Both formats are, byte for byte, what prometheus_client writes for the same samples."""
     theirs = Theirs(collected(shot))
-
     assert render(shot, ScrapeRequest(OURS)) == generate_latest(theirs).decode()
     expected = generate_openmetrics(theirs).decode()  # type: ignore[no-untyped-call]
     assert render(shot, ScrapeRequest(OURS, openmetrics=True)) == expected
@@ -153,9 +152,7 @@ def test_what_utf8_cannot_hold_is_replaced_and_what_is_long_is_cut() -> None:
             process(8, command="x" * 65536),
         ],
     )
-
     page = render(shot, ScrapeRequest(OURS, openmetrics=True))
-
     info = next(family for family in parsed(page) if family.name == "vramledger_process")
     commands = {sample.labels["pid"]: sample.labels["command"] for sample in info.samples}
     assert commands == {"7": "tr\ufffdain", "8": "x" * (LABEL_VALUE_MAX - 1) + "…"}
@@ -167,7 +164,6 @@ def test_the_whole_page_parses(shot: Snapshot, *, openmetrics: bool) -> None:
     """With the exporter's own metrics it is one legal exposition: no family twice, EOF once at the end."""
     # Any process can be the sampler here: our parent lives as long as we do.
     page = Exposition(0, os.getppid).render(shot, ScrapeRequest(ALL, openmetrics=openmetrics)).decode()
-
     families = list(parsed(page) if openmetrics else parse_text(page))
     names = [family.name for family in families]
     assert sorted(set(names)) == sorted(names)
@@ -179,7 +175,6 @@ def test_the_whole_page_parses(shot: Snapshot, *, openmetrics: bool) -> None:
 def test_without_a_sampler_there_are_no_figures_of_one() -> None:
     """Before the sampler runs, and for a replay, its process has no series."""
     page = render(failed(), ScrapeRequest(ALL))
-
     assert "\nprocess_cpu_seconds_total " in page
     assert "vramledger_sampler_" not in page
 
@@ -188,7 +183,6 @@ def test_remembered_lines_never_show_an_old_value() -> None:
     """An exposition that rendered other snapshots before gives the same page as a new one."""
     used = exposition()
     shots = [crowd(2, 8), crowd(2, 8, turn=1), crowd(1, 3), failed(), crowd(2, 8, turn=2), HOSTILE]
-
     for shot, openmetrics in itertools.product(shots, (False, True)):
         want = ScrapeRequest(OURS, openmetrics=openmetrics)
         assert used.render(shot, want).decode() == render(shot, want)
@@ -216,13 +210,11 @@ def test_no_series_twice_and_no_value_that_is_no_number() -> None:
     samples: list[Sample] = [(("0", "a"), 1.0), (("0", "a"), 2.0)]
     samples += [(("1", text), float(text)) for text in ("nan", "inf", "-inf")]
     odd = Exposition(0, lambda: None, collect={"ledger": lambda _: [(family, samples)]})
-
     lines = (
         odd.render(failed(), ScrapeRequest(frozenset({"ledger"}), frozenset({family.name})))
         .decode()
         .splitlines()
     )
-
     assert lines[2:] == [f'{family.name}{{gpu="0",uuid="a"}} 2.0']
 
 
@@ -230,7 +222,6 @@ def test_compressed_is_the_same_page() -> None:
     """Compression changes nothing but the size, and the same page gives the same bytes."""
     want = ScrapeRequest(OURS, openmetrics=True)
     small = exposition().render(crowd(2, 8), want._replace(compressed=True))
-
     assert gzip.decompress(small).decode() == render(crowd(2, 8), want)
     assert small == exposition().render(crowd(2, 8), want._replace(compressed=True))
 
@@ -299,21 +290,17 @@ def test_the_exporters_processes_are_written_as_by_prometheus_client(*, openmetr
 
 
 def test_a_sampler_that_has_ended_has_no_figures() -> None:
-    """A pid that is gone before its files are read costs nothing but its figures."""
+    """A pid that is gone costs its figures alone; another process that samples has its own."""
     ended = subprocess.Popen(["true"])
     ended.wait()
     page = Exposition(0, lambda: ended.pid).render(Snapshot(), ScrapeRequest(ALL)).decode()
     assert "vramledger_sampler_process" not in page
     assert 'vramledger_collector_success{collector="exporter"} 1.0' in page
-
-
-def test_a_new_sampler_has_its_own_figures() -> None:
-    """When another process samples, the figures are its own, and none are left when there is no process."""
     pids = iter((os.getpid(), os.getppid(), None))
-    page, name = Exposition(0, lambda: next(pids)), "vramledger_sampler_process_start_time_seconds "
+    later, name = Exposition(0, lambda: next(pids)), "vramledger_sampler_process_start_time_seconds "
     starts = []
     for _ in range(3):
-        lines = page.render(Snapshot(), ScrapeRequest(frozenset({"exporter"}))).decode().splitlines()
+        lines = later.render(Snapshot(), ScrapeRequest(frozenset({"exporter"}))).decode().splitlines()
         starts += [float(line.removeprefix(name)) for line in lines if line.startswith(name)]
     assert len(starts) == len(set(starts)) == 2
 
@@ -373,20 +360,13 @@ def test_a_raising_collector_costs_only_itself(caplog: pytest.LogCaptureFixture)
 
 
 def test_what_the_sampler_says_of_a_collector_counts() -> None:
-    """A collector that failed in the sampler is not a success; its duration is the sampler's."""
+    """A collector that failed in the sampler is no success; without a driver none fails."""
     shot = replace(crowd(1, 2), collectors={"energy": (False, 0.25)})
-
     lines = render(shot, ScrapeRequest(OURS)).splitlines()
-
     assert 'vramledger_collector_success{collector="energy"} 0.0' in lines
     assert 'vramledger_collector_duration_seconds{collector="energy"} 0.25' in lines
     assert 'vramledger_collector_success{collector="ledger"} 1.0' in lines
-
-
-def test_without_a_driver_no_collector_fails() -> None:
-    """A host without a driver has only up 0: collectors without anything to read report nothing."""
     lines = render(failed(), ScrapeRequest(ALL)).splitlines()
-
     assert [line for line in lines if line.startswith("vramledger_collector_success")] == [
         'vramledger_collector_success{collector="exporter"} 1.0'
     ]
@@ -411,7 +391,6 @@ def test_without_a_driver_no_collector_fails() -> None:
 def test_a_name_selects_its_family_alone(name: str, family: str) -> None:
     """name[] accepts the name of a family or of its samples, in either format."""
     page = render(crowd(1, 2), ScrapeRequest(ALL, frozenset({name})))
-
     assert {line.split()[2] for line in page.splitlines() if line.startswith("#")} == {family}
     assert {line.split("{")[0].split()[0] for line in page.splitlines() if line[0] != "#"} == {family}
 
@@ -419,7 +398,6 @@ def test_a_name_selects_its_family_alone(name: str, family: str) -> None:
 def test_an_unknown_name_gives_an_empty_page() -> None:
     """A name that does not exist is not an error: the page is empty."""
     want = ScrapeRequest(ALL, frozenset({"nothing"}))
-
     assert render(crowd(1, 2), want) == ""
     assert render(crowd(1, 2), want._replace(openmetrics=True)) == "# EOF\n"
 
@@ -434,7 +412,6 @@ def test_a_collector_gives_its_own_families(collector: str) -> None:
     pods = (PodLabels("ml", "train-0", (("team", "vision"),)),)
     rich = replace(shot, devices=devices, agent_socket=SOCKET, pods=pods, kv_caches={101: KV_CACHE})
     page = render(rich, ScrapeRequest(frozenset({collector})))
-
     names = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
     found = {FAMILIES[name].collector if name in FAMILIES else "exporter" for name in names}
     # There was no XID error, and what threads and ties say is in the states.
@@ -446,7 +423,6 @@ def test_collectors_are_selected() -> None:
     """collect[] keeps the named collectors, exclude[] drops them, neither keeps all that are on."""
     config = Config()
     on = config.sampling.collectors
-
     assert select_collectors(config, [], []) == on
     assert select_collectors(config, ["ledger", "xid"], []) == {"ledger", "xid"}
     assert select_collectors(config, [], ["process"]) == on - {"process"}
@@ -467,7 +443,6 @@ def test_a_selection_without_sense_is_refused(collect: list[str], exclude: list[
     """Both filters together, or a collector that is unknown or off, give an error of one line."""
     with pytest.raises(UsageError) as error:
         select_collectors(Config(), collect, exclude)
-
     assert says in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -492,7 +467,6 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 def test_negotiation_agrees_with_prometheus_client(accept: str) -> None:
     """For existing clients, the format is the one that prometheus_client would choose."""
     _, content_type = choose_encoder(accept)
-
     assert negotiate_format(accept).openmetrics == content_type.startswith("application/openmetrics-text")
 
 
@@ -554,34 +528,33 @@ def test_promtool_finds_nothing_to_say(shot: Snapshot) -> None:
     """The command promtool check metrics accepts the whole page without a remark."""
     promtool = require_tool("promtool")
     page = Exposition(0, os.getppid).render(shot, ScrapeRequest(ALL))
-
     done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
-
     assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (0, "", "")
 
 
-def owned_apart(one: DeviceSnapshot, states: Iterable[State]) -> DeviceSnapshot:
-    """Give each holder of a device its own owner, which has been in each of these states."""
-    accounts = DeviceUsage(OWNERS_MAX)
-    ledger = one.owner_usage
-    for moment, state in enumerate(states):
-        charges = [
-            Charge(each.pid, each.start, ("pod", f"pod-{each.pid}"), state, each.memory)
-            for each in one.holdings
-        ]
-        ledger = accounts.update(charges, one.ledger, float(moment), 5.0)
-    return replace(one, owner_usage=ledger)
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The installer's record beside a package in another place; nothing is cached before or after."""
+    monkeypatch.setattr(vramledger, "__file__", str(tmp_path / "vramledger" / "__init__.py"))
+    beside = tmp_path / f"vramledger-{vramledger.__version__}.dist-info"
+    beside.mkdir()
+    revision.cache_clear()
+    yield beside / "direct_url.json"
+    revision.cache_clear()
+
+
+def test_the_commit_is_the_installers(record: Path) -> None:
+    """Installed from a repository, the exporter reports the commit."""
+    vcs = {"vcs": "git", "commit_id": "9b175d3aa0", "requested_revision": "main"}
+    record.write_text(json.dumps({"url": "https://example.org/vramledger.git", "vcs_info": vcs}))
+    assert revision() == "9b175d3aa0"
 
 
 @pytest.mark.parametrize(
-    ("states", "most"), [([State.ACTIVE], 1356), ([State.ACTIVE, State.IDLE, State.ORPHANED], 1588)]
+    "text", [None, "", "[]", "{}", '{"vcs_info": []}', '{"dir_info": {"editable": true}}']
 )
-def test_series_of_a_full_host_stay_within_reason(states: list[State], most: int) -> None:
-    """Eight GPUs with 64 holders, each of another owner, stay within the limit on series."""
-    full = crowd(8, 8)
-    full = replace(full, devices=tuple(owned_apart(one, states) for one in full.devices))
-
-    page = Exposition(0, os.getppid).render(full, ScrapeRequest(ALL)).decode()
-
-    series = Counter(line.split("{")[0] for line in page.splitlines() if not line.startswith("#"))
-    assert series.total() <= most, series.most_common(5)
+def test_without_a_record_there_is_no_commit(record: Path, text: str | None) -> None:
+    """From a folder, an index or an invalid file there is no commit, and no error."""
+    if text is not None:
+        record.write_text(text)
+    assert revision() == ""

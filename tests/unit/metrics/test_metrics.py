@@ -1,9 +1,9 @@
 """The metric contract: what is declared, and the samples of a snapshot."""
 
-from __future__ import annotations
-
 import logging
+import os
 import re
+from collections import Counter
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -25,10 +25,14 @@ from tests.support.builders import (
     process,
     snapshot,
 )
+from tests.support.host.one_holder import OneHolder
+from tests.support.sure import sure
 from vramledger import metrics
-from vramledger.config import COLLECTORS
+from vramledger.accounting.owners.owner_usage import Charge, DeviceUsage
+from vramledger.config import COLLECTORS, OWNERS_MAX
 from vramledger.metrics import sampling
 from vramledger.metrics.contract import FAMILIES, collectors
+from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.metrics.families import SAMPLING, Family
 from vramledger.metrics.hardware import HARDWARE
 from vramledger.metrics.pods import label_names
@@ -85,7 +89,6 @@ def test_a_family_is_declared_once() -> None:
     tables = [table for module in modules for table in vars(module).values()]
     rows = [row for table in tables for row in (table if isinstance(table, tuple) else (table,))]
     declared = {id(row): row for row in rows if isinstance(row, Family)}
-
     assert sorted(family.name for family in declared.values()) == sorted(FAMILIES)
     assert len({family.base for family in FAMILIES.values()}) == len(FAMILIES)
 
@@ -108,21 +111,18 @@ def test_a_family_is_declared_once() -> None:
 def test_type_and_unit_follow_from_the_name(name: str, kind: str, base: str, unit: str) -> None:
     """A name gives its type, its OpenMetrics name and its unit."""
     family = FAMILIES[name]
-
     assert (family.kind, family.base, family.unit) == (kind, base, unit)
 
 
 def test_every_hardware_reading_of_the_driver_has_a_family() -> None:
     """The driver reads exactly the keys that the contract declares, under the same collectors."""
     asked = {question.key: question.collector for question in HARDWARE_METRICS}
-
     assert asked == {key: family.collector for key, family in HARDWARE.items()}
 
 
 def test_help_says_how_late_a_hardware_reading_is() -> None:
     """The help says which figures the driver module reads at its slow pace."""
     late = f"read every {SLOW_INTERVAL:g} seconds"
-
     told = {key for key, family in HARDWARE.items() if late in family.help}
     assert told == {question.key for question in HARDWARE_METRICS if question.pace == SLOW}
 
@@ -176,7 +176,6 @@ def test_every_family_can_be_served() -> None:
 def test_the_ledger_adds_up_on_the_page() -> None:
     """The states of vramledger_device_memory_bytes add up to the total of each device, to the byte."""
     page = served(crowd(2, 30))
-
     for key, total in page["device_memory_total_bytes"].items():
         states = {
             labels[2]: value for labels, value in page["device_memory_bytes"].items() if labels[:2] == key
@@ -188,7 +187,6 @@ def test_the_ledger_adds_up_on_the_page() -> None:
 def test_the_operating_systems_memory_is_a_part_of_the_ledger() -> None:
     """Coherent memory has one state more and the kernel's figures; the ledger adds up as any other."""
     page = served(snapshot(builders.coherent_device()))
-
     states = {labels[2]: value for labels, value in page["device_memory_bytes"].items()}
     assert sum(states.values()) == builders.TOTAL
     assert states["operating_system"] == 5 * 1024 * MIB
@@ -196,8 +194,7 @@ def test_the_operating_systems_memory_is_a_part_of_the_ledger() -> None:
         *("total", "free", "file", "anonymous", "kernel", "shared")
     }
     known = builders.coherent_device()
-    assert known.reading.node is not None
-    shared = known.reading.node._replace(shared=MIB)
+    shared = sure(known.reading.node)._replace(shared=MIB)
     page = served(snapshot(replace(known, reading=structs.replace(known.reading, node=shared))))
     assert {labels[2]: value for labels, value in page["device_node_memory_bytes"].items()}["shared"] == MIB
     assert {labels[-3:-1] for labels in page["device_info"]} == {("coherent", "ats")}
@@ -207,9 +204,7 @@ def test_the_operating_systems_memory_is_a_part_of_the_ledger() -> None:
 def test_what_is_not_known_is_absent() -> None:
     """A value that the source did not give has no sample; a true zero has one."""
     bare = device(0, [holding(101, None)], reserved=None)
-
     page = served(replace(snapshot(bare), host_pid_namespace=None))
-
     assert "driver_reserved" not in {labels[2] for labels in page["device_memory_bytes"]}
     for absent in (
         *("host_pid_namespace", "process_memory_bytes", "process_memory_peak_bytes"),
@@ -234,9 +229,7 @@ def test_charged_and_uncharged_bytes_are_apart() -> None:
         [holding(101, uncharged=managed(1024 * MIB)), holding(102, uncharged=some), holding(103)],
         undivided=shared,
     )
-
     page = served(snapshot(one))
-
     assert page["process_memory_bytes"].get((*one.key, "101")) == 512 * MIB
     assert page["process_uncharged_memory_bytes"] == {
         (*one.key, "101", "seen"): 1024 * MIB,
@@ -253,48 +246,34 @@ def test_no_holders_is_zero_and_not_asked_is_absent() -> None:
     """A device without holders counts 0 in each state; one whose process list failed has no counts."""
     empty, silent = device(0), device(1)
     silent = replace(silent, ledger=None, reading=structs.replace(silent.reading, processes=None))
-
     page = served(snapshot(empty, silent))
-
     assert page["device_holders"] == {(*empty.key, state.value): 0 for state in State}
     assert page["processes_dropped"] == {empty.key: 0}
 
 
 def test_a_failed_sample_has_no_gpu_data() -> None:
-    """Without a driver there is ``vramledger_up 0`` with its reason, and no device or process family."""
+    """Without a driver there is up 0 with its reason; before the first sample nothing else."""
     page = served(failed("no-driver"))
-
     assert page["up"] == {(): 0}
     assert page["sample_failures_total"] == {(each,): float(each == "no-driver") for each in FAILURE_REASONS}
     assert not [name for name in page if name.startswith(("device_", "process"))]
-
-
-def test_before_the_first_sample_nothing_is_claimed() -> None:
-    """A blank snapshot says up 0, every failure reason 0, and no time."""
     page = served(Snapshot())
-
     assert page["up"] == {(): 0}
     assert page["sample_failures_total"] == {(each,): 0.0 for each in FAILURE_REASONS}
     assert "sample_timestamp_seconds" not in page
 
 
 def test_a_device_that_is_down_says_so_and_no_more() -> None:
-    """A lost device has device_up 0 and the XID errors that explain it; the others have all families."""
+    """A lost device has device_up 0 and its XID errors; one that was not asked says that it sleeps."""
     well = device(0, [holding(101)])
     known = device(1, [holding(202)], hardware=builders.HARDWARE, xids={79: 1})
     lost = replace(known, up=False, reading=DeviceReading(1, known.reading.uuid, error="lost"))
-
     page = served(snapshot(well, lost, processes=[process(101)]))
-
     assert page.pop("device_up") == {well.key: 1, lost.key: 0}
     assert page.pop("device_xid_errors_total") == {(*lost.key, "79"): 1}
     assert "GPU-00000001" not in str(page)
     assert list(page["process_memory_bytes"]) == [(*well.key, "101")]
     assert [labels[0] for labels in page["process_info"]] == ["101"]
-
-
-def test_a_device_that_sleeps_is_down_and_says_why() -> None:
-    """A GPU that was not asked is neither lost nor empty; one that was asked does not sleep."""
     well = device(0, [holding(101)])
     page = served(snapshot(well, ASLEEP, processes=[process(101)]))
     assert page.pop("device_up") == {well.key: 1, ASLEEP.key: 0}
@@ -303,12 +282,10 @@ def test_a_device_that_sleeps_is_down_and_says_why() -> None:
 
 
 def test_the_smaller_holdings_are_summed() -> None:
-    """Beyond --processes.max a device has one sum in pid=other and a count; its ledger is complete."""
+    """Beyond --processes.max there is one sum in pid=other and a count, also of uncharged bytes."""
     held = [holding(pid, pid * MIB) for pid in range(1, 11)]
     one, two = device(0, held), device(1, [holding(3, 5 * MIB)])
-
     page = served(snapshot(one, two), most=2)
-
     assert page["process_memory_bytes"] == {
         (*one.key, "9"): 9 * MIB,
         (*one.key, "10"): 10 * MIB,
@@ -321,30 +298,18 @@ def test_the_smaller_holdings_are_summed() -> None:
     assert list(page["process_start_time_seconds"]) == [("3",), ("9",), ("10",)]
     for name in ("process_memory_peak_bytes", "process_state_since_timestamp_seconds"):
         assert "other" not in {labels[2] for labels in page[name]}
-
-
-def test_the_uncharged_bytes_of_the_smaller_holdings_are_summed() -> None:
-    """Uncharged bytes of holdings beyond --processes.max are in pid=other too; bounds do not add up."""
     some = UnchargedBytes(0, 2048 * MIB, 0, Grade.INFERRED, "")
     held = [holding(1, 9 * 2**30), *(holding(pid, uncharged=managed(MIB)) for pid in (2, 3))]
     one = device(0, [*held, holding(4, uncharged=some)])
-
     page = served(snapshot(one), most=1)
-
     assert page["process_uncharged_memory_bytes"] == {
         (*one.key, "other", "seen"): 2 * MIB,
         (*one.key, "other", "inferred"): 0,
     }
     assert page["process_managed_memory_bytes"] == {(*one.key, "other"): 2 * MIB}
     assert "process_uncharged_memory_max_bytes" not in page
-
-
-def test_dropped_holdings_of_unknown_size_are_counted_alone() -> None:
-    """Holdings without bytes come last, are counted when dropped, and make no sum of zero."""
     one = device(0, [holding(1, None), holding(2, MIB)])
-
     page = served(snapshot(one), most=1)
-
     assert page["process_memory_bytes"] == {(*one.key, "2"): MIB}
     assert page["processes_dropped"] == {one.key: 1}
 
@@ -352,9 +317,7 @@ def test_dropped_holdings_of_unknown_size_are_counted_alone() -> None:
 def test_a_dead_holder_keeps_its_row_in_a_join() -> None:
     """A holder that /proc no longer shows has an info series with only its pid, and no start time."""
     one = device(0, [holding(7, state=State.DEAD), holding(8)])
-
     page = served(snapshot(one))
-
     empty = [""] * 12
     assert page["process_info"] == {
         ("7", *empty): 1,
@@ -370,9 +333,7 @@ def test_series_come_in_the_order_of_devices_and_pids() -> None:
         device(2, [holding(100, MIB), holding(20, 2 * MIB), holding(3, 3 * MIB)], uuid="GPU-b"),
         device(2, uuid="GPU-a"),
     )
-
     page = served(shot)
-
     assert [labels[:2] for labels in page["device_up"]][:2] == [("2", "GPU-a"), ("2", "GPU-b")]
     assert [labels[2] for labels in page["process_memory_bytes"]] == ["3", "20", "100", "5"]
 
@@ -386,9 +347,7 @@ def test_a_mig_instance_is_a_device_and_its_gpu_has_no_book() -> None:
         part.reading, parent=gpu.reading.uuid, mig_profile="1g.18gb", gpu_instance=7, compute_instance=0
     )
     part = replace(part, reading=about)
-
     page = served(snapshot(gpu, part))
-
     info = {labels[1]: labels[7:11] for labels in page["device_info"]}
     assert info == {gpu.reading.uuid: ("", "", "", ""), "MIG-1": (gpu.reading.uuid, "1g.18gb", "7", "0")}
     assert list(page["device_memory_total_bytes"]) == [part.key]
@@ -401,10 +360,8 @@ def test_an_unknown_hardware_reading_is_left_out(caplog: pytest.LogCaptureFixtur
     odd = device(
         hardware={"device_smell": 3.0, "device_clock_hertz": 1e9, "device_temperature_celsius": {"x": 1.0}}
     )
-
     with caplog.at_level(logging.DEBUG, "vramledger"):
         page = served(snapshot(odd))
-
     assert not {"device_smell", "device_clock_hertz", "device_temperature_celsius"} & set(page)
     assert [vars(record)["fields"]["keys"] for record in caplog.records] == ["device_smell"]
 
@@ -423,18 +380,13 @@ def pools(*told: tuple[str, dict[str, int]]) -> Series:
 
 
 def test_torch_has_the_general_figures_beside_its_own() -> None:
-    """PyTorch's allocated, its peak and its reserved are also in the families of all frameworks."""
+    """Each framework has a general series for each figure that it reports, torch too, and no others."""
     figures = {"reserved": 4, "allocated": 2, "allocated_peak": 3, "active": 2}
-
     assert pools(("torch", figures)) == {
         ("in_use", "torch"): 2,
         ("in_use_peak", "torch"): 3,
         ("pool", "torch"): 4,
     }
-
-
-def test_a_figure_that_a_framework_does_not_give_has_no_general_sample() -> None:
-    """Each framework has a series for each figure that it reports, and no others."""
     assert pools(("jax", {"in_use": 1, "pool": 8, "limit": 9}), ("cupy", {"in_use": 0})) == {
         ("in_use", "jax"): 1,
         ("pool", "jax"): 8,
@@ -448,7 +400,6 @@ def test_a_rank_is_shown_where_the_environment_names_it() -> None:
     page = served(
         snapshot(device(0, [holding(7), holding(8)]), processes=[process(7, distributed=True), process(8)])
     )
-
     assert page["process_rank_info"] == {("7", "1", "2", "gpu-1:29500"): 1}
 
 
@@ -492,6 +443,89 @@ def test_a_pod_has_one_series_with_its_labels() -> None:
     ((family, samples),) = collectors(0)["pods"](shot)
     assert family.labels == ("namespace", "pod", "label_app_name", "label_team")
     assert samples == [(("ml", "train-0", "", 'vi"sion'), 1.0)]
-
     assert "pod_labels_info" not in served(snapshot(device(0)))
     assert "pod_labels_info" not in served(replace(shot, up=False))
+
+
+DEFAULT = frozenset(name for name, (on, _) in COLLECTORS.items() if on)
+
+
+def series(snapshot: Snapshot) -> set[str]:
+    """Return all series of the default page, without their values."""
+    page = Exposition(0, os.getppid).render(snapshot, ScrapeRequest(DEFAULT)).decode()
+    return {line.rpartition(" ")[0] for line in page.splitlines() if not line.startswith("#")}
+
+
+class Churn:
+    """Devices whose owners are all replaced, again and again; each has been active and idle."""
+
+    def __init__(self) -> None:
+        self.full = crowd(8, 8)
+        self.accounts = [DeviceUsage(OWNERS_MAX) for _ in self.full.devices]
+        self.now = 0.0
+
+    def turn(self, turn: int, after: float) -> Snapshot:
+        """Let new owners hold all of the memory, active and then idle."""
+        devices = self.full.devices
+        for state in (State.ACTIVE, State.IDLE):
+            self.now += after
+            pairs = zip(self.full.devices, self.accounts, strict=True)
+            devices = tuple(self._sample(one, accounts, turn, state) for one, accounts in pairs)
+        return replace(self.full, devices=devices)
+
+    def _sample(self, one: DeviceSnapshot, accounts: DeviceUsage, turn: int, state: State) -> DeviceSnapshot:
+        charges = [
+            Charge(
+                turn * 1000 + each.pid,
+                turn * 1000,
+                ("pod", f"ml/{turn}-{each.pid}"),
+                state,
+                each.memory,
+                state is State.IDLE,
+            )
+            for each in one.holdings
+        ]
+        reserved = Reservation("pod", f"ml/{turn}-0", "kubelet", held=True)
+        return replace(
+            one,
+            owner_usage=accounts.update(charges, one.ledger, self.now, 1e9),
+            reservation_status=ReservationStatus((reserved,), (), ("kubelet",)),
+        )
+
+
+@pytest.mark.parametrize("after", [1.0, 10.0, 200.0])
+def test_a_full_host_under_churn_stays_below_1730_series(after: float) -> None:
+    """8 GPUs, 64 holders whose owners are all replaced every two samples, at any pace: never 1,730 series."""
+    churn = Churn()
+    most: Counter[str] = Counter()
+    for turn in range(30):
+        names = Counter(each.split("{")[0] for each in series(churn.turn(turn, after)))
+        most = max(most, names, key=Counter.total)
+    assert most.total() < 1730, most.most_common(8)
+
+
+def test_a_change_of_state_makes_one_series_of_the_holding() -> None:
+    """A new state is one series of the holding, and the first time three of its owner; no more after that."""
+    host = OneHolder()
+    known = series(host.sample())
+    known |= series(host.sample())
+    host.program.work = 0.4
+    known |= series(host.sample())
+    made: list[set[str]] = []
+    for _ in range(3):
+        for work in (False, True):
+            for _ in range(12):
+                host.program.work = 0.4 if work else 0.0
+                now = series(host.sample())
+                if now - known:
+                    made.append(now - known)
+                    known |= now
+
+    (idle,) = made
+    families = Counter(each.split("{")[0] for each in idle)
+    assert families == {
+        "vramledger_process_state_since_timestamp_seconds": 1,
+        "vramledger_owner_memory_bytes": 1,
+        "vramledger_owner_memory_byte_seconds_total": 1,
+        "vramledger_owner_memory_wasted_byte_seconds_total": 1,
+    }

@@ -1,7 +1,5 @@
 """An agent's message: what is accepted and what is refused, whatever a hostile program sends."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -10,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.agent_client import report, torch
+from tests.support.sure import sure
 from vramledger.model.agent_report import (
     REASONS,
     AgentReport,
@@ -122,7 +121,6 @@ def test_values_of_any_kind_never_surprise(some: dict[str, Any], framework: str,
     if "frameworks" not in some:
         message["frameworks"] = [{"framework": framework, "devices": [device]}]
     found = read(json.dumps(message).encode())
-
     if found is not None:
         for each in found.frameworks:
             for told in each.devices:
@@ -134,24 +132,18 @@ def test_values_of_any_kind_never_surprise(some: dict[str, Any], framework: str,
 @given(WHOLE)
 def test_a_report_that_is_written_is_read_again(message: dict[str, Any]) -> None:
     """A valid message is accepted; writing it and reading it again changes nothing."""
-    found = read(json.dumps(message).encode())
-
-    assert found is not None
+    found = sure(read(json.dumps(message).encode()))
     assert found.sequence == message["sequence"]
     assert read(json.dumps(plain(found)).encode()) == found
 
 
 @given(WHOLE, WHOLE, st.booleans())
-def test_what_was_read_before_changes_nothing(
-    first: dict[str, Any], second: dict[str, Any], same: bool
-) -> None:
+def test_what_was_read_before_is_no_news(first: dict[str, Any], second: dict[str, Any], same: bool) -> None:
     """A report that follows another one is what it is alone, whether the frameworks are the same or not."""
     if same:
         second["frameworks"] = json.loads(json.dumps(first.get("frameworks")))
     before = read_report(first)
-
     found = read_report(second, before)
-
     assert found == read_report(second)
     if same:
         assert found.frameworks is before.frameworks
@@ -182,17 +174,22 @@ def test_what_is_refused_and_why(change: dict[str, Any], reason: str) -> None:
     """Each kind of invalid message is refused for its own reason."""
     with pytest.raises(RefusedError) as refused:
         read_report(parse(json.dumps({**report(), **change}).encode()))
-
     assert refused.value.reason == reason
 
 
-def test_texts_are_cut_and_harmless() -> None:
-    """A text has at most 128 characters, and cannot control a terminal or break an encoding."""
+def test_limits_of_a_report() -> None:
+    """Texts are cut and harmless, the maximum of devices is accepted, a rank of another kind is not."""
     found = read_report(parse(json.dumps(report(agent="\x1b[31m\ud800é" + "x" * 1000)).encode()))
-
     assert found.agent is not None
     assert found.agent.startswith("?[31m?é")
     assert len(found.agent) == MAX_TEXT_CHARS
+    devices = [{"ordinal": number} for number in range(MAX_DEVICES)]
+    found = read_report(
+        parse(json.dumps(report(frameworks=[{"framework": "jax", "devices": devices}])).encode())
+    )
+    assert len(found.frameworks[0].devices) == MAX_DEVICES
+    assert read(json.dumps(report(rank=3)).encode()) is None
+    assert read(json.dumps(report(rank={**RANK, "number": "3"})).encode()) is None
 
 
 def test_what_a_newer_agent_says_is_passed_over() -> None:
@@ -205,7 +202,6 @@ def test_what_a_newer_agent_says_is_passed_over() -> None:
         {"framework": None},
     ]
     found = read_report(parse(json.dumps(report(frameworks=[new, *others], more=[])).encode()))
-
     assert [each.framework for each in found.frameworks] == ["torch"]
     assert found.frameworks[0].policy is None
     assert "future" not in found.frameworks[0].devices[0].figures
@@ -226,23 +222,12 @@ def test_what_need_not_be_understood_costs_itself() -> None:
         visible={"CUDA_VISIBLE_DEVICES": None, "NEW": 1}, last_oom={"ordinal": 0},
     )  # fmt: skip
     found = read_report(parse(json.dumps(told).encode()))
-
     (framework,) = found.frameworks
     assert framework.devices[0].figures["reserved"] == 5
     assert "in_use" not in framework.devices[0].figures
     assert (framework.settings, framework.version) == ({"max_split_size_mb": "128"}, None)
     assert (found.errors, found.consents, found.last_oom) == ({"jax": 2}, ("reclaim",), None)
     assert found.visible == {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
-
-
-def test_the_limit_on_devices_is_over_all_frameworks() -> None:
-    """The maximum number of devices is accepted."""
-    devices = [{"ordinal": number} for number in range(MAX_DEVICES)]
-    found = read_report(
-        parse(json.dumps(report(frameworks=[{"framework": "jax", "devices": devices}])).encode())
-    )
-
-    assert len(found.frameworks[0].devices) == MAX_DEVICES
 
 
 RANK = {"number": 3, "size": 8, "job": "n0:29500"}
@@ -265,13 +250,5 @@ RANK = {"number": 3, "size": 8, "job": "n0:29500"}
 )
 def test_a_rank_is_one_of_a_job_of_several(changes: dict[str, Any], rank: ReportedRank | None) -> None:
     """A rank that cannot be is not known; a rendezvous that is local to a node gets the node's name."""
-    told = read(json.dumps(report(rank={**RANK, **changes})).encode())
-
-    assert told is not None
+    told = sure(read(json.dumps(report(rank={**RANK, **changes})).encode()))
     assert locate_rank(told, "gpu-7").rank == rank
-
-
-def test_a_rank_of_the_wrong_kind_is_refused() -> None:
-    """A rank that is a number, or whose number is a text, refuses the message."""
-    assert read(json.dumps(report(rank=3)).encode()) is None
-    assert read(json.dumps(report(rank={**RANK, "number": "3"})).encode()) is None

@@ -1,7 +1,5 @@
 """The readings on the wire and in a recording: what is written is what is read."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 
@@ -32,25 +30,11 @@ from vramledger.model.reading import (
 )
 
 FULL = Reading(
-    time=1.5,
-    monotonic=2.5,
-    duration=0.25,
-    boot_id="boot",
-    boot_time=100.0,
-    ticks=250,
-    host_pid_namespace=False,
-    failure=("timeout", "why"),
-    driver_version="580",
-    cuda_version="13.0",
+    time=1.5, monotonic=2.5, duration=0.25, boot_id="boot", boot_time=100.0, ticks=250,
+    host_pid_namespace=False, failure=("timeout", "why"), driver_version="580", cuda_version="13.0",
     devices=(
         DeviceReading(
-            0,
-            "GPU-0",
-            name="NVIDIA H200",
-            minor=0,
-            divided=True,
-            error="lost",
-            duration=0.5,
+            0, "GPU-0", name="NVIDIA H200", minor=0, divided=True, error="lost", duration=0.5,
             memory=MemoryReading(4, 3, 1, None),
             processes=(ProcessEntry(7, None, "CM"), ProcessEntry(8, 0, "G")),
             utilization={"gpu": 0.0},
@@ -65,23 +49,11 @@ FULL = Reading(
     ended={7: "its container has ended"},
     facts=(
         ProcessFacts(
-            7,
-            70,
-            uid=0,
-            user="root",
-            comm="a b)",
-            command="x",
-            nspid=(7, 1),
-            ignores=("HUP",),
-            signs=("LOCAL_RANK",),
-            service_main=True,
-            cgroup=(),
+            7, 70, uid=0, user="root", comm="a b)", command="x", nspid=(7, 1), ignores=("HUP",),
+            signs=("LOCAL_RANK",), service_main=True, cgroup=(), libraries=(), leader_alive=False,
             owner=Owner("pod", "ns/pod", namespace="ns"),
-            libraries=(),
             settings=(("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),),
-            parent=ParentFacts(1, 2, "init", "init", init=True),
-            leader_alive=False,
-            denied=("environ",),
+            parent=ParentFacts(1, 2, "init", "init", init=True), denied=("environ",),
             rank=Rank(3, 8, "n7:29500"),
         ),
     ),
@@ -91,7 +63,7 @@ FULL = Reading(
     pods=(PodLabels("ml", "train-0", (("app", None), ("team", ""))),),
     events=(XidEvent("GPU-0", 79, 1.0),),
     collectors={"ledger": (False, 0.5)},
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("reading", [FULL, Reading(1.0, 2.0), Reading(1.0, 2.0, hidden=())])
@@ -101,8 +73,12 @@ def test_a_reading_survives_the_wire(reading: Reading) -> None:
 
 
 def test_a_reading_is_one_line() -> None:
-    """A newline ends a reading and is nowhere else in it."""
+    """A newline ends it, other bytes cost nothing, and without ticks it is refused."""
     assert encode(FULL).count(b"\n") == 1
+    with pytest.raises(RecordingError, match="ticks"):
+        decode('{"time": 1, "monotonic": 2, "ticks": 0}')
+    sent = Reading(1.0, 2.0, failure=("recording", "cannot read /tmp/\udcff.gz"), unseen={7: "gone"})
+    assert decode(encode(sent)).failure == ("recording", "cannot read /tmp/?.gz")
 
 
 @given(
@@ -112,14 +88,7 @@ def test_anything_else_is_refused_in_one_line(line: str) -> None:
     """Text that is not a reading raises one error with a remedy."""
     with pytest.raises(RecordingError, match="record it again") as caught:
         decode(line)
-
     assert "\n" not in str(caught.value)
-
-
-def test_no_ticks_a_second_are_refused() -> None:
-    """Without ticks a start time cannot become seconds."""
-    with pytest.raises(RecordingError, match="ticks"):
-        decode('{"time": 1, "monotonic": 2, "ticks": 0}')
 
 
 @pytest.mark.parametrize("name", ["devices", "rows", "facts", "hidden", "unseen", "events", "collectors"])
@@ -150,7 +119,6 @@ def test_what_is_wrong_is_named(line: str, place: str) -> None:
     """The refusal of a line says which part of it is not that of a reading."""
     with pytest.raises(RecordingError) as caught:
         decode(line)
-
     assert place in str(caught.value)
 
 
@@ -161,17 +129,9 @@ def test_older_lines_are_read() -> None:
         ' "facts": [{"pid": 7, "start": 70, "parent": [1, 2, "init", "init", true], "rank": [0, 2, "j"]}]}'
     )
     read = decode(line)
-
     assert isinstance(read.time, float)
     assert read.schedulers == (Scheduler("slurm", ("*",), ()),)
     assert read.facts[0].parent == ParentFacts(1, 2, "init", "init", init=True)
-
-
-def test_text_that_utf_8_cannot_encode_is_written() -> None:
-    """A path with other bytes, in the message of a failure, costs no reading."""
-    sent = Reading(1.0, 2.0, failure=("recording", "cannot read /tmp/\udcff.gz"), unseen={7: "gone"})
-
-    assert decode(encode(sent)).failure == ("recording", "cannot read /tmp/?.gz")
 
 
 def test_processes_of_one_container_share_what_they_have_in_common() -> None:

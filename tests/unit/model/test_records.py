@@ -1,7 +1,5 @@
 """Records are read as they were written, and nothing else is read as a record."""
 
-from __future__ import annotations
-
 import enum
 import json
 from collections.abc import Mapping

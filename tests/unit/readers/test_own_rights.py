@@ -1,7 +1,5 @@
 """What our own process may see, from a status and a mount table."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +23,6 @@ def test_hidepid_of_a_proc_anywhere(tmp_path: Path, name: str, option: str, expe
     (place / "self/mounts").write_text(MOUNT.format(written, option), encoding="utf-8")
     (place / "self/status").write_text("CapEff:\t0000000000080000\n", encoding="ascii")
     found = read_own_rights(place)
-
     assert (found.hidepid, found.capabilities) == (expected, frozenset({"sys_ptrace"}))
 
 
@@ -44,5 +41,4 @@ print(read_own_rights(Path(sys.argv[1])).hidepid)
     done = subprocess.run(
         [sys.executable, "-c", code, place], check=True, capture_output=True, text=True, env=env
     )
-
     assert done.stdout == "True\n"

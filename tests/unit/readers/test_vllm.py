@@ -1,7 +1,5 @@
 """What a vLLM server is, and what its metrics say of the KV cache."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -61,7 +59,6 @@ def test_any_page_is_read_without_an_error(page: bytes) -> None:
     usage, memory, tokens = parse_figures(
         b"vllm:kv_cache_usage_perc" + page + b"\nvllm:cache_config_info" + page
     )
-
     assert usage is None or 0 <= usage <= 1
     assert memory is None or memory > 0
     assert tokens is None or tokens > 0

@@ -1,7 +1,5 @@
 """Unused memory is freed."""
 
-from __future__ import annotations
-
 import sys
 
 from vramledger.sampling import malloc

@@ -1,7 +1,5 @@
 """Replays: one pass after the other, each as if it happened now for the first time."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import aclosing
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.support.sure import sure
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import Agent
 from vramledger.model.reading import (
@@ -98,14 +97,12 @@ def test_each_pass_begins_afresh(film: Path) -> None:
     shots, known = play(film, 60)
     (first, second) = shots[0], shots[50]
     ages = [shot.time - shot.processes[7].start_time for shot in (first, second) if shot.time is not None]
-
     assert ages == [pytest.approx(AGE, abs=0.02)] * 2
     assert known[49] == {"7": pytest.approx(98)}
     assert known[50] == {}, "steady for longer than it has run"
     for shot in shots[50:]:
         (held,) = shot.devices[0].holdings
-        assert held.since is not None
-        assert second.processes[7].start_time - 0.02 <= held.since
+        assert second.processes[7].start_time - 0.02 <= sure(held.since)
         assert held.quiet_since is None or held.quiet_since >= (second.time or 0) - 0.02
 
 
@@ -113,11 +110,9 @@ def test_each_pass_is_of_other_processes(film: Path) -> None:
     """A process of the second pass started later than that of the first; its agent is joined to it."""
     shots, _ = play(film, 51)
     first, second = shots[0].processes[7], shots[50].processes[7]
-
     assert second.pid == first.pid
-    assert first.facts is not None
     assert second.facts is not None
-    assert second.facts.start > first.facts.start
+    assert second.facts.start > sure(first.facts).start
     assert second.start_time > first.start_time
     assert [shot.agents[7].problem for shot in (shots[0], shots[50])] == ["silent", "silent"]
     (hidden,) = shots[50].devices[0].hidden or ()
@@ -131,7 +126,6 @@ def test_each_pass_knows_whom_the_facts_are_about(tmp_path: Path) -> None:
     lines = [encode(replace(reading(second), waits=waits)) for second in range(0, 100, 2)]
     path.write_bytes(encode_header() + b"".join(lines))
     shots, _ = play(path, 100)
-
     assert [shot.devices[0].holdings[0].state for shot in (shots[49], shots[99])] == [State.STUCK] * 2
 
 
@@ -140,7 +134,6 @@ def test_time_begins_now_and_never_goes_back(film: Path) -> None:
     before = time.time()
     shots, _ = play(film, 101)
     times = [shot.time for shot in shots if shot.time is not None]
-
     assert len(times) == 101
     assert before - 0.1 <= times[0] <= time.time()
     assert times == sorted(times)
@@ -174,5 +167,4 @@ def test_what_is_simulated_says_so(tmp_path: Path, name: str, *, simulated: bool
     path = tmp_path / "film.jsonl"
     path.write_bytes(encode_header("made up", 5.0, simulated=simulated) + encode(reading(0)))
     replay = Replay(path, 1.0)
-
     assert (replay.name, replay.idle_after) == (name, 5.0)

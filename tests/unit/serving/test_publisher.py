@@ -1,7 +1,5 @@
 """A scrape gets the newest snapshot, and never one that is too old."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 
@@ -43,16 +41,12 @@ def test_a_snapshot_is_shown_for_its_lifetime_only() -> None:
     assert made.ready
 
 
-def test_a_failure_does_not_age() -> None:
-    """While a sampler waits for its restart the reason of its end stays shown."""
+def test_what_does_not_age() -> None:
+    """The reason of a sampler's end, and a recording."""
     failed = replace(BLANK, serial=2, failure=("no-driver", "load it"))
     made, clock = board(3.5, failed)
     clock.now = 100.0
     assert made.snapshot is failed
-
-
-def test_a_recording_does_not_age() -> None:
-    """A recording does not change where nothing happens in it."""
     made, clock = board(None, FRESH)
     clock.now = 1e6
     assert made.snapshot is FRESH

@@ -1,7 +1,5 @@
 """A driver that comes after the unit: its devices are forbidden until the unit starts again."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from collections.abc import Callable
@@ -42,7 +40,7 @@ async def returned(classes: tuple[int, ...], opened: tuple[int, ...]) -> bool:
         ((0, 1), (errno.EACCES,), False),  # the file's own mode forbids it
     ],
 )
-def test_a_new_start_is_asked_for_where_it_helps(
+def test_a_new_start_where_it_helps(
     classes: tuple[int, ...], opened: tuple[int, ...], expected: bool
 ) -> None:
     """It ends for a class of devices that came after our start and is forbidden, and never in a circle."""
@@ -62,7 +60,6 @@ def test_a_new_start_is_asked_for_where_it_helps(
 def test_the_class_of_the_driver(tmp_path: Path, text: str, expected: bool) -> None:
     """The kernel's list names the class while the driver's module is loaded."""
     (tmp_path / "devices").write_text(text)
-
     assert has_device_class(tmp_path) is expected
     assert has_device_class(tmp_path / "nowhere") is False
 
@@ -70,6 +67,5 @@ def test_the_class_of_the_driver(tmp_path: Path, text: str, expected: bool) -> N
 def test_opening_the_control_device(tmp_path: Path) -> None:
     """The error is that of the kernel, and 0 says that the device is allowed."""
     (tmp_path / "there").touch()
-
     assert open_control_device(tmp_path / "there") == 0
     assert open_control_device(tmp_path / "missing") == errno.ENOENT

@@ -1,16 +1,18 @@
 """Readings become snapshots: at once where that is quick, in a thread where it is not."""
 
-from __future__ import annotations
-
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator
 
 import pytest
+from msgspec.structs import replace
 
+from vramledger.model.agent_report import AgentSocket
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
 from vramledger.serving import source
+from vramledger.serving.source import attach_agents
 
 
 class Source:
@@ -43,7 +45,7 @@ class Accounting:
 @pytest.mark.parametrize(
     ("quick", "at_once"), [(0.0, [False, False, False]), (60.0, [False, True, True])], ids=["slow", "quick"]
 )
-def test_only_quick_readings_are_accounted_in_the_loop(
+def test_quick_readings_in_the_loop(
     monkeypatch: pytest.MonkeyPatch, quick: float, at_once: list[bool]
 ) -> None:
     """The first reading, and one whose predecessor took long, are left to a thread: requests are served."""
@@ -55,3 +57,35 @@ def test_only_quick_readings_are_accounted_in_the_loop(
 
     assert asyncio.run(test()) == [0, 1, 2]
     assert accounting.at_once == at_once
+
+
+SOCKET = AgentSocket(True, 0, {})
+
+
+def test_agents_that_cannot_be_added_cost_their_own_part(caplog: pytest.LogCaptureFixture) -> None:
+    """What the sampler read is there, one line is logged for each time that it fails, and it comes back."""
+    failing = True
+
+    async def add_agents(reading: Reading) -> Reading:
+        if failing:
+            message = "injected"
+            raise RuntimeError(message)
+        return replace(reading, agent_socket=SOCKET)
+
+    attach = attach_agents(add_agents)
+
+    async def read() -> Reading:
+        return await attach(Reading(1.0, 1.0, collectors={"ledger": (True, 0.5)}))
+
+    with caplog.at_level(logging.ERROR, "vramledger"):
+        readings = [asyncio.run(read()) for _ in range(3)]
+        failing = False
+        whole = asyncio.run(read())
+        failing = True
+        asyncio.run(read())
+    for reading in readings:
+        assert reading.agent_socket is None
+        assert reading.collectors["ledger"] == (True, 0.5)
+        assert reading.collectors["agent"][0] is False
+    assert (whole.agent_socket, set(whole.collectors)) == (SOCKET, {"ledger"})
+    assert [vars(record)["fields"]["collector"] for record in caplog.records] == ["agent", "agent"]

@@ -1,7 +1,5 @@
 """A new exporter goes on from what was stored of this boot, and of no other."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -15,9 +13,10 @@ import pytest
 from tests.support.host.model import GIB, Gpu, Host, Process
 from tests.support.host.programs import Fixed
 from tests.support.past import BOOT_ID, IDLE_AFTER, StoredPast
+from tests.support.sure import sure
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.connection import Peer
-from vramledger.metrics.storage import StorageFigures, StorageHealth
+from vramledger.metrics.storage import LATE_SECONDS, NO_ANSWER, StorageFigures, StorageHealth, collect
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Holding, Snapshot, State
 from vramledger.serving.control_messages import At, ControlError, StorageError
@@ -87,8 +86,7 @@ def restarted(path: Path, readings: Iterable[Reading]) -> list[Snapshot]:
 def byte_seconds(snapshot: Snapshot) -> float:
     """Return the sum of all owners' byte-seconds."""
     (device,) = snapshot.devices
-    assert device.owner_usage is not None
-    return sum(sum(each.byte_seconds.values()) for each in device.owner_usage.owners)
+    return sum(sum(each.byte_seconds.values()) for each in sure(device.owner_usage).owners)
 
 
 def test_the_same_boot_goes_on(tmp_path: Path) -> None:
@@ -117,8 +115,7 @@ def test_a_reboot_forgets_pids(tmp_path: Path, same_start: bool) -> None:
         past.now += 1.0
     for snapshot in restarted(tmp_path, snapshots):
         assert the_holding(snapshot).state is State.ACTIVE
-        assert snapshot.watched_since is not None
-        assert snapshot.watched_since >= snapshots[0].time
+        assert sure(snapshot.watched_since) >= snapshots[0].time
     first = restarted(tmp_path, snapshots[:1])[0]
     assert byte_seconds(first) == 0, "counters begin again with the boot"
 
@@ -141,8 +138,7 @@ def test_the_past_before_a_reboot_stays_readable(tmp_path: Path) -> None:
         assert {each.header["boot"] for each in found.segments()} == {BOOT_ID, "boot-2"}
         times = [entry.time for entry in found.readings(0.0, float("inf"))]
         for at, held, state in ((times[WATCHED - 1], GIB, State.IDLE), (times[-1], 2 * GIB, State.ACTIVE)):
-            moment = found.find(at)
-            assert moment is not None
+            moment = sure(found.find(at))
             holding = the_holding(compute(moment, at).snapshot)
             assert (holding.held, holding.state) == (held, state)
 
@@ -190,8 +186,7 @@ def test_a_bug_of_the_recorder_is_said_and_counted() -> None:
     figures, sent = asyncio.run(run())
     assert sent
     assert (figures.up, figures.dropped) == (False, 3)
-    assert figures.last_error is not None
-    assert "KeyError('bug')" in figures.last_error[1]
+    assert "KeyError('bug')" in sure(figures.last_error)[1]
 
 
 @pytest.mark.parametrize(
@@ -205,3 +200,154 @@ def test_an_exporter_that_starts_does_not_say_that_it_keeps_nothing(expected: bo
         asyncio.run(desk.answer(At(1.0), caller))
     with pytest.raises(StorageError, match=said):
         asyncio.run(desk.answer_page({"ask": AT, "at": 1.0}))
+
+
+class _Watched:
+    """The health of a storage, with clocks that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.health = StorageHealth(2**29, 604800.0, clock=lambda: self.now, monotonic=lambda: self.now)
+
+    def figures(self) -> StorageFigures:
+        """Return what the exporter would serve now."""
+        return self.health.figures()
+
+    def confirm(self, stored: int, dropped: int = 0, **more: Any) -> None:  # noqa: ANN401 fields of a status
+        """Let the process that stores say what it has done."""
+        status = {
+            "stored": stored,
+            "dropped": dropped,
+            "written": 100 * stored,
+            "newest": self.now if stored else None,
+            "size": None,
+            "oldest": None,
+            "error": None,
+            "house_error": None,
+        }
+        self.health.record_status({**status, **more})
+
+
+def served(figures: StorageFigures) -> dict[str, float]:
+    """Return the values by the end of their name."""
+    return {
+        family.name.removeprefix("vramledger_storage_"): value
+        for family, samples in collect(figures)
+        for _, value in samples
+    }
+
+
+def test_before_anything_is_confirmed_nothing_is_called_stored() -> None:
+    """A storage of which nothing is known yet is neither up nor down, and has no size and no time."""
+    watched = _Watched()
+    watched.health.record_sent(1)
+    assert set(served(watched.figures())) == {
+        "retention_limit_bytes",
+        "retention_limit_seconds",
+        "written_bytes_total",
+        "dropped_samples_total",
+        "restarts_total",
+    }
+    watched.confirm(0, size=0)
+    assert served(watched.figures())["size_bytes"] == 0
+    assert watched.figures().up is None
+
+
+def test_silence_is_not_health() -> None:
+    """Who confirms no reading for 30 s does not store, whatever it said before or says else."""
+    watched = _Watched()
+    watched.health.record_sent(1)
+    watched.confirm(1)
+    assert watched.figures().up
+    watched.now += 1000
+    assert watched.figures().up, "nothing was sent"
+    watched.health.record_sent(1)
+    watched.now += LATE_SECONDS
+    assert watched.figures().up
+    watched.now += 1
+    assert watched.figures().up is False
+    assert watched.figures().last_error == (watched.now, NO_ANSWER)
+    watched.confirm(2)
+    assert watched.figures().up
+    assert watched.figures().last_error == (watched.now, NO_ANSWER), "the newest error stays known"
+    watched = _Watched()
+    watched.health.record_sent(1)
+    watched.confirm(1)
+    for _ in range(10):
+        watched.health.record_sent(4)
+        watched.now += 4
+        watched.confirm(1)
+    assert watched.figures().up is False
+
+
+def test_a_failing_disk_is_said_with_its_error() -> None:
+    """While the disk fails the storage is down; old files that stay are an error, and no loss."""
+    watched = _Watched()
+    watched.health.record_sent(3)
+    watched.confirm(1)
+    watched.confirm(1, dropped=2, error="No space left on device")
+    assert (watched.figures().up, watched.figures().dropped) == (False, 2)
+    watched.confirm(1, dropped=2)
+    assert watched.figures().up is False, "nothing new is on the disk"
+    watched.health.record_sent(1)
+    watched.confirm(2, dropped=2)
+    assert (watched.figures().up, watched.figures().dropped) == (True, 2)
+    watched = _Watched()
+    watched.health.record_sent(2)
+    watched.confirm(1, house_error="old files stay")
+    assert watched.figures().up
+    assert watched.figures().last_error == (watched.now, "old files stay")
+    watched.confirm(1, dropped=1, error="full", house_error="old files stay")
+    assert (watched.figures().up, watched.figures().last_error) == (False, (watched.now, "full"))
+    watched.confirm(1, dropped=1, house_error="old files stay")
+    assert watched.figures().last_error == (watched.now, "full"), "this is why nothing is stored"
+    watched.health.record_sent(1)
+    watched.confirm(2, dropped=1, house_error="old files stay")
+    assert (watched.figures().up, watched.figures().last_error) == (True, (watched.now, "old files stay"))
+
+
+def test_counters_go_on_over_a_restart() -> None:
+    """What was not confirmed is lost, and bytes, losses and times do not go back with a new process."""
+    watched = _Watched()
+    watched.health.record_sent(10)
+    watched.confirm(6, dropped=1)
+    watched.health.record_end("killed")
+    assert (watched.figures().up, watched.figures().dropped, watched.figures().written) == (False, 4, 600)
+    watched.health.record_dropped(2, "ended")
+    watched.health.record_restart()
+    newest = watched.figures().newest
+    watched.confirm(0)
+    assert (watched.figures().newest, watched.figures().written) == (newest, 600)
+    watched.health.record_sent(1)
+    watched.confirm(1)
+    assert watched.figures().up
+    assert (watched.figures().dropped, watched.figures().written, watched.figures().restarts) == (6, 700, 1)
+
+
+@pytest.mark.parametrize("ends", [1, 2, 3])
+def test_nothing_is_lost_twice(ends: int) -> None:
+    """Ends that follow each other without a reading lose nothing more."""
+    watched = _Watched()
+    watched.health.record_sent(3)
+    for _ in range(ends):
+        watched.health.record_end("killed")
+    assert watched.figures().dropped == 3
+
+
+def test_a_size_that_is_not_known_any_more_is_absent() -> None:
+    """An earlier size is not served as today's; after a bug in what records the storage stays down."""
+    watched = _Watched()
+    watched.confirm(0, size=7, oldest=5.0)
+    assert (watched.figures().size, watched.figures().oldest) == (7, 5.0)
+    watched.confirm(0)
+    assert (watched.figures().size, watched.figures().oldest) == (None, None)
+    watched = _Watched()
+    watched.health.record_sent(2)
+    watched.confirm(1)
+    watched.health.record_given_up("a bug")
+    watched.confirm(2, house_error="old files stay")
+    assert (watched.figures().up, watched.figures().last_error) == (False, (watched.now, "a bug"))
+    watched.health.record_end("killed")
+    watched.health.record_restart()
+    watched.confirm(1)
+    assert watched.figures().up is False

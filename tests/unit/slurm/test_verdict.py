@@ -1,14 +1,18 @@
-"""The verdict for a Slurm job: what running jobs may have, and the reason in one line."""
+"""Slurm's numbers, daemons and jobs, and the verdict for a job in one line."""
 
-from __future__ import annotations
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.builders import device, failed, holding, snapshot
 from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
+from vramledger.readers.hosts.host import Host
 from vramledger.slurm.command import SlurmQuestion, check_job_devices, reason_line
-from vramledger.slurm.jobs import JobRecord, NodeJobs
+from vramledger.slurm.jobs import JobRecord, NodeJobs, running_steps, step_daemons
+from vramledger.slurm.names import devices_of, parse_capabilities, parse_gres
 from vramledger.verdicts.cleanliness import (
     CANNOT_TELL,
     CLEAN,
@@ -51,29 +55,19 @@ def test_a_holder_of_a_job(
     assert status(held, NodeJobs(dict.fromkeys(running, 1), records), {41: "7"}, ended=ended) == expected
 
 
-def test_a_sluid_without_a_record() -> None:
-    """A cgroup's SLUID may be that of any job that runs: it drains nothing as long as one does."""
+def test_who_is_of_a_running_job() -> None:
+    """A SLUID may be of any; the dead are of none; hidden programs may be; a missing GPU is not judged."""
     held = device(holdings=[holding(41, 20 * GIB)])
     owners = {41: "s7KXM81KTA2V00"}
     assert status(held, NodeJobs({"7": 1}), owners) == CLEAN
     assert status(held, NodeJobs(), owners) == NOT_CLEAN
     named = NodeJobs(records={"7": JobRecord("7", "s7KXM81KTA2V00")})
     assert named.number("s7KXM81KTA2V00") == "7"
-
-
-def test_what_is_dead_belongs_to_nobody() -> None:
-    """Memory of a process that is gone is left over, beside running jobs too."""
     held = device(holdings=[holding(41, GIB), holding(42, GIB, State.DEAD)])
     assert status(held, NodeJobs({"7": 1}), {41: "7"}) == NOT_CLEAN
-
-
-def test_a_gpu_that_the_driver_does_not_list() -> None:
-    """A job's GPU that is missing cannot be judged."""
+    held = device(holdings=[holding(41, GIB)], unattributed=8 * GIB)
+    assert status(held, NodeJobs({"7": 1}), {41: "7"}) == CLEAN, "they may be the running job's"
     assert status(device(), NodeJobs(), {}, name="nvidia5") == CANNOT_TELL
-
-
-def test_a_hidden_program_of_a_running_job() -> None:
-    """A program that NVML does not list counts unless it belongs to a job that has the GPU."""
     held = device(hidden=(HiddenHolder(41, 1, "cuda", "train", "ada", (0,)),))
     assert status(held, NodeJobs(), {}) == NOT_CLEAN
     assert status(held, NodeJobs({"7": 1}), {41: "7"}) == CLEAN
@@ -105,13 +99,9 @@ def test_the_reason_names_gpu_holder_and_size_first(held: DeviceSnapshot, begins
 
 
 def test_the_reason_without_a_driver() -> None:
-    """What is not known is marked, and a clean node has no reason."""
+    """What is not known is marked, a clean node has none, and a program's name stays in one line."""
     assert reason(failed()).startswith("vram? ")
     assert reason(snapshot(device())) == ""
-
-
-def test_a_command_cannot_forge_the_reason() -> None:
-    """A program's name with control characters stays in one printable line."""
     shown = snapshot(device(hidden=(HiddenHolder(9, 1, "cuda", "a\nReason=\x1b[2J", "bob", (0,)),)))
     assert reason(shown).isprintable()
 
@@ -125,13 +115,109 @@ def test_a_command_cannot_forge_the_reason() -> None:
     ],
 )
 @pytest.mark.parametrize("named", [("nvidia0",), None])
-def test_a_search_without_an_end_has_not_found_nobody(
-    search: SearchExtent, expected: int, named: tuple[str, ...] | None
-) -> None:
+def test_a_search_without_an_end(search: SearchExtent, expected: int, named: tuple[str, ...] | None) -> None:
     """A GPU is clean only after all processes were searched for hidden holders."""
     question = SlurmQuestion(named, "", CheckTolerance())
     empty = snapshot(device(hidden=()))
-
     results = check_job_devices(empty, question, NodeJobs(), lambda _: (), search)
-
     assert overall_status(results) == expected
+
+
+DOCKER = f"0::/system.slice/docker-{'a5' * 32}.scope"
+PODMAN = f"0::/user.slice/user-7.slice/user@7.service/libpod-{'a5' * 32}.scope"
+
+
+@pytest.mark.parametrize(
+    ("uids", "cgroup", "counts"),
+    [
+        ("0 0 0 0", "0::/system.slice/slurmstepd.scope/job_7/step_0/slurm", True),
+        ("0 0 0 0", "0::/", True),
+        ("1000 0 0 0", "0::/user.slice/user-1000.slice/session-5.scope", False),
+        ("0 0 0 0", f"{DOCKER}/system.slice/slurmstepd.scope/job_7/step_0/slurm", False),
+        ("0 0 0 0", PODMAN, False),
+        ("1000 1000 1000 1000", "0::/", False),
+    ],
+    ids=["slurm", "without cgroups", "a setuid program", "a container's root", "rootless", "a user"],
+)
+def test_only_the_hosts_root_runs_daemons(tmp_path: Path, uids: str, cgroup: str, counts: bool) -> None:
+    """Name and title are the program's own: who is not the host's root makes no job run."""
+    (tmp_path / "stat").write_text("btime 1\n")
+    home = tmp_path / "42"
+    home.mkdir()
+    (home / "comm").write_text("slurmstepd\n")
+    (home / "cmdline").write_bytes(b"slurmstepd: [7.0]\0")
+    (home / "status").write_text("Uid:\t" + "\t".join(uids.split()) + "\n")
+    (home / "cgroup").write_text(cgroup + "\n")
+    host = Host(tmp_path)
+    assert list(step_daemons(host)) == ([(42, "7", "0")] if counts else [])
+    assert (running_steps(host) is not None) == counts
+
+
+MIG_MINORS = "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu1/gi2/access 30\n"
+
+SLURMD_22 = """\
+slurmd: Gres Name=shard Type=(null) Count=4 Index=2 ID=1918986455 File=/dev/nvidia2 (null)
+slurmd: Gres Name=mps Type=(null) Count=0 Index=2 ID=7565421 File=/dev/nvidia2 (null)
+slurmd: Gres Name=gpu Type=(null) Count=1 Index=2 ID=7696487 File=/dev/nvidia2 (null)
+slurmd: Gres Name=gpu Type=h200 Count=1 Index=0 ID=7696487 File=/dev/nvidia0 (null)
+"""
+SLURMD_26 = """\
+[2026-11-22T11:41:04.230] Node configuration differs from hardware: CPUs=16:2(hw)
+[2026-11-22T11:41:04.230] Gres Name=gpu Type=(null) Count=1 Index=3 ID=7 File=/dev/nvidia3 Links=(null)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        (SLURMD_22, ("nvidia2", "nvidia0")),
+        (SLURMD_26, ("nvidia3",)),
+        ("Name=gpu File=/dev/nvidia[0-1,3],/dev/nvidia10", ("nvidia0", "nvidia1", "nvidia3", "nvidia10")),
+        ("AutoDetect=off\nname=GPU file=/dev/nvidia4 # the first\n#Name=gpu File=/dev/nvidia5", ("nvidia4",)),
+        ("NodeName=a Name=gpu File=/dev/nvidia0\nNodeName=b Name=gpu File=/dev/nvidia0", ("nvidia0",)),
+        (
+            "Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap12,/dev/nvidia-caps/nvidia-cap13",
+            ("nvidia0/gi1/ci0",),
+        ),
+        ("Name=gpu MultipleFiles=/dev/nvidia1,/dev/nvidia-caps/nvidia-cap30", ("nvidia1/gi2",)),
+        ("Name=gpu MultipleFiles=/dev/nvidia1,/dev/nvidia-caps/nvidia-cap99", None),
+        ("NodeName=a Name=gpu File=/dev/nvidia0\nNodeName=b Name=gpu File=/dev/nvidia1", None),
+        ("NodeName=a Name=gpu File=/dev/nvidia0\nName=gpu File=/dev/nvidia0", None),
+        ("AutoDetect=nvml", None),
+        ("AutoDetect=nvml\nName=gpu Type=h200 File=/dev/nvidia0", None),
+        ("Include other.conf\nName=gpu File=/dev/nvidia0", None),
+        ("Name=gpu Count=4", None),
+        ("Name=gpu Count=4 File=(null)", None),
+        ("Name=gpu File=/dev/nvidia[0-999999999]", None),
+        ("", None),
+    ],
+)
+def test_the_devices_of_slurms_numbers(text: str, devices: tuple[str, ...] | None) -> None:
+    """The order of the lines is the order of the numbers; what the text does not say is not guessed."""
+    assert parse_gres(text, parse_capabilities(MIG_MINORS)) == devices
+
+
+@pytest.mark.parametrize(
+    ("written", "devices"),
+    [
+        ("0", ("nvidia2",)),
+        ("1,0", ("nvidia3", "nvidia2")),
+        ("0-1", ("nvidia2", "nvidia3")),
+        ("GPU-1-2,MIG-3", ("GPU-1-2", "MIG-3")),
+        ("2", None),
+        ("1-0", None),
+        ("0,", None),
+        ("٣", None),
+        ("", None),
+    ],
+)
+def test_the_devices_of_a_job(written: str, devices: tuple[str, ...] | None) -> None:
+    """If one number of a job is not known, its devices are not known."""
+    assert devices_of(written, ("nvidia2", "nvidia3")) == devices
+
+
+@given(st.text(alphabet="Namegpu File=/dev/nvidia[0123456789-,]\n#()", max_size=300))
+def test_any_text_gives_devices_or_none(text: str) -> None:
+    """Whatever is in the file, a result has device names only, and not more than a node can have."""
+    found = parse_gres(text)
+    assert found is None or 0 < len(found) <= 1024

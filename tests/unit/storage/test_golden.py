@@ -1,7 +1,5 @@
 """What an earlier version has stored stays readable: segments of each version of the format are kept here."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

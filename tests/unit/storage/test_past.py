@@ -1,7 +1,5 @@
 """What the past has of what was published: its moments, what is thinned, and what is never stored."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
@@ -25,6 +23,7 @@ from tests.support.past import (
     status_of,
     times_in,
 )
+from tests.support.sure import sure
 from vramledger.model.reading import CgroupLimit, MemoryReading, ProcessUtilization, Reading, decode
 from vramledger.storage.answers import open_past
 from vramledger.storage.protocol import NAME
@@ -43,8 +42,7 @@ def test_every_moment_is_what_the_exporter_published(tmp_path: Path) -> None:
     published = [past.sample() for _ in range(200)]
     past.process.flush()
     for second in (0, 1, 59, 119, 120, 121, 199):
-        moment = moment_in(tmp_path, EPOCH + second + 0.5)
-        assert moment is not None
+        moment = sure(moment_in(tmp_path, EPOCH + second + 0.5))
         shown, then = compute(moment, EPOCH + second + 0.5).snapshot, published[second]
         assert shown.time == then.time
         for device, before in zip(shown.devices, then.devices, strict=True):
@@ -73,8 +71,7 @@ def test_what_is_old_is_thinned(tmp_path: Path) -> None:
             assert {each.step for each in list(reader.segments())[:-1]} == steps - {0}
         kept = [each for each in times_in(tmp_path) if each < 1790]
         assert min(later - earlier for earlier, later in pairwise(kept)) >= least
-        moment = moment_in(tmp_path, EPOCH + 1000.0)
-        assert moment is not None
+        moment = sure(moment_in(tmp_path, EPOCH + 1000.0))
         assert compute(moment, EPOCH + 1000.0).snapshot.devices[0].holdings[0].held == GIB
         assert ask_sqlite(tmp_path, "SELECT * FROM holders") == before
 
@@ -104,8 +101,7 @@ def test_a_part_of_a_device_is_never_shown_as_the_whole(tmp_path: Path) -> None:
     for age in (0.0, 2 * HOUR, 30 * HOUR):
         past.now = 130.0 + age
         past.writer.keep_house()
-        moment = moment_in(tmp_path, EPOCH + 129.5)
-        assert moment is not None
+        moment = sure(moment_in(tmp_path, EPOCH + 129.5))
         table = render_table(compute(moment, EPOCH + 129.5).snapshot)
         assert [each for each in lines if each not in table] == [], age
 
@@ -161,8 +157,7 @@ def test_a_clock_that_goes_back_loses_nothing(tmp_path: Path) -> None:
     assert ask_sqlite(tmp_path, "SELECT sum(seconds) FROM holders") == [(299 + 119,)]
     with open_past(tmp_path) as reader:
         newest = reader.newest()
-    assert newest is not None
-    assert newest.readings[-1].time == EPOCH + past.now - 1, "what was written last"
+    assert sure(newest).readings[-1].time == EPOCH + past.now - 1, "what was written last"
 
 
 def test_files_are_private(tmp_path: Path) -> None:
@@ -190,13 +185,11 @@ def test_a_time_without_an_exporter_is_said(tmp_path: Path) -> None:
     past.now += 600
     past.watch(60)
     past.process.flush()
-    moment = moment_in(tmp_path, EPOCH + 300.0)
-    assert moment is not None
+    moment = sure(moment_in(tmp_path, EPOCH + 300.0))
     shown = compute(moment, EPOCH + 300.0)
     assert shown.snapshot.time == EPOCH + 59
     assert shown.gap_until == EPOCH + 660
-    inside = moment_in(tmp_path, EPOCH + 59.7)
-    assert inside is not None
+    inside = sure(moment_in(tmp_path, EPOCH + 59.7))
     assert compute(inside, EPOCH + 59.7).gap_until is None
     assert moment_in(tmp_path, EPOCH - 5.0) is None
     _, report = past.ask(ask="since", **ALL)

@@ -1,7 +1,5 @@
 """The file of the past: whatever a kill, a disk or another program does, what is whole is read."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -396,9 +394,7 @@ def test_an_answer_takes_no_more_memory_for_a_longer_past(tmp_path: Path, ask: s
         assert len(answered["marks"]) + answered["marks_dropped"] == rows
 
 
-def test_a_question_that_asks_for_too_much_or_nothing_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_question_for_too_much_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readings of days are refused before they fill the memory, and a span that ends before it begins."""
     monkeypatch.setattr(answers, "READINGS_MAX", 20_000)
     past = StoredPast(tmp_path, small_host())
@@ -426,7 +422,6 @@ def test_nothing_in_the_file_runs_code(tmp_path: Path) -> None:
         )
     said = answer_or_problem(tmp_path, json.dumps({"ask": "slider", **ALL}).encode(), "machine-1")
     past.watch(10)
-
     for text in (json.loads(said)["error"], status_of(past)["error"]):
         assert text is not None
         assert re.search("unsafe use of|not authorized|prohibited", text), text

@@ -1,7 +1,5 @@
 """The queries of STORAGE.md answer what they say, over a past that the exporter's own parts have recorded."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from collections import Counter

@@ -1,7 +1,5 @@
 """The accounting's state: what goes on from a stored one gives the snapshots of one that never ended."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,7 +86,6 @@ def test_a_reported_rank_outlives_the_exporter() -> None:
     host.sample(facts=facts, agents=(Agent(7, START, 1000, NOW, problem="", report=told),))
     other = copy_of(host.exporter.tracker)
     host.now += 1
-
     assert other.update(host.reading()).processes[7].rank == Rank(3, 8, "n0:31000")
 
 
@@ -186,7 +183,7 @@ def _at(value: Any, place: str) -> Any:  # noqa: ANN401 JSON values
 
 
 def test_a_restart_keeps_since_when_a_holder_is_idle() -> None:
-    """Who was idle before a restart is idle after it, since the same moment, by inference."""
+    """Idle since the same moment, by inference; good evidence begins after the restart."""
     host = OneHolder()
     before = host.watch(30)
     assert before.state is State.IDLE
@@ -194,6 +191,15 @@ def test_a_restart_keeps_since_when_a_holder_is_idle() -> None:
     host.host.restart()
     after = host.holding(after=60.0)
     assert (after.state, after.since, after.grade) == (State.IDLE, before.since, Grade.INFERRED)
+    host = OneHolder()
+    host.watch(5)
+    host.exporter.tracker = copy_of(host.exporter.tracker)
+    host.host.restart()
+    restarted = host.holding(after=60.0)
+    assert restarted.grade is not Grade.PROVEN
+    after = host.watch(30)
+    assert after.grade is Grade.PROVEN
+    assert after.since > restarted.since
 
 
 def test_who_is_idle_on_both_sides_of_restarts_is_idle_since_before() -> None:
@@ -218,19 +224,6 @@ def test_who_is_idle_on_both_sides_of_restarts_is_idle_since_before() -> None:
     assert after.since > NOW + ended - 5
 
 
-def test_inferred_quiet_before_a_restart_gets_no_better() -> None:
-    """Where the quiet before a restart was only inferred, good evidence begins after the restart."""
-    host = OneHolder()
-    host.watch(5)
-    host.exporter.tracker = copy_of(host.exporter.tracker)
-    host.host.restart()
-    restarted = host.holding(after=60.0)
-    assert restarted.grade is not Grade.PROVEN
-    after = host.watch(30)
-    assert after.grade is Grade.PROVEN
-    assert after.since > restarted.since
-
-
 @pytest.mark.parametrize("seen", ["work", "bytes"])
 def test_work_during_a_restart_ends_idleness(seen: str) -> None:
     """A holder whose bytes or rows have changed while nobody watched is not idle."""
@@ -244,26 +237,18 @@ def test_work_during_a_restart_ends_idleness(seen: str) -> None:
     assert host.holding(after=60.0).state is State.ACTIVE
 
 
-def test_after_a_long_absence_the_quiet_is_not_known() -> None:
-    """When nobody has watched for longer than a restart takes, nobody is called idle for that time."""
+def test_what_is_not_bridged() -> None:
+    """An absence longer than a restart, a gap of a running exporter, and another process with the pid."""
     host = OneHolder()
     assert host.watch(30).state is State.IDLE
     host.exporter.tracker = copy_of(host.exporter.tracker)
     assert host.holding(after=BRIDGED + 1).state is State.ACTIVE
-
-
-def test_a_gap_in_a_running_exporter_is_not_bridged() -> None:
-    """Only a restart is bridged: samples that are missing in between end the quiet, as before."""
     host = OneHolder()
     assert host.watch(30).state is State.IDLE
     assert host.holding(after=60.0).state is State.ACTIVE
     host.exporter.tracker = copy_of(host.exporter.tracker)
     host.sample()
     assert host.holding(after=60.0).state is State.ACTIVE
-
-
-def test_a_reused_pid_is_not_its_predecessor() -> None:
-    """A process that got an idle holder's pid during the restart starts with nothing known of it."""
     host = OneHolder()
     assert host.watch(30).state is State.IDLE
     host.exporter.tracker = copy_of(host.exporter.tracker)

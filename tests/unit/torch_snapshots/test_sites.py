@@ -1,13 +1,12 @@
 """Live bytes belong to the line of the user's program that allocated them; a leak is a line that grew."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.sure import sure
 from tests.support.torch_snapshots import (
     EVALUATE,
     FORWARD,
@@ -24,12 +23,7 @@ from vramledger_agent.protocol.user_code import FRAMEWORK, LIBRARY, OWN, code_or
 from vramledger_agent.torch_snapshots.html import BEFORE, live_bytes
 from vramledger_agent.torch_snapshots.sites import compare_snapshots, sum_by_site
 from vramledger_agent.torch_snapshots.snapshot import AllocationSnapshot, Block, parse_snapshot
-from vramledger_agent.torch_snapshots.user_lines import (
-    NATIVE,
-    Frame,
-    common_frame,
-    user_frames,
-)
+from vramledger_agent.torch_snapshots.user_lines import NATIVE, Frame, common_frame, user_frames
 
 
 @pytest.mark.parametrize(
@@ -61,16 +55,13 @@ def test_library_stands_in() -> None:
         Frame(*line)
         for line in [("/v/site-packages/torch/nn/x.py", 1, "a"), ("/v/site-packages/t/y.py", 2, "b")]
     )
-
     assert user_frames(stack) == (Frame("/v/site-packages/t/y.py", 2, "b"),)
 
 
 def test_bytes_are_booked_on_the_users_line() -> None:
-    """Live bytes count for the user's innermost line, with its callers, the largest first."""
+    """Live bytes count for the user's innermost line, the largest first; their sum is the allocator's."""
     snapshot = parse_snapshot(training(5))
-
     found = sum_by_site(snapshot.blocks)
-
     assert [(site.frame, site.size, site.blocks) for site in found] == [
         (None, 256 * MIB, 1),
         (Frame(*FORWARD), 40 * MIB, 5),
@@ -78,21 +69,15 @@ def test_bytes_are_booked_on_the_users_line() -> None:
         (Frame(*EVALUATE), 5 * MIB, 5),
     ]
     assert found[1].callers == (Frame(*EVALUATE), Frame(*MAIN))
-
-
-def test_totals_of_a_device() -> None:
-    """Reserved, live and the largest free block are the allocator's; live is the sum over all places."""
     snapshot = parse_snapshot(training(5))
-
     (device,) = snapshot.devices
     assert (device.reserved, device.allocated, device.largest_free) == (363 * MIB, 331 * MIB, 32 * MIB)
     assert sum(site.size for site in sum_by_site(snapshot.blocks)) == device.allocated
 
 
 def test_leak_is_named() -> None:
-    """Memory that a training keeps from its evaluations shows as growth at those lines."""
+    """Memory that a training keeps from its evaluations is growth at those lines; what shrank is none."""
     grown = compare_snapshots(parse_snapshot(training(2)), parse_snapshot(training(10)))
-
     assert [(each.site.frame, each.size, each.blocks) for each in grown.grown] == [
         (Frame(*FORWARD), 64 * MIB, 8),
         (Frame(*HEAD), 48 * MIB, 8),
@@ -100,6 +85,10 @@ def test_leak_is_named() -> None:
     ]
     assert grown.through == Frame(*EVALUATE)
     assert (grown.older, grown.after - grown.before) == (0, 120 * MIB)
+    same, more = parse_snapshot(training(2)), parse_snapshot(training(3))
+    assert compare_snapshots(same, same).grown == ()
+    assert compare_snapshots(more, same).grown == ()
+    assert compare_snapshots(more, same).through is None
 
 
 def test_leak_behind_a_shared_layer() -> None:
@@ -115,18 +104,8 @@ def test_leak_behind_a_shared_layer() -> None:
         return parse_snapshot(heap.snapshot())
 
     grown = compare_snapshots(run(2), run(10))
-
     assert grown.grown[0].site.frame == Frame(*FORWARD)
     assert grown.through == Frame(*EVALUATE)
-
-
-def test_nothing_grew() -> None:
-    """Two equal snapshots have no growth, and a line that shrank has none."""
-    same, more = parse_snapshot(training(2)), parse_snapshot(training(3))
-
-    assert compare_snapshots(same, same).grown == ()
-    assert compare_snapshots(more, same).grown == ()
-    assert compare_snapshots(more, same).through is None
 
 
 def test_growth_outside_of_the_recordings_is_told() -> None:
@@ -134,7 +113,6 @@ def test_growth_outside_of_the_recordings_is_told() -> None:
     first, second = Heap(), Heap()
     first.allocate(MIB, [], recorded=False)
     second.allocate(9 * MIB, [], recorded=False)
-
     grown = compare_snapshots(parse_snapshot(first.snapshot()), parse_snapshot(second.snapshot()))
     assert (grown.grown, grown.older) == ((), 8 * MIB)
 
@@ -143,7 +121,6 @@ def test_shared_needs_a_common_path() -> None:
     """Growth in two unrelated places has only their common caller as its common line."""
     left, right = Frame("a.py", 1, "a"), Frame("b.py", 1, "b")
     main = Frame("main.py", 1, "main")
-
     assert common_frame([((left, main), 50), ((right, main), 50)]) == main
     assert common_frame([((left,), 50), ((right,), 50)]) is None
     assert common_frame([]) is None
@@ -161,9 +138,7 @@ def test_course_ends_at_what_lives(steps: list[tuple[int, bool]]) -> None:
         else:
             held.append(heap.allocate(size, LINEAR + user(STEP if size % 2 else FORWARD)))
     snapshot = parse_snapshot(heap.snapshot())
-
     told = live_bytes(snapshot, 0)
-
     if not steps:
         assert told is None
         return
@@ -181,43 +156,28 @@ def test_course_keeps_the_peak() -> None:
     heap.release(heap.allocate(5000, user(FORWARD)))
     for _ in range(2000):
         heap.release(heap.allocate(10, user(STEP)))
-
-    told = live_bytes(parse_snapshot(heap.snapshot()), 0)
-
-    assert told is not None
+    told = sure(live_bytes(parse_snapshot(heap.snapshot()), 0))
     assert told.timed
     assert max(dict(told.bands)[Frame(*FORWARD)]) == 5000
     assert len(told.seconds) < 500
 
 
-def test_gradients_are_not_older_than_the_recording() -> None:
-    """Memory that C++ code allocated in the recording has a name of its own; only the rest is older."""
+def test_what_no_python_line_allocated() -> None:
+    """C++ code of the recording has a name of its own, the rest is older; without frames nobody is named."""
     heap = Heap()
     heap.allocate(64 * MIB, [], recorded=False)
     heap.allocate(16 * MIB, user(FORWARD, STEP, MAIN))
     heap.release(heap.allocate(8 * MIB, []))
     heap.allocate(32 * MIB, [])  # a gradient: the thread of a backward pass has no Python frames
-
     sites = sites_of(parse_snapshot(heap.snapshot()).blocks)
-
     assert sites == {None: 64 * MIB, NATIVE: 32 * MIB, Frame(*FORWARD): 16 * MIB}
     assert str(NATIVE).startswith("(C++ code")
-
-
-def test_a_stack_of_cpp_frames_alone_is_cpp_code() -> None:
-    """A recording with C++ frames shows memory that no Python line allocated as what it is."""
     heap = Heap()
     native = {"filename": "/src/c10/cuda/CUDACachingAllocator.cpp", "line": 1, "name": "c10::malloc"}
     heap.allocate(32 * MIB, [native])
-
     assert sites_of(parse_snapshot(heap.snapshot()).blocks) == {NATIVE: 32 * MIB}
-
-
-def test_a_recording_without_frames_names_no_code() -> None:
-    """Where no frames were recorded at all, nothing is said about who allocated."""
     heap = Heap()
     heap.allocate(16 * MIB, [])
-
     assert sites_of(parse_snapshot(heap.snapshot()).blocks) == {None: 16 * MIB}
 
 

@@ -1,7 +1,5 @@
 """What the agent adds to a snapshot is shown as it is, or refused in one line."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.sure import sure
 from tests.support.torch_snapshots import MIB, training
 from vramledger_agent.errors import SnapshotError
 from vramledger_agent.torch_snapshots.snapshot import parse_snapshot
@@ -45,14 +44,12 @@ ADDED: dict[str, Any] = {
 def shown(added: object) -> str:
     """Return everything that the command shows of a snapshot with this addition."""
     snapshot = parse_snapshot({**training(1), "vramledger": added})
-    assert snapshot.training is not None
-    return snapshot_text(snapshot) + training_text(snapshot.training)
+    return snapshot_text(snapshot) + training_text(sure(snapshot.training))
 
 
 def test_everything_is_shown() -> None:
     """Peaks, categories, kept gradients, types, garbage and cycles are in the text."""
     text = shown(ADDED)
-
     assert "0       9.0 MiB       9.0 MiB       9.0 MiB  batch 64" in text
     assert "gradients       3.0 MiB       3.0 MiB       3.0 MiB" in text
     assert "3.0 MiB of gradients existed before the backward pass: zero_grad() is missing" in text
@@ -73,7 +70,6 @@ def test_a_part_that_is_not_known_is_not_zero() -> None:
     }
     unfinished = {**step, "finished": False}
     text = shown({**ADDED, "devices": {0: {"steps": [step, unfinished], "types": {}}}})
-
     assert "-1       9.0 MiB             -             -  (its beginning was not recorded)" in text
     assert "unfinished       9.0 MiB             -             -" in text
     assert "zero_grad" not in text
@@ -87,7 +83,6 @@ def test_a_category_that_is_not_known_is_not_zero() -> None:
     step = {**STEP, "gradients_before_backward": None}
     unknown = {**step, "phases": {"forward": none, "backward": none}}
     partly = {**step, "phases": {"forward": some, "backward": none}}
-
     text = shown({**ADDED, "devices": {0: {"steps": [unknown], "types": {}}}})
     assert "what these peaks were for is not known" in text
     assert "activations" not in text
@@ -132,7 +127,6 @@ def test_any_value_may_be_wrong(place: tuple[Any, ...], value: object) -> None:
         text = shown(data["added"])
     except SnapshotError as error:
         refused = str(error)
-
     assert bool(refused) != bool(text)
     assert "\x1b" not in refused + text
     assert "\n" not in refused

@@ -1,7 +1,5 @@
 """The colours of the ledger's parts are distinguishable, for all kinds of vision, in both themes."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations, product
 
@@ -103,10 +101,15 @@ def test_the_distance_is_the_published_one() -> None:
 
 
 def test_every_part_of_a_ledger_has_a_look() -> None:
-    """All states, and the bytes without a process, have a colour."""
+    """All parts have a colour, in both sets in one order; wasted states differ by texture too."""
     assert set(PARTS) == {state.value for state in State} | {
         *("unattributed", "operating_system", "driver_reserved", "free")
     }
+    textures = [
+        PARTS[state].texture for state in ("active", "idle", "stopped", "orphaned", "zombie", "stuck", "dead")
+    ]
+    assert len(set(textures)) == len(textures)
+    assert list(GRAFANA) == list(PARTS)
 
 
 @pytest.mark.parametrize(("theme", "vision"), list(product(THEMES, VISIONS)))
@@ -118,7 +121,6 @@ def test_any_two_parts_can_be_told_apart(theme: str, vision: str) -> None:
         for one, other in combinations(looks, 2)
         if (gap := distance(looks[one], looks[other])) < APART
     }
-
     assert near == {}
 
 
@@ -129,17 +131,7 @@ def test_every_part_stands_out_from_its_ground(theme: str) -> None:
     low = {
         part: ratio for part, look in PARTS.items() if (ratio := contrast(getattr(look, theme), ground)) < 3
     }
-
     assert set(low) == {"free"}
-
-
-def test_waste_has_a_texture_of_its_own() -> None:
-    """The states in which memory is wasted also differ by texture, for people who see no colours."""
-    textures = [
-        PARTS[state].texture for state in ("active", "idle", "stopped", "orphaned", "zombie", "stuck", "dead")
-    ]
-
-    assert len(set(textures)) == len(textures)
 
 
 @pytest.mark.parametrize("vision", VISIONS)
@@ -152,7 +144,6 @@ def test_one_colour_for_both_themes_can_be_told_apart_too(vision: str) -> None:
         if (gap := distance(looks[one], looks[other]))
         < (SHARED_APART if "operating_system" in (one, other) else APART)
     }
-
     assert near == {}
 
 
@@ -162,8 +153,3 @@ def test_one_colour_for_both_themes_stands_out_from_both(ground: str) -> None:
     assert {
         part for part, colour in GRAFANA.items() if part != "free" and contrast(colour, ground) < 3
     } == set()
-
-
-def test_both_sets_of_colours_name_the_same_parts() -> None:
-    """A part has a colour on the page and in the dashboards, in the same order of stacking."""
-    assert list(GRAFANA) == list(PARTS)

@@ -1,7 +1,5 @@
 """What others see of a snapshot and of a report where names are hidden."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -91,9 +89,7 @@ def test_nothing_that_is_written_has_a_name() -> None:
     """No metric, JSON, row or evidence has a user, a program or a path; owners stay apart."""
     shown = texts(full())
     assert all(SECRET.search(text) for text in shown.values()), "each of them has names otherwise"
-
     hidden = texts(NAMES.snapshot(full()))
-
     assert {name: SECRET.findall(text) for name, text in hidden.items() if SECRET.search(text)} == {}
     assert all(NAMES.user("quince") in text for text in hidden.values())
 
@@ -101,7 +97,6 @@ def test_nothing_that_is_written_has_a_name() -> None:
 def test_a_viewer_sees_own_programs_whole() -> None:
     """A user of the host sees own programs as they are, and the figures of owners as all others do."""
     seen = NAMES.snapshot(full(), 4711)
-
     assert seen.processes == full().processes
     assert seen.devices[0].holdings == full().devices[0].holdings
     assert SECRET.findall(str(seen.devices[0].hidden)) == []
@@ -115,7 +110,6 @@ def test_a_report_has_stand_ins() -> None:
     pod = {"owner_type": "pod", "owner": "ml/train", "users": ["quince"]}
     report = {"owners": [owner, pod], "leftovers": [mark], "ooms": [mark], "interruptions": []}
     hidden = NAMES.report(report)
-
     assert SECRET.findall(json.dumps(hidden)) == []
     assert [each["owner"] for each in hidden["owners"]] == [NAMES.user("quince"), "ml/train"]
     assert hidden["ooms"][0]["owner"] == f"user {NAMES.user('quince')}"
@@ -128,7 +122,6 @@ def test_a_host_without_an_id_has_a_key_of_its_own(tmp_path: Path, content: str 
     if content is not None:
         (tmp_path / "etc/machine-id").write_text(content)
     assert host_key(tmp_path) != host_key(tmp_path)
-
     (tmp_path / "etc/machine-id").write_text("0123456789abcdef\n")
     assert host_key(tmp_path) == host_key(tmp_path) == b"0123456789abcdef"
     assert HiddenNames(b"a").user("quince") != HiddenNames(b"b").user("quince")

@@ -1,7 +1,5 @@
 """Owners on the page, in the table, in the JSON, in a masked recording, and as a state."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -10,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support import builders
 from tests.support.host.model import Fate
 from tests.support.host.one_holder import OneHolder
+from tests.support.sure import sure
 from vramledger.metrics import processes
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
@@ -26,8 +25,7 @@ POD = Owner(
 def owned(owner: Owner | None, user: str | None = "ada") -> Snapshot:
     """Make a snapshot with one holder of an owner."""
     process = builders.process(101)
-    assert process.facts is not None
-    facts = replace(process.facts, owner=owner, user=user)
+    facts = replace(sure(process.facts), owner=owner, user=user)
     one = ProcessSnapshot(101, process.start_time, facts)
     return builders.snapshot(builders.device(0, [builders.holding(101)]), processes=[one])
 
@@ -45,7 +43,6 @@ def labels(snapshot: Snapshot) -> dict[str, str]:
 def test_the_owner_fills_its_labels() -> None:
     """The info series has the owner, and all other known facts about it."""
     found = labels(owned(POD))
-
     assert found["owner_type"] == "pod"
     assert found["owner"] == "ml/train-0"
     assert (found["namespace"], found["pod"], found["container"]) == ("ml", "train-0", "main")
@@ -67,22 +64,19 @@ def test_a_hostile_name_breaks_no_scrape(part: str, times: int) -> None:
     owner = Owner("unit", name, *[name] * 6)
     page = Exposition(0, lambda: None).render(owned(owner), ScrapeRequest(frozenset({"process"}))).decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
-
     (sample,) = families["vramledger_process_info"].samples
     assert len(sample.labels["owner"]) <= 256
 
 
 def test_the_table_shows_the_owner_with_its_user() -> None:
-    """A pod is shown with its user; a user is shown alone."""
+    """A pod with its user, a user alone, and no control characters; a recording has its end."""
     assert "OWNER" in render_table(owned(POD))
     assert "pod ml/train-0 (ada)" in render_table(owned(POD))
     assert "user ada" not in render_table(owned(Owner("user", "ada")))
     assert " ada " in render_table(owned(Owner("user", "ada")))
-
-
-def test_a_name_cannot_steer_the_terminal() -> None:
-    """Control characters of a notebook's path do not reach the terminal."""
     assert "\x1b" not in render_table(owned(Owner("user", "ada", notebook="\x1b[2J")))
+    reading = Reading(1.0, 1.0, ended={7: "its container x has ended"})
+    assert decode(encode(reading)).ended == {7: "its container x has ended"}
 
 
 def test_the_json_has_every_field() -> None:
@@ -94,7 +88,6 @@ def test_the_json_has_every_field() -> None:
     assert isinstance(device["holdings"], list)
     (holding,) = device["holdings"]
     assert isinstance(holding, dict)
-
     assert holding["owner"] == POD._asdict()
 
 
@@ -104,15 +97,13 @@ def test_a_mask_keeps_relations_and_no_name() -> None:
     person = ProcessFacts(3, 3, user="ada", owner=Owner("user", "ada", unit="session-5.scope"))
     job = ProcessFacts(4, 4, owner=Owner("slurm", "1392969", slurm_job="1392969"))
     reading = Reading(1.0, 1.0, facts=(one, two, person, job), ended={1: "its pod ml/train-0 has ended"})
-
     masked = Mask().mask_reading(reading)
     first, second, third, fourth = [facts.owner for facts in masked.facts]
     assert first == second
     assert first is not None
     assert first.type == "pod"
     assert first.name == f"{first.namespace}/{first.pod}"
-    assert third is not None
-    assert third.name == masked.facts[2].user
+    assert sure(third).name == masked.facts[2].user
     assert fourth is not None
     assert fourth.name == fourth.slurm_job
     text = encode(masked).decode()
@@ -136,11 +127,4 @@ def test_an_ended_owner_makes_an_orphan_with_its_evidence() -> None:
         assert holding.state is state
         assert holding.why.startswith(f"{why}; ") is (state is State.ORPHANED)
     host.holder.fates = {}
-
     assert host.holding().state is not State.ORPHANED
-
-
-def test_an_ended_owner_is_recorded() -> None:
-    """The evidence is in the line that the sampler writes."""
-    reading = Reading(1.0, 1.0, ended={7: "its container x has ended"})
-    assert decode(encode(reading)).ended == {7: "its container x has ended"}

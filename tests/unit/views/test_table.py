@@ -1,21 +1,44 @@
-"""The table of the terminal, for what owners do not show: a ghost device, uncharged memory."""
-
-from __future__ import annotations
+"""What people see: the table, the timeline, and what to do."""
 
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
+from msgspec import structs
 
-from tests.support.builders import MIB, device, holding, managed, snapshot
-from vramledger.model.snapshot import LeftBytes, State, UndividedBytes
+from tests.support.builders import (
+    MIB,
+    RESERVED,
+    TOTAL,
+    coherent_device,
+    device,
+    failed,
+    holding,
+    managed,
+    process,
+    snapshot,
+)
+from tests.support.sure import sure
+from vramledger.model.reading import HiddenHolder, Owner
+from vramledger.model.snapshot import (
+    Grade,
+    LeftBytes,
+    Policy,
+    Snapshot,
+    State,
+    UnchargedBytes,
+    UndividedBytes,
+)
+from vramledger.verdicts.remedies import about_hidden, about_unattributed, allocator_advice, remedy
 from vramledger.views.table import render_table
+from vramledger.views.timeline import SPAN, STEP, HoldingGrowth, Timeline
 
 
 @pytest.mark.parametrize("ghost", [True, False, None])
 def test_a_ghost_device_says_so(ghost: bool | None) -> None:
     """A GPU that is busy without anybody has a line that says what helps; any other GPU has none."""
     one = replace(device(0, utilization={"gpu": 1.0, "memory": 0.0}), ghost=ghost)
-
     assert ("GHOST: 100% busy for minutes" in render_table(snapshot(one))) is (ghost is True)
 
 
@@ -27,10 +50,205 @@ def test_uncharged_memory_is_shown_beside_what_nvml_charges() -> None:
     one = device(
         0, [holding(7, uncharged=managed(2048 * MIB)), holding(8, uncharged=several)], undivided=shared
     )
-
     table = render_table(snapshot(replace(one, left=(left,))))
-
     assert "2.50 GiB (2.00 GiB uncharged)" in table
     assert "0.50 GiB (up to 4.00 GiB more)" in table
     assert "undivided: 4.00 GiB that NVML charges to nobody are in one or several of pid 8, 9" in table
     assert "left behind: 4.00 GiB created by pid 694 of alice; held by one or several of pid 8, 9" in table
+
+
+BEGIN = 1_790_000_000.0
+
+
+def at(seconds: float, memory: int = MIB, *, pid: int = 7) -> Snapshot:
+    """Make a sample with one holder, this many seconds after the beginning."""
+    return replace(snapshot(device(0, [holding(pid, memory)])), time=BEGIN + seconds)
+
+
+def told(timeline: Timeline) -> tuple[list[float], dict[str, list[Any]]]:
+    """Return the times and the first device's columns."""
+    found = timeline.history()
+    return found.times, msgspec.to_builtins(found.devices[0].memory) if found.devices else {}
+
+
+def test_every_step_balances() -> None:
+    """In each step the parts add up to the device's total."""
+    timeline = Timeline()
+    for second in range(20):
+        timeline.record(at(second, second * MIB))
+    times, memory = told(timeline)
+    assert times == [BEGIN, BEGIN + 5, BEGIN + 10, BEGIN + 15]
+    for place in range(len(times)):
+        parts = [
+            column[place] for name, column in memory.items() if name not in ("total", "operating_system")
+        ]
+        assert sum(parts) == memory["total"][place] == TOTAL
+    assert memory["operating_system"] == [None] * len(times)
+
+
+@pytest.mark.parametrize("reserved", [None, 0, 5 * MIB])
+def test_parts_that_not_every_device_has(reserved: int | None) -> None:
+    """The operating system's part is kept with and without a driver's reserve; a missing one is null."""
+    timeline = Timeline()
+    coherent = coherent_device()
+    ledger = replace(sure(coherent.ledger), driver_reserved=reserved)
+    timeline.record(replace(snapshot(replace(coherent, ledger=ledger)), time=BEGIN))
+    _, memory = told(timeline)
+    assert memory["driver_reserved"] == [reserved]
+    assert memory["operating_system"] == [ledger.operating_system]
+    assert memory["total"] == [TOTAL - (RESERVED - (reserved or 0))]
+
+
+def test_what_a_step_has() -> None:
+    """The most of its samples; a failed one is a gap; a clock that goes back begins anew."""
+    timeline = Timeline()
+    for second, size in enumerate((1, 9, 2, 3)):
+        timeline.record(at(second, size * MIB))
+    assert told(timeline)[1]["active"] == [9 * MIB]
+    timeline = Timeline()
+    timeline.record(at(0))
+    timeline.record(replace(failed(), time=BEGIN + 5))
+    timeline.record(at(10))
+    assert told(timeline)[1]["active"] == [MIB, None, MIB]
+    assert told(timeline)[1]["total"] == [TOTAL, None, TOTAL]
+    timeline = Timeline()
+    timeline.record(at(500))
+    timeline.record(at(0))
+    assert told(timeline)[0] == [BEGIN]
+    assert told(Timeline()) == ([], {})
+
+
+def test_memory_is_bounded() -> None:
+    """After hours there are 15 minutes, and devices and holders that are gone are forgotten."""
+    timeline = Timeline()
+    timeline.record(replace(snapshot(device(1, [holding(9)])), time=BEGIN))
+    for second in range(0, 7200, 2):
+        timeline.record(at(second, pid=100 + second // 100))
+    times, _ = told(timeline)
+    assert len(times) == SPAN / STEP + 1
+    assert [each.gpu for each in timeline.history().devices] == [0]
+    assert len(timeline.state.holdings) <= 2
+
+
+def test_growth_is_over_the_last_quarter_of_an_hour() -> None:
+    """A holding's growth counts from its size 15 minutes ago, or from its first sample, which has none."""
+    timeline = Timeline()
+    timeline.record(at(0))
+    assert timeline.growth(at(0)) == {}
+    for second in range(1, 3601):
+        timeline.record(at(second, MIB + second * 1024))
+    ((_, growth),) = timeline.growth(at(3600, MIB + 3600 * 1024)).items()
+    assert 840 <= growth.seconds <= 900
+    assert growth == HoldingGrowth(int(growth.seconds) * 1024, growth.seconds)
+
+
+def test_without_a_reserve_there_is_none() -> None:
+    """If the driver does not report its reserve separately the column is null, and the rest balances."""
+    timeline = Timeline()
+    timeline.record(replace(snapshot(device(0, reserved=None)), time=BEGIN))
+    memory = told(timeline)[1]
+    assert memory["driver_reserved"] == [None]
+    assert memory["total"] == [TOTAL]
+
+
+GIB = 1024 * MIB
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_but_active_has_a_remedy(state: State) -> None:
+    """Each state says what to do, with its own pid and GPU; an active holder has none."""
+    todo = remedy(holding(4711, state=state), process(4711), device(3))
+    if state is State.ACTIVE:
+        assert todo is None
+        return
+    assert todo is not None
+    assert "{" not in todo
+    assert "4711" in todo or state in (State.DEAD, State.STUCK, State.UNKNOWN)
+
+
+@pytest.mark.parametrize("working", [True, False])
+@pytest.mark.parametrize("state", State)
+def test_no_hint_ends_anything(state: State, *, working: bool) -> None:
+    """Who copies a hint gets a dry run: none contains ``--yes``, and the command has the pid."""
+    hint = remedy(replace(holding(4711, state=state), working=working), process(4711), device(3)) or ""
+    assert "--yes" not in hint
+    assert "vramledger end" not in hint or "`vramledger end --pid 4711`" in hint
+
+
+@pytest.mark.parametrize(
+    ("framework", "policy", "says"),
+    [
+        ("tensorflow", "preallocate", "TF_FORCE_GPU_ALLOW_GROWTH=true"),
+        ("jax", "fraction", "XLA_PYTHON_CLIENT_PREALLOCATE=false"),
+        ("torch", "caching", "torch.cuda.empty_cache()"),
+        ("onnxruntime", "growth", "only the end of the program"),
+    ],
+)
+def test_an_idle_holder_learns_of_its_policy(framework: str, policy: str, says: str) -> None:
+    """Besides asking its user, the sentence says which setting of its framework helps."""
+    known = replace(process(7), policy=Policy(framework, policy, "pattern", "seen"))
+    todo = sure(remedy(holding(7, state=State.IDLE), known, device(0)))
+    assert "Ask its user" in todo
+    assert says in todo
+
+
+def test_a_notebook_is_shut_down_by_its_user() -> None:
+    """No sentence says to kill a notebook's kernel from outside."""
+    known = process(7)
+    assert known.facts is not None
+    known = replace(known, facts=structs.replace(known.facts, owner=Owner("user", "ada", notebook="a.ipynb")))
+    todo = remedy(holding(7, state=State.IDLE), known, device(0))
+    assert todo == "Ask its user to shut the notebook's kernel down."
+
+
+def test_unattributed_memory_is_explained_as_far_as_is_known() -> None:
+    """Hidden holders, none, or not known; beyond contexts, who could have a part and who made it."""
+    stray = HiddenHolder(77, 1, "cuda", "x", None, (0,))
+    watcher = HiddenHolder(78, 1, "monitor", "y", None, (0,))
+    assert about_unattributed(device(0, unattributed=0)) is None
+    assert "pid 77." in str(about_unattributed(device(0, hidden=(stray, watcher))))
+    assert "was not freed" in str(about_unattributed(device(0, hidden=(watcher,))))
+    assert "not known here" in str(about_unattributed(device(0)))
+    assert len({about_hidden(kind) for kind in ("cuda", "monitor", "inherited", "unknown")}) == 4
+    several = UnchargedBytes(0, GIB, 0, Grade.INFERRED, "")
+    left = LeftBytes(694, "alice", 0.0, GIB, GIB, (), "created by pid 694 of alice, which ended at 03:12 UTC")
+    able = device(0, [replace(holding(7), uncharged=several)], unattributed=4 * GIB, hidden=())
+    assert "No holder is known to map" in str(about_unattributed(device(0, unattributed=4 * GIB, hidden=())))
+    assert "pid 7 can have a part" in str(about_unattributed(able))
+    assert "created by pid 694 of alice" in str(about_unattributed(replace(able, left=(left,))))
+    assert "map" not in str(about_unattributed(device(0, unattributed=9 * MIB, hidden=())))
+
+
+def test_memory_of_the_dead_may_be_kept_by_a_child() -> None:
+    """Where a hidden process has the device open, it is to be ended first, before anybody resets the GPU."""
+    child = HiddenHolder(1203, 1, "cuda", "x", None, (0,))
+    for state in (State.DEAD, State.ZOMBIE):
+        todo = str(remedy(holding(7, state=state), None, device(0, hidden=(child,))))
+        assert todo.startswith("Hidden pid 1203 has the device open")
+        assert "`vramledger end --pid 1203` first" in todo
+    assert "Hidden" not in str(remedy(holding(7, state=State.DEAD), None, device(0, hidden=())))
+
+
+@pytest.mark.parametrize(
+    ("reserved", "between", "settings", "words"),
+    [
+        (10 * GIB, 4 * GIB, {"expandable_segments": "false"}, "at the next start makes"),
+        (10 * GIB, 4 * GIB, {}, "if that is not set already"),
+        (
+            10 * GIB, 4 * GIB, {"expandable_segments": "false", "max_split_size_mb": "64"},
+            "instead of max_split",
+        ),
+        (10 * GIB, 4 * GIB, {"expandable_segments": "true"}, None),
+        (100 * GIB, 4 * GIB, {"expandable_segments": "false"}, None),
+        (GIB // 2, GIB // 8, {"expandable_segments": "false"}, None),
+        (None, 4 * GIB, {}, None),
+        (10 * GIB, None, {}, None),
+    ],
+)  # fmt: skip
+def test_advice_about_the_allocator_knows_its_settings(
+    reserved: int | None, between: int | None, settings: dict[str, str], words: str | None
+) -> None:
+    """A setting is advised where it frees much and is not set; what is not known is said."""
+    advice = allocator_advice(reserved, between, settings)
+    assert (advice is None) == (words is None)
+    assert words is None or words in str(advice)

@@ -1,7 +1,5 @@
 """Tasks end when they are cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

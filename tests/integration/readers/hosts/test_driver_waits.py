@@ -1,7 +1,5 @@
 """Threads that sleep in the driver, found among real processes in state D."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -14,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.model.reading import DriverWait, ProcessRow
 from vramledger.readers.hosts.driver_waits import DriverWaitSearch
@@ -47,8 +46,7 @@ def sleeper(*, in_a_thread: bool = False) -> Iterator[ProcessRow]:
         os._exit(0)
     try:
         wait_until(lambda: sleeping_threads(pid), "a thread to sleep")
-        row = read_row("/proc", pid)
-        assert row is not None
+        row = sure(read_row("/proc", pid))
         yield row
     finally:
         os.killpg(pid, signal.SIGKILL)
@@ -98,7 +96,6 @@ def test_a_thread_that_sleeps_in_the_driver_is_found(tmp_path: Path, in_a_thread
     with sleeper(in_a_thread=in_a_thread) as row:
         where = channel(row.pid)
         (wait,) = search([row], symbols(tmp_path, where, "[nvidia_uvm]"))
-
     assert (wait.pid, wait.start, wait.channel) == (row.pid, row.start, where)
     assert (wait.thread == row.pid) is not in_a_thread
 
@@ -131,12 +128,10 @@ def test_only_two_looks_prove_that_a_thread_has_slept_in_between(tmp_path: Path)
         )
         found.search([row], budget_seconds=1.0)
         wait_until(lambda: bool(_known(found, row)), "the list of symbols")
-
         clock.now += 1000.0
         assert found.result[0].seconds == 0.0
         assert looks(found, clock, row, after=0.0) == 1000.0
         assert looks(found, clock, row, after=50.0) == 1050.0
-
         process = psutil.Process(row.pid)
         (child,) = process.children()
         child.kill()

@@ -1,18 +1,25 @@
-"""The facts that are read once for a process, and the text that never leaves the reader."""
-
-from __future__ import annotations
+"""The facts that are read once for a process, its name, reads that hang, and what never leaves the reader."""
 
 import os
+import pwd
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.procs import FakeProc, known, stat_line
-from vramledger.model.reading import Rank
+from tests.support.sure import sure
+from tests.support.waiting import wait_until
+from vramledger.model.reading import ProcessFacts, Rank
+from vramledger.readers.collector import BoundedReader
 from vramledger.readers.hosts.facts import ENVIRON_CAP
 from vramledger.readers.hosts.host import Host
+from vramledger.readers.hosts.program_names import program_name, worker_evidence
+from vramledger.sampling.holder_watch import FactsReader
 
 SECRET = "hunter2"  # noqa: S105 what must never come out
 
@@ -52,12 +59,10 @@ def test_a_process_that_sets_its_title_has_no_environment(host: Host) -> None:
         [sys.executable, "-c", code], env=environ, stdin=pipe, stdout=pipe, text=True
     ) as child:
         assert child.stdin is not None
-        assert child.stdout is not None
         seen = []
         for _ in range(2):
-            child.stdout.readline()
-            row = host.row(child.pid)
-            assert row is not None
+            sure(child.stdout).readline()
+            row = sure(host.row(child.pid))
             seen.append(known(host.facts(row)))
             child.stdin.write("\n")
             child.stdin.flush()
@@ -75,19 +80,15 @@ def test_an_ordinary_environment_is_known(proc: FakeProc, environ: bytes) -> Non
 def test_a_parent_under_a_title_may_have_passed_anything_on(proc: FakeProc) -> None:
     """What the signs of a parent are is not known where it has overwritten its environment."""
     proc.add(40, environ=b"\0" * 90)
-    parent = known(Host(proc.root).facts(proc.add(42, ppid=40, environ=b"LOCAL_RANK=0\0"))).parent
-    assert parent is not None
+    parent = sure(known(Host(proc.root).facts(proc.add(42, ppid=40, environ=b"LOCAL_RANK=0\0"))).parent)
     assert parent.signs is None
 
 
 @pytest.mark.parametrize(("filler", "signs"), [(1000, ("LOCAL_RANK",)), (ENVIRON_CAP, None)])
-def test_a_parents_environment_that_is_too_long_is_not_known(
-    proc: FakeProc, filler: int, signs: tuple[str, ...] | None
-) -> None:
+def test_a_parents_long_environment(proc: FakeProc, filler: int, signs: tuple[str, ...] | None) -> None:
     """What a parent may have passed on is known only when all of its environment was read."""
     proc.add(40, environ=b"FILLER=" + b"x" * filler + b"\0LOCAL_RANK=0\0")
-    parent = known(Host(proc.root).facts(proc.add(42, ppid=40, environ=b"LOCAL_RANK=0\0"))).parent
-    assert parent is not None
+    parent = sure(known(Host(proc.root).facts(proc.add(42, ppid=40, environ=b"LOCAL_RANK=0\0"))).parent)
     assert parent.signs == signs
 
 
@@ -95,15 +96,12 @@ def test_the_program_of_a_parent_is_its_file(proc: FakeProc) -> None:
     """A parent's user and its program's file are the kernel's words, whatever it calls itself."""
     proc.add(40, comm=b"fake", cmdline=b"nvidia-cuda-mps-control\0")
     row = proc.add(42, ppid=40)
-    parent = known(Host(proc.root).facts(row)).parent
-    assert parent is not None
+    parent = sure(known(Host(proc.root).facts(row)).parent)
     assert (parent.uid, parent.user, parent.program) == (0, "root", "")
-
     for target in ("/usr/bin/sudo", "/usr/bin/sudo (deleted)"):
         (proc.root / "40/exe").unlink(missing_ok=True)
         (proc.root / "40/exe").symlink_to(target)
-        parent = known(Host(proc.root).facts(row)).parent
-        assert parent is not None
+        parent = sure(known(Host(proc.root).facts(row)).parent)
         assert (parent.command, parent.program) == ("nvidia-cuda-mps-control", "sudo")
 
 
@@ -117,9 +115,7 @@ def test_the_program_of_a_parent_is_its_file(proc: FakeProc) -> None:
         (b"x", b"42", False),
     ],
 )
-def test_a_service_main_process_is_the_one_that_systemd_named(
-    proc: FakeProc, value: bytes, nspid: bytes, expected: bool
-) -> None:
+def test_systemd_names_a_main_process(proc: FakeProc, value: bytes, nspid: bytes, expected: bool) -> None:
     """Children inherit the variable with their parent's pid; a container's systemd uses its own pids."""
     row = proc.add(42, environ=b"SYSTEMD_EXEC_PID=" + value + b"\0A=b\0", status=b"NSpid:\t" + nspid + b"\n")
     assert known(Host(proc.root).facts(row)).service_main is expected
@@ -145,7 +141,6 @@ def test_an_old_systemd_does_not_say_who_its_service_is(  # noqa: PLR0913, PLR09
     proc.add(40, comm=comm)
     row = proc.add(42, ppid=40, environ=environ)._replace(session=session)
     (proc.root / "42/cgroup").write_text(f"0::{cgroup}\n")
-
     facts = known(Host(proc.root).facts(row))
     assert (facts.service_main, facts.may_be_service_main) == (False, expected)
 
@@ -170,8 +165,7 @@ def test_facts_tell_of_the_parent_of_now(proc: FakeProc) -> None:
     proc.add(41, comm=b"launcher", start=400)
     row = proc.add(42, ppid=41)
     proc.add(42, ppid=1)
-    parent = known(Host(proc.root).facts(row)).parent
-    assert parent is not None
+    parent = sure(known(Host(proc.root).facts(row)).parent)
     assert (parent.pid, parent.comm) == (1, "systemd")
 
 
@@ -191,9 +185,7 @@ def test_a_parent_that_is_not_there_is_none(proc: FakeProc, ppid: int, expected:
     ("pgrp", "state", "expected"),
     [(42, b"S", True), (40, b"S", True), (40, b"Z", False), (39, b"S", False), (0, b"S", None)],
 )
-def test_the_leader_of_the_group_lives_or_not(
-    proc: FakeProc, pgrp: int, state: bytes, expected: bool | None
-) -> None:
+def test_the_groups_leader_may_live(proc: FakeProc, pgrp: int, state: bytes, expected: bool | None) -> None:
     """A leader that is a zombie or missing is dead; one outside our namespace is not known."""
     proc.add(40)
     proc.stat(40).write_bytes(stat_line(40).replace(b") S ", b") " + state + b" "))
@@ -214,8 +206,7 @@ def test_users_have_the_names_of_the_host(proc: FakeProc, tmp_path: Path) -> Non
 @pytest.mark.usefixtures("as_nobody")
 def test_what_is_denied_is_named(host: Host) -> None:
     """Without privileges another user's process has its public facts; the others are named as denied."""
-    row = host.row(1)
-    assert row is not None
+    row = sure(host.row(1))
     facts = known(host.facts(row))
     assert (facts.uid, facts.denied) == (0, ("environ", "maps"))
     assert facts.libraries is None
@@ -251,20 +242,250 @@ def test_a_process_without_device_and_library_uses_no_gpu(
     directory.mkdir()
     for number, target in enumerate(files):
         (directory / str(number)).symlink_to(target)
-
     assert known(Host(proc.root).facts(row)).uses_gpu is expected
 
 
 def test_where_open_files_cannot_be_listed_it_is_not_known(proc: FakeProc) -> None:
     """Another user's process hides its files; that proves nothing."""
     row = proc.add(42, maps=ORDINARY)
-
     assert known(Host(proc.root).facts(row)).uses_gpu is None
 
 
 def test_a_rank_comes_from_the_environment(proc: FakeProc) -> None:
     """A rank is read with the other facts; where the environment may not be read, none is known."""
     row = proc.add(42, environ=b"MASTER_ADDR=n0\0MASTER_PORT=29500\0RANK=3\0WORLD_SIZE=8\0")
-
     assert known(Host(proc.root).facts(row)).rank == Rank(3, 8, "n0:29500")
     assert known(Host(proc.root).facts(proc.add(43))).rank is None
+
+
+def _collect(reader: FactsReader, facts: dict[int, ProcessFacts], *pids: int) -> bool:
+    facts.update({each.pid: each for each in reader.collect(0.005)})
+    return facts.keys() >= set(pids)
+
+
+@pytest.mark.parametrize("name", ["cmdline", "environ", "maps"])
+def test_a_hanging_read_costs_that_process_its_name_only(proc: FakeProc, name: str) -> None:
+    """Other processes get all facts, the stuck one gets what cannot hang, and all when its read returns."""
+    reader = FactsReader(Host(proc.root), stuck_after=0.02)
+    stuck, healthy = proc.add(42), proc.add(43)
+    path = proc.hang(42, name)
+    facts: dict[int, ProcessFacts] = {}
+    reader.request(stuck)
+    reader.request(healthy)
+    wait_until(lambda: _collect(reader, facts, 42, 43), "the facts")
+    assert (facts[43].command, facts[43].denied) == ("train.py", ())
+    assert (facts[42].command, facts[42].denied) == ("python3", ("cmdline", "environ", "maps"))
+    assert reader.stuck == 1
+    reader.request(stuck)  # its parent has changed: it must not block a second thread
+    facts.clear()
+    wait_until(lambda: _collect(reader, facts, 42), "the facts")
+    assert reader.stuck == 1
+    facts.clear()
+    late = {
+        "cmdline": b"python3\0late.py\0",
+        "environ": b"LOCAL_RANK=1\0",
+        "maps": b"7f-8f r-xp 0 0:1 2 /x/libcuda.so.1\n",
+    }
+    path.write_bytes(late[name])
+    wait_until(lambda: _collect(reader, facts, 42), "the facts")
+    assert facts[42].denied == ()
+    assert (facts[42].command, facts[42].signs, facts[42].libraries) in {
+        ("late.py", (), ()), ("train.py", ("LOCAL_RANK",), ()), ("train.py", (), ("libcuda",)),
+    }  # fmt: skip
+    assert reader.stuck == 0
+
+
+def test_threads_lost_to_hanging_reads_are_few(proc: FakeProc) -> None:
+    """Only a few threads are lost, however many reads hang, and every process is answered."""
+    reader = FactsReader(Host(proc.root), stuck_after=0.02, max_stuck=2)
+    pids = range(50, 56)
+    facts: dict[int, ProcessFacts] = {}
+    paths = []
+    for pid in pids:
+        row = proc.add(pid)
+        paths.append(proc.hang(pid, "cmdline"))
+        reader.request(row)
+    wait_until(lambda: _collect(reader, facts, *pids), "the facts")
+    assert reader.stuck == 2
+    assert all(each.denied == ("cmdline", "environ", "maps") for each in facts.values())
+    for path in paths[:2]:
+        path.write_bytes(b"x\0")
+    wait_until(lambda: _collect(reader, facts) and reader.stuck == 0, "the lost threads")
+
+
+def test_threads_are_few_when_the_harmless_reads_hang_too() -> None:
+    """If the reads that should not hang do, no more threads are lost, and all continues afterwards."""
+    now = 0.0
+    begun, gate = threading.Semaphore(0), threading.Event()
+
+    def hang() -> str:
+        begun.release()
+        gate.wait()
+        return "late"
+
+    guard: BoundedReader[str] = BoundedReader(stuck_after=1.0, max_stuck=2, clock=lambda: now)
+    others = threading.active_count()
+    for key in range(10):
+        guard.submit(key, hang, hang)
+    for lost in (1, 2, 3):
+        assert begun.acquire(timeout=20)
+        now += 1.0
+        assert guard.collect(0.0) == []
+        assert guard.stuck == lost
+    now += 1.0
+    guard.submit("one more", hang, hang)
+    assert guard.collect(0.0) == []
+    assert (guard.stuck, guard.busy, threading.active_count() - others) == (3, False, 3)
+
+    gate.set()
+    done: list[str] = []
+
+    def finished() -> bool:
+        done.extend(guard.collect(0.005))
+        return len(done) == 12  # the first task both ways, and the ten others
+
+    wait_until(finished, "what was asked for")
+    assert guard.stuck == 0
+
+
+def test_the_outline_never_asks_the_name_service(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory service that is down (LDAP, SSSD) cannot hang the basic read: it uses known names."""
+    host = Host(proc.root)
+    row = proc.add(42)
+    root = pwd.getpwuid(0)
+    asked: list[int] = []
+
+    def ask(uid: int) -> pwd.struct_passwd:
+        asked.append(uid)
+        return root
+
+    monkeypatch.setattr(pwd, "getpwuid", ask)
+    assert (known(host.basic_facts(row)).user, asked) == ("0", [])
+    assert (known(host.facts(row)).user, asked) == ("root", [0])
+    assert (known(host.basic_facts(row)).user, asked) == ("root", [0])
+
+
+def test_processes_that_end_have_no_facts(proc: FakeProc) -> None:
+    """A process that has ended before its turn gets no answer."""
+    reader = FactsReader(Host(proc.root))
+    row = proc.add(42)
+    proc.stat(42).unlink()
+    reader.request(row)
+    reader.request(proc.add(43))
+    facts: dict[int, ProcessFacts] = {}
+    wait_until(lambda: _collect(reader, facts, 43), "the facts")
+    assert set(facts) == {43}
+
+
+NAMES: list[tuple[str, str, str]] = [
+    ("python train.py --token hunter2", "python", "train.py"),
+    ("/usr/bin/python3.11 -u -X dev -W error /srv/jobs/train.py hunter2", "python3", "train.py"),
+    ("python -Wignore -OO train.py", "python", "train.py"),
+    ("python -m torch.distributed.run --nproc 2 train.py", "python", "torch.distributed.run"),
+    ("python -um pkg.main hunter2", "python", "pkg.main"),
+    ("python3 -c hunter2", "python3", "python3 -c"),
+    ("python -Ic hunter2 hunter2", "python", "python -c"),
+    ("python -chunter2", "python", "python -c"),
+    ("python", "python", "python"),
+    ("python -", "python", "python"),
+    ("python -- train.py", "python", "train.py"),
+    ("python --unknown hunter2", "python", "python"),
+    ("python --check-hash-based-pycs always train.py", "python", "train.py"),
+    ("python app/ hunter2", "python", "app"),
+    ("pypy3 bench.py", "pypy3", "bench.py"),
+    ("/venv/bin/python3 /venv/bin/torchrun --nproc-per-node 2 train.py", "torchrun", "torchrun"),
+    ("bash -c hunter2", "bash", "bash"),
+    ("/bin/sh ./run-all.sh hunter2", "run-all.sh", "sh"),
+    ("-bash", "bash", "bash"),
+    ("perl -I lib -w script.pl hunter2", "perl", "script.pl"),
+    ("perl -ne hunter2 file", "perl", "perl -e"),
+    ("ruby -r json tool.rb hunter2", "ruby", "tool.rb"),
+    ("node --max-old-space-size=4096 --require hunter2 server.js", "node", "server.js"),
+    ("node --no-such-option hunter2", "node", "node"),
+    ("node -e hunter2", "node", "node -e"),
+    ("java -Xmx4g -Dkey=hunter2 -jar /opt/app/serve.jar hunter2", "java", "serve.jar"),
+    ("java -cp hunter2 org.example.Main hunter2", "java", "org.example.Main"),
+    ("java --add-opens java.base/java.lang=ALL-UNNAMED -m mod/org.example.Main", "java", "org.example.Main"),
+    ("java --no-such hunter2", "java", "java"),
+    ("julia -t 8 -O3 --project=/srv fit.jl hunter2", "julia", "fit.jl"),
+    ("/usr/lib/R/bin/exec/R --no-echo --no-restore --file=fit.R --args hunter2", "R", "fit.R"),
+    ("R hunter2", "R", "R"),
+    ("Rscript --vanilla fit.R hunter2", "Rscript", "fit.R"),
+    ("/opt/bin/vectoradd hunter2", "vectoradd", "vectoradd"),
+]
+
+
+@pytest.mark.parametrize(("line", "comm", "name"), NAMES)
+def test_a_program_has_its_own_name_and_no_argument(line: str, comm: str, name: str) -> None:
+    """A program has the name of its script, module or file, and nothing of its arguments."""
+    assert program_name(line.split(" "), comm) == name
+    assert SECRET not in program_name(line.split(" "), comm)
+
+
+@pytest.mark.parametrize(
+    ("argv", "comm", "name"),
+    [
+        (["VLLM::EngineCore"], "VLLM::EngineCor", "VLLM::EngineCore"),
+        (["VLLM::EngineCore --key hunter2"], "VLLM::EngineCor", "VLLM::EngineCore"),
+        (["ray::train()"], "ray::train()", "ray::train()"),
+        (["nginx: worker process"], "nginx", "nginx"),
+        (["sshd: user [priv]", "", ""], "sshd", "sshd"),
+        (["/opt/My Program/bin/My Render"], "My Render", "My Render"),
+        (["/usr/bin/python3 train.py hunter2"], "python3", "python3"),
+        (["   "], "odd", "odd"),
+        ([], "kworker/0:1", "kworker/0:1"),
+        (["", "hunter2"], "odd", "odd"),
+        (["evil\x1b[2J\n\udc80name"], "evil", "evil\ufffd[2J\ufffd\ufffdname"),
+        (["x" * 100], "x" * 15, "x" * 64),
+    ],
+)
+def test_titles_and_oddities_have_a_name(argv: list[str], comm: str, name: str) -> None:
+    """Of a title that replaces the arguments the first word counts; unprintable text is replaced."""
+    assert program_name(argv, comm) == name
+
+
+@pytest.mark.parametrize(
+    ("argv", "name", "signs"),
+    [
+        (
+            [
+                "python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)",
+                "--multiprocessing-fork",
+            ],
+            "multiprocessing.spawn", ("multiprocessing",),
+        ),
+        (
+            ["python3", "-s", "-c", "from multiprocessing.forkserver import main; main(5, 6, ['__main__'])"],
+            "multiprocessing.forkserver", ("multiprocessing",),
+        ),
+        (
+            ["python3.14", "-c", "import sys; from multiprocessing.forkserver import main; main(5, 6)", "x"],
+            "multiprocessing.forkserver", ("multiprocessing",),
+        ),
+        (
+            ["python3", "-c", "from multiprocessing.resource_tracker import main;main(5)"],
+            "multiprocessing.resource_tracker", ("multiprocessing",),
+        ),
+        (
+            ["python", "-m", "joblib.externals.loky.backend.popen_loky_posix", "--pipe", "5"],
+            "joblib.externals.loky.backend.popen_loky_posix", ("multiprocessing",),
+        ),
+        (["VLLM::Worker_TP0"], "VLLM::Worker_TP0", ("title",)),
+        (["sglang::scheduler_TP1"], "sglang::scheduler_TP1", ("title",)),
+        (["VLLM::APIServer"], "VLLM::APIServer", ()),
+        (["python", "-c", "import multiprocessing; hunter2"], "python -c", ()),
+        (["python", "train.py", "from multiprocessing.spawn import spawn_main"], "train.py", ()),
+    ],
+)  # fmt: skip
+def test_a_worker_is_known_by_its_command(argv: list[str], name: str, signs: tuple[str, ...]) -> None:
+    """Only a child that multiprocessing or a serving framework started has this worker evidence."""
+    assert program_name(argv, "python") == name
+    assert worker_evidence(argv) == signs
+
+
+@given(st.lists(st.text()), st.text(max_size=15))
+def test_every_command_line_has_a_printable_name(argv: list[str], comm: str) -> None:
+    """No command line raises, and every name is printable and short."""
+    name = program_name(argv, comm)
+    assert len(name) <= 64
+    assert name.isprintable()

@@ -1,7 +1,5 @@
 """The search for processes that have a device file open and are not listed."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import signal
@@ -12,10 +10,12 @@ import pytest
 
 from tests.support.players.stage import Player, Stage, status
 from tests.support.procs import NOBODY, FakeProc
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessEntry
 from vramledger.readers.collector import Context
 from vramledger.readers.hosts import hidden_holders
+from vramledger.readers.hosts.driver_watch import read_open_device_files
 from vramledger.readers.hosts.hidden_holders import HiddenSearch
 from vramledger.readers.hosts.host import Host
 
@@ -57,8 +57,7 @@ def _complete(search: HiddenSearch, listed: set[int] | None = None) -> None:
 
 def _finish(search: HiddenSearch, listed: set[int] | None = None) -> tuple[HiddenHolder, ...]:
     _complete(search, listed)
-    assert search.result is not None
-    return search.result
+    return sure(search.result)
 
 
 def test_hidden_holders_are_found_and_told_apart(host: Host, devices: Path, open_files: OpenFiles) -> None:
@@ -75,25 +74,20 @@ def test_hidden_holders_are_found_and_told_apart(host: Host, devices: Path, open
         [(cuda.pid, "cuda", (0, 1)), (monitor.pid, "monitor", (0,)), (other.pid, "unknown", (1,))]
     )
     for each in found:
-        row = rows[each.pid]
-        assert row is not None
+        row = sure(rows[each.pid])
         assert each.start == row.start
         assert each.command == "player.py"
 
 
-def test_a_forked_worker_has_its_files_from_its_parent(
-    host: Host, devices: Path, open_files: OpenFiles
-) -> None:
+def test_a_forked_worker_has_its_parents_files(host: Host, devices: Path, open_files: OpenFiles) -> None:
     """While NVML lists the parent, a child with the device open does not count as a hidden holder."""
     holder = open_files("nvidia0+")
-
     (found,) = _finish(HiddenSearch(host, (), devices=f"{devices}/nvidia"), {os.getpid()})
-
     assert (found.pid, found.kind) == (holder.pid, "inherited")
 
 
 @pytest.mark.parametrize("end", ["zombie", "gone"])
-def test_the_child_of_one_that_has_ended_keeps_the_files(
+def test_a_child_of_an_ended_one_has_files(
     host: Host, devices: Path, open_files: OpenFiles, end: str
 ) -> None:
     """A child counts as soon as its parent has ended, reaped or not, although NVML still lists the parent."""
@@ -113,9 +107,7 @@ def test_the_child_of_one_that_has_ended_keeps_the_files(
     wait_until(named, "the heir, named")
 
 
-def test_the_heirs_of_a_killed_holder_are_searched_for_at_once(
-    host: Host, devices: Path, open_files: OpenFiles
-) -> None:
+def test_heirs_of_a_killed_holder_are_found_at_once(host: Host, devices: Path, open_files: OpenFiles) -> None:
     """A child that nobody knew is found once NVML lists its ended parent in two samples."""
     parent = open_files("nvidia0+")
     search = HiddenSearch(host, (), devices=f"{devices}/nvidia", clock=lambda: 0.0)
@@ -136,9 +128,7 @@ def test_the_heirs_of_a_killed_holder_are_searched_for_at_once(
     wait_until(lambda: sample() == [(heir.pid, "cuda")], "the heir")
 
 
-def test_a_device_file_that_was_removed_is_still_held(
-    host: Host, devices: Path, open_files: OpenFiles
-) -> None:
+def test_a_removed_device_file_is_still_held(host: Host, devices: Path, open_files: OpenFiles) -> None:
     """After a reload of the driver, processes still have its old device files open."""
     holder = open_files("nvidia0")
     (devices / "nvidia0").unlink()
@@ -219,7 +209,7 @@ def test_a_hanging_look_is_given_up(proc: FakeProc) -> None:
 
 
 @pytest.mark.parametrize("cap", [hidden_holders._MAPS_CAP, 64 * 1024])  # noqa: SLF001 a small one is quick
-def test_mappings_that_were_not_all_read_prove_nothing(
+def test_partly_read_mappings_prove_nothing(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch, cap: int
 ) -> None:
     """A program that maps so much that its device is not reached is not taken for a monitor."""
@@ -231,7 +221,6 @@ def test_mappings_that_were_not_all_read_prove_nothing(
     monkeypatch.setattr(hidden_holders, "_MAPS_CAP", cap)
     search = HiddenSearch(Host(proc.root), ())
     (found,) = _finish(search)
-
     whole = cap > 64 * 1024
     assert (found.kind, search.unreadable) == (("cuda", 0) if whole else ("unknown", 1))
 
@@ -283,12 +272,11 @@ def test_a_crowd_of_files_hides_nobody(proc: FakeProc, maps: bytes) -> None:
     (proc.root / f"42/fd/{CROWDED}").symlink_to("/dev/nvidia3")
     search = HiddenSearch(Host(proc.root), ())
     found = _finish(search)
-
     assert [(each.pid, each.kind, each.minors) for each in found] == ([(42, "cuda", (3,))] if maps else [])
     assert search.unreadable == 0
 
 
-def test_a_crowd_of_files_whose_mappings_are_not_read_is_not_nobody(
+def test_a_crowd_whose_mappings_are_unread_is_somebody(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where neither its files nor its mappings are all read, it is not known whether it has a context."""
@@ -299,7 +287,6 @@ def test_a_crowd_of_files_whose_mappings_are_not_read_is_not_nobody(
     monkeypatch.setattr(hidden_holders, "_MAPS_CAP", 64 * 1024)
     search = HiddenSearch(Host(proc.root), ())
     _complete(search)
-
     assert (search.result, search.unreadable) == (None, 1)
 
 
@@ -320,6 +307,19 @@ def test_a_round_without_an_end_is_not_nobody(proc: FakeProc) -> None:
         search.search((), 0.0)  # one process each time
         seen.append(search.result)
         now += 29.0
-
     assert seen[0] is not None
     assert (seen[-1], search.complete, search.health[0]) == (None, False, False)
+
+
+def test_what_descendants_have_open_is_found(tmp_path: Path, stage: Stage) -> None:
+    """A file that a grandchild or this process has open is found with its pid, until it is closed."""
+    device = tmp_path / "nvidia0"
+    device.touch()
+    prefix = str(tmp_path / "nvidia")
+    assert read_open_device_files(prefix) == {}
+    with device.open():
+        assert read_open_device_files(prefix) == {os.getpid(): [str(device)]}
+    child = stage.start().start(("open_file", str(device)))
+    assert read_open_device_files(prefix) == {child.pid: [str(device)]}
+    child.end()
+    assert read_open_device_files(prefix) == {}

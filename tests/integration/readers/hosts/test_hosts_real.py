@@ -1,19 +1,18 @@
 """Facts of real processes, checked against psutil and the system calls, in every process tree."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
-from tests.support.players.stage import parent_of, status
+from tests.support.players.stage import parent_of
 from tests.support.players.tree import Cast, Tree
 from tests.support.players.trees import containers, launchers, services, states
 from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS, OTHERS
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.model.reading import ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
@@ -37,7 +36,7 @@ class Seen(NamedTuple):
     parent: str
     group: str
     session: str
-    leader_alive: bool
+    leader_alive: bool = True
     ignores: str = ""
     signs: str = ""
     init: bool = False
@@ -49,122 +48,66 @@ def both(seen: Seen) -> tuple[Seen, Seen]:
     return seen, seen
 
 
+def left(seen: Seen, parent: str = ADOPTED, **changed: Any) -> tuple[Seen, Seen]:  # noqa: ANN401 any field
+    """Return what is seen of a program while its launcher lives, and what another process adopts then."""
+    return seen, seen._replace(parent=parent, **changed)
+
+
 ELASTIC = "LOCAL_RANK TORCHELASTIC_RUN_ID"
 
 EXPECTED: dict[str, tuple[Seen, Seen]] = {
     "double_fork_daemon": both(Seen(ADOPTED, "other", "other", leader_alive=False)),
-    "ready_daemon": (
-        Seen("player.py", "self", "self", leader_alive=True),
-        Seen(ADOPTED, "self", "self", leader_alive=True),
+    "ready_daemon": left(Seen("player.py", "self", "self")),
+    "nohup_job": left(Seen("sh", "launcher", "launcher", ignores="HUP INT QUIT"), leader_alive=False),
+    "disowned_job": left(Seen("bash", "self", "launcher")),
+    "setsid_job": left(Seen("sh", "self", "self", ignores="INT QUIT")),
+    "script_job": left(Seen("sh", "launcher", "launcher", ignores="INT QUIT"), leader_alive=False),
+    "systemd_service": both(Seen("systemd", "self", "self")),
+    "tmux_child": both(Seen("tmux", "self", "self")),
+    "container_init": left(Seen("unshare", "self", "self", outside=True)),
+    "dataloader_forked": both(Seen("player.py", "parent", "parent")),
+    "dataloader_spawned": both(Seen("player.py", "parent", "parent", signs="multiprocessing")),
+    "supervised": both(Seen("player.py", "parent", "parent")),
+    "orphaned_subprocesses": left(Seen("player.py", "launcher", "other"), leader_alive=False),
+    "orphaned_spawned": left(
+        Seen("player.py", "launcher", "other", signs="multiprocessing"), leader_alive=False
     ),
-    "nohup_job": (
-        Seen("sh", "launcher", "launcher", leader_alive=True, ignores="HUP INT QUIT"),
-        Seen(ADOPTED, "launcher", "launcher", leader_alive=False, ignores="HUP INT QUIT"),
+    "orphaned_forked": left(Seen("player.py", "launcher", "other"), leader_alive=False),
+    "orphaned_ranks": left(Seen("player.py", "self", "self", signs=ELASTIC)),
+    "orphaned_from_session_leader": left(Seen("player.py", "launcher", "launcher"), leader_alive=False),
+    "orphaned_under_subreaper": left(
+        Seen("player.py", "launcher", "other"), "systemd", session="parent", leader_alive=False
     ),
-    "disowned_job": (
-        Seen("bash", "self", "launcher", leader_alive=True),
-        Seen(ADOPTED, "self", "launcher", leader_alive=True),
-    ),
-    "setsid_job": (
-        Seen("sh", "self", "self", leader_alive=True, ignores="INT QUIT"),
-        Seen(ADOPTED, "self", "self", leader_alive=True, ignores="INT QUIT"),
-    ),
-    "script_job": (
-        Seen("sh", "launcher", "launcher", leader_alive=True, ignores="INT QUIT"),
-        Seen(ADOPTED, "launcher", "launcher", leader_alive=False, ignores="INT QUIT"),
-    ),
-    "systemd_service": both(Seen("systemd", "self", "self", leader_alive=True)),
-    "tmux_child": both(Seen("tmux", "self", "self", leader_alive=True)),
-    "container_init": (
-        Seen("unshare", "self", "self", leader_alive=True, outside=True),
-        Seen(ADOPTED, "self", "self", leader_alive=True, outside=True),
-    ),
-    "dataloader_forked": both(Seen("player.py", "parent", "parent", leader_alive=True)),
-    "dataloader_spawned": both(
-        Seen("player.py", "parent", "parent", leader_alive=True, signs="multiprocessing")
-    ),
-    "supervised": both(Seen("player.py", "parent", "parent", leader_alive=True)),
-    "orphaned_subprocesses": (
-        Seen("player.py", "launcher", "other", leader_alive=True),
-        Seen(ADOPTED, "launcher", "other", leader_alive=False),
-    ),
-    "orphaned_spawned": (
-        Seen("player.py", "launcher", "other", leader_alive=True, signs="multiprocessing"),
-        Seen(ADOPTED, "launcher", "other", leader_alive=False, signs="multiprocessing"),
-    ),
-    "orphaned_forked": (
-        Seen("player.py", "launcher", "other", leader_alive=True),
-        Seen(ADOPTED, "launcher", "other", leader_alive=False),
-    ),
-    "orphaned_ranks": (
-        Seen("player.py", "self", "self", leader_alive=True, signs=ELASTIC),
-        Seen(ADOPTED, "self", "self", leader_alive=True, signs=ELASTIC),
-    ),
-    "orphaned_from_session_leader": (
-        Seen("player.py", "launcher", "launcher", leader_alive=True),
-        Seen(ADOPTED, "launcher", "launcher", leader_alive=False),
-    ),
-    "orphaned_under_subreaper": (
-        Seen("player.py", "launcher", "other", leader_alive=True),
-        Seen("systemd", "launcher", "parent", leader_alive=False),
-    ),
-    "orphaned_in_container": (
-        Seen("player.py", "launcher", "other", leader_alive=True),
-        Seen("tini", "launcher", "parent", leader_alive=False, init=True),
+    "orphaned_in_container": left(
+        Seen("player.py", "launcher", "other"), "tini", session="parent", leader_alive=False, init=True
     ),
     "pipeline": both(Seen("bash", "other", "parent", leader_alive=False)),
-    "rank_in_a_shell": both(Seen("bash", "parent", "parent", leader_alive=True, signs="PMIX_RANK")),
-    "rank_in_a_script": both(
-        Seen("bash", "parent", "parent", leader_alive=True, signs="OMPI_COMM_WORLD_RANK")
+    "rank_in_a_shell": both(Seen("bash", "parent", "parent", signs="PMIX_RANK")),
+    "rank_in_a_script": both(Seen("bash", "parent", "parent", signs="OMPI_COMM_WORLD_RANK")),
+    "ranks_that_run_a_shell": both(Seen("sh", "parent", "parent", signs=ELASTIC)),
+    "ray_task_in_a_shell": both(Seen("sh", "parent", "parent", signs="RAY_RAYLET_PID")),
+    "in_a_pod": both(Seen("containerd-shim-runc-v2", "self", "self", signs=ELASTIC)),
+    "executed_in_a_pod": both(Seen("nsenter", "parent", "parent", signs=ELASTIC, outside=True)),
+    "docker_init": both(Seen("docker-init", "parent", "parent", signs="PMIX_RANK", init=True)),
+    "catatonit": both(Seen("catatonit", "parent", "parent", signs="OMPI_COMM_WORLD_RANK", init=True)),
+    "shell_as_init": both(Seen("bash", "other", "other", signs="LOCAL_RANK PMIX_RANK", init=True)),
+    "launcher_as_init": both(Seen("player.py", "self", "self", signs=ELASTIC, init=True)),
+    "debugged": left(Seen("gdb", "launcher", "launcher"), leader_alive=False),
+    "profiled": left(Seen("nsys", "launcher", "launcher"), leader_alive=False),
+    "terminal_closed": left(Seen("gnome-terminal-server", "launcher", "launcher"), leader_alive=False),
+    "orphaned_ranks_in_container": left(
+        Seen("player.py", "self", "self", signs=ELASTIC), "docker-init", init=True
     ),
-    "ranks_that_run_a_shell": both(Seen("sh", "parent", "parent", leader_alive=True, signs=ELASTIC)),
-    "ray_task_in_a_shell": both(Seen("sh", "parent", "parent", leader_alive=True, signs="RAY_RAYLET_PID")),
-    "in_a_pod": both(Seen("containerd-shim-runc-v2", "self", "self", leader_alive=True, signs=ELASTIC)),
-    "executed_in_a_pod": both(
-        Seen("nsenter", "parent", "parent", leader_alive=True, signs=ELASTIC, outside=True)
+    "orphaned_ranks_under_sleep": left(Seen("player.py", "self", "self", signs=ELASTIC), "sleep", init=True),
+    "orphaned_ranks_under_a_shell": left(Seen("player.py", "self", "self", signs=ELASTIC), "bash", init=True),
+    "orphaned_workers_with_rank": left(
+        Seen("player.py", "launcher", "other", signs="LOCAL_RANK multiprocessing"),
+        "tini",
+        session="parent",
+        leader_alive=False,
+        init=True,
     ),
-    "docker_init": both(
-        Seen("docker-init", "parent", "parent", leader_alive=True, signs="PMIX_RANK", init=True)
-    ),
-    "catatonit": both(
-        Seen("catatonit", "parent", "parent", leader_alive=True, signs="OMPI_COMM_WORLD_RANK", init=True)
-    ),
-    "shell_as_init": both(
-        Seen("bash", "other", "other", leader_alive=True, signs="LOCAL_RANK PMIX_RANK", init=True)
-    ),
-    "launcher_as_init": both(Seen("player.py", "self", "self", leader_alive=True, signs=ELASTIC, init=True)),
-    "debugged": (
-        Seen("gdb", "launcher", "launcher", leader_alive=True),
-        Seen(ADOPTED, "launcher", "launcher", leader_alive=False),
-    ),
-    "profiled": (
-        Seen("nsys", "launcher", "launcher", leader_alive=True),
-        Seen(ADOPTED, "launcher", "launcher", leader_alive=False),
-    ),
-    "terminal_closed": (
-        Seen("gnome-terminal-server", "launcher", "launcher", leader_alive=True),
-        Seen(ADOPTED, "launcher", "launcher", leader_alive=False),
-    ),
-    "orphaned_ranks_in_container": (
-        Seen("player.py", "self", "self", leader_alive=True, signs=ELASTIC),
-        Seen("docker-init", "self", "self", leader_alive=True, signs=ELASTIC, init=True),
-    ),
-    "orphaned_ranks_under_sleep": (
-        Seen("player.py", "self", "self", leader_alive=True, signs=ELASTIC),
-        Seen("sleep", "self", "self", leader_alive=True, signs=ELASTIC, init=True),
-    ),
-    "orphaned_ranks_under_a_shell": (
-        Seen("player.py", "self", "self", leader_alive=True, signs=ELASTIC),
-        Seen("bash", "self", "self", leader_alive=True, signs=ELASTIC, init=True),
-    ),
-    "orphaned_workers_with_rank": (
-        Seen("player.py", "launcher", "other", leader_alive=True, signs="LOCAL_RANK multiprocessing"),
-        Seen("tini", "launcher", "parent", leader_alive=False, signs="LOCAL_RANK multiprocessing", init=True),
-    ),
-    "orphaned_kernels": (
-        Seen("player.py", "self", "self", leader_alive=True, signs="jupyter"),
-        Seen(ADOPTED, "self", "self", leader_alive=True, signs="jupyter"),
-    ),
+    "orphaned_kernels": left(Seen("player.py", "self", "self", signs="jupyter")),
 }
 
 
@@ -192,15 +135,11 @@ def host() -> Host:
 
 
 def _row(host: Host, pid: int) -> ProcessRow:
-    row = host.row(pid)
-    assert row is not None
-    return row
+    return sure(host.row(pid))
 
 
 def _facts(host: Host, pid: int) -> ProcessFacts:
-    facts = host.facts(_row(host, pid))
-    assert facts is not None
-    return facts
+    return sure(host.facts(_row(host, pid)))
 
 
 def _leads(leader: int, holder: int, parent: int, launcher: int | None) -> str:
@@ -225,8 +164,7 @@ def _check(host: Host, cast: Cast, expected: Seen) -> None:
     holder = cast.pids[0]
     launcher = None if cast.launcher is None else cast.launcher.pid
     row, facts = _row(host, holder), _facts(host, holder)
-    parent = facts.parent
-    assert parent is not None
+    parent = sure(facts.parent)
     adopted = expected.parent == ADOPTED
     assert expected == Seen(
         parent=ADOPTED if adopted else parent.command,
@@ -325,12 +263,3 @@ def test_a_reaped_process_is_gone(host: Host) -> None:
     wait_until(lambda: not Path(f"/proc/{row.pid}").exists(), "init to reap it")
     assert host.rows([row.pid]) == ((), {row.pid: "gone"})
     assert host.facts(row) is None
-
-
-def test_a_scenario_leaves_nothing_behind() -> None:
-    """Everything that a scenario started is dead at its end, adopted or not."""
-    with launchers.orphaned_ranks.play() as cast:
-        cast.lose_launcher()
-        assert {status(pid) for pid in cast.pids} != {"gone"}
-    for pid in cast.pids:
-        wait_until(lambda pid=pid: status(pid) in ("gone", "zombie"), "a holder lives on")  # type: ignore[misc]

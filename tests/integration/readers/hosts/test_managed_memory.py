@@ -1,6 +1,4 @@
-"""How much managed memory a holder can have, read from the mappings of real processes."""
-
-from __future__ import annotations
+"""Memory that is managed: by CUDA for programs, and by the operating system."""
 
 import mmap
 import os
@@ -11,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from vramledger.model.reading import DeviceReading, ManagedMappings, MemoryReading, ProcessEntry, ProcessRow
+from tests.support.sure import sure
+from tests.support.system_memory import write_host_memory, write_node
+from vramledger.model.reading import (
+    DeviceReading,
+    ManagedMappings,
+    MemoryReading,
+    NodeMemory,
+    ProcessEntry,
+    ProcessRow,
+)
 from vramledger.readers.hosts.managed_memory import (
     CHANGED_INTERVAL,
     READ_INTERVAL,
@@ -20,6 +27,7 @@ from vramledger.readers.hosts.managed_memory import (
     read_managed_bound,
 )
 from vramledger.readers.hosts.stat import read_row
+from vramledger.readers.hosts.system_memory import HostMemory, SystemMemory
 
 MIB = 2**20
 GIB = 2**30
@@ -43,8 +51,7 @@ def program(place: Path, *sizes: int) -> Iterator[ProcessRow]:
         os._exit(len(maps))
     try:
         os.read(ready, 1)
-        row = read_row("/proc", pid)
-        assert row is not None
+        row = sure(read_row("/proc", pid))
         yield row
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -67,16 +74,11 @@ def device(pid: int, uncharged: int, charged: int = 518 * MIB) -> DeviceReading:
     return DeviceReading(0, "GPU-0", memory=memory, processes=(ProcessEntry(pid, charged, "C"),))
 
 
-def test_a_real_process(uvm: Path) -> None:
+@pytest.mark.parametrize(("sizes", "bound"), [((5 * GIB, 3 * GIB), 8 * GIB), ((), 0)])
+def test_a_real_process(uvm: Path, sizes: tuple[int, ...], bound: int) -> None:
     """All mappings of the driver's file count, also of a file that is deleted, less what everybody maps."""
-    with program(uvm, BASE, 5 * GIB, 3 * GIB) as row:
-        assert read_managed_bound("/proc", row) == 8 * GIB
-
-
-def test_a_process_without_managed_memory(uvm: Path) -> None:
-    """What every CUDA program maps is not managed memory."""
-    with program(uvm, BASE) as row:
-        assert read_managed_bound("/proc", row) == 0
+    with program(uvm, BASE, *sizes) as row:
+        assert read_managed_bound("/proc", row) == bound
 
 
 def test_a_process_that_has_ended(uvm: Path) -> None:
@@ -105,8 +107,7 @@ def test_other_mappings_do_not_count(line: bytes) -> None:
 def test_nothing_is_read_without_uncharged_bytes(tmp_path: Path) -> None:
     """While contexts explain the uncharged bytes, no process is looked at: a wrong path is not noticed."""
     reader = ManagedMemoryReader(str(tmp_path / "nowhere"))
-    row = read_row("/proc", os.getpid())
-    assert row is not None
+    row = sure(read_row("/proc", os.getpid()))
     assert reader.update([device(row.pid, 20 * MIB)], [row], 5.0) == ()
     unknown = ManagedMappings(row.pid, row.start, None)
     assert reader.update([device(row.pid, 60 * MIB)], [row], 5.0) == (unknown,)
@@ -139,8 +140,61 @@ def test_a_driver_that_hides_its_reserve(uvm: Path) -> None:
     """Where the driver's reserve counts as used, nothing is read: the bytes may be the driver's own."""
     with program(uvm, BASE + GIB) as row:
         plain = device(row.pid, GIB)
-        assert plain.memory is not None
         hidden = DeviceReading(
-            0, "GPU-0", memory=plain.memory._replace(reserved=None), processes=plain.processes
+            0, "GPU-0", memory=sure(plain.memory)._replace(reserved=None), processes=plain.processes
         )
         assert ManagedMemoryReader("/proc").update([hidden], [row], 5.0) == ()
+
+
+KIB = 1024
+
+
+def test_this_host_has_memory() -> None:
+    """The kernel of this host says how much memory there is, and how much a program could take."""
+    found = sure(SystemMemory().host())
+    assert 0 < found.available <= found.total
+
+
+def test_the_figures_of_a_host_and_a_node(tmp_path: Path) -> None:
+    """Sizes become bytes, and a node's lines are read without their prefix."""
+    write_host_memory(tmp_path, total=1000, available=400)
+    write_node(tmp_path, 1, total=500, free=100, file=70, anonymous=30, kernel=9)
+    memory = SystemMemory(str(tmp_path), tmp_path)
+    assert memory.host() == HostMemory(1000 * KIB, 400 * KIB)
+    assert memory.node(1) == NodeMemory(1, 500 * KIB, 100 * KIB, 70 * KIB, 30 * KIB, 9 * KIB)
+    assert memory.has_processors(1) is False
+
+
+def test_shared_memory_of_a_node_is_read_apart(tmp_path: Path) -> None:
+    """The kernel cannot drop shared memory and tmpfs, which it counts among the pages of files."""
+    write_node(tmp_path, 1, total=500, free=100, file=70, anonymous=30, kernel=9)
+    meminfo = tmp_path / "sys/devices/system/node/node1/meminfo"
+    meminfo.write_text(meminfo.read_text("ascii") + "Node 1 Shmem:  50 kB\n", "ascii")
+    node = sure(SystemMemory(str(tmp_path), tmp_path).node(1))
+    assert (node.file, node.shared) == (70 * KIB, 50 * KIB)
+
+
+def test_more_available_than_there_is_is_all_of_it(tmp_path: Path) -> None:
+    """The kernel's estimate never makes free memory larger than the total."""
+    write_host_memory(tmp_path, total=1000, available=2000)
+    assert SystemMemory(str(tmp_path), tmp_path).host() == HostMemory(1000 * KIB, 1000 * KIB)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "MemTotal: 10 kB\n", "MemTotal: 0 kB\nMemAvailable: 0 kB\n", "\xff\n"]
+)
+def test_what_the_kernel_does_not_tell_is_not_known(tmp_path: Path, content: str) -> None:
+    """Without a total and an estimate there is no figure, and a missing file is the same."""
+    (tmp_path / "meminfo").write_text(content, encoding="latin-1")
+    memory = SystemMemory(str(tmp_path), tmp_path)
+    assert memory.host() is None
+    assert SystemMemory(str(tmp_path / "none"), tmp_path).host() is None
+
+
+def test_a_node_that_is_offline_is_not_empty(tmp_path: Path) -> None:
+    """A node without files, without memory, or with more free than it has, has no figures."""
+    write_node(tmp_path, 1, total=0, free=0)
+    write_node(tmp_path, 2, total=10, free=11)
+    memory = SystemMemory(str(tmp_path), tmp_path)
+    assert [memory.node(number) for number in (1, 2, 3)] == [None, None, None]
+    assert memory.has_processors(3) is None

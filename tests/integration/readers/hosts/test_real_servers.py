@@ -1,7 +1,5 @@
 """What the threads of real notebooks and web servers say of them: idle, and with requests."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys
@@ -17,6 +15,7 @@ import pytest
 
 from tests.support import requirements
 from tests.support.ports import free_port
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.accounting.work.thread_times import ThreadQuiet, ThreadTimesTracker
 from vramledger.model.reading import DeviceReading, ProcessEntry, Reading
@@ -175,28 +174,21 @@ def _look(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_program_with_requests_is_never_quiet(
-    kind: str, quiet: dict[tuple[str, bool], ThreadQuiet]
-) -> None:
+def test_a_server_with_requests_is_never_quiet(kind: str, quiet: dict[tuple[str, bool], ThreadQuiet]) -> None:
     """One request a second is enough: neither still, nor a rhythm that lasts for half of the looks."""
-    known = quiet[kind, True]
-    assert known is not None
+    known = sure(quiet[kind, True])
     assert known.still_since is None
     assert _steady(known) < 2 * PERIOD
 
 
 def test_an_idle_notebook_keeps_its_rhythm(quiet: dict[tuple[str, bool], ThreadQuiet]) -> None:
     """Its main thread does not run, and its helpers wake up by a clock: that is seen in look after look."""
-    known = quiet["notebook", False]
-    assert known is not None
+    known = sure(quiet["notebook", False])
     assert _steady(known) >= 2 * PERIOD
 
 
 @pytest.mark.parametrize("kind", ["uvicorn", "gunicorn"])
-def test_an_idle_server_is_not_said_to_be_quiet(
-    kind: str, quiet: dict[tuple[str, bool], ThreadQuiet]
-) -> None:
+def test_an_idle_server_is_not_called_quiet(kind: str, quiet: dict[tuple[str, bool], ThreadQuiet]) -> None:
     """Its main thread ticks: whether that was a request cannot be told, so its idleness stays inferred."""
-    known = quiet[kind, False]
-    assert known is not None
+    known = sure(quiet[kind, False])
     assert (known.still_since, known.steady_since) == (None, None)

@@ -1,7 +1,5 @@
 """Which threads of real programs ran between two looks: still ones, working ones, and those that pretend."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.model.reading import DeviceReading, ProcessEntry, ProcessRow, ThreadTimes
 from vramledger.readers.hosts.host import Host
@@ -147,9 +146,7 @@ def test_program_that_does_nothing_is_still(start: Callable[..., CommandedProgra
     """No thread of it has run, and that is known of all the time between the looks."""
     program = start("", "pool")
     looking = looked(program)
-    found = looking.look(program)
-
-    assert found is not None
+    found = sure(looking.look(program))
     assert found.still
     assert (found.since, found.until) == (1030.0, 1060.0)
 
@@ -162,15 +159,13 @@ def test_any_thread_that_runs_is_told_from_the_main_one(start: Callable[..., Com
     by_main = looking.look(program)
     program.tell(program.helpers[0], "w", 2)
     by_other = looking.look(program)
-
     assert by_main is not None
     assert by_other is not None
     assert by_main.main_runs >= 3
     assert by_main.other_runs == 0
     assert (by_other.main_runs, by_other.still) == (0, False)
     assert by_other.other_runs >= 2
-    assert by_other.longest is not None
-    assert by_other.longest > 0.001
+    assert sure(by_other.longest) > 0.001
 
 
 def test_thread_that_lived_between_two_looks_does_not_hide(start: Callable[..., CommandedProgram]) -> None:
@@ -181,7 +176,6 @@ def test_thread_that_lived_between_two_looks_does_not_hide(start: Callable[..., 
     short = looking.look(program)
     program.tell(program.helpers[0], "k")
     stays = looking.look(program)
-
     assert short is not None
     assert stays is not None
     assert (short.still, short.changed) == (False, 0)
@@ -193,17 +187,13 @@ def test_program_that_replaces_itself_has_run(start: Callable[..., CommandedProg
     program = start("", "pool")
     looking = looked(program)
     program.tell(program.main, "x")
-    found = looking.look(program)
-
-    assert found is not None
+    found = sure(looking.look(program))
     assert not found.still
     assert found.changed == 2
     assert found.main_runs > 0
 
 
-def test_thread_with_the_drivers_name_and_rhythm_does_not_count(
-    start: Callable[..., CommandedProgram],
-) -> None:
+def test_a_thread_like_the_drivers_does_not_count(start: Callable[..., CommandedProgram]) -> None:
     """In a program that does nothing, the driver's thread goes on ten times a second."""
     program = start("", DRIVER)
     looking = looked(program)
@@ -211,11 +201,8 @@ def test_thread_with_the_drivers_name_and_rhythm_does_not_count(
     quiet = looking.look(program)
     program.tell(program.helpers[1], ".", 300)
     program.tell(program.helpers[0], ".")
-    worked = looking.look(program)
-
-    assert quiet is not None
-    assert worked is not None
-    assert quiet.still
+    worked = sure(looking.look(program))
+    assert sure(quiet).still
     assert not worked.still
     assert worked.other_runs >= 1
     assert worked.python is True
@@ -224,16 +211,14 @@ def test_thread_with_the_drivers_name_and_rhythm_does_not_count(
 @pytest.mark.parametrize(
     ("times", "command"), [(1, "."), (30, "w"), (600, ".")], ids=["seldom", "long", "often"]
 )
-def test_name_of_the_driver_alone_excuses_nobody(
+def test_the_drivers_name_excuses_none(
     start: Callable[..., CommandedProgram], times: int, command: str
 ) -> None:
     """A worker of that name that runs seldom, long or often counts as any other thread."""
     program = start(DRIVER)
     looking = looked(program)
     program.tell(program.helpers[0], command, times)
-    found = looking.look(program)
-
-    assert found is not None
+    found = sure(looking.look(program))
     assert not found.still
     assert found.other_runs >= times
 
@@ -247,11 +232,8 @@ def test_one_gpu_excuses_one_thread(start: Callable[..., CommandedProgram]) -> N
     on_one = looking.look(program)
     for helper in program.helpers:
         program.tell(helper, ".", 300)
-    on_two = looking.look(program, gpus=2)
-
-    assert on_one is not None
-    assert on_two is not None
-    assert not on_one.still
+    on_two = sure(looking.look(program, gpus=2))
+    assert not sure(on_one).still
     assert on_two.still
 
 
@@ -259,14 +241,11 @@ def test_worker_that_wakes_up_is_looked_at_at_once(start: Callable[..., Commande
     """A main thread that slept and runs is seen in the next sample, not at the next look."""
     program = start()
     looking = looked(program)
-    still = looking.look(program)
-    assert still is not None
+    still = sure(looking.look(program))
     assert still.still
     assert looking.look(program, after=1.0) is None
     program.tell(program.main, ".")
-    found = looking.look(program, after=1.0)
-
-    assert found is not None
+    found = sure(looking.look(program, after=1.0))
     assert found.main_runs > 0
 
 
@@ -281,7 +260,7 @@ def copy_of(program: CommandedProgram, root: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "zeros"])
-def test_without_schedstat_the_context_switches_say_it(
+def test_context_switches_for_schedstat(
     start: Callable[..., CommandedProgram], tmp_path: Path, how: str
 ) -> None:
     """A kernel without statistics has no such file, or writes zeros into it: they are not quiet."""
@@ -301,13 +280,9 @@ def test_without_schedstat_the_context_switches_say_it(
     driver = looking.look(program)
     program.tell(program.helpers[1], ".")
     copy()
-    worked = looking.look(program)
-
-    assert still is not None
-    assert driver is not None
-    assert worked is not None
-    assert still.still
-    assert driver.still
+    worked = sure(looking.look(program))
+    assert sure(still).still
+    assert sure(driver).still
     assert not worked.still
     assert worked.other_runs >= 1
     assert worked.other_cpu is None
@@ -320,9 +295,7 @@ def test_what_may_not_be_read_is_not_known(start: Callable[..., CommandedProgram
     looking = looked(program, root=str(tmp_path))
     thread = next(each for each in tmp_path.glob("*/task/*") if each.name != str(program.pid))
     (thread / "schedstat").write_text("garbage")
-    unreadable = looking.look(program)
-
-    assert unreadable is not None
+    unreadable = sure(looking.look(program))
     assert not unreadable.complete
     assert not unreadable.still
     assert looking.reader.unreadable == 1
@@ -360,6 +333,5 @@ def test_many_threads_are_spread_over_samples(start: Callable[..., CommandedProg
     assert ticking.look(program) is None
     for number in range(THREADS_MAX):
         (tasks / str(20_000_000 + number)).mkdir()
-    found = ticking.look(program)
-    assert found is not None
+    found = sure(ticking.look(program))
     assert not found.complete

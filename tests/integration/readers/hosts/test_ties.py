@@ -1,7 +1,5 @@
 """What ties real processes to each other, as the collector reads it."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from tests.support.blocking_files import blocking_files
 from tests.support.players.parts import rank as rank_variables
 from tests.support.players.stage import Player, PlayerError, Stage, parent_of, status
 from tests.support.requirements import do_without, require_root
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.model.holder_facts import Ties
 from vramledger.model.snapshot import State
@@ -66,7 +65,6 @@ def test_severed_and_live_ends_are_told_apart(stage: Stage) -> None:
     with_store = found(holder)[holder.pid]
     store.end()
     alone = found(holder)[holder.pid]
-
     assert (with_store.adopted, with_store.worker, with_store.severed, with_store.live) == (True, True, 1, 1)
     assert (alone.severed, alone.live) == (1, 0)
     assert not with_store.abandoned
@@ -84,7 +82,6 @@ def test_the_store_of_the_first_rank_is_no_launcher(stage: Stage, *, by_agent: b
     launcher.end()
     wait_until(lambda: parent_of(holder.pid) != launcher.pid, "nobody adopts the rank")
     store.end()
-
     assert found(holder)[holder.pid].severed == by_agent
 
 
@@ -97,7 +94,6 @@ def test_a_task_of_slurm_outlives_the_first_of_its_step(stage: Stage, *, told: b
     task = step.start(("join_group", first.pid), env={"PMIX_RANK": "1"}, wrapper=wrapper)
     first.end()
     wait_until(lambda: status(first.pid) == "gone", "the end of the first task")
-
     assert found(task) == {} if told else found(task)[task.pid].adopted
 
 
@@ -115,11 +111,9 @@ def test_who_takes_datagrams_can_be_reached(stage: Stage) -> None:
     server, client, other = left_behind(stage), left_behind(stage), stage.start()
     before = found(server, client)
     assert all(each.abandoned for each in before.values())
-
     server.order("listen_for_datagrams")
     client.order("call_by_datagrams", other.order("listen_for_datagrams"))
     after = found(server, client)
-
     assert after[server.pid].listening
     assert after[client.pid].live == 1
     assert not any(each.abandoned for each in after.values())
@@ -132,7 +126,6 @@ def test_a_connection_that_is_half_closed_lives(stage: Stage, *, by_worker: bool
     worker.order("call", other.order("serve"))
     (worker if by_worker else other).order("half_close")
     wait_until(lambda: found(worker)[worker.pid].live == 1, "the connection")
-
     assert not found(worker)[worker.pid].abandoned
 
 
@@ -144,7 +137,6 @@ def test_a_socket_of_another_protocol_is_a_doubt(stage: Stage) -> None:
     except PlayerError:
         do_without("this kernel has no virtual machine's sockets")
     ties = found(worker)[worker.pid]
-
     assert ties.severed > 0
     assert ties.unread == 1
     assert not ties.abandoned
@@ -158,7 +150,6 @@ def test_a_socket_that_called_nobody_says_nothing(stage: Stage) -> None:
     launcher.end()
     wait_until(lambda: parent_of(holder.pid) != launcher.pid, "nobody adopts the holder")
     ties = found(holder)[holder.pid]
-
     assert (ties.adopted, ties.worker, ties.severed) == (True, True, 0)
 
 
@@ -166,14 +157,12 @@ def test_a_program_whose_main_thread_has_ended_may_want_its_workers(stage: Stage
     """Its other threads have its pipes; that to the fork server, which is killed, is dead."""
     program = stage.start(session=False)
     (worker,) = program.fork_workers("forkserver", 1)
-    server = worker.process.parent()
-    assert server is not None
+    server = sure(worker.process.parent())
     program.order("end_main_thread")
     wait_until(lambda: status(program.pid) == psutil.STATUS_ZOMBIE, "the end of the main thread")
     server.kill()
     wait_until(lambda: parent_of(worker.pid) != server.pid, "nobody adopts the worker")
     ties = found(worker)[worker.pid]
-
     assert (ties.severed, ties.live) == (1, 2)
     assert not ties.abandoned
 
@@ -190,7 +179,6 @@ def test_a_program_without_its_session_may_want_its_workers(stage: Stage, *, hol
     between.end()
     holder.order("call", program.order("serve"))
     ties = found(holder, *[program] * holds)[holder.pid]
-
     assert (ties.adopted, ties.worker, ties.severed, ties.live) == (True, True, 1, 1)
     assert not ties.abandoned
 
@@ -201,7 +189,6 @@ def test_the_kernel_says_which_unix_sockets_are_connected(stage: Stage) -> None:
     players = launcher, rank(launcher)
     links = {link.readlink() for each in players for link in Path(f"/proc/{each.pid}/fd").iterdir()}
     new = [end for inode, end in unix_sockets().items() if Path(f"socket:[{inode}]") in links]
-
     assert any(end.peer and not end.severed for end in new)
     assert not any(end.severed for end in new)
 
@@ -213,7 +200,6 @@ def test_the_collector_looks_between_samples(stage: Stage) -> None:
     launcher = stage.start(session=False)
     holder = rank(launcher)
     assert reader.read(reading(holder)) == {"ties": ()}
-
     launcher.end()
     told: list[Ties] = []
 
@@ -224,8 +210,7 @@ def test_the_collector_looks_between_samples(stage: Stage) -> None:
 
     wait_until(look, "the end of a look")
     assert told[0].abandoned
-    assert reader.health is not None
-    assert reader.health[0]
+    assert sure(reader.health)[0]
     assert list(reader.errors()) == []
     holder.end()
     assert reader.read(Context()) == {"ties": ()}
@@ -283,7 +268,6 @@ def test_a_paused_container_is_stopped(stage: Stage) -> None:
     paused, other = stage.start(), stage.start()
     with frozen(paused):
         first, second = Watcher([paused.pid, other.pid]).look()
-
     assert (first.state, second.state) == (State.STOPPED, State.ACTIVE)
     assert first.why == "its cgroup is frozen, as that of a paused container is"
     (after,) = Watcher([paused.pid]).look()

@@ -1,7 +1,5 @@
 """The readers of NVML over the stand-in driver."""
 
-from __future__ import annotations
-
 from tests.support.nvml_readers import open_driver, open_readers, reader
 
 __all__ = ["open_driver", "open_readers", "reader"]

@@ -1,13 +1,12 @@
 """What the reader says of GPM's counters, from the stand-in through the real pynvml."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from tests.support.nvml_readers import ALL, Open, read
-from tests.support.standin.library import IDLE_GPM, OLD_DRIVER, Code, StandIn, build
+from tests.support.standin.library import OLD_DRIVER, Code, StandIn, build
+from tests.support.sure import sure
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
 
@@ -20,8 +19,7 @@ def test_counters_are_means_in_base_units(standin_here: StandIn, reader: DeviceR
     standin_here.device(0).set_activity(
         sm=96.0, tensor=94.0, dram=24.0, pcie_receive=3.0, nvlink_transmit=7.5
     )
-    activity = read(reader, 1.0).activity
-    assert activity is not None
+    activity = sure(read(reader, 1.0).activity)
     seconds = activity["seconds"]
     assert 0.0 < seconds < 60.0
     assert activity == {
@@ -42,9 +40,7 @@ def test_counters_are_means_in_base_units(standin_here: StandIn, reader: DeviceR
     }
 
 
-def test_a_single_small_kernel_shows_and_nothing_is_exactly_zero(
-    standin_here: StandIn, reader: DeviceReader
-) -> None:
+def test_a_small_kernel_shows_and_nothing_is_exactly_0(standin_here: StandIn, reader: DeviceReader) -> None:
     """The figure of a 64x64 matmul is not rounded to 0, and a second without a kernel is exactly 0."""
     read(reader, 0.0)
     standin_here.device(0).do(sm=2e-6)
@@ -52,7 +48,7 @@ def test_a_single_small_kernel_shows_and_nothing_is_exactly_zero(
     assert (read(reader, 2.0).activity or {})["sm"] == 0.0
 
 
-def test_a_second_reading_in_the_same_sample_takes_nothing_from_the_first(
+def test_a_device_that_is_read_twice_gives_the_same_means(
     standin_here: StandIn, reader: DeviceReader
 ) -> None:
     """A device that is read twice in a sample gives the same means twice."""
@@ -86,9 +82,7 @@ def test_a_gpu_before_hopper_has_none(standin_here: StandIn, open_readers: Open)
     assert standin_here.calls("nvmlGpmQueryDeviceSupport") == 1
 
 
-def test_without_counters_a_burst_between_two_readings_shows(
-    standin_here: StandIn, open_readers: Open
-) -> None:
+def test_without_counters_a_burst_in_between_shows(standin_here: StandIn, open_readers: Open) -> None:
     """Before Hopper the driver's samples of the whole GPU say what its last rate does not."""
     standin_here.device(0).set(gpm_supported=0)
     (reader,) = open_readers()
@@ -112,14 +106,11 @@ def test_an_old_driver_has_none(standin_directory: Path, tmp_path: Path) -> None
     assert [(each.activity, each.failed) for each in readings] == [(None, ()), (None, ())]
 
 
-def test_metrics_that_a_driver_does_not_know_are_left_out(
-    standin_here: StandIn, reader: DeviceReader
-) -> None:
+def test_metrics_that_the_driver_lacks_are_left_out(standin_here: StandIn, reader: DeviceReader) -> None:
     """A driver that refuses a question with newer metrics answers the one without them."""
     standin_here.device(0).set(gpm_last_metric=97)
     read(reader, 0.0)
-    activity = read(reader, 1.0).activity
-    assert activity is not None
+    activity = sure(read(reader, 1.0).activity)
     assert "sm" in activity
 
 
@@ -127,8 +118,7 @@ def test_a_metric_that_the_card_does_not_have_is_absent(standin_here: StandIn, r
     """A card without NVLink has no NVLink traffic, rather than 0."""
     standin_here.device(0).set_activity(nvlink_receive=None, nvlink_transmit=None)
     read(reader, 0.0)
-    activity = read(reader, 1.0).activity
-    assert activity is not None
+    activity = sure(read(reader, 1.0).activity)
     assert not {"nvlink_receive", "nvlink_transmit"} & activity.keys()
 
 
@@ -141,9 +131,7 @@ def test_garbage_is_no_figure(standin_here: StandIn, reader: DeviceReader, value
     assert (reading.activity, reading.failed) == (None, ("activity",))
 
 
-def test_what_answered_before_has_failed_and_is_not_unsupported(
-    standin_here: StandIn, reader: DeviceReader
-) -> None:
+def test_what_answered_before_has_failed_afterwards(standin_here: StandIn, reader: DeviceReader) -> None:
     """A driver that says "not supported" later has failed, and is asked again."""
     read(reader, 0.0)
     assert read(reader, 1.0).activity
@@ -176,26 +164,18 @@ def test_the_counters_replace_the_slow_query_for_pcie(standin_here: StandIn, rea
     assert standin_here.calls("nvmlDeviceGetPcieThroughput") > calls
 
 
-def test_each_mig_instance_has_counters_of_its_own(standin_here: StandIn, reader: DeviceReader) -> None:
-    """One instance works, the other does not; the divided GPU itself has none."""
-    one, _ = standin_here.device(0).divide("3g.71gb", "3g.71gb")
+@pytest.mark.parametrize(("profile", "other"), [("3g.71gb", 0.0), ("1c.3g.71gb", 0.5)])
+def test_each_mig_instance_has_counters_of_its_own(
+    standin_here: StandIn, reader: DeviceReader, profile: str, other: float
+) -> None:
+    """One of two instances works; compute instances share those of theirs; the divided GPU has none."""
+    one, _ = standin_here.device(0).divide(profile, profile)
     reader.read(1000.0, 0.0)
     one.set_activity(sm=50.0)
     gpu, first, second = reader.read(1001.0, 1.0)
     assert gpu.activity is None
-    assert [(each.activity or {}).get("sm") for each in (first, second)] == [0.5, 0.0]
-
-
-def test_compute_instances_share_the_counters_of_their_gpu_instance(
-    standin_here: StandIn, reader: DeviceReader
-) -> None:
-    """Both compute instances of a GPU instance say the same of one second."""
-    one, _ = standin_here.device(0).divide("1c.3g.71gb", "1c.3g.71gb")
-    reader.read(1000.0, 0.0)
-    one.set_activity(sm=50.0)
-    _, first, second = reader.read(1001.0, 1.0)
-    assert first.activity == second.activity
-    assert (first.activity or {})["sm"] == 0.5
+    assert [(each.activity or {}).get("sm") for each in (first, second)] == [0.5, other]
+    assert (first.activity == second.activity) is (other > 0)
 
 
 def test_a_destroyed_instance_frees_its_samples(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -205,14 +185,6 @@ def test_a_destroyed_instance_frees_its_samples(standin_here: StandIn, reader: D
     standin_here.device(0).undivide()
     reader.read(1020.0, 20.0)
     assert standin_here.calls("nvmlGpmSampleFree") == 4
-
-
-def test_an_idle_card_is_as_measured(standin_here: StandIn, reader: DeviceReader) -> None:
-    """The stand-in's idle GPU has the figures of an idle H200: no kernel, a little memory traffic."""
-    assert standin_here.device_count == 1
-    read(reader, 0.0)
-    activity = read(reader, 1.0).activity or {}
-    assert (activity["sm"], activity["dram"]) == (0.0, IDLE_GPM["dram"] / 100)
 
 
 def test_hidden_counters_prove_nothing(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -226,9 +198,7 @@ def test_hidden_counters_prove_nothing(standin_here: StandIn, reader: DeviceRead
     assert (read(reader, 21.0).activity or {})["sm"] == 0.0
 
 
-def test_a_machine_of_which_the_mode_is_not_known_proves_nothing(
-    standin_here: StandIn, reader: DeviceReader
-) -> None:
+def test_a_machine_of_unknown_mode_proves_nothing(standin_here: StandIn, reader: DeviceReader) -> None:
     """Counters are not read until the driver says that they are not hidden; later failures change nothing."""
     standin_here.fail("nvmlSystemGetConfComputeState", Code.UNKNOWN)
     assert [read(reader, moment).activity for moment in (0.0, 1.0)] == [None, None]
@@ -240,9 +210,7 @@ def test_a_machine_of_which_the_mode_is_not_known_proves_nothing(
 
 
 @pytest.mark.parametrize("code", [Code.FUNCTION_NOT_FOUND, Code.NOT_SUPPORTED])
-def test_a_driver_without_confidential_computing_hides_nothing(
-    standin_here: StandIn, reader: DeviceReader, code: Code
-) -> None:
+def test_an_older_driver_hides_no_counters(standin_here: StandIn, reader: DeviceReader, code: Code) -> None:
     """An older driver has no such mode: its counters are read."""
     standin_here.fail("nvmlSystemGetConfComputeState", code)
     assert (read(reader, 0.0).confidential, read(reader, 0.0).activity) == (None, {})

@@ -1,7 +1,5 @@
 """What nvml/driver.py does, on the stand-in through the real pynvml."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -55,9 +53,7 @@ def test_a_driver_without_a_gpu_says_so(standin_here: StandIn) -> None:
     assert standin_here.calls("nvmlShutdown") == 1
 
 
-def test_gpus_that_none_may_open_are_a_matter_of_permission(
-    standin_here: StandIn, open_readers: Open
-) -> None:
+def test_gpus_that_none_may_open_lack_permission(standin_here: StandIn, open_readers: Open) -> None:
     """When the handle of every GPU is refused the reason is permission."""
     standin_here.device_count = 2
     standin_here.fail("nvmlDeviceGetHandleByIndex_v2", Code.NO_PERMISSION, 1)
@@ -86,9 +82,7 @@ def test_a_host_without_the_library_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [Code.UNINITIALIZED, Code.DRIVER_NOT_LOADED, Code.LIB_RM_VERSION_MISMATCH])
-def test_a_driver_that_goes_away_is_noticed_by_any_question(
-    standin_here: StandIn, reader: DeviceReader, code: Code
-) -> None:
+def test_any_query_sees_a_lost_driver(standin_here: StandIn, reader: DeviceReader, code: Code) -> None:
     """An unload, reload or upgrade ends the readings with the reason driver-lost."""
     standin_here.fail("nvmlDeviceGetPowerUsage", code)
     with pytest.raises(DriverError) as caught:

@@ -1,7 +1,5 @@
 """What nvml/hardware.py reads, from the stand-in through the real pynvml."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.nvml_readers import read

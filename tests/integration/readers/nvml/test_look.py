@@ -1,7 +1,5 @@
 """When a look at a GPU may stand for a reading, on the stand-in: only while a reading would say the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -32,9 +30,7 @@ def calm(standin_here: StandIn, reader: DeviceReader) -> DeviceReader:
     return reader
 
 
-def test_a_look_asks_for_the_used_bytes_and_the_counters_alone(
-    standin_here: StandIn, calm: DeviceReader
-) -> None:
+def test_a_look_asks_for_bytes_and_counters_alone(standin_here: StandIn, calm: DeviceReader) -> None:
     """A look at a calm GPU makes two queries, and none of those that cost."""
     before = {name: standin_here.calls(name) for name in (USED, COUNTERS, *OTHERS)}
     assert calm.is_calm(NOW)
@@ -57,7 +53,7 @@ CHANGES: dict[str, Callable[[StandIn], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_every_change_ends_the_calm(
+def test_changes_end_it(
     standin_here: StandIn, calm: DeviceReader, change: Callable[[StandIn], object]
 ) -> None:
     """A look that finds a change, or that fails, says so, also after looks that found none."""
@@ -94,9 +90,7 @@ def test_what_looks_counted_is_in_the_next_reading(standin_here: StandIn, calm: 
     assert (reading.activity or {})["seconds"] > (after.activity or {})["seconds"]
 
 
-def test_a_reading_at_the_time_of_a_look_counts_nothing_twice(
-    standin_here: StandIn, calm: DeviceReader
-) -> None:
+def test_a_reading_beside_a_look_counts_nothing_twice(standin_here: StandIn, calm: DeviceReader) -> None:
     """The look that found work is followed by a reading of the same moment, and maybe by a second one."""
     standin_here.device(0).do(sm=0.5)
     calm.is_unchanged(NOW)
@@ -106,9 +100,7 @@ def test_a_reading_at_the_time_of_a_look_counts_nothing_twice(
     assert (after.activity or {})["sm"] == 0.0
 
 
-def test_counters_that_failed_at_a_reading_are_in_the_one_after_it(
-    standin_here: StandIn, calm: DeviceReader
-) -> None:
+def test_counters_that_failed_are_in_the_next_reading(standin_here: StandIn, calm: DeviceReader) -> None:
     """What a look counted is not lost when the reading that should have it fails."""
     standin_here.device(0).do(sm=0.5)
     calm.is_unchanged(NOW)
@@ -120,9 +112,7 @@ def test_counters_that_failed_at_a_reading_are_in_the_one_after_it(
     assert (reading.activity or {})["sm"] > 0.0
 
 
-def test_a_gpu_that_did_something_in_the_last_ten_seconds_is_not_calm(
-    standin_here: StandIn, calm: DeviceReader
-) -> None:
+def test_a_gpu_that_worked_ten_seconds_ago_is_not_calm(standin_here: StandIn, calm: DeviceReader) -> None:
     """After a burst each second has a reading of its own."""
     standin_here.device(0).do(sm=0.5)
     for second in range(10):

@@ -1,7 +1,5 @@
 """Whose memory a device has, as the stand-in tells it through the real pynvml."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +8,7 @@ import pytest
 
 from tests.support.nvml_readers import ALL, read
 from tests.support.standin.library import GIB, MIB, Code, StandIn
+from tests.support.sure import sure
 from tests.support.system_memory import write_host_memory, write_node
 from vramledger.model.reading import MemoryReading, NodeMemory
 from vramledger.readers.hosts.system_memory import SystemMemory
@@ -55,8 +54,7 @@ def test_a_node_without_processors_is_coherent_memory(standin_here: StandIn, ope
     reading = read(open_reader())
     assert (reading.memory_kind, reading.addressing_mode, reading.failed) == ("coherent", "ats", ())
     assert reading.node == NodeMemory(1, NODE, 60 * GIB, GIB, 2 * GIB, 0)
-    assert reading.memory is not None
-    assert reading.memory.total == 143_771 * MIB
+    assert sure(reading.memory).total == 143_771 * MIB
 
 
 def test_the_node_beside_a_gpu_is_not_its_memory(standin_here: StandIn, open_reader: Open) -> None:
@@ -75,9 +73,7 @@ def test_a_gpu_in_the_drivers_own_mode_is_ordinary(standin_here: StandIn, open_r
 
 
 @pytest.mark.parametrize("code", [Code.FUNCTION_NOT_FOUND, Code.NO_PERMISSION, Code.UNKNOWN])
-def test_a_driver_that_does_not_tell_makes_no_harsher_verdict(
-    standin_here: StandIn, open_reader: Open, code: Code
-) -> None:
+def test_a_silent_driver_is_no_harsher_verdict(standin_here: StandIn, open_reader: Open, code: Code) -> None:
     """A product that may be a node counts as one while the driver does not say; a failure is reported."""
     standin_here.device(0).be_coherent(1)
     standin_here.fail("nvmlDeviceGetNumaNodeId", code)
@@ -111,9 +107,7 @@ def test_a_node_that_was_told_is_not_taken_back(standin_here: StandIn, open_read
     assert (later.memory_kind, later.node is not None, later.failed) == ("coherent", True, ("node",))
 
 
-def test_a_node_that_goes_offline_stays_coherent(
-    standin_here: StandIn, open_reader: Open, tmp_path: Path
-) -> None:
+def test_an_offline_node_stays_coherent(standin_here: StandIn, open_reader: Open, tmp_path: Path) -> None:
     """Without the kernel's figures the memory is still the operating system's, and the lack is reported."""
     standin_here.device(0).be_coherent(1)
     reader = open_reader()
@@ -147,9 +141,7 @@ def test_a_gpu_without_memory_uses_the_hosts(standin_here: StandIn, open_reader:
 
 
 @pytest.mark.parametrize("total", [0, HOST])
-def test_a_total_that_is_not_the_gpus_is_not_believed(
-    standin_here: StandIn, open_reader: Open, total: int
-) -> None:
+def test_another_gpus_total_is_not_believed(standin_here: StandIn, open_reader: Open, total: int) -> None:
     """Drivers that answer with a total of 0, or with the host's total, mean the host's memory too."""
     device = standin_here.device(0)
     device.set_memory(total=total, reserved=0, used=0)
@@ -193,9 +185,7 @@ def test_a_discrete_gpu_never_gets_the_hosts_memory(standin_here: StandIn, open_
 
 
 @pytest.mark.parametrize("code", [Code.NOT_SUPPORTED, Code.UNKNOWN])
-def test_memory_that_was_reported_never_becomes_the_hosts(
-    standin_here: StandIn, open_reader: Open, code: Code
-) -> None:
+def test_reported_memory_is_never_the_hosts(standin_here: StandIn, open_reader: Open, code: Code) -> None:
     """A virtual GPU without a window fails when its memory is not reported any more."""
     standin_here.fail("nvmlDeviceGetBAR1MemoryInfo", Code.NOT_SUPPORTED)
     reader = open_reader()
@@ -206,9 +196,7 @@ def test_memory_that_was_reported_never_becomes_the_hosts(
     assert (reading.memory, reading.memory_kind, reading.failed) == (None, None, ("memory",))
 
 
-def test_a_host_that_does_not_tell_gives_no_ledger(
-    standin_here: StandIn, open_reader: Open, tmp_path: Path
-) -> None:
+def test_a_silent_host_gives_no_ledger(standin_here: StandIn, open_reader: Open, tmp_path: Path) -> None:
     """Where the kernel has no estimate of what can be taken, the memory of a GB10 is not known."""
     standin_here.device(0).be_unified(standin_here)
     (tmp_path / "meminfo").write_text("MemTotal: 10 kB\n")
@@ -227,9 +215,7 @@ def test_a_host_that_does_not_tell_gives_no_ledger(
         (2**32 - 1, None),
     ],
 )
-def test_a_virtual_gpu_says_so(
-    standin_here: StandIn, open_reader: Open, mode: int, expected: str | None
-) -> None:
+def test_virtual_gpus_say(standin_here: StandIn, open_reader: Open, mode: int, expected: str | None) -> None:
     """The driver's mode of virtualization is reported; a newer one, or none, is not known."""
     standin_here.device(0).set(virtualization_mode=mode)
     reading = read(open_reader())

@@ -1,7 +1,5 @@
 """Limits of cgroups, from files as the kernel writes them, and from the stand-in driver."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from vramledger.readers.nvml.hardware import SLOW_INTERVAL
 
 REGION = "nvidia/0000:0b:00.0/vidmem"
 Open = Callable[[], DeviceReader]
+Files = dict[str, str]
 
 
 def write_cgroup(rootfs: Path, path: str, **files: str) -> None:
@@ -49,17 +48,43 @@ def test_a_chain_ends_before_the_root() -> None:
     assert chain_of("/") == chain_of("/../x") == chain_of("/x" * 99) == ()
 
 
-def test_the_kernels_limits(open_reader: Open, tmp_path: Path) -> None:
-    """Limit, guarantee and use of each cgroup above a holder; max means no limit."""
-    write_cgroup(tmp_path, "/", capacity=str(140 * GIB))
-    write_cgroup(tmp_path, "/slurm", current=str(9 * GIB), max="max", min="0")
-    write_cgroup(tmp_path, "/slurm/job_41", current=str(8 * GIB), max=str(10 * GIB), min=str(GIB))
+JOB, FULL = "/slurm/job_41", str(140 * GIB)
+UNKNOWN = (None, ("limits",))
+
+
+@pytest.mark.parametrize(
+    ("capacity", "cgroups", "expected"),
+    [
+        (FULL, ({"current": "9", "max": "max", "min": "0"}, {"current": "8", "max": "10", "min": "1"}),
+         ((CgroupLimit(JOB, 1, 10, 8), CgroupLimit("/slurm", 0, None, 9)), ())),
+        *(
+            (FULL, ({}, {"current": "5", "max": bad, "min": "0"}), UNKNOWN)
+            for bad in ("-1", "x y z", "?", "٣")
+        ),
+        (FULL, ({}, {"current": "-1", "max": "7", "min": "?"}), ((CgroupLimit(JOB, None, 7, None),), ())),
+        (FULL, ({}, {"current": "5", "max": "max", "min": "max"}),
+         ((CgroupLimit(JOB, 140 * GIB, None, 5),), ())),
+        ("?", ({}, {"current": "5", "max": "9", "min": "max"}), ((CgroupLimit(JOB, None, 9, 5),), ())),
+        (FULL, ({"current": "5", "max": "6"}, {"current": "5", "min": "0"}), UNKNOWN),
+        (FULL, ({"current": "5", "max": "6"}, {}), ((CgroupLimit("/slurm", None, 6, 5),), ())),
+    ],
+    ids=["of each above", "-1", "words", "?", "digits of others", "a use that is garbage",
+         "a guarantee of all is the capacity", "all of an unknown capacity", "no readable limit",
+         "a cgroup that is gone"],
+)  # fmt: skip
+def test_the_kernels_limits(
+    open_reader: Open,
+    tmp_path: Path,
+    capacity: str,
+    cgroups: tuple[Files, Files],
+    expected: tuple[object, ...],
+) -> None:
+    """Limit, guarantee and use of each cgroup above a holder; what is no number is not known, nor missing."""
+    write_cgroup(tmp_path, "/", capacity=capacity)
+    write_cgroup(tmp_path, "/slurm", **cgroups[0])
+    write_cgroup(tmp_path, JOB, **cgroups[1])
     reading = read(open_reader())
-    assert reading.limits == (
-        CgroupLimit("/slurm/job_41", GIB, 10 * GIB, 8 * GIB),
-        CgroupLimit("/slurm", 0, None, 9 * GIB),
-    )
-    assert (reading.partition, reading.failed) == (None, ())
+    assert (reading.limits, reading.failed, reading.partition) == (*expected, None)
 
 
 def test_a_new_holder_has_its_limit_at_the_next_sample(open_reader: Open, tmp_path: Path) -> None:
@@ -83,11 +108,15 @@ def test_a_limit_of_our_own_is_a_partition(open_reader: Open, tmp_path: Path) ->
     assert read(open_reader()).partition == 20 * GIB
 
 
-def test_without_the_controller_the_driver_is_asked(standin_here: StandIn, open_reader: Open) -> None:
-    """NVML's own limits are those of the cgroup's whole path; a cgroup without any is left out."""
-    standin_here.device(0).limit("/sys/fs/cgroup/slurm/job_41", soft=GIB, hard=10 * GIB, used=8 * GIB)
+@pytest.mark.parametrize(("soft", "guaranteed"), [(GIB, GIB), (2**64 - 1, None)])
+def test_without_the_controller_the_driver_is_asked(
+    standin_here: StandIn, open_reader: Open, soft: int, guaranteed: int | None
+) -> None:
+    """NVML's own limits are those of the cgroup's whole path; a guarantee of all makes no garbage."""
+    standin_here.device(0).limit("/sys/fs/cgroup/slurm/job_41", soft=soft, hard=10 * GIB, used=8 * GIB)
     reading = read(open_reader())
-    assert reading.limits == (CgroupLimit("/slurm/job_41", GIB, 10 * GIB, 8 * GIB),)
+    assert reading.limits == (CgroupLimit("/slurm/job_41", guaranteed, 10 * GIB, 8 * GIB),)
+    assert reading.failed == ()
 
 
 @pytest.mark.parametrize("code", [Code.FUNCTION_NOT_FOUND, Code.NOT_SUPPORTED])
@@ -109,54 +138,6 @@ def test_a_query_that_fails_is_not_a_missing_limit(standin_here: StandIn, open_r
     assert reading.memory is not None
 
 
-@pytest.mark.parametrize("maximum", ["-1", "x y z", "?", "٣"])
-def test_garbage_is_not_a_limit(open_reader: Open, tmp_path: Path, maximum: str) -> None:
-    """A limit that is not a number is not known, and not one that is missing."""
-    write_cgroup(tmp_path, "/", capacity=str(140 * GIB))
-    write_cgroup(tmp_path, "/slurm/job_41", current="5", max=maximum, min="0")
-    reading = read(open_reader())
-    assert (reading.limits, reading.failed) == (None, ("limits",))
-
-
-def test_a_use_that_is_garbage_is_not_known(open_reader: Open, tmp_path: Path) -> None:
-    """The limit beside it is still known."""
-    write_cgroup(tmp_path, "/", capacity=str(140 * GIB))
-    write_cgroup(tmp_path, "/slurm/job_41", current="-1", max="7", min="?")
-    assert read(open_reader()).limits == (CgroupLimit("/slurm/job_41", None, 7, None),)
-
-
-def test_a_guarantee_without_a_bound_is_all(open_reader: Open, tmp_path: Path) -> None:
-    """The kernel writes max where all memory of the region is guaranteed: that is its capacity, and not 0."""
-    write_cgroup(tmp_path, "/", capacity=str(140 * GIB))
-    write_cgroup(tmp_path, "/slurm/job_41", current="5", max="max", min="max")
-    assert read(open_reader()).limits == (CgroupLimit("/slurm/job_41", 140 * GIB, None, 5),)
-
-
-def test_all_of_an_unknown_capacity_is_not_known(open_reader: Open, tmp_path: Path) -> None:
-    """Where the capacity of the region cannot be read, a guarantee of all of it is not known."""
-    write_cgroup(tmp_path, "/", capacity="?")
-    write_cgroup(tmp_path, "/slurm/job_41", current="5", max="9", min="max")
-    assert read(open_reader()).limits == (CgroupLimit("/slurm/job_41", None, 9, 5),)
-
-
-def test_a_limit_that_cannot_be_read_is_a_failure(open_reader: Open, tmp_path: Path) -> None:
-    """A cgroup that has a use, but no readable limit, is not shown as one without a limit."""
-    write_cgroup(tmp_path, "/", capacity=str(140 * GIB))
-    write_cgroup(tmp_path, "/slurm", current="5", max=str(GIB))
-    write_cgroup(tmp_path, "/slurm/job_41", current="5", min="0")
-    reading = read(open_reader())
-    assert (reading.limits, reading.failed) == (None, ("limits",))
-
-
-def test_a_cgroup_that_is_gone_is_left_out(open_reader: Open, tmp_path: Path) -> None:
-    """A cgroup whose files have gone away with it limits nobody, and those above it are still read."""
-    write_cgroup(tmp_path, "/", capacity=str(140 * GIB))
-    write_cgroup(tmp_path, "/slurm", current="5", max=str(GIB))
-    (tmp_path / "sys/fs/cgroup/slurm/job_41").mkdir()
-    reading = read(open_reader())
-    assert (reading.limits, reading.failed) == ((CgroupLimit("/slurm", None, GIB, 5),), ())
-
-
 def test_the_regions_of_others_are_no_gpus(open_reader: Open, tmp_path: Path) -> None:
     """A region of an unknown name, or of another GPU, limits nothing here."""
     directory = tmp_path / "sys/fs/cgroup/slurm/job_41"
@@ -167,10 +148,3 @@ def test_the_regions_of_others_are_no_gpus(open_reader: Open, tmp_path: Path) ->
     (directory / "dmem.max").write_text("nvidia/0000:0b:00.0/other 7\n")
     reading = read(open_reader())
     assert (reading.limits, reading.partition, reading.failed) == ((), None, ())
-
-
-def test_the_driver_may_guarantee_all(standin_here: StandIn, open_reader: Open) -> None:
-    """A guarantee without a bound makes no garbage of the driver's other figures."""
-    standin_here.device(0).limit("/sys/fs/cgroup/slurm/job_41", soft=2**64 - 1, hard=10 * GIB, used=8 * GIB)
-    reading = read(open_reader())
-    assert (reading.limits, reading.failed) == ((CgroupLimit("/slurm/job_41", None, 10 * GIB, 8 * GIB),), ())

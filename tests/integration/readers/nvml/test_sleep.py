@@ -1,7 +1,5 @@
 """A GPU that sleeps, or could, is not asked: from documentation, on the stand-in and a made-up sysfs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 
 from tests.support.nvml_readers import ALL, read
 from tests.support.standin.library import GIB, StandIn
+from tests.support.sure import sure
 from vramledger.readers.hosts.gpu_sleep import REST, GpuSleep
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
@@ -26,8 +25,7 @@ class Laptop:
         self.root, self.driver, self.standin = root, driver, standin
         (plain,) = driver.readers(ALL, sleep=GpuSleep(str(root), root))
         plain.open()
-        assert plain.identity.pci_bus_id is not None
-        self.address, self.uuid = plain.identity.pci_bus_id, plain.uuid
+        self.address, self.uuid = sure(plain.identity.pci_bus_id), plain.uuid
         self.says(
             information=f"Model: \t\t Stand-in\nGPU UUID: \t {self.uuid}\nDevice Minor: \t 0\n", power=FINE
         )

@@ -1,7 +1,5 @@
 """A Tegra's GPU with the nvgpu driver (Jetson Orin): from reports and sources, not seen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Owners of real processes: a container of Podman, a removed cgroup, a notebook, a user."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json
@@ -25,6 +23,7 @@ from tests.support.ports import free_port
 from tests.support.procs import NOBODY
 from tests.support.slurm.daemons import node_daemon, step_daemon
 from tests.support.standin.library import MIB, StandIn, build
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from tests.unit.readers.owners.test_ended import Clock
 from vramledger.config import SamplingConfig
@@ -40,10 +39,8 @@ KERNEL = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
 
 def asked(owners: OwnerReader, host: Host, pid: int) -> tuple[ProcessRow, Owner | None]:
     """Return the row of a process and its owner."""
-    row = host.row(pid)
-    assert row is not None
-    known = host.facts(row)
-    assert known is not None
+    row = sure(host.row(pid))
+    known = sure(host.facts(row))
     (learned,) = owners.add_owners([known], timeout=30)
     assert isinstance(learned, ProcessFacts)
     return row, learned.owner
@@ -90,25 +87,9 @@ def test_a_plain_process_is_its_users(stage: Stage) -> None:
     """A program without a container, job or unit around it belongs to its user."""
     owners, host, _ = fresh()
     _, owner = asked(owners, host, stage.start().pid)
-
     assert owner is not None
     if owner.type == "user":  # in a container or a unit (CI) that is the owner
         assert owner.name == pwd.getpwuid(os.getuid()).pw_name
-
-
-def test_a_kernel_is_its_notebooks(stage: Stage) -> None:
-    """A process with a kernel's command line and Jupyter's variable has the notebook's path."""
-    owners, host, _ = fresh()
-    connection = f"/run/user/1000/jupyter/kernel-{KERNEL}.json"
-    words = ["-f", connection]
-    kernel = stage.start(words=words, env={"JPY_SESSION_NAME": "/home/ada/gan.ipynb"})
-    _, owner = asked(owners, host, kernel.pid)
-    assert owner is not None
-    assert owner.notebook == "/home/ada/gan.ipynb"
-    older = stage.start(words=words, wrapper=["env", "--unset=JPY_SESSION_NAME"])
-    _, owner = asked(owners, host, older.pid)
-    assert owner is not None
-    assert owner.notebook == f"kernel-{KERNEL}"
 
 
 VS_CODE = f"kernel-v3{'0f' * 20}"
@@ -118,8 +99,7 @@ def notebook_of(pid: int) -> str:
     """Return the notebook of a real process."""
     owners, host, _ = fresh()
     _, owner = asked(owners, host, pid)
-    assert owner is not None
-    return owner.notebook
+    return sure(owner).notebook
 
 
 def test_what_a_kernel_of_vs_code_starts_is_its_notebooks(stage: Stage) -> None:
@@ -130,7 +110,6 @@ def test_what_a_kernel_of_vs_code_starts_is_its_notebooks(stage: Stage) -> None:
     script = kernel.start(wrapper=["env", "-i"], session=True)
     (spawned,) = kernel.fork_workers("spawn", 1)
     rank = script.start()
-
     assert [notebook_of(each.pid) for each in (kernel, script, spawned, rank)] == [VS_CODE] * 4
     assert notebook_of(os.getpid()) == ""
 
@@ -140,7 +119,6 @@ def test_another_users_process_takes_no_notebook_from_its_ancestors(stage: Stage
     requirements.require_root()
     kernel = stage.start(words=["-f", f"/run/{VS_CODE}.json"])
     others = kernel.start(("be_user", 65534))
-
     assert notebook_of(kernel.pid) == VS_CODE
     assert notebook_of(others.pid) == ""
 
@@ -154,9 +132,7 @@ def test_a_notebook_is_kept_when_its_kernel_has_ended(stage: Stage) -> None:
     kernel.end()
     wait_until(lambda: getattr(host.row(survivor.pid), "ppid", kernel.pid) != kernel.pid, "another parent")
     _, owner = asked(owners, host, survivor.pid)
-
-    assert owner is not None
-    assert owner.notebook == VS_CODE
+    assert sure(owner).notebook == VS_CODE
 
 
 def test_a_service_by_its_cgroup(stage: Stage) -> None:
@@ -170,7 +146,6 @@ def test_a_service_by_its_cgroup(stage: Stage) -> None:
         (place / "cgroup.procs").write_text(str(pid))
         _, owner = asked(owners, host, pid)
         (place.parents[1] / "cgroup.procs").write_text(str(pid))
-
     assert owner is not None
     assert owner.unit == name
     assert (owner.type, owner.name) == ("unit", name)
@@ -189,7 +164,6 @@ def test_the_name_of_a_cgroup_forges_no_line(stage: Stage, end: str) -> None:
         (place / "cgroup.procs").write_text(str(pid))
         _, owner = asked(owners, host, pid)
         (root / "cgroup.procs").write_text(str(pid))
-
     assert owner is not None
     assert (owner.type, owner.pod, owner.container) in {("unit", "", ""), ("user", "", "")}
 
@@ -210,7 +184,6 @@ def test_a_container_that_ended_makes_its_escaped_process_an_orphan(stage: Stage
         place.rmdir()
         wait_until(lambda: evidence(owners, clock, row), "the evidence")
         why = evidence(owners, clock, row)
-
     assert why is not None
     assert why.startswith(f"its container {container[:12]} has ended: the process is outside of its cgroup")
 
@@ -235,12 +208,11 @@ def test_containers_of_two_namespaces_do_not_end_each_other(tmp_path: Path, stag
 
         ended: dict[int, str] = {}
         watched = owners._holders[rows[0].pid, rows[0].start].watched  # noqa: SLF001 to know that checks have been
-        assert watched is not None
 
         def step() -> bool:
             clock.now += reader.CHECK_INTERVAL
             ended.update(owners.check_owners(rows)[0])
-            return watched.checks >= 2 * MISSES_NEEDED
+            return sure(watched).checks >= 2 * MISSES_NEEDED
 
         wait_until(step, "some checks")
 
@@ -327,8 +299,7 @@ def test_a_notebook_of_a_real_jupyter_server(tmp_path: Path) -> None:
         finally:
             server.terminate()
 
-    assert owner is not None
-    assert owner.notebook == str(tmp_path / "gan.ipynb")
+    assert sure(owner).notebook == str(tmp_path / "gan.ipynb")
 
 
 def _api(port: int, what: str, body: object = None) -> object:
@@ -379,8 +350,7 @@ def test_a_job_whose_cgroup_has_its_sluid(stage: Stage) -> None:
             assert (owner.type, owner.name, owner.slurm_job) == ("slurm", str(job), str(job))
         (user / "cgroup.procs").write_text(str(later.pid))
         _, owner = asked(owners, host, later.pid)
-        assert owner is not None
-        assert owner.name == str(job)
+        assert sure(owner).name == str(job)
         holder.end()
         later.end()
         assert place.is_dir()
@@ -393,11 +363,9 @@ def test_a_zombie_belongs_to_its_job(stage: Stage) -> None:
     with cgroup(f"slurm_n1/uid_0/job_{900_000_000 + os.getpid()}/step_batch") as place:
         (place / "cgroup.procs").write_text(str(process.pid))
         row, before = asked(owners, host, process.pid)
-        facts = host.facts(row)
-        assert facts is not None
+        facts = sure(host.facts(row))
         (again,) = owners.add_owners([replace(facts, parent=None, cgroup=("1:name=systemd:/",))], timeout=30)
         process.end()
-
     assert before is not None
     assert (before.type, again.owner) == ("slurm", before)
 
@@ -412,12 +380,9 @@ def test_names_come_with_the_holders_first_sample(tmp_path: Path, stage: Stage) 
         standin.device(0).set_processes([(pid, 500 * MIB)])
         environment = {**os.environ, **standin.env(), "PYTHONPATH": str(root / "exporter")}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as sampler:
-            assert sampler.stdout is not None
-            reading = decode(sampler.stdout.readline())
+            reading = decode(sure(sampler.stdout).readline())
             sampler.kill()
-
     (facts,) = reading.facts
     assert facts.pid == pid
-    assert facts.owner is not None
-    assert facts.owner.notebook == "/home/ada/gan.ipynb"
+    assert sure(facts.owner).notebook == "/home/ada/gan.ipynb"
     assert reading.ended == {}

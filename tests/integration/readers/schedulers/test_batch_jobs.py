@@ -3,8 +3,6 @@
 The cgroups are directories of a tree of ours, named as the kernel's are; whose process is in them is real.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -16,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.players.stage import Stage
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.model.reading import Grant, Scheduler
 from vramledger.readers.hosts.host import Host
@@ -80,7 +79,6 @@ def test_jobs_and_their_gpus(start: Start, tmp_path: Path) -> None:
     start(f"{SCOPE}/job_42/step_0/user/task_0", SLURM_STEP_GPUS="1", CUDA_VISIBLE_DEVICES="0")
     start(f"{SCOPE}/job_42/step_0/user/task_1", SLURM_STEP_GPUS="4", CUDA_VISIBLE_DEVICES="0")
     start(f"{SCOPE}/job_43/step_batch/user/task_0", CUDA_VISIBLE_DEVICES="0", GPU_DEVICE_ORDINAL="0")
-
     assert read(tmp_path, batch_jobs.read_slurm) == Scheduler(
         "slurm",
         GPUS,
@@ -95,7 +93,6 @@ def test_jobs_in_the_first_version_of_cgroups(start: Start, tmp_path: Path) -> N
     """Slurm's own hierarchy of cgroup version 1 is read as well."""
     start("freezer/slurm_n1/uid_1000/job_7/step_0/task_0", SLURM_STEP_GPUS="MIG-aaaa-bb")
     start("freezer/slurm/uid_1000/job_8/step_0/task_0", SLURM_STEP_GPUS="MIG-cccc-dd")
-
     grants = (Grant("slurm", "7", ("MIG-aaaa-bb",)), Grant("slurm", "8", ("MIG-cccc-dd",)))
     assert read(tmp_path, batch_jobs.read_slurm) == Scheduler("slurm", ("*",), grants)
 
@@ -104,7 +101,6 @@ def test_slurms_number_is_a_position_in_gres_conf(start: Start, tmp_path: Path) 
     """With ``File=/dev/nvidia[2-3]`` Slurm's number 0 is ``/dev/nvidia2``, and Slurm manages no other GPU."""
     configure(tmp_path, "NodeName=n[1-4] Name=gpu Type=h200 File=/dev/nvidia[2-3]\n")
     start(f"{SCOPE}/job_41/step_batch/user/task_0", SLURM_JOB_GPUS="0")
-
     assert read(tmp_path, batch_jobs.read_slurm) == Scheduler(
         "slurm", ("nvidia2", "nvidia3"), (Grant("slurm", "41", ("nvidia2",)),)
     )
@@ -115,9 +111,7 @@ def test_a_number_that_cannot_be_mapped(start: Start, tmp_path: Path, text: str)
     """A GPU that the configuration does not name gives no reservation, and the result is incomplete."""
     configure(tmp_path, text)
     start(f"{SCOPE}/job_41/step_batch/user/task_0", SLURM_JOB_GPUS="1")
-
-    found = read(tmp_path, batch_jobs.read_slurm)
-    assert found is not None
+    found = sure(read(tmp_path, batch_jobs.read_slurm))
     assert (found.grants, found.complete) == ((), False)
 
 
@@ -145,8 +139,7 @@ def test_what_the_prolog_has_recorded(start: Start, tmp_path: Path) -> None:
     start(f"{SCOPE}/job_45/step_extern/user/task_0", SLURM_JOB_GPUS="3")
     start(f"{SCOPE}/s7KXM81KTA2V00/step_batch/user/task_0", SLURM_JOB_GPUS="3")
 
-    found = read(tmp_path, batch_jobs.read_slurm)
-    assert found is not None
+    found = sure(read(tmp_path, batch_jobs.read_slurm))
     assert found.grants == (
         Grant("slurm", "41", ("nvidia5",), user="ada", account="physics"),
         Grant("slurm", "44", ("nvidia1/gi2",), user="ada", account="physics"),
@@ -175,7 +168,6 @@ def test_a_node_between_two_jobs(tmp_path: Path, name: str, text: str, managed: 
     (tmp_path / "etc/slurm").mkdir(parents=True)
     (tmp_path / "etc/slurm" / name).write_text(text)
     assert read(tmp_path, batch_jobs.read_slurm) is None
-
     (tmp_path / "sys/fs/cgroup" / SCOPE / "system").mkdir(parents=True)
     assert read(tmp_path, batch_jobs.read_slurm) == Scheduler("slurm", managed, ())
 
@@ -188,10 +180,7 @@ def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
     start(f"nomad.slice/reserve.slice/{docker}", NVIDIA_VISIBLE_DEVICES=f"{GPU},MIG-aa-bb", **names)
     start(f"nomad.slice/share.slice/{ALLOC}.web.scope", **names)
     start(f"nomad.slice/share.slice/{ALLOC}.all.scope", NVIDIA_VISIBLE_DEVICES="all", **names)
-
-    found = read(tmp_path, batch_jobs.read_nomad)
-
-    assert found is not None
+    found = sure(read(tmp_path, batch_jobs.read_nomad))
     assert set(found.grants) == {
         Grant("nomad", "train/worker/5b3b6f0e", (GPU,), own),
         Grant("nomad", "train/worker/5b3b6f0e", (GPU, "MIG-aa-bb"), docker),
@@ -208,16 +197,13 @@ def test_no_scheduler(tmp_path: Path) -> None:
 def test_an_environment_that_may_not_be_read(start: Start, tmp_path: Path) -> None:
     """If a job's variables are not readable, its scheduler's result is marked as incomplete."""
     start(f"{SCOPE}/job_41/step_0/user/task_0", SLURM_STEP_GPUS="0")
-
     found = batch_jobs.read_slurm(HostFiles(tmp_path), lambda _, pid: None)  # noqa: ARG005 as the reader calls it
-
     assert found == Scheduler("slurm", (), (), complete=False)
 
 
 def test_nothing_else_of_an_environment_is_kept(start: Start) -> None:
     """Of an environment only the named variables are read, and at most 4 KiB of each."""
     pid = start("x", SLURM_JOB_GPUS="1" * 10_000, NOMAD_ALLOC_ID="a")
-
     assert Host(Path("/proc")).variables(pid, batch_jobs.VARIABLES) == {
         "SLURM_JOB_GPUS": "1" * 4096,
         "NOMAD_ALLOC_ID": "a",
@@ -250,7 +236,6 @@ def test_a_job_that_is_read_before_its_exec(tmp_path: Path, stage: Stage) -> Non
     clock = Steps()
     reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
     assert not any(each.grants for each in reader.read_schedulers())
-
     assert forked.popen.stdin is not None
     forked.popen.stdin.write(b"go\n")
     forked.popen.stdin.flush()
@@ -263,9 +248,7 @@ def test_a_job_that_is_read_before_its_exec(tmp_path: Path, stage: Stage) -> Non
     wait_until(reserved, "a read after the exec")
 
 
-def test_a_job_that_is_read_within_its_exec(
-    tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_read_within_its_exec(tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel has a new program before its variables: a read in between is not remembered for ever."""
     configure(tmp_path)
     job = stage.run(["sleep", "600"], env={"SLURM_STEP_GPUS": "3", "PATH": "/usr/bin:/bin"})
@@ -294,7 +277,6 @@ def test_a_read_says_when_it_began(start: Start, tmp_path: Path) -> None:
         assert reader.read_schedulers()
         times.append(reader.read_at)
         clock.now += READ_INTERVAL / 2
-
     assert times == [None, Steps.now, Steps.now]
 
 
@@ -305,23 +287,18 @@ def test_the_process_that_says_it_may_be_any_of_a_job(start: Start, tmp_path: Pa
     for _ in range(4):
         start(task)
     start(f"{task}/container/payload", SLURM_STEP_GPUS="2")
-
-    found = read(tmp_path, batch_jobs.read_slurm)
-    assert found is not None
+    found = sure(read(tmp_path, batch_jobs.read_slurm))
     assert found.grants == (Grant("slurm", "41", ("nvidia2",)),)
 
 
-def test_what_was_not_read_may_be_a_reservation(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_unread_may_be_reserved(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search of processes, cgroups or an environment that is cut short is said to be incomplete."""
     task = f"{SCOPE}/job_41/step_0/user/task_0"
     pid = start(task)
     start(task)
 
     def complete() -> bool:
-        found = read(tmp_path, batch_jobs.read_slurm)
-        assert found is not None
+        found = sure(read(tmp_path, batch_jobs.read_slurm))
         return found.complete
 
     assert complete()
@@ -348,7 +325,6 @@ def test_the_pace_and_what_is_remembered(start: Start, tmp_path: Path) -> None:
     reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
     (first,) = reader.read_schedulers()
     (tmp_path / "sys/fs/cgroup" / scope / "cgroup.procs").write_text("")
-
     assert [grant.devices for grant in first.grants] == [(GPU,)]
     assert reader.read_schedulers() == (first,)  # the interval has not passed
     clock.now += READ_INTERVAL

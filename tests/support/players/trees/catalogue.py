@@ -1,7 +1,5 @@
 """Every tree, in the order of the documents: a new module is added here, a new tree in its module."""
 
-from __future__ import annotations
-
 from tests.support.players.tree import Tree
 from tests.support.players.trees import containers, launchers, programs, services, shells, states
 

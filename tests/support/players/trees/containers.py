@@ -1,12 +1,10 @@
 """Programs in containers, with the inits, shims and runtimes that start or adopt them."""
 
-from __future__ import annotations
-
 import os
 
 from tests.support.players.parts import MAIN_PROCESS, children, container, in_a_namespace, kernel, rank, ranks
 from tests.support.players.stage import Player, Stage
-from tests.support.players.tree import LEADER_ENDED, Cast, abandoned, healthy, leftover
+from tests.support.players.tree import LEADER_ENDED, Cast, Tree, abandoned, healthy, leftover
 from tests.support.requirements import require_tool
 
 
@@ -109,6 +107,21 @@ def shell_in_a_container(stage: Stage) -> Cast:
     return Cast([shell.start(("lead_group",), env={"LOCAL_RANK": "0"})])
 
 
+def _launcher_below(stage: Stage, init: str, **variables: str) -> Player:
+    return container(stage, name=init, **variables).start(("lead_group",))
+
+
+def _orphaned_ranks(name: str, init: str, what: str) -> Tree:
+    """Declare torchrun's ranks in a container whose first process, of this name, adopts them."""
+
+    def build(stage: Stage) -> Cast:
+        launcher = _launcher_below(stage, init)
+        return Cast(ranks(launcher), launcher)
+
+    build.__name__, build.__doc__ = name, f"Play torchrun's ranks in a container {what}."
+    return abandoned(build)
+
+
 @leftover(late=LEADER_ENDED)
 def orphaned_in_container(stage: Stage) -> Cast:
     """Play workers in a container whose launcher is killed; the container's init, a mere reaper, adopts."""
@@ -116,25 +129,19 @@ def orphaned_in_container(stage: Stage) -> Cast:
     return Cast(children(launcher), launcher)
 
 
-@abandoned
-def orphaned_ranks_in_container(stage: Stage) -> Cast:
-    """Play torchrun's ranks in a container whose init, a mere reaper, adopts them."""
-    launcher = _launcher_below(stage, "docker-init")
-    return Cast(ranks(launcher), launcher)
+orphaned_ranks_in_container = _orphaned_ranks(
+    "orphaned_ranks_in_container", "docker-init", "whose init, a mere reaper, adopts them"
+)
 
 
-@abandoned
-def orphaned_ranks_under_sleep(stage: Stage) -> Cast:
-    """Play torchrun's ranks in a container that sleeps while its users work in it."""
-    launcher = _launcher_below(stage, "sleep")
-    return Cast(ranks(launcher), launcher)
+orphaned_ranks_under_sleep = _orphaned_ranks(
+    "orphaned_ranks_under_sleep", "sleep", "that sleeps while its users work in it"
+)
 
 
-@abandoned
-def orphaned_ranks_under_a_shell(stage: Stage) -> Cast:
-    """Play torchrun's ranks in a container whose pid 1 is a shell, which makes nobody a session's leader."""
-    launcher = _launcher_below(stage, "bash")
-    return Cast(ranks(launcher), launcher)
+orphaned_ranks_under_a_shell = _orphaned_ranks(
+    "orphaned_ranks_under_a_shell", "bash", "whose pid 1 is a shell, which makes nobody a session's leader"
+)
 
 
 @abandoned
@@ -144,18 +151,14 @@ def orphaned_workers_with_rank(stage: Stage) -> Cast:
     return Cast(launcher.fork_workers("spawn"), launcher)
 
 
-@abandoned
-def orphaned_ranks_under_dumb_init(stage: Stage) -> Cast:
-    """Play torchrun's ranks in a container whose dumb-init adopts them."""
-    launcher = _launcher_below(stage, "dumb-init")
-    return Cast(ranks(launcher), launcher)
+orphaned_ranks_under_dumb_init = _orphaned_ranks(
+    "orphaned_ranks_under_dumb_init", "dumb-init", "whose dumb-init adopts them"
+)
 
 
-@abandoned
-def orphaned_ranks_under_systemd(stage: Stage) -> Cast:
-    """Play torchrun's ranks in a container whose pid 1 is systemd."""
-    launcher = _launcher_below(stage, "systemd")
-    return Cast(ranks(launcher), launcher)
+orphaned_ranks_under_systemd = _orphaned_ranks(
+    "orphaned_ranks_under_systemd", "systemd", "whose pid 1 is systemd"
+)
 
 
 @leftover(late="it is a worker (jupyter) and its launcher has ended")
@@ -177,7 +180,3 @@ def orphaned_below_a_shell_that_is_init(stage: Stage) -> Cast:
     """Play spawned workers whose program is killed below ``sh -c "program; ..."`` as the first process."""
     program = container(stage, name="sh").start()
     return Cast(program.fork_workers("spawn"), program)
-
-
-def _launcher_below(stage: Stage, init: str, **variables: str) -> Player:
-    return container(stage, name=init, **variables).start(("lead_group",))

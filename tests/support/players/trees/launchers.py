@@ -1,7 +1,5 @@
 """Workers of programs that start workers: torchrun, mpirun, srun, Ray, multiprocessing, Jupyter."""
 
-from __future__ import annotations
-
 import os
 
 from tests.support.players.parts import IN_A_SHELL, children, kernel, ranks, script

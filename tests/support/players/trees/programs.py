@@ -1,7 +1,5 @@
 """What real programs do: build tools, servers, pools of workers, daemons, nested containers."""
 
-from __future__ import annotations
-
 import os
 import shlex
 

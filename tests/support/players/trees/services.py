@@ -1,7 +1,5 @@
 """Daemons, services and what a supervisor keeps."""
 
-from __future__ import annotations
-
 from tests.support.players.parts import MAIN_PROCESS
 from tests.support.players.stage import Stage, parent_of
 from tests.support.players.tree import LEADER_ENDED, Cast, healthy, leftover

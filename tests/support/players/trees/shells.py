@@ -1,7 +1,5 @@
 """Programs that a shell, a terminal, a debugger or a profiler started, and that outlive it on purpose."""
 
-from __future__ import annotations
-
 import os
 import shlex
 
@@ -9,7 +7,7 @@ import psutil
 
 from tests.support.players.parts import Terminal, children, job, script, started_by_shell
 from tests.support.players.stage import Stage, parent_of, status
-from tests.support.players.tree import LEADER_ENDED, Cast, healthy, seems_left
+from tests.support.players.tree import LEADER_ENDED, Cast, Tree, healthy, seems_left
 from tests.support.requirements import require_tool
 from tests.support.waiting import wait_until
 
@@ -61,46 +59,34 @@ def tmux_child(stage: Stage) -> Cast:
     return Cast(stage.hear("holder"))
 
 
-@seems_left(LEADER_ENDED)
-def terminal_closed(stage: Stage) -> Cast:
-    """Play a program whose terminal's server, of which the kernel keeps 15 letters, has ended."""
-    return _outlived(stage, "gnome-terminal-server")
+def _outlived(name: str, program: str, what: str) -> Tree:
+    """Declare a program that outlives the one, of a name that says why, that had started it."""
+
+    def build(stage: Stage) -> Cast:
+        starter = stage.start(name=program)
+        return Cast(children(starter), starter)
+
+    build.__name__, build.__doc__ = name, f"Play {what}."
+    return seems_left(LEADER_ENDED)(build)
 
 
-@seems_left(LEADER_ENDED)
-def connection_lost(stage: Stage) -> Cast:
-    """Play a program that ``ssh HOST program`` started, after its connection is lost."""
-    return _outlived(stage, "sshd-session")
-
-
-@seems_left(LEADER_ENDED)
-def screen_closed(stage: Stage) -> Cast:
-    """Play a program in a window of GNU screen whose server is killed."""
-    return _outlived(stage, "screen")
-
-
-@seems_left(LEADER_ENDED)
-def run_by_sudo(stage: Stage) -> Cast:
-    """Play a program that outlives the sudo that started it."""
-    return _outlived(stage, "sudo")
-
-
-@seems_left(LEADER_ENDED)
-def run_by_timeout(stage: Stage) -> Cast:
-    """Play a program that outlives the ``timeout`` around it."""
-    return _outlived(stage, "timeout")
-
-
-@seems_left(LEADER_ENDED)
-def run_by_cron(stage: Stage) -> Cast:
-    """Play a job of cron, after cron was upgraded and started again."""
-    return _outlived(stage, "cron")
-
-
-@seems_left(LEADER_ENDED)
-def sampled(stage: Stage) -> Cast:
-    """Play a program that ``py-spy record`` started, after py-spy is killed."""
-    return _outlived(stage, "py-spy")
+terminal_closed = _outlived(
+    "terminal_closed",
+    "gnome-terminal-server",
+    "a program whose terminal's server, of which the kernel keeps 15 letters, has ended",
+)
+connection_lost = _outlived(
+    "connection_lost",
+    "sshd-session",
+    "a program that ``ssh HOST program`` started, after its connection is lost",
+)
+screen_closed = _outlived(
+    "screen_closed", "screen", "a program in a window of GNU screen whose server is killed"
+)
+run_by_sudo = _outlived("run_by_sudo", "sudo", "a program that outlives the sudo that started it")
+run_by_timeout = _outlived("run_by_timeout", "timeout", "a program that outlives the ``timeout`` around it")
+run_by_cron = _outlived("run_by_cron", "cron", "a job of cron, after cron was upgraded and started again")
+sampled = _outlived("sampled", "py-spy", "a program that ``py-spy record`` started, after py-spy is killed")
 
 
 @healthy
@@ -135,18 +121,5 @@ def background_of_system(stage: Stage) -> Cast:
     return Cast([holder])
 
 
-@seems_left(LEADER_ENDED)
-def debugged(stage: Stage) -> Cast:
-    """Play a program that outlives the debugger that started it."""
-    return _outlived(stage, "gdb")
-
-
-@seems_left(LEADER_ENDED)
-def profiled(stage: Stage) -> Cast:
-    """Play a program that outlives the profiler that started it."""
-    return _outlived(stage, "nsys")
-
-
-def _outlived(stage: Stage, program: str) -> Cast:
-    starter = stage.start(name=program)
-    return Cast(children(starter), starter)
+debugged = _outlived("debugged", "gdb", "a program that outlives the debugger that started it")
+profiled = _outlived("profiled", "nsys", "a program that outlives the profiler that started it")

@@ -1,7 +1,5 @@
 """Processes that have ended, are stopped, or have half ended."""
 
-from __future__ import annotations
-
 import psutil
 
 from tests.support.players.stage import Stage, status

@@ -1,7 +1,5 @@
 """The limits of cgroups, joined with the owners of the holders in them."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from vramledger.accounting.owners.reservations import PlacedHolding, owner_limits
@@ -75,12 +73,18 @@ def test_nobody_is_guaranteed_more_than_the_cgroup_above() -> None:
     assert limit_of([ROOT._replace(minimum=None), JOB], both[0]).minimum is None
 
 
-def test_a_guarantee_that_is_not_known_is_none() -> None:
-    """One of an owner's cgroups without a known guarantee, or no cgroup that is known, makes no zero."""
+def test_what_is_not_known_is_not_zero() -> None:
+    """A cgroup without a figure or a guarantee, an owner without a cgroup, and a path outside give none."""
     silent = CgroupLimit("/b", None, None, GIB)
     found = limit_of([JOB, silent], *(PlacedHolding(ADA, path) for path in (JOB.cgroup, "/b")))
     assert (found.minimum, found.charged) == (None, 21 * GIB)
     assert limit_of([ROOT], PlacedHolding(ADA, "/slurm/elsewhere")).minimum is None
+    assert limit_of([JOB._replace(current=None)], PlacedHolding(ADA, JOB.cgroup)).charged is None
+    assert limit_of([JOB], PlacedHolding(ADA, JOB.cgroup), PlacedHolding(ADA, "/elsewhere")).charged is None
+    assert owner_limits([JOB], [PlacedHolding(ADA, None)]) == ()
+    assert owner_limits([JOB], [PlacedHolding(ADA, "/user.slice")]) == ()
+    assert owner_limits(None, [PlacedHolding(ADA, JOB.cgroup)]) == ()
+    assert owner_limits([JOB], [PlacedHolding(ADA, "/../job_41")]) == ()
 
 
 def test_a_cgroup_of_several_owners_is_charged_to_none_of_them() -> None:
@@ -92,20 +96,6 @@ def test_a_cgroup_of_several_owners_is_charged_to_none_of_them() -> None:
     ):
         found = limit_of([ROOT, JOB], PlacedHolding(ADA, JOB.cgroup), other)
         assert (found.charged, found.maximum) == (None, 60 * GIB)
-
-
-def test_what_is_not_known_is_not_zero() -> None:
-    """A cgroup without a figure, and an owner without a cgroup, have no charge and no limit."""
-    assert limit_of([JOB._replace(current=None)], PlacedHolding(ADA, JOB.cgroup)).charged is None
-    assert limit_of([JOB], PlacedHolding(ADA, JOB.cgroup), PlacedHolding(ADA, "/elsewhere")).charged is None
-    assert owner_limits([JOB], [PlacedHolding(ADA, None)]) == ()
-    assert owner_limits([JOB], [PlacedHolding(ADA, "/user.slice")]) == ()
-    assert owner_limits(None, [PlacedHolding(ADA, JOB.cgroup)]) == ()
-
-
-def test_a_path_outside_our_namespace_has_no_limit() -> None:
-    """What a cgroup namespace hides from us says nothing."""
-    assert owner_limits([JOB], [PlacedHolding(ADA, "/../job_41")]) == ()
 
 
 def test_limits_are_served_and_shown() -> None:

@@ -1,21 +1,22 @@
-"""The owners' usage: what was integrated, what was freed, and a small limit on the owners."""
-
-from __future__ import annotations
+"""The owners' usage: what was integrated, freed and failed, and a small limit on the owners."""
 
 from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.agent_client import report, torch
 from tests.support.examples import examples
 from tests.support.host.model import GIB, MIB, Fault, FaultKind, Host, Process
-from tests.support.host.one_holder import gpu
+from tests.support.host.one_holder import NOW, START, OneHolder, gpu
 from tests.support.host.programs import Fixed
+from tests.support.sure import sure
 from vramledger.accounting.owners.owner_usage import (
     GONE_MAX,
     KEPT,
@@ -29,9 +30,10 @@ from vramledger.accounting.owners.owner_usage import (
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import OWNERS_MAX
 from vramledger.metrics.exposition import label_value
-from vramledger.model.reading import Owner
+from vramledger.model.agent_report import Agent, read_report
+from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.model.records import LABEL_VALUE_MAX, label_text
-from vramledger.model.snapshot import Ledger, OwnerUsage, OwnerUsageTotals, Snapshot, State
+from vramledger.model.snapshot import Ledger, OwnerOoms, OwnerUsage, OwnerUsageTotals, Snapshot, State
 
 GAP = 5.0
 ANN = ("user", "ann")
@@ -62,7 +64,6 @@ def test_memory_costs_what_was_seen_until_the_next_sample() -> None:
     first = accounts.update([charge(1)], ledger(), 10.0, GAP)
     accounts.update([charge(1, memory=2 * GIB, state=State.IDLE)], ledger(), 11.0, GAP)
     last = accounts.update([], ledger(), 13.0, GAP)
-
     assert of(first, ANN).byte_seconds == {State.ACTIVE: 0.0}
     assert of(last, ANN).byte_seconds == {State.ACTIVE: 1.0 * GIB, State.IDLE: 4.0 * GIB}
     assert of(last, ANN).held == {}
@@ -74,7 +75,6 @@ def test_a_restarted_holder_goes_on_in_the_same_series() -> None:
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     accounts.update([replaced(charge(1), start=99)], ledger(), 1.0, GAP)
     last = accounts.update([charge(2)], ledger(), 2.0, GAP)
-
     assert of(last, ANN).byte_seconds == {State.ACTIVE: 2.0 * GIB}
 
 
@@ -91,24 +91,17 @@ def test_what_was_not_watched_is_not_charged(span: float, missed: bool) -> None:
     if missed:
         accounts.state.unanswered = True
     last = accounts.update([charge(1)], ledger(), span, GAP)
-
     assert of(last, ANN).byte_seconds == {State.ACTIVE: 0.0}
     assert last.uncounted == span
 
 
 def test_a_span_at_the_gap_rule_still_counts() -> None:
-    """A span of exactly the longest length counts."""
+    """A span of exactly the longest length counts; a holding without a figure gives no bytes in any state."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     last = accounts.update([charge(1)], ledger(), GAP, GAP)
-
     assert (of(last, ANN).byte_seconds, last.uncounted) == ({State.ACTIVE: GAP * GIB}, 0.0)
-
-
-def test_what_nvml_does_not_say_is_not_zero() -> None:
-    """A holding without a figure gives its owner no bytes in any state."""
     result = DeviceUsage(0).update([charge(1, memory=None)], ledger(), 0.0, GAP)
-
     assert of(result, ANN).held == {}
 
 
@@ -118,7 +111,6 @@ def test_the_dead_stay_with_their_owner() -> None:
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     dead = [charge(1, None, state=State.DEAD), charge(2, None, state=State.DEAD)]
     result = accounts.update(dead, ledger(), 1.0, GAP)
-
     assert of(result, ANN).held == {State.DEAD: GIB}
     assert of(result, UNKNOWN).held == {State.DEAD: GIB}
 
@@ -129,30 +121,23 @@ def test_the_bytes_of_an_ended_holding_are_freed() -> None:
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     soon = accounts.update([], ledger(GIB), 1.0, GAP)  # the used memory was read a moment before the list
     late = accounts.update([], ledger(NOISE), 1.0 + SETTLE, GAP)
-
     assert (of(soon, ANN).freed, of(soon, ANN).not_freed) == (0, 0)
     assert (of(late, ANN).freed, of(late, ANN).not_freed) == (GIB, 0)
 
 
 def test_what_an_ended_holding_left_behind() -> None:
-    """Bytes that stay in use without a holder were not freed; holdings that ended together share them."""
+    """Bytes that stay were not freed; what another holding still has is in neither."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1), charge(2, BOB, 3 * GIB)], ledger(MIB), 0.0, GAP)
     accounts.update([charge(2, BOB, 3 * GIB)], ledger(MIB), 1.0, GAP)
     accounts.update([], ledger(MIB), 2.0, GAP)
     last = accounts.update([], ledger(MIB + 2 * GIB), 4.0, GAP)
-
     assert of(last, ANN)[-2:] == (GIB // 2, GIB // 2)
     assert of(last, BOB)[-2:] == (3 * GIB // 2, 3 * GIB // 2)
-
-
-def test_shared_bytes_are_in_neither() -> None:
-    """Shared memory that the other holding still has counts neither as freed nor as not freed."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1, memory=3 * GIB), charge(2, BOB)], ledger(overlap=GIB), 0.0, GAP)
     accounts.update([charge(2, BOB)], ledger(), 1.0, GAP)
     last = accounts.update([charge(2, BOB)], ledger(), 3.0, GAP)
-
     assert of(last, ANN)[-2:] == (2 * GIB, 0)
 
 
@@ -165,7 +150,6 @@ def test_the_bytes_of_a_dead_holding_are_not_freed() -> None:
     assert of(early, ANN).not_freed == 0
     for moment in (3.0, 4.0, 5.0):
         late = accounts.update([charge(1, None, state=State.DEAD)], ledger(), moment, GAP)
-
     assert of(late, ANN).not_freed == GIB
 
 
@@ -174,7 +158,6 @@ def test_endless_ends_are_settled_all_the_same() -> None:
     accounts = DeviceUsage(0)
     for moment in range(20):
         last = accounts.update([charge(1 + moment)], ledger(), float(moment), GAP)
-
     assert (of(last, ANN).freed or 0) >= 10 * GIB
 
 
@@ -183,7 +166,6 @@ def test_beyond_the_limit_owners_share_one_account() -> None:
     accounts = DeviceUsage(2)
     charges = [charge(pid, ("user", str(pid)), pid * MIB) for pid in range(1, 6)]
     result = accounts.update(charges, ledger(), 0.0, GAP)
-
     assert result.dropped == 3
     assert {each.name: each.held[State.ACTIVE] // MIB for each in result.owners} == {
         "5": 5, "4": 4, "other": 6
@@ -197,7 +179,6 @@ def test_a_place_is_given_on_only_when_its_owner_is_long_gone() -> None:
     early = accounts.update([charge(2, BOB)], ledger(), 1.0, GAP)
     empty = accounts.update([], ledger(), 2 * KEPT, GAP)
     late = accounts.update([charge(2, BOB)], ledger(), 2 * KEPT + 1, GAP)
-
     assert [(each.type, each.name) for each in early.owners] == [OTHER, ANN]
     assert [(each.type, each.name) for each in empty.owners] == [OTHER, ANN]
     assert [(each.type, each.name) for each in late.owners] == [OTHER, BOB]
@@ -210,7 +191,6 @@ def test_only_the_last_to_go_stay() -> None:
         accounts.update([charge(1 + turn, ("pod", str(turn)))], ledger(), float(turn), GAP)
     early = accounts.update([], ledger(), 20.0, GAP)
     late = accounts.update([], ledger(), 30.0 + KEPT, GAP)
-
     # What the first owners have freed is known only after their entries are gone.
     latest = {str(turn) for turn in range(20 - GONE_MAX, 20)} | {"other"}
     assert {each.name for each in early.owners} == latest
@@ -221,7 +201,6 @@ def test_only_the_last_to_go_stay() -> None:
 def test_a_name_is_what_the_page_shows(name: str) -> None:
     """The page changes only escapes in a name, so no two owners become one series."""
     shown = label_value(label_text(name))
-
     assert shown == label_text(name).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     assert len(label_text(name)) <= LABEL_VALUE_MAX
     shown.encode()
@@ -290,7 +269,6 @@ def owned(snapshot: Snapshot) -> OwnerUsageTotals | None:
 def test_integration_equals_an_independent_one(steps: list[Step]) -> None:
     """With any gaps, failures, restarts and clock steps, the sum is that of the observed spans."""
     snapshots = played(steps)
-
     expected: dict[str, Fraction] = defaultdict(Fraction)
     uncounted = Fraction(0)
     good = [index for index, step in enumerate(steps) if not step.failure]
@@ -301,12 +279,10 @@ def test_integration_equals_an_independent_one(steps: list[Step]) -> None:
                 expected[f"unit-{pid % 2}"] += memory * GIB * span
         else:
             uncounted += span
-
     if not good:
         assert all(owned(snapshot) is None for snapshot in snapshots)
         return
-    last = owned(snapshots[good[-1]])
-    assert last is not None
+    last = sure(owned(snapshots[good[-1]]))
     assert last.uncounted == pytest.approx(float(uncounted))
     for account in last.owners:
         assert sum(account.byte_seconds.values()) == pytest.approx(float(expected.pop(account.name, 0)))
@@ -338,3 +314,95 @@ def test_sums_are_exact_and_counters_never_fall(steps: list[Step], owners_max: i
         assert all(now[series] >= value for series, value in before.items() if series in now)
         assert {series[:2] for series in before} <= {series[:2] for series in now} or owners_max
         before = now
+
+
+UID = 1000
+POD = Owner("pod", "team/train", pod="train", namespace="team")
+
+
+def agent(ooms: int | None, start: int = START, uid: int = UID, **said: Any) -> Agent:  # noqa: ANN401 a message
+    """Make the agent of pid 7, whose torch has counted so many failures."""
+    frameworks = [] if ooms is None else [torch(reserved=2**30, ooms=ooms)]
+    return Agent(7, start, uid, NOW, problem="", report=read_report(report(frameworks=frameworks, **said)))
+
+
+def failure(after: float, framework: str = "torch") -> dict[str, Any]:
+    """Return a report's newest failed allocation, so many seconds after the exporter's first sample."""
+    return {"time": NOW + 1 + after, "framework": framework, "verdict": "too_big"}
+
+
+def sample(host: OneHolder, *agents: Agent, start: int = START) -> Snapshot:
+    """Take a sample with these agents; pid 7 belongs to a pod."""
+    facts = (ProcessFacts(7, start, uid=UID, user="ann", command="train", owner=POD),)
+    return host.sample(facts=facts, agents=agents)
+
+
+def counted(found: Snapshot) -> dict[str, int]:
+    """Return the count of each framework; all are of the pod."""
+    assert {(each.type, each.name) for each in found.ooms} <= {("pod", "team/train")}
+    return {each.framework: each.failures for each in found.ooms}
+
+
+def test_what_torch_counts_is_counted_once() -> None:
+    """Each failure that torch counts is one, however many reports tell of it, and the newest has its time."""
+    host = OneHolder()
+    assert counted(sample(host, agent(0))) == {}
+    assert counted(sample(host, agent(1, last_oom=failure(1)))) == {"torch": 1}
+    assert counted(sample(host, agent(1, last_oom=failure(1)))) == {"torch": 1}
+    found = sample(host, agent(3, last_oom=failure(3)))
+    assert found.ooms == (OwnerOoms("pod", "team/train", "torch", 3, NOW + 4),)
+
+
+def test_a_program_that_dies_of_it_still_counts() -> None:
+    """The last report of an ended program counts and stays, and so does a failure on an unknown device."""
+    host = OneHolder()
+    sample(host, agent(0))
+    host.host.processes = []
+    assert counted(sample(host, agent(1, last_oom=failure(1)))) == {"torch": 1}
+    assert counted(sample(host)) == {"torch": 1}
+    host = OneHolder()
+    sample(host, agent(0))
+    elsewhere = [{**torch(reserved=2**30, ooms=1), "devices": [{"ordinal": 5, "reserved": 2**30, "ooms": 1}]}]
+    told = Agent(7, START, UID, NOW, problem="", report=read_report(report(frameworks=elsewhere)))
+    assert counted(sample(host, told)) == {"torch": 1}
+
+
+def test_what_happened_before_the_exporter_started_is_not_counted() -> None:
+    """A program that ran out of memory yesterday and lives has no failure today; its next one is."""
+    host = OneHolder()
+    assert counted(sample(host, agent(4, last_oom=failure(-500)))) == {}
+    assert counted(sample(host, agent(5, last_oom=failure(2)))) == {"torch": 1}
+
+
+def test_the_first_report_may_already_have_it() -> None:
+    """A program that began while we watched, and failed before its first report, has failed once."""
+    host = OneHolder()
+    sample(host)
+    host.reuse_pid(2**30)
+    start = host.holder.start
+    sample(host, start=start)
+    assert counted(sample(host, agent(1, start=start, last_oom=failure(2)), start=start)) == {"torch": 1}
+
+
+def test_other_frameworks_count_by_the_time_of_the_newest() -> None:
+    """JAX counts nothing itself: another time is another failure, the same time is the same one."""
+    host = OneHolder()
+    sample(host, agent(None))
+    for after in (1, 1, 3):
+        found = sample(host, agent(None, last_oom=failure(after, "jax")))
+    assert counted(found) == {"jax": 2}
+
+
+def test_what_a_report_cannot_do() -> None:
+    """Reset statistics take nothing back, another user counts for nobody, a time in the future is now."""
+    host = OneHolder()
+    for ooms in (0, 2, 0, 1):
+        found = sample(host, agent(ooms))
+    assert counted(found) == {"torch": 3}
+    host = OneHolder()
+    sample(host, agent(0))
+    assert counted(sample(host, agent(1, uid=UID + 1, last_oom=failure(1)))) == {}
+    host = OneHolder()
+    sample(host, agent(0))
+    (oom,) = sample(host, agent(1, last_oom=failure(10_000))).ooms
+    assert oom.last == NOW + host.now

@@ -1,13 +1,12 @@
 """Reserved and held memory: the join, and how page, table, JSON, check and recordings show it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 from tests.support import builders
 from tests.support.host.one_holder import OneHolder
+from tests.support.sure import sure
 from vramledger.accounting.owners.reservations import fits, mps_servers
 from vramledger.metrics import processes, reservations
 from vramledger.model.reading import (
@@ -105,7 +104,6 @@ def test_who_holds_what_is_reserved(
 ) -> None:
     """A reservation is held by its owner's processes; a holder without a certain owner is not blamed."""
     found = reservation_status(sampled(owner, scheduler, cgroup=cgroup))
-
     (grant,) = scheduler.grants
     assert found == ReservationStatus(
         (Reservation(grant.type, grant.name, scheduler.name, held),), unreserved, (scheduler.name,)
@@ -126,20 +124,16 @@ def test_without_a_scheduler_there_is_nothing() -> None:
     }
 
 
-def test_a_device_that_is_given_to_nobody() -> None:
-    """A holder on a managed device that is not reserved has no reservation."""
+def test_who_needs_a_reservation() -> None:
+    """On a managed device a holder has one of either scheduler, read since it came, or it has none."""
     assert reservation_status(sampled(POD, KUBELET._replace(grants=()))) == ReservationStatus(
         (), (7,), ("kubelet",)
     )
-
-
-def test_one_grant_of_two_schedulers_is_enough() -> None:
-    """Where Slurm's jobs run in pods, a reservation by either counts."""
-    found = reservation_status(sampled(JOB, KUBELET, SLURM))
-
-    assert found is not None
+    found = sure(reservation_status(sampled(JOB, KUBELET, SLURM)))
     assert {each.name: each.held for each in found.reservations} == {"ml/train-0": False, "42": True}
     assert found.unreserved_pids == ()
+    found = sure(reservation_status(sampled(USER, SLURM, schedulers_read=1e12)))
+    assert found.unreserved_pids == (7,)
 
 
 @pytest.mark.parametrize(
@@ -155,18 +149,8 @@ def test_nobody_is_blamed_in_doubt(changes: dict[str, Any]) -> None:
     """Hidden grants, invisible holders and an id that fits no device: not known."""
     owner = Owner("pod", "ml/other", namespace="ml", pod="other")
     schedulers = changes.pop("schedulers", (KUBELET,))
-    found = reservation_status(sampled(owner, *schedulers, **changes))
-
-    assert found is not None
+    found = sure(reservation_status(sampled(owner, *schedulers, **changes)))
     assert not found.unreserved_pids
-
-
-def test_a_read_that_came_after_the_holder_counts() -> None:
-    """A holder that was seen before the schedulers were read, and has no reservation then, has none."""
-    found = reservation_status(sampled(USER, SLURM, schedulers_read=1e12))
-
-    assert found is not None
-    assert found.unreserved_pids == (7,)
 
 
 CONTROL = ParentFacts(6, 1, "nvidia-cuda-mps", "x", init=False, uid=0, program="nvidia-cuda-mps-control")
@@ -185,13 +169,9 @@ CONTROL = ParentFacts(6, 1, "nvidia-cuda-mps", "x", init=False, uid=0, program="
         (None, "nvidia-cuda-mps-server", (7,)),
     ],
 )
-def test_the_mps_server_needs_no_reservation(
-    parent: ParentFacts | None, command: str, unreserved: tuple[int, ...]
-) -> None:
+def test_mps_unreserved(parent: ParentFacts | None, command: str, unreserved: tuple[int, ...]) -> None:
     """A server of root's daemon holds the context of clients who have reservations; a name proves nothing."""
-    found = reservation_status(sampled(USER, SLURM, command=command, parent=parent))
-
-    assert found is not None
+    found = sure(reservation_status(sampled(USER, SLURM, command=command, parent=parent)))
     assert found.unreserved_pids == unreserved
 
 
@@ -208,7 +188,6 @@ def test_a_name_alone_makes_no_holder_a_client_of_mps(parent: ParentFacts | None
     """A program with the server's name and another parent is none: it and its neighbours stay idle."""
     facts = ProcessFacts(7, 7, 1000, "eve", command="nvidia-cuda-mps-server", parent=parent)
     device = DeviceReading(0, GPU, processes=(ProcessEntry(7, 1, "C"),))
-
     assert (
         mps_servers(device, {7: ProcessRow(7, 7, "S", 1, 7, 7, 0, 1)}, lambda _pid, _start: facts) == servers
     )
@@ -280,22 +259,26 @@ def test_the_account_of_a_job() -> None:
     assert dict(reservations.collect(sampled(JOB, SLURM)))[family] == []
 
 
-def test_the_table_and_the_evidence() -> None:
-    """``show`` names an unused reservation and an unreserved holder, ``--why`` the scheduler's part."""
+def test_table_evidence_and_json() -> None:
+    """``show``, ``--why`` and the JSON name unused reservations and unreserved holders."""
     text = render_table(sampled(USER, KUBELET))
-
     assert "reservation: for pod ml/train-0, which HOLDS NOTHING here" in text
     assert "UNRESERVED: pid 7 holds memory without a reservation; kubelet assigns this GPU" in text
     assert "which holds memory here" in render_table(sampled(POD, KUBELET))
     why = "\n".join(evidence_lines(sampled(USER, KUBELET), 7))
     assert "reservation  by kubelet for pod ml/train-0; its owner is NOT among them" in why
     assert "reservation  " not in "\n".join(evidence_lines(sampled(USER), 7))
+    device = shown(sampled(USER, KUBELET))
+    assert device["reservations"] == [
+        {"owner_type": "pod", "owner": "ml/train-0", "scheduler": "kubelet", "held": False}
+    ]
+    assert device["schedulers"] == ["kubelet"]
+    assert [each["unreserved"] for each in device["holdings"]] == [True]
 
 
 def test_check_names_a_tenant_without_a_reservation() -> None:
     """The line says which process holds without a reservation, and which reservation is not used."""
     (verdict,) = cleanliness.check_devices(sampled(USER, KUBELET), (), cleanliness.CheckTolerance())
-
     assert verdict.status == cleanliness.NOT_CLEAN
     assert "pid 7 train.py of user ada" in verdict.line
     assert "(without a reservation)" in verdict.line
@@ -305,23 +288,11 @@ def test_check_names_a_tenant_without_a_reservation() -> None:
     assert "reservation" not in welcome.line
 
 
-def test_the_json() -> None:
-    """Reservations, their holders and the holders without one, as JSON values."""
-    device = shown(sampled(USER, KUBELET))
-
-    assert device["reservations"] == [
-        {"owner_type": "pod", "owner": "ml/train-0", "scheduler": "kubelet", "held": False}
-    ]
-    assert device["schedulers"] == ["kubelet"]
-    assert [each["unreserved"] for each in device["holdings"]] == [True]
-
-
 @pytest.mark.parametrize("scheduler", [KUBELET, SLURM, NOMAD])
 def test_a_recording_replays_what_was_reserved(scheduler: Scheduler) -> None:
     """A line of a recording has everything, and a masked one has the same relations without the names."""
     reading = Reading(1.0, 2.0, schedulers=(scheduler,), hidden_unreadable=3)
     assert decode(encode(reading)) == reading
-
     cgroup = (f"0::/nomad.slice/share.slice/{NOMAD_SCOPE}",)
     owner = {"kubelet": POD, "slurm": JOB, "nomad": USER}[scheduler.name]
     host = OneHolder()
@@ -332,8 +303,7 @@ def test_a_recording_replays_what_was_reserved(scheduler: Scheduler) -> None:
     line = encode(masked)
     for secret in (b"train", b"GPU-7", b"5b3b6f0e", b"ml/"):
         assert secret not in line
-    found = reservation_status(host.exporter.tracker.update(masked))
-    assert found is not None
+    found = sure(reservation_status(host.exporter.tracker.update(masked)))
     assert [each.held for each in found.reservations] == [True]
     assert found.unreserved_pids == ()
 
@@ -345,7 +315,6 @@ def test_unreadable_files_are_counted() -> None:
     snapshot = host.sample(facts=(facts,), hidden_unreadable=5)
     found = dict(processes.collect(snapshot, 0))[processes.UNREADABLE]
     assert found == [(("environ",), 1), (("maps",), 1), (("cgroup",), 0), (("fd",), 5)]
-
     not_searched = host.sample(hidden=None, hidden_unreadable=None)
     unknown = dict(processes.collect(not_searched, 0))[processes.UNREADABLE]
     assert ("fd",) not in dict(unknown)

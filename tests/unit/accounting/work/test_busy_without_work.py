@@ -1,6 +1,6 @@
-"""A device that is busy for minutes and does nothing: figures of real programs on an H100, driver 580."""
+"""A device that is busy for minutes and does nothing, with a holder or without anybody."""
 
-from __future__ import annotations
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from tests.support.host.model import GIB, Process
 from tests.support.host.one_holder import NOW, PID, SHELL, OneHolder
 from tests.support.host.programs import Fixed
+from tests.support.sure import sure
 from vramledger.accounting.remembered import Remembered, follow_clock
 from vramledger.accounting.sample import Sample
 from vramledger.accounting.work.busy_without_work import (
@@ -16,8 +17,8 @@ from vramledger.accounting.work.busy_without_work import (
     busy_without_work,
     who_keeps_busy,
 )
-from vramledger.model.reading import DeviceReading, ProcessUtilization, Reading
-from vramledger.model.snapshot import State
+from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessUtilization, Reading
+from vramledger.model.snapshot import DeviceSnapshot, State
 
 NOTHING = {
     "graphics": 1.0,
@@ -70,7 +71,6 @@ def active(**figures: float) -> DeviceReading:
 def test_said_after_minutes() -> None:
     """A collective that hangs is said to be busy without work after minutes, with the time since it began."""
     watched = Watched()
-
     assert watched.after(0, WAITING) is None
     assert watched.wait(WAITS_AFTER - 5) is None
     assert watched.after(5, WAITING) == WAITS_AFTER
@@ -98,7 +98,6 @@ def test_work_ends_it(work: DeviceReading) -> None:
     watched = Watched()
     watched.after(0, WAITING)
     assert watched.wait(WAITS_AFTER) is not None
-
     assert watched.after(1, work) is None
     assert watched.after(1, WAITING) is None
     assert watched.wait(WAITS_AFTER - 5) is None
@@ -117,7 +116,6 @@ def test_programs_that_come_and_go_do_not_end_it(movement: DeviceReading) -> Non
     watched = Watched()
     watched.after(0, WAITING)
     watched.wait(WAITS_AFTER - 5)
-
     for _ in range(20):
         assert watched.after(5, movement) is not None
         assert watched.wait(115) is not None
@@ -125,30 +123,17 @@ def test_programs_that_come_and_go_do_not_end_it(movement: DeviceReading) -> Non
 
 
 def test_movement_that_lasts_ends_it() -> None:
-    """Data that arrive for longer than a moment are work."""
+    """Data that arrive for longer than a moment, or every few seconds, are work."""
     watched = Watched()
     watched.after(0, WAITING)
     watched.wait(600)
-
     assert [watched.after(4, INITIALISED) is not None for _ in range(3)] == [True, True, False]
     assert watched.after(4, WAITING) is None
-
-
-def test_movement_again_and_again_ends_it() -> None:
-    """A rank that gets data every few seconds works, even if each time is short."""
     watched = Watched()
     watched.after(0, WAITING)
     watched.wait(600)
     said = [watched.after(1, INITIALISED if second % 5 == 0 else WAITING) for second in range(200)]
-
     assert None in said
-
-
-def test_movement_alone_begins_nothing() -> None:
-    """A device whose memory is moved all the time is not busy without work."""
-    watched = Watched()
-
-    assert [watched.after(5, KILLED) for _ in range(50)] == [None] * 50
 
 
 def test_a_sample_without_counters_changes_nothing() -> None:
@@ -157,19 +142,28 @@ def test_a_sample_without_counters_changes_nothing() -> None:
     watched.after(0, WAITING)
     watched.wait(WAITS_AFTER)
     missing = replace(WAITING, activity=None)
-
     assert watched.after(5, missing) == WAITS_AFTER + 5
     assert watched.after(5, missing) is None, "counters that stay away say nothing"
     assert watched.after(5, WAITING) is None
 
 
-def test_missing_samples_begin_it_again() -> None:
-    """Where samples are missing, the device may have worked."""
+def test_when_nothing_is_said() -> None:
+    """After missing samples, without counters, of what only moves memory or is gone."""
     watched = Watched()
     watched.after(0, WAITING)
     watched.wait(WAITS_AFTER)
-
     assert watched.after(60, WAITING, gap=True) is None
+    watched = Watched()
+    old = replace(WAITING, activity=None)
+    assert [watched.after(5, old) for _ in range(50)] == [None] * 50
+    watched = Watched()
+    watched.after(0, WAITING)
+    watched.wait(WAITS_AFTER)
+    moved = follow_clock(Remembered(waits=watched.spans), 3600)
+    watched.spans = moved.waits
+    assert watched.after(0, WAITING) == WAITS_AFTER - 3600
+    watched = Watched()
+    assert [watched.after(5, KILLED) for _ in range(50)] == [None] * 50
 
 
 @pytest.mark.parametrize("figure", ["tensor", "fp32", "dram", "integer", "sm"])
@@ -177,27 +171,7 @@ def test_missing_figures_say_nothing(figure: str) -> None:
     """Without the figures that would show work, nothing is said of the device."""
     watched = Watched()
     partial = replace(WAITING, activity={name: value for name, value in NOTHING.items() if name != figure})
-
     assert [watched.after(5, partial) for _ in range(50)] == [None] * 50
-
-
-def test_device_without_counters_says_nothing() -> None:
-    """Before Hopper nothing is said, however busy the device is."""
-    watched = Watched()
-    old = replace(WAITING, activity=None)
-
-    assert [watched.after(5, old) for _ in range(50)] == [None] * 50
-
-
-def test_clock_that_is_set() -> None:
-    """When the host's clock is set, the span stays the same."""
-    watched = Watched()
-    watched.after(0, WAITING)
-    watched.wait(WAITS_AFTER)
-    moved = follow_clock(Remembered(waits=watched.spans), 3600)
-    watched.spans = moved.waits
-
-    assert watched.after(0, WAITING) == WAITS_AFTER - 3600
 
 
 IN_TURNS = active(dram=0.002135, pcie_transmit=2.14e7, pcie_receive=6.08e7)
@@ -208,7 +182,6 @@ def test_one_that_computes_in_turns_with_one_that_waits() -> None:
     """A block of threads that computes with integers on one SM for a quarter of the time is work."""
     shares = {"sm": 0.75 * 0.18 + 0.25 / 132, "integer": 0.75 * 0.18 * 0.008 + 0.25 / 132 * 0.93}
     watched = Watched()
-
     assert {watched.after(5, active(**shares), in_turns=True) for _ in range(50)} == {None}
 
 
@@ -219,7 +192,6 @@ def test_a_figure_that_is_missing_says_nothing(name: str) -> None:
     assert device.activity is not None
     less = replace(device, activity={key: value for key, value in device.activity.items() if key != name})
     watched = Watched()
-
     assert {watched.after(5, less) for _ in range(50)} == {None}
 
 
@@ -270,7 +242,6 @@ def test_the_holder_says_it(hung: OneHolder) -> None:
     """The holder of a device that does nothing says it as evidence, with its beginning; it stays active."""
     assert hung.watch(100).busy_without_work_since is None
     holding = hung.watch(100)
-
     assert holding.state is State.ACTIVE
     assert holding.busy_without_work_since == NOW + 1
     assert holding.why.startswith("busy without work for 199 s: ")
@@ -280,7 +251,6 @@ def test_work_of_the_holder_ends_it(hung: OneHolder) -> None:
     """When the collective goes on, nothing is said any more."""
     hung.watch(200)
     hung.driver_says(activity={**NOTHING, "fp32": 0.7, "dram": 0.1})
-
     assert hung.holding().busy_without_work_since is None
 
 
@@ -292,6 +262,81 @@ def test_only_who_keeps_it_busy_says_it(hung: OneHolder) -> None:
         row = ProcessUtilization(PID, NOW + hung.now + 0.5, 1.0, 0.0, 0.0, 0.0)
         hung.driver_says(process_utilization=(row,))
         (device,) = hung.sample().devices
-
     said = {holding.pid: holding.busy_without_work_since is not None for holding in device.holdings}
     assert said == {PID: True, 8: False}
+
+
+IDLE = {"device_power_watts": 128.0, "device_power_limit_watts": 700.0}
+BUSY = {"gpu": 1.0, "memory": 0.0}
+
+
+def ghostly() -> OneHolder:
+    """Return a host whose only GPU is busy at idle power, without a process."""
+    host = OneHolder()
+    host.driver_says(processes=(), utilization=BUSY, hardware=IDLE)
+    return host
+
+
+def watch(host: OneHolder, seconds: int, **changes: Any) -> DeviceSnapshot:  # noqa: ANN401 any field of a reading
+    """Sample once a second and return the last state of the device."""
+    changes = {"hidden": (), **changes}
+    return [host.sample(**changes) for _ in range(seconds)][-1].devices[0]
+
+
+def test_a_device_that_is_busy_without_anybody_is_a_ghost_after_three_minutes() -> None:
+    """Before that it may be a holder that has just ended; then the time is that of the first such sample."""
+    host = ghostly()
+    assert watch(host, 180).ghost is False
+    device = watch(host, 1)
+    assert device.ghost is True
+    assert watch(host, 50).ghost_since == sure(device.ghost_since)
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [{"hardware": IDLE | {"device_power_watts": 300.0}}, {"utilization": {"gpu": 0.1, "memory": 0.0}}],
+    ids=["power", "utilisation"],
+)
+def test_a_device_that_does_real_work_or_none_is_no_ghost(healthy: dict[str, Any]) -> None:
+    """Power of work, or little utilisation, contradicts nothing."""
+    host = ghostly()
+    host.driver_says(**healthy)
+    assert watch(host, 400).ghost is False
+
+
+def test_a_device_with_a_listed_or_hidden_holder_is_no_ghost() -> None:
+    """One thread that spins keeps a GPU busy at idle power; somebody is there."""
+    host = OneHolder()
+    host.driver_says(utilization=BUSY, hardware=IDLE)
+    assert watch(host, 400).ghost is False
+    host = ghostly()
+    hidden = HiddenHolder(9, 900, "cuda", "python", "ada", (0,))
+    assert watch(host, 400, hidden=(hidden,)).ghost is False
+
+
+@pytest.mark.parametrize(
+    ("says", "changes"),
+    [
+        ({"hardware": {}}, {}),
+        ({"utilization": None}, {}),
+        ({"processes": None}, {}),
+        ({}, {"hidden": None}),
+        ({}, {"host_pid_namespace": None}),
+    ],
+    ids=["power", "utilisation", "processes", "hidden", "namespace"],
+)
+def test_a_source_is_missing_for_a_ghost(says: dict[str, Any], changes: dict[str, Any]) -> None:
+    """A ghost is a contradiction between five sources; with four there is none to see."""
+    host = ghostly()
+    host.driver_says(**says)
+    assert watch(host, 400, **changes).ghost is None
+
+
+def test_a_single_quiet_sample_begins_the_three_minutes_anew() -> None:
+    """The device must have been busy in every sample."""
+    host = ghostly()
+    watch(host, 170)
+    host.driver_says(utilization={"gpu": 0.0, "memory": 0.0})
+    watch(host, 1)
+    host.driver_says(utilization=BUSY)
+    assert watch(host, 170).ghost is False

@@ -1,14 +1,11 @@
 """Who worked on a device, and how well it is known that somebody did not: measured situations, replayed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tests.support.host.model import EPOCH, GIB, QUIET_CPU
-from vramledger.accounting.remembered import follow_clock
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.accounting.work.thread_times import CpuBesideWork
 from vramledger.model.reading import (
@@ -114,7 +111,6 @@ def test_a_notebook_alone_is_proven_idle_although_it_has_a_row_every_second() ->
         held = device.sample([row(7)], NOTHING)
         assert held[7].state is State.ACTIVE
     held = device.sample([row(7)], NOTHING)
-
     assert idle_with(held[7]) is Grade.PROVEN
     assert held[7].since == EPOCH + 1
 
@@ -129,15 +125,11 @@ def test_a_small_kernel_every_three_seconds_is_work_whose_rows_say_0() -> None:
 
 
 def test_without_rows_the_only_holder_is_the_one_that_works() -> None:
-    """A MIG instance has no rows; where one process holds it, its kernels are that process's."""
+    """On a MIG instance kernels are the only holder's, or anybody's; once they stop, all are idle."""
     device = Device(7)
     for second in range(300):
         held = device.sample(None, MATMUL if second % 10 == 0 else NOTHING, utilization=None)
         assert held[7].state is State.ACTIVE
-
-
-def test_without_rows_nobody_of_several_is_idle_while_something_runs() -> None:
-    """Nothing says whose the kernels on a MIG instance are; once they stop, all are proven to be idle."""
     device = Device(7, 8)
     for second in range(200):
         held = device.sample(None, MATMUL if second % 10 == 0 else NOTHING, utilization=None)
@@ -152,7 +144,6 @@ def test_a_failed_query_of_the_counters_is_no_missing_counter(says: dict[str, An
     """Only where the instance is known and the driver says so has a GPU no counters on it."""
     instance = {"parent": "GPU-a", "gpu_instance": 1, "utilization": None}
     assert "this GPU has no GPM counters" in Device(7).sample(None, None, **instance)[7].why
-
     device = Device(7)
     for answer in (NOTHING, None, NOTHING, None, None):
         why = device.sample(None, answer, **{**instance, **(says if answer is None else {})})[7].why
@@ -177,7 +168,6 @@ def test_the_first_program_of_a_pipeline_is_not_seen_to_be_idle() -> None:
         held = pipeline(device, 4, {7: 0.0009})
         assert idle_with(held[7]) in (None, Grade.INFERRED)
     assert idle_with(held[8]) is Grade.SEEN
-
     pipeline(device, 40, {})
     held = pipeline(device, 60, {})
     assert idle_with(held[7]) is Grade.INFERRED, "it has worked within the threshold"
@@ -288,16 +278,12 @@ def test_what_is_seen_takes_the_threshold_without_anything_running() -> None:
 
 
 def test_kernels_that_no_row_names_are_evidence_against_nobody() -> None:
-    """The driver answers "not found" on a device that works: then nobody is called idle."""
+    """On a device that works without a row, with counters or without, nobody is called idle."""
     device = Device(7, 8)
     for _ in range(300):
         held = device.sample([], TRAINING, utilization={"gpu": 0.6, "memory": 0.1})
         assert held[7].state is held[8].state is State.ACTIVE
     assert "nothing says whether it works" in held[7].why
-
-
-def test_the_same_without_counters() -> None:
-    """An older GPU at 60 % without a row: nobody is called idle either."""
     device = Device(7, 8)
     for _ in range(300):
         held = device.sample([], None, utilization={"gpu": 0.6, "memory": 0.1})
@@ -352,15 +338,11 @@ def test_a_program_that_only_copies_alone_works() -> None:
 
 
 def test_counters_that_do_not_move_prove_nothing() -> None:
-    """If no counter at all moves, they are not counting (a profiler holds them, for example)."""
+    """Where none moves they are not counting; where the driver says busy, zeros do not count."""
     device = Device(7)
     for _ in range(200):
         held = device.sample([row(7)], dict.fromkeys(NOTHING, 0.0) | {"seconds": 1.0})
     assert idle_with(held[7]) is Grade.INFERRED
-
-
-def test_counters_that_the_driver_contradicts_prove_nothing() -> None:
-    """Where the driver says that the device is busy, counters at 0 do not count."""
     device = Device(7, 8)
     for _ in range(200):
         held = device.sample([row(7, 0.4)], NOTHING, utilization={"gpu": 0.4, "memory": 0.0})
@@ -410,17 +392,6 @@ def test_a_new_holder_has_not_been_quiet_before_it_was_there() -> None:
     device.pids, device.kinds[8] = (7, 8), "C"
     for _ in range(59):
         assert device.sample([row(7)], NOTHING)[8].state is State.ACTIVE
-
-
-def test_a_clock_that_is_set_moves_the_beginning_of_idleness() -> None:
-    """The time since which a holder is idle follows a clock that is set."""
-    device = Device(7)
-    for _ in range(80):
-        held = device.sample([row(7)], NOTHING)
-    before = EPOCH + device.now - held[7].since
-    device.tracker.recall(follow_clock(device.tracker.state, 3600.0))
-    held = device.sample([row(7)], NOTHING)
-    assert EPOCH + device.now + 3600.0 - held[7].since == pytest.approx(before + 1.0)
 
 
 IDLE, LAUNCH = 0.0019, 0.0004

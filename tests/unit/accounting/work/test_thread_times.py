@@ -1,7 +1,5 @@
 """What the times of a holder's threads prove, beside others, and where the driver has no rows."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.host.model import EPOCH, GIB
@@ -101,19 +99,14 @@ def grade(holding: Holding) -> Grade | None:
 
 
 def test_still_holder_is_proven_idle_beside_a_training() -> None:
-    """On a GPU without counters that another program keeps busy, and only once the threshold has passed."""
+    """Without counters, beside a training, once the threshold has passed, and with looks alone."""
     card = Card()
     assert grade(card.watch(60)) is not Grade.PROVEN
     holding = card.watch(12)
-
     assert grade(holding) is Grade.PROVEN
     assert holding.working is False
     assert holding.wasted
     assert "no thread of it ran except the driver's, and the driver named it in no row" in holding.why
-
-
-def test_without_looks_nothing_is_proven() -> None:
-    """The same GPU without the collector: small work may have been missed."""
     assert grade(Card().watch(300, None)) is Grade.INFERRED
 
 
@@ -138,7 +131,6 @@ def test_threads_that_may_launch_leave_it_inferred(threads: Threads) -> None:
 def test_notebooks_helpers_keep_their_rhythm() -> None:
     """The main thread did not run, and the others run by the clock: seen, and never proven."""
     holding = Card().watch(100, NOTEBOOK)
-
     assert grade(holding) is Grade.SEEN
     assert "the others only kept their rhythm" in holding.why
 
@@ -158,7 +150,6 @@ def test_work_that_was_launched_before_is_named_by_rows() -> None:
     card = Card()
     card.watch(100, rows=(TRAINING, HOLDER))
     holding = card.sample(rows=(TRAINING, HOLDER))
-
     assert (holding.state, holding.working) == (State.ACTIVE, True)
 
 
@@ -167,9 +158,7 @@ def test_work_that_was_launched_before_is_named_by_rows() -> None:
     [(BUSY, None), (HALF, Grade.SEEN), (None, Grade.SEEN)],
     ids=["always full", "not always full", "no rate: MIG before Hopper"],
 )
-def test_without_rows_a_gpu_that_was_not_full_ran_no_long_kernel(
-    rate: dict[str, float] | None, expected: Grade | None
-) -> None:
+def test_not_full_without_rows_no_long_kernel(rate: dict[str, float] | None, expected: Grade | None) -> None:
     """Without rows only the rate shows a kernel of minutes; on MIG before Hopper not even that."""
     assert grade(Card().watch(100, rows=None, rate=rate)) is expected
 
@@ -199,23 +188,15 @@ def test_what_is_not_known_is_not_quiet(how: dict[str, bool]) -> None:
     assert grade(card.watch(11, **how)) is not Grade.PROVEN
 
 
-def test_old_looks_prove_nothing() -> None:
-    """If the looks end, the proof ends too."""
+def test_what_ends_the_proof() -> None:
+    """No further looks, a gap until a new look, and at once a change of its bytes."""
     card = Card()
     assert grade(card.watch(100)) is Grade.PROVEN
     assert grade(card.watch(100, None)) is Grade.INFERRED
-
-
-def test_short_gap_is_bridged_but_not_proven() -> None:
-    """After a restart nothing is said until a new look; quiet before and after it is then seen."""
     card = Card()
     assert grade(card.watch(100)) is Grade.PROVEN
     card.now += 30.0
     assert grade(card.sample(None)) is not Grade.PROVEN
-
-
-def test_allocation_is_work_although_no_look_has_ended() -> None:
-    """A change of its bytes ends the quiet at once."""
     card = Card()
     assert grade(card.watch(100)) is Grade.PROVEN
     assert card.sample(memory=2 * GIB).state is State.ACTIVE

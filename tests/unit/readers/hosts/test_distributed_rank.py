@@ -1,7 +1,5 @@
 """Which rank of which distributed job an environment names."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +62,6 @@ def test_any_environment_gives_a_short_printable_name_or_none(value: bytes, name
     """Whatever a program writes into its environment, the job's name is short, printable and one line."""
     rest = f"\0MASTER_PORT=1\0RANK=0\0WORLD_SIZE=2\0{MPI} {SRUN}\0".replace(" ", "\0").encode()
     rank = find_rank(b"\0" + name + b"=" + value + rest, "gpu-7")
-
     assert rank is None or (
         len(rank.job) <= LONGEST_VALUE + len(":1000000 slurm .") and rank.job.isprintable()
     )

@@ -1,7 +1,5 @@
 """Where a process belongs by its cgroup lines: real ones of every runtime, and hostile ones."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest
@@ -38,16 +36,14 @@ CASES = [
     case(
         "k3s and colima, containerd, cgroup v2, systemd driver (cryptnono#47)",
         f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SLICE}.slice/cri-containerd-{A}.scope",
-        pod_uid=UID,
-        by=("containerd", A),
+        pod_uid=UID, by=("containerd", A),
     ),
     case(
         "CRI-O, cgroup v1, systemd driver; one hierarchy at the root (runc#4620)",
         f"13:freezer:/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice/crio-{B}.scope",
         "11:files:/",
         f"1:name=systemd:/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice/crio-{B}.scope",
-        pod_uid=UID,
-        by=("cri-o", B),
+        pod_uid=UID, by=("cri-o", B),
     ),
     case(
         "CRI-O with crun, cgroup v2: the processes are one level below",
@@ -58,8 +54,7 @@ CASES = [
         "cri-dockerd, cgroup v1, systemd driver; a UID of version 1 (pharos-cluster#440)",
         "4:memory:/kubepods.slice/kubepods-besteffort.slice/"
         f"kubepods-besteffort-pod9692aa0e_748e_11e8_8dfa_76d458035df6.slice/docker-{A}.scope",
-        pod_uid="9692aa0e-748e-11e8-8dfa-76d458035df6",
-        by=("docker", A),
+        pod_uid="9692aa0e-748e-11e8-8dfa-76d458035df6", by=("docker", A),
     ),
     case(
         "cgroupfs driver, cgroup v1: bare UID and id, the runtime is not told",
@@ -72,21 +67,17 @@ CASES = [
     case(
         "a static pod: its UID is a hash without dashes (netdata#4868)",
         "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod8daa50c3a64c9ff60bb9eab7b44b56fd.slice/"
-        f"cri-containerd-{A}.scope",
-        pod_uid="8daa50c3a64c9ff60bb9eab7b44b56fd",
-        by=("containerd", A),
+        f"cri-containerd-{A}.scope", pod_uid="8daa50c3a64c9ff60bb9eab7b44b56fd", by=("containerd", A),
     ),
     case(
         "containerd not told about the kubelet's systemd driver, cgroup v1",
         f"12:cpu,cpuacct:/system.slice/containerd.service/kubepods-besteffort-pod{SLICE}.slice:cri-containerd:{A}",
-        pod_uid=UID,
-        by=("containerd", A),
+        pod_uid=UID, by=("containerd", A),
     ),
     case(
         "kind's kubelet, as its node shows it, cgroup v2 (containerd/nri#227)",
         "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
-        f"kubelet-kubepods-besteffort-pod{SLICE}.slice/cri-containerd-{A}.scope",
-        pod_uid=UID,
+        f"kubelet-kubepods-besteffort-pod{SLICE}.slice/cri-containerd-{A}.scope", pod_uid=UID,
         by=("containerd", A),
     ),
     case(
@@ -189,9 +180,7 @@ CASES = [
     case(
         "slurmd in a pod",
         f"0::/kubepods.slice/kubepods-pod{SLICE}.slice/cri-containerd-{A}.scope/"
-        "system.slice/slurmstepd.scope/job_9/step_0/user/task_0",
-        pod_uid=UID,
-        by=("containerd", A),
+        "system.slice/slurmstepd.scope/job_9/step_0/user/task_0", pod_uid=UID, by=("containerd", A),
     ),
     # --- systemd ---
     case("a system service, cgroup v2", "0::/system.slice/ollama.service", unit="ollama.service"),
@@ -236,46 +225,10 @@ def test_the_order_of_the_lines_does_not_matter() -> None:
         assert parse_cgroup(reversed(each.lines)) == parse_cgroup(each.lines)
 
 
+WORDS = """/ .. : :: pod kubepods kubepods.slice docker slurm uid_1 job_1 step_0 slurmstepd.scope
+user@1.service .scope lxc lxc.payload. a.service ../../etc/passwd 1:name=systemd:/ 0::/"""
 PIECES = st.sampled_from(
-    [
-        *(
-            "/",
-            "..",
-            ":",
-            "::",
-            "pod",
-            "kubepods",
-            "kubepods.slice",
-            "docker",
-            "slurm",
-            "uid_1",
-            "job_1",
-            "step_0",
-        ),
-        *(
-            "slurmstepd.scope",
-            "user@1.service",
-            ".scope",
-            "lxc",
-            "lxc.payload.",
-            "a.service",
-            " (deleted)",
-            "\n",
-        ),
-        *(
-            "\0",
-            '"',
-            "\\",
-            "\ufffd",
-            "../../etc/passwd",
-            A,
-            UID,
-            SLICE,
-            "x" * 65536,
-            "1:name=systemd:/",
-            "0::/",
-        ),
-    ]
+    [*WORDS.split(), " (deleted)", "\n", "\0", '"', "\\", "\ufffd", A, UID, SLICE, "x" * 65536]
 )
 LINES = st.lists(st.lists(PIECES | st.text(max_size=20), max_size=12).map("".join), max_size=6)
 
@@ -285,7 +238,6 @@ LINES = st.lists(st.lists(PIECES | st.text(max_size=20), max_size=12).map("".joi
 def test_hostile_lines_never_raise(lines: list[str]) -> None:
     """For every text in a cgroup file, the result is short, printable and not a path."""
     place = parse_cgroup(lines)
-
     for name in (place.pod_uid, place.unit, *(each.id for each in place.containers)):
         assert len(name) <= 255
         assert name.isprintable()
@@ -298,7 +250,6 @@ def test_nothing_below_a_users_manager_is_a_pod_or_a_job(segments: list[str]) ->
     """A user chooses names below the own systemd manager, and cannot claim another's pod or job."""
     path = "/".join(segment.replace("/", "").replace("\n", "") for segment in segments)
     place = parse_cgroup([f"0::/user.slice/user-1000.slice/user@1000.service/{path}"])
-
     assert place.user_manager == 1000
     assert (place.pod_uid, place.slurm, place.containers) == ("", None, ())
 
@@ -309,7 +260,6 @@ def test_nothing_below_a_container_is_a_fact(segments: list[str]) -> None:
     """A container's root chooses names below it: they change neither its owner nor anybody else's."""
     path = "/".join(segment.replace("/", "").replace("\n", "") for segment in segments)
     place = parse_cgroup([f"0::/system.slice/docker-{A}.scope/{path}"])
-
     assert place._replace(path="") == CgroupPlace(containers=(ContainerMark("docker", A),))
 
 
@@ -320,7 +270,6 @@ def test_in_our_own_container_names_are_our_own_roots() -> None:
     """Where slurmd is in a container, who is in the same one sees its jobs; in another one there are none."""
     ours, other = (ContainerMark("docker", A),), (ContainerMark("docker", B),)
     path = f"0::/system.slice/docker-{A}.scope/{JOB}/libpod-{B}"
-
     assert parse_cgroup([path], ours).slurm == SlurmMark("9", "0")
     assert parse_cgroup([path], ours).containers == (*ours, ContainerMark("podman", B))
     assert parse_cgroup([path], other) == parse_cgroup([path])
@@ -332,6 +281,5 @@ def test_nothing_below_a_delegated_unit_is_a_fact(below: str) -> None:
     """Whose cgroup it is names what is below it: no pod, job, container or manager of another user."""
     unit = "/system.slice/lab.service"
     place = parse_cgroup([f"0::{unit}/a/{below}"], users_own=lambda path: path == unit)
-
     assert place._replace(path="") == CgroupPlace(unit="lab.service")
     assert parse_cgroup([f"0::{unit}/a/{below}"])._replace(path="") != CgroupPlace(unit="lab.service")

@@ -1,7 +1,5 @@
 """Names and order of owners, on host directories as the kubelet, Docker and Podman leave them."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -11,10 +9,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
+from tests.support.procs import FakeProc, known, proc
+from tests.support.sure import sure
+from tests.support.waiting import PATIENCE
 from vramledger.model.reading import Owner, ProcessFacts
+from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.program_names import find_notebook
 from vramledger.readers.owners.host_files import HostFiles
-from vramledger.readers.owners.reader import resolve_from_facts, resolve_owner
+from vramledger.readers.owners.reader import (
+    LOOK_AGAIN,
+    OwnerReader,
+    UnitUsers,
+    resolve_from_facts,
+    resolve_owner,
+)
 
 A = "e58a24d4a722c99712cff74ef69d93311089584eb32617b3890e0dcb996133f1"
 B = "5eed917563583925ffdbd40a64efb2aaffe58638e57add8becaf460fe74f5b1c"
@@ -63,7 +71,6 @@ def answer(root: Path, known: ProcessFacts) -> Owner | None:
 def test_a_pod_has_the_kubelets_names(tmp_path: Path) -> None:
     """Namespace, pod and container come from the kubelet's directories, with no API and no link followed."""
     pod(tmp_path, containers=("sidecar", "main"))
-
     assert answer(tmp_path, facts(KUBELET)) == Owner(
         "pod", "ml/train-0", namespace="ml", pod="train-0", container="main"
     )
@@ -73,15 +80,13 @@ def test_a_pod_without_the_second_directory_names_its_only_container(tmp_path: P
     """If the ids of containers are not known, a single container is chosen, and of several none."""
     for name in ("main", "sidecar"):
         (tmp_path / f"var/log/pods/ml_train-0_{UID}/{name}").mkdir(parents=True)
-        found = answer(tmp_path, facts(KUBELET))
-        assert found is not None
+        found = sure(answer(tmp_path, facts(KUBELET)))
         assert found.container == ("main" if name == "main" else A[:12])
 
 
 def test_a_pod_without_names_is_its_uid(tmp_path: Path) -> None:
     """A host without the kubelet's directories gives ids, without an error, and is read again."""
     found = resolve_owner(HostFiles(tmp_path), facts(KUBELET))
-
     assert found.owner == Owner("pod", UID, pod=UID, container=A[:12])
     assert not found.complete
 
@@ -90,7 +95,6 @@ def test_a_pod_of_docker_is_named_by_its_container(tmp_path: Path) -> None:
     """The name that the kubelet gives to its containers in Docker names the pod if nothing else does."""
     docker(tmp_path, A, f"/k8s_main_train-0_ml_{UID}_0")
     path = f"/kubepods/burstable/pod{UID}/{A}"
-
     assert answer(tmp_path, facts(path)) == Owner(
         "pod", "ml/train-0", namespace="ml", pod="train-0", container="main"
     )
@@ -99,7 +103,6 @@ def test_a_pod_of_docker_is_named_by_its_container(tmp_path: Path) -> None:
 def test_docker_in_a_pod_is_the_pods(tmp_path: Path) -> None:
     """The pod is the owner, and the container is the innermost that this host has a name for."""
     pod(tmp_path, containers=("dind",))
-
     assert answer(tmp_path, facts(f"{KUBELET}/docker/{B}")) == Owner(
         "pod", "ml/train-0", namespace="ml", pod="train-0", container="dind"
     )
@@ -112,7 +115,6 @@ def test_docker_in_a_pod_is_the_pods(tmp_path: Path) -> None:
 def test_docker_containers_have_dockers_name(tmp_path: Path, name: object, shown: str) -> None:
     """A container has the name that Docker wrote; an invalid name leaves the short id."""
     docker(tmp_path, A, name)
-
     assert answer(tmp_path, facts(f"/system.slice/docker-{A}.scope")) == Owner(
         "container", shown, container=shown
     )
@@ -121,7 +123,6 @@ def test_docker_containers_have_dockers_name(tmp_path: Path, name: object, shown
 def test_podman_containers_have_podmans_name(tmp_path: Path) -> None:
     """A container of root's Podman has the name in its list."""
     podman(tmp_path, ["?", {"id": B, "names": ["other"]}, {"id": A, "names": ["comfy"]}])
-
     found = answer(tmp_path, facts(f"/machine.slice/libpod-{A}.scope/container"))
     assert found == Owner("container", "comfy", container="comfy")
 
@@ -132,7 +133,6 @@ def test_nerdctl_containers_have_nerdctls_name(tmp_path: Path) -> None:
     names.mkdir(parents=True)
     (names / "other").write_text(B)
     (names / "trainer").write_text(A)
-
     found = answer(tmp_path, facts(f"/system.slice/nerdctl-{A}.scope"))
     assert found == Owner("container", "trainer", container="trainer")
 
@@ -142,7 +142,6 @@ def test_broken_runtime_files_cost_the_name_only(tmp_path: Path, content: str) -
     """With any content of a runtime's file, the short id remains."""
     podman(tmp_path, None)
     (tmp_path / "var/lib/containers/storage/overlay-containers/containers.json").write_text(content)
-
     found = answer(tmp_path, facts(f"/machine.slice/libpod-{A}.scope"))
     assert found == Owner("container", A[:12], container=A[:12])
 
@@ -151,7 +150,6 @@ def test_rootless_containers_are_not_looked_for_among_roots(tmp_path: Path) -> N
     """A user's cgroup with the name of root's container does not get that container's name."""
     podman(tmp_path, [{"id": A, "names": ["production"]}])
     path = f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope"
-
     found = answer(tmp_path, facts(path))
     assert found == Owner("user", "ada", unit="user@1000.service")
 
@@ -169,14 +167,10 @@ def test_rootless_containers_are_not_looked_for_among_roots(tmp_path: Path) -> N
         ("/", "user", "ada"),
     ],
 )
-def test_a_notebook_keeps_its_label_and_takes_no_owners_place(
-    tmp_path: Path, path: str, kind: str, name: str
-) -> None:
+def test_a_notebook_keeps_its_label_and_owner(tmp_path: Path, path: str, kind: str, name: str) -> None:
     """The program itself says that it is a notebook, so whatever the kernel attests is the owner."""
     pod(tmp_path)
-    found = answer(tmp_path, facts(path, claims=NOTEBOOK))
-
-    assert found is not None
+    found = sure(answer(tmp_path, facts(path, claims=NOTEBOOK)))
     assert (found.type, found.name, found.notebook) == (kind, name, NOTEBOOK)
 
 
@@ -199,13 +193,11 @@ def test_a_notebook_keeps_its_label_and_takes_no_owners_place(
         ("/", "user", "ada"),
     ],
 )
-def test_a_unit_answers_where_it_says_more_than_the_user(
+def test_a_unit_answers_if_it_says_more_than_the_user(
     tmp_path: Path, path: str, kind: str, name: str
 ) -> None:
     """A service is an owner; for a login, a terminal, sshd and cron the owner is the user."""
-    found = answer(tmp_path, facts(path))
-
-    assert found is not None
+    found = sure(answer(tmp_path, facts(path)))
     assert (found.type, found.name) == (kind, name)
 
 
@@ -223,7 +215,6 @@ def test_links_are_not_followed(tmp_path: Path, link: str) -> None:
     host = tmp_path / "host"
     (host / link).parent.mkdir(parents=True, exist_ok=True)
     (host / link).symlink_to(elsewhere / link)
-
     assert answer(host, facts(KUBELET)) == Owner("pod", UID, pod=UID, container=A[:12])
 
 
@@ -242,7 +233,6 @@ def test_only_plain_files_of_a_sane_size_are_read(tmp_path: Path, kind: str) -> 
             os.mkfifo(config)
         else:
             config.mkdir()
-
     found = answer(tmp_path, facts(f"/system.slice/docker-{A}.scope"))
     assert found == Owner("container", A[:12], container=A[:12])
 
@@ -252,7 +242,6 @@ def test_a_path_cannot_leave_the_tree(tmp_path: Path, path: str) -> None:
     """Tricks in a path give nothing, and raise nothing."""
     (tmp_path / "a").mkdir()
     tree = HostFiles(tmp_path)
-
     assert tree.list_names(path) is None
     assert tree.has_directory(path) is None
     assert tree.read(f"{path}/x", 100) is None
@@ -275,9 +264,7 @@ NAMES = st.text(min_size=1, max_size=60).filter(
         max_size=4,
     )
 )
-def test_hostile_directory_names_never_become_labels(
-    tmp_path_factory: pytest.TempPathFactory, names: list[str]
-) -> None:
+def test_hostile_names_are_no_labels(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
     """A name that Kubernetes does not allow is ignored: the pod keeps its UID or a valid name."""
     root = tmp_path_factory.mktemp("host")
     for name in names:
@@ -285,9 +272,7 @@ def test_hostile_directory_names_never_become_labels(
             (root / f"var/log/pods/{name}").mkdir(parents=True, exist_ok=True)
         except (OSError, UnicodeEncodeError):
             continue
-    found = answer(root, facts(KUBELET))
-
-    assert found is not None
+    found = sure(answer(root, facts(KUBELET)))
     assert all(letter in "abcdefghijklmnopqrstuvwxyz0123456789-./" for letter in found.name)
 
 
@@ -336,7 +321,94 @@ def test_a_kernels_notebook(argv: str, variable: str | None, name: str) -> None:
 def test_hostile_environments_give_short_printable_names(argv: list[str], value: bytes) -> None:
     """A notebook's name is short and printable, and ends where its variable does."""
     name = find_notebook(argv, b"\0JPY_SESSION_NAME=" + value + b"\0HF_TOKEN=secret\0")
-
     assert len(name) <= 1024
     assert name.isprintable()
     assert "HF_TOKEN=secret" not in name
+
+
+__all__ = ["proc"]
+
+ANN, BOB, DAEMON = 1001, 200_000, 990
+HUB = "/system.slice/jupyterhub.service"
+
+
+class Service:
+    """Processes in cgroups, and the owners that they have."""
+
+    def __init__(self, proc: FakeProc) -> None:
+        """Begin with an init."""
+        self.now = 0.0
+        self.proc = proc
+        self.host = Host(proc.root)
+        self.units = UnitUsers(self.host, clock=lambda: self.now)
+
+    def add(self, pid: int, uid: int, cgroup: str = HUB) -> ProcessFacts:
+        """Start a process of a user."""
+        row = self.proc.add(pid, status=b"Uid:\t%d\t%d\t%d\t%d\n" % (uid, uid, uid, uid))
+        (self.proc.root / str(pid) / "cgroup").write_text(f"0::{cgroup}\n")
+        return known(self.host.facts(row))
+
+    def owner(self, facts: ProcessFacts) -> tuple[str, str, str]:
+        """Return type, name and unit of a process' owner."""
+        owner = sure(resolve_owner(HostFiles(self.proc.root), facts, is_shared=self.units.is_shared).owner)
+        return owner.type, owner.name, owner.unit
+
+
+@pytest.fixture
+def service(proc: FakeProc) -> Service:
+    """Return a host with an init alone."""
+    return Service(proc)
+
+
+@pytest.mark.parametrize("daemon", [0, DAEMON, BOB])
+@pytest.mark.parametrize("below", [HUB, f"{HUB}/user-ann", "/hubs.slice/hubs-a.slice/condor.service"])
+def test_a_person_is_the_owner_in_a_daemons_service(service: Service, daemon: int, below: str) -> None:
+    """A daemon starts people's programs in its own service: each person owns what is theirs."""
+    unit = next(part for part in below.split("/") if part.endswith(".service"))
+    service.add(40, daemon, below.partition(".service")[0] + ".service")
+    ann = service.add(41, ANN, below)
+    assert service.owner(ann) == ("user", str(ANN), unit)
+
+
+@pytest.mark.parametrize("uids", [(ANN, ANN), (0, 0), (0, DAEMON), (0, 65534), (0, 61500), (DAEMON, DAEMON)])
+def test_a_service_that_is_one_program_is_the_owner(service: Service, uids: tuple[int, int]) -> None:
+    """A service of one person, and one that gives up root for a user of its own, is the owner itself."""
+    service.add(40, uids[0])
+    assert service.owner(service.add(41, uids[1])) == ("unit", "jupyterhub.service", "jupyterhub.service")
+
+
+def test_who_is_elsewhere_does_not_count(service: Service) -> None:
+    """Users of other services do not count, whatever their names have in common."""
+    for pid, place in enumerate(("/", f"{HUB}d", "/system.slice", f"/user.slice/x{HUB}"), start=50):
+        service.add(pid, 0, place)
+    assert service.owner(service.add(41, ANN))[0] == "unit"
+
+
+def test_a_second_user_is_noticed_and_not_forgotten(service: Service) -> None:
+    """A service that gets a second user has several from then on, also when the first program has ended."""
+    ann = service.add(41, ANN)
+    assert service.owner(ann)[0] == "unit"
+    bob = service.add(42, BOB)
+    service.now += LOOK_AGAIN
+    assert [service.owner(each)[1] for each in (ann, bob)] == [str(ANN), str(BOB)]
+    service.add(42, ANN)
+    service.now += LOOK_AGAIN
+    assert service.owner(ann)[1] == str(ANN)
+
+
+def test_the_programs_of_a_session_or_a_job_are_what_they_were(service: Service) -> None:
+    """Only a service is shared: a scope is of who started it, and a container or a job goes before."""
+    service.add(40, 0, "/system.slice/run-1.scope")
+    assert service.owner(service.add(41, ANN, "/system.slice/run-1.scope"))[0] == "unit"
+    job = "/system.slice/slurmstepd.scope/job_17/step_0"
+    service.add(42, 0, job)
+    assert service.owner(service.add(43, ANN, job))[:2] == ("slurm", "17")
+
+
+def test_the_sampler_asks_for_it(service: Service, tmp_path: Path) -> None:
+    """The facts of a sample have the person as the owner, and the unit beside."""
+    service.add(40, 0)
+    ann = service.add(41, ANN)
+    reader = OwnerReader(service.host, tmp_path)
+    (found,) = reader.add_owners([ann], timeout=PATIENCE)
+    assert found.owner == Owner("user", str(ANN), unit="jupyterhub.service")
