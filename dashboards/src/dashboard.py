@@ -11,6 +11,7 @@ import yaml
 
 from dashboards.src.panels import COLUMNS_OF_THE_PAGE, SOURCE, Json, Panel
 from dashboards.src.queries import CHOSEN_TEAM, NODE_LABELS, TARGET_MATCHERS, selector
+from vramledger_agent.commands.parser import parse_duration
 
 THRESHOLDS = Path(__file__).parents[2] / "alerts" / "thresholds.yml"
 """What the rules and the dashboards have in common."""
@@ -218,8 +219,9 @@ def link_to_model() -> Json:
 
 
 def threshold(name: str) -> float:
-    """Return a level of the dashboards from the file that has all of them."""
-    return float(_thresholds()["dashboards"][name])
+    """Return a share, or the seconds of an alert's time, from the file that has all of them."""
+    found = (_thresholds()["defaults"] | _thresholds()["dashboards"])[name]
+    return parse_duration(found) if isinstance(found, str) else float(found)
 
 
 @cache

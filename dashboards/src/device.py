@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.src.dashboard import DEVICE, Dashboard, Row, annotation, device_variable
+from dashboards.src.dashboard import DEVICE, Dashboard, Row, annotation, device_variable, threshold
 from dashboards.src.lines import MEAN_STEP, joined, mean
 from dashboards.src.panels import (
     AGE_WIDTH,
@@ -104,7 +104,7 @@ def time_until_full() -> Panel:
         "Time until full",
         "At the rate at which the minimum of all holders has risen within 15 minutes.",
         Query(f"{free} / sum({filling_rate(CHOSEN_DEVICE)})"),
-        unit=SECONDS, needs=Needs(nothing="no holder grows"),
+        unit=SECONDS, needs=Needs(nothing="no holder grows"), below=threshold("fill_within"),
     )  # fmt: skip
 
 

@@ -178,7 +178,7 @@ def could_move() -> Panel:
             Column("to", "To GPU", width=60),
             Column("Value #C", "Room there", BYTES, width=90),
         ],
-        empty="no job would fit elsewhere",
+        empty="no job would fit on the GPU of its node that has most room",
         needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=13, height=5,
     )  # fmt: skip
 

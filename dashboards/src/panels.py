@@ -161,6 +161,7 @@ def stat(
     needs: Needs | None = None,
     colour: str = PLAIN,
     level: float = NOT_ZERO,
+    below: float | None = None,
     colours: Mapping[str, str] | None = None,
     mappings: Sequence[Json] = (),
     links: Sequence[Json] = (),
@@ -170,9 +171,9 @@ def stat(
 ) -> Panel:
     """Make a panel with one current figure, or one for each query, which has its colour unless it is 0.
 
-    A single figure has its colour from ``level`` on. Of several figures, or if it is ``named``, each has its
-    legend beside it. With ``needs``, the first figure says why it is not there; ``absent`` is then shown only
-    where no exporter is known, or no rules are loaded.
+    A single figure has its colour from ``level`` on, or is bad ``below`` one. Of several, or if it is
+    ``named``, each has its legend beside it. With ``needs``, the first figure says why it is not there;
+    ``absent`` is then shown only where no exporter is known, or no rules are loaded.
     """
     own = [*mappings]
     if needs is not None:
@@ -185,6 +186,13 @@ def stat(
         "color": {"mode": "thresholds"},
         "thresholds": _plain_thresholds() if mappings or colour == PLAIN else _from(level, colour),
     }  # fmt: skip
+    if below is not None:  # what says why there is none is negative
+        steps = [
+            {"value": None, "color": PLAIN},
+            {"value": 0, "color": BAD},
+            {"value": below, "color": PLAIN},
+        ]
+        body["fieldConfig"]["defaults"]["thresholds"]["steps"] = steps
     body["fieldConfig"]["overrides"] = [
         _override(name, color={"mode": "thresholds"}, thresholds=_from(NOT_ZERO, colour))
         for name, colour in (colours or {}).items()
