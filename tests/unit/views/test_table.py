@@ -100,7 +100,7 @@ def test_parts_that_not_every_device_has(reserved: int | None) -> None:
 
 
 def test_what_a_step_has() -> None:
-    """The most of its samples; a failed one is a gap; a clock that goes back begins anew."""
+    """The most of its samples; a failed one is a gap; a clock that goes back begins again."""
     timeline = Timeline()
     for second, size in enumerate((1, 9, 2, 3)):
         timeline.record(at(second, size * MIB))
