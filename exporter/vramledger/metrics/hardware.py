@@ -20,7 +20,7 @@ def _family(  # noqa: PLR0913 - one argument a fact
     call: str = "",
     more: str = "",
     collector: str = "hardware",
-    absent: str = "when device or driver do not support it",
+    absent: str = "when unsupported",
     read: Callable[[DeviceSnapshot], devices.Value] | None = None,
 ) -> DeviceFamily:
     """Declare a family whose help names its source, or the ``call`` in it, and says ``more``.

@@ -57,7 +57,7 @@ def test_a_section_has_the_facts_of_the_declaration() -> None:
 
     assert shown.startswith(
         "> Current clock by domain, from nvmlDeviceGetClockInfo.\n\n"
-        "Gauge in hertz, by `gpu`, `uuid`, `clock`. Absent when device or driver do not support it.\n\n"
+        "Gauge in hertz, by `gpu`, `uuid`, `clock`. Absent when unsupported.\n\n"
         "`clock` is `graphics`, `sm`, `memory` or `video`."
     )
     shown = render_page(page).partition("## `vramledger_device_recovery_action`\n\n")[2]

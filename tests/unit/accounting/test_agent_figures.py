@@ -417,7 +417,7 @@ def test_mig_instances_by_their_names() -> None:
 
 
 def test_a_report_may_be_a_moment_ahead() -> None:
-    """A little more than NVML has read is allowed; an empty pool needs no device."""
+    """A little more than NVML has read is accepted; an empty pool needs no device."""
     assert translate({0: GIB + SLACK}, {A: GIB}, UNSET, HOST, apart=False) == {0: A}
     assert translate({0: GIB + SLACK + 1}, {A: GIB}, UNSET, HOST, apart=False) == {}
     assert translate({0: 0, 1: GIB}, {B: GIB}, UNSET, HOST, apart=False) == {1: B}

@@ -95,7 +95,7 @@ def test_each_part_has_its_peak() -> None:
 
 
 def test_a_workspace_of_the_backward_pass_is_no_gradient() -> None:
-    """What no optimizer knows is not a gradient; an optimizer that allocates nothing has a peak."""
+    """What no optimizer knows counts as none of its gradients; one that allocates nothing has a peak."""
     program = Program()
     program.heap.allocate(32 * MIB, IN_BACKWARD)  # as cuBLAS does on the thread of the backward pass
     program.step(10)

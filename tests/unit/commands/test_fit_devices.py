@@ -240,7 +240,7 @@ def test_a_cgroup_leaves_less_than_is_free(wanted: float, verdict: str) -> None:
 
 
 def test_the_room_of_a_cgroup() -> None:
-    """Its own memory counts in it, a lowered limit leaves nothing, and nobody is evicted without success."""
+    """Its own memory counts in it, a lowered limit leaves nothing, and nobody is evicted without need."""
     assert offer_to_pod(need(15), limited(16, 15, (7, 15))).verdict == TIGHT
     assert offer_to_pod(need(14), limited(16, 15, (7, 15)), live=False).verdict == NO
     assert offer_to_pod(need(20), limited(16, 15, (7, 30))).room == 16 * GIB, "never more than the limit"

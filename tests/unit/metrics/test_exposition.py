@@ -360,7 +360,7 @@ def test_a_raising_collector_costs_only_itself(caplog: pytest.LogCaptureFixture)
 
 
 def test_what_the_sampler_says_of_a_collector_counts() -> None:
-    """A collector that failed in the sampler is not a success; without a driver none fails."""
+    """A collector that failed in the sampler is a failure; without a driver none fails."""
     shot = replace(crowd(1, 2), collectors={"energy": (False, 0.25)})
     lines = render(shot, ScrapeRequest(OURS)).splitlines()
     assert 'vramledger_collector_success{collector="energy"} 0.0' in lines

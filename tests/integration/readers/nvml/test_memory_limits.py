@@ -79,7 +79,7 @@ def test_the_kernels_limits(
     cgroups: tuple[Files, Files],
     expected: tuple[object, ...],
 ) -> None:
-    """Limit, guarantee and use of each cgroup above a holder; what is not a number is not known."""
+    """Limit, guarantee and use of each cgroup above a holder; a text for a number is unknown, not missing."""
     write_cgroup(tmp_path, "/", capacity=capacity)
     write_cgroup(tmp_path, "/slurm", **cgroups[0])
     write_cgroup(tmp_path, JOB, **cgroups[1])

@@ -92,7 +92,7 @@ def test_bytes_and_mappings(
     shares: dict[int, tuple[int, int]],
     rest: tuple[int | None, int],
 ) -> None:
-    """What is on the card, and what each has mapped (GiB), bound what each has; the rest is unowned."""
+    """What is on the card, and what each has mapped (GiB), bound what each has; the rest has no owner."""
     card, (undivided, nobodys) = begin(), rest
     for pid, (resident, mapped) in programs.items():
         known = None if mapped is None else mapped * GIB
