@@ -38,13 +38,16 @@ WARM_UP = 36.0
 FAKE = ROOT / "tests" / "support" / "frameworks" / "standin"
 
 HOLDER = """
-import sys, time
-from tests.lab.recordings.programs.gpu import open_gpu
-card = open_gpu()
-card.hold(2**20)
+import sys, time, torch
+held = torch.ones(2**18, device="cuda")
+torch.cuda.synchronize()
 print("ready", flush=True)
 while True:
-    card.work(1.0) if sys.argv[1] == "busy" else time.sleep(1.0)
+    if sys.argv[1] == "busy":
+        held.mul_(1.0)
+        torch.cuda.synchronize()
+    else:
+        time.sleep(1.0)
 """
 
 
@@ -108,6 +111,8 @@ def started(command: list[str], env: dict[str, str]) -> Iterator[int]:
     )
     assert process.stdout is not None
     try:
+        if not process.stdout.readline():
+            raise SystemExit(f"a holder did not start: {command}")
         yield process.pid
     finally:
         process.kill()
@@ -132,8 +137,7 @@ class Place:
             self._standin.latencies()
             env |= self._standin.env()
         elif shutil.which("nvidia-smi") is None:
-            message = "there is no GPU here; --rehearse needs none"
-            raise SystemExit(message)
+            raise SystemExit("there is no GPU here; --rehearse needs none")
         self.socket = directory / "agent.sock"
         # a GPU has no stand-in, and what runs in the scene does not ask for it
         self.scene = Scene(cast("StandIn", self._standin), 1, PLAIN + AGENTS, env, directory)
