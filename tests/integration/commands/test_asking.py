@@ -118,7 +118,7 @@ def training(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trainin
 def test_leak_is_found_in_a_running_program(training: Training) -> None:
     """Two recordings of a running program show which of its lines keep memory; the files are private."""
     for name in ("a", "b"):
-        done = training.ask("snapshot", str(training.pid), "--for=300ms", f"--output={name}.pickle")
+        done = training.ask("snapshot", str(training.pid), "--for=1s", f"--output={name}.pickle")
         assert done.returncode == 0, done.stderr
         file = training.directory / f"{name}.pickle"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
