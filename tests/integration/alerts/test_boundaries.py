@@ -133,7 +133,7 @@ SHIPPED = pytest.param(VERSIONS[-1], marks=pytest.mark.thorough)
 def watched(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[Boundary], ActivityByNode]:
-    """Return the result of every boundary: with shipped thresholds on the newer version, moved on the older."""
+    """Return the result of every boundary: shipped thresholds on the newer version, moved on the older."""
     folder = tmp_path_factory.mktemp("boundaries")
     if request.param != "moved":
         return TABLE, rule_activity(TABLE, folder, request.param, ALERTS)
