@@ -83,6 +83,11 @@ OLDEST = "tests/unit tests/integration tests/e2e/test_commands.py"
 NEWER = "tests/unit tests/integration/agent"
 """What each Python after the oldest runs."""
 
+WHOLE = " ".join(
+    f"tests/e2e/test_{name}.py" for name in ("agents", "commands", "privileges", "start", "storage")
+)
+"""The whole programs that the wheels run."""
+
 ALONE = [".cache"] * 2
 """The environments of the two wheels."""
 
@@ -110,7 +115,7 @@ def test_a_python_that_cannot_be_had_fails(checkout: Path) -> None:
         ".venv not thorough",
         ".venv thorough or hypothesis",
         f".cache not thorough and not both {AGENT_ALONE}",
-        ".cache not thorough tests/e2e",
+        f".cache not thorough {WHOLE}",
         f".venv-3.10 not thorough {NOT_PYTHON} -q {OLDEST}",
         f".venv-3.13 not thorough {NOT_PYTHON} -q {NEWER}",
         f".venv-3.14 not thorough {NOT_PYTHON} -q {NEWER} tests/integration/readers",

@@ -24,6 +24,7 @@ EMPTY: dict[tuple[str, str, str], str] = {
     ("vramledger-exporter", "Web configuration in use", "B"): "an exporter has a file",
     **{("vramledger-exporter", "Series dropped, by device", ref): _NONE for ref in "AB"},
     ("vramledger-fleet", "GiB-hours by team and state", "H"): _UNSEEN,
+    ("vramledger-fleet", "Largest wasted holdings", "E"): "no program that wastes tells its peak need",
     ("vramledger-owner", "GiB-hours by owner and state", "J"): _UNSEEN,
     **{("vramledger-process", "Steady growth", ref): _YOUNG for ref in "CDEF"},
     **{("vramledger-owner", "Wasted, week by week", ref): _YOUNG for ref in "BCD"},
