@@ -46,6 +46,7 @@ from dashboards.src.queries import (
     growth_rate,
     holdings,
     hours,
+    listed,
     mean_of_largest,
     mean_of_others,
     sampled,
@@ -160,7 +161,7 @@ def waste_by_owner() -> Panel:
 
 def growing() -> Panel:
     who = "cluster, instance, pid, command, owner_type, owner"
-    rates = f"{holdings()} * 0 + on ({HOLDING_LABELS}) group_left () {growth_rate()}"
+    rates = f"{holdings()} * 0 + on ({HOLDING_LABELS}) group_left () {growth_rate()} {listed()}"
     return bars(
         "Who grows steadily",
         "The ten programs whose need grows fastest, and has grown in each part of some minutes, hours or "

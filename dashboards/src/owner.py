@@ -89,7 +89,7 @@ def active_share() -> Panel:
     held = selector(MEAN_HELD, *CHOSEN)
     active = selector(MEAN_HELD, state_matcher("active"), *CHOSEN)
     sums, of_those = (f"sum_over_time({each}[$__range])" for each in (held, active))
-    share = f"sum({of_those} or 0 * {sums}) / sum({sums})"
+    share = f"(sum({of_those}) or vector(0)) / sum({sums})"
     return stat(
         "In active use in time range",
         "Share of the owners' GiB-hours within the time range that working processes held; one that may "

@@ -171,7 +171,7 @@ def stat(
 ) -> Panel:
     """Make a panel with one current figure, or one for each query, which has its colour unless it is 0.
 
-    A single figure has its colour from ``level`` on, or is bad ``below`` one. Of several, or if it is
+    A single figure has its colour from ``level`` on, or is red ``below`` one. Of several, or if it is
     ``named``, each has its legend beside it. With ``needs``, the first figure says why it is not there;
     ``absent`` is then shown only where no exporter is known, or no rules are loaded.
     """
@@ -189,7 +189,7 @@ def stat(
     if below is not None:  # what says why there is none is negative
         steps = [
             {"value": None, "color": PLAIN},
-            {"value": NOT_ZERO, "color": BAD},
+            {"value": NOT_ZERO, "color": GRAFANA["dead"]},
             {"value": below, "color": PLAIN},
         ]
         body["fieldConfig"]["defaults"]["thresholds"]["steps"] = steps

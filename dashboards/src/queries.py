@@ -210,6 +210,11 @@ def steady_growth_of(span: str, *matchers: str) -> str:
     return f"last_over_time({grown}[{GROWTH_SPANS[span]}])"
 
 
+def listed(*matchers: str) -> str:
+    """Return the condition that NVML lists a holding now: its records stay for minutes after its end."""
+    return f"and on ({HOLDING_LABELS}) {selector('vramledger_process_memory_bytes', *matchers)}"
+
+
 def growth_rate(*matchers: str) -> str:
     """Return how fast each holding grows that grows steadily over any of these spans, in bytes a second."""
     return selector("vramledger_process:demand_growth_bytes:rate", *matchers)
@@ -232,10 +237,10 @@ def demand_rate(*matchers: str) -> str:
 
 
 def filling_rate(*matchers: str) -> str:
-    """Return :func:`demand_rate` of holdings that fill their device with it: no preallocated pools."""
+    """Return the rise of holders that are there and fill the device with it: no preallocated pools."""
     rise = selector("vramledger_process:demand_rise_bytes:delta15m", *matchers)
-    there = selector("vramledger_process:memory_bytes:owned", 'policy!~"preallocate|fraction"', *matchers)
-    return f"(sum by ({DEVICE_LABELS}, pid) ({rise}) / 900 and on ({HOLDING_LABELS}) {there})"
+    there = selector("vramledger_process_info", 'policy!~"preallocate|fraction"')
+    return f"({rise} / 900 and on ({NODE_LABELS}, pid) {there})"
 
 
 WORKING, LEAKS, SPINS, FRAGMENTED = "working", "leaks", "spins", "fragmented"

@@ -54,7 +54,7 @@ may."""
 def add_command(commands: Commands) -> None:
     attach = commands.add_parser(
         "attach",
-        help="start the agent in a running Python 3.14 process",
+        help="start the agent in a running process of Python 3.14 or newer",
         description="Start the agent in a process that is already running. The process and this "
         "interpreter must both be Python 3.14 or newer, of the same version. You must be the user of the "
         "process, or root.",

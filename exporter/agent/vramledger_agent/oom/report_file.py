@@ -191,7 +191,7 @@ def type_lines(types: dict[str, dict[str, int]], forward: dict[str, int]) -> lis
     if total:
         shares = sorted(forward.items(), key=lambda item: -item[1])
         lines.append(f"  {'forward':<14}" + ", ".join(f"{size / total:.0%} {name}" for name, size in shares))
-    return ["", "By type of number:", *lines] if lines else []
+    return ["", "By dtype:", *lines] if lines else []
 
 
 MAX_KEPT = 20

@@ -77,7 +77,7 @@ def _remark(step: TrainingStep) -> str:
 
 def _type_lines(device: DeviceTraining) -> Iterator[str]:
     if device.types:
-        yield f"device {device.device}: by type of number"
+        yield f"device {device.device}: by dtype"
     for category, types in device.types.items():
         found = ", ".join(f"{size_text(size)} {printable(name)}" for name, size in sorted(types.items()))
         yield f"{printable(category):>12}  {found}"
