@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -17,8 +18,13 @@ from tests.support import requirements
 from tests.support.ports import free_port
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
-from vramledger.accounting.work.thread_times import ThreadQuiet, ThreadTimesTracker
-from vramledger.model.reading import DeviceReading, ProcessEntry, Reading
+from vramledger.accounting.work.thread_times import (
+    HELPER_BEYOND,
+    HELPER_WAKE,
+    ThreadQuiet,
+    ThreadTimesTracker,
+)
+from vramledger.model.reading import DeviceReading, ProcessEntry, Reading, ThreadTimes
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import read_row
 from vramledger.readers.hosts.thread_times import ThreadTimesReader
@@ -119,12 +125,19 @@ def _steady(known: ThreadQuiet) -> float:
     return 0.0 if known.steady_since is None else known.until - known.steady_since[0]
 
 
+class Seen(NamedTuple):
+    """What is known of each program after all looks, and the looks at each."""
+
+    known: dict[tuple[str, bool], ThreadQuiet | None]
+    looks: dict[tuple[str, bool], list[ThreadTimes]]
+
+
 KINDS = {"uvicorn": _uvicorn, "gunicorn": _gunicorn, "notebook": _notebook}
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, bool], ThreadQuiet | None]]:
-    """Return what is known of each kind of program after all looks, idle and with a request each second."""
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+    """Look at each kind of program, idle and with a request each second."""
     for module in ("ipykernel", "uvicorn", "gunicorn"):
         if importlib.util.find_spec(module) is None:
             requirements.do_without(f"{module} is not installed")
@@ -149,19 +162,19 @@ def _ask_on(ask: Callable[[], object], over: threading.Event) -> None:
         ask()
 
 
-def _look(
-    programs: dict[tuple[str, bool], Program], over: threading.Event
-) -> dict[tuple[str, bool], ThreadQuiet | None]:
+def _look(programs: dict[tuple[str, bool], Program], over: threading.Event) -> Seen:
     reader = ThreadTimesReader("/proc", Host(Path("/proc")).cpu_seconds)
     tracker = ThreadTimesTracker({})
     rows = [row for each in programs.values() if (row := read_row("/proc", each.pid)) is not None]
     device = DeviceReading(0, "GPU-0", processes=tuple(ProcessEntry(row.pid, 2**30, "C") for row in rows))
     found: dict[tuple[int, int], ThreadQuiet] = {}
+    looks: list[ThreadTimes] = []
     idle = programs["notebook", False].pid
     for number in range(LOOKS_MAX + 1):
         reader.update([device], rows)
         reader.search()
         times = reader.update([device], rows)
+        looks += times
         reading = Reading(time.time(), time.monotonic(), devices=(device,), threads=tuple(times))
         found = dict(tracker.update(reading, after_gap=False))
         if number >= LOOKS and any(
@@ -170,25 +183,39 @@ def _look(
             break
         over.wait(PERIOD)
     known = {pid: each for (pid, _), each in found.items()}
-    return {name: known.get(each.pid) for name, each in programs.items()}
+    return Seen(
+        {name: known.get(each.pid) for name, each in programs.items()},
+        {name: [look for look in looks if look.pid == each.pid] for name, each in programs.items()},
+    )
+
+
+def _may_have_worked(look: ThreadTimes) -> bool:
+    """Return whether a wake took as long as work, or for a time that is not known."""
+    longest, beyond = look.longest, look.beyond
+    return longest is None or beyond is None or longest > HELPER_WAKE or beyond > HELPER_BEYOND
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_with_requests_is_never_quiet(kind: str, quiet: dict[tuple[str, bool], ThreadQuiet]) -> None:
+def test_a_server_with_requests_is_never_quiet(kind: str, seen: Seen) -> None:
     """One request a second is enough: neither still, nor a rhythm that lasts for half of the looks."""
-    known = sure(quiet[kind, True])
+    known = sure(seen.known[kind, True])
     assert known.still_since is None
     assert _steady(known) < 2 * PERIOD
 
 
-def test_an_idle_notebook_keeps_its_rhythm(quiet: dict[tuple[str, bool], ThreadQuiet]) -> None:
-    """Its main thread does not run, and its helpers wake up by a clock: that is seen in look after look."""
-    known = sure(quiet["notebook", False])
-    assert _steady(known) >= 2 * PERIOD
+def test_an_idle_notebook_keeps_its_rhythm(seen: Seen) -> None:
+    """Its main thread does not run, and its helpers wake up by a clock: that is seen in look after look.
+
+    On a machine that is so slow, or so busy, that such a wake takes as long as work, nothing is said.
+    """
+    known = sure(seen.known["notebook", False])
+    sleeping = [look for look in seen.looks["notebook", False] if not look.main_runs and not look.changed]
+    assert sleeping
+    assert _steady(known) >= 2 * PERIOD or all(map(_may_have_worked, sleeping))
 
 
 @pytest.mark.parametrize("kind", ["uvicorn", "gunicorn"])
-def test_an_idle_server_is_not_called_quiet(kind: str, quiet: dict[tuple[str, bool], ThreadQuiet]) -> None:
+def test_an_idle_server_is_not_called_quiet(kind: str, seen: Seen) -> None:
     """Its main thread ticks: whether that was a request cannot be told, so its idleness stays inferred."""
-    known = sure(quiet[kind, False])
+    known = sure(seen.known[kind, False])
     assert (known.still_since, known.steady_since) == (None, None)
