@@ -49,6 +49,7 @@ from dashboards.src.queries import (
     listed,
     mean_of_largest,
     mean_of_others,
+    of_teams,
     sampled,
     selector,
     state_matcher,
@@ -142,7 +143,7 @@ def cost() -> Panel:
         "Waste in time range, $currency",
         "Hours of whole GPUs whose memory was wasted within the time range, times the chosen price of a "
         "GPU-hour. Another price or currency can be typed in.",
-        Query(f"$price * sum({hours(MEAN_DEVICES_WASTED)})"),
+        Query(f"$price * sum({hours(of_teams(MEAN_DEVICES_WASTED))})"),
         unit=ROUNDED, needs=Needs(), colour=GRAFANA["idle"], width=6,
     )  # fmt: skip
 

@@ -17,7 +17,6 @@ from dashboards.src.panels import (
     GIB_HOURS,
     HOURS,
     ROUNDED,
-    SHARE,
     Column,
     Panel,
     Query,
@@ -33,10 +32,12 @@ from dashboards.src.queries import (
     MEAN_DEVICES_WASTED,
     MEAN_HELD,
     MEAN_WASTED,
+    chosen_hours,
     gibibyte_hours,
     holdings,
     hours,
     mean_over_time,
+    of_chosen,
     perhaps_wasted_holdings,
     sampled,
     selector,
@@ -85,25 +86,17 @@ def held_now() -> Panel:
     )  # fmt: skip
 
 
-def active_share() -> Panel:
-    held = selector(MEAN_HELD, *CHOSEN)
-    active = selector(MEAN_HELD, state_matcher("active"), *CHOSEN)
-    sums, of_those = (f"sum_over_time({each}[$__range])" for each in (held, active))
-    share = f"(sum({of_those}) or vector(0)) / sum({sums})"
+def held_in_range() -> Panel:
+    held, active = (chosen_hours(MEAN_HELD, *state) for state in ((), [state_matcher("active")]))
     return stat(
-        "In active use in time range",
-        "Share of the owners' GiB-hours within the time range that working processes held; one that may "
-        "work counts as working.",
-        Query(share), unit=SHARE, needs=HELD_NOTHING, colour=GRAFANA["active"],
-    )  # fmt: skip
-
-
-def wasted_in_range() -> Panel:
-    return stat(
-        "Wasted in time range",
-        "GiB-hours that the owners held without work within the time range.",
-        Query(f"sum({gibibyte_hours(MEAN_WASTED, *CHOSEN)})"),
-        unit=GIB_HOURS, needs=HELD_NOTHING, colour=GRAFANA["idle"],
+        "GiB-hours in time range",
+        "What the owners held within the time range; what of it working processes held, where one that may "
+        "work counts as working; and what was held without work.",
+        Query(f"sum({held}) / 2^30", "held"),
+        Query(f"sum({active}) / 2^30", "in active use"),
+        Query(f"sum({chosen_hours(MEAN_WASTED)}) / 2^30", "wasted"),
+        unit=GIB_HOURS, needs=HELD_NOTHING,
+        colours={"in active use": GRAFANA["active"], "wasted": GRAFANA["idle"]},
     )  # fmt: skip
 
 
@@ -112,8 +105,8 @@ def cost() -> Panel:
         "Waste in time range, $currency",
         "Hours of whole GPUs whose memory was wasted within the time range, times the chosen price of a "
         "GPU-hour, in the chosen currency. Another price or currency can be typed in.",
-        Query(f"$price * sum({hours(MEAN_DEVICES_WASTED, *CHOSEN)})"),
-        unit=ROUNDED, needs=HELD_NOTHING, colour=GRAFANA["idle"],
+        Query(f"$price * sum({chosen_hours(MEAN_DEVICES_WASTED)})"),
+        unit=ROUNDED, needs=HELD_NOTHING, colour=GRAFANA["idle"], width=12,
     )  # fmt: skip
 
 
@@ -159,7 +152,7 @@ def held_by_state() -> Panel:
     return ledger_graph(
         "Held, by state, 4-minute means",
         "What all processes of the owners have held, by the state of the holders; means of 4 minutes.",
-        Query(f"sum by (state) ({mean_over_time(MEAN_HELD, *CHOSEN)})", "{{state}}"),
+        Query(f"sum by (state) ({of_chosen(mean_over_time, MEAN_HELD)})", "{{state}}"),
         absent=NOTHING_DRAWN,
         width=14,
         height=8,
@@ -167,7 +160,7 @@ def held_by_state() -> Panel:
 
 
 def held_by_team() -> Panel:
-    held = f"sum by (team) ({gibibyte_hours(MEAN_HELD, *CHOSEN)})"
+    held = f"sum by (team) ({chosen_hours(MEAN_HELD)}) / 2^30"
     return bars(
         "GiB-hours by team",
         "The ten teams that held most within the time range; right to 4 minutes at each end. A team is the "
@@ -185,7 +178,7 @@ def could_be_freed() -> Panel:
         "What torch.cuda.empty_cache() would free now in the owners' programs, where torch's counters tell. "
         "'vramledger reclaim PID' frees it, if the program consents.",
         Query(f"sum({cached} {of_those})"),
-        unit=BYTES, needs=Needs("agent", nothing="not reported"),
+        unit=BYTES, needs=Needs("agent", nothing="not reported"), width=12,
     )  # fmt: skip
 
 
@@ -225,13 +218,9 @@ def dashboard() -> Dashboard:
                 "",
                 [
                     watched_nodes(),
-                    *in_thirds(
-                        held_now(),
-                        active_share(),
-                        could_be_freed(),
-                        wasted_in_range(),
-                        cost(),
-                    ),
+                    *in_thirds(held_now(), held_in_range()),
+                    could_be_freed(),
+                    cost(),
                     held_by_state(),
                     held_by_team(),
                     processes(),

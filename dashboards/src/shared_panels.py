@@ -52,6 +52,7 @@ from dashboards.src.queries import (
     gibibyte_hours,
     holdings,
     newest_bytes,
+    of_teams,
     perhaps_wasted_bytes,
     process_utilisation,
     rules_heartbeat,
@@ -376,7 +377,8 @@ def usage_table(
         matchers: of labels of the owners.
         more: titles, figures and units of further columns.
     """
-    held, wasted = (gibibyte_hours(metric, *matchers) for metric in (MEAN_HELD, MEAN_WASTED))
+    means = [MEAN_HELD, MEAN_WASTED] if "owner" in by else [of_teams(MEAN_HELD), of_teams(MEAN_WASTED)]
+    held, wasted = (gibibyte_hours(metric, *matchers) for metric in means)
 
     def column(figure: str) -> str:
         return f"sum by ({by}) ({figure})"
@@ -387,7 +389,7 @@ def usage_table(
         "Wasted": f"{column(wasted)} or {nothing}",
         **{name: f"{column(figure)} or {nothing}" for name, figure, _ in more},
         **{
-            name: column(gibibyte_hours(MEAN_HELD, state_matcher(state), *matchers))
+            name: column(gibibyte_hours(means[0], state_matcher(state), *matchers))
             for name, state in USAGE_STATES.items()
         },
     }

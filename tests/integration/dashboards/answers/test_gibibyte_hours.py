@@ -19,7 +19,7 @@ def test_wasted_gibibyte_hours_are_those_of_the_simulation(engine: Engine) -> No
     """The GiB-hours of a range are those that the exporters counted in it, whatever the range."""
     wasted = 'vramledger_owner_memory_wasted_byte_seconds_total{instance="hoarder"}'
     for minutes in (30, 31, 45, 60, 94, 120, 127):
-        expr = query_of("vramledger-owner", "Wasted in time range")
+        expr = query_of("vramledger-owner", "GiB-hours in time range", "C")
         shown = ask(engine, over_minutes(expr, minutes, instance="hoarder"), instant=True, span=SPAN)
         counted = f"sum({wasted} - ({wasted} offset {minutes}m or 0 * {wasted})) / 2^30 / 3600"
         (true,) = ask(engine, counted, instant=True, span=SPAN)
@@ -61,7 +61,9 @@ def _by_owner(rises: dict[tuple[tuple[str, str], ...], float]) -> dict[tuple[str
 def test_a_week_has_the_gibibyte_hours_of_a_range_of_a_week(engine: Engine) -> None:
     """Owner says the same of 7 days in its figure and in its table, which says so a week later too."""
     week = 7 * 24 * 60
-    figure = over_minutes(query_of("vramledger-owner", "Wasted in time range"), week, instance="hoarder")
+    figure = over_minutes(
+        query_of("vramledger-owner", "GiB-hours in time range", "C"), week, instance="hoarder"
+    )
     (shown,) = ask(engine, figure, instant=True, span=SPAN)
     for ref, weeks in (("A", 0), ("B", 1), ("D", 3)):
         expr = over_minutes(query_of("vramledger-owner", "Wasted, week by week", ref), 60, instance="hoarder")
@@ -116,7 +118,7 @@ def test_wasted_means_the_same_everywhere(engine: Engine) -> None:
     (node,) = value(engine, "vramledger-node", "Wasted", **chosen)
     teams = value(engine, "vramledger-fleet", "GiB-hours by team and state", "B", **chosen)
     owners = value(engine, "vramledger-fleet", "Waste by owner", **chosen)
-    (stat,) = value(engine, "vramledger-owner", "Wasted in time range", **chosen)
+    (stat,) = value(engine, "vramledger-owner", "GiB-hours in time range", "C", **chosen)
 
     assert fleet["value"] == node["value"]
     assert total_of(teams) == pytest.approx(total_of(owners))

@@ -136,8 +136,7 @@ def test_an_empty_table_is_never_one_that_nobody_could_fill(
     [
         ("owner", "Memory", {"instance": "leak", "owner": "nobody"}, NOTHING),
         ("owner", "Memory", {"instance": "driver-lost"}, NO_DRIVER),
-        ("owner", "In active use in time range", {"instance": "leak", "owner": "nobody"}, NOTHING),
-        ("owner", "Wasted in time range", {"instance": "leak", "owner": "nobody"}, NOTHING),
+        ("owner", "GiB-hours in time range", {"instance": "leak", "owner": "nobody"}, NOTHING),
         ("owner", "Reclaimable now", {"instance": "notebook"}, NO_SOURCE),
         ("owner", "Reclaimable now", {"instance": "leak", "owner": "nobody"}, NOTHING),
         ("framework", "Need known", {"instance": "released"}, NOT_WATCHED),
