@@ -31,8 +31,8 @@ _FAILURES_MAX, _FAILURE_INTERVAL = 10.0, 6.0
 _ADDRESSES_MAX = 4096
 """The maximum number of addresses whose failures count; more forget the one with the oldest failure."""
 
-_WAITING_MAX, _WAITING_PER_ADDRESS = 16, 4
-"""The maximum number of passwords that wait, in all and of one address: the last waits a second."""
+_WAITING_MAX, _WAITING_PER_SITE = 16, 4
+"""The maximum number of passwords that wait, in all and of one address or site: the last waits a second."""
 
 _NICE = 10
 
@@ -110,12 +110,13 @@ class Passwords:
         address = source()
         if self._budget.is_spent(address):
             return PasswordResult.THROTTLED
-        full = self._waiting.total() >= _WAITING_MAX or self._waiting[address] >= _WAITING_PER_ADDRESS
+        site = _site(address)
+        full = self._waiting.total() >= _WAITING_MAX or self._waiting[site] >= _WAITING_PER_SITE
         running = self._running.get(digest)
         if full and running is None:
             return PasswordResult.BUSY
         if running is None:
-            running = self._start_check(digest, hashed or self._decoy(users, user), password, address)
+            running = self._start_check(digest, hashed or self._decoy(users, user), password, site)
         if running.done():  # since Python 3.14, where the thread was faster: let its end be recorded first
             await asyncio.sleep(0)
         right = await asyncio.shield(running) and hashed is not None
@@ -127,16 +128,16 @@ class Passwords:
         self._budget.record_failure(address)
         return PasswordResult.WRONG
 
-    def _start_check(self, digest: bytes, hashed: str, password: str, source: str) -> asyncio.Future[bool]:
+    def _start_check(self, digest: bytes, hashed: str, password: str, site: str) -> asyncio.Future[bool]:
         running = asyncio.get_running_loop().run_in_executor(self._pool, _matches, password, hashed)
         self._running[digest] = running
-        self._waiting[source] += 1
+        self._waiting[site] += 1
 
         def ended(done: asyncio.Future[bool]) -> None:
             del self._running[digest]
-            self._waiting[source] -= 1
-            if not self._waiting[source]:
-                del self._waiting[source]
+            self._waiting[site] -= 1
+            if not self._waiting[site]:
+                del self._waiting[site]
             if not done.cancelled():
                 done.exception()  # a client that still waits gets the error; without one it is not needed
 
@@ -178,6 +179,12 @@ def failure_source(address: str) -> str:
     if isinstance(parsed, ipaddress.IPv4Address):
         return str(parsed)
     return str(ipaddress.ip_network((parsed, 64), strict=False))
+
+
+def _site(source: str) -> str:
+    """Return the /48 of an IPv6 source, all of whose 65,536 /64s one customer may have; another is itself."""
+    network, slash, _ = source.partition("/")
+    return str(ipaddress.ip_network((network, 48), strict=False)) if slash else source
 
 
 def _matches(password: str, hashed: str) -> bool:

@@ -178,8 +178,13 @@ def test_what_many_ask_at_once_is_bounded() -> None:
         one = await asyncio.gather(
             *(checks.check(USERS, "alice", f"{number}", at("198.51.100.1")) for number in range(9))
         )
-        assert one.count(PasswordResult.WRONG) == passwords._WAITING_PER_ADDRESS  # noqa: SLF001
+        assert one.count(PasswordResult.WRONG) == passwords._WAITING_PER_SITE  # noqa: SLF001
         assert await checks.check(USERS, "alice", "wonder", at("198.51.100.2")) is PasswordResult.RIGHT
+        site = await asyncio.gather(
+            *(checks.check(USERS, "alice", f"{each}", at(f"2001:db8:1:{each}::/64")) for each in range(9)),
+            checks.check(USERS, "alice", "other", at("2001:db8:2::/64")),
+        )
+        assert site.count(PasswordResult.WRONG) == passwords._WAITING_PER_SITE + 1  # noqa: SLF001
         checks.close()
 
     run(test)
