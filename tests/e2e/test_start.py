@@ -52,7 +52,12 @@ def test_the_exporter_loads_no_client_no_driver_and_no_storage(standin: StandIn,
     assert {"aiohttp.web", "vramledger.accounting.tracker"} <= loaded
     assert not loaded & {
         *("aiohttp.client", "aiohttp.connector", "pynvml", "psutil", "yaml", "bcrypt", "multiprocessing"),
-        *("vramledger.sampling.sampler", "vramledger.storage.writing", "sqlite3", "vramledger.commands.show"),
+        *(
+            "vramledger.sampling.sampler",
+            "vramledger.storage.past_writer",
+            "sqlite3",
+            "vramledger.commands.show",
+        ),
     }
 
 

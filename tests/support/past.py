@@ -17,10 +17,10 @@ from vramledger.model.reading import Reading, decode, encode
 from vramledger.model.snapshot import Snapshot
 from vramledger.storage.answers import answer, open_past
 from vramledger.storage.keeper import open_directory
+from vramledger.storage.past_writer import PastWriter
 from vramledger.storage.process import StorageProcess
 from vramledger.storage.protocol import HEADER, NAME, STATUS, Moment
 from vramledger.storage.recorder import Recorder
-from vramledger.storage.writing import PastWriter
 from vramledger.views.timeline import Timeline
 
 BOOT_ID = "boot-1"

@@ -7,7 +7,7 @@ from msgspec import inspect
 
 from vramledger.accounting.agent_figures import AgentHistory
 from vramledger.accounting.devices import DevicesState
-from vramledger.accounting.holders.holding_table import HoldingTableState
+from vramledger.accounting.holders.matching import HoldingTableState
 from vramledger.accounting.holders.processes import TrackedProcess
 from vramledger.accounting.owners.out_of_memory import OomsState
 from vramledger.accounting.owners.owner_usage import DeviceUsageState

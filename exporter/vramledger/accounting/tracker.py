@@ -1,7 +1,7 @@
 """Turn a reading into a snapshot, step by step; this module keeps what is remembered between samples.
 
 Each step has a module of its own: devices (which devices exist), processes (facts), agent_figures (what
-agents report), holding_table (which holding is which), states (why each exists), ledger (the balance),
+agents report), matching (which holding is which), states (why each exists), ledger (the balance),
 uncharged (who has what NVML charges to nobody), owner_usage (who is charged), reservations (what schedulers
 have granted). Everything is keyed by identity: a device by UUID, a process by pid and start time. The clock
 is the reading's own, so a recording gives the same snapshots whenever it is replayed.
@@ -23,7 +23,7 @@ from vramledger.accounting.devices import (
 )
 from vramledger.accounting.holders import states
 from vramledger.accounting.holders.holding import HoldingState, classify
-from vramledger.accounting.holders.holding_table import HoldingTable
+from vramledger.accounting.holders.matching import HoldingTable
 from vramledger.accounting.holders.processes import ProcessTracker
 from vramledger.accounting.ledger import balance_device
 from vramledger.accounting.owners import reservations

@@ -20,7 +20,7 @@ from pathlib import Path
 from vramledger.logs import configure, fields, log
 from vramledger.sampling.privileges import drop_privileges
 from vramledger.storage import protocol
-from vramledger.storage.writing import PastWriter
+from vramledger.storage.past_writer import PastWriter
 
 FLUSH_INTERVAL = 4.0
 """Seconds after which what was added is written: what a kill or a power cut may cost."""

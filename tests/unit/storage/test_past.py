@@ -26,10 +26,10 @@ from tests.support.past import (
 from tests.support.sure import sure
 from vramledger.model.reading import CgroupLimit, MemoryReading, ProcessUtilization, Reading, decode
 from vramledger.storage.answers import open_past
+from vramledger.storage.past_writer import LOG_BYTES
 from vramledger.storage.protocol import NAME
 from vramledger.storage.reduction import expand_reading, reduce_reading
 from vramledger.storage.state import compute
-from vramledger.storage.writing import LOG_BYTES
 from vramledger.views.table import render_table
 
 HOUR = 3600.0

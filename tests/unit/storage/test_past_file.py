@@ -26,8 +26,8 @@ from vramledger.storage import answers
 from vramledger.storage.answers import answer_or_problem, open_past
 from vramledger.storage.database import PIECES
 from vramledger.storage.keeper import open_directory
+from vramledger.storage.past_writer import HELD, LOG_BYTES
 from vramledger.storage.protocol import AGAIN, NAME
-from vramledger.storage.writing import HELD, LOG_BYTES
 
 HOUR = 3600.0
 DAY = 24 * HOUR

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import structs
 
 from vramledger.accounting.holders import policies, states
-from vramledger.accounting.holders.holding_table import has_other_program
+from vramledger.accounting.holders.matching import has_other_program
 from vramledger.accounting.holders.policies import MemoryPattern
 from vramledger.accounting.holders.states import StateVerdict
 from vramledger.accounting.owners import owner_usage

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from vramledger.accounting.agent_figures import AgentJoiner
-from vramledger.accounting.holders.holding_table import HoldingTable
+from vramledger.accounting.holders.matching import HoldingTable
 from vramledger.accounting.holders.processes import ProcessTracker
 from vramledger.accounting.ledger import balance_device
 from vramledger.accounting.sample import Sample

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
-from tests.unit.readers.owners.test_resolver import UID, A, B, docker, facts, pod
+from tests.unit.readers.owners.test_reader import UID, A, B, docker, facts, pod
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import ended, host_files, reader
