@@ -175,6 +175,7 @@ def serve(address: str, recorded: Path, *more: str) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", EACH_VERSION)
 def test_an_orphan_wakes_somebody_once(version: str, tmp_path: Path) -> None:
     """One page arrives: who, where, how much, since when, what to do; later that it is resolved."""

@@ -103,6 +103,7 @@ def compared(labels: Labels) -> Labels:
     return frozenset((name, value) for name, value in labels if name != "__name__")
 
 
+@pytest.mark.thorough
 def test_versions_and_store_answer_the_same(engines: dict[str, Engine]) -> None:
     """Every rule's expression gives the same series and values in the store as in its Prometheus."""
     now = time.time() - 3
