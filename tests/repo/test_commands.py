@@ -49,6 +49,15 @@ def test_every_flag_is_described(name: str) -> None:
     assert flags(commands()[name]) - described == set()
 
 
+def test_every_collector_is_described() -> None:
+    """The table of flags names each collector, by the name that its flag has."""
+    (row,) = re.findall(r"^\| `--collector\.NAME`.*$", PAGE, re.MULTILINE)
+    strings = {string for action in commands()["serve"]._actions for string in action.option_strings}  # noqa: SLF001
+    collectors = {each.removeprefix("--collector.") for each in strings if each.startswith("--collector.")}
+
+    assert collectors == set(re.findall(r"`(\w+)`", row))
+
+
 def test_no_flag_is_made_up() -> None:
     """Every flag in the table of flags exists."""
     flags_table = PAGE[PAGE.index("| flag |") : PAGE.index("## `show`")]
