@@ -166,10 +166,10 @@ def growing() -> Panel:
     return bars(
         "Who grows steadily",
         "The ten programs whose need grows fastest, and has grown in each part of some minutes, hours or "
-        "days: a leak, or a cache that is not full yet. An alert follows where it goes on. A click on a bar "
-        "shows its process.",
+        "days: a leak, or a cache that is not full yet. An alert follows where it goes on. Nothing is said "
+        "of a program in its first half hour. A click on a bar shows its process.",
         Query(f"topk(10, sum by ({who}) ({rates}))", f"{{{{command}}}} {{{{pid}}}} {OWNER_LEGEND}"),
-        unit="binBps", needs=Needs(nothing="nobody: good"),
+        unit="binBps", needs=Needs(nothing="nobody so far"),
         links=[of_series(link_to_process())], width=8, height=6,
     )  # fmt: skip
 
