@@ -84,6 +84,10 @@ def test_each_user_is_told_of_their_own(standin: StandIn, stage: Stage, tmp_path
     assert f"`vramledger end --pid {pids['other']} --yes` ends it." in own
     assert ("(inferred)" in own) == ("inferred: nobody saw it work" in own)
     assert mails["bin@example.org"]["Auto-Submitted"] == "auto-generated"
+    assert mails["bin@example.org"]["Reply-To"] == "root@example.org"
+    raw = (tmp_path / "bin@example.org.eml").read_text()
+    assert own.rstrip() in raw, "a reader that decodes nothing shows whole commands"
+    assert printed.stdout.count("Its user gets no message.") == len({"root", "stranger"})
     assert set(hooked) == {None, *names}
     assert {each["pid"] for each in hooked["bin"]["holdings"]} == {pids["other"]}
     assert hooked["bin"]["text"] == own
@@ -109,7 +113,7 @@ def test_who_is_left_out_gets_no_message(standin: StandIn, stage: Stage, tmp_pat
 
     assert [body["user"] for _, body in got] == ["daemon", None, "bin", None]
     assert all(told(body["text"], pids) == set(pids) - {"small"} for _, body in got if body["user"] is None)
-    assert printed.stdout.count("Its user gets no message.") == 2
+    assert printed.stdout.count("Its user gets no message.") == len({"first", "second", "root", "stranger"})
     assert wrong.returncode == 2
     assert "owners[0] (daemons): horded_idle: no such key; do you mean hoarded_idle?" in wrong.stderr
 

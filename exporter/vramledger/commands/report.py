@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from email.message import EmailMessage
+from email.policy import EmailPolicy
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,9 @@ _SENDMAIL = Path("/usr/sbin/sendmail")
 _SECONDS = 10.0
 """How long a mail program or a webhook may take."""
 
+_WHOLE_LINES = EmailPolicy(max_line_length=998)
+"""As long as a line of a mail may be: a shorter limit encodes ours, and some readers break a command then."""
+
 _PERSON = re.compile(r"[A-Za-z_][\w.+-]*(@[\w.-]+)?", re.ASCII)
 """A name to which mail can go; a number is a user whom the host does not know."""
 
@@ -39,7 +43,7 @@ _WORDS = {
     State.ZOMBIE: "has exited, and its memory is still held",
     State.STUCK: "is stuck in the driver",
     State.ORPHANED: "does nothing, and the program that started it has ended",
-    State.STOPPED: "is stopped",
+    State.STOPPED: "has been stopped",
     State.IDLE: "has done nothing",
 }
 
@@ -161,7 +165,9 @@ def unused(snapshot: Snapshot, args: argparse.Namespace, owners: Sequence[Overri
                     holding=holding,
                     notebook=owner.notebook if owner is not None else "",
                     advice=remedy(holding, snapshot.processes.get(holding.pid), device) or "",
-                    spared=user in args.spared or _exempt(holding, lasted, user, owner, owners),
+                    spared=not _PERSON.fullmatch(user)
+                    or user in ("root", *args.spared)
+                    or _exempt(holding, lasted, user, owner, owners),
                 )
 
 
@@ -199,9 +205,13 @@ def _ending(each: Unused) -> str:
     if each.holding.state in (State.DEAD, State.STUCK):
         return "No signal ends it; the administrator knows of it."
     command = f"vramledger end --pid {each.holding.pid}"
+    if each.holding.state is State.ZOMBIE:
+        return f"`{command}` says what would end it; if nothing does, the administrator knows of it."
     ends = f"`{command}` says what it would end, and `{command} --yes` ends it."
     if each.notebook:
         return f"Shut down the kernel of {printable(each.notebook)} if you do not need it. {ends}"
+    if each.holding.state is State.STOPPED:
+        ends = f"{ends} `kill -CONT {each.holding.pid}` continues it."
     return f"If you do not need it: {ends}"
 
 
@@ -231,7 +241,7 @@ def _deliver(args: argparse.Namespace, host: str, found: Sequence[Unused]) -> No
     """Send each user theirs, the administrator all; one failure stops no other. Raises StartupError."""
     own: dict[str, list[Unused]] = {}
     for each in found:
-        if _PERSON.fullmatch(each.user) and each.user != "root" and not each.spared:
+        if not each.spared:
             own.setdefault(each.user, []).append(each)
     problems = []
     messages: list[tuple[str | None, str, Sequence[Unused]]] = [
@@ -240,9 +250,11 @@ def _deliver(args: argparse.Namespace, host: str, found: Sequence[Unused]) -> No
     for user, text, told in [*messages, (None, text_for_all(host, found), found)]:
         try:
             if args.mail:
-                address = args.admin if user is None else user
-                full = f"{address}@{args.domain}" if args.domain and "@" not in address else address
-                _mail(args.sendmail, full, f"GPU memory held without work on {host}", text)
+                domain = f"@{args.domain}" if args.domain else ""
+                to, admin = (
+                    each if "@" in each else each + domain for each in (user or args.admin, args.admin)
+                )
+                _mail(args.sendmail, to, admin, f"GPU memory held without work on {host}", text)
             if args.webhook:
                 _post(args.webhook, host, user, text, told)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -252,9 +264,10 @@ def _deliver(args: argparse.Namespace, host: str, found: Sequence[Unused]) -> No
         raise StartupError(f"a message could not be sent {problems[0]}{more}")
 
 
-def _mail(program: Path, address: str, subject: str, text: str) -> None:
-    mail = EmailMessage()
-    mail["To"], mail["Subject"], mail["Auto-Submitted"] = address, subject, "auto-generated"
+def _mail(program: Path, address: str, answers: str, subject: str, text: str) -> None:
+    mail = EmailMessage(_WHOLE_LINES)
+    mail["To"], mail["Reply-To"], mail["Subject"] = address, answers, subject
+    mail["Auto-Submitted"] = "auto-generated"
     mail.set_content(text)
     command = [str(program), "-i", "--", address]
     subprocess.run(command, check=True, input=mail.as_bytes(), timeout=_SECONDS)  # noqa: S603 the file of a flag

@@ -100,6 +100,14 @@ def system_calls(name: str) -> set[str]:
     return set().union(*(system_calls(each) for each in names))
 
 
+def test_the_mail_program_may_deliver() -> None:
+    """Exim delivers from within the unit: into a home, and after the report has ended."""
+    text = (SYSTEMD / "vramledger-report.service").read_text(encoding="utf-8")
+
+    assert "KillMode=process\n" in text
+    assert re.findall("^(?:Protect|Private|NoNewPrivileges|Restrict).*=", text, re.MULTILINE) == []
+
+
 def test_user_and_folder_are_understood(tmp_path: Path) -> None:
     """The user and the socket's folder are made as written, in a separate root."""
     (tmp_path / "etc").mkdir()
