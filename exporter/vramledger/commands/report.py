@@ -80,7 +80,7 @@ def add_command(commands: Commands) -> None:
         help="tell each user what their programs hold without work",
         description="Say what is held without work, since when, and how to end it. Without --mail and "
         "--webhook print it; with them send each user their own, and the administrator all. It asks the "
-        "running exporter, as root or as the exporter's own user.",
+        "running exporter. Root and the exporter's user see all, another user what the page shows.",
     )
     report.add_argument("--mail", action="store_true", help="send mails, by sendmail")
     report.add_argument(
@@ -197,7 +197,7 @@ def _line(each: Unused) -> str:
     who = f"user {printable(each.user)}" if each.user else "an unknown user"
     return (
         f"pid {holding.pid}{command} of {who} holds {amount} on GPU {each.device.reading.index}, and "
-        f"{_WORDS[holding.state]} since {since} ({holding.grade.value})."
+        f"{_WORDS[holding.state]} since {since}"
     )
 
 
@@ -215,23 +215,31 @@ def _ending(each: Unused) -> str:
     return f"If you do not need it: {ends}"
 
 
+def _doubt(each: Unused) -> str:
+    return " (inferred)" if each.holding.grade is Grade.INFERRED else ""
+
+
 def _grades(found: Sequence[Unused]) -> str:
     return f"\n{_INFERRED}" if any(each.holding.grade is Grade.INFERRED for each in found) else ""
 
 
 def text_for_user(host: str, found: Sequence[Unused]) -> str:
     """Return what a user is told of their own programs."""
-    head = f"These programs of yours hold GPU memory on {host} that others could use.\n"
-    return head + "".join(f"\n{_line(each)}\n{_ending(each)}\n" for each in found) + _grades(found)
+    head = (
+        f"These programs of yours hold GPU memory on {host} that others could use. Run the commands there.\n"
+    )
+    lines = (f"\n{_line(each)}{_doubt(each)}.\n{_ending(each)}\n" for each in found)
+    return head + "".join(lines) + _grades(found)
 
 
 def text_for_all(host: str, found: Sequence[Unused]) -> str:
     """Return what the administrator is told."""
     if not found:
-        return f"Nothing is held without work on {host}.\n"
+        return f"Nothing on {host} has been held without work for as long as --after says.\n"
     head = f"This is held without work on {host}.\n"
     lines = (
-        f"\n{_line(each)}\n{each.advice}\n" + ("Its user gets no message.\n" if each.spared else "")
+        f"\n{_line(each)} ({each.holding.grade.value}).\n{each.advice}\n"
+        + ("Its user gets no message.\n" if each.spared else "")
         for each in found
     )
     return head + "".join(lines) + _grades(found)

@@ -128,7 +128,10 @@ def _read(answer: bytes, kind: type[_T]) -> _T:
 
 def _describe(path: Path, error: Exception) -> str:
     if isinstance(error, FileNotFoundError | ConnectionRefusedError | NotADirectoryError):
-        return f"no exporter answers at {path}; is 'vramledger serve' running, with this --control.socket?"
+        return (
+            f"no exporter answers at {path}; is 'vramledger serve' running, with this --control.socket? "
+            "One that plays a recording answers no command"
+        )
     if isinstance(error, PermissionError):
         return f"{path} cannot be reached by this user; run this as root or as the exporter's user"
     if isinstance(error, asyncio.TimeoutError | TimeoutError):
