@@ -7,10 +7,10 @@ nothing else of HTTP.
 
 from __future__ import annotations
 
-import gzip
 import re
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from math import isfinite
@@ -79,6 +79,9 @@ def _with_values(families: dict[str, Family], figures: dict[str, float]) -> Coll
 _COMPRESSION = 1
 """8 GPUs with 64 holders each: level 1 makes 458 kB into 30 kB in 0.6 ms, level 6 into 27 kB in 1.8 ms."""
 
+_GZIP = 31
+"""zlib's window bits for a gzip header."""
+
 _Result = TypeVar("_Result")
 
 _EXPORTER = "exporter"
@@ -131,9 +134,14 @@ class Exposition:
             own = b""
             if _EXPORTER in request.collectors:
                 own = self._run(_EXPORTER, lambda: self._render_own(request), health) or b""
-            page = self._snapshot_page(snapshot, request, health) + own
-        whole = page + _EOF if request.openmetrics else page
-        return gzip.compress(whole, _COMPRESSION, mtime=0) if request.compressed else whole
+            page = [self._snapshot_page(snapshot, request, health), own]
+        if request.openmetrics:
+            page.append(_EOF)
+        if not request.compressed:
+            return b"".join(page)
+        # In parts: one more copy of the page would be the largest object that we hold.
+        compressor = zlib.compressobj(_COMPRESSION, zlib.DEFLATED, _GZIP)
+        return b"".join([*map(compressor.compress, page), compressor.flush()])
 
     def _snapshot_page(
         self, snapshot: Snapshot, request: ScrapeRequest, health: dict[str, tuple[bool, float]]
