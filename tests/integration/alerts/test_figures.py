@@ -51,6 +51,19 @@ def test_rows_of_a_shared_device_are_nobodys_share(tmp_path: Path) -> None:
     assert expect(tmp_path, node.series(20), 20, {"vramledger_device:more_jobs_fit:floor": 98}) == ""
 
 
+def test_a_job_can_move_beside_a_program_whose_need_is_not_known(tmp_path: Path) -> None:
+    """What is free on a GPU is room, whether nobody is there, or somebody without an agent."""
+    for beside in ([], [Holder(3, 20, gpu=1, framework="", policy="")]):
+        node = Node([program(2, 40, 30), *beside], gpus=2, total=80)
+        figures = {
+            'vramledger_device:room_bytes:needed{gpu="0"}': 50 * GIB,
+            'vramledger_device:room_bytes:needed{gpu="1"}': (60 if beside else 80) * GIB,
+            'vramledger_process:movable_bytes:need{pid="2",to="1"}': 30 * GIB,
+        }
+
+        assert expect(tmp_path, node.series(20), 20, figures) == ""
+
+
 def test_who_has_ended_grows_no_more(tmp_path: Path) -> None:
     """A program that grew has a figure in *Grows* while it is there, and not while its rise is recorded."""
     leak = Holder(7, lambda minute: 10 + 0.5 * minute if minute < 40 else None, start=0)
