@@ -116,6 +116,7 @@ def memory() -> Panel:
         Query(f"sum({sampled(ledger)})", "total"),
         Query(held, "held"),
         Query(f"{held} - {beyond}", "needed, at most"),
+        Query(f"sum({sampled(device_bytes('free'))})", "free"),
         unit=BYTES, needs=Needs("device"), width=8,
     )  # fmt: skip
 
@@ -262,7 +263,7 @@ def changed() -> Panel:
             Column("Value #B", "At the beginning", BYTES, width=100),
             Column("Value #C", "At the end", BYTES, width=100),
         ],
-        empty="nothing changed where both moments were watched",
+        empty="unchanged, or not watched at the beginning",
         sort="Value #A", rows_of="Value #A", width=12, height=8,
     )  # fmt: skip
 

@@ -189,7 +189,7 @@ def stat(
     if below is not None:  # what says why there is none is negative
         steps = [
             {"value": None, "color": PLAIN},
-            {"value": NOT_ZERO, "color": GRAFANA["dead"]},
+            {"value": 0, "color": GRAFANA["dead"]},
             {"value": below, "color": PLAIN},
         ]
         body["fieldConfig"]["defaults"]["thresholds"]["steps"] = steps

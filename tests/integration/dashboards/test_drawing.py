@@ -155,14 +155,16 @@ def test_no_cell_has_a_bar(uid: str) -> None:
 
 @EACH
 def test_what_is_zero_is_no_alarm(uid: str) -> None:
-    """A figure has its colour above 0 only: 0 B wasted is not yellow."""
+    """A figure has its colour above 0 only: 0 B wasted is not yellow. Where little is the alarm, 0 is red."""
     for panel in of_type(uid, "stat"):
         looks = [panel["fieldConfig"]["defaults"], *properties(panel).values()]
         for look in looks:
             if "thresholds" in look:
                 first, *others = look["thresholds"]["steps"]
                 assert first["color"] == "text", panel["title"]
-                assert all(step["value"] > 0 for step in others), panel["title"]
+                alarms_below = others and others[-1]["color"] == "text"
+                least = min((step["value"] for step in others), default=1)
+                assert least == 0 if alarms_below else least > 0, panel["title"]
             assert look.get("color", {}).get("mode") != "fixed", panel["title"]
 
 
