@@ -96,7 +96,8 @@ def test_without_an_exporter_it_is_one_line(tmp_path: Path, standin: StandIn) ->
     done = run("release", f"--control.socket={path}", driver=standin.env())
     assert (done.returncode, done.stdout) == (1, "")
     asked = "is 'vramledger serve' running, with this --control.socket?"
-    assert done.stderr == f"vramledger: no exporter answers at {path}; {asked}\n"
+    told = f"{asked} One that plays a recording answers no command"
+    assert done.stderr == f"vramledger: no exporter answers at {path}; {told}\n"
 
 
 @pytest.mark.parametrize(
