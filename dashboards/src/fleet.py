@@ -117,7 +117,7 @@ def memory() -> Panel:
         Query(held, "held"),
         Query(f"{held} - {beyond}", "needed, at most"),
         Query(f"sum({sampled(device_bytes('free'))})", "free"),
-        unit=BYTES, needs=Needs("device"), width=8,
+        unit=BYTES, needs=Needs("device"), width=9,
     )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def wasted_memory() -> Panel:
         Query(f"sum({selector('vramledger_node:memory_perhaps_wasted_bytes:sum')})", PERHAPS_WASTED),
         Query(f"sum({selector(NODE_MEMORY, state_matcher('unattributed'))}) or {none}", "unattributed"),
         Query(f"sum({selector(NODE_MEMORY, state_matcher('unknown'))}) or {none}", "unknown"),
-        unit=BYTES, needs=Needs("device"), width=10,
+        unit=BYTES, needs=Needs("device"), width=9,
         colours={
             "wasted": GRAFANA["idle"], PERHAPS_WASTED: GRAFANA["stopped"],
             "unknown": GRAFANA["unknown"],

@@ -238,7 +238,8 @@ def firing_alert_table(
             Column("step", "First step", mappings=[ALERT_STEPS], width=244),
             NODE_COLUMN,
             GPU_COLUMN,
-            *OWNER_COLUMNS,
+            OWNER_COLUMNS[0],
+            replace(OWNER_COLUMNS[1], least=205),  # a pod on one line, so that more alerts are seen
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
         ],
