@@ -102,13 +102,33 @@ def _figures(_: Path) -> Parser:
 
 
 def _question(_: Path) -> Parser:
-    from urllib.parse import parse_qsl
+    import atheris
 
-    from vramledger.serving.control_messages import ControlError, read_question
+    from vramledger.serving.control_messages import (
+        ControlError,
+        ReleaseRequest,
+        SnapshotRequest,
+        read,
+        read_question,
+    )
 
     def parse(data: bytes) -> None:
+        """Draw words that are right in most places: nothing is watched in what reads them, written in C."""
+        drawn = atheris.FuzzedDataProvider(data)
+        kind = drawn.PickValueInList([None, ReleaseRequest, SnapshotRequest])
         with suppress(ControlError):
-            read_question(dict(parse_qsl(data.decode("utf-8", "surrogateescape"))))
+            if kind is not None:
+                read(drawn.ConsumeBytes(LONGEST), kind)
+                return
+            asked = {
+                name: drawn.PickValueInList(
+                    ["at", "since", "readings", "1764108000.25", "-1", "nan", "inf", ""]
+                )
+                or drawn.ConsumeUnicode(20)
+                for name in ("ask", "at", "from", "to", "then")
+                if drawn.ConsumeBool()
+            }
+            read_question(asked)
 
     return parse
 
@@ -204,7 +224,7 @@ TARGETS = {
     "figures": Target(_figures, lambda: [
         b'vllm:kv_cache_usage_perc{engine="0",model_name="a"} 0.25\nvllm:num_requests_running{} 3.0\n',
     ]),
-    "question": Target(_question, lambda: [b"ask=at&at=1764108000.25", b"ask=since&from=1.5&to=2.5"]),
+    "question": Target(_question, lambda: [b'{"seconds": 60}', b'{"after": [1, 2]}', bytes(range(64))]),
     "snapshot": Target(_snapshot, _pickles),
     "web-configuration": Target(_web_configuration, lambda: [
         b"basic_auth_users:\n  alice: $2y$10$" + b"a" * 53 + b"\nrate_limit: {interval: 1s, burst: 3}\n",

@@ -133,7 +133,7 @@ def read(raw: bytes | dict[str, str], kind: type[Message]) -> Message:
         if isinstance(raw, dict):
             return msgspec.convert(raw, kind, strict=False)
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:  # a lone surrogate
         raise ControlError(f"that is not a message of this version of vramledger: {error}") from error
 
 

@@ -42,6 +42,7 @@ from vramledger.serving.control_messages import (
     SnapshotHead,
     SnapshotRequest,
     read,
+    read_question,
     write,
 )
 from vramledger.serving.control_socket import Caller, ControlHandlers, serve_control
@@ -480,3 +481,12 @@ def test_what_is_no_request_is_refused_in_one_sentence(line: bytes) -> None:
     """Garbage, an unknown word and an invalid time are errors of the one who asks."""
     with pytest.raises(ControlError, match=r"that is not a message of this version of vramledger: .+"):
         read(line, ReleaseRequest)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"ask": "\udcff"}, {"ask": "at", "at": "\udcff"}, {"\udcff": "1", "ask": "at"}]
+)
+def test_a_question_that_is_no_text_is_refused(asked: dict[str, str]) -> None:
+    """A byte that is not UTF-8 is a lone surrogate in a path's parameters."""
+    with pytest.raises(ControlError, match="not a message of this version"):
+        read_question(asked)

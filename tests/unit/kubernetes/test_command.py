@@ -60,7 +60,9 @@ def test_a_leftover_taints_after_the_whole_span() -> None:
     assert read_recorded(marks.annotation) == Recorded("boot", frozenset({(4711, 7)}))
 
 
-@pytest.mark.parametrize("between", [GONE, UNKNOWN, None, {}, [], "text", {**LEFT, "time": NOW - 61}])
+@pytest.mark.parametrize(
+    "between", [GONE, UNKNOWN, None, {}, [], "text", {**LEFT, "time": NOW - 61}, {**LEFT, "\udcff": 1}]
+)
 def test_one_other_answer_begins_the_span_again(between: Any) -> None:  # noqa: ANN401
     """A leftover that one answer in between does not confirm sets no taint."""
     assert not follow(CLEAN, *[LEFT] * 6, between, *[LEFT] * 6).tainted
