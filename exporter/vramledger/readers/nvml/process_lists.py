@@ -64,13 +64,9 @@ class RowBuffer:
 
 def find_function(nvml: Nvml, name: str) -> Callable[..., int] | None:
     """Return a function of the library, None when the library is too old to have it."""
-    try:
-        pointer: Callable[..., int] = nvml._nvmlGetFunctionPointer(name)  # noqa: SLF001  # nvitop relies on it too
-    except nvml.NVMLError as error:
-        if error.value != calls.FUNCTION_NOT_FOUND:
-            raise
-        return None
-    return pointer
+    if nvml.nvmlLib is None:
+        raise nvml.NVMLError(calls.UNINITIALIZED)
+    return getattr(nvml.nvmlLib, name, None)
 
 
 class ProcessList:
