@@ -85,7 +85,7 @@ def read_answer(answer: object, now: float) -> Observation:
     """Read what ``/api/v1/leftovers`` said, at a Unix time."""
     try:
         said = msgspec.convert(answer, Leftovers)
-    except (msgspec.ValidationError, UnicodeEncodeError):  # a lone surrogate is no text
+    except (msgspec.ValidationError, UnicodeEncodeError):  # a lone surrogate
         return cannot_tell(
             "the exporter's answer has another form; use the vramledger that runs the exporter"
         )
