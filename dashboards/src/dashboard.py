@@ -314,7 +314,7 @@ def _target_variables(*, one_node: bool) -> Iterator[Json]:
     # All has no pattern: `up` of every other job would match it, and each other target would count as a dead
     # exporter.
     jobs = 'label_values(vramledger_build_info{cluster=~"$cluster"}, job)'
-    yield variable("job", "Job", jobs, every="")
+    yield variable("job", "Scrape job", jobs, every="")
     where = TARGET_MATCHERS.rpartition(", ")[0]
     yield variable("model", "GPU model", f"label_values(vramledger_device_info{{{where}}}, name)")
     # All has no pattern either, so that the chosen models filter it. A node without the model is left out;

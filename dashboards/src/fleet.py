@@ -49,10 +49,12 @@ from dashboards.src.queries import (
     listed,
     mean_of_largest,
     mean_of_others,
+    newest_holdings,
     of_teams,
     sampled,
     selector,
     state_matcher,
+    wasted_bytes,
     wasted_holdings,
 )
 from dashboards.src.reasons import Needs
@@ -86,19 +88,21 @@ def reachable_gpus() -> Panel:
     had = selector("vramledger_node:devices:max1d")
     unseen = f"{had} unless on ({NODE_LABELS}) {up}"
     free = selector("vramledger_device:memory_free_bytes:last", WHOLE_GPU)
+    unwasted = f"sum by ({NODE_LABELS}, uuid) ({free} or {wasted_bytes(WHOLE_GPU)})"
     return stat(
         "GPUs",
         "Whole GPUs, without MIG instances, of the watched nodes: all that are seen, those of them whose "
         "ledger could be read in the newest sample, those that could not and do not sleep, those that "
-        "nobody holds, and those on which a job of the chosen size would find its memory free now; "
-        "*Capacity* has them by model. Not seen: what nodes had within the last day that say nothing of "
-        "their GPUs now; they are in none of the others.",
+        "nobody holds, and those on which a job of the chosen size would find its memory free now, or if "
+        "nothing was wasted there; *Capacity* has them by model. Not seen: what nodes had within the last "
+        "day that say nothing of their GPUs now; they are in none of the others.",
         Query(f"count({up})", "seen"),
         Query(f"sum({up})", "up"),
         Query(f"count({up} == 0 unless on ({NODE_LABELS}, uuid) {asleep}) or 0 * count({up})", "down"),
         Query(f"count({held} == 0) or 0 * count({held})", "empty"),
         Query(f"sum({unseen}) or 0 * count({had})", "not seen"),
         Query(f"count({free} >= $size * 2^30) or 0 * count({free})", "$size GiB free"),
+        Query(f"count({unwasted} >= $size * 2^30) or 0 * count({free})", "without waste"),
         unit=COUNT, needs=Needs(nothing="no GPU"), width=12,
         colours={"down": GRAFANA["dead"], "not seen": GRAFANA["unknown"]},
     )  # fmt: skip
@@ -157,7 +161,7 @@ def waste_by_owner() -> Panel:
         "end. A click on a bar shows everything of its owner.",
         Query(f"topk(10, {wasted} > 0)", OWNER_LEGEND),
         unit=GIB_HOURS, needs=Needs(nothing="nothing was wasted: good"),
-        links=[of_series(link_to_owner())], width=7, height=6,
+        links=[of_series(link_to_owner())], width=5, height=6,
     )  # fmt: skip
 
 
@@ -167,11 +171,12 @@ def growing() -> Panel:
     return bars(
         "Who grows steadily",
         "The ten programs whose need grows fastest, and has grown in each part of some minutes, hours or "
-        "days: a leak, or a cache that is not full yet. An alert follows where it goes on. Nothing is said "
-        "of a program in its first half hour. A click on a bar shows its process.",
+        "days: a leak, or a cache that is not full yet. The rise within 15 minutes, as on the other "
+        "dashboards. An alert follows where it goes on. Nothing is said of a program in its first half hour. "
+        "A click on a bar shows its process.",
         Query(f"topk(10, sum by ({who}) ({rates}))", f"{{{{command}}}} {{{{pid}}}} {OWNER_LEGEND}"),
         unit="binBps", needs=Needs(nothing="nobody so far"),
-        links=[of_series(link_to_process())], width=8, height=6,
+        links=[of_series(link_to_process())], width=5, height=6,
     )  # fmt: skip
 
 
@@ -180,8 +185,8 @@ def held_by_team() -> Panel:
         "Who holds what",
         "What each team holds now: the ten teams that hold most. A team is the namespace of a pod, otherwise "
         "the user.",
-        Query(f"topk(10, sum by (team) ({holdings()}))", "{{team}}"),
-        unit=BYTES, needs=Needs("holder", nothing="nothing is held"),
+        Query(f"topk(10, sum by (team) ({newest_holdings()}))", "{{team}}"),
+        unit=BYTES, needs=Needs("holder", nothing="nothing is held"), width=24,
     )  # fmt: skip
 
 
@@ -258,13 +263,14 @@ def changed() -> Panel:
         Query(then),
         Query(now),
         columns=[
-            *OWNER_COLUMNS,
-            Column("Value #A", "Changed by", BYTES, width=134),
-            Column("Value #B", "At the beginning", BYTES, width=100),
-            Column("Value #C", "At the end", BYTES, width=100),
+            OWNER_COLUMNS[0],
+            OWNER_COLUMNS[1],
+            Column("Value #A", "Changed by", BYTES, width=101),
+            Column("Value #B", "Before", BYTES, width=82),
+            Column("Value #C", "After", BYTES, width=82),
         ],
-        empty="unchanged, or not watched at the beginning",
-        sort="Value #A", rows_of="Value #A", width=12, height=8,
+        empty="nothing, where watched all the time",
+        sort="Value #A", rows_of="Value #A", width=8, height=6,
     )  # fmt: skip
 
 
@@ -336,7 +342,7 @@ def ledger_over_time() -> Panel:
         Query(f"sum by (state) ({selector(NODE_MEMORY)})", "{{state}}"),
         Query(f"sum({selector(NODE_MEMORY)})", "total"),
         total="total",
-        width=9,
+        width=6,
         height=6,
     )
 
@@ -372,9 +378,9 @@ def dashboard() -> Dashboard:
                     ledger_over_time(),
                     waste_by_owner(),
                     growing(),
+                    changed(),
                     firing_alert_table("Needs attention", height=8),
                     held_by_team(),
-                    changed(),
                 ],
             ),
             Row(

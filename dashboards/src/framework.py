@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dashboards.src.dashboard import FRAMEWORK, Dashboard, Row, link_to_process
 from dashboards.src.panels import (
     BYTES,
     COUNT,
-    ROUNDED,
     SHARE,
     Column,
     Panel,
@@ -24,6 +25,7 @@ from dashboards.src.queries import (
     UUID_LABELS,
     count_equal,
     holdings,
+    newest_bytes,
     process_utilisation,
     selector,
 )
@@ -49,6 +51,7 @@ PROCESS = "{{instance}} GPU {{gpu}}: {{command}} {{pid}}"
 BY_PROCESS = f"{DEVICE_LABELS}, pid"
 
 
+LASTING = value_mapping({0: ("not lasting", "transparent"), 1: ("fragmented", GRAFANA["idle"])})
 SET_OR_NOT = value_mapping({0: ("no", "text"), 1: ("yes", "text")})
 
 
@@ -58,8 +61,13 @@ def need() -> str:
 
 
 def beyond_need() -> str:
-    """Return each holding's bytes above its need, with the labels of its owner."""
-    return f"clamp_min({holdings()} - on ({HOLDING_LABELS}) group_left () {need()}, 0)"
+    """Return each holding's bytes above its need, with the labels of its owner (a record)."""
+    return selector("vramledger_process:memory_bytes:unneeded")
+
+
+def perhaps_unneeded() -> str:
+    """Return each holding's bytes above its highest use, where its need is not known (a record)."""
+    return selector("vramledger_process:memory_bytes:perhaps_unneeded")
 
 
 def agents_reporting() -> Panel:
@@ -91,13 +99,16 @@ def not_used() -> Panel:
     )
     return stat(
         "Held, but not used",
-        "Above the highest need that programs ever had; what torch.cuda.empty_cache() would free now, where "
-        "torch's counters tell, which they take again at their next peak; and fragmentation: free pieces of "
-        "used blocks, which nothing frees. The three overlap.",
+        "Above the highest need that programs ever had; the same of programs whose need is known only "
+        "without context and libraries, as TensorFlow's (perhaps); what torch.cuda.empty_cache() would free "
+        "now, where torch's counters tell, which they take again at their next peak; and fragmentation: "
+        "free pieces of used blocks, which nothing frees. The last two overlap with the first.",
         Query(f"sum({beyond_need()})", "beyond need"),
+        Query(f"sum({perhaps_unneeded()}) or 0 * sum({need()})", "perhaps"),
         Query(cached, "reclaimable now"),
         Query(split, "fragmentation"),
-        unit=BYTES, needs=Needs("need"), colours={"beyond need": GRAFANA["idle"]}, width=7,
+        unit=BYTES, needs=Needs("need"), width=8,
+        colours={"beyond need": GRAFANA["idle"], "perhaps": GRAFANA["stopped"]},
     )  # fmt: skip
 
 
@@ -107,7 +118,7 @@ def more_jobs_fit() -> Panel:
         "How many more jobs like the running ones would fit, by memory and by SMs, if each program held "
         "only what it needs. The free memory of a GPU counts once.",
         Query(f"sum({selector('vramledger_device:more_jobs_fit:floor')})"), unit=COUNT,
-        needs=Needs("agent", nothing="no need known"),
+        needs=Needs("agent", nothing="no need known"), width=4,
     )  # fmt: skip
 
 
@@ -128,80 +139,81 @@ def most_needed() -> str:
 
 def room_for_more() -> Panel:
     by = f"{UUID_LABELS}, gpu"
-    fit = f"sum by ({by}) ({selector('vramledger_device:more_jobs_fit:floor')}) > 0"
+    fit = selector("vramledger_device:more_jobs_fit:floor")
     like = f"topk by ({UUID_LABELS}) (1, max by ({by}, pid) ({most_needed()}))"
     room = selector("vramledger_device:room_bytes:needed")
-    used = f"sum by ({by}) ({process_utilisation()})"
     return table(
-        "GPUs with room for more jobs",
-        "The ten GPUs on which most more jobs would fit, by memory and by SMs, if each program held only "
-        "what it needs: jobs like the one there that needs most. Its need is at most this: without a "
-        "reported peak its whole pool counts. All GPUs add up to *More jobs would fit*.",
-        Query(f"topk(10, {fit})"),
-        Query(f"{like} and on ({UUID_LABELS}) ({fit})"),
-        Query(f"sum by ({by}) ({room}) and on ({UUID_LABELS}) ({fit})"),
-        Query(f"{used} and on ({UUID_LABELS}) ({fit})"),
+        "Room on each GPU",
+        "The ten GPUs with most room: what is free now; what would be free if each program held only what it "
+        "needs; perhaps besides, where a need is known only without context and libraries; and how many more "
+        "jobs like the one there that needs most would fit, by memory and by SMs. Its need is at most this: "
+        "without a reported peak its whole pool counts. All GPUs add up to *More jobs would fit*.",
+        Query(f"topk(10, sum by ({by}) ({room}))"),
+        Query(f"sum by ({by}) ({selector('vramledger_device:memory_free_bytes:last')})"),
+        Query(f"sum by ({by}) ({perhaps_unneeded()})"),
+        Query(f"sum by ({by}) ({process_utilisation()})"),
+        Query(f"sum by ({by}) ({fit})"),
+        Query(f"{like} and on ({UUID_LABELS}) ({fit} > 0)"),
         columns=[
             NODE_COLUMN,
             GPU_COLUMN,
-            Column("Value #A", "More jobs fit", COUNT, width=98),
+            Column("Value #B", "Free now", BYTES, width=80),
+            Column("Value #A", "Room, if limited", BYTES, width=101),
+            Column("Value #C", "Perhaps besides", BYTES, width=94),
+            Column("Value #D", "SMs, 15 min", SHARE, width=66),
+            Column("Value #E", "More jobs fit", COUNT, width=66),
             Column("pid", "Jobs like pid", link=link_to_process(), width=72),
-            Column("Value #B", "Needs, at most", BYTES, width=90),
-            Column("Value #C", "Room, if limited", BYTES, width=90),
-            Column("Value #D", "SMs, 15 min", SHARE, width=62),
+            Column("Value #F", "Needs, at most", BYTES, width=94),
         ],
-        empty="no more jobs would fit",
-        needs="agent", sort="Value #A", rows_of="Value #A", width=11, height=5,
+        empty="no GPU is known",
+        needs="device", sort="Value #A", rows_of="Value #A", width=14, height=6,
     )  # fmt: skip
 
 
 def could_move() -> Panel:
     fits = selector("vramledger_process:movable_bytes:need")
     names = f"sum by ({BY_PROCESS}, command) ({holdings()})"
-    room = f"max by ({NODE_LABELS}) ({selector('vramledger_device:room_bytes:needed')})"
     return table(
         "Jobs that could move to another GPU",
         "The ten jobs that need least of those that would fit, by memory and by SMs, on another GPU of their "
-        "node: the one with most room if each program there held only what it needs. "
-        "*GPUs with room for more jobs* counts more jobs of the kind that is there already, so that one may "
-        "have rows while the other has none. Limit the programs there first: vramledger fit says to what. "
+        "node: the one of *Room on each GPU* with most room if each program there held only what it needs. "
+        "Limit the programs there first: vramledger fit says to what. "
         "Needs is at most this: without a reported peak a whole pool counts.",
         Query(f"bottomk(10, {fits})"),
         Query(f"{names} and on ({HOLDING_LABELS}) {fits}"),
-        Query(f"0 * max by ({BY_PROCESS}) ({fits}) + on ({NODE_LABELS}) group_left () {room}"),
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
-            Column("Value #A", "Needs, at most", BYTES, width=110),
-            NODE_COLUMN,
+            Column("Value #A", "Needs, at most", BYTES, width=98),
+            replace(NODE_COLUMN, least=128),
             GPU_COLUMN,
             Column("to", "To GPU", width=60),
-            Column("Value #C", "Room there", BYTES, width=90),
         ],
-        empty="no job would fit on the GPU of its node that has most room",
-        needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=13, height=5,
+        empty="none fits by memory and SMs",
+        needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=10, height=6,
     )  # fmt: skip
 
 
 def hoarding_factors() -> Panel:
     return table(
         "Held beyond peak need, by program",
-        "The ten programs that hold most above their peak need, how many times their need they hold, and "
-        "what torch.cuda.empty_cache() would free now, where torch's counters tell. This may be far more "
-        "than is beyond the peak need: a program that needs little now will take it again at its next peak.",
-        Query(f"topk(10, {beyond_need()})"),
-        Query(f"sum by ({BY_PROCESS}) ({holdings()})"),
+        "The ten programs that hold most above their peak need, and what torch.cuda.empty_cache() would free "
+        "now, where torch's counters tell. This may be far more than is beyond the peak need: a program that "
+        "needs little now will take it again at its next peak. Of a program without a peak need only "
+        "the highest use inside its framework is known, and not its context and libraries.",
+        Query(f"topk(10, {beyond_need()} or {perhaps_unneeded()})"),
+        Query(f"sum by ({BY_PROCESS}) ({newest_bytes()})"),
         Query(f"max by ({BY_PROCESS}) ({need()})"),
-        Query(f"max by ({BY_PROCESS}) ({selector('vramledger_process:hoarding_factor:ratio')})"),
+        Query(f"sum by ({BY_PROCESS}) ({selector('vramledger_framework_in_use_peak_bytes')})"),
         Query(f"max by ({BY_PROCESS}) ({selector('vramledger_torch_reclaimable_bytes')})"),
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             *OWNER_COLUMNS,
-            Column("Value #A", "Beyond peak need", BYTES, width=100),
+            Column("Value #A", "Beyond it, 4 minutes ago", BYTES, width=110),
             Column("Value #B", "Holds", BYTES, width=95),
             Column("Value #C", "Peak need", BYTES, width=95),
-            Column("Value #D", "Holds, times need", ROUNDED, width=95),
+            Column("Value #D", "Used at the peak", BYTES, width=95),
             Column("Value #E", "Reclaimable now", BYTES, width=108),
             *FRAMEWORK_COLUMNS,
             NODE_COLUMN,
@@ -216,35 +228,35 @@ def fragmentation() -> Panel:
     split = selector("vramledger_torch_inactive_split_bytes")
     pool = selector("vramledger_torch_reserved_bytes")
     retries = f"increase({selector('vramledger_torch_alloc_retries_total')}[$__range])"
+    lasting = selector("vramledger_process:torch_fragmented_bytes:min30m")
     expandable = selector("vramledger_torch_allocator_info", 'expandable_segments="true"')
     others = f"0 * count by ({NODE_LABELS}, pid) ({selector('vramledger_torch_allocator_info')})"
     return table(
         "Fragmentation: free, but not usable",
         "The ten torch programs with the most memory in free pieces of used blocks, which cannot be freed to "
         "the driver. At the next start PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True helps; where that is "
-        "set, tensors of the same sizes in every step. Nothing is worth it below 256 MiB or a "
-        "tenth of the pool. It matters where allocations were retried within the time range: those programs "
-        "come first. The largest free block may also be one that is wholly free, which is cached and in no "
-        "piece.",
+        "set, tensors of the same sizes in every step. Fragmented: for half an hour so much was in pieces "
+        "that the alert GpuMemoryFragmented counts it. Of the others, pieces are few, or come and go with "
+        "each step. Retries: allocations that first failed within the time range, whatever the reason.",
         Query(f"topk(10, {holdings()} * 0 + on ({HOLDING_LABELS}) group_left () ({split} > 0))"),
         Query(f"sum by ({BY_PROCESS}) ({split} / on ({BY_PROCESS}) {pool})"),
         Query(f"round(sum by ({BY_PROCESS}) ({retries}))"),
-        Query(f"max by ({BY_PROCESS}) ({selector('vramledger_torch_largest_free_block_bytes')})"),
+        Query(f"count by ({BY_PROCESS}) ({lasting}) or 0 * count by ({BY_PROCESS}) ({split})"),
         Query(f"count by ({NODE_LABELS}, pid) ({expandable}) or {others}"),
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             *OWNER_COLUMNS,
+            Column("Value #D", "Verdict", COUNT, mappings=[LASTING], width=110),
             Column("Value #A", "In free pieces", BYTES, width=100),
             Column("Value #B", "Of its pool", SHARE, width=85),
             Column("Value #E", "Expandable segments", COUNT, mappings=[SET_OR_NOT], width=110),
             Column("Value #C", "Retries", COUNT, width=102),
-            Column("Value #D", "Largest free block", BYTES, width=105),
             NODE_COLUMN,
             GPU_COLUMN,
         ],
         empty="no torch program has free pieces: good",
-        needs="agent", sort="Value #C", rows_of="Value #A", width=24, height=7,
+        needs="agent", sort=("Value #D", "Value #C"), rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 
@@ -287,7 +299,7 @@ def dashboard() -> Dashboard:
             Row(
                 "",
                 [
-                    watched_nodes(width=7),
+                    watched_nodes(width=6),
                     agents_reporting(),
                     need_known(),
                     not_used(),

@@ -268,7 +268,7 @@ def dashboard() -> Dashboard:
                     replace(unattributed(), width=5),
                     gpu_ledgers(),
                     holders(height=9),
-                    firing_alert_table(height=7),
+                    firing_alert_table(height=8),
                 ],
             ),
             Row(

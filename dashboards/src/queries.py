@@ -142,6 +142,11 @@ def newest_bytes() -> str:
     return f"sum by ({HOLDER_LABELS}) ({both})"
 
 
+def newest_holdings() -> str:
+    """Return :func:`holdings` with what each holds now: the record is up to 4 minutes old."""
+    return f"{holdings()} * 0 + on ({HOLDER_LABELS}) group_left () {newest_bytes()}"
+
+
 def sampled(figure: str) -> str:
     """Return a figure of the newest scrape, without nodes whose exporter has stopped sampling."""
     stalled = selector("vramledger_node:sampling_stalled:changes5m")

@@ -67,9 +67,7 @@ from vramledger.views.colours import GRAFANA
 
 NODE_COLUMN = Column("instance", "Node", link=link_to_node(), least=130)
 GPU_COLUMN = Column("gpu", "GPU", link=link_to_device(), width=50)
-KINDS = value_mapping(
-    {"slurm": ("job", "text"), "nomad": ("job", "text"), "unknown": ("", "text"), "other": ("", "text")}
-)
+KINDS = value_mapping({"unknown": ("", "text"), "other": ("", "text")})
 OWNER_COLUMNS = (
     Column("owner_type", "Kind", mappings=[KINDS], width=66, empty=""),
     Column("owner", "Owner", link=link_to_owner(), least=102),

@@ -64,6 +64,41 @@ def test_a_job_can_move_beside_a_program_whose_need_is_not_known(tmp_path: Path)
         assert expect(tmp_path, node.series(20), 20, figures) == ""
 
 
+def test_a_job_on_the_roomiest_gpu_can_move_to_the_next(tmp_path: Path) -> None:
+    """For who is on the GPU with most room the next one counts, and its SMs."""
+    small = program(2, 10, 5, sm=0.2)
+    for busy, moves in ((0.1, 1), (0.9, 0)):
+        other = replace(program(3, 60, 55, sm=busy), gpu=1)
+        node = Node([small, other], gpus=2, total=80)
+        movable = 'vramledger_process:movable_bytes:need{pid="2",to="1"}'
+
+        assert expect(tmp_path, node.series(20), 20, {f"count({movable}) or vector(0)": moves}) == ""
+
+
+def test_a_pool_of_which_only_the_use_is_known_is_perhaps_not_needed(tmp_path: Path) -> None:
+    """TensorFlow tells no pool, so its need is not known: what it has never used is perhaps not needed."""
+    use = {"framework_in_use_bytes": 2.0, "framework_in_use_peak_bytes": 3.0}
+    whole = Holder(2, 70, framework="tensorflow", policy="preallocate", agent=use)
+    no_peak = Holder(3, 40, gpu=1, framework="cupy", policy="caching", agent={"framework_in_use_bytes": 2.0})
+    node = Node([whole, no_peak, replace(program(4, 30, 20), gpu=1)], gpus=2, total=80)
+    figures = {
+        "sum(vramledger_process:memory_bytes:perhaps_unneeded)": 67 * GIB,
+        'vramledger_process:memory_bytes:perhaps_unneeded{pid="2"}': 67 * GIB,
+    }
+
+    assert expect(tmp_path, node.series(20), 20, figures) == ""
+
+
+def test_growth_is_the_same_wherever_it_is_shown(tmp_path: Path) -> None:
+    """Fleet names the rate that Process shows of the same program."""
+    slower = Holder(7, lambda minute: 10 + 0.5 * min(minute, 80) + 0.3 * max(minute - 80, 0), start=-90)
+    series = Node([slower]).series(90)
+    here = substitute_variables(query_of("vramledger-process", "Grows", "A"), __range="30m")
+    figures = {f"vramledger_process:demand_growth_bytes:rate / on () ({here})": 1}
+
+    assert expect(tmp_path, series, 88, figures) == ""
+
+
 def test_who_has_ended_grows_no_more(tmp_path: Path) -> None:
     """A program that grew has a figure in *Grows* while it is there, and not while its rise is recorded."""
     leak = Holder(7, lambda minute: 10 + 0.5 * minute if minute < 40 else None, start=0)

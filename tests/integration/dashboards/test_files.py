@@ -115,7 +115,7 @@ def test_variables_come_in_their_order(uid: str) -> None:
     asked = [each for each in others if each["type"] != "custom"]
     assert all(each["datasource"]["uid"] == "${datasource}" and each["refresh"] == 2 for each in asked)
     assert named["instance"]["label"] == "Node"
-    assert named["job"]["label"] == "Job"
+    assert named["job"]["label"] == "Scrape job"
     # With a pattern for All, `up` of every other job would count as an exporter that is down, and the chosen
     # models would not filter the nodes.
     assert "allValue" not in named["job"]
