@@ -449,7 +449,9 @@ def test_never_excludes_the_owner(name: str) -> None:
     for content in read_sources(settings).values():
         for rule in (rule for group in content["groups"] for rule in group["rules"]):
             if rule.get("alert") == name:
-                others, *own = re.split(r"^or$", render_expression(rule["expr"], settings), flags=re.MULTILINE)
+                others, *own = re.split(
+                    r"^or$", render_expression(rule["expr"], settings), flags=re.MULTILINE
+                )
                 assert 'user!~"ann"' in others
                 thresholds = [f"{each}>>" for each in never]
                 left = [branch for branch in own if 'user=~"ann"' in branch]
