@@ -80,6 +80,28 @@ def test_routes(labels: str, receivers: str, amtool: Amtool) -> None:
     assert said.strip() == receivers
 
 
+@pytest.mark.parametrize(
+    ("labels", "receivers"),
+    [
+        ("alertname=VramLedgerWatchdog severity=none", "heartbeat"),
+        ("alertname=GpuMemoryHoardedWhileShort severity=page owner_type=pod owner=a/b user=ann", "discard"),
+        ("alertname=GpuMemoryHoarded severity=info owner_type=user owner=ann", "discard"),
+        ("alertname=GpuMemoryHoarded severity=warning owner_type=user owner=bob user=bob", "users,platform"),
+    ],
+)
+def test_a_user_is_excluded(labels: str, receivers: str, amtool: Amtool, tmp_path: Path) -> None:
+    """With the README's routes behind the heartbeat's, no alert about a user reaches anybody."""
+    routes = "".join(
+        re.findall(r"^    - \{matchers.*\n", (ALERTS / "README.md").read_text("utf-8"), re.MULTILINE)
+    )
+    before, heartbeat, after = CONFIG.read_text("utf-8").partition("      repeat_interval: 5m\n")
+    config = tmp_path / "alertmanager.yml"
+    config.write_text(f"{before}{heartbeat}{routes}{after}", encoding="utf-8")
+
+    said = amtool("config", "routes", "test", f"--config.file={config}", *labels.split())
+    assert (routes.count("discard"), said.strip()) == (2, receivers)
+
+
 OWN = """
 alert_prefix: Acme
 selector: env="prod", team=~"gpu|ml"

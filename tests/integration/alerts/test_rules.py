@@ -15,6 +15,8 @@ import yaml
 from tests.support.alerts.promtool import ALERTS, RULE_FILES, rules
 from tests.support.dashboards.files import all_queries
 from tests.support.requirements import VERSIONS, require_version
+from vramledger.commands.alert_settings import Override, given_settings
+from vramledger.commands.rules import read_sources, render_expression
 from vramledger.metrics.contract import FAMILIES
 
 RULES = rules()
@@ -415,3 +417,42 @@ def test_what_is_recorded_reaches_the_least_that_an_owner_has(tmp_path: Path) ->
     written = (tmp_path / "recording.rules.yml").read_text(encoding="utf-8")
 
     assert re.findall(r"\((\S+) / 5 \*", written) == ["0.05", "0.002", "0.002", "0.02"]
+
+
+def own_keys() -> dict[str, tuple[set[str], set[str]]]:
+    """Return what the README says of each alert: an owner's keys, and those at which ``never`` excludes."""
+    rows = re.findall(r"^\| (Gpu\w+) \| (`[^|]*`) \| (`\w+`|all) \|$", README, re.MULTILINE)
+    return {
+        name: (keys := {*re.findall(r"\w+", listed)}, keys if never == "all" else {never.strip("`")})
+        for name, listed, never in rows
+    }
+
+
+def test_the_keys_of_an_owner_are_listed() -> None:
+    """The README lists each alert that accepts an owner's thresholds, with the keys of its rules."""
+    settings = given_settings(None)
+    found: dict[str, set[str]] = {}
+    for content in read_sources(settings).values():
+        for rule in (rule for group in content["groups"] for rule in group["rules"]):
+            used = set(re.findall(r"<<(\w+)>>", rule["expr"]))
+            if "owner_matchers" in used:
+                found.setdefault(rule["alert"], set()).update(used & settings.defaults.keys())
+
+    assert {name: keys for name, (keys, _) in own_keys().items()} == found
+
+
+@pytest.mark.parametrize("name", own_keys())
+def test_never_excludes_the_owner(name: str) -> None:
+    """With ``never`` at the keys that the README names, no rule of the alert can fire for the owner."""
+    never = dict.fromkeys(own_keys()[name][1], "never")
+    settings = given_settings(None)._replace(overrides=(Override("user", "ann", never),))
+    for content in read_sources(settings).values():
+        for rule in (rule for group in content["groups"] for rule in group["rules"]):
+            if rule.get("alert") == name:
+                others, *own = re.split(
+                    r"^or$", render_expression(rule["expr"], settings), flags=re.MULTILINE
+                )
+                assert 'user!~"ann"' in others
+                thresholds = [f"{each}>>" for each in never]
+                left = [branch for branch in own if 'user=~"ann"' in branch]
+                assert all(branch.count("Inf") == sum(map(rule["expr"].count, thresholds)) for branch in left)
