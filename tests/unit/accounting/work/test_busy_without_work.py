@@ -11,12 +11,7 @@ from tests.support.host.programs import Fixed
 from tests.support.sure import sure
 from vramledger.accounting.remembered import Remembered, follow_clock
 from vramledger.accounting.sample import Sample
-from vramledger.accounting.work.busy_without_work import (
-    WAITS_AFTER,
-    Span,
-    busy_without_work,
-    who_keeps_busy,
-)
+from vramledger.accounting.work.busy_without_work import WAITS_AFTER, Span, busy_without_work, who_keeps_busy
 from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessUtilization, Reading
 from vramledger.model.snapshot import DeviceSnapshot, State
 
