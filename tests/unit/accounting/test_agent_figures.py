@@ -106,8 +106,7 @@ def test_a_process_cannot_make_series_without_end() -> None:
         settings = {"expandable_segments": "true\n", "max_split_size_mb": f"{64 + turn}", "made_up": "1"}
         found = told(host, agent(frameworks=[{**torch(), "settings": settings, "pinned": turn}]))
     (framework,) = sure(found.report).frameworks
-    assert framework.settings == {"max_split_size_mb": "64"}
-    assert framework.pinned == 2
+    assert (framework.settings, framework.pinned) == ({"max_split_size_mb": "64"}, 2)
 
 
 def test_who_does_not_speak_for_a_holder() -> None:
@@ -225,8 +224,7 @@ def test_a_replay_moves_the_agents_times_too() -> None:
     """When a recording is shown later, a report is as old as it was then."""
     oom = {"time": NOW - 5, "framework": "torch", "verdict": "too_big"}
     (found,) = shift_times(OneHolder().reading(agents=(agent(last_oom=oom),)), 100.0).agents
-    assert found.received == NOW + 100
-    assert sure(sure(found.report).last_oom).time == NOW + 95
+    assert (found.received, sure(sure(found.report).last_oom).time) == (NOW + 100, NOW + 95)
 
 
 def test_a_masked_recording_tells_nobody() -> None:

@@ -48,15 +48,13 @@ def test_what_does_not_add_up() -> None:
     """Bytes without a holder, overlap, an unknown reserve; a contradiction makes no book."""
     memory = MemoryReading(143771 * MIB, 143771 * MIB - 32000 * MIB - 644939776, 32000 * MIB, 644939776)
     ledger = sure(balance(memory, [(State.ACTIVE, 10954 * MIB), (State.IDLE, 21032 * MIB)]))
-    assert ledger.unattributed == 14 * MIB
-    assert ledger.overlap == 0
+    assert (ledger.unattributed, ledger.overlap) == (14 * MIB, 0)
     held = [(State.ACTIVE, 50), (State.IDLE, 30), (State.DEAD, 10)]
     ledger = sure(balance(MemoryReading(100, 40, 60, 0), held))
     assert (ledger.states[State.ACTIVE], ledger.states[State.IDLE], ledger.states[State.DEAD]) == (20, 30, 10)
     assert ledger.overlap == 30
     ledger = sure(balance(MemoryReading(100, 40, 60, None), []))
-    assert ledger.driver_reserved is None
-    assert ledger.unattributed == 60
+    assert (ledger.driver_reserved, ledger.unattributed) == (None, 60)
     assert balance(MemoryReading(100, 90, 0, 20), []) is None
 
 

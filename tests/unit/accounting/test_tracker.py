@@ -52,8 +52,7 @@ class TestIdle:
         assert host.watch(10).state is State.ACTIVE
         holding = host.holding()
         assert (holding.state, holding.grade) == (State.IDLE, Grade.PROVEN)
-        assert holding.since == NOW + 1
-        assert holding.last_active is None
+        assert (holding.since, holding.last_active) == (NOW + 1, None)
 
     def test_a_failed_question_is_never_idleness(self) -> None:
         """Without an answer about work nobody is idle; one such sample ends the time of evidence."""
@@ -82,23 +81,19 @@ class TestIdle:
         for step in range(30):
             host.program.memory = 9 * GIB - step % 2
             holding = host.holding()
-        assert holding.state is State.ACTIVE
-        assert holding.last_active == NOW + 31
+        assert (holding.state, holding.last_active) == (State.ACTIVE, NOW + 31)
         host = OneHolder()
         assert host.watch(15).state is State.IDLE
         host.program.work = 0.4
         holding = host.holding()
-        assert holding.state is State.ACTIVE
-        assert holding.since == NOW + 16
-        assert holding.last_active == NOW + 16
+        assert (holding.state, holding.since, holding.last_active) == (State.ACTIVE, NOW + 16, NOW + 16)
         assert holding.sm == 0.4
         host = OneHolder()
         holding = host.holding()
         for second in range(2, 13):
             host.driver_says(process_utilization=(ProcessUtilization(7, NOW + second, 0.0, 0.0, 0.0, 0.0),))
             holding = host.holding()
-        assert holding.state is State.IDLE
-        assert holding.sm == 0.0
+        assert (holding.state, holding.sm) == (State.IDLE, 0.0)
 
     @pytest.mark.parametrize(("looked", "state"), [(4.0, State.IDLE), (2.0, State.ACTIVE)])
     def test_the_time_until_a_look_is_no_gap(self, looked: float, state: State) -> None:
@@ -178,16 +173,13 @@ class TestIdentity:
         host.holder.end = host.now
         host.reuse_pid(2 * GIB)
         holding = host.holding()
-        assert holding.peak == 2 * GIB
-        assert holding.state is State.ACTIVE
-        assert holding.start == host.holder.start
+        assert (holding.peak, holding.state, holding.start) == (2 * GIB, State.ACTIVE, host.holder.start)
         host = OneHolder()
         host.watch(3)
         host.holder.end = host.now
         host.reuse_pid(10 * GIB)
         holding = host.holding()
-        assert holding.state is State.ACTIVE
-        assert holding.start == host.holder.start
+        assert (holding.state, holding.start) == (State.ACTIVE, host.holder.start)
 
     def test_bytes_that_outlive_their_process_stay_dead_under_a_reused_pid(self) -> None:
         """The same bytes under a pid that now belongs to a younger process are the dead process's."""
@@ -218,9 +210,7 @@ class TestIdentity:
         host.holder.fates["dead"] = host.now
         host.driver_says(processes=(ProcessEntry(7, 1 * GIB, "C"),))
         holding = host.holding()
-        assert holding.state is State.DEAD
-        assert holding.peak == 10 * GIB
-        assert holding.since == NOW + 3
+        assert (holding.state, holding.peak, holding.since) == (State.DEAD, 10 * GIB, NOW + 3)
         host = OneHolder()
         host.watch(2)
         alive = host.sample().processes[7]
@@ -358,8 +348,7 @@ class TestDevices:
         host.driver_says(failed=(question,), **{question: None})
         (device,) = host.sample().devices
         assert not device.up
-        assert device.reading.error == "failed"
-        assert device.ledger is None
+        assert (device.reading.error, device.ledger) == ("failed", None)
 
     def test_a_device_that_has_no_memory_of_its_own_is_up(self) -> None:
         """An unsupported query has not failed: unified memory has no ledger, and the device is up."""
@@ -374,16 +363,14 @@ class TestDevices:
         host = OneHolder()
         host.driver_says(processes=(ProcessEntry(7, None, "C"),))
         (device,) = host.sample().devices
-        assert device.holdings[0].memory is None
-        assert device.holdings[0].peak is None
+        assert (device.holdings[0].memory, device.holdings[0].peak) == (None, None)
         assert sure(device.ledger).unattributed == 10 * GIB
         host = OneHolder()
         host.host.faults = [Fault("blind")]
         (device,) = host.sample().devices
         assert device.blind
         assert device.ledger is not None
-        assert device.ledger.unattributed == 0
-        assert device.ledger.states[State.UNKNOWN] == 10 * GIB
+        assert (device.ledger.unattributed, device.ledger.states[State.UNKNOWN]) == (0, 10 * GIB)
 
     def test_the_used_peak_looks_back_a_minute(self) -> None:
         """The peak of used memory is that of 60 seconds; XID events are counted by number."""
@@ -392,8 +379,7 @@ class TestDevices:
         host.sample()
         host.program.memory = 10 * GIB
         peaks = [host.sample().devices[0].used_peak for _ in range(61)]
-        assert peaks[59] == 39 * GIB
-        assert peaks[60] == 10 * GIB
+        assert (peaks[59], peaks[60]) == (39 * GIB, 10 * GIB)
         host = OneHolder()
         host.sample(events=(XidEvent(UUID, 79, NOW), XidEvent(UUID, 31, NOW)))
         assert dict(host.sample(events=(XidEvent(UUID, 79, NOW),)).devices[0].xids) == {79: 2, 31: 1}

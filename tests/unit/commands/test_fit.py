@@ -289,8 +289,7 @@ def test_the_limit_that_decides_is_named() -> None:
     one = limited(16, 15, (8, 15))
     program = POD._replace(limited_by=(f"{CGROUP}/c", CGROUP))
     offer = make_offer(need(10), ledger(one).devices[0], program, live=False)
-    assert offer.verdict == NO
-    assert sure(offer.limit).cgroup == CGROUP
+    assert (offer.verdict, sure(offer.limit).cgroup) == (NO, CGROUP)
     first, second = device(0, uuid="MIG-1"), limited(16, 15, (8, 15))
     second = replace(
         second, reading=structs.replace(second.reading, uuid="MIG-2"), memory_counted_under="MIG-1"

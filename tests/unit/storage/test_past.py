@@ -51,8 +51,7 @@ def test_every_moment_is_what_the_exporter_published(tmp_path: Path) -> None:
                 (h.pid, h.state, h.grade, h.why, h.held) for h in before.holdings
             ]
             assert device.owner_usage is not None
-        assert shown.processes == then.processes
-        assert shown.ooms == then.ooms
+        assert (shown.processes, shown.ooms) == (then.processes, then.ooms)
 
 
 def test_what_is_old_is_thinned(tmp_path: Path) -> None:
@@ -187,8 +186,7 @@ def test_a_time_without_an_exporter_is_said(tmp_path: Path) -> None:
     past.process.flush()
     moment = sure(moment_in(tmp_path, EPOCH + 300.0))
     shown = compute(moment, EPOCH + 300.0)
-    assert shown.snapshot.time == EPOCH + 59
-    assert shown.gap_until == EPOCH + 660
+    assert (shown.snapshot.time, shown.gap_until) == (EPOCH + 59, EPOCH + 660)
     inside = sure(moment_in(tmp_path, EPOCH + 59.7))
     assert compute(inside, EPOCH + 59.7).gap_until is None
     assert moment_in(tmp_path, EPOCH - 5.0) is None
@@ -268,8 +266,7 @@ def test_what_is_left_out_of_a_reading_is_made_again(tmp_path: Path, reserved: i
     before = json.dumps(value)
     back = decode(json.dumps(expand_reading(value, round(reading.time, 2))))
     assert json.dumps(value) == before
-    assert back.agents == reading.agents
-    assert back.time == reading.time
+    assert (back.agents, back.time) == (reading.agents, reading.time)
     assert back.monotonic == pytest.approx(reading.monotonic, abs=0.011)
     assert back.devices[0].memory == device.memory
     rows = back.devices[0].process_utilization or ()

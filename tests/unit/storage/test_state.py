@@ -280,8 +280,7 @@ def test_a_clock_that_was_set_during_a_restart_moves_the_times() -> None:
     reading = host.reading()
     moved = replace(reading, time=reading.time + 3600, boot_time=reading.boot_time + 3600)
     (after,) = host.exporter.tracker.update(moved).devices[0].holdings
-    assert after.state is State.IDLE
-    assert after.since == before.since + 3600
+    assert (after.state, after.since) == (State.IDLE, before.since + 3600)
 
 
 def test_all_that_the_accounting_knows_is_stored() -> None:

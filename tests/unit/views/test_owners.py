@@ -43,11 +43,9 @@ def labels(snapshot: Snapshot) -> dict[str, str]:
 def test_the_owner_fills_its_labels() -> None:
     """The info series has the owner, and all other known facts about it."""
     found = labels(owned(POD))
-    assert found["owner_type"] == "pod"
-    assert found["owner"] == "ml/train-0"
+    assert (found["owner_type"], found["owner"]) == ("pod", "ml/train-0")
     assert (found["namespace"], found["pod"], found["container"]) == ("ml", "train-0", "main")
-    assert found["notebook"] == "/home/ada/gan.ipynb"
-    assert found["user"] == "ada"
+    assert (found["notebook"], found["user"]) == ("/home/ada/gan.ipynb", "ada")
     assert found["slurm_job"] == found["unit"] == ""
 
 
@@ -101,8 +99,7 @@ def test_a_mask_keeps_relations_and_no_name() -> None:
     first, second, third, fourth = [facts.owner for facts in masked.facts]
     assert first == second
     assert first is not None
-    assert first.type == "pod"
-    assert first.name == f"{first.namespace}/{first.pod}"
+    assert (first.type, first.name) == ("pod", f"{first.namespace}/{first.pod}")
     assert sure(third).name == masked.facts[2].user
     assert fourth is not None
     assert fourth.name == fourth.slurm_job

@@ -94,8 +94,7 @@ def test_parts_that_not_every_device_has(reserved: int | None) -> None:
     ledger = replace(sure(coherent.ledger), driver_reserved=reserved)
     timeline.record(replace(snapshot(replace(coherent, ledger=ledger)), time=BEGIN))
     _, memory = told(timeline)
-    assert memory["driver_reserved"] == [reserved]
-    assert memory["operating_system"] == [ledger.operating_system]
+    assert (memory["driver_reserved"], memory["operating_system"]) == ([reserved], [ledger.operating_system])
     assert memory["total"] == [TOTAL - (RESERVED - (reserved or 0))]
 
 
@@ -147,8 +146,7 @@ def test_without_a_reserve_there_is_none() -> None:
     timeline = Timeline()
     timeline.record(replace(snapshot(device(0, reserved=None)), time=BEGIN))
     memory = told(timeline)[1]
-    assert memory["driver_reserved"] == [None]
-    assert memory["total"] == [TOTAL]
+    assert (memory["driver_reserved"], memory["total"]) == ([None], [TOTAL])
 
 
 GIB = 1024 * MIB

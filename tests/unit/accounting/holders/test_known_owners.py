@@ -194,8 +194,7 @@ def test_facts_of_the_old_program_are_none_of_the_new_one() -> None:
     assert new.facts is not None
     for known in (new.facts.libraries, new.facts.settings, new.facts.signs):
         assert known == ()
-    assert new.facts.command == "b.py"
-    assert new.facts.owner == pod
+    assert (new.facts.command, new.facts.owner) == ("b.py", pod)
 
 
 def test_a_program_that_takes_memory_late_is_active_since_then() -> None:

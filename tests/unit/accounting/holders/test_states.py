@@ -399,8 +399,7 @@ def test_an_orphan_that_works_or_may_work_wastes_nothing() -> None:
     host = orphaned()
     host.say_nothing_of_work()
     holding = host.watch(60)
-    assert holding.state is State.ORPHANED
-    assert holding.working is None
+    assert (holding.state, holding.working) == (State.ORPHANED, None)
     assert not holding.wasted
     assert holding.why.endswith("; whether it works on the GPU is not known")
     host = orphaned()

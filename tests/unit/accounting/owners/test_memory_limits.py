@@ -45,8 +45,7 @@ def test_what_the_kernel_charges_is_an_account_beside_nvmls() -> None:
     """The charge of an owner is that of its cgroups, and none of them is counted twice."""
     places = ["/slurm/job_41", "/slurm/job_41/step_0"]
     found = limit_of([ROOT, JOB, STEP], *(PlacedHolding(ADA, path) for path in places))
-    assert found.charged == 20 * GIB
-    assert found.minimum == 4 * GIB
+    assert (found.charged, found.minimum) == (20 * GIB, 4 * GIB)
 
 
 def test_guarantees_of_cgroups_beside_each_other_add_up() -> None:

@@ -58,8 +58,7 @@ def test_managed_memory_is_its_programs() -> None:
     assert (uncharged.least, uncharged.managed) == (8 * GIB, 8 * GIB)
     assert "NVML charges 518 MiB; 8.0 GiB are managed memory, from its 8.0 GiB of" in uncharged.why
     assert device.ledger is not None
-    assert device.ledger.unattributed == OWN
-    assert device.ledger.states[State.ACTIVE] == CONTEXT + 8 * GIB
+    assert (device.ledger.unattributed, device.ledger.states[State.ACTIVE]) == (OWN, CONTEXT + 8 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +127,7 @@ def test_after_a_restart_a_mapping_as_large_as_the_bytes_is_exact() -> None:
         card.start(pid, Managed(charged=GIB))
     card.start(7, Managed(resident=8 * GIB, mapped=8 * GIB))
     uncharged = sure(holding(card.device(1), 7).uncharged)
-    assert uncharged.least == about(8 * GIB)
-    assert uncharged.grade is Grade.INFERRED
+    assert (uncharged.least, uncharged.grade) == (about(8 * GIB), Grade.INFERRED)
 
 
 def test_bytes_that_came_alone_stay_whose_they_were() -> None:
@@ -403,8 +401,7 @@ def test_two_importers_of_one_owner() -> None:
     (bob,) = [each for each in device.owner_usage.owners if each.name == "bob"]
     assert sum(bob.held.values()) == about(2 * CONTEXT + 4 * GIB)
     (alice,) = [each for each in device.owner_usage.owners if each.name == "alice"]
-    assert alice.not_freed == 0
-    assert alice.freed == about(CONTEXT)
+    assert (alice.not_freed, alice.freed) == (0, about(CONTEXT))
 
 
 def test_memory_that_is_freed_late_is_nobodys_legacy() -> None:
@@ -693,6 +690,5 @@ def test_a_range_never_excludes_the_truth(bounds: list[tuple[int, int]], data: s
 def test_sources_that_certainly_have_too_much_are_certain_no_more() -> None:
     """Where sources certainly have more than there is, only what others cannot have stays certain."""
     found = narrow(100 * 2**20, {"one": Range(80 * 2**20, 90 * 2**20), "other": Range(70 * 2**20, 2**30)})
-    assert found["one"].least == 0
-    assert found["other"].least == 10 * 2**20
+    assert (found["one"].least, found["other"].least) == (0, 10 * 2**20)
     assert narrow(0, {"one": Range(2**30, 2**30)}) == {"one": Range(0, 0)}

@@ -237,8 +237,7 @@ def test_the_holder_says_it(hung: OneHolder) -> None:
     """The holder of a device that does nothing says it as evidence, with its beginning; it stays active."""
     assert hung.watch(100).busy_without_work_since is None
     holding = hung.watch(100)
-    assert holding.state is State.ACTIVE
-    assert holding.busy_without_work_since == NOW + 1
+    assert (holding.state, holding.busy_without_work_since) == (State.ACTIVE, NOW + 1)
     assert holding.why.startswith("busy without work for 199 s: ")
 
 
